@@ -1,0 +1,57 @@
+"""Start main.py as a person would: python, torchrun, or the variables that srun sets."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 150  # seconds; a run that takes longer hangs
+
+
+def command(ranks, *arguments):
+    """main.py's command line: ranks=0 is plain python, 1 and more are torchrun's."""
+    launcher = [sys.executable]
+    if ranks:
+        launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+    return [*launcher, *map(str, arguments)]
+
+
+def environment(**changes):
+    """This process's environment as a fresh shell's: nothing of a launcher, and `changes` (None takes away)."""
+    foreign = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|TORCHELASTIC|OMP_NUM_THREADS|LOCAL_|GROUP_")
+    env = {k: v for k, v in os.environ.items() if not foreign.match(k)}
+    env.update({k: v for k, v in changes.items() if v is not None})
+    return env
+
+
+def run(ranks, *arguments, **env):
+    """The finished process of `python main.py ...` (ranks=0) or `torchrun --nproc_per_node=ranks main.py ...`."""
+    return subprocess.run(command(ranks, "main.py", *arguments), cwd=ROOT, env=environment(**env), capture_output=True,
+                          text=True, timeout=LIMIT)
+
+
+def start(ranks, *arguments, **env):
+    """A running one."""
+    return subprocess.Popen(command(ranks, "main.py", *arguments), cwd=ROOT, env=environment(**env), text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def wait_for(condition, what, seconds=LIMIT):
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, f"waited {seconds} s for {what}"
+        time.sleep(0.1)
+
+
+def end(process, sign):
+    """Send `sign` to a launched process and to all it has started, and wait until none of them is left."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        member.send_signal(sign)
+    process.communicate(timeout=60)
+    assert psutil.wait_procs(family, timeout=30)[1] == [], "processes are still alive"

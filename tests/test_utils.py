@@ -1,0 +1,84 @@
+"""utils.py without processes: models, and who a process is by what its launcher sets."""
+
+import pytest
+import torch
+
+import utils
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NODELIST": "gpu-[007-009,12]",
+        "SLURM_JOB_ID": "4200001"}
+
+
+@pytest.mark.parametrize("name", utils.MODELS)
+@pytest.mark.parametrize("dataset", ["cifar10", "mnist"])
+def test_models_give_logits_and_every_weight_a_gradient(name, dataset):
+    channels, size, _ = utils.DATASETS[dataset].shape
+    torch.manual_seed(0)
+    model = utils.MODELS[name](channels, 10, size)
+    logits = model(torch.randn(8, channels, size, size))
+    assert logits.shape == (8, 10)
+    assert not torch.allclose(logits.sum(1), torch.ones(8)), "these are probabilities"
+    torch.nn.functional.cross_entropy(logits, torch.arange(8)).backward()
+    assert all(p.grad.abs().max() > 0 for p in model.parameters())
+
+
+def test_plain_python_is_one_process():
+    here = utils.find_placement("cpu", env={})
+    assert (here.rank, here.world_size, here.nodes, here.launcher, here.backend) == (0, 1, 1, "python", "gloo")
+
+
+def test_a_batch_script_that_calls_python_is_one_process():
+    """sbatch sets SLURM_PROCID and SLURM_NTASKS too, but only srun starts all the others."""
+    assert utils.find_placement("cpu", env={"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}).world_size == 1
+
+
+def test_torchrun_on_two_nodes():
+    env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    here = utils.find_placement("cpu", env=env)
+    assert (here.rank, here.local_rank, here.nodes, here.launcher) == (3, 1, 2, "torchrun")
+
+
+def test_slurm_step_on_four_nodes():
+    env = dict(STEP)
+    here = utils.find_placement("cpu", env=env)
+    assert (here.rank, here.local_rank, here.world_size, here.local_world_size, here.nodes) == (5, 1, 7, 2, 4)
+    assert (here.launcher, env["MASTER_ADDR"], env["MASTER_PORT"]) == ("srun", "gpu-007", "20001")
+    kept = utils.find_placement("cpu", env=(env := {**STEP, "MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "29500"}))
+    assert kept.rank == 5 and (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.1.1.1", "29500")
+
+
+@pytest.mark.parametrize("missing", sorted(set(STEP) - {"SLURM_STEP_ID"}))
+def test_missing_slurm_variable_is_named(missing):
+    with pytest.raises(ValueError, match=f"{missing} is not set"):
+        utils.find_placement("cpu", env={k: v for k, v in STEP.items() if k != missing})
+
+
+def test_unusable_launcher_environment_is_named():
+    with pytest.raises(ValueError, match="WORLD_SIZE is not set"):
+        utils.find_placement("cpu", env={"RANK": "0"})
+    with pytest.raises(ValueError, match="'four'"):
+        utils.find_placement("cpu", env={"RANK": "0", "WORLD_SIZE": "four"})
+
+
+@pytest.mark.parametrize(("gpus", "local_ranks", "backend", "device"), [
+    (0, 2, "gloo", "cpu"), (4, 4, "nccl", "cuda:3"), (4, 2, "nccl", "cuda:1"), (2, 4, "gloo", "cuda:1"),
+])
+def test_backend_and_device_by_gpus_and_local_ranks(gpus, local_ranks, backend, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    env = {"RANK": str(local_ranks - 1), "WORLD_SIZE": str(local_ranks), "LOCAL_RANK": str(local_ranks - 1),
+           "LOCAL_WORLD_SIZE": str(local_ranks)}
+    here = utils.find_placement(env=env)
+    assert (here.backend, str(here.device)) == (backend, device)
+    if gpus < local_ranks:
+        with pytest.raises(ValueError, match="--backend nccl needs a GPU for each"):
+            utils.find_placement(backend="nccl", env=env)
+
+
+def test_phase_timer_counts_all_time_once(monkeypatch):
+    clock = iter([10.0, 11.0, 13.0, 13.5, 17.5])
+    monkeypatch.setattr(utils.time, "perf_counter", lambda: next(clock))
+    timer = utils.PhaseTimer(torch.device("cpu"))
+    for phase in ("data", "forward", "data", "forward"):
+        timer.mark(phase)
+    assert timer.totals() == {"data": 1.5, "forward": 6.0}
