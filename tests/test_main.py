@@ -1,0 +1,297 @@
+"""main.py as it is used: real processes, real gloo ranks, real logs."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import launch
+import psutil
+import pytest
+import torch
+
+import utils
+from scripts import runs
+
+# 1206 images in global batches of 96: the last batch has 54, which 2 and 3 ranks share equally. 1001 test images divide
+# by neither. Not Adam: it turns a gradient that is all rounding error into a full step.
+SMALL = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 1001, "--epochs", 2, "--optimizer", "sgd",
+         "--lr", 0.01]
+
+
+def log_records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def train(folder, ranks, *options, global_batch=96):
+    """(weights, epoch records) of a completed run."""
+    log, weights = folder / f"{ranks}.jsonl", folder / f"{ranks}.pt"
+    done = launch.run(ranks, *SMALL, "--batch-size", global_batch // max(1, ranks), "--log-file", log, "--save-model",
+                      weights, *options)
+    assert done.returncode == 0, done.stderr
+    records = log_records(log)
+    assert [r["kind"] for r in records] == ["run", "epoch", "epoch", "end"]
+    assert records[0]["world_size"] == max(1, ranks)
+    return torch.load(weights, weights_only=True), records[1:3]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("one"), 0, "--no-shuffle")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ddp_equals_one_process_on_the_whole_batch(ranks, one_process, tmp_path):
+    (expected, expected_epochs), (weights, epochs) = one_process, train(tmp_path, ranks, "--no-shuffle")
+    torch.manual_seed(0)
+    start = utils.ConvNet().state_dict()
+    for name, value in expected.items():
+        assert (value - start[name]).abs().max() > 1e-3, f"{name} has not moved, so it can show nothing"
+        assert (weights[name] - value).abs().max() < 1e-5, name
+    for ours, theirs in zip(epochs, expected_epochs, strict=True):
+        assert ours["accuracy"] == theirs["accuracy"]  # hits over all ranks, not one rank's
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert ours["val_accuracy"] == theirs["val_accuracy"]  # 1001 images, each exactly once
+        assert ours["val_loss"] == pytest.approx(theirs["val_loss"], abs=1e-5)
+
+
+def test_shuffled_ranks_together_see_what_one_process_sees(tmp_path):
+    expected, weights = train(tmp_path, 0)[0], train(tmp_path, 2)[0]
+    assert max((weights[name] - value).abs().max() for name, value in expected.items()) < 1e-5
+
+
+def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
+    """With BatchNorm the ranks' statistics differ: what is reported must be what is saved."""
+    weights, epochs = train(tmp_path, 3, "--model", "resnet")
+    model = utils.SmallResNet()
+    model.load_state_dict(weights)
+    model.eval()
+    images, labels = utils.get_dataset("synthetic", launch.ROOT / "data")[1].first(1001).__getitems__(range(1001))
+    with torch.no_grad():
+        logits = model(images)
+    assert epochs[-1]["val_accuracy"] * 1001 == pytest.approx((logits.argmax(1) == labels).sum().item(), abs=1e-6)
+    assert epochs[-1]["val_loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), abs=1e-5)
+
+
+def test_log_is_read_back_whole(tmp_path):
+    done = launch.run(2, *SMALL, "--log-file", tmp_path / "run.jsonl")
+    assert done.returncode == 0, done.stderr
+    frame = runs.read_run(tmp_path / "run.jsonl")
+    records = log_records(tmp_path / "run.jsonl")
+    assert list(frame["epoch"]) == [0, 1] and set(frame["status"]) == {"completed"} and set(frame["note"]) == {""}
+    for epoch, record in enumerate(records[1:3]):
+        for name in set(record) - {"kind", "time", "run_id", "epoch"}:
+            assert frame[name][epoch] == record[name], name
+    for name in set(records[0]) - {"kind", "time", "log_file", "data_path"}:
+        if records[0][name] is not None:
+            assert (frame[name] == records[0][name]).all(), name
+    assert bool(frame["synthetic"].all()) and "SYNTHETIC" in done.stderr + done.stdout
+    phases = records[1]["data_seconds"] + records[1]["forward_seconds"] + records[1]["backward_seconds"]
+    assert records[1]["seconds"] == pytest.approx(phases + records[1]["update_seconds"])
+    assert records[1]["images_per_second"] == pytest.approx(1206 / records[1]["seconds"])
+    console = tmp_path / "console.txt"
+    console.write_text(done.stdout + done.stderr)
+    assert list(runs.read_run(console)["loss"]) == pytest.approx(list(frame["loss"]), abs=1e-4)
+
+
+def test_killed_run_reads_as_unfinished_and_leaves_no_process(tmp_path):
+    log = tmp_path / "run.jsonl"
+    process = launch.start(2, *SMALL, "--epochs", 1000, "--log-file", log)
+    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
+    launch.end(process, signal.SIGKILL)
+    frame = runs.read_run(log)
+    assert set(frame["status"]) == {"unfinished"} and frame["epoch"][0] == 0
+
+
+def test_ctrl_c_ends_one_process_quietly(tmp_path):
+    log = tmp_path / "run.jsonl"
+    process = launch.start(0, *SMALL, "--epochs", 1000, "--log-file", log)
+    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in output and "Interrupted." in output
+    assert log_records(log)[-1]["status"] == "failed"
+
+
+def test_ctrl_c_ends_all_ranks_and_none_gives_a_traceback(tmp_path):
+    log = tmp_path / "run.jsonl"
+    process = launch.start(3, *SMALL, "--epochs", 1000, "--log-file", log)
+    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    assert len(ranks) == 3
+    process.send_signal(signal.SIGINT)  # torchrun's ranks are sessions of their own: a terminal reaches torchrun alone
+    output, _ = process.communicate(timeout=60)
+    assert psutil.wait_procs(ranks, timeout=30)[1] == [], "ranks are still alive"
+    assert "main.py\", line" not in output, "a rank gave a traceback"  # torchrun's own is not ours to mend
+    assert runs.read_run(log)["status"][0] in ("failed", "unfinished")
+
+
+def test_appended_log_keeps_the_earlier_run_and_a_running_one_refuses_a_second(tmp_path):
+    log = tmp_path / "run.jsonl"
+    assert launch.run(0, *SMALL, "--log-file", log).returncode == 0
+    earlier = log.read_text()
+    process = launch.start(0, *SMALL, "--epochs", 1000, "--log-file", log)
+    launch.wait_for(lambda: len(log.read_text()) > len(earlier), "the second run's first record")
+    refused = launch.run(0, *SMALL, "--log-file", log)
+    launch.end(process, signal.SIGKILL)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [f"main.py: error: --log-file {log}: another run is writing to it"]
+    assert log.read_text().startswith(earlier)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--dataset", "cifar"], "invalid choice: 'cifar'"),
+    (["--model", "vgg"], "invalid choice: 'vgg'"),
+    (["--strategy", "fsdp"], "invalid choice: 'fsdp'"),
+    (["--epochs", 0], "0 is not a positive number"),
+    (["--batch-size", -4], "-4 is not a positive number"),
+    (["--lr", "nan"], "nan is not a positive number"),
+    (["--lr", "fast"], "'fast'"),
+    (["--samples", 0], "0 is not a positive number"),
+    (["--samples", 50_001], "50000"),
+    (["--sync-bn"], "--sync-bn needs DDP on GPUs"),
+    (["--log-file", "/dev/null/run.jsonl"], "--log-file /dev/null/run.jsonl"),
+    (["--log-file", "."], "--log-file .: Is a directory"),
+    (["--data-path", "/dev/null/data"], "--data-path: cannot write in /dev/null/data"),
+    (["--save-model", "/dev/null/model.pt"], "--save-model: cannot write in /dev/null"),
+])
+def test_bad_input_is_one_line_and_status_2(options, said, tmp_path):
+    done = launch.run(0, "--log-file", tmp_path / "run.jsonl", *options)
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr
+    assert not list(tmp_path.iterdir()), "nothing may have been written"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("options", [["--backend", "nccl"], ["--device", "cuda"]])
+def test_gpu_options_without_a_gpu(options):
+    done = launch.run(0, *options)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and options[0] in done.stderr
+
+
+@pytest.mark.parametrize(("ranks", "options", "said"), [
+    (3, ["--samples", 2], "--samples 2 is less than the 3 ranks"),
+    (2, ["--strategy", "single"], "--strategy single is for one process"),
+    (2, ["--strategy", "dp"], "--strategy dp is for one process"),
+])
+def test_bad_input_under_torchrun_is_said_once(ranks, options, said):
+    done = launch.run(ranks, *options)
+    assert done.returncode != 0
+    assert done.stderr.count("main.py: error:") == 1 and said in done.stderr
+    assert "exitcode  : 2" in done.stderr and "init_process_group" not in done.stderr
+
+
+def test_failing_rank_is_named_with_its_traceback(tmp_path):
+    """A rank dies in the second epoch: torchrun ends the others and shows that rank's traceback, through @record."""
+    script = tmp_path / "rank_1_fails.py"
+    script.write_text(f"""import os, sys
+sys.path.insert(0, {str(launch.ROOT)!r})
+import main
+whole = main.evaluate
+def evaluate(*args):
+    if os.environ["RANK"] == "1":
+        raise ZeroDivisionError("on purpose")
+    return whole(*args)
+main.evaluate = evaluate
+main.main()
+""")
+    done = subprocess.run(launch.command(3, script, *SMALL, "--log-file", tmp_path / "run.jsonl"), cwd=launch.ROOT,
+                          env=launch.environment(), capture_output=True, text=True, timeout=launch.LIMIT)
+    assert done.returncode == 1
+    root_cause = done.stderr.split("Root Cause")[1]
+    assert "rank      : 1 (local_rank: 1)" in root_cause and "ZeroDivisionError: on purpose" in root_cause
+    assert runs.read_run(tmp_path / "run.jsonl")["status"][0] in ("failed", "unfinished")
+
+
+def test_drifted_replicas_stop_the_run(tmp_path):
+    script = tmp_path / "rank_1_drifts.py"
+    script.write_text(f"""import os, sys
+sys.path.insert(0, {str(launch.ROOT)!r})
+import main, torch
+whole = main.train_one_epoch
+def train_one_epoch(model, *args):
+    result = whole(model, *args)
+    if os.environ["RANK"] == "1":
+        torch.nn.init.ones_(model.module.fc3.bias)
+    return result
+main.train_one_epoch = train_one_epoch
+main.main()
+""")
+    done = subprocess.run(launch.command(2, script, *SMALL), cwd=launch.ROOT, env=launch.environment(),
+                          capture_output=True, text=True, timeout=launch.LIMIT)
+    assert done.returncode == 1 and "the ranks' models have drifted apart" in done.stderr
+
+
+def test_lost_loss_stops_the_run(tmp_path):
+    done = launch.run(0, *SMALL, "--lr", 1e6, "--log-file", tmp_path / "run.jsonl")
+    assert done.returncode == 1 and "try a smaller --lr" in done.stderr
+    end = log_records(tmp_path / "run.jsonl")[-1]
+    assert end["kind"] == "end" and end["status"] == "failed" and "FloatingPointError" in end["error"]
+
+
+def test_other_ranks_that_never_come_are_named(tmp_path):
+    done = launch.run(0, *SMALL, "--timeout", 3, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT="29876")
+    assert done.returncode == 1
+    assert "rank 0 of 2 waited for the others, 3.0 s at most, at env:// 127.0.0.1:29876" in done.stderr
+
+
+def test_torch_distributed_launch_still_works(tmp_path):
+    log = tmp_path / "run.jsonl"
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", "main.py",
+                           *map(str, SMALL), "--log-file", log], cwd=launch.ROOT, env=launch.environment(),
+                          capture_output=True, text=True, timeout=launch.LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert log_records(log)[0]["world_size"] == 2 and log_records(log)[-1]["status"] == "completed"
+
+
+def test_what_srun_sets_makes_a_job(tmp_path):
+    """Two tasks with the variables of a Slurm step, MASTER_ADDR and MASTER_PORT found from them (not Slurm itself)."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
+            "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7341"}
+    log = tmp_path / "run.jsonl"
+    tasks = [launch.start(0, *SMALL, "--log-file", log, **step, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
+             for rank in (0, 1)]
+    for task in tasks:
+        output, _ = task.communicate(timeout=launch.LIMIT)
+        assert task.returncode == 0, output
+    run = log_records(log)[0]
+    assert (run["launcher"], run["world_size"], run["nodes"], run["strategy"]) == ("srun", 2, 1, "ddp")
+
+
+@pytest.mark.parametrize("strategy", ["dp", "ddp"])
+def test_one_process_with_any_strategy_trains_the_same_model(strategy, one_process, tmp_path):
+    weights, _ = train(tmp_path, 0, "--no-shuffle", "--strategy", strategy)
+    assert all((weights[name] - value).abs().max() < 1e-6 for name, value in one_process[0].items())
+
+
+def test_threads_are_shared_unless_the_user_says_otherwise(tmp_path):
+    for ranks, set_by_user, expected in ((2, None, max(1, utils.cores() // 2)), (2, "3", 3), (1, None, utils.cores())):
+        log = tmp_path / f"{ranks}{set_by_user}.jsonl"
+        assert launch.run(ranks, *SMALL, "--log-file", log, OMP_NUM_THREADS=set_by_user).returncode == 0
+        assert log_records(log)[0]["threads"] == expected
+
+
+def test_mnist_and_padding_are_said(tmp_path):
+    done = launch.run(3, "--dataset", "mnist", "--samples", 1000, "--test-samples", 100, "--epochs", 1)
+    if "could not be had" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[0])
+    assert done.returncode == 0, done.stderr
+    assert "2 image(s) are trained on twice an epoch" in done.stderr
+    assert math.isfinite(float(done.stderr.split("Loss: ")[1].split(",")[0]))
+
+
+def test_what_a_rank_imports():
+    """Each rank pays for every import: no torchvision, pandas or matplotlib, and not torch's compiler either."""
+    script = ("import sys, main; sys.argv = ['main.py', '--dataset', 'synthetic', '--samples', '64', '--epochs', '1', "
+              "'--test-samples', '8', '--strategy', 'ddp']; main.main(); "
+              "print([m for m in ('torchvision', 'pandas', 'matplotlib', 'torch._inductor') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", script], cwd=launch.ROOT, env=launch.environment(), text=True,
+                          capture_output=True, timeout=launch.LIMIT)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
+
+
+def test_rooms_stay_small():
+    lines = {name: len((launch.ROOT / name).read_text().splitlines()) for name in ("main.py", "utils.py")}
+    assert lines["main.py"] < 300 and lines["utils.py"] < 350, lines
