@@ -1,0 +1,306 @@
+"""The pictures: what they show, and what they must say about it."""
+
+import subprocess
+import sys
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from test_runs import RECORDED, ROOT, as_text, end_record, epoch_record, run_record
+
+from scripts import plots, runs
+
+mpl.use("Agg")
+BY_RUN = [plots.loss_by_epoch, plots.loss_by_time, plots.accuracy_by_epoch, plots.phases]
+BY_TABLE = [plots.seconds_per_epoch, plots.throughput, plots.speedup, plots.efficiency]
+SCALING = [plots.throughput, plots.speedup, plots.efficiency]
+CURVES = [plots.loss_by_epoch, plots.loss_by_time, plots.accuracy_by_epoch]
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Writes a log of 5 epochs of 12 / `world_size` seconds, one a second faster than the other; returns its path."""
+
+    def log(label, world_size=1, epochs=(0, 1, 2, 3, 4), ended=True, **fields):
+        seconds = 12.0 / world_size
+        fields = dict(world_size=world_size, local_world_size=world_size, epochs=5) | fields
+        records = [
+            epoch_record(i, loss=2.0 - 0.2 * i + 0.01 * world_size, seconds=seconds, images_per_second=50000 / seconds)
+            for i in epochs
+        ]
+        path = tmp_path / f"{label}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(as_text([run_record(**fields), *records, *([end_record()] if ended else [])]))
+        return path
+
+    return log
+
+
+@pytest.fixture
+def live(log):
+    return runs.read_runs([log("single", 1), log("ddp2", 2), log("ddp8", 8, epochs=(0, 1), ended=False)])
+
+
+def texts(ax):
+    legend = ax.get_legend()
+    labels = [t.get_text() for t in (legend.get_texts() if legend else [])]
+    return [t.get_text() for t in ax.texts] + labels + [t.get_text() for t in ax.get_yticklabels()]
+
+
+def said(ax):
+    return "\n".join(texts(ax))
+
+
+def line_of(ax, style):
+    return [line for line in ax.lines if line.get_linestyle() == style and line.get_color() != plots.GREY]
+
+
+def draw(function, df):
+    return function(df if function in BY_RUN else runs.speedup_table(df))
+
+
+# ---------------------------------------------------------------- every picture
+
+
+@pytest.mark.parametrize("function", BY_RUN + BY_TABLE)
+def test_a_picture_has_units_a_title_and_its_runs(function, live):
+    ax = draw(function, live)
+    assert ax.get_title(loc="left") and ax.get_xlabel()
+    if function not in (plots.phases, plots.seconds_per_epoch):
+        assert ax.get_ylabel()
+    if function not in SCALING:
+        assert "single" in texts(ax) and "ddp2" in texts(ax)
+    assert any("(unfinished)" in text for text in texts(ax))
+    assert tuple(ax.figure.get_size_inches()) == (10, 6)
+
+
+@pytest.mark.parametrize("function", BY_RUN + BY_TABLE)
+def test_a_picture_is_drawn_where_it_is_told(function, live):
+    figure, (left, right) = plt.subplots(1, 2)
+    table = live if function in BY_RUN else runs.speedup_table(live)
+    assert function(table, ax=right) is right
+    assert not left.has_data() and right.has_data()
+    assert plt.get_fignums() == [figure.number]
+
+
+@pytest.mark.parametrize("function", BY_RUN + BY_TABLE)
+def test_an_empty_table_is_refused(function, live):
+    table = live if function in BY_RUN else runs.speedup_table(live)
+    with pytest.raises(ValueError, match="no rows"):
+        function(table.iloc[:0])
+    unknown = table.assign(**{c: np.nan for c in table if table[c].dtype == "float64"})
+    with pytest.raises(ValueError, match="nothing to draw"):
+        function(unknown)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        function(pd.DataFrame({"label": ["a"]}))
+    assert not plt.get_fignums()
+
+
+@pytest.mark.parametrize("function", BY_RUN + BY_TABLE)
+def test_synthetic_data_is_called_so(function, live, log):
+    assert "SYNTHETIC" not in said(draw(function, live))
+    made_up = [
+        log("single", 1, dataset="synthetic", synthetic=True),
+        log("ddp2", 2, dataset="synthetic", synthetic=True),
+    ]
+    assert "SYNTHETIC DATA" in texts(draw(function, runs.read_runs(made_up)))
+
+
+def test_of_several_runs_the_synthetic_ones_are_named(log):
+    df = runs.read_runs([log("real"), log("fake", dataset="synthetic", synthetic=True)])
+    assert "SYNTHETIC DATA: fake" in texts(plots.loss_by_epoch(df))
+    many = [log(f"fake{i}", dataset="synthetic", synthetic=True) for i in range(4)]
+    assert "SYNTHETIC DATA: 4 of 5 runs" in texts(plots.loss_by_epoch(runs.read_runs([log("real"), *many])))
+
+
+@pytest.mark.parametrize("function", [*CURVES, plots.seconds_per_epoch, plots.speedup, plots.efficiency])
+def test_live_and_recorded_runs_are_told_apart(function, live):
+    ax = draw(function, live)
+    assert "live" not in said(ax), "needs no label as long as all is live"
+    plt.close("all")
+    both = pd.concat([live, runs.read_runs(RECORDED)], ignore_index=True)
+    ax = draw(function, both)
+    assert {"live: this machine", "recorded: tutorial-one-gpu-vs-eight"} <= set(texts(ax))
+    marks = ax.patches if function is plots.seconds_per_epoch else ax.get_legend().legend_handles
+    assert {"-", "--"} <= {mark.get_linestyle() for mark in marks}
+    if function in CURVES:
+        assert [line.get_markerfacecolor() == "white" for line in ax.lines] == [False] * 3 + [True] * 2
+    recorded = draw(function, runs.read_runs(RECORDED))
+    assert "recorded: tutorial-one-gpu-vs-eight" in texts(recorded)
+
+
+def test_a_prediction_is_dotted(live):
+    guess = pd.DataFrame({"label": "guess", "source": "predicted", "world_size": [1, 2, 8], "speedup": [1.0, 2.0, 7.0]})
+    ax = plots.speedup(pd.concat([runs.speedup_table(live), guess]))
+    assert line_of(ax, ":")[0].get_ydata().tolist() == [1, 2, 7]
+    assert "predicted" in texts(ax) and "7.0×" in texts(ax)
+    assert line_of(plots.speedup(guess), ":")
+
+
+def test_a_label_with_dollars_is_no_formula(log):
+    df = runs.read_runs({r"$\frac$ of $x": log("a")})
+    for function in (plots.loss_by_epoch, plots.phases, plots.seconds_per_epoch):
+        draw(function, df).figure.canvas.draw()
+
+
+# ---------------------------------------------------------------- the curves
+
+
+def test_curves_show_the_numbers(live):
+    for line, (_, rows) in zip(plots.loss_by_epoch(live).lines, live.groupby("label", sort=False), strict=True):
+        assert line.get_xdata().tolist() == rows["epoch"].tolist()
+        assert line.get_ydata().tolist() == rows["loss"].tolist()
+    assert plots.loss_by_time(live).lines[1].get_xdata().tolist() == [6, 12, 18, 24, 30]
+    assert plots.accuracy_by_epoch(live).lines[0].get_ydata().tolist() == live["accuracy"].iloc[:5].tolist()
+    assert plots.accuracy_by_epoch(live, column="val_accuracy").lines[0].get_ydata().tolist() == [0.49] * 5
+
+
+def test_a_lost_epoch_is_a_gap(log):
+    df = runs.read_run(log("a", epochs=(0, 1, 3, 4)))
+    (line,) = plots.loss_by_epoch(df).lines
+    assert np.isnan(line.get_ydata()).tolist() == [False, False, True, False, False]
+    (line,) = plots.loss_by_time(df).lines
+    known = line.get_xdata()[np.isfinite(line.get_xdata())]
+    assert known.tolist() == [12, 24], "the time of what follows a lost epoch is not known"
+
+
+def test_a_missing_loss_is_a_gap_and_a_missing_time_ends_the_line(log):
+    df = runs.read_run(log("a"))
+    df.loc[1, "loss"] = np.nan
+    assert np.isnan(plots.loss_by_epoch(df).lines[0].get_ydata()).tolist() == [False, True, False, False, False]
+    df.loc[2, "seconds"] = np.nan
+    assert np.isnan(plots.loss_by_time(df).lines[0].get_xdata()).tolist() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize("function", BY_RUN + [plots.seconds_per_epoch])
+def test_a_run_without_epochs_does_no_harm(function, log):
+    draw(function, runs.read_runs([log("single"), log("nothing", 2, epochs=(), ended=False)]))
+
+
+def test_labels_do_not_cover_each_other(log):
+    df = runs.read_runs([log(f"run-number-{i}") for i in range(12)])
+    ax = plots.loss_by_epoch(df)
+    ax.figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert len(boxes) == 12
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert all(box.x0 > ax.transData.transform((4, 0))[0] for box in boxes), "they stand right of the lines' ends"
+
+
+# ---------------------------------------------------------------- run against run
+
+
+def test_phases_are_stacked_medians_without_the_warm_up(log):
+    df = runs.read_runs([log("a"), log("b", 2)])
+    df.loc[0, "data_seconds"] = 99.0
+    ax = plots.phases(df)
+    widths = [(bar.get_x(), bar.get_width()) for bar in ax.patches]
+    assert widths == [(0, 0.375), (0.375, 3.5), (3.875, 5.5), (9.375, 0.5)] * 2
+    assert {"data", "forward", "backward", "update"} <= set(texts(ax))
+    both = pd.concat([df, runs.read_runs(RECORDED)])
+    assert sum("phases not in this log" in text for text in texts(plots.phases(both))) == 2
+
+
+def test_an_unknown_time_is_no_bar(log):
+    df = runs.read_runs([log("single"), log("nothing", 2, epochs=(), ended=False)])
+    ax = plots.seconds_per_epoch(runs.speedup_table(df))
+    assert [bar.get_width() for bar in ax.patches] == [12.0]
+    assert " not known" in texts(ax) and "nothing\n(unfinished)" in texts(ax)
+
+
+def test_scaling_is_drawn_against_the_ideal(live):
+    table = runs.speedup_table(live)
+    ax = plots.speedup(table)
+    points, ideal = line_of(ax, "-")[0], [line for line in ax.lines if line.get_color() == plots.GREY][0]
+    assert (points.get_xdata().tolist(), points.get_ydata().tolist()) == ([1, 2, 8], [1, 2, 8])
+    assert ideal.get_linestyle() == "--" and (ideal.get_xdata() == ideal.get_ydata()).all()
+    assert {"ideal", "1.0×", "2.0×", "8.0×\n(unfinished)"} <= set(texts(ax))
+    ax = plots.efficiency(table)
+    assert line_of(ax, "-")[0].get_ydata().tolist() == [1, 1, 1]
+    assert {line.get_ydata()[0] for line in ax.lines if line.get_color() == plots.GREY} == {1.0}
+    ax = plots.throughput(table)
+    assert line_of(ax, "-")[0].get_ydata().tolist() == table["images_per_second"].tolist()
+
+
+def test_many_ranks_are_drawn_on_logarithmic_axes(log):
+    df = runs.read_runs([log(f"w{n}", n, cores=128) for n in (1, 8, 64)])
+    ax = plots.speedup(runs.speedup_table(df))
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "8", "64"]
+
+
+@pytest.mark.parametrize("function", SCALING)
+def test_more_ranks_than_cores_is_marked(function, live, log):
+    ax = draw(function, live)
+    assert "more ranks than cores (2)" in texts(ax)
+    (shade,) = ax.patches
+    left, right = shade.get_x(), shade.get_x() + shade.get_width()
+    assert 2 < left < 8 <= right
+    enough = runs.read_runs([log("single", 1, cores=8), log("ddp8", 8, cores=8)])
+    ax = draw(function, enough)
+    assert not ax.patches and "cores" not in said(ax)
+
+
+def test_it_says_whose_cores_where_there_are_several_machines(live, log):
+    other = [log(f"results/recorded/dgx/w{n}", n, device="cuda") for n in (1, 8)]
+    ax = draw(plots.speedup, pd.concat([live, runs.read_runs(other)], ignore_index=True))
+    assert [text for text in texts(ax) if "cores" in text] == ["this machine: more ranks than cores (2)"]
+
+
+def test_a_run_of_unknown_world_size_is_left_out(live):
+    table = runs.speedup_table(live)
+    table.loc[2, "world_size"] = pd.NA
+    assert line_of(plots.throughput(table), "-")[0].get_xdata().tolist() == [1, 2]
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.throughput(table.iloc[2:])
+
+
+# ---------------------------------------------------------------- the command
+
+
+def command(*arguments, how=("scripts/plots.py",)):
+    done = subprocess.run(
+        [sys.executable, *how, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout.split(), done.stderr
+
+
+def test_the_command_writes_the_pictures(log, tmp_path):
+    code, out, err = command(log("single", 1), log("ddp2", 2), "--out", tmp_path / "new/plots")
+    assert (code, err) == (0, "")
+    assert out == [str(tmp_path / f"new/plots/{f.__name__}.png") for f in BY_RUN + BY_TABLE]
+    assert sorted(map(str, (tmp_path / "new/plots").iterdir())) == sorted(out)
+    for path in out:
+        assert plt.imread(path).std() > 0
+
+
+def test_the_command_leaves_out_what_cannot_be_drawn(tmp_path):
+    code, out, err = command(RECORDED / "eight_gpus.txt", "--out", tmp_path, how=("-m", "scripts.plots"))
+    assert code == 0
+    assert [path.rsplit("/")[-1] for path in out] == [
+        "loss_by_epoch.png", "loss_by_time.png", "accuracy_by_epoch.png", "seconds_per_epoch.png",
+    ]  # fmt: skip
+    assert [line.split(":")[1].strip() for line in err.splitlines()] == [
+        "no speed-up, no efficiency", "phases", "throughput", "speedup", "efficiency",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [["none.jsonl"], [RECORDED, "--baseline", "x"]])
+def test_bad_input_gives_one_line_and_status_2(arguments, tmp_path):
+    code, out, err = command(*arguments, "--out", tmp_path / "plots")
+    assert (code, out, err.count("\n")) == (2, [], 1) and err.startswith("plots.py: ")
+    assert not (tmp_path / "plots").exists()
+
+
+def test_pictures_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, err = command(RECORDED, "--out", tmp_path / "file/plots")
+    assert (code, out, err.count("\n")) == (2, [], 1)

@@ -1,0 +1,782 @@
+"""The log reader: whatever a log has been through, never another exception than RunError, never a wrong number."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scripts import runs
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDED = ROOT / "results/recorded/tutorial-one-gpu-vs-eight"
+MEASURES = ["loss", "accuracy", "seconds", "images_per_second", "data_seconds", "val_loss", "val_accuracy"]
+
+
+def run_record(**fields):
+    defaults = dict(
+        kind="run", time=1.8e9, run_id="a1", started="2026-01-01T00:00:00+00:00", dataset="cifar10", synthetic=False,
+        samples=50000, test_samples=10000, model="lenet", epochs=3, batch_size=64, lr=0.001, seed=0, strategy="ddp",
+        device="cpu", device_name="cpu", device_count=0, backend="gloo", world_size=2, local_world_size=2, nodes=1,
+        cores=2, threads=1, launcher="torchrun", host="Linux x86_64", torch="2.15.0", python="3.11.7", shuffle=True,
+        sync_bn=False,
+    )  # fmt: skip
+    return defaults | fields
+
+
+def epoch_record(epoch, **fields):
+    seconds = 10.25 + epoch / 8
+    defaults = dict(
+        kind="epoch", time=1.8e9, run_id="a1", epoch=epoch, loss=1.6401 - epoch / 16, accuracy=0.40125 + epoch / 32,
+        seconds=seconds, images_per_second=50000 / seconds, data_seconds=0.375, forward_seconds=3.5,
+        backward_seconds=5.5, update_seconds=0.5, val_loss=1.41, val_accuracy=0.49,
+    )  # fmt: skip
+    return defaults | fields
+
+
+def end_record(**fields):
+    return dict(kind="end", time=1.8e9, run_id="a1", status="completed", seconds=40.5, peak_memory_bytes=512) | fields
+
+
+def whole_log(**fields):
+    return [run_record(**fields), *(epoch_record(i) for i in range(3)), end_record()]
+
+
+def as_text(records):
+    return "".join(r if isinstance(r, str) else json.dumps(r) + "\n" for r in records)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="log.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def read(write):
+    return lambda content, name="log.jsonl": runs.read_run(write(content, name))
+
+
+def run_with(write, label, world_size=1, seconds=10.0, **fields):
+    """A log whose every epoch takes `seconds`, after a first one that takes 100 more."""
+    samples = fields.get("samples", 50000)
+    epochs = [
+        epoch_record(i, seconds=s, images_per_second=samples / s if samples else None)
+        for i, s in enumerate([seconds + 100, seconds, seconds])
+    ]
+    fields = dict(world_size=world_size, local_world_size=world_size) | fields
+    end = [end_record()] if fields.pop("ended", True) else []
+    return write(as_text([run_record(**fields), *epochs, *end]), f"{label}.jsonl")
+
+
+# ---------------------------------------------------------------- JSON lines
+
+
+def test_a_whole_log_is_read_whole(read):
+    df = read(as_text(whole_log()), "eight.jsonl")
+    assert df["epoch"].tolist() == [0, 1, 2]
+    for name in [*MEASURES, "forward_seconds", "backward_seconds", "update_seconds"]:
+        assert df[name].tolist() == [epoch_record(i)[name] for i in range(3)], name
+    for name, value in run_record().items():
+        if name not in ("kind", "time"):
+            assert (df[name] == value).all(), name
+    said = df[["label", "source", "machine", "status", "note", "total_seconds", "peak_memory_bytes"]].iloc[0]
+    assert said.tolist() == ["eight", "live", "this machine", "completed", "", 40.5, 512]
+    assert df["error"].isna().all()
+
+
+def test_what_was_not_written_is_missing(read):
+    df = read(as_text([run_record(backend=None), epoch_record(0, val_loss=None), {"kind": "epoch", "epoch": 1}]))
+    assert df["backend"].isna().all()
+    assert df["val_loss"].isna().all() and df["loss"].isna().tolist() == [False, True]
+    assert df["total_seconds"].isna().all() and df["peak_memory_bytes"].isna().all()
+
+
+def test_fields_that_later_lessons_add_become_columns(read):
+    head = run_record(buckets=25, resume="ckpt.pt", gpus=[0, 1], note="mine", prefetch=True)
+    df = read(as_text([head, epoch_record(0, allreduce_seconds=0.5, lr=0.0005)]))
+    assert df[["buckets", "resume", "gpus", "prefetch", "allreduce_seconds"]].iloc[0].tolist() == [
+        25, "ckpt.pt", "[0, 1]", True, 0.5,
+    ]  # fmt: skip
+    assert (df["lr"].item(), df["epoch_lr"].item()) == (0.001, 0.0005)
+    assert "note of the run record left out" in df["note"].item()
+
+
+def test_a_log_without_end_is_unfinished(read):
+    df = read(as_text(whole_log()[:3]))
+    assert set(df["status"]) == {"unfinished"}
+    assert df["note"].iloc[0] == "no end record; 2 of 3 epochs"
+
+
+def test_a_failed_run_says_why(read):
+    df = read(as_text([*whole_log()[:2], end_record(status="failed", error="ValueError:\n no")]))
+    assert set(df["status"]) == {"failed"} and df["error"].item() == "ValueError:\n no"
+    assert df["note"].item() == "ValueError: no; 1 of 3 epochs"
+
+
+def test_the_start_is_the_time_of_the_run_record(read):
+    log = run_record(time=1767225600.5)
+    del log["started"]
+    assert read(as_text([log]))["started"].item() == "2026-01-01T00:00:00+00:00"
+
+
+def test_a_run_without_epochs_is_not_lost(read):
+    df = read(as_text([run_record()]))
+    assert len(df) == 1 and df["epoch"].isna().all() and df["loss"].isna().all()
+    assert df["world_size"].item() == 2 and "no epoch" in df["note"].item()
+
+
+def test_the_last_run_of_a_file_is_read(read):
+    second = [
+        run_record(run_id="b2", epochs=1),
+        epoch_record(0, run_id="b2", loss=9.5),
+        end_record(run_id="b2"),
+    ]
+    df = read(as_text([*whole_log(), *whole_log(), *second]))
+    assert df["loss"].tolist() == [9.5] and df["run_id"].item() == "b2"
+    assert df["note"].item() == "2 earlier runs in this file left out"
+
+
+def test_records_of_another_run_are_left_out(read):
+    log = whole_log()
+    log.insert(2, epoch_record(1, run_id="other", loss=77.0))
+    log.append(end_record(run_id="other", status="failed"))
+    df = read(as_text(log))
+    assert df["loss"].tolist() == [epoch_record(i)["loss"] for i in range(3)]
+    assert set(df["status"]) == {"completed"}
+    assert df["note"].iloc[0] == "left out 2 records of another run"
+
+
+def test_without_its_run_record_a_run_is_still_read(read):
+    df = read(as_text([epoch_record(0, run_id="old", loss=3.5), *whole_log()[1:]]))
+    assert df["epoch"].tolist() == [0, 1, 2] and 3.5 not in df["loss"].tolist()
+    assert df["world_size"].isna().all() and "no run record" in df["note"].iloc[0]
+
+
+def test_a_cut_last_line_is_called_so(read):
+    df = read(as_text(whole_log()[:4])[:-9])
+    assert df["epoch"].tolist() == [0, 1]
+    assert df["note"].iloc[0] == "last line cut off; no end record; 2 of 3 epochs"
+
+
+def test_a_run_glued_to_the_half_record_of_a_killed_one_is_read(read):
+    killed = as_text(whole_log()[:3])[:-20]
+    df = read(killed + as_text(whole_log(run_id="a1", lr=0.5)))
+    assert df["epoch"].tolist() == [0, 1, 2] and (df["lr"] == 0.5).all()
+    assert "damaged line" in df["note"].iloc[0] and "earlier run" in df["note"].iloc[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"loss": "1.5"}, {"loss": True}, {"loss": [1]}, {"loss": 10**400}, {"accuracy": 40.0}, {"accuracy": -0.1},
+        {"accuracy": "x"}, {"val_accuracy": 1.5}, {"seconds": -1.0}, {"seconds": math.inf}, {"seconds": False},
+        {"images_per_second": -5}, {"data_seconds": -1}, {"epoch": -1}, {"epoch": 1.0}, {"epoch": "1"},
+        {"epoch": True}, {"epoch": None}, {"epoch": 10**30}, {"epoch": math.nan},
+    ],
+)  # fmt: skip
+def test_an_epoch_with_an_impossible_value_is_left_out(read, fields):
+    log = whole_log()
+    log[2] = epoch_record(1) | fields
+    df = read(as_text(log))
+    assert df["epoch"].tolist() == [0, 2]
+    assert df["note"].iloc[0] == "left out 1 record with an impossible value; 2 of 3 epochs"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"world_size": "8"}, {"world_size": 0}, {"world_size": -2}, {"world_size": True}, {"world_size": 10**60},
+        {"world_size": 2.0}, {"world_size": [8]},
+    ],
+)  # fmt: skip
+def test_a_run_field_of_the_wrong_type_is_missing(read, fields):
+    df = read(as_text(whole_log(**fields)))
+    assert df["world_size"].isna().all() and "world_size is not a count" in df["note"].iloc[0]
+    assert df["epoch"].tolist() == [0, 1, 2]
+
+
+def test_a_repeated_epoch_counts_once(read):
+    df = read(as_text([*whole_log()[:-1], epoch_record(1, loss=5.5), end_record()]))
+    assert df["loss"].tolist() == [epoch_record(i)["loss"] for i in range(3)]
+    assert df["note"].iloc[0] == "left out 1 record repeating an epoch"
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_diverged_loss_is_read_as_such(read, loss):
+    log = whole_log()
+    log[2] = epoch_record(1, loss=loss)
+    df = read(as_text(log))
+    assert str(df["loss"].iloc[1]) == str(loss) and df["seconds"].notna().all()
+    assert df["note"].iloc[0] == "loss is not finite from epoch 1"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff\xfe\xfd binary\n", b"[W1120 12:00:00 init.cpp:1] warning\n", b"{}\n", b"[1, 2]\n", b"3.5\n", b"null\n",
+        b'{"kind": 5}\n', b'{"kind": "epoch"\n', b"[" * 100_000 + b"\n", b'{"kind":' * 5000 + b"\n", b"\0\0\0\n",
+        b"9" * 5000 + b"\n", b"Epoch: 1, Loss: 9.99, acc: 0.99, time cost: 9.99s\n",
+    ],
+)  # fmt: skip
+def test_a_foreign_line_harms_nothing_else(read, garbage):
+    lines = as_text(whole_log()).encode().splitlines(keepends=True)
+    df = read(b"".join([*lines[:2], garbage, *lines[2:]]))
+    assert df["loss"].tolist() == [epoch_record(i)["loss"] for i in range(3)]
+    assert df["note"].iloc[0] == "1 damaged line (3)"
+
+
+def test_a_log_from_windows_reads_the_same(read):
+    text = as_text(whole_log()).replace("\n", "\r\n")
+    for content in (text.encode("utf-8-sig"), text.encode("utf-16")):
+        df = read(content)
+        assert len(df) == 3 and df["note"].iloc[0] == ""
+
+
+# ---------------------------------------------------------------- console text
+
+BANNER = "WARNING:torch.distributed.run:\n*****\nSetting OMP_NUM_THREADS environment variable for each process\n*****\n"
+
+
+def line(epoch, loss="1.64", more=""):
+    return f"Epoch: {epoch}, Loss: {loss}, acc: 0.40, time cost: {10 + epoch}.25s{more}"
+
+
+def full_line(epoch):
+    return line(epoch, more=", val loss: 1.41, val acc: 0.49, images/s: 5066")
+
+
+def figures(df):
+    return df[["epoch", "loss", "accuracy", "seconds"]].to_numpy(dtype=float).tolist()
+
+
+THREE = [[e, 1.64, 0.40, 10.25 + e] for e in range(3)]
+
+
+def test_console_text_is_read_by_field_name(read):
+    df = read(
+        full_line(0) + "\nEpoch: 1, time cost: 2.5s, lr: 0.1, images/s: 7000, acc: 0.5, Loss: 1.25, x: 1\n",
+        "a.txt",
+    )
+    expected = [[0, 1.64, 0.40, 10.25, 1.41, 0.49, 5066], [1, 1.25, 0.5, 2.5, math.nan, math.nan, 7000]]
+    columns = ["epoch", "loss", "accuracy", "seconds", "val_loss", "val_accuracy", "images_per_second"]
+    np.testing.assert_equal(df[columns].to_numpy(dtype=float), np.array(expected))
+    assert set(df["status"]) == {"unknown"} and df["note"].iloc[0] == ""
+    assert df[["world_size", "synthetic", "samples"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BANNER + "\n".join(map(line, range(3))) + "\n",
+        "".join(f"[rank0]:{line(i)}\n[rank0]: {line(i)}\n" for i in range(3)),
+        "".join(f"[default0]:{line(i)}\n" for i in range(3)),
+        "".join(f"0: {line(i)}\n" for i in range(3)),
+        "".join(f"0: [default0]: 2026-01-01 10:00:00,123 INFO main - {line(i)}\n" for i in range(3)),
+        "".join(f"INFO:main:{line(i)}\r\n" for i in range(3)),
+        "".join(f"\x1b[32m[rank0]:\x1b[0m Epoch: \x1b[1m{line(i)[7:]}\x1b[0m\x1b]0;title\x07\n" for i in range(3)),
+        line(0) + line(1) + line(2) + "\n\n\n",
+        "0: " + line(0) + "0: " + line(1) + "\n0: " + line(2) + "\n",
+        " 10%|#  | 5/50\r 90%|## |\r" + line(0) + "\r" + line(1) + "\r\n" + line(2) + "\n",
+        line(0) + "[W1120 12:00:00] some warning\n" + line(1) + "\n" + line(2),
+    ],
+)  # fmt: skip
+def test_console_text_as_launchers_write_it(read, text):
+    df = read(text, "a.log")
+    assert figures(df) == THREE and df["note"].iloc[0] == ""
+
+
+def test_other_ranks_lines_are_not_rank_0s(read):
+    text = "".join(f"[rank{r}]: {line(e, loss=f'{r}.5')}\n" for e in range(2) for r in (3, 0, 1))
+    df = read(text, "a.txt")
+    assert df["loss"].tolist() == [0.5, 0.5] and df["note"].iloc[0] == ""
+    glued = "".join(f"[rank{r}]: {line(0, loss=f'{r}.5')}" for r in (2, 0, 1)) + "\n"
+    assert read(glued, "b.txt")["loss"].tolist() == [0.5]
+    df = read("[rank3]: " + line(0) + "\n", "c.txt")
+    assert df["note"].iloc[0] == "rank 0 is not in this file: rank 3 read instead"
+
+
+def test_ranks_that_do_not_say_who_they_are(read):
+    df = read(f"{line(0, '1.5')}\n{line(0, '2.5')}\n{line(1)}\n{line(1)}\n", "a.txt")
+    assert df["loss"].tolist() == [1.5, 1.64]
+    assert df["note"].iloc[0] == "1 epoch printed more than once with other values: first kept"
+
+
+@pytest.mark.parametrize(
+    ("end", "column"),
+    [
+        ("Epoch: 1, Loss: 1.6", "loss"),
+        ("Epoch: 1, Loss: 1.64, acc: 0.4", "accuracy"),
+        ("Epoch: 1, Loss: 1.64, acc: 0.40, time cost: 7.", "seconds"),
+        ("Epoch: 1, Loss: 1.64, acc: 0.40, time cost: 7", "seconds"),
+        ("Epoch: 1, Loss: 1.64, acc: 0.40, time cost: 7.25s, val loss: 1.4", "val_loss"),
+        ("Epoch: 1, Loss: 1.64, acc: 0.40, time cost: 7.25s, images/s: 50", "images_per_second"),
+    ],
+)
+def test_a_cut_number_is_no_number(read, end, column):
+    df = read(line(0) + "\n" + end, "a.txt")
+    last = df.set_index("epoch")[column].reindex([1])
+    assert last.isna().all()
+    assert set(df["status"]) == {"unfinished"} and df["note"].iloc[0] == "last line cut off"
+
+
+@pytest.mark.parametrize("word", ["nan", "inf"])
+def test_a_diverged_loss_on_the_console(read, word):
+    df = read(f"{line(0, word)}\n", "a.txt")
+    assert str(df["loss"].item()) == word and df["note"].item() == "loss is not finite from epoch 0"
+
+
+def test_an_impossible_figure_on_the_console_is_left_out(read):
+    df = read(
+        line(0) + "\nEpoch: 1, Loss: 1.5, acc: 40.0, time cost: 2.0s\nEpoch: " + "9" * 5000 + ", Loss: 1\n",
+        "a.txt",
+    )
+    assert df["epoch"].tolist() == [0] and df["note"].item() == "2 epoch lines not read in full"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [([4, 1, 0, 2, 3], 5), ([4, 1, 0, 2, 3, 3, 4], 5), ([0, 1, 3], None), ([], None)],
+)
+def test_ranks_that_announce_themselves_are_counted(read, ranks, expected):
+    df = read("".join(f"| distributed init (rank {r}): env://\n" for r in ranks) + line(0) + "\n", "a.txt")
+    assert df["world_size"].tolist() == [expected] if expected else df["world_size"].isna().all()
+
+
+def test_synthetic_data_is_known_from_the_console_too(read):
+    df = read(
+        "synthetic (SYNTHETIC: made from a seed, not photographs): 512 training images\n" + line(0) + "\n", "a.txt"
+    )
+    assert df["synthetic"].tolist() == [True]
+
+
+def test_the_header_of_a_text_file_says_what_it_is(read):
+    head = "# source: a book\n# world_size: 8\n# synthetic: false\n# lr: 0.5\n# Batch size: 64\n"
+    df = read(head + "# cores: many\n# colour: red\n" + line(0) + "\n# world_size: 3\n", "a.txt")
+    row = df.iloc[0]
+    assert [row[k] for k in ("origin", "world_size", "synthetic", "lr", "batch_size", "source")] == [
+        "a book", 8, False, 0.5, 64, "live",
+    ]  # fmt: skip
+    assert df["cores"].isna().all()
+    assert row["note"] == "cores is not a count (1, 2, 3, …); header colour is not a field of a run"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "status", "note"),
+    [(2, "completed", ""), (5, "unfinished", "2 of 5 epochs")],
+)
+def test_console_text_is_complete_only_against_its_header(read, epochs, status, note):
+    df = read(f"# epochs: {epochs}\n{line(0)}\n{line(1)}\n", "a.txt")
+    assert (df["status"].iloc[0], df["note"].iloc[0]) == (status, note)
+
+
+# ---------------------------------------------------------------- what is not a log
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"hello\n", b"{", b"{}\n", b'{"a": 1}\n', bytes(range(256)) * 40])
+def test_what_is_not_a_log_is_refused_in_one_line(read, content):
+    with pytest.raises(runs.RunError) as error:
+        read(content)
+    assert "\n" not in str(error.value) and "log.jsonl" in str(error.value)
+
+
+def test_what_cannot_be_opened_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path, tmp_path / "none.jsonl", tmp_path / "pipe.jsonl", "a\0b", "x" * 5000):
+        with pytest.raises(runs.RunError):
+            runs.read_run(path)
+
+
+# ---------------------------------------------------------------- hostile input
+
+
+def assert_only_true_numbers(df, truth):
+    """Every number of `df` is the one that was written for its epoch, or is missing."""
+    for row in df.to_dict("records"):
+        if pd.isna(row["epoch"]):
+            continue
+        for name, value in truth[row["epoch"]].items():
+            assert math.isnan(row[name]) or row[name] == value, (row["epoch"], name, row[name], value)
+    assert df["world_size"].isna().all() or set(df["world_size"]) == {12}
+
+
+JSON_LOG = as_text([*whole_log(world_size=12, epochs=2)[:3], end_record()]).encode()
+JSON_TRUTH = {i: {name: epoch_record(i)[name] for name in MEASURES} for i in range(2)}
+CONSOLE_LOG = (
+    "# batch_size: 64\n# epochs: 4\n"
+    + BANNER
+    + "".join(f"| distributed init (rank {r}): env://\n" for r in (4, 11, 0, 7, 2, 10, 1, 3, 8, 9, 6, 5))
+    + "".join(full_line(e) + ("\n" if e % 3 else "") for e in range(4))
+    + "\n"
+).encode()
+CONSOLE_TRUTH = {
+    e: dict(loss=1.64, accuracy=0.40, seconds=10.25 + e, val_loss=1.41, val_accuracy=0.49, images_per_second=5066)
+    for e in range(4)
+}
+LOGS = pytest.mark.parametrize(
+    ("log", "truth"), [(JSON_LOG, JSON_TRUTH), (CONSOLE_LOG, CONSOLE_TRUTH)], ids=["json", "console"]
+)
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def read_or_none(path, content):
+    path.write_bytes(content)
+    try:
+        return runs.read_run(path)
+    except runs.RunError as error:
+        assert "\n" not in str(error)
+        return None
+
+
+@LOGS
+def test_a_log_truncated_anywhere_gives_no_wrong_number(tmp_path, log, truth):
+    path = tmp_path / "log"
+    seen = 0
+    for length in range(len(log)):
+        df = read_or_none(path, log[:length])
+        if df is not None:
+            assert_only_true_numbers(df, truth)
+            assert (df["status"] != "completed").all() or length >= len(log.rstrip()) - 50
+            rows = int(df["epoch"].notna().sum())
+            assert rows >= seen, "a longer log must not give fewer epochs"
+            seen = rows
+    assert seen >= len(truth) - 1
+
+
+@LOGS
+def test_a_log_whose_head_is_lost_gives_no_wrong_number(tmp_path, log, truth):
+    for start in range(0, len(log), 7):
+        df = read_or_none(tmp_path / "log", log[start:])
+        if df is not None:
+            assert_only_true_numbers(df, truth)
+
+
+# What other processes write in the middle of a line: anything that is not itself a piece of a number.
+FOREIGN = st.binary(max_size=30).map(lambda b: b"WARN" + re.sub(rb"[0-9:,.#]", b"?", b) + b"\n")
+
+
+@LOGS
+@FUZZ
+@given(data=st.data())
+def test_foreign_output_in_a_log_gives_no_wrong_number(tmp_path_factory, log, truth, data):
+    content = log
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content)))
+        content = content[:at] + data.draw(FOREIGN) + content[at:]
+    df = read_or_none(tmp_path_factory.getbasetemp() / "log", content)
+    if df is not None:
+        assert_only_true_numbers(df, truth)
+
+
+@LOGS
+@FUZZ
+@given(data=st.data())
+def test_flipped_bytes_raise_nothing_else(tmp_path_factory, log, truth, data):
+    content = bytearray(log)
+    for at, byte in data.draw(st.lists(st.tuples(st.integers(0, len(log) - 1), st.integers(0, 255)), max_size=40)):
+        content[at] = byte
+    df = read_or_none(tmp_path_factory.getbasetemp() / "log", bytes(content))
+    if df is not None:
+        runs.seconds_per_epoch(df)
+
+
+@FUZZ
+@given(content=st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
+def test_garbage_raises_nothing_else(tmp_path_factory, content):
+    read_or_none(tmp_path_factory.getbasetemp() / "log", content)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@FUZZ
+@given(
+    head=st.dictionaries(st.sampled_from([*run_record(), "note", "status", "loss", "new"]), JSON_VALUES),
+    epoch=st.dictionaries(st.sampled_from([*epoch_record(0), "new"]), JSON_VALUES),
+    end=st.dictionaries(st.sampled_from([*end_record(), "error"]), JSON_VALUES),
+)
+def test_records_of_any_types_raise_nothing_else(tmp_path_factory, head, epoch, end):
+    records = [
+        head | {"kind": "run"},
+        epoch_record(0),
+        epoch_record(1) | epoch | {"kind": "epoch"},
+        end | {"kind": "end"},
+    ]
+    df = read_or_none(tmp_path_factory.getbasetemp() / "log", as_text(records).encode())
+    assert df is not None and set(df["status"]) <= {"completed", "failed", "unfinished"}
+    try:
+        runs.format_table(runs.speedup_table(df))
+    except runs.RunError as error:
+        assert "\n" not in str(error)
+
+
+# ---------------------------------------------------------------- many logs
+
+
+def test_many_logs_make_one_table(write, tmp_path):
+    for name in ("b.jsonl", "a.txt", "sub/c.log"):
+        write(as_text(whole_log()), name)
+    write("text about the logs", "README.txt")
+    write("ignored", "notes.md")
+    for paths in (tmp_path, str(tmp_path), [tmp_path], [tmp_path, tmp_path / "a.txt"]):
+        df = runs.read_runs(paths)
+        assert list(dict.fromkeys(df["label"])) == ["a", "b", "c"] and len(df) == 9
+    assert set(runs.read_runs(str(tmp_path / "*.jsonl"))["label"]) == {"b"}
+    assert set(runs.read_runs([tmp_path / "b.jsonl", tmp_path / "a.txt"])["label"]) == {"a", "b"}
+    df = runs.read_runs({"first": tmp_path / "b.jsonl", "again": tmp_path / "b.jsonl"})
+    assert df.groupby("label", sort=False).size().to_dict() == {"first": 3, "again": 3}
+
+
+def test_one_table_equals_the_tables_of_its_runs(write):
+    paths = [
+        write(as_text(whole_log()), "a.jsonl"),
+        write(line(0) + "\n", "b.txt"),
+        write(as_text([run_record()]), "c.jsonl"),
+    ]
+    together, alone = runs.read_runs(paths), pd.concat([runs.read_run(p) for p in paths], ignore_index=True)
+    pd.testing.assert_frame_equal(together, alone)
+
+
+def test_runs_of_one_name_are_told_apart(write, tmp_path):
+    for name in ("x/a.jsonl", "y/a.jsonl", "y/a.txt", "b.jsonl"):
+        write(as_text(whole_log()), name)
+    labels = set(runs.read_runs(tmp_path)["label"])
+    assert labels == {"b", "x/a", "y/a #1", "y/a #2"}
+
+
+def test_one_unreadable_log_does_not_lose_the_others(write, tmp_path):
+    good = write(as_text(whole_log()), "good.jsonl")
+    bad = write("hello", "bad.jsonl")
+    with pytest.warns(UserWarning) as caught:
+        df = runs.read_runs([bad, good, tmp_path / "none.jsonl"])
+    assert set(df["label"]) == {"good"}
+    assert ["bad.jsonl" in str(caught[0].message), "none.jsonl" in str(caught[1].message)] == [True, True]
+    assert not any("\n" in str(w.message) for w in caught)
+
+
+def test_nothing_to_read_is_an_error(write, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for paths in ([], tmp_path / "empty", str(tmp_path / "*.none"), {}, [write("hello")]):
+        with pytest.raises(runs.RunError):
+            runs.read_runs(paths)
+
+
+def test_recorded_runs_are_known_by_their_folder(write, tmp_path):
+    df = runs.read_run(write(as_text(whole_log()), "results/recorded/dgx/a.jsonl"))
+    assert (df["source"].iloc[0], df["machine"].iloc[0]) == ("recorded", "dgx")
+    df = runs.read_run(write(as_text(whole_log()), "results/live/a.jsonl"))
+    assert (df["source"].iloc[0], df["machine"].iloc[0]) == ("live", "this machine")
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def test_seconds_per_epoch_leaves_the_warm_up_out(write):
+    log = [run_record(epochs=4), *(epoch_record(i, seconds=s, images_per_second=v, loss=i) for i, s, v in
+                                   [(0, 90.0, 1), (1, 4.0, 10), (2, 6.0, 30), (3, 5.0, 20)])]  # fmt: skip
+    table = runs.seconds_per_epoch(runs.read_run(write(as_text(log))))
+    row = table.iloc[0]
+    assert [row[k] for k in ("epochs", "seconds", "images_per_second", "loss", "status")] == [
+        4,
+        5.0,
+        20,
+        3,
+        "unfinished",
+    ]
+    assert list(table.columns) == runs.TABLE_COLUMNS
+
+
+def test_seconds_per_epoch_of_one_epoch_and_of_none(write):
+    one = write(as_text([run_record(), epoch_record(0, seconds=8.0, images_per_second=None)]), "one.jsonl")
+    none = write(as_text([run_record()]), "none.jsonl")
+    text = write(line(0) + "\n", "text.txt")
+    table = runs.seconds_per_epoch(runs.read_runs([one, none, text])).set_index("label")
+    assert table["epochs"].tolist() == [1, 0, 1]
+    assert table.loc["one", "seconds"] == 8.0 and table.loc["one", "images_per_second"] == 50000 / 8
+    assert table.loc["none", ["seconds", "images_per_second", "loss"]].isna().all()
+    assert table.loc["text", "seconds"] == 10.25 and math.isnan(table.loc["text", "images_per_second"])
+
+
+def test_the_loss_of_a_last_epoch_that_lacks_it_is_missing(write):
+    table = runs.seconds_per_epoch(
+        runs.read_run(write(as_text([run_record(), epoch_record(0), epoch_record(1, loss=None)])))
+    )
+    assert table["loss"].isna().all()
+
+
+def test_speed_up_and_efficiency(write):
+    logs = [
+        run_with(write, "one", 1, 12.0),
+        run_with(write, "two", 2, 6.0),
+        run_with(write, "eight", 8, 8.0, ended=False),
+    ]
+    table = runs.speedup_table(runs.read_runs(logs)).set_index("label")
+    assert table["speedup"].tolist() == [1, 2, 1.5]
+    assert table["efficiency"].tolist() == [1, 1, 1.5 / 8]
+    assert set(table["baseline"]) == {"one"}
+    assert table["oversubscribed"].tolist() == [False, False, True]
+    assert table["status"].tolist() == ["completed", "completed", "unfinished"]
+    assert "this run unfinished: from 3 epochs" in table.loc["eight", "note"] and table.loc["two", "note"] == ""
+
+
+def test_a_baseline_may_be_named(write):
+    df = runs.read_runs(
+        [run_with(write, "one", 1, 12.0), run_with(write, "uno", 1, 6.0), run_with(write, "two", 2, 6.0)]
+    )
+    with pytest.raises(runs.RunError, match="several baselines"):
+        runs.speedup_table(df)
+    assert runs.speedup_table(df, baseline="one")["speedup"].tolist() == [1, 2, 2]
+    assert runs.speedup_table(df, baseline="two")["speedup"].tolist() == [0.5, 1, 1]
+    with pytest.raises(runs.RunError, match="no run is called 'three'"):
+        runs.speedup_table(df, baseline="three")
+
+
+def test_without_a_baseline_there_is_no_table(write):
+    with pytest.raises(runs.RunError, match="no timed run with world size 1"):
+        runs.speedup_table(runs.read_run(run_with(write, "two", 2, 6.0)))
+    unread = write(as_text([run_record(world_size=1)]), "unread.jsonl")
+    with pytest.raises(runs.RunError, match="no timed epoch"):
+        runs.speedup_table(runs.read_runs([unread, run_with(write, "two", 2)]), baseline="unread")
+
+
+def test_a_failed_run_with_one_rank_is_no_second_baseline(write):
+    unread = write(as_text([run_record(world_size=1)]), "unread.jsonl")
+    table = runs.speedup_table(runs.read_runs([unread, run_with(write, "one", 1, 6.0), run_with(write, "two", 2, 3.0)]))
+    assert table["speedup"].tolist()[1:] == [1, 2] and math.isnan(table["speedup"].iloc[0])
+
+
+def test_live_and_recorded_runs_are_never_compared(write):
+    live = [run_with(write, "one", 1, 12.0), run_with(write, "two", 2, 6.0)]
+    recorded = [run_with(write, f"results/recorded/dgx/{n}", n, 4.0 / n) for n in (1, 4)]
+    table = runs.speedup_table(runs.read_runs(live + recorded), baseline="one")
+    assert table["speedup"].tolist() == [1, 2, 1, 4]
+    assert table["baseline"].tolist() == ["one", "one", "1", "1"]
+    with pytest.raises(runs.RunError, match="recorded runs on dgx: no timed run with world size 1"):
+        runs.speedup_table(runs.read_runs(live + recorded[1:]))
+
+
+def test_different_numbers_of_images_are_compared_by_images_a_second(write):
+    logs = [run_with(write, "one", 1, 10.0, samples=1000), run_with(write, "two", 2, 10.0, samples=2000)]
+    assert runs.speedup_table(runs.read_runs(logs))["speedup"].tolist() == [1, 2]
+    logs[1] = run_with(write, "two", 2, 10.0, samples=None)
+    assert math.isnan(runs.speedup_table(runs.read_runs(logs))["speedup"].iloc[1])
+
+
+def test_another_model_is_not_compared(write):
+    logs = [run_with(write, "one", 1), run_with(write, "two", 2, model="resnet")]
+    table = runs.speedup_table(runs.read_runs(logs))
+    assert math.isnan(table["speedup"].iloc[1]) and table["note"].iloc[1] == "not comparable with one: another model"
+
+
+def test_data_parallel_is_neither_a_baseline_nor_one_worker(write):
+    logs = [run_with(write, "one", 1, 12.0, strategy="single"), run_with(write, "dp", 1, 6.0, strategy="dp")]
+    table = runs.speedup_table(runs.read_runs(logs))
+    assert table["speedup"].tolist() == [1, 2] and table["efficiency"].isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (dict(world_size=8, local_world_size=4, nodes=2, cores=4), False),
+        (dict(world_size=8, local_world_size=None, nodes=2, cores=2), True),
+        (dict(world_size=8, device="cuda"), None),
+        (dict(world_size=8, cores=None), None),
+        (dict(world_size=8, local_world_size=None, nodes=None), None),
+        (dict(world_size=8, device=None), None),
+    ],
+)
+def test_more_ranks_than_cores(write, fields, expected):
+    logs = [run_with(write, "one", 1), run_with(write, "many", **fields)]
+    said = runs.speedup_table(runs.read_runs(logs))["oversubscribed"].iloc[1]
+    assert said is pd.NA if expected is None else said == expected
+
+
+def test_an_epoch_of_no_time_gives_no_speed_up(write):
+    logs = [run_with(write, "one", 1, 12.0)]
+    logs.append(write("# world_size: 2\nEpoch: 0, Loss: 1.5, acc: 0.5, time cost: 0.00s\n", "fast.txt"))
+    assert math.isnan(runs.speedup_table(runs.read_runs(logs))["speedup"].iloc[1])
+
+
+# ---------------------------------------------------------------- the recorded runs
+
+
+def test_the_recorded_tutorial_runs():
+    df = runs.read_runs(RECORDED)
+    assert set(df["source"]) == {"recorded"} and set(df["machine"]) == {"tutorial-one-gpu-vs-eight"}
+    assert df["origin"].str.contains("published tutorial").all() and not df["synthetic"].any()
+    one, eight = df[df["label"] == "one_gpu"], df[df["label"] == "eight_gpus"]
+    assert one["seconds"].tolist() == [33.72, 33.75, 33.04, 23.91, 20.76, 41.05, 20.00, 24.13, 32.31, 33.40]
+    assert one["loss"].tolist() == [2.12, 2.03, 2.00, 1.97, 1.94, 1.92, 1.90, 1.89, 1.88, 1.86]
+    assert one["accuracy"].tolist() == [0.32, 0.43, 0.46, 0.49, 0.52, 0.54, 0.55, 0.57, 0.58, 0.60]
+    assert eight["seconds"].tolist() == [7.88, 6.71, 7.13, 6.65, 7.14, 6.93, 7.20]
+    assert eight["loss"].tolist() == [2.20, 2.11, 2.05, 2.02, 1.99, 1.98, 1.96]
+    assert eight["accuracy"].tolist() == [0.03, 0.04, 0.05, 0.05, 0.06, 0.06, 0.06]
+    assert (set(one["world_size"]), set(one["status"]), set(one["note"])) == ({1}, {"completed"}, {""})
+    assert (set(eight["world_size"]), set(eight["status"])) == ({8}, {"unfinished"})
+    assert set(eight["note"]) == {"last line cut off"}
+    table = runs.speedup_table(df).set_index("label")
+    assert table.loc["eight_gpus", "speedup"] == pytest.approx(32.31 / 7.03)
+    assert "number of images unknown" in table.loc["eight_gpus", "note"]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def command(*arguments, how=("scripts/runs.py",)):
+    done = subprocess.run(
+        [sys.executable, *how, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_prints_the_table(write, tmp_path):
+    logs = [run_with(write, "one", 1, 12.0), run_with(write, "eight", 8, 6.0, ended=False)]
+    bad = write("hello", "bad.jsonl")
+    code, out, err = command(*logs, bad, "--csv", tmp_path / "new/table.csv")
+    assert code == 0 and err == f"runs.py: left out: {bad}: {err.split(f'{bad}: ')[1]}" and err.count("\n") == 1
+    rows = [text.split() for text in out.splitlines()]
+    assert ["one", "live", "cifar10", "1", "1", "3", "12.00", "4,167", "1.00", "100%", "completed"] in rows
+    assert "eight: more ranks than cores (2); no end record; this run unfinished: from 3 epochs" in out
+    table = pd.read_csv(tmp_path / "new/table.csv")
+    assert table["speedup"].tolist() == [1, 2]
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["table.csv"]
+
+
+def test_the_command_runs_as_a_module():
+    code, out, err = command(RECORDED, how=("-m", "scripts.runs"))
+    assert (code, err) == (0, "") and "4.60" in out and "57%" in out
+
+
+@pytest.mark.parametrize("arguments", [["none.jsonl"], [RECORDED, "--baseline", "x"], [RECORDED / "eight_gpus.txt"]])
+def test_bad_input_gives_one_line_and_status_2(arguments, tmp_path):
+    code, out, err = command(*arguments, "--csv", tmp_path / "t.csv")
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("runs.py: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, err = command(RECORDED, "--csv", tmp_path / "file/t.csv")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_reading_logs_needs_no_torch():
+    code = "import sys; import scripts.runs, scripts.plots; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
