@@ -1,0 +1,67 @@
+"""The lists of versions agree with each other and with what the code imports."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+LINES = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+SOURCES = sorted([*ROOT.glob("*.py"), *ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/**/*.py")])
+
+
+def name_of(requirement):
+    """The name alone, as package indexes compare it: `PyYAML>=6 # why` -> `pyyaml`."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", requirement)[0]).lower()
+
+
+REQUIRED = [name_of(line) for line in LINES]
+
+
+def imports_of(path):
+    """Top-level names of the modules that a source file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_requirement_says_what_it_is_for(line):
+    assert re.search(r"\s#\s*\w+", line)
+
+
+def test_no_requirement_stands_twice():
+    assert sorted(REQUIRED) == sorted(set(REQUIRED))
+
+
+def test_conda_users_get_the_same_list():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    conda = [name_of(entry) for entry in environment["dependencies"] if isinstance(entry, str)]
+    (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    assert "-r requirements.txt" in pip
+    named = conda + [name_of(entry) for entry in pip if not entry.startswith("-")] + REQUIRED
+    assert sorted(named) == sorted(set(named))
+    assert {"python", "pip"} <= set(conda)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_import_is_required(path):
+    ours = {source.stem for source in SOURCES} | {"scripts", "tests"}
+    distributions = packages_distributions()
+    for module in set(imports_of(path)) - ours - set(sys.stdlib_module_names):
+        # not installed: then the distribution is taken to be called as its module
+        candidates = {name_of(name) for name in distributions.get(module, [module])}
+        assert candidates & set(REQUIRED), f"{module} is imported, and requirements.txt lists none of {candidates}"
+
+
+def test_pyproject_holds_settings_of_tools_alone():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(settings) == {"tool"}
+    assert set(settings["tool"]) == {"ruff", "pytest", "jupytext"}

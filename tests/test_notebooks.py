@@ -1,0 +1,108 @@
+"""What a reader of the committed notebooks relies on. Nothing here executes a notebook."""
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TWINS = sorted((ROOT / "notebooks" / "text").glob("*.py"))
+# The beginnings of paths that belong to one machine; in a URL a letter or digit stands before the slash.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.-])(?:/(?:home|root|Users|work|workspace|mnt|media|srv|scratch|builds|tmp|private|var/folders|opt)/[\w.+-]+"
+    r"|[A-Z]:\\{1,2}Users\\)"
+)
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code" and cell.source.strip()]
+
+
+def test_every_notebook_has_its_text_twin():
+    assert [path.stem for path in NOTEBOOKS] == [path.stem for path in TWINS]
+    assert all(re.fullmatch(r"\d\d_\w+", path.stem) for path in NOTEBOOKS)
+
+
+@each_notebook
+def test_text_twin_agrees(path):
+    """Where it does not: `scripts/run --in-place NAME` builds the notebook from its twin."""
+    twin = jupytext.read(path.parent / "text" / f"{path.stem}.py")
+    notebook = read(path)
+    told, written = (
+        [(cell.cell_type, cell.source.strip(), cell.metadata.get("tags", [])) for cell in each.cells]
+        for each in (notebook, twin)
+    )
+    assert told == written
+    assert notebook.metadata.course == twin.metadata.course
+
+
+@each_notebook
+def test_every_cell_was_executed_in_one_run_without_error(path):
+    assert [cell.execution_count for cell in code_cells(path)] == list(range(1, len(code_cells(path)) + 1))
+    for cell in code_cells(path):
+        assert not [output for output in cell.outputs if output.output_type == "error"], cell.source
+
+
+@each_notebook
+def test_no_output_shows_a_path_of_the_machine(path):
+    ours = re.compile("|".join(re.escape(str(place)) for place in (ROOT, Path(sys.prefix).resolve())))
+    for cell in read(path).cells:
+        for output in cell.get("outputs", []):
+            if "data" in output:
+                output = output.data | {kind: "" for kind in output.data if kind in ("image/png", "image/jpeg")}
+            text = json.dumps(output, ensure_ascii=False)
+            found = MACHINE_PATH.search(text) or ours.search(text)
+            assert not found, f"{found[0]} in an output of: {cell.source}"
+
+
+def test_the_search_for_paths_finds_them_and_spares_links():
+    for shown in ("/home/ann/x", "File /root/x.py", "file:///Users/ann/", '"/tmp/torchelastic_1"', "C:\\Users\\ann"):
+        assert MACHINE_PATH.search(shown), shown
+    for spared in ("https://example.org/home/page", "results/work/run.jsonl", "/dev/shm", "tmp/x", "data/home/x"):
+        assert not MACHINE_PATH.search(spared), spared
+
+
+@each_notebook
+def test_metadata_is_what_tools_need_and_no_more(path):
+    notebook = read(path)
+    assert notebook.metadata.kernelspec.name == "python3", "without it JupyterLab asks for a kernel"
+    assert set(notebook.metadata) <= {"course", "kernelspec", "language_info", "widgets"}
+    course = notebook.metadata.course
+    assert course.seconds > 0 and 0 < course.quick.seconds <= course.seconds
+    assert all(set(cell.metadata) <= {"tags"} for cell in notebook.cells)
+
+
+@each_notebook
+def test_the_quick_tier_sets_parameters_that_exist(path):
+    (parameters,) = [cell for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
+    assigned = {
+        target.id
+        for statement in ast.parse(parameters.source).body
+        for target in getattr(statement, "targets", [getattr(statement, "target", None)])
+        if isinstance(target, ast.Name)
+    }
+    assert set(read(path).metadata.course.quick.parameters) <= assigned
+
+
+def test_the_first_code_cell_is_the_same_everywhere():
+    first = {code_cells(path)[0].source for path in NOTEBOOKS}
+    assert len(first) <= 1
+    assert all("system_raise_on_error = True" in source for source in first)
+
+
+def test_notebooks_stay_small():
+    sizes = {path.name: path.stat().st_size for path in (ROOT / "notebooks").rglob("*") if path.is_file()}
+    assert sum(sizes.values()) < 10_000_000
+    assert all(size < 2_000_000 for size in sizes.values()), sizes
