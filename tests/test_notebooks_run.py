@@ -1,0 +1,26 @@
+"""Every notebook, executed as a class or a CI would: papermill's command line, quick tier, from either folder."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import launch
+import nbformat
+import pytest
+
+NOTEBOOKS = sorted((launch.ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("folder", [".", "notebooks"])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_quick_tier_runs_without_error(path, folder, tmp_path):
+    quick = nbformat.read(path, as_version=4).metadata.course.quick.parameters
+    parameters = [word for name, value in quick.items() for word in ("-p", name, str(value))]
+    executed = tmp_path / path.name
+    done = subprocess.run([Path(sys.executable).with_name("papermill"), path, executed, "--cwd", launch.ROOT / folder,
+                           "--execution-timeout", "300", *parameters], cwd=launch.ROOT, env=launch.environment(),
+                          capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    cells = nbformat.read(executed, as_version=4).cells
+    assert all(cell.execution_count for cell in cells if cell.cell_type == "code" and cell.source.strip())
