@@ -144,7 +144,8 @@ def parallelise(raw_model, args, here):
     if args.strategy == "ddp":
         if args.sync_bn:
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
-        return DistributedDataParallel(raw_model, device_ids=[here.device] if args.device == "cuda" else None)
+        return DistributedDataParallel(raw_model, device_ids=[here.device] if args.device == "cuda" else None,
+                                       gradient_as_bucket_view=True)  # gradients lie where they are sent from: no copy
     return raw_model
 
 
@@ -206,9 +207,9 @@ def weight_norm(raw_model):
 
 
 def train(args, here, run_log):
-    utils.defer_compiler()  # nothing is compiled here
     torch.manual_seed(args.seed)
     train_set, test_set = load_data(args, here)
+    utils.defer_compiler()  # nothing is compiled here
     info = utils.DATASETS[train_set.name]
     raw_model = utils.MODELS[args.model](info.shape[0], len(info.classes), info.shape[1]).to(here.device)
     model = parallelise(raw_model, args, here)

@@ -1,10 +1,10 @@
 """Measure what the README quotes: ratios of whole runs, interleaved within one session, as medians with their spread.
 
-    python scripts/benchmark.py                     all three, about 5 minutes on two cores
+    python scripts/benchmark.py                     all three, about 6 minutes on two cores
     python scripts/benchmark.py --only start --rounds 5
 
 epoch   an epoch of CIFAR-10 (LeNet, batch 64, one thread): main.py against scripts/textbook.py; main.py's data share
-ranks   images a second of main.py: two ranks against one, one thread each
+ranks   images a second of main.py, LeNet and the small ResNet: two ranks against one, one thread each
 start   torchrun typed to the first training step done, 8 ranks: main.py against scripts/textbook.py
 
 Each epoch is the second of its run: the first one warms up. Ratios of the same round are comparable; seconds on a
@@ -64,9 +64,13 @@ def epoch_round():
 
 
 def ranks_round():
-    one, two = (main_py(launcher, "--epochs", "2", "--test-samples", "100", threads=1)["images_per_second"]
-                for launcher in (PYTHON, [*TORCHRUN, "--nproc_per_node=2"]))
-    return {"1 rank images/s": one, "2 ranks images/s": two, "2 ranks / 1 rank": two / one}
+    figures = {}
+    for model, samples in (("lenet", 50_000), ("resnet", 10_000)):
+        one, two = (main_py(launcher, "--model", model, "--samples", str(samples), "--epochs", "2", "--test-samples",
+                            "100", threads=1)["images_per_second"]
+                    for launcher in (PYTHON, [*TORCHRUN, "--nproc_per_node=2"]))
+        figures |= {f"{model} 1 rank img/s": one, f"{model} 2 ranks img/s": two, f"{model} 2 ranks / 1": two / one}
+    return figures
 
 
 def start_round():

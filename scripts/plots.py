@@ -264,7 +264,8 @@ def _series(table: pd.DataFrame):
     """(number, rows by world size) of each machine's measured, recorded or predicted runs."""
     keys = [k for k in ("source", "machine") if k in table]
     groups = [rows for _, rows in table.groupby(keys, sort=False, dropna=False)] if keys else [table]
-    return [(n, rows.sort_values("world_size", kind="stable")) for n, rows in enumerate(groups)]
+    order = [k for k in ("world_size",) if k in table]  # a curve made by hand has none
+    return [(n, rows.sort_values(order, kind="stable") if order else rows) for n, rows in enumerate(groups)]
 
 
 def _scaling(table, y, ax, title, ylabel, form, ideal=None) -> Axes:

@@ -21,16 +21,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
-TINY = """\
-# ---
-# jupyter:
-#   course: {seconds: 1}
-#   kernelspec: {name: python3, display_name: Python 3, language: python}
-# ---
-
-# %%
-print(6 * 7)
-"""  # for a course whose first notebook is not written yet
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +34,6 @@ def course(tmp_path_factory):
         shutil.copytree(ROOT / "results/recorded", folder / "results/recorded")
     (ROOT / "data").mkdir(exist_ok=True)
     (folder / "data").symlink_to(ROOT / "data")
-    twin = folder / "notebooks/text/00_start_here.py"
-    if not twin.exists():
-        twin.parent.mkdir(parents=True, exist_ok=True)
-        twin.write_text(TINY)
-        jupytext.write(jupytext.read(twin), folder / "notebooks/00_start_here.ipynb")
     return folder
 
 

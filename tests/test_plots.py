@@ -304,3 +304,9 @@ def test_pictures_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     code, out, err = command(RECORDED, "--out", tmp_path / "file/plots")
     assert (code, out, err.count("\n")) == (2, [], 1)
+
+
+def test_a_curve_made_by_hand_needs_only_what_is_drawn():
+    table = pd.DataFrame({"label": ["mine", "mine"], "epoch": [0, 1], "loss": [2.0, 1.0]})
+    (line,) = plots.loss_by_epoch(table).get_lines()
+    assert list(line.get_ydata()) == [2.0, 1.0]
