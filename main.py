@@ -5,7 +5,7 @@ All GPUs of one process        python main.py --strategy dp
 8 ranks on this machine        torchrun --nproc_per_node=8 main.py
 Two nodes, run on both         torchrun --nnodes=2 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-id=1
                                    --rdzv-endpoint=FIRST_NODE:29400 main.py
-A Slurm job, a task a rank     srun --ntasks-per-node=8 python main.py
+A Slurm job, a task a rank     srun --ntasks-per-node=8 --kill-on-bad-exit=1 python main.py
 
 It needs no GPU: without one the ranks are processes on the CPU, and gloo carries their gradients.
 """
@@ -47,7 +47,6 @@ def positive(kind):
         if not 0 < kind(text) < math.inf:
             raise argparse.ArgumentTypeError(f"{text} is not a positive number")
         return kind(text)
-
     return number
 
 
@@ -95,7 +94,8 @@ def resolve(args):
     if args.sync_bn and (args.strategy, here.device.type) != ("ddp", "cuda"):
         raise ValueError("--sync-bn needs DDP on GPUs (SyncBatchNorm has no CPU form): leave it out")
 
-    sizes = utils.DATASETS["cifar10" if args.dataset == "auto" else args.dataset].sizes
+    dataset = "cifar10" if args.dataset == "auto" else args.dataset
+    sizes = utils.DATASETS[dataset].sizes
     args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
     if args.samples > sizes[0] or args.test_samples > sizes[1]:
         raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
@@ -103,17 +103,18 @@ def resolve(args):
     if args.samples < here.world_size:
         raise ValueError(f"--samples {args.samples} is less than the {here.world_size} ranks: each needs an image")
 
-    if not Path(args.data_path, f"{args.dataset}.pt").is_file():
-        check_writable("--data-path", Path(args.data_path))
-    if args.save_model:
-        check_writable("--save-model", Path(args.save_model).parent)
+    if not Path(args.data_path, f"{dataset}.pt").is_file():
+        check_writable("--data-path", args.data_path)
+    for option, file in (("--save-model", args.save_model), ("--log-file", args.log_file)):
+        if file:
+            check_writable(option, Path(file).parent)
     args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None
     return here
 
 
 def check_writable(option, folder):
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ValueError(f"{option}: cannot write in {folder} ({error.strerror})") from None
@@ -145,7 +146,7 @@ def parallelise(raw_model, args, here):
         if args.sync_bn:
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
         return DistributedDataParallel(raw_model, device_ids=[here.device] if args.device == "cuda" else None,
-                                       gradient_as_bucket_view=True)  # gradients lie where they are sent from: no copy
+                                       gradient_as_bucket_view=True)  # saves copying the averages back
     return raw_model
 
 
@@ -192,7 +193,7 @@ def evaluate(raw_model, test_set, here):
 def count(logits, labels, mean_loss):
     """[sum of losses, hits, images] of a batch: sums can be added up over unequal batches and shards, means cannot."""
     hits = (logits.argmax(1) == labels).sum()
-    return torch.stack([mean_loss.detach() * len(labels), hits, hits.new_tensor(len(labels))]).double()
+    return torch.stack([mean_loss.detach() * len(labels), hits, torch.full_like(hits, len(labels))]).double()
 
 
 def weight_norm(raw_model):
@@ -253,7 +254,7 @@ def describe(args, here, train_set, sampler, run_log):
     log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
              here.world_size, args.batch_size, here.world_size * args.batch_size,
              ", ".join(filter(None, [device_name, args.backend])), threads)
-    if args.device == "cuda" and here.local_world_size > gpus:
+    if args.device == "cuda" and args.backend == "gloo" and here.local_world_size > gpus:
         log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
                     here.local_world_size, gpus)
     if args.device == "cpu" and here.local_world_size > cores:
@@ -264,8 +265,8 @@ def describe(args, here, train_set, sampler, run_log):
 
 def cpu_name():
     cpuinfo = Path("/proc/cpuinfo")  # Linux; elsewhere the kind of processor has to do
-    names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else []
-    return names[0] if names else platform.machine()
+    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    return found[1] if found else platform.machine()
 
 
 @record  # a rank that fails leaves its traceback where torchrun finds it

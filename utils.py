@@ -1,7 +1,6 @@
 """What runs inside a rank: models, data, process group, metric reduction, run log.
 
-Every rank imports this, so it imports no more than it must: torchvision, say, is needed only where a data set is first
-prepared (scripts/prepare_data.py).
+Every rank imports this, so it imports no more than it must: no torchvision, say (scripts/prepare_data.py needs it).
 """
 
 import fcntl
@@ -79,7 +78,6 @@ class SmallResNet(nn.Module):
 
 
 MODELS = {"lenet": ConvNet, "resnet": SmallResNet}
-
 # ----------------------------------------------------------------------------------------------------------------- data
 
 # shape: channels, height, width. sizes: training and test images. mean, std: by channel, of pixels scaled to 0..1.
@@ -123,7 +121,7 @@ class ImageSet(torch.utils.data.Dataset):
         return batch
 
     def first(self, count, device="cpu"):
-        """The first `count` images on `device`. Held on a GPU, they never make it wait (CIFAR-10 takes 154 MB)."""
+        """The first `count` images, on `device`: a GPU that holds them needs no copying (CIFAR-10 takes 154 MB)."""
         return ImageSet(self.name, self.images[:count].to(device), self.labels[:count].to(device))
 
 
@@ -166,14 +164,15 @@ class Placement:
 
 def adopt_slurm(env):
     """Write what srun tells a task under the names that torchrun uses, so that the rest reads one set of names."""
-    first = re.match(r"([^,\[]+)(?:\[(\d+))?", env["SLURM_STEP_NODELIST"])  # node[07-09,12] -> node, 07
+    first = re.match(r"([^,\[]+)(?:\[(\d+)[^]]*\]([^,\[]*))?", env["SLURM_STEP_NODELIST"])  # node[07-09]-x -> node07-x
     tasks = []
     for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"]):  # 2(x3),1 -> 2 2 2 1
         tasks += [count] * int(repeat or 1)
-    env.update(RANK=env["SLURM_PROCID"], WORLD_SIZE=env["SLURM_NTASKS"], LOCAL_RANK=env["SLURM_LOCALID"],
+    env.update(RANK=env["SLURM_PROCID"], WORLD_SIZE=env["SLURM_STEP_NUM_TASKS"], LOCAL_RANK=env["SLURM_LOCALID"],
                LOCAL_WORLD_SIZE=tasks[int(env["SLURM_NODEID"])], GROUP_WORLD_SIZE=env["SLURM_STEP_NUM_NODES"])
-    env.setdefault("MASTER_ADDR", first[1] + (first[2] or ""))  # rank 0 runs on the first node
-    env.setdefault("MASTER_PORT", str(20_000 + int(env["SLURM_JOB_ID"]) % 20_000))  # the same on all, asking nobody
+    step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port for each step of each job
+    env.setdefault("MASTER_ADDR", "".join(filter(None, first.groups())))  # rank 0 runs on the first node
+    env.setdefault("MASTER_PORT", str(20_000 + step % 20_000))  # the same on all ranks, asking nobody
 
 
 def find_placement(device="auto", backend="auto", env=os.environ):
@@ -197,11 +196,12 @@ def find_placement(device="auto", backend="auto", env=os.environ):
     gpus = torch.cuda.device_count() if device != "cpu" else 0
     if device == "cuda" and not gpus:
         raise ValueError("--device cuda, but torch sees no GPU here: use --device cpu")
-    if backend == "nccl" and gpus < local_world_size:
+    own_gpu = gpus >= local_world_size or (gpus and "SLURM_GPUS_PER_TASK" in env)  # Slurm may show each task its own
+    if backend == "nccl" and not own_gpu:
         raise ValueError(f"--backend nccl needs a GPU for each of this node's {local_world_size} ranks, and there are "
                          f"{gpus}: use --backend gloo")
     if backend == "auto":
-        backend = "nccl" if gpus >= local_world_size else "gloo"
+        backend = "nccl" if own_gpu else "gloo"
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, device, backend)
 
@@ -219,7 +219,7 @@ def threads_per_rank(here, env=os.environ):
     except OSError:
         by_user = True
     if by_user and env.get("OMP_NUM_THREADS", "").isdigit():
-        return int(env["OMP_NUM_THREADS"])
+        return max(1, int(env["OMP_NUM_THREADS"]))
     if here.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
         return int(env["SLURM_CPUS_PER_TASK"])
     return max(1, cores() // here.local_world_size)
@@ -229,7 +229,6 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
     """Join the process group. Every later wait for another rank ends after `timeout` seconds with an error.
 
     A process that nobody launched makes a group of one. Raises RuntimeError, one line, if the others do not come.
-    `end_distributed_mode` is its counterpart.
     """
     if here.device.type == "cuda":
         torch.cuda.set_device(here.device)
@@ -246,7 +245,8 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
 
 
 def end_distributed_mode():
-    if dist.is_initialized():
+    """Leave the process group. Not NCCL's after an error: it would wait for the other ranks, and hide the error."""
+    if dist.is_initialized() and not (dist.get_backend() == "nccl" and sys.exc_info()[0]):
         dist.destroy_process_group()
 
 
@@ -259,10 +259,11 @@ def exit_now():
 
 
 def defer_compiler():
-    """Put a stand-in for torch._dynamo, which optimizers and DDP import (1.1 s in each rank) only to be left alone by
-    it. It answers what they ask; any other question brings in the real one. Not for programs that use torch.compile."""
+    """Put a stand-in for torch._dynamo, which optimizers and DDP import (1.1 s a rank) only to be left alone by it. Any
+    other question brings in the real one. It saves start-up time, no more; not for programs that use torch.compile."""
     def real(name):
-        del sys.modules["torch._dynamo"], torch._dynamo
+        if sys.modules.get("torch._dynamo") is stand_in:
+            del sys.modules["torch._dynamo"], torch._dynamo
         return getattr(importlib.import_module("torch._dynamo"), name)
 
     if "torch._dynamo" not in sys.modules:
@@ -271,7 +272,7 @@ def defer_compiler():
         stand_in.get_optimize_ddp_mode = lambda: "no_optimization"
         stand_in.disable = lambda function, *args, **kwargs: function
         stand_in.graph_break = lambda *args, **kwargs: None
-        stand_in.__getattr__ = real  # PEP 562: asked for all else
+        stand_in.__getattr__ = real  # PEP 562
 
 
 def all_sum(values):
@@ -311,8 +312,8 @@ class PhaseTimer:
 class RunLog:
     """JSON lines, flushed one by one: `run`, an `epoch` each, and `end` when the `with` block is left.
 
-    A log without `end` is a run that did not finish. An existing file is appended to; one that another run is writing
-    to raises BlockingIOError. Without a path nothing is written.
+    A log without `end` is a run that did not finish. A file is appended to; one that another run is writing to raises
+    BlockingIOError. Without a path nothing is written.
     """
 
     def __init__(self, path):

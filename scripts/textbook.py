@@ -65,7 +65,7 @@ def main():
     info = utils.DATASETS["cifar10"]
     to_tensor = torchvision.transforms.ToTensor()
     transform = torchvision.transforms.Compose([to_tensor, torchvision.transforms.Normalize(info.mean, info.std)])
-    train_set = utils.get_dataset("cifar10", args.data_path)[0].first(args.samples)
+    train_set = utils.get_dataset("cifar10", args.data_path, verify=here.local_rank == 0)[0].first(args.samples)
     train_set = OneByOne(train_set.images, train_set.labels, transform)
     sampler = DistributedSampler(train_set, here.world_size, here.rank)
     loader = DataLoader(train_set, batch_size=64, sampler=sampler)

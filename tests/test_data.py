@@ -75,7 +75,7 @@ def test_damaged_file_is_named_kept_aside_and_rebuilt(damage, small, tmp_path, c
     rebuilt, _ = utils.get_dataset("synthetic", tmp_path)
     assert torch.equal(rebuilt.images, whole)
     assert f"{file} is not a whole synthetic file" in caplog.text
-    assert (tmp_path / "synthetic.damaged").read_bytes() == content, "what stood there may be somebody's only copy"
+    assert (tmp_path / "synthetic.damaged-1").read_bytes() == content, "what stood there may be somebody's only copy"
 
 
 def test_file_never_runs_code(small, tmp_path):

@@ -151,7 +151,7 @@ def test_appended_log_keeps_the_earlier_run_and_a_running_one_refuses_a_second(t
     (["--samples", 0], "0 is not a positive number"),
     (["--samples", 50_001], "50000"),
     (["--sync-bn"], "--sync-bn needs DDP on GPUs"),
-    (["--log-file", "/dev/null/run.jsonl"], "--log-file /dev/null/run.jsonl"),
+    (["--log-file", "/dev/null/run.jsonl"], "--log-file: cannot write in /dev/null"),
     (["--log-file", "."], "--log-file .: Is a directory"),
     (["--data-path", "/dev/null/data"], "--data-path: cannot write in /dev/null/data"),
     (["--save-model", "/dev/null/model.pt"], "--save-model: cannot write in /dev/null"),
@@ -248,7 +248,7 @@ def test_torch_distributed_launch_still_works(tmp_path):
 
 def test_what_srun_sets_makes_a_job(tmp_path):
     """Two tasks with the variables of a Slurm step, MASTER_ADDR and MASTER_PORT found from them (not Slurm itself)."""
-    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
             "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7341"}
     log = tmp_path / "run.jsonl"
     tasks = [launch.start(0, *SMALL, "--log-file", log, **step, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))

@@ -5,8 +5,8 @@ import torch
 
 import utils
 
-STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NODELIST": "gpu-[007-009,12]",
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NODELIST": "gpu-[007-009,12]",
         "SLURM_JOB_ID": "4200001"}
 
 
@@ -43,7 +43,8 @@ def test_slurm_step_on_four_nodes():
     env = dict(STEP)
     here = utils.find_placement("cpu", env=env)
     assert (here.rank, here.local_rank, here.world_size, here.local_world_size, here.nodes) == (5, 1, 7, 2, 4)
-    assert (here.launcher, env["MASTER_ADDR"], env["MASTER_PORT"]) == ("srun", "gpu-007", "20001")
+    assert (here.launcher, env["MASTER_ADDR"]) == ("srun", "gpu-007")
+    assert int(env["MASTER_PORT"]) == 20_000 + 16 * 4_200_001 % 20_000
     kept = utils.find_placement("cpu", env=(env := {**STEP, "MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "29500"}))
     assert kept.rank == 5 and (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.1.1.1", "29500")
 
@@ -52,6 +53,20 @@ def test_slurm_step_on_four_nodes():
 def test_missing_slurm_variable_is_named(missing):
     with pytest.raises(ValueError, match=f"{missing} is not set"):
         utils.find_placement("cpu", env={k: v for k, v in STEP.items() if k != missing})
+
+
+def test_slurm_that_shows_each_task_its_own_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert utils.find_placement(env=dict(STEP)).backend == "gloo", "two tasks of this node share what they see"
+    here = utils.find_placement(env={**STEP, "SLURM_GPUS_PER_TASK": "1"})
+    assert (here.backend, str(here.device)) == ("nccl", "cuda:0")
+
+
+@pytest.mark.parametrize(("nodelist", "first"), [("node1", "node1"), ("a3,a4", "a3"), ("n[2,5]", "n2"),
+                                                 ("gpu[01-02]-ib,x9", "gpu01-ib")])
+def test_first_node_of_a_slurm_list(nodelist, first):
+    utils.find_placement("cpu", env=(env := {**STEP, "SLURM_STEP_NODELIST": nodelist}))
+    assert env["MASTER_ADDR"] == first
 
 
 def test_unusable_launcher_environment_is_named():

@@ -125,6 +125,7 @@ wall = {"one process": time.perf_counter() - start}
 
 # %% [markdown]
 # Now several, in one line. `torchrun` starts the processes and tells each one its rank. `main.py` does the rest.
+# This way of training is called **DDP**: `DistributedDataParallel`.
 
 # %%
 start = time.perf_counter()
@@ -256,16 +257,24 @@ show(pd.DataFrame([
 # The PyTorch manual [advises DDP instead](https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html),
 # also on one machine. You have just run DDP.
 #
-# With one machine you can still rehearse two nodes: type their command in two terminals, with `localhost` for
-# `FIRST_NODE` and `--nproc_per_node=1`. Each `torchrun` then plays a node.
+# With one machine you can still rehearse two nodes. Type this in two terminals; each `torchrun` then plays a node:
+#
+# `torchrun --nnodes=2 --nproc_per_node=1 --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=localhost:29400 main.py --device cpu`
+#
+# Elastic restarts the script with the nodes that are left. `main.py` then trains from the beginning: it saves the weights
+# at the end only.
 
 # %% [markdown]
 # ## The words from here on
 
 # %%
 words = {
+    "epoch": "one pass over all training images",
+    "gradient": "for each weight, which way and how much to change it; `backward()` computes it",
+    "node": "one machine of several that work on a job",
+    "backend": "the library that carries tensors between processes: gloo (CPU), NCCL (GPUs)",
     "process": "a running program with memory of its own. Processes share no variables: they send messages",
-    "rank": "the number of a process in the job, from 0; also that process itself",
+    "rank": "a process of the job; also its number, from 0",
     "local rank": "its number among the processes of the same machine, from 0. It picks the GPU",
     "world size": "how many ranks the job has",
     "shard": "the part of the images that one rank trains on in an epoch",

@@ -398,8 +398,8 @@ pd.DataFrame(rows).set_index("class 1 ahead by").round(4)
 # softmax first it hardly pulls at all. No optimizer can repair that: the worst mistakes teach the least.
 #
 # There is a way to see the mistake in a log. A model that is sure of every answer has the lowest loss when it is right,
-# and 1 more when it is wrong. On average that is log(e + 9) − accuracy. (A model that has only begun to learn is not
-# sure, and lies below that line.) The dashed run is not ours: a tutorial published it
+# and 1 more when it is wrong. On average that is log(e + 9) − accuracy. (A model that only guesses is not sure: its loss
+# is log 10, a little below that line.) The dashed run is not ours: a tutorial published it
 # (`results/recorded/tutorial-one-gpu-vs-eight`). Which of our two models does it look like?
 
 # %%

@@ -147,7 +147,7 @@ Markdown(f"You predicted {my_prediction:g}. min(ranks, devices) is {limit[8]}{tu
          f"Measured: eight ranks are **{eight.speedup:.2f} times as fast** as one.")
 
 # %% [markdown]
-# **Where is the banner?** In a terminal, `torchrun` usually begins with four lines of asterisks about
+# **Where is the banner?** In a terminal, `torchrun` usually begins with a banner of asterisks about
 # `OMP_NUM_THREADS`. We have set that variable, so it kept quiet. Here it is, with a command that does nothing:
 
 # %%
