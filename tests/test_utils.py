@@ -6,7 +6,8 @@ import torch
 import utils
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1",
-        "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NODELIST": "gpu-[007-009,12]",
+        "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NUM_NODES": "4",
+        "SLURM_STEP_NODELIST": "gpu-[007-009,12]",
         "SLURM_JOB_ID": "4200001"}
 
 
