@@ -23,7 +23,7 @@ import pandas as pd
 from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 from matplotlib.transforms import Bbox
 
@@ -32,6 +32,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ["o", "s", "^", "D", "v", "p", "h"]  # each has an inside that can be hollow
 LINES = {"live": "-", "recorded": "--", "predicted": ":"}
 PHASES = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73"}
+EVENTS = PHASES | {"wait": "#BDBDBD", "all-reduce": "#D55E00"}  # of a timeline
 GREY = "#5F5F5F"
 WARNING = "#D55E00"
 
@@ -116,6 +117,47 @@ def phases(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """What each rank did, and when: a bar an event, a lane for each `rank` and, if there is such a column, `lane`.
+
+    Columns: `rank`, `event` (what was done: the colour), `start` and `end` (ms); a `text` stands in its bar where it
+    fits. Bars of a lane that overlap in time stand below each other.
+    """
+    _need(events, ["start"])
+    _need(events, ["end"])
+    ax = _axes(ax)
+    events = events.assign(lane=events.get("lane", "")).sort_values("start", kind="stable")
+    names = list(dict.fromkeys(events["event"]))
+    others = iter([colour for colour in COLOURS if colour not in EVENTS.values()] * len(names))
+    colours = {name: EVENTS.get(name) or next(others) for name in names}
+    names.sort(key=lambda name: list(EVENTS).index(name) if name in EVENTS else len(EVENTS))
+    inch = (events["end"].max() - events["start"].min()) / (ax.figure.get_figwidth() * ax.get_position().width)
+    top, ticks = 0.0, {}
+    for rank, of_rank in events.groupby("rank"):
+        for lane, bars in of_rank.groupby("lane", sort=False):
+            free = []  # from when on, for each row of this lane
+            for _, bar in bars.iterrows():
+                row = next((row for row, end in enumerate(free) if end <= bar["start"] + 1e-9), len(free))
+                free[row:row + 1] = [bar["end"]]
+                colour, length = colours[bar["event"]], bar["end"] - bar["start"]
+                ax.barh(top + row, length, left=bar["start"], height=0.85, color=colour, edgecolor="white", linewidth=1)
+                text = _plain(_get(bar, "text", ""))
+                if length > 0.12 * inch * len(text):  # a character of 14 points takes about that
+                    ax.text(bar["start"] + length / 2, top + row, text, ha="center", va="center", fontsize=14,
+                            fontweight="bold", color="white")
+            ticks[top + (len(free) - 1) / 2] = f"rank {rank}" + (f"\n{_plain(lane)}" if lane else "")
+            top += len(free)
+        top += 0.6
+    ax.set_yticks(list(ticks), list(ticks.values()))
+    ax.set_ylim(top - 0.9, -0.7)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("milliseconds")
+    key = [Patch(color=colours[name], label=name) for name in names]
+    _head(ax, events.assign(label=events.get("label", "run")), "What each rank did, and when", key, columns=len(key))
+    return ax
+
+
 # ---------------------------------------------------------------- run against run
 
 
@@ -153,6 +195,66 @@ def efficiency(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     ax = _scaling(table, "efficiency", ax, "Efficiency", "speed-up / ranks (%)", "{:.0%}", ideal=lambda n: 0 * n + 1)
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
     return ax
+
+
+# ---------------------------------------------------------------- who sees what
+
+
+def sampler_map(
+    df: pd.DataFrame, ax: Axes | None = None, rows: str = "rank", title: str = "Which rank sees which item"
+) -> Axes:
+    """A column an item, a row a rank; with `rows="epoch"` a row an epoch, and the ranks are colours.
+
+    `df` has a line each time an item is seen: `epoch`, `rank`, `item`, and `place`, the item's place in the rank's
+    shard, which is written into the cell. What is seen again in an epoch is hatched. An item that nobody sees has a
+    line without `rank`, a rank that sees nothing a line without `item`.
+    """
+    _need(df, ["item"])
+    if rows == "rank" and df["epoch"].nunique() > 1:
+        raise ValueError('nothing to draw: there are several epochs; choose one, or rows="epoch"')
+    ax = _axes(ax)
+    seen = df.dropna(subset=["rank", "item"]).sort_values(["place", "rank"])  # the order in which they are dealt
+    seen = seen.assign(again=seen.duplicated(["epoch", "item"]))
+    missed = df[df["rank"].isna()]
+    ys = {value: y for y, value in enumerate(sorted(df[rows].dropna().unique()))}
+    last = int(df["item"].max())
+    font = {"fontsize": 17 if last < 25 else 12, "fontweight": "bold", "ha": "center", "va": "center"}
+    for (line, item), cell in seen.groupby([rows, "item"]):
+        height = 0.9 / len(cell)  # an epoch's cell is shared by all ranks that see the item
+        for slot, view in enumerate(cell.itertuples()):
+            colour, bottom = _rank_colour(view.rank), ys[line] - 0.45 + slot * height
+            look = {"facecolor": "white", "hatch": "//"} if view.again else {"facecolor": colour}
+            ax.add_patch(Rectangle((item - 0.45, bottom), 0.9, height, edgecolor=colour, linewidth=2, **look))
+            if last < 42 and len(cell) == 1:
+                ink = "black" if view.again or _is_light(colour) else "white"
+                halo = [patheffects.withStroke(linewidth=4, foreground="white")] if view.again else None
+                ax.text(item, bottom + height / 2, f"{view.place:.0f}", color=ink, path_effects=halo, **font)
+    for item, epoch in zip(missed["item"], missed["epoch"], strict=True):
+        for y in [ys[epoch]] if rows == "epoch" else ys.values():
+            ax.text(item, y, "×", color=WARNING, **font | {"fontsize": 22})
+    ax.set(xlim=(-0.6, last + 0.6), ylim=(len(ys) - 0.4, -0.6))
+    ax.set_xlabel("item (in the cell: place in the shard)")
+    ax.set_yticks(list(ys.values()), [f"{rows} {value:.0f}" for value in ys])
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
+    ax.grid(visible=False)
+    ax.tick_params(length=0)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ranks = sorted(seen["rank"].unique()) if rows == "epoch" else []
+    key = [Patch(color=_rank_colour(rank), label=f"rank {rank:.0f}") for rank in ranks]
+    if seen["again"].any():
+        key.append(Patch(facecolor="white", edgecolor="black", hatch="//", label="seen again (padding)"))
+    if not missed.empty:
+        key.append(Line2D([], [], linestyle="", marker="x", color=WARNING, label="seen by nobody"))
+    _head(ax, df.assign(label=""), title, key, columns=max(1, len(key)))
+    return ax
+
+
+def _rank_colour(rank: float) -> str:
+    return COLOURS[int(rank) % len(COLOURS)]
+
+
+def _is_light(colour: str) -> bool:
+    return np.dot(mpl.colors.to_rgb(colour), [0.30, 0.59, 0.11]) > 0.5
 
 
 # ---------------------------------------------------------------- what they are made of

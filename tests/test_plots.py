@@ -263,6 +263,60 @@ def test_a_run_of_unknown_world_size_is_left_out(live):
         plots.throughput(table.iloc[2:])
 
 
+# ---------------------------------------------------------------- who sees what
+
+
+def dealt(n, world_size, epoch=0, drop_last=False):
+    """The table of `sampler_map`: items 0 to n - 1, dealt like cards."""
+    count = (n // world_size if drop_last else -(-n // world_size)) * world_size
+    lines = [(epoch, i % world_size, i // world_size, i % n) for i in range(count)]
+    lines += [(epoch, None, None, item) for item in range(count, n)]
+    return pd.DataFrame(lines, columns=["epoch", "rank", "place", "item"])
+
+
+def cells(ax):
+    """(item, row, hatched) of each cell of a map."""
+    return {(round(p.get_x() + 0.45), round(p.get_y() + 0.45), bool(p.get_hatch())) for p in ax.patches}
+
+
+def test_the_map_has_a_column_an_item_and_a_row_a_rank():
+    ax = plots.sampler_map(dealt(20, 2))
+    assert cells(ax) == {(item, item % 2, False) for item in range(20)}
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
+    assert [t.get_text() for t in ax.texts] == [str(i // 2) for r in (0, 1) for i in range(r, 20, 2)]
+    assert ax.get_title(loc="left") and ax.get_xlabel() and ax.get_legend() is None
+
+
+def test_the_map_marks_what_is_seen_again_and_what_nobody_sees():
+    ax = plots.sampler_map(dealt(3, 8))
+    assert cells(ax) == {(rank % 3, rank, rank >= 3) for rank in range(8)}
+    assert "seen again (padding)" in texts(ax) and "×" not in texts(ax)
+    ax = plots.sampler_map(dealt(21, 2, drop_last=True))
+    assert cells(ax) == {(item, item % 2, False) for item in range(20)}
+    assert [t.get_position() for t in ax.texts if t.get_text() == "×"] == [(20, 0), (20, 1)]
+    assert "seen by nobody" in texts(ax) and "seen again (padding)" not in texts(ax)
+
+
+def test_the_map_of_several_epochs_has_a_row_an_epoch_and_a_colour_a_rank():
+    both = pd.concat([dealt(3, 2, epoch) for epoch in (0, 1)])
+    ax = plots.sampler_map(both, rows="epoch", title="mine")
+    assert {"epoch 0", "epoch 1", "rank 0", "rank 1"} <= set(texts(ax)) and ax.get_title(loc="left") == "mine"
+    drawn = [(round(p.get_x() + 0.45), p.get_edgecolor()[:3], round(p.get_height(), 2)) for p in ax.patches]
+    first, second = (mpl.colors.to_rgb(colour) for colour in plots.COLOURS[:2])
+    assert drawn == [(0, first, 0.45), (0, second, 0.45), (1, second, 0.9), (2, first, 0.9)] * 2, "item 0 is shared"
+    with pytest.raises(ValueError, match="several epochs"):
+        plots.sampler_map(both)
+
+
+def test_the_map_of_ranks_that_see_nothing():
+    nothing = pd.DataFrame({"epoch": 0, "rank": [0, 1, None], "place": np.nan, "item": [np.nan, np.nan, 0]})
+    ax = plots.sampler_map(nothing)
+    assert not ax.patches and [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
+    assert "seen by nobody" in texts(ax)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.sampler_map(dealt(3, 2).iloc[:0])
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -310,3 +364,59 @@ def test_a_curve_made_by_hand_needs_only_what_is_drawn():
     table = pd.DataFrame({"label": ["mine", "mine"], "epoch": [0, 1], "loss": [2.0, 1.0]})
     (line,) = plots.loss_by_epoch(table).get_lines()
     assert list(line.get_ydata()) == [2.0, 1.0]
+
+
+# ---------------------------------------------------------------- timeline
+
+
+def happened(*rows):
+    return pd.DataFrame(rows, columns=["rank", "lane", "event", "start", "end", "text"])
+
+
+EVENTS = happened(
+    (0, "compute", "forward", 0.0, 3.0, None),
+    (0, "compute", "backward", 3.0, 9.0, None),
+    (0, "all-reduce", "all-reduce", 5.0, 8.0, "0"),
+    (0, "all-reduce", "all-reduce", 7.0, 9.5, "1"),
+    (1, "compute", "forward", 0.0, 4.0, None),
+    (1, "compute", "checkpoint", 4.0, 9.0, "$x$"),
+)
+
+
+def bars_of(ax):
+    return [(bar.get_x(), bar.get_x() + bar.get_width(), bar.get_y() + bar.get_height() / 2) for bar in ax.patches]
+
+
+def test_timeline_draws_each_event_from_its_start_to_its_end():
+    ax = plots.timeline(EVENTS.sample(frac=1, random_state=0))
+    drawn = sorted((start, end) for start, end, _ in bars_of(ax))
+    np.testing.assert_allclose(drawn, sorted(zip(EVENTS["start"], EVENTS["end"], strict=True)))
+    lanes = [text.get_text() for text in ax.get_yticklabels()]
+    assert lanes == ["rank 0\ncompute", "rank 0\nall-reduce", "rank 1\ncompute"]
+    assert "milliseconds" in ax.get_xlabel()
+    assert {"forward", "backward", "all-reduce", "checkpoint"} == {t.get_text() for t in ax.get_legend().get_texts()}
+    colours = [bar.get_facecolor() for bar in ax.patches]
+    assert len(set(colours)) == 4, "a colour for each kind of event"
+
+
+def test_timeline_never_draws_one_bar_over_another():
+    numbers = np.random.default_rng(0)
+    start = numbers.uniform(0, 10, 60)
+    many = pd.DataFrame({"rank": numbers.integers(0, 3, 60), "event": "all-reduce", "start": start,
+                         "end": start + numbers.uniform(0.1, 4, 60)})
+    drawn = bars_of(plots.timeline(many))
+    assert len(drawn) == 60
+    for i, (start, end, row) in enumerate(drawn):
+        assert not any(abs(row - other) < 0.9 and start < b - 1e-6 and a < end - 1e-6 for a, b, other in drawn[:i])
+
+
+def test_timeline_writes_where_there_is_room_and_draws_where_it_is_told():
+    figure, (left, right) = plt.subplots(1, 2)
+    assert plots.timeline(EVENTS, right) is right and not left.has_data()
+    assert {"0", "1", r"\$x\$"} <= set(texts(right))
+    long = "a text that is much longer than its bar"
+    assert long not in texts(plots.timeline(EVENTS.assign(text=long), plt.figure(figsize=(4, 3)).subplots()))
+    with pytest.raises(ValueError, match="no rows"):
+        plots.timeline(EVENTS.iloc[:0])
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.timeline(EVENTS.drop(columns="end"))
