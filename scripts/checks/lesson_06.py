@@ -1,0 +1,380 @@
+"""Exercises of notebook 06. Three of them run on ranks: the learner's functions stand in a file,
+
+    torchrun --nproc_per_node=2 scripts/ddp_steps.py --step answer --answer results/live/06_answer.py \
+        --out results/live/06_answer.json
+
+measures what they do there, and a check takes that JSON file. A check given a function starts two ranks for it itself.
+"""
+
+import json
+import multiprocessing
+import tempfile
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import utils
+from scripts.checks import Wrong, exercise
+
+RANKS, LIMIT = 2, 30  # of a check that starts ranks itself; LIMIT in seconds
+
+# ---------------------------------------------------------------------------------- on each rank: what a function does
+
+
+def measure_average_gradients(function):
+    """Gradients before and after, on each rank; and by how much the weights moved, which differ between the ranks."""
+    rank = dist.get_rank()
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[10.0 + rank, 20.0 - rank]]))
+    model.weight.grad = torch.tensor([[1.0 + 2 * rank, 6.0 - 4 * rank]])
+    before, own = model.weight.detach().clone(), model.weight.grad.flatten().tolist()
+    function(model)
+    moved = (model.weight.detach() - before).abs().max().item()
+    return gathered({"own": own, "got": model.weight.grad.flatten().tolist(), "weights_moved": moved})
+
+
+def measure_accuracy(function):
+    """What the function makes of each rank's hits and images: the shards are unequal."""
+    rank = dist.get_rank()
+    images = 10 * (1 + 2 * rank)
+    hits = images - 1 - 8 * rank
+    return gathered({"hits": hits, "images": images, "got": float(function(hits, images))})
+
+
+def measure_train(function):
+    """All-reduces and weights after two updates of three batches each, beside one process on all ranks' batches."""
+    rank, ranks, every = dist.get_rank(), dist.get_world_size(), 3
+    numbers = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(6, ranks, 4, 5, generator=numbers), torch.randint(3, (6, ranks, 4), generator=numbers)
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    start = model.weight.detach().clone()
+    reference = nn.Linear(5, 3)
+    reference.load_state_dict(model.state_dict())
+    for batch, answers in zip(inputs.split(every), labels.split(every), strict=True):
+        loss = cross_entropy(reference(batch.flatten(0, -2)), answers.flatten())
+        gradients = torch.autograd.grad(loss, [reference.weight, reference.bias])
+        for parameter, gradient in zip((reference.weight, reference.bias), gradients, strict=True):
+            parameter.data -= 0.01 * gradient
+
+    sizes = []
+
+    def count(_, bucket):
+        sizes.append(bucket.buffer().nbytes)
+        mean = bucket.buffer().div_(ranks)
+        return dist.all_reduce(mean, async_op=True).get_future().then(lambda future: future.value()[0])
+
+    parallel = DistributedDataParallel(model)
+    parallel.register_comm_hook(None, count)
+    batches = list(zip(inputs[:, rank], labels[:, rank], strict=True))
+    function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), every)
+    path, wanted = (model.weight.detach() - start).flatten(), (reference.weight.detach() - start).flatten()
+    return gathered({"batches": len(batches), "every": every, "all_reduces": len(sizes),
+                     "weights": model.weight.flatten().tolist(), "off": (path - wanted).abs().max().item(),
+                     "size": wanted.abs().max().item(), "times": (path @ wanted / (wanted @ wanted)).item()})
+
+
+def gathered(mine):
+    of_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, mine)
+    return of_ranks
+
+
+MEASURES = {"average_gradients": measure_average_gradients, "accuracy": measure_accuracy, "train": measure_train}
+
+
+def measure(name, function):
+    """Findings of one function, a dict a rank; {"untried": True}, or {"error": what it raised}."""
+    try:
+        return MEASURES[name](function)
+    except NotImplementedError:
+        return {"untried": True}
+    except Exception as error:  # the learner's: to be told, not to end the ranks
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def measure_all(functions):
+    return {name: measure(name, functions[name]) if name in functions else {"untried": True} for name in MEASURES}
+
+
+# ------------------------------------------------------------------------------------- what a check is given
+
+
+def findings(name, attempt):
+    """A dict a rank. `attempt` is the JSON file of `--step answer`, or a function, for which two ranks are started."""
+    if callable(attempt):
+        found = on_ranks(name, attempt)
+    else:
+        try:
+            found = json.loads(Path(attempt).read_text())["answer"][name]
+        except FileNotFoundError:
+            raise NotImplementedError from None
+    if "untried" in found:
+        raise NotImplementedError
+    if "error" in found:
+        raise Wrong(f"On the ranks it raised {found['error']}")
+    return found
+
+
+def on_ranks(name, function):
+    """Measure a function, importable by name, on RANKS processes of this machine."""
+    context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
+    context.set_forkserver_preload(["torch", "torch.nn.parallel"])
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [context.Process(target=be_rank, args=(rank, folder, name, function)) for rank in range(RANKS)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(LIMIT)
+            rank.kill()
+            rank.join()
+        try:
+            return json.loads(Path(folder, "findings").read_text())
+        except FileNotFoundError:
+            raise Wrong(f"No end within {LIMIT} s. Does every rank make the same all-reduces?") from None
+
+
+def be_rank(rank, folder, name, function):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS,
+                            timeout=timedelta(seconds=LIMIT / 2))
+    utils.defer_compiler()  # after it: joining the group brings in the real one
+    found = measure(name, function)
+    if rank == 0:
+        Path(folder, "part").write_text(json.dumps(found))
+        Path(folder, "part").rename(Path(folder, "findings"))
+    dist.barrier()  # the others may still read from rank 0
+    utils.exit_now()
+
+
+def close(got, wanted):
+    return all(abs(a - b) < 1e-5 for a, b in zip(got, wanted, strict=True))
+
+
+# ------------------------------------------------------------------------------------- 1: average the gradients
+
+
+def average_gradients(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def sum_gradients(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+def average_weights(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size()
+
+
+def divide_only(model):
+    for parameter in model.parameters():
+        parameter.grad /= dist.get_world_size()
+
+
+@exercise(
+    solution=average_gradients,
+    hint="dist.all_reduce(tensor) puts the sum over the ranks in the tensor's place. What turns a sum into a mean?",
+    mistakes={"sum, not divided": sum_gradients, "weights instead of gradients": average_weights,
+              "divided, not summed": divide_only},
+)
+def average(attempt):
+    """After your function every rank has the same gradient, the mean over the ranks: that of one process on the
+    whole batch, as long as the shards are equal."""
+    ranks = findings("average_gradients", attempt)
+    total = [sum(values) for values in zip(*(rank["own"] for rank in ranks), strict=True)]
+    mean = [value / len(ranks) for value in total]
+    if any(rank["weights_moved"] for rank in ranks):
+        raise Wrong("Your function changed the weights. What the ranks share is the gradients: parameter.grad. The "
+                    "optimizer then changes the weights, on every rank alike.")
+    if all(close(rank["got"], total) for rank in ranks):
+        raise Wrong(f"That is the sum over the ranks, {len(ranks)} times the mean: it is as if the learning rate were "
+                    f"{len(ranks)} times as large. Divide by dist.get_world_size().")
+    if not all(close(rank["got"], ranks[0]["got"]) for rank in ranks):
+        raise Wrong("The ranks still have different gradients, so their weights will drift apart. Have you called "
+                    "dist.all_reduce on each gradient?")
+    if not close(ranks[0]["got"], mean):
+        raise Wrong(f"The ranks had the gradients {' and '.join(str(rank['own']) for rank in ranks)}. Their mean is "
+                    f"{mean}; you have {ranks[0]['got']}.")
+
+
+# ------------------------------------------------------------------------------------- 2: accuracy over all ranks
+
+
+def accuracy(hits, images):
+    sums = torch.tensor([hits, images], dtype=torch.float64)
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+def average_of_averages(hits, images):
+    mean = torch.tensor(hits / images, dtype=torch.float64)
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size()
+
+
+def own_hits_of_all_images(hits, images):
+    total = torch.tensor(float(images))
+    dist.all_reduce(total)
+    return hits / total.item()
+
+
+def own_accuracy(hits, images):
+    return hits / images
+
+
+@exercise(
+    solution=accuracy,
+    hint="Put hits and images into one tensor, all-reduce it, and divide last.",
+    mistakes={"average of averages": average_of_averages, "own hits of all images": own_hits_of_all_images,
+              "own accuracy": own_accuracy},
+)
+def overall(attempt):
+    """Sums and counts, added up over the ranks, and divided last: the same number on every rank, and that of one
+    process, whatever the shards."""
+    ranks = findings("accuracy", attempt)
+    hits, images, got = ([rank[name] for rank in ranks] for name in ("hits", "images", "got"))
+    shards = " and ".join(f"{hit} of {image}" for hit, image in zip(hits, images, strict=True))
+    said = " and ".join(f"{value:.3f}" for value in got)
+    if close(got, [hit / sum(images) for hit in hits]):
+        raise Wrong(f"You divided each rank's own hits by all images: {said}. The hits must be added up over the "
+                    "ranks, too. This is the tutorial's 0.06.")
+    averages = [hit / image for hit, image in zip(hits, images, strict=True)]
+    if close(got, averages):
+        raise Wrong(f"Each rank tells of its own shard alone: {said}. Rank 0's number is that of rank 0's images.")
+    if close(got, [sum(averages) / len(ranks)] * len(ranks)):
+        raise Wrong(f"The average of the ranks' averages is {got[0]:.3f}. But the shards are unequal, {shards}: an "
+                    "image in a small shard would count for more. Add hits and images up first, and divide last.")
+    if not close(got, [sum(hits) / sum(images)] * len(ranks)):
+        raise Wrong(f"The hits were {shards}, so {sum(hits)} of {sum(images)} = {sum(hits) / sum(images):.3f} on every "
+                    f"rank. You have {said}.")
+
+
+# ------------------------------------------------------------------------------------- 3: where no_sync goes
+
+
+def train(ddp, batches, optimizer, every):
+    for number, (inputs, labels) in enumerate(batches, start=1):
+        update = number % every == 0
+        with nullcontext() if update else ddp.no_sync():
+            (cross_entropy(ddp(inputs), labels) / every).backward()
+        if update:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def around_backward(ddp, batches, optimizer, every):
+    for number, (inputs, labels) in enumerate(batches, start=1):
+        update = number % every == 0
+        loss = cross_entropy(ddp(inputs), labels) / every
+        with nullcontext() if update else ddp.no_sync():
+            loss.backward()
+        if update:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def around_everything(ddp, batches, optimizer, every):
+    with ddp.no_sync():
+        for number, (inputs, labels) in enumerate(batches, start=1):
+            (cross_entropy(ddp(inputs), labels) / every).backward()
+            if number % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def not_divided(ddp, batches, optimizer, every):
+    for number, (inputs, labels) in enumerate(batches, start=1):
+        update = number % every == 0
+        with nullcontext() if update else ddp.no_sync():
+            cross_entropy(ddp(inputs), labels).backward()
+        if update:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@exercise(
+    solution=train,
+    hint="`with ddp.no_sync():` around forward and backward of every batch but each `every`-th. "
+         "contextlib.nullcontext() is a `with` that does nothing.",
+    mistakes={"only around backward": around_backward, "around everything": around_everything,
+              "loss not divided": not_divided},
+)
+def accumulate(attempt):
+    """One all-reduce an update, not one a batch, and the weights are those of one process with the large batch."""
+    ranks = findings("train", attempt)
+    one, (batches, every) = ranks[0], (ranks[0]["batches"], ranks[0]["every"])
+    needed, exact = batches // every, 1e-4 * one["size"]
+    if one["all_reduces"] == 0:
+        apart = max(abs(a - b) for a, b in zip(one["weights"], ranks[-1]["weights"], strict=True))
+        raise Wrong(f"No all-reduce at all: the ranks' weights differ by {apart:.1e}. The last batch before each "
+                    "update must be outside no_sync: its backward brings the gradients of all of them together.")
+    if one["all_reduces"] == batches:
+        raise Wrong(f"{batches} all-reduces for {batches} batches: nothing was saved. Does no_sync stand around "
+                    "backward alone? The forward decides whether DDP will synchronise, so it must be inside, too.")
+    if one["all_reduces"] != needed:
+        raise Wrong(f"{one['all_reduces']} all-reduces for {batches} batches. With an update each {every} batches, "
+                    f"{needed} are enough.")
+    if abs(one["times"] - every) < 0.1:
+        raise Wrong(f"The all-reduces are right, but the weights moved {one['times']:.1f} times as far as with one "
+                    f"large batch. Gradients of {every} batches add up: divide each loss by {every}.")
+    if max(rank["off"] for rank in ranks) > exact:
+        raise Wrong(f"The all-reduces are right, but the weights are not those of one process with the large batch: "
+                    f"they differ by {max(rank['off'] for rank in ranks):.1e}. Is there an update, then a zero_grad, "
+                    f"after each {every} batches?")
+
+
+# ------------------------------------------------------------------------------------- 4: the global batch
+
+
+def settings(ranks, batch_size, lr):
+    return ranks * batch_size, lr * ranks
+
+
+def as_before(ranks, batch_size, lr):
+    return batch_size, lr
+
+
+def same_rate(ranks, batch_size, lr):
+    return ranks * batch_size, lr
+
+
+def smaller_rate(ranks, batch_size, lr):
+    return ranks * batch_size, lr / ranks
+
+
+@exercise(
+    solution=settings,
+    hint="How many images does one update see? The rule: the learning rate grows as that number does.",
+    mistakes={"the batch of one rank": as_before, "the rate left alone": same_rate, "the rate divided": smaller_rate},
+)
+def scaled(attempt):
+    """The batch size is per process, so the global batch grows with the ranks; and by the linear scaling rule the
+    learning rate grows with it (Goyal et al. 2017, arXiv 1706.02677, who warm up to it). It is a rule of thumb for
+    SGD."""
+    for ranks, batch_size, lr in ((8, 64, 0.1), (2, 32, 0.05)):
+        batch, rate = attempt(ranks, batch_size, lr)
+        case = f"With {ranks} ranks, batch {batch_size} a process and lr {lr} for one of them"
+        if batch == batch_size:
+            raise Wrong(f"{case}: {batch_size} images is what one rank sees. The update is made of all ranks' images.")
+        if batch != ranks * batch_size:
+            raise Wrong(f"{case}, an update sees {ranks * batch_size} images, not {batch}.")
+        if abs(rate - lr) < 1e-9:
+            raise Wrong(f"{case}: you left the learning rate at {lr}. Each epoch now has {ranks} times fewer updates, "
+                        "each as long as before: it gets less far. The linear scaling rule makes the updates longer.")
+        if abs(rate - lr / ranks) < 1e-9:
+            raise Wrong(f"{case}: you divided the learning rate. But DDP has divided already: it averages. There are "
+                        f"{ranks} times fewer updates, so each must be longer, not shorter.")
+        if abs(rate - lr * ranks) > 1e-9:
+            raise Wrong(f"{case}: the linear scaling rule gives {lr * ranks:g}, you have {rate:g}.")

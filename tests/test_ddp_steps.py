@@ -1,0 +1,232 @@
+"""The steps from nothing to DDP, on 2 and 3 ranks: what notebook 06 says of each is a fact here."""
+
+import difflib
+import inspect
+import json
+import subprocess
+
+import launch
+import psutil
+import pytest
+import torch
+
+import utils
+from scripts import ddp_steps
+from scripts.checks import lesson_06
+
+ROUNDING = 1e-5
+SAME = ["average", "bucketed", "overlapped", "ddp"]  # the training of one process
+SCRIPT = "scripts/ddp_steps.py"
+ANSWERS = {
+    "right": (lesson_06.average_gradients, lesson_06.accuracy, lesson_06.train),
+    "wrong": (lesson_06.sum_gradients, lesson_06.average_of_averages, lesson_06.around_backward),
+}
+
+
+def run(ranks, *arguments, **env):
+    return subprocess.run(launch.command(ranks, SCRIPT, "--dataset", "synthetic", *arguments), cwd=launch.ROOT,
+                          env=launch.environment(**env), capture_output=True, text=True, timeout=launch.LIMIT)
+
+
+def write_answer(path, functions):
+    source = "\n\n".join(inspect.getsource(function) for function in functions)
+    for function, name in zip(functions, lesson_06.MEASURES, strict=True):
+        source = source.replace(f"def {function.__name__}(", f"def {name}(")
+    path.write_text("from contextlib import nullcontext\nimport torch\nimport torch.distributed as dist\n"
+                    "from torch.nn.functional import cross_entropy\n" + source)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request, tmp_path_factory):
+    """The findings of every step on 2 and on 3 ranks, in one start each."""
+    folder = tmp_path_factory.mktemp("ddp_steps")
+    write_answer(folder / "answer.py", ANSWERS["right"])
+    done = run(request.param, "--step", *ddp_steps.PROOFS, *ddp_steps.QUESTIONS, "--steps", 6, "--width", 128,
+               "--bucket-mb", 0.05, 1000, "--answer", folder / "answer.py", "--out", folder / "found.json")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["answer.py", "found.json", "found.pt"]
+    assert not [p for p in psutil.Process().children(recursive=True) if SCRIPT in " ".join(p.cmdline())], "a stray rank"
+    return {**json.loads((folder / "found.json").read_text()), "folder": folder, "console": done.stdout}
+
+
+def test_nothing_and_broadcast_drift_apart(found):
+    assert all(apart > 0.01 for apart in found["independent"]["between_ranks"])
+    start, *later = found["broadcast"]["between_ranks"]
+    assert start == 0 and all(apart > 1e-4 for apart in later)
+    assert found["broadcast"]["from_one_process"][0] == 0 < 1e-4 < found["broadcast"]["from_one_process"][-1]
+
+
+@pytest.mark.parametrize("step", SAME)
+def test_averaged_gradients_are_the_training_of_one_process(found, step):
+    assert len(found[step]["between_ranks"]) == len(found[step]["from_one_process"]) == 7
+    assert found[step]["between_ranks"] == [0] * 7
+    assert max(found[step]["from_one_process"]) < ROUNDING
+
+
+def test_buckets_are_fewer_than_gradients_and_hold_each_once():
+    model = utils.ConvNet()
+    buckets = ddp_steps.make_buckets(model)
+    assert 1 < len(buckets) < len(list(model.parameters()))
+    assert [id(p) for bucket in buckets for p in bucket] == [id(p) for p in reversed(list(model.parameters()))]
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, number)
+    for bucket in buckets:
+        ddp_steps.unpack(2 * ddp_steps.pack(bucket), bucket)
+    assert all(bool((p.grad == 2 * number).all()) for number, p in enumerate(model.parameters()))
+
+
+def test_each_step_differs_from_the_last_in_a_few_lines():
+    steps = list(ddp_steps.PROOFS.values())
+    for old, new in zip(steps, steps[1:-1], strict=False):
+        lines = difflib.ndiff(*(inspect.getsource(step).splitlines() for step in (old, new)))
+        assert sum(line.startswith(("+ ", "- ")) for line in lines) <= 18, new.__name__
+    to_ddp = difflib.ndiff(*(inspect.getsource(step).splitlines() for step in (steps[0], steps[-1])))
+    assert sum(line.startswith("+ ") for line in to_ddp) == 3  # its name, the constructor, the call
+
+
+def test_mean_loss_needs_the_mean_and_sum_loss_the_sum(found):
+    ranks = found["world_size"]
+    times = {(row["loss"], row["over_ranks"]): row["times"] for row in found["scale"]}
+    assert times == pytest.approx({("mean", "sum"): ranks, ("mean", "mean"): 1, ("sum", "sum"): 1,
+                                   ("sum", "mean"): 1 / ranks}, rel=1e-4)
+    assert all(row["relative_difference"] < 1e-3 for row in found["scale"])
+
+
+def test_when_ddp_is_one_process_and_when_not(found):
+    weights = found["equality"]["weights"]
+    same = {"equal shards", "unequal shards, loss weighted", "dropout switched off"}
+    assert {name for name, off in weights.items() if off < ROUNDING and "Adam" not in name} == same
+    assert weights["Adam, equal shards"] <= 2.1 * found["equality"]["lr"] * found["equality"]["adam_updates"]
+    assert weights["Adam, equal shards"] > 10 * weights["equal shards"]
+    assert len(found["equality"]["shard_sizes"]) == found["world_size"] < len(set(found["equality"]["shard_sizes"])) + 2
+
+
+def test_seeds_of_dropout_and_statistics_of_batchnorm(found):
+    equality = found["equality"]
+    assert equality["masks_agree, one seed"] == 1
+    assert equality["masks_agree, a seed a rank"] == pytest.approx(0.5, abs=0.05)
+    assert equality["running_means"] > 1e-4
+
+
+def test_sync_batchnorm(found):
+    sync = found["equality"]["sync_batchnorm"]
+    if torch.cuda.is_available():
+        assert sync["weights"] < 0.1 * sync["plain"]
+    else:
+        assert sync["error"].startswith("ValueError: ") and "GPU" in sync["error"]
+
+
+def test_timeline_is_a_step_of_every_rank(found):
+    small, one = found["timeline"]
+    for run in (small, one):
+        for rank in range(found["world_size"]):
+            events = [event for event in run["events"] if event["rank"] == rank]
+            compute = [event for event in events if event["lane"] == "compute"]
+            assert [event["event"] for event in compute] == ["forward", "backward", "wait", "update"]
+            assert compute[0]["start"] == 0
+            for before, after in zip(compute, compute[1:], strict=False):
+                assert before["start"] <= before["end"] == after["start"]
+            forward, backward, wait, _ = compute
+            reduced = [event for event in events if event["event"] == "all-reduce"]
+            assert sum(event["bytes"] for event in reduced) == run["bytes"]
+            assert all(forward["end"] <= event["start"] < event["end"] <= wait["end"] for event in reduced)
+            assert max(event["start"] for event in reduced) == backward["end"]
+    count = [len({event["text"] for event in run["events"] if "text" in event}) for run in (small, one)]
+    assert count[0] > 2 and count[1] == 1
+
+
+def test_no_sync_in_the_right_place_saves_and_in_the_wrong_place_does_not(found):
+    ways = found["no_sync"]
+    assert {name: way["all_reduces"] for name, way in ways.items()} == {
+        "synchronise_each": 4, "synchronise_last": 1, "misplaced": 4, "never": 0, "around_ddp": 0}
+    for name in ("synchronise_each", "synchronise_last", "misplaced"):
+        assert ways[name]["between_ranks"] == 0 and ways[name]["from_one_process"] < ROUNDING
+    for name in ("never", "around_ddp"):
+        assert ways[name]["between_ranks"] > 1e-3 and ways[name]["from_one_process"] > 1e-3
+
+
+def test_an_unused_parameter_is_told_in_the_second_step(found):
+    silent, searching = found["unused"]["False"], found["unused"]["True"]
+    assert silent["steps"] == 1
+    assert silent["error"].startswith("Expected to have finished reduction")
+    assert "find_unused_parameters=True" in silent["error"]
+    assert searching == {"error": None, "steps": 3, "spare_has_gradient": False}
+
+
+def test_sums_and_counts_are_the_accuracy_of_one_process(found):
+    metrics = found["metrics"]
+    hits, images = ([rank[name] for rank in metrics["ranks"]] for name in ("hits", "images"))
+    assert metrics["sums"] == metrics["one_process"] == sum(hits) / sum(images) and sum(images) == 1000
+    assert metrics["own_hits_of_all_images"] == [hit / 1000 for hit in hits]
+    means = [hit / image for hit, image in zip(hits, images, strict=True)]
+    assert metrics["average_of_averages"] == pytest.approx(sum(means) / len(means)) and len(set(images)) > 1
+
+
+def test_rank_0_saves_weights_without_prefix_that_all_ranks_load(found):
+    saving = found["save"]
+    assert [seen["after"] for seen in saving["file_there"]] == [True] * found["world_size"]
+    assert saving["from_saved"] == 0
+    weights = torch.load(found["folder"] / "found.pt", map_location="cpu", weights_only=True)
+    assert all(not name.startswith("module.") for name in weights)
+    utils.ConvNet().load_state_dict(weights)
+    assert "module.conv1.weight" in saving["error"] and "All keys matched" in saving["after_cutting_the_prefix"]
+
+
+def test_every_rank_holds_everything(found):
+    default, view = found["memory"]
+    size = 4 * default["values"]
+    for rank in default["ranks"]:
+        assert rank["parameters"] == rank["gradients"] == rank["buckets"] == size
+        assert 2 * size <= rank["Adam's state"] < 2 * size + 100
+    for rank in view["ranks"]:
+        assert rank["gradients"] == 0 and rank["parameters"] == rank["buckets"] == size
+    assert len(default["ranks"]) == found["world_size"]
+
+
+def test_right_answers_on_the_ranks(found):
+    for exercise in (lesson_06.average, lesson_06.overall, lesson_06.accumulate):
+        assert exercise.verdict(found["folder"] / "found.json")[0] == "right"
+
+
+def test_wrong_and_missing_answers_on_the_ranks(tmp_path):
+    write_answer(tmp_path / "answer.py", ANSWERS["wrong"])
+    with (tmp_path / "answer.py").open("a") as file:
+        file.write("\ndef accuracy(hits, images):\n    raise NotImplementedError\n")
+    done = run(2, "--step", "answer", "--answer", tmp_path / "answer.py", "--out", tmp_path / "found.json")
+    assert done.returncode == 0, done.stderr
+    assert lesson_06.average.verdict(tmp_path / "found.json")[1].startswith("Not yet. That is the sum")
+    assert lesson_06.overall.verdict(tmp_path / "found.json")[0] == "untried"
+    assert "6 all-reduces for 6 batches" in lesson_06.accumulate.verdict(tmp_path / "found.json")[1]
+    assert lesson_06.average.verdict(tmp_path / "none.json")[0] == "untried"
+
+
+@pytest.mark.parametrize(("world_size", "options", "said"), [
+    (1, ["--step", "ddp"], "start two or more"),
+    (2, ["--step", "dpp"], "invalid choice: 'dpp'"),
+    (2, ["--step", "ddp", "--batch-size", 4], "take 8 or more"),
+    (2, ["--step", "ddp", "--steps", 0], "0 is not a positive number"),
+    (2, ["--step", "ddp", "--steps", 5000], "160000 training"),
+    (2, ["--step", "answer"], "no such file"),
+])
+def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, said, tmp_path, monkeypatch, capfd):
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}.items():
+        monkeypatch.setenv(name, value)
+    arguments = ["--dataset", "synthetic", *options, "--out", tmp_path / "found.json"]
+    monkeypatch.setattr("sys.argv", [SCRIPT, *map(str, arguments)])
+    with pytest.raises(SystemExit, match="2"):
+        ddp_steps.main()
+    stderr = capfd.readouterr().err
+    assert said in stderr and len(stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_bad_input_under_torchrun_is_said_once(tmp_path):
+    done = run(2, "--step", "ddp", "--out", tmp_path)
+    assert done.returncode != 0 and done.stderr.count("ddp_steps.py: error:") == 1 and "is a folder" in done.stderr
+    assert "exitcode  : 2" in done.stderr
+
+
+def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
+    done = run(0, "--step", "ddp", "--timeout", 3, "--out", tmp_path / "found.json", RANK="0", WORLD_SIZE="2",
+               MASTER_ADDR="127.0.0.1", MASTER_PORT="29877")
+    assert done.returncode == 1 and "waited for the others, 3.0 s at most" in done.stderr
+    assert not list(tmp_path.iterdir())
