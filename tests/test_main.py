@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -231,10 +233,12 @@ def test_lost_loss_stops_the_run(tmp_path):
 
 
 def test_other_ranks_that_never_come_are_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     done = launch.run(0, *SMALL, "--timeout", 3, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT="29876")
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert done.returncode == 1
-    assert "rank 0 of 2 waited for the others, 3.0 s at most, at env:// 127.0.0.1:29876" in done.stderr
+    assert f"rank 0 of 2 waited for the others, 3.0 s at most, at env:// 127.0.0.1:{port}" in done.stderr
 
 
 def test_torch_distributed_launch_still_works(tmp_path):
@@ -249,7 +253,7 @@ def test_torch_distributed_launch_still_works(tmp_path):
 def test_what_srun_sets_makes_a_job(tmp_path):
     """Two tasks with the variables of a Slurm step, MASTER_ADDR and MASTER_PORT found from them (not Slurm itself)."""
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
-            "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "7341"}
+            "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
     log = tmp_path / "run.jsonl"
     tasks = [launch.start(0, *SMALL, "--log-file", log, **step, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
              for rank in (0, 1)]
