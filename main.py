@@ -220,17 +220,17 @@ def train(args, here, run_log):
     options = {"params": model.parameters(), "lr": args.lr, "fused": True}  # fused: one pass over all weights
     optimizer = torch.optim.Adam(**options) if args.optimizer == "adam" else torch.optim.SGD(**options, momentum=0.9)
     describe(args, here, train_set, sampler, run_log)
-
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         (loss, hits, images), seconds = train_one_epoch(model, loader, optimizer, here.device)
         val_loss, val_accuracy = evaluate(raw_model, test_set, here)
-        total = sum(seconds.values())
-        run_log.write("epoch", epoch=epoch, loss=loss / images, accuracy=hits / images, seconds=total,
+        norm = weight_norm(raw_model)  # a collective: every rank must come here, not only the one that logs
+        loss, accuracy, total = loss / images, hits / images, sum(seconds.values())
+        run_log.write("epoch", epoch=epoch, loss=loss, accuracy=accuracy, seconds=total,
                       images_per_second=images / total, **{f"{phase}_seconds": s for phase, s in seconds.items()},
-                      val_loss=val_loss, val_accuracy=val_accuracy, weight_norm=weight_norm(raw_model))
+                      val_loss=val_loss, val_accuracy=val_accuracy, weight_norm=norm)
         log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f",
-                 epoch, loss / images, hits / images, total, val_loss, val_accuracy, images / total)
+                 epoch, loss, accuracy, total, val_loss, val_accuracy, images / total)
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after epoch {epoch}: try a smaller --lr")
 
