@@ -10,114 +10,24 @@ A Slurm job, a task a rank     srun --ntasks-per-node=8 --kill-on-bad-exit=1 pyt
 It needs no GPU: without one the ranks are processes on the CPU, and gloo carries their gradients.
 """
 
-import argparse
+import contextlib
 import logging
 import math
 import os
-import platform
-import re
 import sys
-import tempfile
-import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
+import checkpoint
+import options
 import utils
 
 log = logging.getLogger("course")
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        """One line, not a page from each rank: the others wait for a node's first rank to say it and end the job."""
-        if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0":
-            time.sleep(10)
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
-        sys.exit(2)
-
-
-def positive(kind):
-    def number(text):
-        if not 0 < kind(text) < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-        return kind(text)
-    return number
-
-
-def get_parser():
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--dataset", choices=["auto", *utils.DATASETS], default="auto",
-        help="auto: cifar10, or synthetic where it cannot be had")
-    add("--data-path", default="./data", help="folder of the data files")
-    add("--samples", type=positive(int), help="train on the first so many images; default: all")
-    add("--test-samples", type=positive(int), help="evaluate on the first so many images; default: all")
-    add("--model", choices=utils.MODELS, default="lenet", help="resnet is small and has BatchNorm")
-    add("--epochs", type=positive(int), default=10, help="passes over the training images")
-    add("--batch-size", type=positive(int), default=64, help="images a step, for each process")
-    add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd has momentum 0.9")
-    add("--lr", type=positive(float), default=0.001, help="learning rate")
-    add("--seed", type=int, default=0, help="of the weights and of the shuffling")
-    add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the images")
-    add("--strategy", choices=["auto", "single", "dp", "ddp"], default="auto",
-        help="auto: ddp where torchrun or srun started this process, else single")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
-    add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
-        help="auto: nccl where each rank has a GPU of its own, else gloo")
-    add("--dist-url", default="env://", help="where the ranks meet; env:// reads MASTER_ADDR and MASTER_PORT")
-    add("--timeout", type=positive(float), default=600, help="longest wait for another rank, seconds")
-    add("--sync-bn", action="store_true", help="BatchNorm over the batches of all ranks (GPUs only)")
-    add("--log-file", help="append the run log, JSON lines, to this file")
-    add("--save-model", help="write the trained weights to this file")
-    # torch.distributed.launch passes this; the environment variable LOCAL_RANK says the same.
-    add("--local-rank", "--local_rank", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    return parser
-
-
-def resolve(args):
-    """Replace each `auto` and default that depends on the machine; ValueError or OSError for what cannot work.
-
-    Runs before any process group exists: a mistake must not leave ranks that wait for each other.
-    """
-    here = utils.find_placement(args.device, args.backend)
-    if args.strategy == "auto":
-        args.strategy = "single" if here.launcher == "python" else "ddp"
-    if args.strategy != "ddp" and here.world_size > 1:
-        raise ValueError(f"--strategy {args.strategy} is for one process, and {here.launcher} started "
-                         f"{here.world_size}, each of which would train a model of its own: use --strategy ddp")
-    if args.sync_bn and (args.strategy, here.device.type) != ("ddp", "cuda"):
-        raise ValueError("--sync-bn needs DDP on GPUs (SyncBatchNorm has no CPU form): leave it out")
-
-    dataset = "cifar10" if args.dataset == "auto" else args.dataset
-    sizes = utils.DATASETS[dataset].sizes
-    args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
-    if args.samples > sizes[0] or args.test_samples > sizes[1]:
-        raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
-                         f"{sizes[0]} and {sizes[1]} images")
-    if args.samples < here.world_size:
-        raise ValueError(f"--samples {args.samples} is less than the {here.world_size} ranks: each needs an image")
-
-    if not Path(args.data_path, f"{dataset}.pt").is_file():
-        check_writable("--data-path", args.data_path)
-    for option, file in (("--save-model", args.save_model), ("--log-file", args.log_file)):
-        if file:
-            check_writable(option, Path(file).parent)
-    args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None
-    return here
-
-
-def check_writable(option, folder):
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(f"{option}: cannot write in {folder} ({error.strerror})") from None
 
 
 def load_data(args, here):
@@ -145,27 +55,45 @@ def parallelise(raw_model, args, here):
     if args.strategy == "ddp":
         if args.sync_bn:
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
-        return DistributedDataParallel(raw_model, device_ids=[here.device] if args.device == "cuda" else None,
-                                       gradient_as_bucket_view=True)  # saves copying the averages back
+        model = DistributedDataParallel(raw_model, device_ids=[here.device] if args.device == "cuda" else None,
+                                        bucket_cap_mb=args.bucket_cap_mb,
+                                        gradient_as_bucket_view=True)  # saves copying the averages back
+        if args.comm_hook != "none":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+            model.register_comm_hook(None, getattr(default_hooks, f"{args.comm_hook}_compress_hook"))
+        return model
     return raw_model
 
 
-def train_one_epoch(model, loader, optimizer, device):
-    """One pass over this rank's shard: ([sum of losses, hits, images] over all ranks, {phase: seconds})."""
+def scale_rate(optimizer, args, world_size, steps_per_epoch):
+    """The scheduler that takes --lr to its scaled value, at once or over --warmup-epochs (Goyal et al. 2017,
+    1706.02677: k times the images a step, k times the rate). Stepped after each update."""
+    scale = {"none": 1, "linear": world_size, "sqrt": math.sqrt(world_size)}[args.lr_scaling]
+    rise = (args.warmup_epochs or 0) * steps_per_epoch
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 + (scale - 1) * (s / rise if s < rise else 1))
+
+
+def train_one_epoch(model, loader, optimizer, scheduler, keeper, progress, args):
+    """The rest of an epoch on this rank's shard: ([sum of losses, hits, images] over all ranks, {phase: seconds})."""
     model.train()
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # .item() at each step would make a GPU wait
-    timer = utils.PhaseTimer(device)
-    for images, labels in loader:
+    device = keeper.here.device
+    sums = torch.tensor(progress.sums, dtype=torch.float64, device=device)  # .item() at each step: a GPU would wait
+    autocast = torch.autocast(device.type, torch.bfloat16) if args.bf16 else contextlib.nullcontext()
+    timer = utils.PhaseTimer(device, progress.seconds)
+    for images, labels in keeper.with_random_state(loader):
         timer.mark("data")
-        logits = model(images)
-        loss = nn.functional.cross_entropy(logits, labels)
+        with autocast:
+            logits = model(images)
+            loss = nn.functional.cross_entropy(logits, labels)
         sums += count(logits, labels, loss)
         timer.mark("forward")
         optimizer.zero_grad()
         loss.backward()  # DDP averages the gradients over all ranks in here
         timer.mark("backward")
         optimizer.step()
+        scheduler.step()
         timer.mark("update")
+        keeper.after_step(progress, sums, timer)
     seconds = timer.totals()
     return utils.all_sum(sums), seconds
 
@@ -207,86 +135,93 @@ def weight_norm(raw_model):
     return norm.item()
 
 
-def train(args, here, run_log):
+def settle_buckets(model, loader):
+    """DDP orders its buckets anew after its first step, and sums in another order have other last bits. A run that goes
+    on takes that step before it loads its weights, so that it ends with the very weights of one that was never stopped.
+    """
+    images, labels = next(iter(loader))
+    nn.functional.cross_entropy(model(images), labels).backward()
+    model.zero_grad()
+
+
+def train(args, here, run_log, keeper):
     torch.manual_seed(args.seed)
     train_set, test_set = load_data(args, here)
-    utils.defer_compiler()  # nothing is compiled here
+    if not args.compile:
+        utils.defer_compiler()
     info = utils.DATASETS[train_set.name]
-    raw_model = utils.MODELS[args.model](info.shape[0], len(info.classes), info.shape[1]).to(here.device)
+    raw_model = utils.MODELS[args.model](info.shape[0], len(info.classes), info.shape[1]).to(
+        here.device, memory_format=torch.channels_last if args.channels_last else torch.preserve_format)
     model = parallelise(raw_model, args, here)
     # With one process the sampler has one shard: the same images in the same order as all ranks together see.
-    sampler = DistributedSampler(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
+    sampler = checkpoint.Shard(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
-    options = {"params": model.parameters(), "lr": args.lr, "fused": True}  # fused: one pass over all weights
-    optimizer = torch.optim.Adam(**options) if args.optimizer == "adam" else torch.optim.SGD(**options, momentum=0.9)
-    describe(args, here, train_set, sampler, run_log)
-    for epoch in range(args.epochs):
+    settings = {"params": model.parameters(), "lr": args.lr, "fused": True}  # fused: one pass over all weights
+    optimizer = torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
+    scheduler = scale_rate(optimizer, args, here.world_size, len(loader))
+
+    state = keeper.find(args.resume, options.must_agree(args, here, train_set))
+    if state and args.strategy == "ddp":
+        settle_buckets(model, loader)
+    progress = keeper.restore(state, {"model": raw_model, "optimizer": optimizer, "scheduler": scheduler})
+    if state:
+        run_log.resume(progress.run_id)
+    progress.run_id = run_log.run_id
+    options.describe(args, here, train_set, sampler, run_log, progress)
+    if args.compile:
+        model = torch.compile(model)
+
+    for epoch in range(progress.epoch, args.epochs):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
-        (loss, hits, images), seconds = train_one_epoch(model, loader, optimizer, here.device)
+        sampler.start = progress.step * args.batch_size
+        (loss, hits, images), seconds = train_one_epoch(model, loader, optimizer, scheduler, keeper, progress, args)
         val_loss, val_accuracy = evaluate(raw_model, test_set, here)
         norm = weight_norm(raw_model)  # a collective: every rank must come here, not only the one that logs
         loss, accuracy, total = loss / images, hits / images, sum(seconds.values())
-        run_log.write("epoch", epoch=epoch, loss=loss, accuracy=accuracy, seconds=total,
-                      images_per_second=images / total, **{f"{phase}_seconds": s for phase, s in seconds.items()},
-                      val_loss=val_loss, val_accuracy=val_accuracy, weight_norm=norm)
+        facts = {"loss": loss, "accuracy": accuracy, "seconds": total, "images_per_second": images / total,
+                 **{f"{phase}_seconds": s for phase, s in seconds.items()},
+                 "val_loss": val_loss, "val_accuracy": val_accuracy, "weight_norm": norm}
+        run_log.write("epoch", epoch=epoch, **facts)
         log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f",
                  epoch, loss, accuracy, total, val_loss, val_accuracy, images / total)
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} after epoch {epoch}: try a smaller --lr")
+        keeper.after_epoch(progress, facts)
 
     if args.save_model and here.rank == 0:  # the raw model: DDP's own names begin with "module."
         torch.save(raw_model.state_dict(), f"{args.save_model}.part")
         os.replace(f"{args.save_model}.part", args.save_model)
 
 
-def describe(args, here, train_set, sampler, run_log):
-    """Say what runs where, in the log's `run` record and on the console."""
-    gpus, cores, threads = torch.cuda.device_count(), utils.cores(), torch.get_num_threads()
-    synthetic, padding = train_set.name == "synthetic", sampler.total_size - len(train_set)
-    device_name = torch.cuda.get_device_name(here.device) if args.device == "cuda" else cpu_name()
-    run_log.write("run", **{**vars(args), "dataset": train_set.name}, synthetic=synthetic, world_size=here.world_size,
-                  local_world_size=here.local_world_size, nodes=here.nodes, launcher=here.launcher,
-                  device_name=device_name, device_count=gpus, cores=cores, threads=threads,
-                  host=f"{platform.system()} {platform.machine()}", torch=torch.__version__,
-                  python=platform.python_version())
-    log.info("%s%s: %d training and %d test images", train_set.name,
-             " (SYNTHETIC: made from a seed, not photographs)" if synthetic else "", args.samples, args.test_samples)
-    log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
-             here.world_size, args.batch_size, here.world_size * args.batch_size,
-             ", ".join(filter(None, [device_name, args.backend])), threads)
-    if args.device == "cuda" and args.backend == "gloo" and here.local_world_size > gpus:
-        log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
-                    here.local_world_size, gpus)
-    if args.device == "cpu" and here.local_world_size > cores:
-        log.warning("%d ranks share %d cores: they take turns.", here.local_world_size, cores)
-    if padding:
-        log.warning("%d image(s) are trained on twice an epoch, so that all shards are equally long.", padding)
-
-
-def cpu_name():
-    cpuinfo = Path("/proc/cpuinfo")  # Linux; elsewhere the kind of processor has to do
-    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
-    return found[1] if found else platform.machine()
-
-
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
-    parser = get_parser()
+    parser = options.get_parser(__doc__)
     args = parser.parse_args()
     try:
-        here = resolve(args)
+        here = options.resolve(args)
+        keeper = checkpoint.Checkpoint(args.checkpoint, args.checkpoint_every, here)
         run_log = utils.RunLog(args.log_file if here.rank == 0 else None)
     except ValueError as error:
         parser.error(str(error))
     except OSError as error:
-        parser.error(f"--log-file {args.log_file}: {error.strerror}")
+        parser.error(f"{error.filename}: {error.strerror}")
     logging.basicConfig(format="%(message)s", level=logging.INFO if here.rank == 0 else logging.ERROR)
     torch.set_num_threads(utils.threads_per_rank(here))
     try:
         with run_log:
             if args.strategy == "ddp":
                 utils.init_distributed_mode(here, args.dist_url, args.timeout)
-            train(args, here, run_log)
+            train(args, here, run_log, keeper)
+    except (OSError, checkpoint.Unusable) as error:  # no connection, a full disk, a checkpoint of another run
+        log.error(error)
+        sys.exit(2)
+    except RuntimeError as error:
+        where = keeper.lost(error)
+        if where is None:
+            raise
+        if where:
+            log.error(where)
+        sys.exit(1)
     except KeyboardInterrupt:
         log.info("Interrupted.")
         sys.exit(130)  # what a shell expects after Ctrl-C

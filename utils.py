@@ -8,14 +8,14 @@ import importlib
 import json
 import logging
 import os
-import re
 import resource
+import socket
 import sys
+import threading
 import time
 import types
 import uuid
 from collections import namedtuple
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from placement import Placement, cores, find_placement, threads_per_rank  # noqa: F401 - utils.find_placement()
+
 log = logging.getLogger("course")
+RESUMABLE = 75  # exit status of a run that a signal stopped, and that goes on from its checkpoint
 
 # --------------------------------------------------------------------------------------------------------------- models
 
@@ -148,100 +151,63 @@ def get_dataset(name, path="./data", verify=True):
 
 # -------------------------------------------------------------------------------------------------------- process group
 
-@dataclass(frozen=True)
-class Placement:
-    """Who this process is among all processes of the job, and what it computes on."""
-
-    rank: int
-    local_rank: int  # among the processes of this node
-    world_size: int
-    local_world_size: int
-    nodes: int
-    launcher: str  # python, torchrun or srun
-    device: torch.device
-    backend: str  # gloo or nccl
-
-
-def adopt_slurm(env):
-    """Write what srun tells a task under the names that torchrun uses, so that the rest reads one set of names."""
-    first = re.match(r"([^,\[]+)(?:\[(\d+)[^]]*\]([^,\[]*))?", env["SLURM_STEP_NODELIST"])  # node[07-09]-x -> node07-x
-    tasks = []
-    for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"]):  # 2(x3),1 -> 2 2 2 1
-        tasks += [count] * int(repeat or 1)
-    env.update(RANK=env["SLURM_PROCID"], WORLD_SIZE=env["SLURM_STEP_NUM_TASKS"], LOCAL_RANK=env["SLURM_LOCALID"],
-               LOCAL_WORLD_SIZE=tasks[int(env["SLURM_NODEID"])], GROUP_WORLD_SIZE=env["SLURM_STEP_NUM_NODES"])
-    step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port for each step of each job
-    env.setdefault("MASTER_ADDR", "".join(filter(None, first.groups())))  # rank 0 runs on the first node
-    env.setdefault("MASTER_PORT", str(20_000 + step % 20_000))  # the same on all ranks, asking nobody
-
-
-def find_placement(device="auto", backend="auto", env=os.environ):
-    """Read from `env` who this process is, as torchrun or srun says, and choose its device and backend.
-
-    NCCL where each local rank has a GPU of its own; gloo where ranks share GPUs, and on a CPU. Raises ValueError, one
-    line, where the request cannot be met.
-    """
-    launcher = "torchrun" if "RANK" in env else "srun" if "SLURM_STEP_ID" in env else "python"
-    try:
-        if launcher == "srun":  # a batch script that calls python has SLURM_PROCID too, but no step
-            adopt_slurm(env)
-        rank, world_size = int(env.get("RANK", 0)), int(env["WORLD_SIZE"] if launcher != "python" else 1)
-        local_rank, local_world_size = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", 1))
-        nodes = int(env.get("GROUP_WORLD_SIZE", -(-world_size // local_world_size)))
-    except KeyError as missing:
-        raise ValueError(f"{missing.args[0]} is not set: start with torchrun, or with srun in a Slurm job") from None
-    except ValueError as error:
-        raise ValueError(f"the launcher's environment is not usable ({error}): start with torchrun or srun") from None
-
-    gpus = torch.cuda.device_count() if device != "cpu" else 0
-    if device == "cuda" and not gpus:
-        raise ValueError("--device cuda, but torch sees no GPU here: use --device cpu")
-    own_gpu = gpus >= local_world_size or (gpus and "SLURM_GPUS_PER_TASK" in env)  # Slurm may show each task its own
-    if backend == "nccl" and not own_gpu:
-        raise ValueError(f"--backend nccl needs a GPU for each of this node's {local_world_size} ranks, and there are "
-                         f"{gpus}: use --backend gloo")
-    if backend == "auto":
-        backend = "nccl" if own_gpu else "gloo"
-    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
-    return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, device, backend)
-
-
-def cores():
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def threads_per_rank(here, env=os.environ):
-    """Cores divided by the ranks of this node, at least 1. OMP_NUM_THREADS wins where the user has set it."""
-    try:  # torchrun sets it to 1 for its ranks; what torchrun itself was started with tells the user's from torchrun's
-        launcher_env = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-        by_user = here.launcher != "torchrun" or b"OMP_NUM_THREADS=" in launcher_env
-    except OSError:
-        by_user = True
-    if by_user and env.get("OMP_NUM_THREADS", "").isdigit():
-        return max(1, int(env["OMP_NUM_THREADS"]))
-    if here.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
-        return int(env["SLURM_CPUS_PER_TASK"])
-    return max(1, cores() // here.local_world_size)
-
-
 def init_distributed_mode(here, dist_url="env://", timeout=600):
     """Join the process group. Every later wait for another rank ends after `timeout` seconds with an error.
 
-    A process that nobody launched makes a group of one. Raises RuntimeError, one line, if the others do not come.
+    A process that nobody launched makes a group of one. Raises ConnectionError, one line, if the others do not come.
     """
     if here.device.type == "cuda":
         torch.cuda.set_device(here.device)
-    meet = {"init_method": dist_url}
-    if here.launcher == "python" and dist_url == "env://":
+    meet, place = {"init_method": dist_url}, dist_url
+    if dist_url == "env://" and here.launcher == "python":
         meet = {"store": dist.HashStore()}
+    elif dist_url == "env://":
+        place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens there already
+            # Its store outlives a restart (torch 2.15), and with it the addresses of ranks that are dead.
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
+                                  timeout=timedelta(seconds=timeout))
+            meet = {"store": dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)}
+        elif here.rank:
+            reach_master(here, place, timeout)
+    who = f"rank {here.rank} of {here.world_size}"
+    watchdog = threading.Timer(timeout + 30, give_up, [f"{who}: what answers at {place} is not rank 0 of this job: "
+                                                       "choose another MASTER_PORT"])
+    watchdog.daemon = True
+    watchdog.start()
     try:
         dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size,
                                 timeout=timedelta(seconds=timeout), **meet)
     except (RuntimeError, ValueError) as error:
-        master = [os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT")]
-        raise RuntimeError(f"rank {here.rank} of {here.world_size} waited for the others, {timeout} s at most, at "
-                           f"{dist_url} {':'.join(master)}: {str(error).splitlines()[0]}") from None
+        if "EADDRINUSE" in str(error):
+            raise ConnectionError(f"{who} cannot listen at {place}, another program does: choose another "
+                                  "MASTER_PORT") from None
+        raise ConnectionError(f"{who} waited for the others, {timeout} s at most, at {place}: "
+                              f"{str(error).splitlines()[0]} Were all started? Is this address the same for all, and "
+                              "that of rank 0?") from None
+    finally:
+        watchdog.cancel()
+
+
+def reach_master(here, place, timeout):
+    """Wait until rank 0 listens: torch's own attempt ends in pages of C++ frames that hide the reason."""
+    address, port = place.rsplit(":", 1)
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            return socket.create_connection((address, int(port)), timeout=5).close()
+        except (OSError, ValueError) as error:
+            if time.monotonic() > end or isinstance(error, ValueError):
+                raise ConnectionError(f"rank {here.rank} of {here.world_size} waited for rank 0 at {place}, {timeout} "
+                                      f"s at most: {error}. Is rank 0 running there? MASTER_ADDR and MASTER_PORT must "
+                                      "be rank 0's") from None
+            time.sleep(0.2)
+
+
+def give_up(message):
+    """End this process at once, from a thread: the main one sits in a wait that has no bound of its own."""
+    log.error(message)
+    os._exit(2)
 
 
 def end_distributed_mode():
@@ -289,8 +255,9 @@ class PhaseTimer:
     On a GPU the marks are events, read once in `totals`: to synchronise at each would slow what is measured.
     """
 
-    def __init__(self, device):
-        self.cuda, self.marks = device.type == "cuda", []
+    def __init__(self, device, earlier=()):
+        """`earlier`: {phase: seconds} of the same epoch before a restart."""
+        self.cuda, self.marks, self.earlier = device.type == "cuda", [], dict(earlier)
         self.mark("start")
 
     def mark(self, phase):
@@ -303,7 +270,7 @@ class PhaseTimer:
         """{phase: seconds}; waits for the device."""
         if self.cuda:
             torch.cuda.synchronize()
-        seconds = dict.fromkeys((phase for phase, _ in self.marks[1:]), 0.0)
+        seconds = {**dict.fromkeys((phase for phase, _ in self.marks[1:]), 0.0), **self.earlier}
         for (_, before), (phase, after) in zip(self.marks, self.marks[1:], strict=False):
             seconds[phase] += before.elapsed_time(after) / 1000 if self.cuda else after - before
         return seconds
@@ -317,17 +284,30 @@ class RunLog:
     """
 
     def __init__(self, path):
-        self.file, self.run_id, self.started = None, uuid.uuid4().hex[:12], time.time()
+        self.file, self.run_id, self.started, self.logged = None, uuid.uuid4().hex[:12], time.time(), set()
         if path:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - __exit__ closes it
-            try:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise BlockingIOError(error.errno, "another run is writing to it") from None
+            lock(self.file)
+
+    def resume(self, run_id):
+        """Go on with run `run_id`: what the file holds of it is not written again. A line that a kill cut goes."""
+        self.run_id = run_id
+        if self.file:
+            raw = Path(self.file.name).read_bytes()
+            os.truncate(self.file.name, raw.rfind(b"\n") + 1)
+            for line in raw.splitlines():
+                try:
+                    record = json.loads(line)
+                    if record["kind"] == "run":
+                        self.logged.clear()  # a reader takes the last run in the file
+                    if record["run_id"] == run_id:
+                        self.logged.add((record["kind"], record.get("epoch")))
+                except (ValueError, KeyError, TypeError):
+                    continue  # not a record of ours
 
     def write(self, kind, **fields):
-        if self.file:
+        if self.file and ((kind, fields.get("epoch")) not in self.logged or kind not in ("run", "epoch")):
             print(json.dumps({"kind": kind, "time": time.time(), "run_id": self.run_id, **fields}), file=self.file,
                   flush=True)
 
@@ -336,9 +316,21 @@ class RunLog:
 
     def __exit__(self, error_type, error, traceback):
         outcome = {"status": "failed", "error": repr(error)} if error else {"status": "completed"}
+        if isinstance(error, SystemExit) and error.code == RESUMABLE:
+            outcome = {"status": "resumable"}
         self.write("end", **outcome, seconds=time.time() - self.started, peak_memory_bytes=peak_memory())
         if self.file:
             self.file.close()
+
+
+def lock(file):
+    """Take an open file for this process, until it ends. BlockingIOError where another has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BlockingIOError(error.errno, "another run is writing to it", file.name.removesuffix(".lock")) from None
+    except OSError as error:  # some network file systems have no locks
+        log.warning("%s cannot be locked (%s): take care that no second run writes to it", file.name, error.strerror)
 
 
 def peak_memory():

@@ -31,8 +31,9 @@ RUN_FIELDS = {
     "threads": COUNT, "dataset": TEXT, "synthetic": FLAG, "samples": COUNT, "test_samples": COUNT,
     "model": TEXT, "epochs": COUNT, "batch_size": COUNT, "lr": REAL, "seed": WHOLE, "shuffle": FLAG,
     "sync_bn": FLAG, "run_id": TEXT, "started": TEXT, "launcher": TEXT, "host": TEXT, "torch": TEXT,
-    "python": TEXT, "origin": TEXT,
+    "python": TEXT, "origin": TEXT, "restarts": WHOLE,
 }  # fmt: skip
+STATUSES = ("completed", "failed", "resumable")
 END_FIELDS = {"total_seconds": REAL, "peak_memory_bytes": WHOLE, "error": TEXT}
 READER_FIELDS = dict.fromkeys(["path", "source", "machine", "status", "note"], TEXT)
 DTYPES = {TEXT: "string", COUNT: "Int64", WHOLE: "Int64", REAL: "float64", FLAG: "boolean"}
@@ -68,7 +69,9 @@ def read_run(path: str | os.PathLike, label: str | None = None) -> pd.DataFrame:
     Run columns: every field of the run record, and
     `source`  "live", or "recorded" for a log under results/recorded;
     `machine` the folder under results/recorded, else "this machine";
-    `status`  "completed", "failed", "unfinished", or "unknown" for console text that cannot say;
+    `status`  "completed", "failed", "resumable" (stopped by a signal, its checkpoint written), "unfinished", or
+              "unknown" for console text that cannot say;
+    `restarts` how often the run went on from a checkpoint;
     `note`    what could not be read or was left out; "" if nothing;
     `origin`  the `# source:` header of console text.
 
@@ -261,8 +264,8 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
     info = _run_fields(head, notes)
     if "started" not in info and _is(head.get("time"), REAL) and 0 <= head["time"] < 1e10:
         info["started"] = datetime.fromtimestamp(int(head["time"]), UTC).isoformat()
-    info["status"] = "unfinished"
-    ended = False
+    info |= {"status": "unfinished", "restarts": 0}
+    end, sizes = None, [info.get("world_size")]
     rows: dict[int, dict] = {}
     left_out = dict.fromkeys(["of another run", "with an impossible value", "repeating an epoch", "of unknown kind"], 0)
     for record in body:
@@ -278,12 +281,22 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
             else:
                 rows[row["epoch"]] = row
         elif kind == "end":
-            ended = True
-            _end_fields(record, info, notes)
+            end = record
+        elif kind == "restart":  # the run went on: what ended before was not its end
+            end, info["restarts"] = None, info["restarts"] + 1
+            sizes.append(record.get("world_size"))
+            if _is(record.get("epochs"), COUNT):
+                info["epochs"] = record["epochs"]  # a run that goes on may be asked for more
         else:
             left_out["of unknown kind"] += 1
     notes += [f"left out {_count(n, 'record')} {why}" for why, n in left_out.items() if n]
-    if not ended:
+    if info["restarts"]:
+        notes.append(f"went on from a checkpoint {_count(info['restarts'], 'time')}")
+    if len(set(sizes)) > 1:
+        notes.append(f"world size changed: {', '.join(map(str, sizes))}")
+    if end:
+        _end_fields(end, info, notes)
+    else:
         notes.append("no end record")
     return info, rows
 
@@ -309,7 +322,7 @@ def _run_fields(head: dict, notes: list[str]) -> dict:
 
 
 def _end_fields(record: dict, info: dict, notes: list[str]) -> None:
-    if record.get("status") in ("completed", "failed"):
+    if record.get("status") in STATUSES:
         info["status"] = record["status"]
     else:
         notes.append("the end record has no known status")
@@ -574,7 +587,7 @@ def _compare(run: pd.Series, base: pd.Series) -> tuple[float, float, str, str]:
         before, after = 1 / base["images_per_second"], 1 / run["images_per_second"]
     speedup = before / after if after else math.nan
     for one, whose in [(run, "this run"), (base, "the baseline")]:
-        if one["status"] in ("unfinished", "failed") and (one is run or run["label"] != base["label"]):
+        if one["status"] in ("unfinished", "failed", "resumable") and (one is run or run["label"] != base["label"]):
             notes.append(f"{whose} {one['status']}: from {_count(one['epochs'], 'epoch')}")
     spread = pd.isna(run["world_size"]) or (pd.notna(run["strategy"]) and run["strategy"] == "dp")
     efficiency = math.nan if spread else speedup / run["world_size"]

@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 150  # seconds; a run that takes longer hangs
 
 
-def command(ranks, *arguments):
-    """main.py's command line: ranks=0 is plain python, 1 and more are torchrun's."""
+def command(ranks, *arguments, torchrun=()):
+    """main.py's command line: ranks=0 is plain python, 1 and more are torchrun's, with its own options `torchrun`."""
     launcher = [sys.executable]
     if ranks:
-        launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+        launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", *torchrun]
     return [*launcher, *map(str, arguments)]
 
 
@@ -35,10 +35,10 @@ def run(ranks, *arguments, **env):
                           text=True, timeout=LIMIT)
 
 
-def start(ranks, *arguments, **env):
+def start(ranks, *arguments, torchrun=(), **env):
     """A running one."""
-    return subprocess.Popen(command(ranks, "main.py", *arguments), cwd=ROOT, env=environment(**env), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(command(ranks, "main.py", *arguments, torchrun=torchrun), cwd=ROOT,
+                            env=environment(**env), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def wait_for(condition, what, seconds=LIMIT):

@@ -1,0 +1,177 @@
+"""What a run is told on its command line, checked before any process group exists; and what it says of itself."""
+
+import argparse
+import logging
+import math
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import utils
+
+log = logging.getLogger("course")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        """One line, not a page from each rank: the others wait for a node's first rank to say it and end the job."""
+        if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0":
+            time.sleep(10)
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def positive(kind):
+    def number(text):
+        if not 0 < kind(text) < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+        return kind(text)
+    return number
+
+
+def get_parser(description):
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--dataset", choices=["auto", *utils.DATASETS], default="auto",
+        help="auto: cifar10, or synthetic where it cannot be had")
+    add("--data-path", default="./data", help="folder of the data files")
+    add("--samples", type=positive(int), help="train on the first so many images; default: all")
+    add("--test-samples", type=positive(int), help="evaluate on the first so many images; default: all")
+    add("--model", choices=utils.MODELS, default="lenet", help="resnet is small and has BatchNorm")
+    add("--epochs", type=positive(int), default=10, help="passes over the training images")
+    add("--batch-size", type=positive(int), default=64, help="images a step, for each process")
+    add("--global-batch-size", type=positive(int), help="images a step, over all processes: in place of --batch-size")
+    add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd has momentum 0.9")
+    add("--lr", type=positive(float), default=0.001, help="learning rate")
+    add("--lr-scaling", choices=["none", "linear", "sqrt"], default="none",
+        help="multiply --lr by the number of ranks, or by its square root")
+    add("--warmup-epochs", type=positive(float), help="rise from --lr to the scaled rate in so many epochs")
+    add("--seed", type=int, default=0, help="of the weights and of the shuffling")
+    add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the images")
+    add("--strategy", choices=["auto", "single", "dp", "ddp"], default="auto",
+        help="auto: ddp where torchrun or srun started this process, else single")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
+    add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
+        help="auto: nccl where each rank has a GPU of its own, else gloo")
+    add("--dist-url", default="env://", help="where the ranks meet; env:// reads MASTER_ADDR and MASTER_PORT")
+    add("--timeout", type=positive(float), default=600, help="longest wait for another rank, seconds")
+    add("--sync-bn", action="store_true", help="BatchNorm over the batches of all ranks (GPUs only)")
+    add("--bucket-cap-mb", type=positive(float), default=25, help="size of DDP's gradient buckets, MiB")
+    add("--comm-hook", choices=["none", "fp16", "bf16"], default="none", help="send gradients in 16 bits")
+    add("--bf16", action="store_true", help="forward pass in bfloat16, by autocast")
+    add("--channels-last", action="store_true", help="keep a pixel's channels side by side in memory")
+    add("--compile", action="store_true", help="torch.compile the model: slow to start, faster later")
+    add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop")
+    add("--checkpoint-every", type=positive(int), metavar="N",
+        help="write it each N steps; default: after each epoch, which is done in any case")
+    add("--resume", choices=["auto", "never", "must"], default="auto",
+        help="go on from --checkpoint: where it exists, never, or fail without it")
+    add("--log-file", help="append the run log, JSON lines, to this file")
+    add("--save-model", help="write the trained weights to this file")
+    # torch.distributed.launch passes this; the environment variable LOCAL_RANK says the same.
+    add("--local-rank", "--local_rank", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def resolve(args):
+    """Replace each `auto` and default that depends on the machine; ValueError or OSError for what cannot work.
+
+    Runs before any process group exists: a mistake must not leave ranks that wait for each other.
+    """
+    here = utils.find_placement(args.device, args.backend)
+    if args.strategy == "auto":
+        args.strategy = "single" if here.launcher == "python" else "ddp"
+    if args.strategy != "ddp" and here.world_size > 1:
+        raise ValueError(f"--strategy {args.strategy} is for one process, and {here.launcher} started "
+                         f"{here.world_size}, each of which would train a model of its own: use --strategy ddp")
+    if args.sync_bn and (args.strategy, here.device.type) != ("ddp", "cuda"):
+        raise ValueError("--sync-bn needs DDP on GPUs (SyncBatchNorm has no CPU form): leave it out")
+    if args.sync_bn and args.model == "lenet":
+        raise ValueError("--sync-bn changes nothing: lenet has no BatchNorm. Leave it out, or use --model resnet")
+    if args.warmup_epochs and args.lr_scaling == "none":
+        raise ValueError("--warmup-epochs rises from --lr to the scaled rate: choose --lr-scaling linear or sqrt")
+    if args.comm_hook != "none" and args.strategy != "ddp":
+        raise ValueError(f"--comm-hook is DDP's, and the strategy is {args.strategy}: leave it out")
+    if args.checkpoint is None and (args.checkpoint_every or args.resume == "must"):
+        raise ValueError("--checkpoint-every and --resume need --checkpoint PATH")
+    if args.global_batch_size:
+        if args.global_batch_size % here.world_size:
+            raise ValueError(f"--global-batch-size {args.global_batch_size} does not divide by {here.world_size} ranks")
+        args.batch_size = args.global_batch_size // here.world_size
+
+    dataset = "cifar10" if args.dataset == "auto" else args.dataset
+    sizes = utils.DATASETS[dataset].sizes
+    args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
+    if args.samples > sizes[0] or args.test_samples > sizes[1]:
+        raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
+                         f"{sizes[0]} and {sizes[1]} images")
+    if args.samples < here.world_size:
+        raise ValueError(f"--samples {args.samples} is less than the {here.world_size} ranks: each needs an image")
+
+    if not Path(args.data_path, f"{dataset}.pt").is_file():
+        check_writable("--data-path", args.data_path)
+    for option, file in (("--save-model", args.save_model), ("--log-file", args.log_file),
+                         ("--checkpoint", args.checkpoint)):
+        if file:
+            check_writable(option, Path(file).parent)
+    args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None
+    return here
+
+
+def check_writable(option, folder):
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"{option}: cannot write in {folder} ({error.strerror})") from None
+
+
+def must_agree(args, here, train_set):
+    """{name: value} of what a run and its continuation share, or the second would not be the first."""
+    same = ("model", "samples", "test_samples", "optimizer", "lr", "lr_scaling", "warmup_epochs", "seed", "shuffle",
+            "sync_bn", "comm_hook", "bf16")
+    return {"dataset": train_set.name, "global batch size": here.world_size * args.batch_size,
+            **{name: getattr(args, name) for name in same}}
+
+
+def describe(args, here, train_set, sampler, run_log, progress):
+    """Say what runs where, in the log's `run` record and on the console."""
+    gpus, cores, threads = torch.cuda.device_count(), utils.cores(), torch.get_num_threads()
+    synthetic, padding = train_set.name == "synthetic", sampler.total_size - len(train_set)
+    device_name = torch.cuda.get_device_name(here.device) if args.device == "cuda" else cpu_name()
+    run_log.write("run", **{**vars(args), "dataset": train_set.name}, synthetic=synthetic, world_size=here.world_size,
+                  local_world_size=here.local_world_size, nodes=here.nodes, launcher=here.launcher,
+                  device_name=device_name, device_count=gpus, cores=cores, threads=threads,
+                  host=f"{platform.system()} {platform.machine()}", torch=torch.__version__,
+                  python=platform.python_version())
+    for epoch, facts in enumerate(progress.epochs):  # of a log that was lost; what it still has is not written twice
+        run_log.write("epoch", epoch=epoch, **facts)
+    if progress.restarts:
+        run_log.write("restart", restarts=progress.restarts, epoch=progress.epoch, step=progress.step,
+                      world_size=here.world_size, epochs=args.epochs)
+        log.info("Going on from %s, in epoch %d after step %d (restart %d)", args.checkpoint, progress.epoch,
+                 progress.step, progress.restarts)
+    log.info("%s%s: %d training and %d test images", train_set.name,
+             " (SYNTHETIC: made from a seed, not photographs)" if synthetic else "", args.samples, args.test_samples)
+    log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
+             here.world_size, args.batch_size, here.world_size * args.batch_size,
+             ", ".join(filter(None, [device_name, args.backend])), threads)
+    if args.device == "cuda" and args.backend == "gloo" and here.local_world_size > gpus:
+        log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
+                    here.local_world_size, gpus)
+    if args.device == "cpu" and here.local_world_size > cores:
+        log.warning("%d ranks share %d cores: they take turns.", here.local_world_size, cores)
+    if padding:
+        log.warning("%d image(s) are trained on twice an epoch, so that all shards are equally long.", padding)
+
+
+def cpu_name():
+    cpuinfo = Path("/proc/cpuinfo")  # Linux; elsewhere the kind of processor has to do
+    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    return found[1] if found else platform.machine()

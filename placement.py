@@ -1,0 +1,85 @@
+"""Who this process is among all of the job, as its launcher says: torchrun, srun, or nobody. Use it through utils."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Who this process is among all processes of the job, and what it computes on."""
+
+    rank: int
+    local_rank: int  # among the processes of this node
+    world_size: int
+    local_world_size: int
+    nodes: int
+    launcher: str  # python, torchrun or srun
+    device: torch.device
+    backend: str  # gloo or nccl
+
+
+def adopt_slurm(env):
+    """Write what srun tells a task under the names that torchrun uses, so that the rest reads one set of names."""
+    first = re.match(r"([^,\[]+)(?:\[(\d+)[^]]*\]([^,\[]*))?", env["SLURM_STEP_NODELIST"])  # node[07-09]-x -> node07-x
+    tasks = []
+    for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"]):  # 2(x3),1 -> 2 2 2 1
+        tasks += [count] * int(repeat or 1)
+    env.update(RANK=env["SLURM_PROCID"], WORLD_SIZE=env["SLURM_STEP_NUM_TASKS"], LOCAL_RANK=env["SLURM_LOCALID"],
+               LOCAL_WORLD_SIZE=tasks[int(env["SLURM_NODEID"])], GROUP_WORLD_SIZE=env["SLURM_STEP_NUM_NODES"])
+    step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port for each step of each job
+    env.setdefault("MASTER_ADDR", "".join(filter(None, first.groups())))  # rank 0 runs on the first node
+    env.setdefault("MASTER_PORT", str(20_000 + step % 20_000))  # the same on all ranks, asking nobody
+
+
+def find_placement(device="auto", backend="auto", env=os.environ):
+    """Read from `env` who this process is, as torchrun or srun says, and choose its device and backend.
+
+    NCCL where each local rank has a GPU of its own; gloo where ranks share GPUs, and on a CPU. Raises ValueError, one
+    line, where the request cannot be met.
+    """
+    launcher = "torchrun" if "RANK" in env else "srun" if "SLURM_STEP_ID" in env else "python"
+    try:
+        if launcher == "srun":  # a batch script that calls python has SLURM_PROCID too, but no step
+            adopt_slurm(env)
+        rank, world_size = int(env.get("RANK", 0)), int(env["WORLD_SIZE"] if launcher != "python" else 1)
+        local_rank, local_world_size = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", 1))
+        nodes = int(env.get("GROUP_WORLD_SIZE", -(-world_size // local_world_size)))
+    except KeyError as missing:
+        raise ValueError(f"{missing.args[0]} is not set: start with torchrun, or with srun in a Slurm job") from None
+    except ValueError as error:
+        raise ValueError(f"the launcher's environment is not usable ({error}): start with torchrun or srun") from None
+
+    gpus = torch.cuda.device_count() if device != "cpu" else 0
+    if device == "cuda" and not gpus:
+        raise ValueError("--device cuda, but torch sees no GPU here: use --device cpu")
+    own_gpu = gpus >= local_world_size or (gpus and "SLURM_GPUS_PER_TASK" in env)  # Slurm may show each task its own
+    if backend == "nccl" and not own_gpu:
+        raise ValueError(f"--backend nccl needs a GPU for each of this node's {local_world_size} ranks, and there are "
+                         f"{gpus}: use --backend gloo")
+    if backend == "auto":
+        backend = "nccl" if own_gpu else "gloo"
+    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
+    return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, device, backend)
+
+
+def cores():
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def threads_per_rank(here, env=os.environ):
+    """Cores divided by the ranks of this node, at least 1. OMP_NUM_THREADS wins where the user has set it."""
+    try:  # torchrun sets it to 1 for its ranks; what torchrun itself was started with tells the user's from torchrun's
+        launcher_env = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+        by_user = here.launcher != "torchrun" or b"OMP_NUM_THREADS=" in launcher_env
+    except OSError:
+        by_user = True
+    if by_user and env.get("OMP_NUM_THREADS", "").isdigit():
+        return max(1, int(env["OMP_NUM_THREADS"]))
+    if here.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
+        return int(env["SLURM_CPUS_PER_TASK"])
+    return max(1, cores() // here.local_world_size)

@@ -1,0 +1,273 @@
+"""Checkpoints: nothing lost, nothing twice, and the very weights of a run that nobody disturbed."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import launch
+import psutil
+import pytest
+import torch
+
+import checkpoint
+import utils
+from scripts import runs
+
+JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--epochs", 4, "--global-batch-size", 96]
+HERE = utils.find_placement("cpu", env={})
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)
+
+
+def equal(one, other):
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def ranks_of(process):
+    """The rank processes that a torchrun has started."""
+    return sorted(psutil.Process(process.pid).children(recursive=True), key=lambda rank: rank.pid)
+
+
+def epochs_logged(log):
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [record["epoch"] for record in map(json.loads, lines) if record["kind"] == "epoch"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """{ranks: (weights, table)} of runs that nobody stops."""
+    folder, found = tmp_path_factory.mktemp("undisturbed"), {}
+    for ranks in (0, 3):
+        log, model = folder / f"{ranks}.jsonl", folder / f"{ranks}.pt"
+        done = launch.run(ranks, *JOB, "--log-file", log, "--save-model", model)
+        assert done.returncode == 0, done.stderr
+        found[ranks] = weights(model), runs.read_run(log)
+    return found
+
+
+def is_the_undisturbed(ranks, undisturbed, model, log):
+    expected, table = undisturbed[ranks]
+    assert equal(weights(model), expected), "other weights than the undisturbed run's"
+    continued = runs.read_run(log)
+    assert list(continued["epoch"]) == [0, 1, 2, 3] and set(continued["status"]) == {"completed"}
+    for column in ("loss", "accuracy", "val_loss", "val_accuracy", "weight_norm"):
+        assert list(continued[column]) == list(table[column]), column
+    assert len(epochs_logged(log)) == 4, "an epoch stands twice in the log"
+    return continued
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_stopped_by_a_signal_and_resumed_is_the_undisturbed_run(ranks, undisturbed, tmp_path):
+    log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
+    options = [*JOB, "--log-file", log, "--save-model", model, "--checkpoint", file]
+    process = launch.start(ranks, *options)
+    launch.wait_for(lambda: epochs_logged(log), "the first epoch")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=launch.LIMIT)
+    assert process.returncode == (1 if ranks else utils.RESUMABLE), output  # torchrun has a status of its own
+    assert runs.read_run(log)["status"][0] == "resumable" and "SIGTERM: stopped in epoch" in output
+    assert launch.run(ranks, *options, "--resume", "must").returncode == 0
+    assert is_the_undisturbed(ranks, undisturbed, model, log)["restarts"][0] == 1
+    again = launch.run(ranks, *options)
+    assert again.returncode == 0 and equal(weights(model), undisturbed[ranks][0]), "a finished run has nothing to add"
+
+
+def test_killed_rank_is_restarted_and_the_run_is_the_undisturbed_one(undisturbed, tmp_path):
+    log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
+    process = launch.start(3, *JOB, "--log-file", log, "--save-model", model, "--checkpoint", file,
+                           "--checkpoint-every", 5, torchrun=["--max-restarts=2"])
+    launch.wait_for(lambda: epochs_logged(log), "the first epoch")
+    ranks = ranks_of(process)
+    ranks[1].kill()
+    output, _ = process.communicate(timeout=launch.LIMIT)
+    assert process.returncode == 0, output
+    assert psutil.wait_procs(ranks, timeout=30)[1] == []
+    assert is_the_undisturbed(3, undisturbed, model, log)["restarts"][0] == 1
+
+
+def test_other_world_size_goes_on_with_the_same_global_batches(undisturbed, tmp_path):
+    """SGD: Adam turns gradients that are rounding error into whole steps."""
+    expected, log, model = tmp_path / "one.pt", tmp_path / "run.jsonl", tmp_path / "model.pt"
+    options = [*JOB, "--optimizer", "sgd", "--lr", 0.01]
+    assert launch.run(0, *options, "--save-model", expected).returncode == 0
+    options += ["--checkpoint", tmp_path / "c", "--log-file", log]
+    process = launch.start(3, *options)
+    launch.wait_for(lambda: epochs_logged(log), "the first epoch")
+    for rank in ranks_of(process):
+        rank.send_signal(signal.SIGUSR1)  # as Slurm warns every task
+    process.communicate(timeout=launch.LIMIT)
+    done = launch.run(2, *options, "--save-model", model)
+    assert done.returncode == 0, done.stderr
+    one, other = weights(expected), weights(model)
+    assert max((one[name] - other[name]).abs().max() for name in one) < 1e-5
+    table = runs.read_run(log)
+    assert list(table["epoch"]) == [0, 1, 2, 3] and "world size changed: 3, 2" in table["note"][0]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (["--model", "resnet"], "model lenet, and this one has resnet"),
+    (["--global-batch-size", 48], "global batch size 96, and this one has 48"),
+    (["--seed", 7], "seed 0, and this one has 7"),
+])
+def test_checkpoint_of_another_run_is_refused(change, said, tmp_path):
+    options = [*JOB, "--epochs", 1, "--checkpoint", tmp_path / "c"]
+    assert launch.run(0, *options).returncode == 0
+    before = (tmp_path / "c").read_bytes()
+    done = launch.run(0, *options, *change)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "c").read_bytes() == before
+
+
+def test_must_without_a_checkpoint_is_refused(tmp_path):
+    done = launch.run(0, *JOB, "--checkpoint", tmp_path / "c", "--resume", "must")
+    assert done.returncode == 2 and "there is no checkpoint" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_second_job_on_one_checkpoint_refuses_and_the_lock_dies_with_the_first(tmp_path):
+    options = [*JOB, "--epochs", 1000, "--checkpoint", tmp_path / "c"]
+    first = launch.start(0, *options)
+    launch.wait_for((tmp_path / "c").exists, "the first checkpoint")
+    second = launch.run(0, *options)
+    launch.end(first, signal.SIGKILL)
+    assert second.returncode == 2 and second.stderr.splitlines() == [
+        f"main.py: error: {tmp_path / 'c'}: another run is writing to it"]
+    assert launch.run(0, *JOB, "--checkpoint", tmp_path / "c").returncode == 0
+
+
+def test_hung_rank_is_named_by_those_that_wait(tmp_path):
+    log = tmp_path / "run.jsonl"
+    process = launch.start(3, *JOB, "--epochs", 1000, "--timeout", 15, "--log-file", log)
+    launch.wait_for(lambda: epochs_logged(log), "the first epoch")
+    ranks = ranks_of(process)
+    ranks[1].suspend()
+    launch.wait_for(lambda: not ranks[0].is_running() or ranks[0].status() == psutil.STATUS_ZOMBIE, "the timeout", 90)
+    ranks[1].kill()  # torchrun would wait 30 s for it
+    output, _ = process.communicate(timeout=launch.LIMIT)
+    assert process.returncode == 1
+    assert "rank(s) 0, 2 waited in epoch" in output and "no word from rank(s) 1" in output, output
+
+
+# ------------------------------------------------------------------------------------------- the file itself
+
+STATE = {"options": {"model": "lenet"}, "progress": {}, "ranks": [], "parts": {"model": {"w": torch.arange(1000.0)}}}
+
+
+def make(path, value):
+    keeper = checkpoint.Checkpoint(path, 1, HERE)
+    keeper.write({**STATE, "value": value})
+    keeper.lock.close()
+
+
+def read(path):
+    keeper = checkpoint.Checkpoint(path, 1, HERE)
+    try:
+        return keeper.read()
+    finally:
+        keeper.lock.close()
+
+
+def test_every_truncation_and_every_flipped_byte_is_found(tmp_path):
+    make(tmp_path / "c", 1)
+    raw = (tmp_path / "c").read_bytes()
+    assert checkpoint.parse(raw)["value"] == 1
+    for cut in range(0, len(raw), 7):
+        with pytest.raises(checkpoint.Unusable):
+            checkpoint.parse(raw[:cut])
+    for place in range(0, len(raw), 5):
+        with pytest.raises(checkpoint.Unusable):
+            checkpoint.parse(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1:])
+
+
+def test_damaged_newest_falls_back_says_so_and_never_replaces_the_good_one(tmp_path, caplog):
+    for value in (1, 2):
+        make(tmp_path / "c", value)
+    (tmp_path / "c").write_bytes((tmp_path / "c").read_bytes()[:-9])
+    assert read(tmp_path / "c")["value"] == 1
+    assert "damaged" in caplog.text and "Going on from" in caplog.text
+    make(tmp_path / "c", 3)
+    assert read(tmp_path / "c")["value"] == 3 and (tmp_path / "c.previous").exists()
+
+
+def test_only_damaged_files_are_refused(tmp_path):
+    (tmp_path / "c").write_bytes(b"course checkpoint 1 nothing\n")
+    with pytest.raises(checkpoint.Unusable, match="move it away"):
+        read(tmp_path / "c")
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path):
+    """The SHA-256 fits: whoever made the file wanted it to be read."""
+    import hashlib
+    import io
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "code was run"),)
+
+    torch.save({"value": Evil()}, buffer := io.BytesIO())
+    body = buffer.getvalue()
+    (tmp_path / "c").write_bytes(checkpoint.MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    with pytest.raises(checkpoint.Unusable, match="weights_only"):
+        read(tmp_path / "c")
+    assert not (tmp_path / "code was run").exists()
+
+
+KILLED_AT_LINE = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+import checkpoint, utils
+keeper = checkpoint.Checkpoint({path!r}, 1, utils.find_placement("cpu", env={{}}))
+code, lines = checkpoint.Checkpoint.write.__code__, 0
+def trace(frame, event, argument):
+    global lines
+    if frame.f_code is not code:
+        return None
+    lines += event == "line"
+    if lines == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return trace
+sys.settrace(trace)
+keeper.write({{"value": 2}})
+"""
+
+
+def test_killed_before_any_line_of_the_write_a_whole_checkpoint_is_found(tmp_path):
+    """Each system call of the write stands on a line of its own: open, write, flush, fsync, rename, fsync."""
+    make(path := tmp_path / "c", 1)
+    script, found, line = tmp_path / "writer.py", [], 0
+    script.write_text(KILLED_AT_LINE.format(root=str(launch.ROOT), path=str(path)))
+    while not found or found[-1][0] != 0:
+        line += 1
+        for rest in tmp_path.glob("c.[pd]*"):
+            rest.unlink()
+        make(path, 1)
+        (tmp_path / "c.previous").unlink(missing_ok=True)
+        done = subprocess.run([sys.executable, script, str(line)], capture_output=True, text=True, timeout=60)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        found.append((done.returncode, read(path)["value"]))
+    values = [value for _, value in found]
+    assert values == sorted(values) and set(values) == {1, 2}, "old until the rename, new after it"
+    assert len(found) > 12, "the write has more lines than that"
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+def test_disk_that_fails_leaves_the_last_checkpoint(call, tmp_path, monkeypatch):
+    make(tmp_path / "c", 1)
+
+    def fails(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    keeper = checkpoint.Checkpoint(tmp_path / "c", 1, HERE)
+    if call == "open":
+        monkeypatch.setattr(checkpoint, "open", fails, raising=False)
+    else:
+        monkeypatch.setattr(checkpoint.os, call, fails)
+    with pytest.raises(OSError):
+        keeper.write({**STATE, "value": 2})
+    monkeypatch.undo()
+    keeper.lock.close()
+    assert read(tmp_path / "c")["value"] == 1
