@@ -15,6 +15,7 @@ import threading
 import time
 import types
 import uuid
+import zlib
 from collections import namedtuple
 from datetime import timedelta
 from pathlib import Path
@@ -308,8 +309,8 @@ class RunLog:
 
     def write(self, kind, **fields):
         if self.file and ((kind, fields.get("epoch")) not in self.logged or kind not in ("run", "epoch")):
-            print(json.dumps({"kind": kind, "time": time.time(), "run_id": self.run_id, **fields}), file=self.file,
-                  flush=True)
+            text = json.dumps({"kind": kind, "time": time.time(), "run_id": self.run_id, **fields})[:-1]
+            print(f'{text}, "crc": {zlib.crc32(text.encode())}}}', file=self.file, flush=True)  # a reader sees damage
 
     def __enter__(self):
         return self

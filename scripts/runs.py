@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import warnings
+import zlib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -210,21 +211,25 @@ NAME = re.compile(r"[A-Za-z]\w*")
 
 def _json_records(text: str, notes: list[str]) -> tuple[list[dict], bool]:
     """Every whole record of the log, and whether this is a JSON log at all."""
-    records, damaged = [], []
+    found, damaged = [], []  # (line number, record)
     lines = text.split("\n")  # not splitlines(): a JSON string may hold other line separators
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             continue
         try:
             record = json.loads(line)
-            if type(record) is not dict or type(record.get("kind")) is not str:
+            if type(record) is not dict or type(record.get("kind")) is not str or not _is_intact(line, record):
                 raise ValueError
-            records.append(record)
+            found.append((number, record))
         except (ValueError, RecursionError):
             damaged.append(number)
-            records += _whole_records_inside(line)
-    if not records and not text.lstrip().startswith("{"):
+            found += [(number, record) for record in _whole_records_inside(line)]
+    if not found and not text.lstrip().startswith("{"):
         return [], False
+    if any("crc" in record for _, record in found):  # then one without it is damaged, too
+        damaged = sorted({*damaged, *(number for number, record in found if "crc" not in record)})
+        found = [(number, record) for number, record in found if "crc" in record]
+    records = [record for _, record in found]
     if damaged and damaged[-1] == len(lines):
         notes.append("last line cut off")
         damaged.pop()
@@ -243,9 +248,18 @@ def _whole_records_inside(line: str) -> list[dict]:
                 record, end = DECODER.raw_decode(line, start)
             except (ValueError, RecursionError):
                 continue
-            if type(record["kind"]) is str:
+            if type(record["kind"]) is str and _is_intact(line[start:end], record):
                 found.append(record)
     return found
+
+
+CHECKSUM = re.compile(r', "crc": (\d+)\}\s*$')
+
+
+def _is_intact(line: str, record: dict) -> bool:
+    """A flipped digit is still JSON: main.py's records end with a CRC-32 of what stands before it."""
+    found = CHECKSUM.search(line)
+    return "crc" not in record if not found else int(found[1]) == zlib.crc32(line[: found.start()].encode())
 
 
 def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, dict]]:
@@ -304,7 +318,7 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
 def _run_fields(head: dict, notes: list[str]) -> dict:
     info = {}
     for name, value in head.items():
-        if name in ("kind", "time") or value is None:
+        if name in ("kind", "time", "crc") or value is None:
             continue
         if name in RUN_FIELDS:
             if _is(value, RUN_FIELDS[name]):
@@ -347,6 +361,8 @@ def _epoch_row(record: dict) -> dict | None:
     row = {}
     for name, value in record.items():
         kind = type(value)
+        if name == "crc":
+            continue
         if kind is float or kind is int:
             if value != value:
                 value = math.nan  # "not a number" is what a diverged loss is

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import launch
 import psutil
@@ -214,44 +212,6 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
     with pytest.raises(checkpoint.Unusable, match="weights_only"):
         read(tmp_path / "c")
     assert not (tmp_path / "code was run").exists()
-
-
-KILLED_AT_LINE = """
-import os, signal, sys
-sys.path.insert(0, {root!r})
-import checkpoint, utils
-keeper = checkpoint.Checkpoint({path!r}, 1, utils.find_placement("cpu", env={{}}))
-code, lines = checkpoint.Checkpoint.write.__code__, 0
-def trace(frame, event, argument):
-    global lines
-    if frame.f_code is not code:
-        return None
-    lines += event == "line"
-    if lines == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return trace
-sys.settrace(trace)
-keeper.write({{"value": 2}})
-"""
-
-
-def test_killed_before_any_line_of_the_write_a_whole_checkpoint_is_found(tmp_path):
-    """Each system call of the write stands on a line of its own: open, write, flush, fsync, rename, fsync."""
-    make(path := tmp_path / "c", 1)
-    script, found, line = tmp_path / "writer.py", [], 0
-    script.write_text(KILLED_AT_LINE.format(root=str(launch.ROOT), path=str(path)))
-    while not found or found[-1][0] != 0:
-        line += 1
-        for rest in tmp_path.glob("c.[pd]*"):
-            rest.unlink()
-        make(path, 1)
-        (tmp_path / "c.previous").unlink(missing_ok=True)
-        done = subprocess.run([sys.executable, script, str(line)], capture_output=True, text=True, timeout=60)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        found.append((done.returncode, read(path)["value"]))
-    values = [value for _, value in found]
-    assert values == sorted(values) and set(values) == {1, 2}, "old until the rename, new after it"
-    assert len(found) > 12, "the write has more lines than that"
 
 
 @pytest.mark.parametrize("call", ["open", "fsync", "replace"])

@@ -83,9 +83,9 @@ def test_log_is_read_back_whole(tmp_path):
     records = log_records(tmp_path / "run.jsonl")
     assert list(frame["epoch"]) == [0, 1] and set(frame["status"]) == {"completed"} and set(frame["note"]) == {""}
     for epoch, record in enumerate(records[1:3]):
-        for name in set(record) - {"kind", "time", "run_id", "epoch"}:
+        for name in set(record) - {"kind", "time", "run_id", "epoch", "crc"}:
             assert frame[name][epoch] == record[name], name
-    for name in set(records[0]) - {"kind", "time", "log_file", "data_path"}:
+    for name in set(records[0]) - {"kind", "time", "log_file", "data_path", "crc"}:
         if records[0][name] is not None:
             assert (frame[name] == records[0][name]).all(), name
     assert bool(frame["synthetic"].all()) and "SYNTHETIC" in done.stderr + done.stdout

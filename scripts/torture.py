@@ -1,0 +1,373 @@
+"""Try to break a run: kill ranks, kill the write of a checkpoint, fill the disk, damage files. Print what survived.
+
+    python scripts/torture.py                      everything, about half an hour on two cores
+    python scripts/torture.py --kills 3 --inputs 200 --only kill-a-rank damaged-log
+    python scripts/torture.py --json build/torture.json
+
+Each attack checks its outcome against an undisturbed run or the undamaged file. Status 0: all survived; 1: the table
+says what did not. The same --seed makes the same attacks (when a process dies depends on the machine's speed, too).
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import psutil
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import checkpoint  # noqa: E402
+import utils  # noqa: E402
+from scripts import prepare_data, runs  # noqa: E402
+
+LIMIT = 300  # seconds for one run, its restarts included
+JOB = ["--dataset", "synthetic", "--samples", "1206", "--test-samples", "101", "--epochs", "6",
+       "--global-batch-size", "96"]
+ALONE = utils.find_placement("cpu", env={})
+
+
+class Broken(AssertionError):
+    """An attack that did harm. One line says which."""
+
+
+def torchrun(ranks, *options, restarts=0):
+    """A running torchrun of main.py; what it says goes to a file, `.said`."""
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - finish() reads it
+    process = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}",
+                                f"--max-restarts={restarts}", "main.py", *JOB, *map(str, options)],
+                               cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, env=clean_environment())
+    process.said = said
+    return process
+
+
+def clean_environment():
+    foreign = ("RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCAL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+
+
+def finish(process, seconds=LIMIT):
+    """(exit status, what was said); Broken where it hangs or leaves a process."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        raise Broken(f"still running after {seconds} s") from None
+    _, left = psutil.wait_procs(family, timeout=20)
+    for member in left:
+        member.kill()
+    if left:
+        raise Broken(f"{len(left)} process(es) left behind")
+    process.said.seek(0)
+    return process.returncode, process.said.read()
+
+
+def ranks_of(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [p for p in psutil.Process(process.pid).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return []
+
+
+def expect(condition, otherwise):
+    if not condition:
+        raise Broken(otherwise)
+
+
+# ------------------------------------------------------------------------------------------------- attacks: the run
+
+
+def kill_a_rank(folder, rng, args):
+    """A random rank gets SIGKILL at a random moment; torchrun restarts. Weights and log are the undisturbed run's."""
+    expected = {}
+    for ranks in (2, 3):
+        model, log = folder / f"{ranks}.pt", folder / f"{ranks}.jsonl"
+        begin = time.monotonic()
+        status, said = finish(torchrun(ranks, "--save-model", model, "--log-file", log))
+        expect(status == 0, f"the undisturbed run failed: {said[-300:]}")
+        expected[ranks] = torch.load(model, weights_only=True), runs.read_run(log), time.monotonic() - begin
+    for number in range(args.kills):
+        ranks, here = rng.choice((2, 3)), folder / f"kill-{number}"
+        here.mkdir()
+        weights, table, seconds = expected[ranks]
+        moment, victim = rng.uniform(0.2, 1.0) * seconds, rng.randrange(ranks)
+        process = torchrun(ranks, "--save-model", here / "m.pt", "--log-file", here / "l.jsonl", "--checkpoint",
+                           here / "c", "--checkpoint-every", rng.choice((1, 5, 13)), restarts=3)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(moment)
+        alive = ranks_of(process)
+        if len(alive) > victim:  # else the run was faster than our moment: it counts as disturbed by nobody
+            alive[victim].kill()
+        status, said = finish(process)
+        what = f"kill {number}: rank {victim} of {ranks} after {moment:.1f} s"
+        expect(status == 0, f"{what}: status {status}: {said[-200:]}")
+        got = torch.load(here / "m.pt", weights_only=True)
+        expect(all(torch.equal(got[name], value) for name, value in weights.items()), f"{what}: other weights")
+        log = runs.read_run(here / "l.jsonl")
+        expect(list(log["epoch"]) == list(table["epoch"]) and set(log["status"]) == {"completed"}, f"{what}: log")
+        expect(list(log["loss"]) == list(table["loss"]), f"{what}: other losses in the log")
+        yield
+        shutil.rmtree(here)
+
+
+def hang_a_rank(folder, rng, args):
+    """A rank stops without dying (SIGSTOP). The others end within --timeout, and name it."""
+    for number in range(max(1, args.kills // 10)):
+        log = folder / f"{number}.jsonl"
+        process = torchrun(3, "--epochs", 1000, "--timeout", 15, "--log-file", log)
+        victim = rng.randrange(3)
+        give_up = time.monotonic() + LIMIT
+        while '"epoch"' not in (log.read_text() if log.exists() else ""):
+            expect(time.monotonic() < give_up and process.poll() is None, "the run did not begin")
+            time.sleep(0.1)
+        stopped = ranks_of(process)[victim]
+        stopped.suspend()
+        status, said = finish(process, 15 + 120)
+        expect(status != 0 and f"no word from rank(s) {victim}" in said, f"rank {victim} is not named: {said[-300:]}")
+        yield
+
+
+KILLED_AT_LINE = """
+import os, signal, sys
+import checkpoint, utils
+keeper = checkpoint.Checkpoint(sys.argv[1], 1, utils.find_placement("cpu", env={}))
+code, lines = checkpoint.Checkpoint.write.__code__, 0
+def trace(frame, event, argument):
+    global lines
+    if frame.f_code is not code:
+        return None
+    lines += event == "line"
+    if lines == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return trace
+sys.settrace(trace)
+keeper.write({"value": 2})
+"""
+
+
+def kill_the_write(folder, rng, args):
+    """SIGKILL before each line of Checkpoint.write, where each system call (open, write, fsync, rename) has its own:
+    a whole checkpoint is found, the old one until the rename and the new one after it."""
+    path, values, line = folder / "c", [], 0
+    while True:
+        line += 1
+        for old in folder.iterdir():
+            old.unlink()
+        write(path, 1)
+        done = subprocess.run([sys.executable, "-c", KILLED_AT_LINE, path, str(line)], cwd=ROOT, capture_output=True,
+                              text=True, timeout=LIMIT)
+        expect(done.returncode in (0, -signal.SIGKILL), done.stderr[-200:])
+        values.append(read(path)["value"])
+        expect(values == sorted(values), f"line {line}: the new checkpoint was there, and is gone")
+        yield
+        if done.returncode == 0:
+            expect(values[-1] == 2 and len(values) > 12, f"only {len(values)} lines")
+            return
+
+
+def write(path, value):
+    keeper = checkpoint.Checkpoint(path, 1, ALONE)
+    keeper.write({"value": value, "weights": torch.arange(500.0)})
+    keeper.lock.close()
+
+
+def read(path):
+    keeper = checkpoint.Checkpoint(path, 1, ALONE)
+    try:
+        return keeper.read()
+    finally:
+        keeper.lock.close()
+
+
+# ------------------------------------------------------------------------------------------------ attacks: the disk
+
+
+def fill_the_disk(folder, rng, args):
+    """A file system that is full, or turns read-only, while a checkpoint or the log is written: one line, status not 0,
+    and the last checkpoint is whole. Needs the right to mount; the log is tried on /dev/full everywhere."""
+    done = main_py("--log-file", "/dev/full")
+    expect(done.returncode == 2 and "Traceback" not in done.stderr and "No space left" in done.stderr,
+           done.stderr[-300:])
+    yield
+    for number, (size, remount) in enumerate((("1200k", ""), ("9m", 'mount -t tmpfs -o ro tmpfs "$1"'))):
+        place = folder / str(number)
+        place.mkdir()
+        script = f"""mount -t tmpfs -o size={size} tmpfs "$1" || exit 99
+            {sys.executable} main.py {' '.join(JOB)} --epochs 200 --checkpoint "$1/c" & run=$!
+            while [ ! -e "$1/c" ] && kill -0 $run; do sleep 0.1; done
+            {remount}
+            wait $run; status=$?
+            {"umount $1" if remount else ""}
+            mkdir "$2"; cp "$1"/c* "$2"; exit $status"""
+        kept = folder / f"kept-{number}"
+        user = ["--map-root-user"] if os.getuid() else []
+        done = subprocess.run(["unshare", "--mount", *user, "bash", "-c", script, "_", place, kept], cwd=ROOT,
+                              capture_output=True, text=True, timeout=LIMIT, env=clean_environment())
+        if done.returncode == 99 or "unshare" in done.stderr:
+            return  # not permitted here
+        reason = "Read-only file system" if remount else "No space left on device"
+        expect(done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr,
+               f"status {done.returncode}: {done.stderr[-300:]}")
+        expect("parts" in read(kept / "c"), "the checkpoint before is not whole")
+        yield
+
+
+def main_py(*options):
+    return subprocess.run([sys.executable, "main.py", *JOB, "--epochs", "2", *map(str, options)], cwd=ROOT,
+                          capture_output=True, text=True, timeout=LIMIT, env=clean_environment())
+
+
+def share_a_path(folder, rng, args):
+    """A second job on the checkpoint or the log of a running one is refused; once the first is killed, it is not."""
+    for option in ("--checkpoint", "--log-file"):
+        file = folder / option.strip("-")
+        first = torchrun(2, "--epochs", 1000, option, file)
+        give_up = time.monotonic() + LIMIT
+        while not file.exists() or not file.stat().st_size:
+            expect(time.monotonic() < give_up and first.poll() is None, "the first job did not begin")
+            time.sleep(0.1)
+        second = main_py(option, file)
+        for member in [*ranks_of(first), first]:
+            member.kill()
+        finish(first)
+        expect(second.returncode == 2 and "another run is writing to it" in second.stderr, second.stderr[-200:])
+        if option == "--log-file":
+            expect(main_py(option, file).returncode == 0, "the lock outlived its process")
+        yield
+
+
+# ---------------------------------------------------------------------------------------------- attacks: damaged files
+
+
+def damage(raw, rng):
+    """A copy of `raw` that is cut short, or has a byte changed, or a stretch missing or doubled."""
+    place, kind = rng.randrange(len(raw)), rng.randrange(4)
+    if kind == 0:
+        return raw[:place]
+    if kind == 1:
+        return raw[:place] + bytes([raw[place] ^ 1 << rng.randrange(8)]) + raw[place + 1:]
+    end = min(len(raw), place + rng.randrange(1, 200))
+    return raw[:place] + (raw[end:] if kind == 2 else raw[place:end] + raw[place:])
+
+
+def damaged_checkpoint(folder, rng, args):
+    """Any damage is found: a damaged checkpoint is never loaded."""
+    write(folder / "c", 1)
+    raw = (folder / "c").read_bytes()
+    for number in range(args.inputs):
+        bad = damage(raw, rng)
+        if bad != raw:
+            try:
+                checkpoint.parse(bad)
+            except checkpoint.Unusable:
+                yield
+            else:
+                raise Broken(f"input {number} was loaded")
+
+
+def damaged_log(folder, rng, args):
+    """A row that the reader gives is the row that was written; what is missing is said."""
+    path = folder / "log.jsonl"
+    with utils.RunLog(path) as log:
+        log.write("run", epochs=8, model="lenet", world_size=2, batch_size=48)
+        for epoch in range(8):
+            log.write("epoch", epoch=epoch, loss=2.3 / (1 + epoch), accuracy=0.1 * epoch, seconds=1.5,
+                      images_per_second=800.0)
+    raw, whole = path.read_bytes(), runs.read_run(path)
+    written = {row["epoch"]: row for row in whole.to_dict("records")}
+    for number in range(args.inputs):
+        path.write_bytes(bad := damage(raw, rng))
+        try:
+            table = runs.read_run(path)
+        except runs.RunError:
+            yield
+            continue
+        rows = table[table["epoch"].notna()].to_dict("records")
+        for row in rows:
+            for name in ("loss", "accuracy", "seconds", "images_per_second"):
+                expect(row[name] == written[row["epoch"]][name],
+                       f"input {number}: {name} of epoch {row['epoch']} is wrong")
+        if bad.strip() != raw.strip() and (len(rows) < 8 or table["status"][0] != "completed"):
+            expect(table["note"][0], f"input {number}: a partial read that says nothing")
+        yield
+
+
+def damaged_data(folder, rng, args):
+    """A damaged data file is found and built again, or refused: never trained on."""
+    prepare = folder / "synthetic.pt"
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        prepare_data.prepare("synthetic", prepare)
+        size, sound = prepare.stat().st_size, utils.get_dataset("synthetic", folder)[0]
+        images = sound.images[::997].clone()
+        for _ in range(max(2, args.kills // 5)):
+            place = rng.randrange(size)
+            with open(prepare, "r+b") as file:
+                if rng.random() < 0.5:
+                    file.truncate(place)
+                else:
+                    file.seek(place)
+                    byte = file.read(1)
+                    file.seek(place)
+                    file.write(bytes([byte[0] ^ 1 << rng.randrange(8)]))
+            again = utils.get_dataset("synthetic", folder)[0]
+            expect(torch.equal(again.images[::997], images), f"damage at byte {place} of {size} went unseen")
+            for old in folder.glob("*.damaged*"):
+                old.unlink()
+            yield
+
+
+ATTACKS = {attack.__name__.replace("_", "-"): attack for attack in (
+    kill_a_rank, hang_a_rank, kill_the_write, fill_the_disk, share_a_path, damaged_checkpoint, damaged_log,
+    damaged_data)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="runs of kill-a-rank; others go by it")
+    parser.add_argument("--inputs", type=int, default=5000, help="damaged inputs for each reader")
+    parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), metavar="ATTACK",
+                        help=", ".join(ATTACKS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", help="write the table to this file as well")
+    args = parser.parse_args()
+    if args.kills < 1 or args.inputs < 1:
+        parser.error("--kills and --inputs must be at least 1")
+    warnings.simplefilter("ignore")
+    table = []
+    for name in args.only:
+        rng, tried, failure, begin = random.Random(f"{args.seed} {name}"), 0, None, time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+            try:
+                for _ in ATTACKS[name](Path(folder), rng, args):
+                    tried += 1
+            except Broken as error:
+                failure = str(error)
+        what = " ".join(ATTACKS[name].__doc__.split())
+        table.append({"attack": name, "survived": tried, "failed": failure, "seconds": round(time.monotonic() - begin),
+                      "what": what})
+        outcome = f"FAILED: {failure}" if failure else f"{tried} survived"
+        print(f"{name:20} {outcome} ({table[-1]['seconds']} s)", flush=True)
+    print("\n| attack | survived | what holds |\n|---|---|---|")
+    for row in table:
+        print(f"| {row['attack']} | {row['survived']}{' and then FAILED' if row['failed'] else ''} | {row['what']} |")
+    if args.json:
+        Path(args.json).write_text(json.dumps(table, indent=1) + "\n")
+    sys.exit(any(row["failed"] for row in table))
+
+
+if __name__ == "__main__":
+    main()

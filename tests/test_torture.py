@@ -1,0 +1,26 @@
+"""A few of each attack of scripts/torture.py: the command makes many. And an attack must notice harm."""
+
+import subprocess
+import sys
+
+import launch
+import pytest
+
+from scripts import torture
+
+
+@pytest.mark.parametrize("attack", sorted(torture.ATTACKS))
+def test_a_few_of_each_attack(attack):
+    done = subprocess.run([sys.executable, "scripts/torture.py", "--kills", "2", "--inputs", "300", "--only", attack],
+                          cwd=launch.ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "survived" in done.stdout and "FAILED" not in done.stdout
+
+
+def test_harm_is_noticed(monkeypatch, capsys):
+    """A reader that takes every file for sound: the attack must say so, and the status too."""
+    monkeypatch.setattr(torture.checkpoint, "parse", lambda raw: {})
+    monkeypatch.setattr(sys, "argv", ["torture.py", "--inputs", "5", "--only", "damaged-checkpoint"])
+    with pytest.raises(SystemExit) as ended:
+        torture.main()
+    assert ended.value.code == 1 and "FAILED: input 0 was loaded" in capsys.readouterr().out
