@@ -165,7 +165,7 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
     elif dist_url == "env://":
         place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens there already
-            # Its store outlives a restart (torch 2.15), and with it the addresses of ranks that are dead.
+            # Its store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
             store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
                                   timeout=timedelta(seconds=timeout))
             meet = {"store": dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)}
