@@ -35,7 +35,7 @@ def positive(kind):
     return number
 
 
-def get_parser(description):
+def get_parser(description=None):
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--dataset", choices=["auto", *utils.DATASETS], default="auto",
@@ -140,7 +140,7 @@ def must_agree(args, here, train_set):
             **{name: getattr(args, name) for name in same}}
 
 
-def describe(args, here, train_set, sampler, run_log, progress):
+def describe(args, here, train_set, sampler, run_log, progress=None):
     """Say what runs where, in the log's `run` record and on the console."""
     gpus, cores, threads = torch.cuda.device_count(), utils.cores(), torch.get_num_threads()
     synthetic, padding = train_set.name == "synthetic", sampler.total_size - len(train_set)
@@ -150,9 +150,9 @@ def describe(args, here, train_set, sampler, run_log, progress):
                   device_name=device_name, device_count=gpus, cores=cores, threads=threads,
                   host=f"{platform.system()} {platform.machine()}", torch=torch.__version__,
                   python=platform.python_version())
-    for epoch, facts in enumerate(progress.epochs):  # of a log that was lost; what it still has is not written twice
+    for epoch, facts in enumerate(progress.epochs if progress else []):  # what the log still has is not written twice
         run_log.write("epoch", epoch=epoch, **facts)
-    if progress.restarts:
+    if progress and progress.restarts:
         run_log.write("restart", restarts=progress.restarts, epoch=progress.epoch, step=progress.step,
                       world_size=here.world_size, epochs=args.epochs)
         log.info("Going on from %s, in epoch %d after step %d (restart %d)", args.checkpoint, progress.epoch,

@@ -1,31 +1,43 @@
 """Measure what the README quotes: ratios of whole runs, interleaved within one session, as medians with their spread.
 
-    python scripts/benchmark.py                     all three, about 6 minutes on two cores
+    python scripts/benchmark.py                     everything, about 12 minutes on two cores
     python scripts/benchmark.py --only start --rounds 5
+    python scripts/benchmark.py --only frameworks --json build/frameworks.json
 
-epoch   an epoch of CIFAR-10 (LeNet, batch 64, one thread): main.py against scripts/textbook.py; main.py's data share
-ranks   images a second of main.py, LeNet and the small ResNet: two ranks against one, one thread each
-start   torchrun typed to the first training step done, 8 ranks: main.py against scripts/textbook.py
+epoch       an epoch of CIFAR-10 (LeNet, batch 64, one thread): main.py against scripts/textbook.py; its share of data
+ranks       images a second of main.py, LeNet and the small ResNet: two ranks against one, one thread each
+start       torchrun typed to the first training step done, 8 ranks: main.py against scripts/textbook.py
+frameworks  an epoch of LeNet and of the small ResNet on two ranks, one thread each: main.py's DDP against the same
+            training under Lightning Fabric and Accelerate, where they are installed (requirements-optional.txt)
 
-Each epoch is the second of its run: the first one warms up. Ratios of the same round are comparable; seconds on a
-shared machine are not.
+Each epoch is the second of its run: the first one warms up. The programs of a comparison take turns in going first.
+Ratios of the same round are comparable; seconds on a shared machine are not.
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
+from scripts import bounded
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = [sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TWO_RANKS = [*TORCHRUN, "--nproc_per_node=2"]
 LIMIT = 600  # seconds, for one run
+FRAMEWORKS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
+MODELS = {"lenet": 50_000, "resnet": 10_000}  # images of an epoch: about as many seconds for each
 
 
 def run(command, threads=None):
@@ -33,87 +45,160 @@ def run(command, threads=None):
     env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT)
-    if done.returncode:
-        sys.exit(f"benchmark: {' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-1000:]}")
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        status = bounded.run(command, LIMIT, f"benchmark {os.getpid()}", env, cwd=ROOT, stdout=out, stderr=err)
+        if status:
+            err.seek(0)
+            sys.exit(f"benchmark: {' '.join(command)} ended with status {status}:\n{err.read()[-1000:]}")
+        if status is None:
+            sys.exit(f"benchmark: {' '.join(command)} was killed after {LIMIT} s")
+        out.seek(0)
+        return out.read()
 
 
 def last_epoch(text):
     return [record for record in map(json.loads, text.splitlines()) if record["kind"] == "epoch"][-1]
 
 
-def main_py(launcher, *options, threads=None):
-    """The last epoch record of a run of main.py."""
+def main_py(launcher, *options, threads=None, script="main.py"):
+    """The last epoch record of a run of main.py, or of a script with its options and log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "run.jsonl")
-        run([*launcher, "main.py", "--dataset", "cifar10", "--log-file", str(log), *options], threads)
+        run([*launcher, script, "--dataset", "cifar10", "--log-file", str(log), *map(str, options)], threads)
         return last_epoch(log.read_text())
 
 
 def textbook(launcher, *options, threads=None):
-    return last_epoch(run([*launcher, "scripts/textbook.py", *options], threads))
+    return last_epoch(run([*launcher, "scripts/textbook.py", *map(str, options)], threads))
 
 
-def epoch_round():
-    ours = main_py(PYTHON, "--epochs", "2", "--test-samples", "100", threads=1)
-    theirs = textbook(PYTHON, "--epochs", "2", threads=1)
+def in_turn(number, **programs):
+    """{name: result} of functions by name. Each round begins with another one: whoever goes first may meet a machine
+    that is cooler, or still busy with what ran before."""
+    names = list(programs)
+    first = number % len(names)
+    return {name: programs[name]() for name in names[first:] + names[:first]}
+
+
+def epoch_round(number, samples):
+    options = ["--epochs", 2, "--samples", samples or 50_000]
+    did = in_turn(number, ours=partial(main_py, PYTHON, *options, "--test-samples", 100, threads=1),
+                  theirs=partial(textbook, PYTHON, *options, threads=1))
+    ours, theirs = did["ours"], did["theirs"]
     return {"main.py s": ours["seconds"], "textbook s": theirs["seconds"],
             "main.py / textbook": ours["seconds"] / theirs["seconds"],
             "main.py data share": ours["data_seconds"] / ours["seconds"]}
 
 
-def ranks_round():
+def second_epoch(launcher, model, samples, script="main.py"):
+    return main_py(launcher, "--model", model, "--samples", samples or MODELS[model], "--epochs", 2, "--test-samples",
+                   100, threads=1, script=script)
+
+
+def ranks_round(number, samples):
     figures = {}
-    for model, samples in (("lenet", 50_000), ("resnet", 10_000)):
-        one, two = (main_py(launcher, "--model", model, "--samples", str(samples), "--epochs", "2", "--test-samples",
-                            "100", threads=1)["images_per_second"]
-                    for launcher in (PYTHON, [*TORCHRUN, "--nproc_per_node=2"]))
+    for model in MODELS:
+        did = in_turn(number, one=partial(second_epoch, PYTHON, model, samples),
+                      two=partial(second_epoch, TWO_RANKS, model, samples))
+        one, two = (did[ranks]["images_per_second"] for ranks in ("one", "two"))
         figures |= {f"{model} 1 rank img/s": one, f"{model} 2 ranks img/s": two, f"{model} 2 ranks / 1": two / one}
     return figures
 
 
-def start_round():
+def start_round(number, samples):
     eight = [*TORCHRUN, "--nproc_per_node=8"]
-    began = time.time()
-    one_step = ["--epochs", "1", "--samples", str(8 * 64), "--test-samples", "8"]  # 64 images a rank: one step
-    ours = main_py(eight, *one_step)["time"] - began
-    began = time.time()
-    theirs = textbook(eight, "--steps", "1")["time"] - began
-    return {"main.py s": ours, "textbook s": theirs, "main.py / textbook": ours / theirs}
+
+    def seconds(program, *options):
+        began = time.time()
+        return program(eight, *options)["time"] - began
+
+    one_step = ["--epochs", 1, "--samples", 8 * 64, "--test-samples", 8]  # 64 images a rank
+    did = in_turn(number, ours=partial(seconds, main_py, *one_step), theirs=partial(seconds, textbook, "--steps", 1))
+    return {"main.py s": did["ours"], "textbook s": did["theirs"], "main.py / textbook": did["ours"] / did["theirs"]}
 
 
-ROUNDS = {"epoch": epoch_round, "ranks": ranks_round, "start": start_round}
+def frameworks_round(number, samples):
+    figures = {}
+    loops = {"main.py": "main.py", **{name: f"scripts/{name}_loop.py" for name in installed()}}
+    for model in MODELS:
+        did = in_turn(number, **{name: partial(second_epoch, TWO_RANKS, model, samples, script)
+                                 for name, script in loops.items()})
+        seconds = {name: did[name]["seconds"] for name in loops}
+        figures |= {f"{model} {name} s": seconds[name] for name in loops}
+        figures |= {f"{model} main.py / {name}": seconds["main.py"] / seconds[name] for name in installed()}
+    return figures
+
+
+def installed():
+    return [name for name, package in FRAMEWORKS.items() if importlib.util.find_spec(package)]
+
+
+def versions():
+    """Of what was compared, as the JSON file names them."""
+    found = {}
+    for package in ("torch", "torchvision", "lightning-fabric", "accelerate"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+ROUNDS = {"epoch": epoch_round, "ranks": ranks_round, "start": start_round, "frameworks": frameworks_round}
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=ROUNDS, action="append", help="measure this one; may be repeated")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each pair is run (default: %(default)s)")
-    parser.add_argument("--json", default="build/benchmark.json", help="also write every figure here")
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--only", choices=ROUNDS, action="append", help="measure this one; may be repeated")
+    add("--rounds", type=int, default=4, help="how often each comparison is run (default: %(default)s)")
+    add("--samples", type=int, help="images of an epoch, to try this out: so few measure the warming up")
+    add("--json", default="build/benchmark.json", help="also write every figure here (default: %(default)s)")
     args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error("--rounds must be at least 1")
+    for option in ("rounds", "samples"):
+        if getattr(args, option) is not None and getattr(args, option) < 1:
+            parser.error(f"--{option} must be at least 1")
+    missing = "frameworks: neither Fabric nor Accelerate is installed: pip install -r requirements-optional.txt"
+    if "frameworks" in (args.only or ()) and not installed():
+        parser.error(f"--only {missing}")
+    target = Path(args.json)
+    part = target.with_name(f"{target.name}.part")
     try:
-        target = Path(args.json)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.open("a").close()
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
     except OSError as error:
         parser.error(f"--json {args.json}: {error.strerror}")
+    if not args.only and not installed():
+        print(f"left out: {missing}", file=sys.stderr)
+    try:
+        measure(args.only or [name for name in ROUNDS if name != "frameworks" or installed()], args, part)
+        os.replace(part, target)
+    except KeyboardInterrupt:
+        print("\nbenchmark: stopped; nothing was written", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"every figure: {args.json}")
 
-    figures = {name: [] for name in args.only or ROUNDS}
+
+def measure(wanted, args, file):
+    """Run the rounds, print the table, and write all figures to `file`."""
+    figures = {name: [] for name in wanted}
     for number in range(args.rounds):
         for name, rounds in figures.items():
             print(f"round {number + 1} of {args.rounds}: {name} ...", file=sys.stderr, flush=True)
-            rounds.append(ROUNDS[name]())
-    print(f"{'':7}{'figure':22}{'median':>10}{'lowest':>10}{'highest':>10}   ({args.rounds} rounds)")
+            rounds.append(ROUNDS[name](number, args.samples))
+    print(f"{'':12}{'figure':28}{'median':>10}{'lowest':>10}{'highest':>10}   ({args.rounds} rounds)")
     for name, rounds in figures.items():
         for figure in rounds[0]:
             values = [values[figure] for values in rounds]
-            print(f"{name:7}{figure:22}" + "".join(f"{f(values):10.4g}" for f in (statistics.median, min, max)))
+            print(f"{name:12}{figure:28}" + "".join(f"{f(values):10.4g}" for f in (statistics.median, min, max)))
     machine = {"system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count()}
-    target.write_text(json.dumps({"time": time.time(), "machine": machine, "rounds": figures}, indent=1) + "\n")
-    print(f"every figure: {args.json}")
+    file.write_text(json.dumps({"time": time.time(), "machine": machine, "versions": versions(),
+                                "samples": args.samples, "rounds": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

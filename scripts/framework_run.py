@@ -1,0 +1,48 @@
+"""What surrounds the training in scripts/fabric_loop.py and accelerate_loop.py: main.py's options, log and ending."""
+
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
+import options
+import utils
+
+log = logging.getLogger("course")
+DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook"]  # by the framework
+LEFT_OUT = ["lr_scaling", "warmup_epochs", "bf16", "channels_last", "compile", "checkpoint", "checkpoint_every",
+            "resume"]
+
+
+def run(train, description, package):
+    """main.main, for a `train(args, here, run_log)` whose process group and DDP are those of `package`."""
+    parser = options.get_parser(description)
+    args = parser.parse_args()
+    for name in DECIDED:
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')}: {package} decides this; leave it out")
+    for name in LEFT_OUT:
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} is not part of this comparison: leave it out")
+    if not importlib.util.find_spec(package):
+        parser.error(f"{package} is not installed: pip install -r requirements-optional.txt")
+    try:
+        here = options.resolve(args)
+        if (here.device.type, here.backend) == ("cuda", "gloo"):
+            raise ValueError("more ranks than GPUs: use --device cpu")
+        run_log = utils.RunLog(args.log_file if here.rank == 0 else None)
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}")
+    logging.basicConfig(format="%(message)s")
+    log.setLevel(logging.INFO if here.rank == 0 else logging.ERROR)  # its own: Fabric and Accelerate log, too
+    try:
+        with run_log:
+            train(args, here, run_log)
+    except KeyboardInterrupt:
+        log.info("Interrupted.")
+        sys.exit(130)
+    finally:
+        utils.end_distributed_mode()

@@ -1,0 +1,88 @@
+"""The benchmark runs what it says, in turns, and writes what it printed. No test looks at how long anything took."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import launch
+import psutil
+import pytest
+
+from scripts import benchmark
+
+
+def run(*arguments):
+    return subprocess.run(launch.command(0, "scripts/benchmark.py", *arguments), cwd=launch.ROOT, text=True,
+                          env=launch.environment(), capture_output=True, timeout=launch.LIMIT)
+
+
+def test_each_round_begins_with_another_program():
+    order = []
+    for number in range(4):
+        did = benchmark.in_turn(number, **{name: lambda name=name: order.append(name) or name * 2 for name in "abc"})
+        assert did == {"a": "aa", "b": "bb", "c": "cc"}
+    assert "".join(order) == "abc" "bca" "cab" "abc"
+
+
+def test_ratios_come_from_the_runs_of_one_round(cifar10, tmp_path):
+    done = run("--only", "epoch", "--rounds", 2, "--samples", 256, "--json", tmp_path / "new" / "figures.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "new" / "figures.json").read_text())
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["figures.json"]
+    assert found["samples"] == 256 and found["versions"]["torch"]
+    (name, rounds), = found["rounds"].items()
+    assert (name, len(rounds)) == ("epoch", 2)
+    for figures in rounds:
+        assert figures["main.py / textbook"] == figures["main.py s"] / figures["textbook s"]
+        assert 0 < figures["main.py data share"] < 1
+    low, high = sorted(figures["main.py / textbook"] for figures in rounds)
+    (line,) = [line.split() for line in done.stdout.splitlines() if "main.py / textbook" in line]
+    assert line[-3:] == [f"{value:.4g}" for value in ((low + high) / 2, low, high)]
+
+
+def test_the_frameworks_are_compared_on_two_ranks(cifar10, tmp_path, monkeypatch):
+    if not benchmark.installed():
+        pytest.skip("neither Fabric nor Accelerate is installed (requirements-optional.txt)")
+    monkeypatch.setattr(benchmark, "MODELS", {"lenet": 256})
+    figures = benchmark.frameworks_round(0, None)
+    for name in benchmark.installed():
+        assert figures[f"lenet main.py / {name}"] == figures["lenet main.py s"] / figures[f"lenet {name} s"]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--rounds", "0"], "--rounds must be at least 1"),
+    (["--samples", "-1"], "--samples must be at least 1"),
+    (["--only", "all"], "invalid choice: 'all'"),
+    (["--json", "/dev/null/x.json"], "--json /dev/null/x.json: "),
+    (["--only", "frameworks"], "neither Fabric nor Accelerate is installed"),
+])
+def test_bad_input_is_one_line_and_status_2(arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "installed", list)
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    told = capsys.readouterr()
+    assert ended.value.code == 2 and told.out == "" and len(told.err.splitlines()) == 1 and said in told.err
+
+
+def test_a_failed_run_is_named_and_nothing_is_written(monkeypatch, tmp_path):
+    target = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--only", "start", "--json", str(target)])
+    monkeypatch.setattr(benchmark, "TORCHRUN", [sys.executable, "-c", "raise ZeroDivisionError"])
+    with pytest.raises(SystemExit, match="(?s)ended with status 1:.*ZeroDivisionError"):
+        benchmark.main()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_what_is_running(tmp_path):
+    command = launch.command(0, "scripts/benchmark.py", "--only", "ranks", "--json", tmp_path / "figures.json")
+    going = subprocess.Popen(command, cwd=launch.ROOT, env=launch.environment(), stderr=subprocess.PIPE, text=True)
+    family = psutil.Process(going.pid)
+    launch.wait_for(lambda: family.children(recursive=True), "the first run")
+    children = family.children(recursive=True)
+    os.kill(going.pid, signal.SIGINT)
+    _, said = going.communicate(timeout=60)
+    assert going.returncode == 130 and "stopped; nothing was written" in said and "Traceback" not in said
+    assert psutil.wait_procs(children, timeout=30)[1] == [] and list(tmp_path.iterdir()) == []

@@ -1,0 +1,275 @@
+"""The scaling model: cases worked by hand, its limits, and that its rows stand beside measured ones."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import matplotlib
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts import runs, scaling_model
+from scripts.scaling_model import Hierarchy, Job, Link, Links, Measured, StepTime
+
+matplotlib.use("Agg")
+ROOT = scaling_model.__file__.rsplit("/", 2)[0]
+STEP = StepTime(fixed=0.002, per_image=0.0001, backward=0.5)  # 64 images: 8.4 ms, of which backward takes 4.2
+MEASURED = Measured({2: (0.001, 1e-9), 4: (0.002, 2e-9), 8: (0.003, 4e-9)})
+JOB = Job(STEP, gradient_bytes=1e6, all_reduce=MEASURED, overlap=False)
+
+
+def exactly(value):
+    return pytest.approx(value, rel=1e-12)
+
+
+# ---------------------------------------------------------------- worked by hand
+
+
+def test_one_rank_is_one_device_whatever_the_links():
+    for job in (JOB, replace(JOB, overlap=True, buckets=7), replace(JOB, all_reduce=Links(Link(1, 1))),
+                replace(JOB, all_reduce=Hierarchy(Link(1, 1), Link(1, 1)), ranks_per_node=8, cores=1)):
+        step = job.predict(1, 64)
+        assert step.seconds == step.compute == STEP.seconds(64) == exactly(0.0084)
+        assert step.communication == step.exposed == 0
+        assert scaling_model.speedup(job, 1, 64) == scaling_model.speedup(job, 1, 64, strong=True) == (1, 1)
+
+
+def test_without_overlap_compute_and_communication_add_up():
+    step = JOB.predict(2, 64)
+    assert step.communication == step.exposed == exactly(0.001 + 1e-9 * 1e6)  # α + β · bytes
+    assert step.seconds == exactly(0.0084 + 0.002)
+    assert scaling_model.speedup(JOB, 2, 64) == (exactly(2 * 8.4 / 10.4), exactly(8.4 / 10.4))
+    # strong: each rank has 32 images, 5.2 ms
+    assert scaling_model.speedup(JOB, 2, 64, strong=True)[0] == exactly(8.4 / (5.2 + 2))
+    assert replace(JOB, buckets=4).predict(2, 64).communication == exactly(4 * 0.001 + 1e-9 * 1e6)  # an α each
+
+
+def test_overlap_hides_all_but_the_last_bucket_or_all_but_backward():
+    four = replace(JOB, overlap=True, buckets=4).predict(2, 64)  # a bucket every 1.05 ms, each 1.25 ms on its way
+    assert four.exposed == exactly(5e-3 - 3 / 4 * 4.2e-3)
+    two = replace(JOB, overlap=True, buckets=2).predict(2, 64)  # every 2.1 ms, 1.5 ms on its way: the last is left
+    assert two.exposed == exactly(1.5e-3)
+    assert replace(JOB, overlap=True).predict(2, 64) == JOB.predict(2, 64)  # one bucket leaves when backward is over
+
+
+def arrival(job, world_size, batch):
+    """When the last bucket has arrived, followed bucket by bucket; seconds after the step's start."""
+    step = job.predict(world_size, batch)
+    backward, each, free = job.step.backward * step.compute, step.communication / job.buckets, 0.0
+    for number in range(1, job.buckets + 1):
+        free = max(free, backward * number / job.buckets) + each
+    return step.compute - backward + free
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3, 10, 100])
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_the_formula_of_overlap_is_what_following_each_bucket_gives(buckets, world_size):
+    job = replace(JOB, overlap=True, buckets=buckets)
+    assert job.predict(world_size, 64).seconds == exactly(arrival(job, world_size, 64))
+
+
+def test_rings_and_trees():
+    link = Link(latency=1e-3, bandwidth=1e6)
+    assert scaling_model.ring(4e6, 4, link) == exactly(6 * (1e-3 + 1))
+    assert scaling_model.halving_doubling(4e6, 4, link) == exactly(4e-3 + 6)
+    assert scaling_model.recursive_doubling(4e6, 4, link) == exactly(2 * (1e-3 + 4))
+    assert scaling_model.recursive_doubling(4e6, 3, link) == exactly(3 * (1e-3 + 4))  # 2 pair up, 1 in, 1 back
+    assert scaling_model.recursive_doubling(4e6, 8, link) == exactly(3 * (1e-3 + 4))
+    for way in (scaling_model.ring, scaling_model.halving_doubling, scaling_model.recursive_doubling):
+        assert way(4e6, 1, link) == 0
+    with pytest.raises(ValueError, match="a power of two, not 6 ranks"):
+        scaling_model.halving_doubling(1, 6, link)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 100])
+def test_a_ring_has_the_bus_bandwidth_of_its_links(ranks):
+    seconds = scaling_model.ring(1e9, ranks, Link(0, 25e9))
+    assert 2 * (ranks - 1) / ranks * 1e9 / seconds == exactly(25e9)  # nccl-tests, doc/PERFORMANCE.md
+
+
+def test_a_hierarchy_of_one_level_is_a_ring():
+    fast, slow = Link(1e-6, 100e9), Link(1e-5, 10e9)
+    both = Hierarchy(fast, slow)
+    assert both.seconds(1e8, nodes=1, ranks_per_node=8) == scaling_model.ring(1e8, 8, fast)
+    assert both.seconds(1e8, nodes=8, ranks_per_node=1) == scaling_model.ring(1e8, 8, slow)
+    # 2 nodes of 4: 6 messages of 25 MB within, 2 of 50 MB between
+    assert both.seconds(1e8, 2, 4) == exactly(6 * (1e-6 + 25e6 / 100e9) + 2 * (1e-5 + 50e6 / 10e9))
+    # a flat ring goes through the slow link in every step
+    assert both.seconds(1e8, 2, 4) < Links(slow).seconds(1e8, 2, 4)
+    job = Job(STEP, 1e8, both, ranks_per_node=4)
+    assert job.nodes(8) == (2, 4) and job.nodes(2) == (1, 2)
+    assert job.predict(8, 64).communication == both.seconds(1e8, 2, 4)
+
+
+def test_more_ranks_than_cores_take_turns():
+    job = replace(JOB, cores=2)
+    assert [job.predict(ranks, 64).compute for ranks in (1, 2, 4, 8)] == [exactly(0.0084 * n) for n in (1, 1, 2, 4)]
+    assert replace(JOB, cores=4, threads=2).predict(4, 64).compute == exactly(2 * 0.0084)
+    assert replace(JOB, cores=2, ranks_per_node=2).predict(8, 64).compute == exactly(0.0084)  # two on each of 4 nodes
+    free = replace(job, all_reduce=Links(Link(0, math.inf)))
+    assert [scaling_model.speedup(free, ranks, 64)[0] for ranks in (1, 2, 4, 8)] == [1, 2, 2, 2]
+
+
+def test_an_epoch_is_its_steps_with_a_short_last_one():
+    assert JOB.epoch_seconds(1, 64, 130) == exactly(2 * 0.0084 + 0.0022)  # 64, 64, 2
+    assert JOB.epoch_seconds(1, 64, 128) == exactly(2 * 0.0084)
+    assert JOB.epoch_seconds(4, 64, 130) == exactly(0.002 + 33 * 0.0001 + 0.004)  # padded to 33 each: one step
+    assert JOB.epoch_seconds(2, 10, 40) == exactly(2 * (0.003 + 0.002))
+
+
+def test_the_buckets_of_ddp():
+    mb = 2**20
+    sizes = [0, 0.25 * mb, mb, mb + 1, 26 * mb, 26 * mb + 1, 97.5 * mb]
+    assert [scaling_model.ddp_buckets(size) for size in sizes] == [1, 1, 1, 2, 2, 3, 5]
+
+
+def test_the_fit_is_the_line_through_the_steps():
+    pytest.importorskip("torch")
+    step = StepTime.fit([16, 32, 64], [0.002 + 0.0001 * n for n in (16, 32, 64)], backward=0.6)
+    assert (step.fixed, step.per_image, step.backward) == (pytest.approx(0.002), pytest.approx(0.0001), 0.6)
+
+
+# ---------------------------------------------------------------- limits
+
+SECONDS = st.floats(0, 1)
+JOBS = st.builds(
+    Job,
+    step=st.builds(StepTime, st.floats(1e-6, 1), st.floats(0, 0.01), st.floats(0, 1)),
+    gradient_bytes=st.floats(0, 1e10),
+    all_reduce=st.one_of(
+        st.builds(Links, st.builds(Link, SECONDS, st.floats(1e3, 1e12)),
+                  st.sampled_from([scaling_model.ring, scaling_model.recursive_doubling])),
+        st.builds(Hierarchy, *[st.builds(Link, SECONDS, st.floats(1e3, 1e12))] * 2)),
+    buckets=st.integers(1, 50),
+    overlap=st.booleans(),
+    cores=st.one_of(st.none(), st.integers(1, 64)),
+    ranks_per_node=st.sampled_from([1, 2, 4]),
+)
+RANKS = st.sampled_from([1, 2, 4, 8, 12, 64])
+SLACK = 1 + 1e-9  # rounding
+
+
+@given(JOBS, RANKS, st.integers(1, 1000))
+def test_overlap_is_never_slower_nor_better_than_the_longer_of_the_two(job, ranks, batch):
+    hidden, shown = (replace(job, overlap=overlap).predict(ranks, batch) for overlap in (True, False))
+    assert hidden.seconds <= shown.seconds * SLACK
+    assert hidden.seconds * SLACK >= max(hidden.compute, hidden.communication)
+    assert (hidden.compute, hidden.communication) == (shown.compute, shown.communication)
+
+
+@given(JOBS, RANKS, st.integers(1, 1000), st.integers(1, 100_000), st.booleans())
+def test_efficiency_is_above_0_and_at_most_1(job, ranks, batch, samples, strong):
+    batch = batch * ranks if strong else batch
+    ratio, efficiency = scaling_model.speedup(job, ranks, batch, strong)
+    (row,) = scaling_model.table(job, [ranks], batch, samples, strong)
+    for value in (efficiency, row["efficiency"]):
+        assert 0 < value <= SLACK
+    assert ratio == pytest.approx(efficiency * ranks) and row["speedup"] == pytest.approx(row["efficiency"] * ranks)
+
+
+@given(JOBS, RANKS, st.integers(1, 1000))
+def test_strong_and_weak_agree_where_the_global_batch_is_the_same(job, ranks, batch):
+    alone, whole = job.predict(1, batch).seconds, job.predict(1, batch * ranks).seconds
+    weak = scaling_model.speedup(job, ranks, batch)[0]
+    strong = scaling_model.speedup(job, ranks, batch * ranks, strong=True)[0]
+    assert ranks * alone / weak == pytest.approx(whole / strong)  # the step of all ranks, from either speed-up
+    (one,), (other,) = (scaling_model.table(job, [ranks], size, 50_000, how)
+                        for size, how in ((batch, False), (batch * ranks, True)))
+    assert one["seconds"] == other["seconds"] and one["step_seconds"] == other["step_seconds"]
+
+
+@given(JOBS, RANKS, st.integers(1, 1000), st.integers(1, 100_000))
+def test_free_communication_and_enough_cores_are_ideal(job, ranks, batch, samples):
+    free = replace(job, all_reduce=Links(Link(0, math.inf)), cores=None)
+    assert free.predict(ranks, batch).exposed == 0
+    assert scaling_model.speedup(free, ranks, batch) == (pytest.approx(ranks), pytest.approx(1))
+    whole = samples * ranks * batch  # divides into whole steps on one rank and on all
+    assert scaling_model.table(free, [ranks], batch, whole)[0]["efficiency"] == pytest.approx(1)
+
+
+@given(st.lists(st.floats(0, 0.1), min_size=2, max_size=2), st.lists(st.floats(0, 1e-6), min_size=2, max_size=2),
+       st.lists(st.floats(0, 1e9), min_size=2, max_size=2), st.integers(1, 50), st.booleans())
+def test_more_latency_fewer_bytes_a_second_or_more_bytes_never_help(alphas, betas, sizes, buckets, overlap):
+    def seconds(alpha, beta, size):
+        return Job(STEP, size, Measured({4: (alpha, beta)}), buckets, overlap).predict(4, 64).seconds
+
+    (low_alpha, high_alpha), (low_beta, high_beta), (small, large) = sorted(alphas), sorted(betas), sorted(sizes)
+    base = seconds(low_alpha, low_beta, small)
+    for worse in ((high_alpha, low_beta, small), (low_alpha, high_beta, small), (low_alpha, low_beta, large)):
+        assert base <= seconds(*worse) * SLACK
+
+
+# ---------------------------------------------------------------- when is DDP slower?
+
+
+def test_when_ddp_is_slower_than_one_process():
+    """Weak: two ranks lose while the all-reduce takes longer than a + b·n, for 2 (a + b·n) < a + b·n + all-reduce."""
+    slow = replace(JOB, all_reduce=Measured({2: (0.00395, 0)}), gradient_bytes=0)  # a + b·n = 3.95 ms where n = 19.5
+    rows = scaling_model.when_slower(slow, [1, 2], [1, 19, 20, 21, 64])
+    assert {row["batch_size"]: row["slower"] for row in rows if row["world_size"] == 2} == {
+        1: True, 19: True, 20: False, 21: False, 64: False}
+    assert not any(row["slower"] for row in rows if row["world_size"] == 1)
+    # strong: a + b·n against a + b·n/2 + 3.95 ms, equal where n = 79; odd batches have no row
+    rows = scaling_model.when_slower(slow, [2], [77, 78, 80], strong=True)
+    assert [(row["batch_size"], row["slower"]) for row in rows] == [(78, True), (80, False)]
+
+
+# ---------------------------------------------------------------- beside measured runs
+
+
+def test_rows_stand_beside_measured_runs_in_the_same_plots(tmp_path):
+    from scripts import plots
+
+    measured = runs.speedup_table(runs.read_runs(f"{ROOT}/results/recorded/two-cpu-cores"))
+    predicted = pd.DataFrame(scaling_model.table(replace(JOB, cores=2), [1, 2, 4, 8], 64, 50_000))
+    unknown = set(predicted) - set(measured)
+    assert unknown == {f"{part}_seconds" for part in ("step", "compute", "communication", "exposed")}
+    both = pd.concat([measured, predicted], ignore_index=True)
+    for draw in (plots.speedup, plots.efficiency, plots.throughput, plots.seconds_per_epoch):
+        ax = draw(both)
+        assert "predicted" in [text.get_text() for text in ax.get_legend().get_texts()], draw.__name__
+        matplotlib.pyplot.close(ax.figure)
+    assert predicted["oversubscribed"].tolist() == [False, False, True, True]
+    assert predicted["images_per_second"].tolist() == [exactly(50_000 / s) for s in predicted["seconds"]]
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    (lambda: StepTime(-1, 0), "less than 0 seconds"),
+    (lambda: StepTime(1, 1, backward=1.5), "a share of the step"),
+    (lambda: Link(-1, 1), "latency"),
+    (lambda: Link(0, 0), "bandwidth must be more than 0"),
+    (lambda: replace(JOB, buckets=0), "at least 1"),
+    (lambda: replace(JOB, threads=4, cores=2), "one rank has 4 threads, and a node 2 cores"),
+    (lambda: JOB.predict(3, 64), "no α and β for 3 ranks; there are some for 2, 4, 8"),
+    (lambda: JOB.predict(0, 64), "at least 1 is needed"),
+    (lambda: replace(JOB, ranks_per_node=4).predict(6, 64), "6 ranks do not fill nodes of 4"),
+    (lambda: scaling_model.speedup(JOB, 2, 7, strong=True), "2 ranks do not divide a batch of 7"),
+])
+def test_what_cannot_be_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        wrong()
+
+
+def command(*arguments):
+    done = subprocess.run([sys.executable, "scripts/scaling_model.py", *map(str, arguments)], cwd=ROOT, text=True,
+                          capture_output=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_prints_the_table():
+    options = ["--fixed-ms", 2, "--image-us", 100, "--gradient-mb", 1, "--latency-us", 500, "--bandwidth-gbs", 1]
+    code, out, err = command(*options, "--world-sizes", 1, 2, "--samples", 128)
+    assert (code, err) == (0, "")
+    # 2 · (0.5 ms + 0.5 MB / 1 GB/s) = 2 ms of all-reduce behind 8.4 ms
+    assert out.splitlines()[2].split() == ["2", "64", "10.40", "2.000", "2.000", "0.01", "12,308", "1.62", "81%"]
+    for wrong in (["--bandwidth-gbs", 0], ["--batch-size", 0], ["--world-sizes", 2, "--strong", "--batch-size", 7]):
+        code, out, err = command(*options, *wrong)
+        assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("scaling_model.py: error: ")
+
+
+def test_it_needs_no_torch():
+    code = "import sys; import scripts.scaling_model; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
