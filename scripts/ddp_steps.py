@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
 import utils
-from main import Parser, positive
+from options import Parser, positive
 
 BUCKET_BYTES = 40_000  # of the steps `bucketed` and `overlapped`: LeNet's gradients then fill three
 WARM_UP, TIMED = 3, 9  # steps of `timeline`
@@ -142,6 +143,8 @@ class Lab:
     whole: list
     """(images, labels) of each training step, for one process: all ranks' images."""
     test_set: utils.ImageSet
+    judges: dist.ProcessGroup | None = None
+    """A group of its own, which no exercise's answer can break."""
 
     cpu = torch.device("cpu")
 
@@ -241,8 +244,14 @@ def equality(lab):
     uneven = [tuple(part.split([size - (ranks - 1) * few] + [few] * (ranks - 1))[rank] for part in batch)
               for batch in lab.whole]
 
+    def summed(logits, labels):
+        return cross_entropy(logits, labels, reduction="sum")
+
     def by_share(logits, labels):  # DDP divides by the ranks: these add up to the mean over all images
-        return cross_entropy(logits, labels, reduction="sum") * ranks / size
+        return summed(logits, labels) * ranks / size
+
+    def sgd_for_sums(model):  # a sum over all images is so many times as large as their mean
+        return torch.optim.SGD(model.parameters(), lr=lab.args.lr / size)
 
     def adam(model):
         return torch.optim.Adam(model.parameters(), lr=lab.args.lr)
@@ -253,10 +262,10 @@ def equality(lab):
             loss(model(images.to(device)), labels.to(device)).backward()
             optimizer.step()
 
-    def compare(kind=utils.ConvNet, shards=lab.shards, loss=cross_entropy, optimizer=lab.sgd, seed=0,
-                device=lab.cpu, convert=lambda model: model):
+    def compare(kind=utils.ConvNet, shards=lab.shards, loss=cross_entropy, loss_of_one=cross_entropy,
+                optimizer=lab.sgd, seed=0, device=lab.cpu, convert=lambda model: model):
         reference, model = lab.model(kind).to(device), convert(lab.model(kind)).to(device)
-        fit(reference, lab.whole, optimizer(reference), cross_entropy, device)
+        fit(reference, lab.whole, optimizer(reference), loss_of_one, device)
         parallel = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
         torch.manual_seed(seed)  # of the dropout masks
         fit(parallel, shards, optimizer(model), loss, device)
@@ -267,6 +276,7 @@ def equality(lab):
         "equal shards": compare()[0],
         "unequal shards": compare(shards=uneven)[0],
         "unequal shards, loss weighted": compare(shards=uneven, loss=by_share)[0],
+        "reduction='sum'": compare(loss=summed, loss_of_one=summed, optimizer=sgd_for_sums)[0],
         "dropout, one seed": compare(WithDropout, seed=0)[0],
         "dropout, a seed a rank": compare(WithDropout, seed=rank)[0],
         "dropout switched off": compare(partial(WithDropout, rate=0))[0],
@@ -320,41 +330,51 @@ def timeline(lab):
     """
     width, layers = lab.args.width, lab.args.layers
     inputs = torch.randn(lab.args.rows, width)
-    found = []
-    for cap in lab.args.bucket_mb:
+
+    def start(cap):
         torch.manual_seed(0)
         model = nn.Sequential(*[part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        parallel, buckets, mine = DistributedDataParallel(model, bucket_cap_mb=cap), [], []
+        parallel, buckets = DistributedDataParallel(model, bucket_cap_mb=cap), []
         parallel.register_comm_hook(buckets, recorded)
-        for _ in range(WARM_UP + TIMED):
-            buckets.clear()
-            dist.barrier()
-            marks = [time.perf_counter()]
-            loss = parallel(inputs).square().mean()
-            marks.append(time.perf_counter())
-            loss.backward()
-            marks.append(time.perf_counter())
-            optimizer.step()
-            optimizer.zero_grad()
-            marks.append(time.perf_counter())
-            start, forward, backward, update = marks
-            last = max(bucket["start"] for bucket in buckets)
-            rows = [("forward", start, forward), ("backward", forward, last), ("wait", last, backward),
-                    ("update", backward, update)]
-            step = [{"lane": "compute", "event": name, "start": begin, "end": end} for name, begin, end in rows]
-            step += [{"lane": "all-reduce", "event": "all-reduce", "text": str(bucket["bucket"]), **{
-                key: bucket[key] for key in ("start", "end", "bytes")}} for bucket in buckets]
-            mine.append([{**event, "rank": lab.here.rank, "start": 1000 * (event["start"] - start),
-                          "end": 1000 * (event["end"] - start)} for event in step])
+        return parallel, torch.optim.SGD(model.parameters(), lr=0.01), buckets
+
+    runs, steps_of_run = [start(cap) for cap in lab.args.bucket_mb], [[] for _ in lab.args.bucket_mb]
+    for _ in range(WARM_UP + TIMED):
+        for run, steps in zip(runs, steps_of_run, strict=True):  # in turn: what disturbs one disturbs all
+            steps.append([{**event, "rank": lab.here.rank} for event in timed_step(*run, inputs)])
+    found = []
+    for cap, (parallel, *_), mine in zip(lab.args.bucket_mb, runs, steps_of_run, strict=True):
         of_ranks = [None] * lab.here.world_size
         dist.all_gather_object(of_ranks, mine[WARM_UP:])
         steps = [[event for events in one for event in events] for one in zip(*of_ranks, strict=True)]
         steps.sort(key=lambda events: max(event["end"] for event in events))
         found.append({"bucket_cap_mb": cap, "events": steps[len(steps) // 2],
-                      "bytes": sum(parameter.nbytes for parameter in model.parameters()),
+                      "bytes": sum(parameter.nbytes for parameter in parallel.parameters()),
                       "medians": medians(steps)})
     return found
+
+
+def timed_step(parallel, optimizer, buckets, inputs):
+    """This rank's events of one step, a dict each, in milliseconds since a barrier."""
+    buckets.clear()
+    dist.barrier()
+    marks = [time.perf_counter()]
+    loss = parallel(inputs).square().mean()
+    marks.append(time.perf_counter())
+    loss.backward()
+    marks.append(time.perf_counter())
+    optimizer.step()
+    optimizer.zero_grad()
+    marks.append(time.perf_counter())
+    start, forward, backward, update = marks
+    last = max(bucket["start"] for bucket in buckets)
+    rows = [("forward", start, forward), ("backward", forward, last), ("wait", last, backward),
+            ("update", backward, update)]
+    events = [{"lane": "compute", "event": name, "start": begin, "end": end} for name, begin, end in rows]
+    events += [{"lane": "all-reduce", "event": "all-reduce", "text": str(bucket["bucket"]), **{
+        key: bucket[key] for key in ("start", "end", "bytes")}} for bucket in buckets]
+    return [{**event, "start": 1000 * (event["start"] - start), "end": 1000 * (event["end"] - start)}
+            for event in events]
 
 
 def medians(steps):
@@ -549,7 +569,12 @@ def answer(lab):
     """What the functions in --answer do on these ranks; notebook 06's exercises judge it."""
     from scripts.checks import lesson_06  # only this step needs it
 
-    return lesson_06.measure_all(runpy.run_path(str(lab.args.answer)))
+    try:
+        functions = runpy.run_path(str(lab.args.answer))
+    except Exception as error:  # a bracket forgotten, say: the checks tell it
+        told = {"error": f"The file of your functions cannot be run: {type(error).__name__}: {error}"}
+        return dict.fromkeys(lesson_06.MEASURES, told)
+    return lesson_06.measure_all(functions, lab.judges)
 
 
 PROOFS = {step.__name__: step for step in (independent, broadcast, average, bucketed, overlapped, ddp)}
@@ -568,7 +593,7 @@ def get_parser():
     add("--dataset", choices=["auto", *utils.DATASETS], default="auto", help="auto: cifar10, or else synthetic")
     add("--data-path", default="./data", help="folder of the data files")
     add("--steps", type=positive(int), default=20, help="updates of each training loop")
-    add("--batch-size", type=positive(int), default=16, help="images a step, for each rank (8 or more)")
+    add("--batch-size", type=positive(int), default=16, help="images a step, for each rank (8, 12, 16 ...)")
     add("--lr", type=positive(float), default=0.05, help="learning rate")
     add("--test-samples", type=positive(int), default=1000, help="images of `metrics`")
     add("--bucket-mb", type=positive(float), nargs="+", default=[4, 1000], help="bucket_cap_mb of each `timeline`, MiB")
@@ -584,8 +609,9 @@ def check(args, here):
     """ValueError or OSError, one line, for what cannot work; before any rank waits for another."""
     if here.world_size < 2:
         raise ValueError("this compares ranks: start two or more, torchrun --nproc_per_node=2 scripts/ddp_steps.py")
-    if args.batch_size < 8:
-        raise ValueError(f"--batch-size {args.batch_size}: some steps cut each rank's batch in four, so take 8 or more")
+    if args.batch_size < 8 or args.batch_size % 4:
+        raise ValueError(f"--batch-size {args.batch_size}: some steps cut each rank's batch in four equal parts, so "
+                         "take 8, 12, 16 ...")
     if args.test_samples < 4 * here.world_size:
         raise ValueError(f"--test-samples {args.test_samples}: take {4 * here.world_size} or more, four for each rank")
     if "answer" in args.step and not (args.answer and args.answer.is_file()):
@@ -614,12 +640,14 @@ def main():
         parser.error(str(error))
     except OSError as error:
         parser.error(f"{error.filename or args.out}: {error.strerror}")
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: SyncBatchNorm is compared in full precision
     torch.set_num_threads(utils.threads_per_rank(here))
     utils.init_distributed_mode(here, timeout=args.timeout)
     utils.defer_compiler()  # nothing is compiled here
+    judges = dist.new_group(timeout=timedelta(seconds=2 * args.timeout))
     size = args.batch_size * here.world_size
     lab = Lab(args, here, [train_set.__getitems__(range(step * size, (step + 1) * size)) for step in range(args.steps)],
-              test_set.first(args.test_samples))
+              test_set.first(args.test_samples), judges)
 
     found = {"world_size": here.world_size, "dataset": train_set.name, "batch_size": args.batch_size}
     for name in args.step:
@@ -627,7 +655,7 @@ def main():
         found[name] = prove(PROOFS[name], lab) if name in PROOFS else QUESTIONS[name](lab)
         if here.rank == 0:
             say(name, found[name], time.perf_counter() - start)
-    dist.barrier()  # all have come this far: the findings are whole
+    dist.barrier(judges)  # all have come this far: the findings are whole
     if here.rank == 0:
         unfinished = args.out.with_name(args.out.name + ".part")
         unfinished.write_text(json.dumps(found, indent=1), encoding="utf-8")

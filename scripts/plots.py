@@ -35,6 +35,7 @@ PHASES = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "updat
 EVENTS = PHASES | {"wait": "#BDBDBD", "all-reduce": "#D55E00"}  # of a timeline
 GREY = "#5F5F5F"
 WARNING = "#D55E00"
+COMMAND = {"starting": GREY, "training": PHASES["backward"], "evaluating, and the rest": PHASES["forward"]}
 
 
 def use_course_style() -> None:
@@ -99,21 +100,36 @@ def phases(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
     ax = _axes(ax)
     runs = list(_by_run(df))
     medians = pd.DataFrame([rows.reindex(columns=columns).iloc[int(len(rows) > 1) :].median() for _, rows in runs])
-    right = medians.sum(axis=1).max()
-    digits = max(0, 1 - math.floor(math.log10(right / 3))) if right > 0 else 0
-    for y, (_, seconds) in enumerate(medians.iterrows()):
-        if seconds.isna().all():
-            ax.text(0, y, " phases not in this log", va="center", color=GREY)
-        start = 0.0
-        for (phase, colour), width in zip(PHASES.items(), seconds.fillna(0), strict=True):
-            ax.barh(y, width, left=start, color=colour, height=0.6)
-            if width > 0.08 * right:
-                ink = "white" if phase in ("backward", "update") else "black"
-                ax.text(start + width / 2, y, f"{width:.{digits}f}", ha="center", va="center", color=ink)
-            start += width
+    _stacked(ax, medians, PHASES, "phases not in this log")
     _run_axis(ax, [rows.iloc[-1] for _, rows in runs])
     ax.set_xlabel("seconds an epoch")
     _head(ax, df, "Where the time goes", [Patch(color=c, label=p) for p, c in PHASES.items()], columns=4)
+    return ax
+
+
+def whole_command(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """From typing a command to its end: starting, training, and the rest, stacked, one bar a run.
+
+    The logs know nothing of the time before they were opened, so `df` needs one more column: `command_seconds`, what
+    the clock said of the whole command.
+    """
+    for column in ("command_seconds", "total_seconds", "seconds"):
+        _need(df, [column])
+    ax = _axes(ax)
+    runs = [rows for _, rows in _by_run(df)]
+    trained = pd.Series([rows["seconds"].sum(min_count=1) for rows in runs])
+    last = pd.DataFrame([rows.iloc[-1] for rows in runs]).reset_index(drop=True)
+    logged, whole = last["total_seconds"], last["command_seconds"]
+    parts = pd.concat([whole - logged, trained, logged - trained], axis=1)
+    parts[parts.isna().any(axis=1)] = np.nan  # of a run whose log has no end: a part alone would look like the whole
+    _stacked(ax, parts, COMMAND, "no end in this log")
+    for y, total in enumerate(parts.sum(axis=1, min_count=1)):
+        if pd.notna(total):
+            ax.text(total, y, f"  {total:,.1f} s", va="center", fontweight="bold")
+    _run_axis(ax, [rows.iloc[-1] for rows in runs])
+    ax.margins(x=0.15)
+    ax.set_xlabel("seconds")
+    _head(ax, df, "The whole command", [Patch(color=c, label=p) for p, c in COMMAND.items()], columns=3)
     return ax
 
 
@@ -298,7 +314,7 @@ def _name(run: pd.Series, width: int = 16) -> str:
 
 def _unfinished(run: pd.Series) -> str:
     status = _get(run, "status")
-    return f"\n({status})" if status in ("unfinished", "failed") else ""
+    return f"\n({status})" if status in ("unfinished", "failed", "resumable") else ""
 
 
 def _plain(text) -> str:
@@ -360,6 +376,22 @@ def _bar(source: str, colour: str) -> dict:
         "facecolor": colour if source == "live" else "white", "edgecolor": colour, "linewidth": 3,
         "hatch": "/" if source == "recorded" else None,
     }  # fmt: skip
+
+
+def _stacked(ax: Axes, seconds: pd.DataFrame, colours: dict, unknown: str) -> None:
+    """A bar for each row of `seconds`, made of its columns; `unknown` is written where a row holds none of them."""
+    right = seconds.sum(axis=1).max()
+    digits = max(0, 1 - math.floor(math.log10(right / 3))) if right > 0 else 0
+    for y, (_, row) in enumerate(seconds.iterrows()):
+        if row.isna().all():
+            ax.text(0, y, f" {unknown}", va="center", color=GREY)
+        start = 0.0
+        for colour, width in zip(colours.values(), row.fillna(0), strict=True):
+            ax.barh(y, width, left=start, color=colour, height=0.6)
+            if width > 0.08 * right:
+                ink = "black" if _is_light(colour) else "white"
+                ax.text(start + width / 2, y, f"{width:.{digits}f}", ha="center", va="center", color=ink)
+            start += width
 
 
 def _series(table: pd.DataFrame):
@@ -449,7 +481,7 @@ def _run_axis(ax: Axes, runs: list[pd.Series]) -> None:
 
 def _series_name(run: pd.Series) -> str:
     source, machine = _source(run), _get(run, "machine")
-    return f"{source}: {_plain(machine)}" if machine and source != "predicted" else source
+    return f"{source}: {_plain(machine)}" if machine and machine != source else source
 
 
 def _source_keys(table: pd.DataFrame, bars: bool = False) -> list:

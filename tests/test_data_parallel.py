@@ -136,6 +136,17 @@ def test_scatter_is_that_of_pytorch(lesson, rows):
         assert mine[2:4] == real[2:4] == ([], {})
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_the_real_one_on_two_gpus_has_the_same_outputs_and_gradients(by_hand, rows):
+    model, batch, labels = network(), torch.randn(rows, 40).double(), torch.randint(20, (rows,))
+    real = nn.DataParallel(network().to("cuda:0"), device_ids=[0, 1])
+    theirs = [real(batch.to("cuda:0")), *gradients(real, batch.to("cuda:0"), labels.to("cuda:0"))]
+    ours = [by_hand(model, 2)(batch), *gradients(by_hand(model, 2), batch, labels)]
+    torch.testing.assert_close([each.cpu() for each in theirs], ours)
+
+
 def test_the_real_one_passes_a_batch_on_where_there_is_no_gpu():
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator")

@@ -3,12 +3,17 @@
 import difflib
 import inspect
 import json
+import os
+import socket
 import subprocess
+import time
+import types
 
 import launch
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 import utils
 from scripts import ddp_steps
@@ -200,10 +205,39 @@ def test_wrong_and_missing_answers_on_the_ranks(tmp_path):
     assert lesson_06.average.verdict(tmp_path / "none.json")[0] == "untried"
 
 
+def rank_0_alone(hits, images):
+    sums = torch.tensor([hits, images], dtype=torch.float64)
+    if dist.get_rank() == 0:
+        dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+def test_ranks_that_part_are_told_and_do_not_fail_the_run(tmp_path):
+    """One rank makes a call that the other does not: the run ends, its status is 0, and the checks say why."""
+    write_answer(tmp_path / "found.py", (lesson_06.average_gradients, rank_0_alone, lesson_06.train))
+    done = run(2, "--step", "answer", "--answer", tmp_path / "found.py", "--timeout", 3,
+               "--out", tmp_path / "found.json")
+    assert done.returncode == 0, done.stderr
+    assert lesson_06.average.verdict(tmp_path / "found.json")[0] == "right"
+    assert "On rank 0 it waited in vain" in lesson_06.overall.verdict(tmp_path / "found.json")[1]
+    assert "accuracy left the ranks waiting" in lesson_06.accumulate.verdict(tmp_path / "found.json")[1]
+    os.utime(tmp_path / "found.py", (time.time() + 60,) * 2)  # edited since
+    assert "run the cell with !torchrun again" in lesson_06.average.verdict(tmp_path / "found.json")[1]
+
+
+def test_a_file_of_functions_that_cannot_be_run_is_told(tmp_path):
+    (tmp_path / "answer.py").write_text("def accuracy(hits, images:\n")
+    lab = types.SimpleNamespace(args=types.SimpleNamespace(answer=tmp_path / "answer.py"), judges=None)
+    (tmp_path / "found.json").write_text(json.dumps({"answer": ddp_steps.answer(lab)}))
+    for exercise in (lesson_06.average, lesson_06.overall, lesson_06.accumulate):
+        assert "SyntaxError" in exercise.verdict(tmp_path / "found.json")[1]
+
+
 @pytest.mark.parametrize(("world_size", "options", "said"), [
     (1, ["--step", "ddp"], "start two or more"),
     (2, ["--step", "dpp"], "invalid choice: 'dpp'"),
-    (2, ["--step", "ddp", "--batch-size", 4], "take 8 or more"),
+    (2, ["--step", "ddp", "--batch-size", 4], "take 8, 12"),
+    (2, ["--step", "ddp", "--batch-size", 10], "four equal parts"),
     (2, ["--step", "ddp", "--steps", 0], "0 is not a positive number"),
     (2, ["--step", "ddp", "--steps", 5000], "160000 training"),
     (2, ["--step", "answer"], "no such file"),
@@ -226,7 +260,9 @@ def test_bad_input_under_torchrun_is_said_once(tmp_path):
 
 
 def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     done = run(0, "--step", "ddp", "--timeout", 3, "--out", tmp_path / "found.json", RANK="0", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT="29877")
+               MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert done.returncode == 1 and "waited for the others, 3.0 s at most" in done.stderr
     assert not list(tmp_path.iterdir())

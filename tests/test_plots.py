@@ -209,6 +209,33 @@ def test_phases_are_stacked_medians_without_the_warm_up(log):
     assert sum("phases not in this log" in text for text in texts(plots.phases(both))) == 2
 
 
+def typed(df, **seconds):
+    """With what the clock said of each run's whole command."""
+    return df.assign(command_seconds=df["label"].map(seconds))
+
+
+def test_the_whole_command_is_starting_training_and_the_rest(log):
+    df = runs.read_runs([log("one", epochs=(0, 1, 2)), log("ddp2", 2, epochs=(0, 1, 2)), log("cut", ended=False)])
+    figure, (left, right) = plt.subplots(1, 2)
+    ax = plots.whole_command(typed(df, one=43.0, ddp2=50.5, cut=60.0), right)
+    assert ax is right and not left.has_data()
+    bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches if bar.get_width()]  # the logs hold 40.5 s each
+    assert bars == [(0, 2.5), (2.5, 36), (38.5, 4.5), (0, 10), (10, 18), (28, 22.5)]
+    assert {*plots.COMMAND, "one", "ddp2", "cut\n(unfinished)"} <= set(texts(ax))
+    assert {"  43.0 s", "  50.5 s", " no end in this log"} <= set(texts(ax))
+    assert ax.get_title(loc="left") and "seconds" in ax.get_xlabel()
+    synthetic = typed(runs.read_run(log("a", synthetic=True)), a=50.0)
+    assert "SYNTHETIC DATA" in texts(plots.whole_command(synthetic)) and "SYNTHETIC DATA" not in texts(ax)
+
+
+def test_the_whole_command_needs_the_clock_and_the_end(log):
+    df = runs.read_run(log("a"))
+    for lacking in (df, typed(df, b=3.0), typed(df, a=50.0).drop(columns="total_seconds"), typed(df, a=50.0).iloc[:0]):
+        with pytest.raises(ValueError, match="nothing to draw"):
+            plots.whole_command(lacking)
+    assert not plt.get_fignums()
+
+
 def test_an_unknown_time_is_no_bar(log):
     df = runs.read_runs([log("single"), log("nothing", 2, epochs=(), ended=False)])
     ax = plots.seconds_per_epoch(runs.speedup_table(df))

@@ -52,6 +52,7 @@ from IPython.display import Markdown, display
 
 import utils
 from scripts import plots, runs
+from scripts.checks import lesson_00 as check
 
 # %% tags=["parameters"]
 samples = 10_000  # training images of the two runs below
@@ -169,20 +170,8 @@ display(Markdown(
 # **But how long did you wait?** The speed above counts training alone. Here is the time of each whole command.
 
 # %%
-ended = logs.groupby("label")["total_seconds"].first()  # from the opening of the log to its end
-parts = pd.DataFrame({label: {"starting": wall[label] - ended[label], "training": seconds,
-                              "evaluating, and the rest": ended[label] - seconds}
-                      for label, seconds in logs.groupby("label", sort=False)["seconds"].sum().items()}).T
-
-colours = [plots.GREY, plots.PHASES["backward"], plots.PHASES["forward"]]
-ax = parts.plot.barh(stacked=True, color=colours, figsize=(10, 4))
-ax.invert_yaxis()
-ax.grid(axis="y", visible=False)
-ax.bar_label(ax.containers[-1], [f" {seconds:.1f} s" for seconds in parts.sum(axis=1)], fontweight="bold")
-ax.margins(x=0.12)
-ax.set_xlabel("seconds")
-ax.set_title(f"The whole command{' (SYNTHETIC DATA)' if synthetic else ''}", pad=50)
-ax.legend(ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1), frameon=False, columnspacing=1.2)
+logs["command_seconds"] = logs["label"].map(wall)
+plots.whole_command(logs, plt.subplots(figsize=(12, 4))[1])
 plt.show()
 
 # %% [markdown]
@@ -191,13 +180,32 @@ plt.show()
 
 # %%
 # !python -c "import time; start = time.perf_counter(); import torch; print(f'import torch: {time.perf_counter() - start:.1f} s')"
-starting = parts.loc[f"{ranks} ranks", "starting"] / wall[f"{ranks} ranks"]
+logged = logs.groupby("label")["total_seconds"].first()  # from the opening of the log to its end
+start_one, start_many = (wall[label] - logged[label] for label in ("one process", f"{ranks} ranks"))
 whole = wall["one process"] / wall[f"{ranks} ranks"]
 display(Markdown(
-    f"On this machine {starting:.0%} of the command with {ranks} ranks was starting. Training was {many.speedup:.2f} times "
+    f"On this machine {start_many / wall[f'{ranks} ranks']:.0%} of the command with {ranks} ranks was starting. Training was {many.speedup:.2f} times "
     f"as fast as with one process, and the whole command {whole:.2f} times. "
     "The start is paid once a run: the longer the run, the less it matters."
 ))
+
+# %% [markdown]
+# ### Exercise 1: from how many epochs on?
+#
+# Each command needs some seconds to start, and then some seconds an epoch. Which is the shortest job, in epochs, that the
+# ranks finish first? Return that number, or `None` if they never do.
+
+
+# %%
+def my_epochs(start_one, epoch_one, start_many, epoch_many):
+    raise NotImplementedError
+
+
+# %%
+check.pays(my_epochs)
+# check.pays.hint()
+# check.pays.solution()
+# my_epochs(start_one, one.seconds, start_many, many.seconds)  # the two runs above
 
 # %% [markdown]
 # ## Which way when
@@ -263,6 +271,24 @@ show(pd.DataFrame([
 #
 # Elastic restarts the script with the nodes that are left. `main.py` then trains from the beginning: it saves the weights
 # at the end only.
+
+# %% [markdown]
+# ### Exercise 2: the command for a machine
+#
+# You have `nodes` machines with `devices` GPUs or cores each, and want a rank on every device. Which line do you type, on
+# each machine, to train with `main.py`? Several machines meet at `FIRST_NODE:29400`. For one device in one machine, one
+# process is enough.
+
+
+# %%
+def my_command(nodes, devices):
+    raise NotImplementedError
+
+
+# %%
+check.command(my_command)
+# check.command.hint()
+# check.command.solution()
 
 # %% [markdown]
 # ## The words from here on

@@ -45,6 +45,7 @@ from torchvision import transforms
 
 import utils
 from scripts import plots, runs, textbook
+from scripts.checks import lesson_01 as check
 
 # %% tags=["parameters"]
 samples = 20_000  # train on the first so many images, at least 2,000
@@ -225,7 +226,26 @@ Markdown(
 # %% [markdown]
 # Look at forward and backward. This is the work that several devices can share. Data is shared too, if every device
 # has its own part of the images. The update is not: every device updates all weights.
+
+# %% [markdown]
+# ### Exercise 1: the seconds of a step
 #
+# Write the clock. `step()` makes one step, `wait()` waits for the device, and `clock()` is the time in seconds. Return how
+# long a step takes. The check gives you devices that warm up, that queue their work, and that are disturbed.
+
+
+# %%
+def my_step_seconds(step, wait, clock):
+    raise NotImplementedError
+
+
+# %%
+check.step_seconds(my_step_seconds)
+# check.step_seconds.hint()
+# check.step_seconds.solution()
+# my_step_seconds(lambda: model(images[:64]), wait_for_device, time.perf_counter)  # a forward of 64 images
+
+# %% [markdown]
 # ## One image at a time, or a batch at a time?
 #
 # Most first tutorials prepare each image on its own: a PIL image, `ToTensor`, `Normalize`, and the loader stacks 64 of
@@ -294,7 +314,26 @@ Markdown(f"On this machine the textbook pipeline needs **{data_only['textbook'] 
 #
 # `DataLoader(num_workers=…)` does not remove this work. It moves it to other cores. With one rank on every core there
 # are no other cores.
+
+# %% [markdown]
+# ### Exercise 2: what limits the epoch?
 #
+# `phases` is a dictionary like `{"data": 6.0, "forward": 2.0, "backward": 3.0, "update": 1.0}`, in seconds. One phase, `name`, is
+# made `times` times as fast. How many times as fast is the whole epoch? (`times` can be `math.inf`: the phase costs nothing.)
+
+
+# %%
+def my_gain(phases, name, times):
+    raise NotImplementedError
+
+
+# %%
+check.gain(my_gain)
+# check.gain.hint()
+# check.gain.solution()
+# my_gain(dict(pipeline_epoch["textbook"]), "data", math.inf)  # the most that a faster pipeline can bring here
+
+# %% [markdown]
 # ## Softmax before `CrossEntropyLoss`
 #
 # Our model returns **logits**: a score for each class, any number. `CrossEntropyLoss` turns them into probabilities
@@ -429,7 +468,26 @@ Markdown(f"The recorded run stays within **{gap.max():.2f}** of the line, in the
 
 # %% [markdown]
 # The rule: **the model returns logits, the loss does the softmax.** For probabilities, call `softmax` when you predict.
+
+# %% [markdown]
+# ### Exercise 3: the right loss for each output
 #
+# Not every model returns logits: some end in a softmax, others in a *log*-softmax. `kind` is `"logits"`, `"probabilities"` or
+# `"log-probabilities"`. Return the cross-entropy, the mean over the images, as a tensor. Which kind spoils
+# `nn.functional.cross_entropy`, and which does not? Guess before you try.
+
+
+# %%
+def my_loss(outputs, labels, kind):
+    raise NotImplementedError
+
+
+# %%
+check.loss(my_loss)
+# check.loss.hint()
+# check.loss.solution()
+
+# %% [markdown]
 # ## What it means for the rest of the course
 #
 # The time for one epoch on one device is the figure that every speed-up is compared with. Whoever compares with a slow

@@ -197,7 +197,7 @@ print(f"outside: {list(scores.shape)}     (you said {my_rows_inside} inside, {my
 # smaller by the number of devices?
 
 # %%
-my_factor = 1.0  # the gradient by hand / the gradient on one device
+my_factor = 0.25  # the gradient by hand / the gradient on one device
 
 
 # %%
@@ -304,16 +304,29 @@ scores = parallel(batch.to(device))
 print(f"outside, on {scores.device}: {list(scores.shape)}")
 
 # %%
-expect = ("**Not shown here: several GPUs.** Expect the lines of our hand-made version, with `cuda:0`, `cuda:1` … in place "
-          "of `pretend:0`, `pretend:1` … (see the [manual]"
-          "(https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html)).")
 Markdown({
     0: "This machine has no GPU for `DataParallel`. It split nothing and **said nothing**: `forward` saw the whole batch, "
-       f"once. Your program runs, and you may believe that it is parallel. {expect}",
-    1: f"With one GPU there is nothing to split: `forward` saw the whole batch, once, and no message says so. {expect}",
+       "once. Your program runs, and you may believe that it is parallel.",
+    1: "With one GPU there is nothing to split: `forward` saw the whole batch, once, and no message says so.",
 }.get(gpus, f"`forward` ran once on each of the GPUs that got a piece, and the output is on `{scores.device}`."))
 
 # %% [markdown]
+# And on several GPUs? **Recorded elsewhere**: a [PyTorch tutorial][tutorial] prints what each `forward` sees on 2, 3 and 8 GPUs,
+# for batches of 30 and of 10 rows. Beside it, what our `scatter` does.
+#
+# [tutorial]: https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
+
+# %%
+recorded = {(2, 30): [15, 15], (3, 30): [10, 10, 10], (8, 30): [4, 4, 4, 4, 4, 4, 4, 2],
+            (2, 10): [5, 5], (3, 10): [4, 4, 2], (8, 10): [2, 2, 2, 2, 2]}  # its lines come in any order: sorted here
+by_scatter = {(count, size): [len(piece) for piece in scatter(torch.empty(size, 5), count)] for count, size in recorded}
+assert by_scatter == recorded
+pd.DataFrame([{"GPUs": count, "batch": size, "rows in each forward (recorded)": seen, "by hand": by_scatter[count, size],
+               "GPUs without work": count - len(seen)} for (count, size), seen in recorded.items()]).set_index("GPUs")
+
+# %% [markdown]
+# The same cuts. Eight GPUs with a batch of 10: three of them wait, as above.
+#
 # Three options:
 #
 # | option | default | what it says |
@@ -339,7 +352,10 @@ for dim in (0, 1):
 # ### Inputs that are more than one tensor
 #
 # Dictionaries, lists and plain values can be inputs, too. **Predict**: here is one with 64 rows and with a weight for each
-# of 20 classes. What does device 0 get of the class weights?
+# of 20 classes. How many class weights does device 0 get?
+
+# %%
+my_class_weights = 20  # your number
 
 # %%
 inputs = {"rows": batch, "class weights": torch.ones(20), "temperature": 0.5, "names": ["a", "b"]}
@@ -350,6 +366,7 @@ def brief(value):
 
 
 first, *_, last = pieces = scatter(inputs, devices)
+print(f"You said that device 0 gets {my_class_weights} class weights.")
 pd.DataFrame({"input": {key: brief(value) for key, value in inputs.items()},
               "device 0 gets": {key: brief(value) for key, value in first.items()},
               f"device {len(pieces) - 1} gets": {key: brief(value) for key, value in last.items()}})
@@ -389,7 +406,10 @@ print("prefix taken away:", plain.load_state_dict(saved))
 # One training step of the hand-made version, from its own clock. The model is larger now, so that there is something to
 # see: about a million weights, 64 rows for each device.
 #
-# **Predict**: which of the steps takes longest?
+# **Predict**: which takes longest: scatter, replicate, apply, gather, loss, backward or update?
+
+# %%
+my_longest = "apply"
 
 # %%
 events = []  # (device, step, start, end)
@@ -487,6 +507,7 @@ plt.show()
 total = step["end"].max()
 alone = spent["ms"].drop(["apply", "backward"]).sum()
 Markdown(
+    f"You predicted {my_longest}; it was **{spent['ms'].idxmax()}**. "
     f"On this machine ({utils.cores()} cores for {devices} pretend devices) the step took {total:.1f} ms. Replicate took "
     f"**{spent.loc['replicate', 'ms'] / total:.0%}** of it, with nothing learned: after the update the copies are old, so "
     f"each step begins with new ones. For **{alone / total:.0%}** of the step only device 0 had work: it copied, gathered, "
@@ -728,9 +749,13 @@ Markdown(
 # The program sees GPUs 0 and 1, **numbered anew**. It must say `cuda:1` for GPU 3, and `cuda:3` is an error.
 # (`_parse_visible_devices` is PyTorch's own function; its underscore says that it may change.)
 #
-# **Predict**: what does the program see for `0,-1,2`? And for `1,1`?
+# **Predict**: how many GPUs does the program see for `0,-1,2`? And for `1,1`?
 
 # %%
+my_seen = [2, 2]  # your numbers
+
+# %%
+print(f"You said {my_seen[0]} for 0,-1,2 and {my_seen[1]} for 1,1.")
 table = []
 for visible in ("0,3", "3,0", "2", "0,-1,2", "1,1", ""):
     with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=visible):
@@ -745,21 +770,25 @@ pd.DataFrame(table).set_index("CUDA_VISIBLE_DEVICES")
 # A GPU named twice: PyTorch then counts none.
 #
 # **When is it read?** Once, when CUDA starts in the process. `import torch` does not start it, the first use of a GPU
-# does. A later change is not seen ([an example from many](https://github.com/pytorch/pytorch/issues/9158)).
+# does. A later change is not seen ([one of many who were surprised](https://github.com/pytorch/pytorch/issues/23544)).
+# Where there are GPUs, a child process is given the last of them, and changes the variable too late.
 
 # %%
 print(f"CUDA has started in this notebook: {torch.cuda.is_initialized()}")
-late = """
+child = """
 import os, torch
-torch.zeros(1, device="cuda")  # CUDA starts
-before = torch.cuda.device_count()
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # too late
-print(f"GPUs before: {before}, after the variable was changed: {torch.cuda.device_count()}")
+visible = os.environ["CUDA_VISIBLE_DEVICES"]
+print(f"child, given {visible}: {torch.cuda.device_count()} GPU, cuda:0 is", torch.cuda.get_device_properties(0).uuid)
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # too late: CUDA has started
+print(f"child, after a change to nothing: {torch.cuda.device_count()} GPU, a tensor on", torch.zeros(1).cuda().device)
 """
 if gpus:
-    print(subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, check=True, timeout=120).stdout)
+    last = torch.cuda._parse_visible_devices()[gpus - 1]
+    print(f"here: {gpus} GPU(s), cuda:{gpus - 1} is", torch.cuda.get_device_properties(gpus - 1).uuid)
+    print(subprocess.run([sys.executable, "-c", child], env=os.environ | {"CUDA_VISIBLE_DEVICES": str(last)},
+                         capture_output=True, text=True, check=True, timeout=120).stdout)
 else:
-    print("A change that comes too late: needs a GPU, not run here.")
+    print("A GPU under its new number, and a change that comes too late: need a GPU, not run here.")
 
 # %% [markdown]
 # So set it **in front of the command**: `CUDA_VISIBLE_DEVICES=0,3 python main.py --strategy dp`. In a notebook: in the
@@ -787,7 +816,7 @@ bars = ax.barh(published.index, published["samples/s"], height=0.6, color="white
 ax.bar_label(bars, [f" {each['samples/s']:.1f}  (speed-up {each['speed-up']:.2f})" for _, each in published.iterrows()],
              fontweight="bold")
 ax.invert_yaxis()
-ax.margins(x=0.4)
+ax.margins(x=0.55)
 ax.grid(axis="y", visible=False)
 ax.set_xlabel("samples a second")
 ax.set_title("GPT-2 on 2 TITAN RTX (recorded elsewhere)", pad=12)
@@ -882,4 +911,5 @@ check.physical_gpu(my_physical_gpu)
 # - **DDP** does without three of the four steps. Each process reads its own part of the data, so nothing is scattered.
 #   The copies of the model stay, and stay equal, so nothing is replicated. Each computes its own loss, so nothing is
 #   gathered. What is left is one all-reduce of the gradients, during `backward`.
-# - [07 · Performance](07_performance.ipynb) measures that with 2, 4 and 8 processes.
+# - [05 · Who sees which image](05_distributed_sampler.ipynb) deals the data out, [06 · DDP](06_ddp.ipynb) builds the all-reduce
+#   from nothing, and [07 · Performance](07_performance.ipynb) measures it with 2, 4 and 8 processes.

@@ -55,7 +55,7 @@ width = 1024  # of the layers in the model whose step we draw
 # %% [markdown]
 # Everything below is run by one script, `scripts/ddp_steps.py`. Each of its first six functions is a whole training loop,
 # and differs from the one before in a few lines. **The ranks are processes on the CPU, also where there are GPUs**:
-# so everybody sees the same, and a GPU would change nothing but the speed.
+# so everybody sees the same, and a GPU would change nothing but the speed. (Only `SyncBatchNorm` asks for a GPU.)
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
@@ -124,7 +124,7 @@ for number, name in enumerate(["independent", "broadcast"]):
     ax.plot(line, plots.MARKERS[number] + "-", color=plots.COLOURS[number])
     ax.annotate(name, (steps, line[-1]), (10, 0), textcoords="offset points", va="center", color=plots.COLOURS[number], fontweight="bold")
 ax.set(xlabel="updates", ylabel="largest difference of a weight", ylim=(-0.002, None))
-ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 ax.set_title("How far the ranks' models are apart" + (" (SYNTHETIC DATA)" if data == "synthetic" else ""))
 plt.show()
 first, last = (proofs["broadcast"]["between_ranks"][i] for i in (0, -1))
@@ -166,8 +166,8 @@ show([{"the loss is the … over a rank's images": row["loss"], "over the ranks 
 
 # %% [markdown]
 # **Sum or mean?** The loss decides. A mean over the images (PyTorch's default) needs the mean over the ranks. A sum over
-# the images (`reduction="sum"`) needs the sum. **DDP always takes the mean.** With `reduction="sum"` its gradient is smaller than one
-# process's, by the number of ranks, and nothing warns you.
+# the images (`reduction="sum"`) needs the sum. **DDP always takes the mean**: that is the last row, when the loss is a sum. Its gradient
+# is then smaller than one process's, by the number of ranks, and nothing warns you. (Further down we train that way.)
 #
 # ## Buckets: fewer, larger messages
 #
@@ -210,7 +210,7 @@ difference(ddp_steps.independent, ddp_steps.ddp)
 # %%
 proofs |= found("ddp")
 messages = {"independent": 0, "broadcast": 0, "average": proofs["average"]["tensors"],
-            "bucketed": proofs["average"]["buckets"], "overlapped": proofs["average"]["buckets"], "ddp": "its own"}
+            "bucketed": proofs["average"]["buckets"], "overlapped": proofs["average"]["buckets"], "ddp": "DDP decides"}
 show([{"step": f"`{name}`", "between ranks": f"{proofs[name]['between_ranks'][-1]:.1e}",
        "from one process": f"{proofs[name]['from_one_process'][-1]:.1e}", "all-reduces an update": messages[name],
        "ms an update": f"{1000 * proofs[name]['seconds_a_step']:.1f}"} for name in messages])
@@ -229,7 +229,7 @@ if together:
                 va="center", fontweight="bold")
 ax.set(xlabel="updates", ylabel="largest difference of a weight")
 ax.set_yticks([1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1], ["0", "10⁻⁸", "10⁻⁶", "10⁻⁴", "10⁻²", "1"])
-ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 ax.set_title("How far from one process on the whole batches" + (" (SYNTHETIC DATA)" if data == "synthetic" else ""))
 plt.show()
 Markdown(f"**{len(together)} of the {len(messages)} are the training of one process**, up to rounding: {', '.join(f'`{name}`' for name in together)}.")
@@ -255,7 +255,7 @@ my_choice = "small buckets"  # or "one bucket"
 
 # %%
 drawn = found("timeline")["timeline"]
-fig, axes = plt.subplots(2, 1, figsize=(18, 6 + 4 * min(ranks, 4)), sharex=True)
+fig, axes = plt.subplots(2, 1, figsize=(13, 4.5 + 3 * min(ranks, 4)), sharex=True)  # four ranks at most
 for ax, run in zip(axes, drawn, strict=True):
     events = pd.DataFrame(run["events"])
     plots.timeline(events[events["rank"] < 4], ax)
@@ -286,16 +286,17 @@ def hidden(run):
 
 lines = [f"Medians over {ddp_steps.TIMED} steps and all ranks. After its last gradient a rank waits **{small['medians']['wait']:.1f} ms** with small "
          f"buckets, and **{one['medians']['wait']:.1f} ms** with one bucket.",
-         f"In the steps drawn, {hidden(small):.0%} of the small buckets' all-reduces lies below `backward`, and {hidden(one):.0%} of the one bucket's.",
-         f"`backward` takes {small['medians']['backward']:.1f} ms with small buckets, {one['medians']['backward']:.1f} ms with one. On CPUs overlap is not free: "
-         "the all-reduce needs the same cores.",
+         f"In the steps drawn, `backward` hides {hidden(small):.0%} of the time that the all-reduces take with small buckets, and {hidden(one):.0%} with one.",
+         f"`backward` takes {small['medians']['backward']:.1f} ms with small buckets, {one['medians']['backward']:.1f} ms with one."
+         + (" On CPUs overlap is not free: the all-reduce needs the same cores."
+            if small["medians"]["backward"] > one["medians"]["backward"] else ""),
          f"A whole step with one bucket takes **{ratio:.2f} times** as long as with small buckets. Shorter here: **{shorter}** (you said: {my_choice})."]
 Markdown("\n".join(f"- {line}" for line in lines))
 
 # %% [markdown]
-# **How to read it.** A bar of `all-reduce` begins when DDP sends the bucket, and ends when its mean is there. Bucket 0 holds the
-# *last* layers. `backward` ends when the last bucket is sent: nothing is left to compute. What stands in `wait` is communication
-# that nothing hides. With one bucket that is all of it.
+# **How to read it.** A bar of `all-reduce` begins when this rank sends the bucket, and ends when the mean of all ranks is there: who
+# is early waits for the others. Bucket 0 holds the *last* layers. `backward` ends when the last bucket is sent: nothing is left to
+# compute. What stands in `wait` is communication that nothing hides. With one bucket that is all of it.
 #
 # Smaller buckets can be sent earlier, and are more messages.
 # [DDP's default](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html) is 25 MiB.
@@ -305,7 +306,7 @@ Markdown("\n".join(f"- {line}" for line in lines))
 # Equality has conditions. Each bar is a training with DDP, compared with one process on the whole batches. (The same start of the
 # ranks also answers the questions of the sections below.)
 #
-# **Predict.** Which of these break it: unequal shards, dropout, BatchNorm, Adam?
+# **Predict.** Which of these break it: unequal shards, `reduction="sum"`, dropout, BatchNorm, Adam?
 
 # %%
 my_list = ["dropout"]
@@ -331,18 +332,20 @@ ax.set_title(f"DDP against one process, {steps} updates (green: rounding)" + (",
 plt.show()
 
 # %%
-sync = equality["sync_batchnorm"]
+sync, summed = equality["sync_batchnorm"], cases["reduction='sum'"]
 sizes = " and ".join(map(str, equality["shard_sizes"]))
 lines = [
     f"**Unequal shards** ({sizes} images). DDP takes the mean of the ranks' means: an image in a small shard counts for more. Weighted by "
     f"its share of the batch, the loss is right again: {cases['unequal shards, loss weighted']:.0e}.",
-    f"**Dropout.** One process draws one mask for the whole batch, and no choice of seeds repeats it. With one seed on all ranks "
-    f"{equality['masks_agree, one seed']:.0%} of two ranks' masks agree: every rank drops the same. With a seed for each rank it is "
-    f"{equality['masks_agree, a seed a rank']:.0%}, as chance has it. Neither is wrong; different masks are what one process would have.",
+    f"**`reduction=\"sum\"`.** One process and DDP both add the losses up, and DDP's gradient comes out {ranks} times too small: "
+    f"the weights are {summed:.0e} apart after {steps} updates.",
+    f"**Dropout.** One process draws one mask for the whole batch, each rank draws its own. Neither choice of seeds here repeats what one process drew. "
+    f"With one seed on all ranks, two ranks' masks agree in {equality['masks_agree, one seed']:.0%} of the places: all drop the same. With a seed "
+    f"for each rank they agree in {equality['masks_agree, a seed a rank']:.0%}, by chance. Prefer that: one process, too, drops other places in each image.",
     f"**BatchNorm** takes mean and variance of the rank's own images. The running means of the ranks differ by {equality['running_means']:.1e}. "
     "DDP broadcasts rank 0's before each forward: those of the other ranks are lost.",
-    f"**Adam** on equal shards: {cases['Adam, equal shards']:.0e}, while SGD has {cases['equal shards']:.0e}. Nothing is wrong here. Adam's update is "
-    f"nearly ± the learning rate ({equality['lr']:g}), however small the gradient. Where a gradient is only rounding error, its sign is chance. "
+    f"**Adam** on equal shards: {cases['Adam, equal shards']:.0e}, while SGD has {cases['equal shards']:.0e}. Nothing is wrong here. Adam divides each "
+    "gradient by its usual size, so tiny gradients move their weights as far as large ones. In a tiny gradient, rounding is a large share. "
     "So prove equality with SGD."]
 if "error" in sync:
     lines.append(f"**SyncBatchNorm** takes mean and variance over all ranks, on GPUs only. Here it said: `{sync['error']}`")
@@ -367,11 +370,14 @@ difference(ddp_steps.synchronise_last, ddp_steps.misplaced)
 # **Predict.** Four batches, one bucket. How many all-reduces does each way make?
 
 # %%
+my_counts = [4, 1, 1, 0, 1]  # without, all but the last, around backward only, around everything, ddp.module(images)
+
+# %%
 names = {"synchronise_each": "no `no_sync`", "synchronise_last": "around forward and backward, all but the last",
          "misplaced": "around backward only", "never": "around everything", "around_ddp": "`ddp.module(images)`"}
-show([{"way": names[way], "all-reduces": row["all_reduces"], "KiB sent by a rank": f"{row['bytes'] / 1024:.0f}",
+show([{"way": names[way], "all-reduces": row["all_reduces"], "you said": guess, "KiB all-reduced": f"{row['bytes'] / 1024:.0f}",
        "gradient: between ranks": f"{row['between_ranks']:.0e}", "from one process": f"{row['from_one_process']:.0e}"}
-      for way, row in questions["no_sync"].items()])
+      for guess, (way, row) in zip(my_counts, questions["no_sync"].items(), strict=True)])
 
 # %% [markdown]
 # - Around backward only: **nothing saved, and no warning**. It is the *forward* that decides whether this backward will synchronise.
@@ -389,8 +395,8 @@ print(textwrap.fill(silent["error"].split("You can enable")[0], 110))
 Markdown(f"It said so in step {silent['steps'] + 1}, not in step 1: only the next forward finds that the last backward is not finished. "
          f"With `find_unused_parameters=True` {searching['steps']} steps went well"
          + (f", and then: {searching['error'][:200]}" if searching["error"] else "")
-         + ". DDP then looks through the graph in every step, which costs time. So use it only if the layer must be left out in some "
-         "steps. If it is never used, remove it.")
+         + ". DDP then looks through the graph in every step, [which costs time](https://docs.pytorch.org/docs/stable/notes/ddp.html). So use it only if "
+         "the layer must be left out in some steps. If it is never used, remove it.")
 
 # %% [markdown]
 # ## Accuracy over all ranks
@@ -445,7 +451,8 @@ lines = [
     f"The file of this run, loaded here without DDP: {loaded}.",
     f"**A barrier before others read.** Rank 0 was slow (0.3 s of sleep, for a large model). Did rank 1 see the file? Before the barrier: {rank_1['before']}. "
     f"After it: {rank_1['after']}. Then all ranks loaded the same weights (difference {saving['from_saved']:g}).",
-    "**`map_location`.** A file from GPU 0 is loaded to GPU 0, by every rank, unless you say where: `\"cpu\"`, or the rank's own device.",
+    "**`map_location`.** [Without it](https://docs.pytorch.org/docs/stable/generated/torch.load.html) tensors go back to the device they came from: "
+    "a file from GPU 0 to GPU 0, from every rank. So say where: `\"cpu\"`, or the rank's own device.",
 ]
 Markdown("\n".join(f"- {line}" for line in lines))
 
@@ -485,7 +492,9 @@ Markdown(f"Measured on this model of {memory[0]['values']:,} values: {default:.1
 # 1. `average_gradients(model)` is called after backward, on each rank. Give every rank the mean gradient.
 # 2. `accuracy(hits, images)` gets two plain numbers: this rank's. Return the accuracy over all ranks.
 # 3. `train(ddp, batches, optimizer, every)`: one pass over `batches`, pairs `(inputs, labels)`, with an update after each `every` batches, as one process
-#    would make with one batch of that size. The loss is `cross_entropy`. As few all-reduces as can be.
+#    would make with one batch of that size. The loss is `cross_entropy`. `ddp` gets one batch at a time. As few all-reduces as can be.
+#
+# If the run takes 20 s longer than before, one rank waited for another: the check says which.
 
 # %%
 # %%writefile results/live/06_answer.py

@@ -7,7 +7,7 @@
 #         samples: 8000
 #         test_samples: 2000
 #       seconds: 50
-#     seconds: 110
+#     seconds: 140
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -45,6 +45,7 @@ from IPython.display import Markdown, display
 
 import utils
 from scripts import plots, runs
+from scripts.checks import lesson_07 as check
 
 # %% tags=["parameters"]
 epochs = 3  # passes over the training images; the first one warms up and is left out of the timing
@@ -257,7 +258,28 @@ if gpus:
 elif cores < 8:
     lines.append(f"Beyond {some(cores, 'rank')} the ranks take turns. More ranks bring no more cores, so no more speed is "
                  "to be had: the efficiency must fall. **A low efficiency there says nothing against DDP.**")
+if not gpus and best.speedup > 1.1 * limit[best.world_size]:
+    lines.append("**More than min(ranks, cores): other programs disturbed these runs. Close them, and run again.**")
 Markdown("\n".join(f"- {line}" for line in lines))
+
+# %% [markdown]
+# ### Exercise 1: strong and weak scaling
+#
+# Here all runs had the same images (strong scaling). Others let the images grow with the ranks (*weak scaling*). One formula serves
+# both. One rank took `seconds_one` for `images_one`; all ranks together took `seconds_many` for `images_many`. Return speed-up and
+# efficiency.
+
+
+# %%
+def my_scaling(seconds_one, images_one, seconds_many, images_many, ranks):
+    raise NotImplementedError
+
+
+# %%
+check.scaling(my_scaling)
+# check.scaling.hint()
+# check.scaling.solution()
+# my_scaling(row_of(1).seconds, samples, eight.seconds, samples, 8)  # this machine
 
 # %% [markdown]
 # ## Which part of a step grew?
@@ -295,6 +317,25 @@ if not gpus and cores < 8:
     lines.append("The ranks do not reach the all-reduce together: who comes early waits there, in `backward`. And its messages pass "
                  "from rank to rank, each of which can answer only when it has a core.")
 Markdown("\n".join(f"- {line}" for line in lines))
+
+# %% [markdown]
+# ### Exercise 2: turns, or the price of working together?
+#
+# A step takes `alone` ms with one rank, and `together` ms with `ranks` ranks on `devices` devices. Each rank has a batch of its own,
+# as large as before. A step may take longer because the ranks take turns, or because working together costs time. Return the
+# second part, in ms.
+
+
+# %%
+def my_price(alone, together, ranks, devices):
+    raise NotImplementedError
+
+
+# %%
+check.price(my_price)
+# check.price.hint()
+# check.price.solution()
+# my_price(ms.loc[1].sum(), ms.loc[8].sum(), 8, devices)  # this machine
 
 # %% [markdown]
 # ## Or threads?
@@ -363,24 +404,14 @@ Markdown(f"After {some(epochs, 'epoch')} eight ranks have made {steps[1] / steps
 # You waited longer than the training took. Each rank is a Python that starts and imports torch.
 
 # %%
-ended = df.groupby("world_size")["total_seconds"].first()  # from the opening of the log to its end
-trained = df.groupby("world_size")["seconds"].sum()
-parts = pd.DataFrame({names[ranks]: {"starting": command_seconds[ranks] - ended[ranks], "training": trained[ranks],
-                                     "evaluating, and the rest": ended[ranks] - trained[ranks]}
-                      for ranks in sizes}).T
-
-ax = parts.plot.barh(stacked=True, color=[plots.GREY, *(plots.PHASES[name] for name in ("backward", "forward"))], figsize=(12, 5.5))
-ax.invert_yaxis()
-ax.grid(axis="y", visible=False)
-ax.bar_label(ax.containers[-1], [f" {seconds:.0f} s" for seconds in parts.sum(axis=1)], fontweight="bold")
-ax.margins(x=0.1)
-ax.set_xlabel("seconds")
-ax.set_title(f"The whole command, {some(epochs, 'epoch')}{', SYNTHETIC DATA' * bool(last.synthetic)}", pad=50)
-ax.legend(ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1), frameon=False, columnspacing=1.2)
+df["command_seconds"] = df["world_size"].map(command_seconds)
+ax = plots.whole_command(df, plt.subplots(figsize=(12, 5.5))[1])
+ax.set_xlabel(f"seconds ({some(epochs, 'epoch')})")
 plt.show()
 
 # %%
-whole, start_up = parts.sum(axis=1), parts["starting"]
+whole, logged = (df.groupby("label", sort=False)[f"{name}_seconds"].first() for name in ("command", "total"))
+start_up = whole - logged  # until the log is opened
 saved = row_of(1).seconds - best.seconds  # in each epoch
 one, many_ranks = names[1], names[8]
 lines = [f"The shortest command is the one with **{whole.idxmin()}**: {whole.min():.0f} s.",
@@ -391,6 +422,25 @@ if best.world_size > 1:
     lines.append(f"{best.label} need {extra:.1f} s more to start than one, and save {saved:.2f} s an epoch. So they pay from about "
                  f"**{some(max(1, math.ceil(extra / saved)), 'epoch')}** of {samples:,} images on. A shorter job is done sooner by one process.")
 Markdown("\n".join(f"- {line}" for line in lines))
+
+# %% [markdown]
+# ### Exercise 3: the most that the whole command can gain
+#
+# With one rank a command needs `starting` seconds to start, and `training` seconds to train. Suppose that working together costs
+# nothing, and that the start takes no longer with more ranks. How many times as fast can the whole command be at most, with
+# `ranks` ranks on `devices` devices?
+
+
+# %%
+def my_most(starting, training, ranks, devices):
+    raise NotImplementedError
+
+
+# %%
+check.most(my_most)
+# check.most.hint()
+# check.most.solution()
+# my_most(start_up[one], df["seconds"][df["world_size"] == 1].sum(), 8, devices), whole[one] / whole[many_ranks]  # and measured
 
 # %% [markdown]
 # ## The same on eight GPUs (recorded)

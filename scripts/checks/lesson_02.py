@@ -124,6 +124,7 @@ def combine(attempt):
     answer = attempt([gradient.clone() for gradient in gradients], list(rows))
     if not isinstance(answer, torch.Tensor) or answer.shape != right.shape:
         raise Wrong(f"Return one tensor, of the shape of one gradient: {list(right.shape)}.")
+    answer = answer.double()  # a float32 will do
     if torch.allclose(answer, combine_mean(gradients, rows)):
         raise Wrong(f"This is the mean: {len(gradients)} times too small. The loss was divided by the whole batch of "
                     "10 already, so each replica's gradient is a share. DDP averages, because there each rank divides "
@@ -219,6 +220,10 @@ def physical_searches(visible, index):
     return index if str(index) in visible.split(",") else None
 
 
+def physical_out_of_range(visible, index):
+    return [int(number) for number in visible.split(",")][index]
+
+
 def physical_sorted(visible, index):
     gpus = sorted(int(number) for number in visible.split(",") if number)
     return gpus[index] if index < len(gpus) else None
@@ -238,12 +243,21 @@ def physical_skips_negative(visible, index):
         "looks the index up in the list": physical_searches,
         "sorts the list": physical_sorted,
         "skips a negative number": physical_skips_negative,
+        "no None": physical_out_of_range,
     },
 )
 def physical_gpu(attempt):
     """The index counts places in the list, in the order of the list. So each process of a job can say cuda:0 and mean
     another GPU, and a scheduler can give you GPUs 4 to 7 that your program calls 0 to 3."""
-    said = {(visible, index): attempt(visible, index)
+
+    def ask(visible, index):
+        try:
+            return attempt(visible, index)
+        except (IndexError, ValueError) as error:
+            raise Wrong(f"With {visible!r} and cuda:{index} it raised {type(error).__name__}: {error}. What the "
+                        "program cannot see is None, and an empty variable shows nothing.") from None
+
+    said = {(visible, index): ask(visible, index)
             for visible, index in (("0,3", 0), ("0,3", 1), ("2", 0), ("0,3", 3), ("0,3", 2), ("3,0", 0), ("3,0", 1),
                                    ("0,-1,2", 0), ("0,-1,2", 1), ("-1", 0), ("", 0))}
 

@@ -35,6 +35,10 @@ def padded_with_the_last_item(n, rank, world_size):
     return [min(place, n - 1) for place in range(rank, math.ceil(n / world_size) * world_size, world_size)]
 
 
+def dropped(n, rank, world_size):
+    return list(range(rank, n // world_size * world_size, world_size))
+
+
 def padded_once_at_most(n, rank, world_size):
     order = list(range(n))
     return (order + order[: -n % world_size])[rank::world_size]
@@ -50,6 +54,7 @@ def padded_once_at_most(n, rank, world_size):
         "no padding": strides_without_padding,
         "padding with the last item": padded_with_the_last_item,
         "padding that is too short for a small set": padded_once_at_most,
+        "dropped instead of padded": dropped,
     },
 )
 def shard(attempt):
@@ -67,6 +72,8 @@ def shard(attempt):
             if len(got) < len(expected) and n < world_size:
                 raise Wrong(f"{call} The set is smaller than the world, and one more round through it does not "
                             "suffice: go round as often as it takes.")
+            if got == dropped(n, rank, world_size) != strides_without_padding(n, rank, world_size):
+                raise Wrong(f"{call} You dropped what is left over, as drop_last=True does. The default pads.")
             if got == strides_without_padding(n, rank, world_size):
                 raise Wrong(f"{call} The strides are right, but the shards are not equally long. A rank with one step "
                             "less would leave the others waiting in an all-reduce: pad.")
@@ -168,6 +175,11 @@ def steps_without_drop_last(n, world_size, batch_size, drop_last):
     return math.ceil(n / world_size / batch_size)
 
 
+def steps_of_padded_shards(n, world_size, batch_size, drop_last):
+    shard = math.ceil(n / world_size)
+    return shard // batch_size if drop_last else math.ceil(shard / batch_size)
+
+
 @exercise(
     solution=my_steps,
     hint="First how many items a rank gets, then how many batches that makes. Without drop_last both are rounded up "
@@ -176,12 +188,14 @@ def steps_without_drop_last(n, world_size, batch_size, drop_last):
         "rounded down": steps_rounded_down,
         "the world size forgotten": steps_of_one_process,
         "drop_last ignored": steps_without_drop_last,
+        "drop_last for the loader alone": steps_of_padded_shards,
     },
 )
 def steps(attempt):
     """Your count is the length of the DataLoader for every set, world size and batch size tried, with drop_last and
     without. All ranks make this many steps: none has to wait for a step that another does not make."""
-    for n, world_size, batch_size in [(50_000, 8, 64), (40, 2, 5), (21, 2, 4), (10_001, 8, 100), (3, 8, 2)]:
+    cases = [(50_000, 8, 64), (40, 2, 5), (21, 2, 4), (10_001, 8, 100), (3, 8, 2), (43, 4, 11)]
+    for n, world_size, batch_size in cases:
         for drop_last in (False, True):
             sampler = DistributedSampler(range(n), world_size, 0, drop_last=drop_last)
             expected = len(DataLoader(range(n), batch_size, sampler=sampler, drop_last=drop_last))
@@ -195,6 +209,8 @@ def steps(attempt):
                 raise Wrong(f"{call} This is the count of one process. Each rank has only its shard of the items.")
             if not drop_last and got == steps_rounded_down(*asked):
                 raise Wrong(f"{call} It is rounded down. Without drop_last what is left over makes a smaller batch.")
+            if drop_last and got == steps_of_padded_shards(*asked):
+                raise Wrong(f"{call} You took padded shards. The sampler has drop_last, too: its shards are shorter.")
             if drop_last and got == steps_without_drop_last(*asked):
                 raise Wrong(f"{call} It is rounded up. With drop_last what is left over is not used.")
             raise Wrong(call)
@@ -229,6 +245,15 @@ def rank_0_alone(n, shards):
     return sum(shards[0]) / len(shards[0])
 
 
+def last_ones_cut_off(n, shards):
+    return sum(sum(shards, [])[:n]) / n
+
+
+def longest_cut_off(n, shards):
+    size = n // len(shards)
+    return sum(sum(right[:size]) for right in shards) / (size * len(shards)) if size else 0.0
+
+
 @exercise(
     solution=my_accuracy,
     hint="Rank r has the real items r, r + world_size, r + 2 * world_size ... below n: len(range(r, n, world_size)) of "
@@ -238,18 +263,20 @@ def rank_0_alone(n, shards):
         "mean of means": mean_of_means,
         "padding counted as hits, but not as images": all_hits_over_n,
         "rank 0 taken for all": rank_0_alone,
+        "the last ones of all shards in a row cut off": last_ones_cut_off,
+        "every shard cut to the shortest": longest_cut_off,
     },
 )
 def accuracy(attempt):
     """Your accuracy is the true one on every case tried, although shards were padded: each item counts once, and sums
     are added before anything is divided."""
-    cases = [(4, [1, 0, 1, 0, 1, 0, 0])]  # all typical mistakes come to different values here
+    cases = [(4, [0, 0, 1, 0, 1, 1, 1, 1, 0])]  # all typical mistakes come to different values here
     cases += [(w, [int(i % 5 in (0, 3)) for i in range(n)]) for n, w in [(20, 2), (21, 2), (97, 8), (10, 1), (3, 8)]]
     for world_size, right in cases:
         n = len(right)
         shards = [[bool(right[item]) for item in items] for items in sampler_shards(n, world_size)]
         got, truth = float(attempt(n, shards)), sum(right) / n
-        if math.isclose(got, truth, abs_tol=1e-9):
+        if math.isclose(got, truth, abs_tol=1e-6):  # a float32 will do
             continue
         call = f"With {n} items on {world_size} ranks you gave {got:.4f}; the truth is {sum(right)}/{n} = {truth:.4f}."
         messages = {
@@ -259,8 +286,11 @@ def accuracy(attempt):
             "long, and an item in a short one weighs more. Add hits and images, then divide.",
             all_hits_over_n: "Here hits of the padding are counted, but n leaves it out. This can come to more than 1.",
             rank_0_alone: "This is rank 0's accuracy, on its own shard. It says nothing of the others' images.",
+            last_ones_cut_off: "You cut off the end of all shards in a row. But the padding stands at the end of each "
+            "shard that has one: strides deal it to several ranks.",
+            longest_cut_off: "You cut every shard to one length. Some lose a real item by that, as with drop_last.",
         }
         for mistake, message in messages.items():
-            if math.isclose(got, mistake(n, shards), abs_tol=1e-9):
+            if math.isclose(got, mistake(n, shards), abs_tol=1e-6):
                 raise Wrong(f"{call} {message}")
         raise Wrong(call)

@@ -37,7 +37,7 @@ def measure_average_gradients(function):
     before, own = model.weight.detach().clone(), model.weight.grad.flatten().tolist()
     function(model)
     moved = (model.weight.detach() - before).abs().max().item()
-    return gathered({"own": own, "got": model.weight.grad.flatten().tolist(), "weights_moved": moved})
+    return {"own": own, "got": model.weight.grad.flatten().tolist(), "weights_moved": moved}
 
 
 def measure_accuracy(function):
@@ -45,7 +45,10 @@ def measure_accuracy(function):
     rank = dist.get_rank()
     images = 10 * (1 + 2 * rank)
     hits = images - 1 - 8 * rank
-    return gathered({"hits": hits, "images": images, "got": float(function(hits, images))})
+    got = function(hits, images)
+    if got is None:
+        raise Wrong("it returned None. Every rank needs the number")
+    return {"hits": hits, "images": images, "got": float(got)}
 
 
 def measure_train(function):
@@ -64,44 +67,66 @@ def measure_train(function):
         for parameter, gradient in zip((reference.weight, reference.bias), gradients, strict=True):
             parameter.data -= 0.01 * gradient
 
-    sizes = []
+    sizes, rows = [], []
 
     def count(_, bucket):
         sizes.append(bucket.buffer().nbytes)
         mean = bucket.buffer().div_(ranks)
         return dist.all_reduce(mean, async_op=True).get_future().then(lambda future: future.value()[0])
 
+    model.register_forward_pre_hook(lambda _, arguments: rows.extend(map(len, arguments)))
     parallel = DistributedDataParallel(model)
     parallel.register_comm_hook(None, count)
     batches = list(zip(inputs[:, rank], labels[:, rank], strict=True))
     function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), every)
     path, wanted = (model.weight.detach() - start).flatten(), (reference.weight.detach() - start).flatten()
-    return gathered({"batches": len(batches), "every": every, "all_reduces": len(sizes),
-                     "weights": model.weight.flatten().tolist(), "off": (path - wanted).abs().max().item(),
-                     "size": wanted.abs().max().item(), "times": (path @ wanted / (wanted @ wanted)).item()})
-
-
-def gathered(mine):
-    of_ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, mine)
-    return of_ranks
+    return {"batches": len(batches), "every": every, "all_reduces": len(sizes), "rows": max(rows, default=0),
+            "rows_of_a_batch": len(batches[0][0]), "weights": model.weight.flatten().tolist(),
+            "off": (path - wanted).abs().max().item(), "size": wanted.abs().max().item(),
+            "times": (path @ wanted / (wanted @ wanted)).item()}
 
 
 MEASURES = {"average_gradients": measure_average_gradients, "accuracy": measure_accuracy, "train": measure_train}
 
 
-def measure(name, function):
-    """Findings of one function, a dict a rank; {"untried": True}, or {"error": what it raised}."""
+def measure(name, function, judges):
+    """Findings of one function, a dict a rank; or {"untried": True}; or {"error": what went wrong, "broken": a bool}.
+
+    The learner's function talks in the default group, which is broken once a rank has made a call that another has not.
+    What the ranks found travels in `judges`, a group of its own, whose time limit must be longer.
+    """
     try:
-        return MEASURES[name](function)
+        mine = MEASURES[name](function)
     except NotImplementedError:
-        return {"untried": True}
+        mine = {"untried": True}
+    except Wrong as wrong:
+        mine = {"error": str(wrong), "broken": False}
     except Exception as error:  # the learner's: to be told, not to end the ranks
-        return {"error": f"{type(error).__name__}: {error}"}
+        mine = {"error": f"it raised {type(error).__name__}: {error}", "broken": isinstance(error, RuntimeError)}
+        if "timed out" in str(error).lower():
+            mine["error"] = ("it waited in vain for another rank. Every rank must make the same calls, in the same "
+                             "order: none for rank 0 alone")
+    of_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, mine, group=judges)
+    failed = [(one["broken"], rank, one["error"]) for rank, one in enumerate(of_ranks) if "error" in one]
+    if failed:
+        _, rank, error = min(failed)  # a rank that raised explains those that waited for it
+        return {"error": f"On rank {rank} {error}.", "broken": any(broken for broken, _, _ in failed)}
+    return next((one for one in of_ranks if "untried" in one), of_ranks)
 
 
-def measure_all(functions):
-    return {name: measure(name, functions[name]) if name in functions else {"untried": True} for name in MEASURES}
+def measure_all(functions, judges):
+    """{name: findings}. After a function that may have left the ranks in different places no other is run."""
+    found, broken = {}, None
+    for name in MEASURES:
+        if name not in functions:
+            found[name] = {"untried": True}
+        elif broken:
+            found[name] = {"error": f"It was not run, because {broken} left the ranks waiting: mend that first."}
+        else:
+            found[name] = measure(name, functions[name], judges)
+            broken = name if isinstance(found[name], dict) and found[name].get("broken") else None
+    return found
 
 
 # ------------------------------------------------------------------------------------- what a check is given
@@ -112,14 +137,16 @@ def findings(name, attempt):
     if callable(attempt):
         found = on_ranks(name, attempt)
     else:
-        try:
-            found = json.loads(Path(attempt).read_text())["answer"][name]
-        except FileNotFoundError:
-            raise NotImplementedError from None
+        file, functions = Path(attempt), Path(attempt).with_suffix(".py")
+        if not file.exists():
+            raise NotImplementedError
+        if functions.exists() and functions.stat().st_mtime > file.stat().st_mtime:
+            raise Wrong("Your functions are newer than what the ranks found: run the cell with !torchrun again.")
+        found = json.loads(file.read_text())["answer"][name]
     if "untried" in found:
         raise NotImplementedError
     if "error" in found:
-        raise Wrong(f"On the ranks it raised {found['error']}")
+        raise Wrong(found["error"])
     return found
 
 
@@ -133,12 +160,15 @@ def on_ranks(name, function):
             rank.start()
         for rank in ranks:
             rank.join(LIMIT)
+        late = [rank for rank in ranks if rank.is_alive()]
+        for rank in ranks:
             rank.kill()
             rank.join()
         try:
             return json.loads(Path(folder, "findings").read_text())
         except FileNotFoundError:
-            raise Wrong(f"No end within {LIMIT} s. Does every rank make the same all-reduces?") from None
+            how = f"No end within {LIMIT} s" if late else "A rank broke off, and said why above"
+            raise Wrong(f"{how}. Does every rank make the same all-reduces?") from None
 
 
 def be_rank(rank, folder, name, function):
@@ -146,11 +176,12 @@ def be_rank(rank, folder, name, function):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS,
                             timeout=timedelta(seconds=LIMIT / 2))
     utils.defer_compiler()  # after it: joining the group brings in the real one
-    found = measure(name, function)
+    judges = dist.new_group(timeout=timedelta(seconds=LIMIT))
+    found = measure(name, function, judges)
     if rank == 0:
         Path(folder, "part").write_text(json.dumps(found))
         Path(folder, "part").rename(Path(folder, "findings"))
-    dist.barrier()  # the others may still read from rank 0
+    dist.barrier(judges)  # the others may still read from rank 0
     utils.exit_now()
 
 
@@ -234,11 +265,24 @@ def own_accuracy(hits, images):
     return hits / images
 
 
+def reduced_to_rank_0(hits, images):
+    sums = torch.tensor([hits, images], dtype=torch.float64)
+    dist.reduce(sums, dst=0)
+    return (sums[0] / sums[1]).item()
+
+
+def returned_on_rank_0(hits, images):
+    sums = torch.tensor([hits, images], dtype=torch.float64)
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item() if dist.get_rank() == 0 else None
+
+
 @exercise(
     solution=accuracy,
     hint="Put hits and images into one tensor, all-reduce it, and divide last.",
     mistakes={"average of averages": average_of_averages, "own hits of all images": own_hits_of_all_images,
-              "own accuracy": own_accuracy},
+              "own accuracy": own_accuracy, "reduce instead of all_reduce": reduced_to_rank_0,
+              "returned on rank 0 alone": returned_on_rank_0},
 )
 def overall(attempt):
     """Sums and counts, added up over the ranks, and divided last: the same number on every rank, and that of one
@@ -253,6 +297,9 @@ def overall(attempt):
     averages = [hit / image for hit, image in zip(hits, images, strict=True)]
     if close(got, averages):
         raise Wrong(f"Each rank tells of its own shard alone: {said}. Rank 0's number is that of rank 0's images.")
+    if close(got[:1], [sum(hits) / sum(images)]) and not close(got, got[:1] * len(ranks)):
+        raise Wrong(f"Rank 0 has the right number, but the ranks have {said}. dist.reduce leaves the sum on one rank; "
+                    "dist.all_reduce leaves it on each.")
     if close(got, [sum(averages) / len(ranks)] * len(ranks)):
         raise Wrong(f"The average of the ranks' averages is {got[0]:.3f}. But the shards are unequal, {shards}: an "
                     "image in a small shard would count for more. Add hits and images up first, and divide last.")
@@ -294,6 +341,14 @@ def around_everything(ddp, batches, optimizer, every):
                 optimizer.zero_grad()
 
 
+def one_large_batch(ddp, batches, optimizer, every):
+    for start in range(0, len(batches), every):
+        inputs, labels = (torch.cat(parts) for parts in zip(*batches[start:start + every], strict=True))
+        cross_entropy(ddp(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def not_divided(ddp, batches, optimizer, every):
     for number, (inputs, labels) in enumerate(batches, start=1):
         update = number % every == 0
@@ -309,20 +364,24 @@ def not_divided(ddp, batches, optimizer, every):
     hint="`with ddp.no_sync():` around forward and backward of every batch but each `every`-th. "
          "contextlib.nullcontext() is a `with` that does nothing.",
     mistakes={"only around backward": around_backward, "around everything": around_everything,
-              "loss not divided": not_divided},
+              "loss not divided": not_divided, "one large batch": one_large_batch},
 )
 def accumulate(attempt):
     """One all-reduce an update, not one a batch, and the weights are those of one process with the large batch."""
     ranks = findings("train", attempt)
     one, (batches, every) = ranks[0], (ranks[0]["batches"], ranks[0]["every"])
     needed, exact = batches // every, 1e-4 * one["size"]
+    if one["rows"] > one["rows_of_a_batch"]:
+        raise Wrong(f"A forward saw {one['rows']} rows, and a batch has {one['rows_of_a_batch']}. Batches are "
+                    "accumulated because the large one does not fit in memory: give ddp one batch at a time.")
     if one["all_reduces"] == 0:
         apart = max(abs(a - b) for a, b in zip(one["weights"], ranks[-1]["weights"], strict=True))
         raise Wrong(f"No all-reduce at all: the ranks' weights differ by {apart:.1e}. The last batch before each "
                     "update must be outside no_sync: its backward brings the gradients of all of them together.")
     if one["all_reduces"] == batches:
-        raise Wrong(f"{batches} all-reduces for {batches} batches: nothing was saved. Does no_sync stand around "
-                    "backward alone? The forward decides whether DDP will synchronise, so it must be inside, too.")
+        raise Wrong(f"{batches} all-reduces for {batches} batches: nothing was saved. Outside no_sync each backward "
+                    "makes one. And around backward alone no_sync does nothing: the forward decides whether DDP will "
+                    "synchronise, so it must be inside, too.")
     if one["all_reduces"] != needed:
         raise Wrong(f"{one['all_reduces']} all-reduces for {batches} batches. With an update each {every} batches, "
                     f"{needed} are enough.")
