@@ -160,7 +160,7 @@ def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
                 text = _plain(_get(bar, "text", ""))
                 if length > 0.12 * inch * len(text):  # a character of 14 points takes about that
                     ax.text(bar["start"] + length / 2, top + row, text, ha="center", va="center", fontsize=14,
-                            fontweight="bold", color="white")
+                            fontweight="bold", color="black" if _is_light(colour) else "white")
             ticks[top + (len(free) - 1) / 2] = f"rank {rank}" + (f"\n{_plain(lane)}" if lane else "")
             top += len(free)
         top += 0.6
@@ -247,7 +247,7 @@ def sampler_map(
                 ax.text(item, bottom + height / 2, f"{view.place:.0f}", color=ink, path_effects=halo, **font)
     for item, epoch in zip(missed["item"], missed["epoch"], strict=True):
         for y in [ys[epoch]] if rows == "epoch" else ys.values():
-            ax.text(item, y, "×", color=WARNING, **font | {"fontsize": 22})
+            ax.text(item, y, "×", color="black", **font | {"fontsize": 22})
     ax.set(xlim=(-0.6, last + 0.6), ylim=(len(ys) - 0.4, -0.6))
     ax.set_xlabel("item (in the cell: place in the shard)")
     ax.set_yticks(list(ys.values()), [f"{rows} {value:.0f}" for value in ys])
@@ -260,7 +260,7 @@ def sampler_map(
     if seen["again"].any():
         key.append(Patch(facecolor="white", edgecolor="black", hatch="//", label="seen again (padding)"))
     if not missed.empty:
-        key.append(Line2D([], [], linestyle="", marker="x", color=WARNING, label="seen by nobody"))
+        key.append(Line2D([], [], linestyle="", marker="x", color="black", label="seen by nobody"))
     _head(ax, df.assign(label=""), title, key, columns=max(1, len(key)))
     return ax
 

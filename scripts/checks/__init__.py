@@ -43,8 +43,10 @@ class Exercise:
             return "untried", "Not tried yet."
         try:
             self.check(attempt)
-        except NotImplementedError:
-            return "untried", "Not tried yet."
+        except NotImplementedError as error:
+            if not str(error):  # the stub's own
+                return "untried", "Not tried yet."
+            return "wrong", f"Not yet. It raised NotImplementedError: {error}"
         except Wrong as wrong:
             return "wrong", f"Not yet. {wrong}"
         except Exception as error:  # whatever the learner's code does, run-all goes on
@@ -58,9 +60,8 @@ class Exercise:
         print(textwrap.fill(self.hint_text, 100))
 
     def solution(self):
-        """Print the solution, and return it."""
+        """Print the solution."""
         print(textwrap.dedent(inspect.getsource(self.answer)) if callable(self.answer) else self.answer)
-        return self.answer
 
 
 def exercise(*, solution, hint, mistakes):

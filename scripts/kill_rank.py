@@ -1,0 +1,156 @@
+"""Kill ranks of a training at the moments you choose, and wait until torchrun has brought it to its end.
+
+    python scripts/kill_rank.py --kill 1@2.5 -- torchrun --nproc_per_node=2 --max-restarts=1 main.py --epochs 6
+        --checkpoint build/kept --checkpoint-every 10 --log-file build/run.jsonl
+    python scripts/kill_rank.py --kill 1@2.5 --kill 0@4 -- torchrun --max-restarts=2 ...
+
+1@2.5 is rank 1 in the middle of epoch 2 (epochs count from 0; the first that can be hit is 1). The moment is found in
+the run's log: the record of epoch 1, and half of its seconds more. What the run says is printed when it is over.
+
+Exit status: that of the command; 1 where it ended before all kills were done; 124 where it was not done --within
+seconds, and was ended; 2 for bad input. No process is left behind.
+"""
+
+import argparse
+import json
+import math
+import signal
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
+from scripts import bounded, why
+
+POLL = 0.05  # seconds between two looks at the log
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def moment(text):
+    """(rank, epoch) of a text such as 1@2.5."""
+    rank, _, epoch = text.partition("@")
+    try:
+        rank, epoch = int(rank), float(epoch)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not RANK@EPOCH, such as 1@2.5") from None
+    if rank < 0 or not 1 <= epoch < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: ranks count from 0, and the first epoch that can be hit is 1")
+    return rank, epoch
+
+
+def log_of(command):
+    """The value of --log-file in main.py's command line; None without one."""
+    for word, following in zip(command, [*command[1:], None], strict=True):
+        if word == "--log-file" and following:
+            return Path(following)
+        if word.startswith("--log-file="):
+            return Path(word.partition("=")[2])
+    return None
+
+
+def records(log, begin):
+    """The log's whole records from byte `begin` on; what an earlier run wrote stands before it."""
+    raw = log.read_bytes()[begin:] if log.exists() else b""
+    return [json.loads(line) for line in raw.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+class Killer(threading.Thread):
+    """Sends SIGKILL at each moment of the plan. `done`: a dict a kill; `error`: why there will be no more, or None."""
+
+    def __init__(self, plan, log, mark):
+        super().__init__(daemon=True)
+        self.plan, self.log, self.mark = sorted(plan, key=lambda one: one[1]), log, mark
+        self.begin = log.stat().st_size if log.exists() else 0
+        self.over, self.done, self.error = threading.Event(), [], None
+
+    def run(self):
+        for rank, epoch in self.plan:
+            finished = self.wait_for(lambda last=int(epoch) - 1: self.finished(last))
+            if finished is None or self.over.wait((epoch % 1) * finished["seconds"]):
+                return
+            size = self.world_size()
+            if rank >= size:
+                self.error = f"there is no rank {rank} to kill: the run has {size}"
+                return bounded.end(self.mark)
+            victim = self.wait_for(lambda rank=rank: self.find(rank))  # none while they are started again
+            if victim is None:
+                return
+            victim.kill()
+            self.done.append({"rank": rank, "epoch": epoch, "time": time.time()})
+
+    def wait_for(self, condition):
+        """What the condition gives, once it gives something; None when the run is over first."""
+        while not self.over.wait(POLL):
+            if (found := condition()) is not None:
+                return found
+
+    def finished(self, epoch):
+        return next((one for one in records(self.log, self.begin) if one["kind"] == "epoch" and one["epoch"] == epoch),
+                    None)
+
+    def world_size(self):
+        return [one["world_size"] for one in records(self.log, self.begin) if one["kind"] in ("run", "restart")][-1]
+
+    def find(self, rank):
+        """The process that was told to be this rank. torchrun's ranks inherit the mark that it was started with."""
+        for process in psutil.process_iter():
+            try:
+                told = process.environ()
+                if told.get(bounded.MARK) == self.mark and told.get("RANK") == str(rank):
+                    return process
+            except (psutil.Error, OSError):  # gone, or another user's
+                continue
+
+
+def main():
+    parser = Parser(prog="kill_rank.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--kill", type=moment, metavar="RANK@EPOCH", action="append", required=True, help="may be repeated")
+    add("--within", type=float, default=120, metavar="SECONDS", help="end everything then; default: 120")
+    add("--out", type=Path, metavar="FILE", help="write the kills and what was said there, as JSON")
+    add("command", nargs="+", metavar="COMMAND", help="torchrun ... main.py ... --log-file FILE, after --")
+    args = parser.parse_args()
+    log = log_of(args.command)
+    if log is None:
+        parser.error("the command has no --log-file: without the log nobody knows which epoch it is")
+    if not 0 < args.within < math.inf:
+        parser.error(f"--within {args.within:g}: it must be above 0")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop from outside ends the run, too
+    mark = uuid.uuid4().hex
+    killer = Killer(args.kill, log, mark)
+    with tempfile.TemporaryFile("w+", errors="replace") as said:  # a pipe stays open as long as a stray rank holds it
+        killer.start()
+        try:
+            status = bounded.run(args.command, args.within, mark, stdout=said, stderr=said)
+        except OSError as error:
+            parser.error(f"{error.filename}: {error.strerror}")
+        except KeyboardInterrupt:
+            sys.exit(130)
+        finally:
+            killer.over.set()
+            killer.join()
+        said.seek(0)
+        lines = why.without_folders(said.read()).splitlines()
+    print("\n".join(lines), flush=True)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps({"kills": killer.done, "said": lines}, indent=1) + "\n")
+    if status is None:
+        killer.error = f"not done within {args.within:g} s, and ended"
+    missing = [f"rank {rank} at epoch {epoch:g}" for rank, epoch in args.kill[len(killer.done):]]
+    if killer.error or (missing and status == 0):
+        print(f"kill_rank.py: {killer.error or 'the run was over before ' + ', '.join(missing)}", file=sys.stderr)
+    sys.exit(124 if status is None else status if status > 0 else 128 - status if status else int(bool(missing)))
+
+
+if __name__ == "__main__":
+    main()
