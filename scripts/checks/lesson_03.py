@@ -1,0 +1,418 @@
+"""Exercises of notebook 03. The last one runs on ranks: the learner's function stands in a file,
+
+    torchrun --nproc_per_node=2 scripts/ranks.py --step answer --answer results/live/03_answer.py \
+        --out results/live/03_answer
+
+notes what it does on each rank, and the check takes that folder. Given a function, it starts two ranks for it itself.
+"""
+
+import inspect
+import json
+import multiprocessing
+import os
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import utils
+from scripts import ranks
+from scripts.checks import Wrong, exercise
+
+RANKS, BOUND = 2, 5  # of the last exercise; BOUND: seconds that a rank waits for the others there
+SHAPES = [(2, 4), (1, 8), (3, 1), (4, 3)]  # nodes, processes a node
+
+# ---------------------------------------------------------------- rank -> (node, local rank), and back
+
+
+def my_place(rank, per_node):
+    return divmod(rank, per_node)
+
+
+def place_swapped(rank, per_node):
+    return rank % per_node, rank // per_node
+
+
+def place_dealt(rank, per_node):
+    return rank % 2, rank // 2
+
+
+def place_from_one(rank, per_node):
+    return rank // per_node + 1, rank % per_node + 1
+
+
+def place_without_node(rank, per_node):
+    return rank % per_node
+
+
+@exercise(
+    solution=my_place,
+    hint="The nodes are filled one after the other, as hotel floors are with rooms. Of rank // per_node and "
+    "rank % per_node, one is the floor and one is the room.",
+    mistakes={"swapped": place_swapped, "dealt like cards": place_dealt, "counted from one": place_from_one,
+              "only the local rank": place_without_node},
+)
+def place(attempt):
+    """Group rank and local rank follow from the rank, as long as every node has as many processes. So a program can
+    ask for LOCAL_RANK instead of computing it: then it is also right on unequal nodes."""
+    for nodes, per_node in SHAPES:
+        for process in reversed(ranks.placements(nodes, per_node)):  # the last rank tells the mistakes apart
+            rank, expected = process["rank"], (process["group_rank"], process["local_rank"])
+            got = attempt(rank, per_node)
+            if not isinstance(got, (tuple, list)) or len(got) != 2:
+                raise Wrong(f"Rank {rank} with {per_node} processes a node: you gave {got!r}. Return two numbers: "
+                            "group_rank, local_rank.")
+            got = tuple(got)
+            if got == expected:
+                continue
+            call = (f"Rank {rank} with {per_node} processes a node: you gave {got}; it is local rank {expected[1]} on "
+                    f"node {expected[0]}, so {expected}.")
+            if got == expected[::-1]:
+                raise Wrong(f"{call} The two are swapped: the node comes first.")
+            if got == (expected[0] + 1, expected[1] + 1):
+                raise Wrong(f"{call} Ranks, local ranks and nodes are counted from 0.")
+            if got == place_dealt(rank, per_node):
+                raise Wrong(f"{call} You dealt the ranks like cards, one to each node in turn. torchrun fills a node "
+                            "before it goes on to the next.")
+            raise Wrong(call)
+
+
+def my_rank(group_rank, local_rank, per_node):
+    return group_rank * per_node + local_rank
+
+
+def rank_dealt(group_rank, local_rank, per_node):
+    return local_rank * 2 + group_rank
+
+
+def rank_local(group_rank, local_rank, per_node):
+    return local_rank
+
+
+def rank_added(group_rank, local_rank, per_node):
+    return group_rank + local_rank
+
+
+@exercise(
+    solution=my_rank,
+    hint="How many processes stand on the nodes before this one?",
+    mistakes={"dealt like cards": rank_dealt, "the local rank": rank_local, "added": rank_added},
+)
+def rank_of(attempt):
+    """All ranks of all shapes tried come out, each once: from 0 to world size - 1."""
+    for nodes, per_node in SHAPES:
+        for process in ranks.placements(nodes, per_node):
+            local_rank, node = process["local_rank"], process["group_rank"]
+            got = attempt(node, local_rank, per_node)
+            if got == process["rank"]:
+                continue
+            call = (f"Local rank {local_rank} on node {node}, {per_node} processes a node: you gave {got}, it is rank "
+                    f"{process['rank']}.")
+            if got == local_rank:
+                raise Wrong(f"{call} That is the local rank. Each node has one of that number: they would all be the "
+                            "same rank.")
+            if got == rank_added(node, local_rank, per_node):
+                raise Wrong(f"{call} You added the two. But before node {node} stand {node} × {per_node} processes, "
+                            f"not {node}.")
+            if got == rank_dealt(node, local_rank, per_node):
+                raise Wrong(f"{call} You dealt the ranks like cards. torchrun fills a node, then the next.")
+            raise Wrong(call)
+
+
+# ---------------------------------------------------------------- who does it?
+
+
+def my_turn(job, rank, local_rank):
+    if job == "train":
+        return True
+    if job == "download to the node's own disk":
+        return local_rank == 0
+    return rank == 0
+
+
+def turn_of_rank_0(job, rank, local_rank):
+    return job == "train" or rank == 0
+
+
+def turn_of_local_rank_0(job, rank, local_rank):
+    return job == "train" or local_rank == 0
+
+
+def turn_of_everyone(job, rank, local_rank):
+    return True
+
+
+def turn_of_rank_0_for_all(job, rank, local_rank):
+    return rank == 0
+
+
+JOBS = {"train": {0, 1, 2, 3, 4, 5}, "print the loss": {0}, "write the checkpoint to the shared disk": {0},
+        "download to the node's own disk": {0, 3}}  # the ranks that do it, on 2 nodes of 3 processes
+
+
+@exercise(
+    solution=my_turn,
+    hint="Count how often it must happen: once in the whole job, once on each node, or in each process?",
+    mistakes={"rank 0 downloads": turn_of_rank_0, "local rank 0 prints": turn_of_local_rank_0,
+              "everyone": turn_of_everyone, "rank 0 trains alone": turn_of_rank_0_for_all},
+)
+def turn(attempt):
+    """Once in the job: rank 0. Once on each node: local rank 0. And the others must wait for it, at a barrier, before
+    they read what it wrote."""
+    for job, expected in JOBS.items():
+        got = {process["rank"] for process in ranks.placements(2, 3)
+               if attempt(job, process["rank"], process["local_rank"])}
+        if got == expected:
+            continue
+        call = f"2 nodes of 3 processes, {job!r}: with your answer ranks {sorted(got)} do it."
+        if job == "train":
+            raise Wrong(f"{call} All ranks train: one that does not come to the all-reduce leaves the others waiting.")
+        if got == set(range(6)):
+            raise Wrong(f"{call} All of them, at once. Lines come six times, and a file that several write can come "
+                        "out torn.")
+        if expected == {0} and got == {0, 3}:
+            raise Wrong(f"{call} Each node has a local rank 0, so it happens twice. Once in the whole job is rank 0.")
+        if expected == {0, 3} and got == {0}:
+            raise Wrong(f"{call} The disk of node 1 stays empty: rank 0 runs on node 0. Each node needs one that does "
+                        "it.")
+        raise Wrong(f"{call} It should be ranks {sorted(expected)}.")
+
+
+# ---------------------------------------------------------------- a pretend launcher
+
+
+def my_environment(group_rank, local_rank, hosts, per_node, port):
+    return {
+        "RANK": str(group_rank * per_node + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(len(hosts) * per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "MASTER_ADDR": hosts[0],  # rank 0 runs on the first node
+        "MASTER_PORT": str(port),
+    }
+
+
+def environment_own_host(group_rank, local_rank, hosts, per_node, port):
+    return my_environment(group_rank, local_rank, hosts, per_node, port) | {"MASTER_ADDR": hosts[group_rank]}
+
+
+def environment_own_port(group_rank, local_rank, hosts, per_node, port):
+    own = port + group_rank * per_node + local_rank
+    return my_environment(group_rank, local_rank, hosts, per_node, port) | {"MASTER_PORT": str(own)}
+
+
+def environment_of_numbers(group_rank, local_rank, hosts, per_node, port):
+    return {name: int(value) if value.isdigit() else value
+            for name, value in my_environment(group_rank, local_rank, hosts, per_node, port).items()}
+
+
+def environment_rank_on_node(group_rank, local_rank, hosts, per_node, port):
+    return my_environment(group_rank, local_rank, hosts, per_node, port) | {"RANK": str(local_rank)}
+
+
+def environment_one_node(group_rank, local_rank, hosts, per_node, port):
+    return my_environment(group_rank, local_rank, hosts, per_node, port) | {"WORLD_SIZE": str(per_node)}
+
+
+@exercise(
+    solution=my_environment,
+    hint="Six texts. RANK is yours from exercise 1; all ranks go to one address and one port, where rank 0 is: the "
+    "first host. An environment variable is text: str(number).",
+    mistakes={"the address of its own node": environment_own_host, "a port for each rank": environment_own_port,
+              "numbers, not text": environment_of_numbers, "the local rank as rank": environment_rank_on_node,
+              "the world of one node": environment_one_node},
+)
+def environment(attempt):
+    """main.py's own reader (utils.find_placement) sees the right rank, local rank and world size in each process, and
+    all of them go to one meeting point. A launcher does little more: it sets these and starts the processes."""
+    for nodes, per_node in SHAPES:
+        hosts, port = [f"node{number}" for number in range(nodes)], 29400
+        for process in ranks.placements(nodes, per_node):
+            rank, local_rank, node = process["rank"], process["local_rank"], process["group_rank"]
+            got = attempt(node, local_rank, hosts, per_node, port)
+            case = f"Local rank {local_rank} on {hosts[node]}, {nodes} nodes of {per_node}"
+            if not isinstance(got, dict):
+                raise Wrong(f"{case}: you gave {got!r}. Return a dict, {{\"RANK\": …}}.")
+            if missing := sorted(my_environment(node, local_rank, hosts, per_node, port).keys() - got):
+                raise Wrong(f"{case}: {', '.join(missing)} is missing.")
+            for name, value in got.items():
+                if not isinstance(value, str):
+                    raise Wrong(f"{case}: {name} is {value!r}, of type {type(value).__name__}. The environment of a "
+                                "process holds text only: os.environ would refuse it.")
+            seen = utils.find_placement("cpu", "gloo", got)
+            for name, value, expected in (("RANK", seen.rank, rank), ("LOCAL_RANK", seen.local_rank, local_rank),
+                                          ("WORLD_SIZE", seen.world_size, nodes * per_node),
+                                          ("LOCAL_WORLD_SIZE", seen.local_world_size, per_node)):
+                if value == expected:
+                    continue
+                said = f"{case}: {name} is {value}, but it should be {expected}."
+                if (name, value) == ("RANK", local_rank):
+                    raise Wrong(f"{said} Each process of the job needs a number of its own. With the same numbers on "
+                                "every node, two ranks 0 wait for a rank that never comes.")
+                if (name, value) == ("WORLD_SIZE", per_node):
+                    raise Wrong(f"{said} That is one node. The group is complete when the processes of all nodes have "
+                                "come.")
+                raise Wrong(said)
+            if got["MASTER_ADDR"] != hosts[0]:
+                raise Wrong(f"{case}: MASTER_ADDR is {got['MASTER_ADDR']}. Nobody listens there: the ranks meet where "
+                            f"rank 0 is, on {hosts[0]}.")
+            if got["MASTER_PORT"] != str(port):
+                raise Wrong(f"{case}: MASTER_PORT is {got['MASTER_PORT']}. Only one process listens, on port {port}; "
+                            "all others have to come to that one.")
+
+
+# ---------------------------------------------------------------- join a group, on ranks
+
+
+def join(rank, world_size, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size,
+                            timeout=timedelta(seconds=30))
+
+
+def join_all_as_rank_0(rank, world_size, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=world_size,
+                            timeout=timedelta(seconds=30))
+
+
+def join_alone(rank, world_size, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1, timeout=timedelta(seconds=30))
+
+
+def join_without_timeout(rank, world_size, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+
+
+def join_elsewhere(rank, world_size, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}-{rank}", rank=rank, world_size=world_size,
+                            timeout=timedelta(seconds=30))
+
+
+def join_at_torchrun(rank, world_size, file):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+
+
+def join_without_rank(rank, world_size, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", timeout=timedelta(seconds=30))
+
+
+def join_for_30_days(rank, world_size, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size,
+                            timeout=timedelta(30))
+
+
+def join_with_seconds(rank, world_size, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size, timeout=30)
+
+
+def measure(load, rank, world_size, file):
+    """What the function that `load` returns asks of init_process_group on this rank, and what comes of it.
+
+    Whatever timeout it asks for, a rank waits for the others BOUND seconds at most.
+    """
+    found, real = {"untried": False, "asked": None}, dist.init_process_group
+
+    def noted(*args, **kwargs):
+        asked = inspect.signature(real).bind(*args, **kwargs)
+        timeout = asked.arguments.get("timeout")
+        found["asked"] = {name: asked.arguments.get(name) for name in ("backend", "init_method", "rank", "world_size")}
+        found["asked"]["timeout"] = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if timeout is None or isinstance(timeout, timedelta):
+            asked.arguments["timeout"] = timedelta(seconds=BOUND)
+        return real(*asked.args, **asked.kwargs)
+
+    dist.init_process_group = noted
+    try:
+        load()(rank, world_size, file)
+        if dist.is_initialized():
+            total = torch.tensor([rank + 1])
+            dist.all_reduce(total)
+            found |= {"group": [dist.get_rank(), dist.get_world_size()], "sum": total.item()}
+    except NotImplementedError:
+        found["untried"] = True
+    except Exception as error:  # the learner's: to be told, not to end the rank
+        found["error"] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    finally:
+        dist.init_process_group = real
+    return found
+
+
+def on_ranks(function):
+    """Findings of a function, importable by name, on RANKS processes of this machine."""
+    context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
+    context.set_forkserver_preload(["torch", "torch.distributed"])
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=be_rank, args=(rank, folder, function)) for rank in range(RANKS)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(10 * BOUND)
+            process.kill()
+            process.join()
+        try:
+            return [json.loads(Path(folder, f"rank-{rank}").read_text()) for rank in range(RANKS)]
+        except FileNotFoundError:
+            raise Wrong(f"No end within {10 * BOUND} s.") from None
+
+
+def be_rank(rank, folder, function):
+    torch.set_num_threads(1)
+    found = measure(lambda: function, rank, RANKS, f"{folder}/meeting")
+    Path(folder, "part" + str(rank)).write_text(json.dumps(found))
+    os.replace(Path(folder, "part" + str(rank)), Path(folder, f"rank-{rank}"))
+    utils.exit_now()
+
+
+@exercise(
+    solution=join,
+    hint='dist.init_process_group("gloo", init_method=..., rank=..., world_size=..., timeout=...). The method is '
+    'f"file://{file}"; a timeout is a timedelta(seconds=...).',
+    mistakes={"all are rank 0": join_all_as_rank_0, "a group of one": join_alone, "no timeout": join_without_timeout,
+              "a file for each rank": join_elsewhere, "a timeout in seconds": join_with_seconds,
+              "no meeting point": join_at_torchrun, "no rank": join_without_rank, "30 days": join_for_30_days},
+)
+def joined(attempt):
+    """All ranks met in the file and are one group: their numbers added up to the sum over all ranks. No port and no
+    address was needed, and who waits in vain says so soon."""
+    if callable(attempt):
+        found = on_ranks(attempt)
+    else:
+        try:
+            found = [rank["answer"] for rank in ranks.read(attempt)]
+        except FileNotFoundError:
+            raise NotImplementedError from None
+    if any(rank["untried"] for rank in found):
+        raise NotImplementedError
+    size, error = len(found), next((rank["error"] for rank in found if "error" in rank), "")
+    asked = [rank["asked"] for rank in found]
+    if None in asked:
+        raise Wrong(f"It raised {error}" if error else "Your function did not call dist.init_process_group.")
+    said = [one["rank"] for one in asked]
+    if any(not str(one["init_method"]).startswith("file://") for one in asked):
+        raise Wrong(f"The ranks were to meet in the file; init_method was {asked[0]['init_method']!r}. (Without one it "
+                    "is env://, where torchrun listens.)")
+    if any(one[name] in (None, -1) for one in asked for name in ("rank", "world_size")):
+        raise Wrong(f"A file does not tell a process who it is: give rank and world_size, too ({error}).")
+    if any(one["world_size"] != size for one in asked):
+        sizes = sorted({one["world_size"] for one in asked})
+        raise Wrong(f"world_size was {', '.join(map(str, sizes))}, and {size} processes ran. Each made a group of its "
+                    "own: no error, no waiting, and no exchange. Each would train a model of its own.")
+    if len(set(said)) < size:
+        raise Wrong(f"The processes called themselves rank {' and '.join(map(str, said))}. Each needs a number of its "
+                    f"own: rank {size - 1} never came, and the others waited for it ({error}).")
+    if len({one["init_method"] for one in asked}) > 1:
+        raise Wrong(f"Each rank went to another file and waited there for the others, who did not come ({error}). The "
+                    "meeting point must be the same on all ranks.")
+    if any(one["timeout"] is None for one in asked):
+        minutes = dist.distributed_c10d.default_pg_timeout.total_seconds() / 60
+        raise Wrong(f"It works, but without a timeout. If a rank does not come, the others wait {minutes:g} minutes "
+                    "before they say so.")
+    if error:
+        raise Wrong(f"init_process_group said {error}")
+    if any(one["timeout"] != 30 for one in asked):
+        seconds = max(one["timeout"] for one in asked)
+        days = " timedelta(30) is 30 days: write timedelta(seconds=30)." if seconds == 30 * 86_400 else ""
+        raise Wrong(f"It works, but the timeout is {seconds:,.0f} s, and it should be 30.{days}")
+    if any(rank.get("sum") != size * (size + 1) // 2 for rank in found):
+        raise Wrong(f"The ranks added their numbers up and got {[rank.get('sum') for rank in found]}: not one group.")

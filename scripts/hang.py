@@ -1,0 +1,122 @@
+"""Ranks that wait for each other for ever, on purpose, and three ways to see who waits where. Notebook 04 draws it.
+
+    torchrun --nproc_per_node=3 scripts/hang.py --out results/live/04_hang.json
+
+"For ever" is --timeout seconds here. Every try has a process group of its own, so that a try that breaks its group
+leaves the next one alone. All of it runs on CPUs with gloo.
+"""
+
+import argparse
+import faulthandler
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
+import utils
+from options import Parser, positive
+
+
+def different(rank, ranks, tensor, group, timeout):
+    if rank == ranks - 1:
+        dist.broadcast(tensor, src=0, group=group)
+    else:
+        dist.all_reduce(tensor, group=group)
+
+
+def one_stays_away(rank, ranks, tensor, group, timeout):
+    if rank == 1:
+        return
+    dist.monitored_barrier(group, timeout, wait_all_ranks=True)  # it does not take the group's own timeout
+    dist.all_reduce(tensor, group=group)
+
+
+# What went wrong, and whether TORCH_DISTRIBUTED_DEBUG=DETAIL was set.
+TRIES = {"stack": (different, False), "barrier": (one_stays_away, False), "detail": (different, True)}
+
+
+def attempt(name, timeout):
+    """What each rank saw: {"start", "end" (seconds), "error" (None if it returned), "stack"}, a dict a rank."""
+    fault, detail = TRIES[name]
+    timeout = timedelta(seconds=timeout)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if detail:  # as the environment variable does, for groups that are made from now on
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group = dist.new_group(timeout=timeout)
+    if detail:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    tensor, error = torch.ones(4), None
+    with tempfile.TemporaryFile("w+") as stack:
+        dist.barrier()
+        faulthandler.dump_traceback_later(timeout.total_seconds() / 2, file=stack)  # by a thread, while this one waits
+        start = time.perf_counter()
+        try:
+            fault(rank, ranks, tensor, group, timeout)
+        except RuntimeError as raised:
+            error = str(raised)
+        end = time.perf_counter()
+        faulthandler.cancel_dump_traceback_later()
+        stack.seek(0)
+        lines = [re.sub(r'"[^"]*/((torch|scripts)/)', r'"\1', line) for line in stack.read().splitlines()[1:]]
+    return {"start": start, "end": end, "error": error, "stack": lines}
+
+
+def get_parser():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="write what each rank saw to this file, as JSON")
+    add("--timeout", type=positive(float), default=3, help="longest wait of each try, seconds (default: 3)")
+    return parser
+
+
+def check(args, here):
+    """ValueError or OSError, one line, for what cannot work; before any rank waits for another."""
+    if here.world_size < 3 or here.nodes > 1:
+        raise ValueError("this needs three ranks or more of one machine: "
+                         "torchrun --nproc_per_node=3 scripts/hang.py")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    if args.out.is_dir():
+        raise ValueError(f"--out {args.out}: is a folder; name a file")
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    parser = get_parser()
+    args = parser.parse_args()
+    try:
+        here = utils.find_placement("cpu", "gloo")
+        check(args, here)
+        torch.set_num_threads(1)
+        utils.init_distributed_mode(here, timeout=30 + 2 * args.timeout)
+    except (ValueError, ConnectionError) as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--out {args.out}: {error.strerror}")
+    found = {"world_size": here.world_size, "timeout": args.timeout}
+    for name in TRIES:
+        seen = [None] * here.world_size
+        dist.all_gather_object(seen, attempt(name, args.timeout))
+        first = min(rank["start"] for rank in seen)  # the ranks of one machine share a clock
+        found[name] = [{**rank, "start": rank["start"] - first, "end": rank["end"] - first} for rank in seen]
+        if not any(rank["error"] for rank in seen):
+            raise RuntimeError(f"{name}: no rank failed, which this program is about")
+    if here.rank == 0:
+        unfinished = args.out.with_name(args.out.name + ".part")
+        unfinished.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        os.replace(unfinished, args.out)
+    dist.barrier()
+    utils.end_distributed_mode()
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

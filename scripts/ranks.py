@@ -1,0 +1,332 @@
+"""What the processes of notebook 03 do: say who they are, talk, work, meet, try the backends, run the exercise.
+
+Four ranks say who they are     torchrun --nproc_per_node=4 scripts/ranks.py --step hello
+Two ranks add numbers up        torchrun --nproc_per_node=2 scripts/ranks.py --step work
+Who listens, who connects       torchrun --nproc_per_node=3 scripts/ranks.py --step meet --out FOLDER
+What each backend can move      torchrun --nproc_per_node=2 scripts/ranks.py --step backends --out FOLDER
+The exercise of notebook 03     torchrun --nproc_per_node=2 scripts/ranks.py --step answer --answer FILE --out FOLDER
+
+Each rank writes a file of its own, --out/rank-0.json and so on; `read` reads them back. What needs no process group
+does not import torch: such a rank starts in a tenth of a second. It runs on CPUs, and tries GPUs where there are any.
+"""
+
+import argparse
+import faulthandler
+import json
+import os
+import runpy
+import socket
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))  # for `scripts.checks`; Python puts the script's own folder there
+
+# https://docs.pytorch.org/docs/stable/distributed.html, section Backends: what is not tried on this machine
+NOT_DOCUMENTED = {  # the collectives that the table there denies a backend
+    "gloo, GPU": {"send, recv", "barrier"},
+    "nccl, CPU": {"send, recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
+                  "reduce_scatter", "all_to_all", "barrier"},
+    "nccl, GPU": set(),
+    "mpi, CPU": {"reduce_scatter"},
+}
+# set by torchrun for each rank
+VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR",
+             "MASTER_PORT")
+
+# -------------------------------------------------------------------------------------------- who a process is
+
+
+def identity(env=os.environ):
+    """Who this process is, as its launcher says. ValueError, one line, where none has said anything usable."""
+    try:
+        rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        return {"rank": rank, "local_rank": int(env.get("LOCAL_RANK", rank)), "world_size": world_size,
+                "group_rank": int(env.get("GROUP_RANK", 0)), "pid": os.getpid()}
+    except KeyError as missing:
+        raise ValueError(f"{missing.args[0]} is not set: start with torchrun") from None
+    except ValueError as error:
+        raise ValueError(f"the launcher's environment is not usable ({error}): start with torchrun") from None
+
+
+def placements(nodes, per_node):
+    """{rank, local_rank, group_rank} of each process, when every node has as many: what torchrun gives."""
+    return [{"rank": node * per_node + local_rank, "local_rank": local_rank, "group_rank": node}
+            for node in range(nodes) for local_rank in range(per_node)]
+
+
+def hello(me, args):
+    print(f"rank {me['rank']} of {me['world_size']}: local rank {me['local_rank']} on node {me['group_rank']}, "
+          f"process {me['pid']}\n", end="", flush=True)
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def chatter(me, args):
+    """--lines lines with print, then as many with one write each. DDP ends a step on all ranks at one moment. So do
+    these ranks, by the clock: they begin together at an even second, and a step takes 20 ms."""
+    time.sleep(2 - time.time() % 2)
+    for name, say in (("print", print), ("write", lambda line: sys.stdout.write(line + "\n"))):
+        for number in range(args.lines):
+            time.sleep(0.02 - time.time() % 0.02)
+            say(f"{name}: rank {me['rank']}, step {number}")
+    sys.stdout.flush()
+
+
+# -------------------------------------------------------------------------------------------- in a process group
+
+
+def free_port():
+    """A TCP port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def work(rank, ranks, meet, timeout=20):
+    """Each rank adds up its share of the numbers 0, 1, ..., 999999; the sum of all shares. Also what notebook 03
+    starts in various ways: an importable function."""
+    import torch
+    import torch.distributed as dist
+
+    share = torch.arange(1_000_000)[rank::ranks].sum()
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
+    dist.all_reduce(share)
+    print(f"rank {rank}: the sum over all ranks is {share}\n", end="", flush=True)
+    dist.destroy_process_group()
+    return share.item()
+
+
+def join(url, me, timeout):
+    """The process group at `url`; RuntimeError, one line, if the others do not come."""
+    import torch.distributed as dist
+
+    try:
+        dist.init_process_group("gloo", init_method=url, rank=me["rank"], world_size=me["world_size"],
+                                timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(f"rank {me['rank']} of {me['world_size']} waited for the others at {url}, {timeout:g} s at "
+                           f"most: {str(error).splitlines()[0]}") from None
+
+
+def meet(me, args):
+    """For each --url: the TCP sockets of this rank once all have met; and those of torchrun, which started it."""
+    import psutil
+    import torch.distributed as dist
+
+    found = {}
+    for url in args.url:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        join(url, me, args.timeout)
+        dist.barrier()  # all are connected
+        port = os.environ["MASTER_PORT"] if url == "env://" else url.rpartition(":")[2] if "tcp://" in url else 0
+        found[url] = {"port": int(port), "processes": {f"rank {me['rank']}": sockets(psutil.Process())}}
+        if me["rank"] == 0 and "TORCHELASTIC_RUN_ID" in os.environ:
+            found[url]["processes"]["torchrun"] = sockets(psutil.Process().parent())
+        dist.barrier()  # all have looked
+    return found
+
+
+def sockets(process):
+    """The TCP ports that a process listens on, and its connections, (own port, other port) each."""
+    look = getattr(process, "net_connections", None) or process.connections  # psutil < 6 has another name
+    seen = look(kind="tcp")
+    return {"listens": [one.laddr.port for one in seen if one.status == "LISTEN"],
+            "connections": [(one.laddr.port, one.raddr.port) for one in seen if one.status == "ESTABLISHED"]}
+
+
+def links(processes, store_port=None):
+    """Who connected to whom: {client, server, kind} for {process: its sockets}, all on one machine. `kind` is "store"
+    where the server's port is the one where the ranks meet, else "gloo"."""
+    owner = {port: name for name, one in processes.items() for port in one["listens"]}
+    return [{"client": name, "server": owner[theirs], "kind": "store" if theirs == store_port else "gloo"}
+            for name, one in processes.items() for _, theirs in one["connections"] if theirs in owner]
+
+
+def backends(me, args):
+    """{backend and device: {collective: "yes" or what it said}}: each collective, tried and its result checked."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():  # torchrun's store serves one group a run: `meet` before this has made it
+        join("env://", me, args.timeout)
+    gpus = torch.cuda.device_count()
+    found = {"gloo, CPU": try_collectives(me, None, "cpu")}
+    if gpus:
+        torch.cuda.set_device(me["local_rank"] % gpus)
+        found["gloo, GPU"] = try_collectives(me, None, "cuda")
+    if not gpus or gpus >= me["world_size"]:  # two ranks on one GPU: NCCL would refuse
+        try:
+            group = dist.new_group(backend="nccl")
+            found |= {f"nccl, {name}": try_collectives(me, group, device)
+                      for name, device in (("CPU", "cpu"), ("GPU", "cuda"))}
+        except (RuntimeError, ValueError) as error:
+            found["nccl"] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    dist.barrier()  # all are done
+    return found
+
+
+def try_collectives(me, group, device):
+    import torch
+
+    outcome = {}
+    for name, (call, expected) in collectives(me["rank"], me["world_size"], group, device).items():
+        if name == "barrier" and (group is None) != (device == "cpu"):
+            continue  # it moves no tensor: tried once for each backend
+        try:
+            got = call()
+            right = expected is None or torch.equal(got.cpu(), torch.tensor(expected))
+            outcome[name] = "yes" if right else f"no: it gave {got.tolist()} for {expected}"
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            outcome[name] = f"no: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return outcome
+
+
+def collectives(rank, ranks, group, device):
+    """{name: (a function that returns what this rank has then, what it should be)}; rank r holds the number r + 1."""
+    import torch
+    import torch.distributed as dist
+
+    everyone = [float(r + 1) for r in range(ranks)]
+
+    def mine():
+        return torch.tensor([rank + 1.0], device=device)
+
+    def room():
+        return [torch.zeros(1, device=device) for _ in range(ranks)]
+
+    def ring():
+        got = torch.zeros(1, device=device)
+        waits = [dist.P2POp(dist.isend, mine(), (rank + 1) % ranks, group),
+                 dist.P2POp(dist.irecv, got, (rank - 1) % ranks, group)]
+        for wait in dist.batch_isend_irecv(waits):
+            wait.wait()
+        return got
+
+    def then(tensor, call, *arguments, **options):
+        call(tensor, *arguments, group=group, **options)
+        return torch.cat(tensor) if isinstance(tensor, list) else tensor
+
+    first = rank == 0
+    return {
+        "send, recv": (ring, [everyone[rank - 1]]),
+        "broadcast": (lambda: then(mine(), dist.broadcast, src=0), [1.0]),
+        "all_reduce": (lambda: then(mine(), dist.all_reduce), [sum(everyone)]),
+        "reduce": (lambda: then(mine(), dist.reduce, dst=0), [sum(everyone)] if first else None),
+        "all_gather": (lambda: then(room(), dist.all_gather, mine()), everyone),
+        "gather": (lambda: then(room(), lambda out, group: dist.gather(mine(), out if first else None, 0, group)),
+                   everyone if first else None),
+        "scatter": (lambda: then(torch.zeros(1, device=device), dist.scatter,
+                                 list(torch.tensor(everyone, device=device).split(1)) if first else None, src=0),
+                    [everyone[rank]]),
+        "reduce_scatter": (lambda: then(torch.zeros(1, device=device), dist.reduce_scatter, [mine()] * ranks),
+                           [sum(everyone)]),
+        "all_to_all": (lambda: then(room(), dist.all_to_all, [mine()] * ranks), everyone),
+        "barrier": (lambda: dist.barrier(group), None),
+    }
+
+
+def answer(me, args):
+    """What the learner's function in --answer does on this rank; notebook 03's last exercise judges it."""
+    from scripts.checks import lesson_03
+
+    # The same for all ranks of a torchrun, and new in each run. Nobody removes it while a rank may still look into it.
+    meeting = args.out.resolve() / f"meeting-{os.getppid()}-{os.environ.get('MASTER_PORT')}"
+    for old in args.out.glob("meeting-*") if me["rank"] == 0 else ():
+        if old.name != meeting.name:
+            old.unlink(missing_ok=True)
+    return lesson_03.measure(lambda: runpy.run_path(str(args.answer))["join"], me["rank"], me["world_size"], meeting)
+
+
+# -------------------------------------------------------------------------------------------- command
+
+
+STEPS = {step.__name__: step for step in (hello, chatter, work, meet, backends, answer)}
+WITHOUT_TORCH = {"hello", "chatter"}
+
+
+def read(folder):
+    """What each rank of the last run wrote there, rank 0 first. FileNotFoundError if one has not come to its end."""
+    first = json.loads(Path(folder, "rank-0.json").read_text())
+    return [first] + [json.loads(Path(folder, f"rank-{rank}.json").read_text())
+                      for rank in range(1, first["world_size"])]
+
+
+# options.py has these two, and imports torch: a rank that only says hello must not.
+def positive(kind):
+    def number(text):
+        try:
+            if 0 < kind(text) < float("inf"):
+                return kind(text)
+        except ValueError:
+            pass  # said below
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        """One line, not one from each rank: the others wait for a node's first rank to say it and end the job."""
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(10)
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def get_parser():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--step", nargs="+", required=True, choices=STEPS, metavar="NAME", help=f"one or more of: {', '.join(STEPS)}")
+    add("--out", type=Path, help="each rank writes what it found into this folder, rank-0.json and so on")
+    add("--url", nargs="+", default=["env://"], help="where the ranks of `meet` meet, one after the other")
+    add("--lines", type=positive(int), default=20, help="lines of `chatter`, of each kind")
+    add("--answer", type=Path, help="file of the function that `answer` looks at")
+    add("--timeout", type=positive(float), default=20, help="longest wait for another rank, seconds")
+    add("--limit", type=positive(float), default=120, help="this process ends after so many seconds, whatever it does")
+    return parser
+
+
+def check(args):
+    """ValueError or OSError, one line, for what cannot work; before any rank waits for another."""
+    if "answer" in args.step and not (args.answer and args.answer.is_file() and args.out):
+        raise ValueError(f"--answer {args.answer} --out {args.out}: --step answer needs an existing file and a folder")
+    if any(not url.startswith(("env://", "tcp://", "file:///")) for url in args.url):
+        raise ValueError(f"--url {' '.join(args.url)}: each begins with env://, tcp:// or file:///")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+
+
+def main():
+    parser = get_parser()
+    args = parser.parse_args()
+    try:
+        me = identity()
+        check(args)
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--out {args.out}: {error.strerror}")
+    faulthandler.dump_traceback_later(args.limit, exit=True)  # says where it hangs; works even where Python is stuck
+    file = args.out and args.out / f"rank-{me['rank']}.json"
+    if file:
+        file.unlink(missing_ok=True)  # what an earlier run found is not this one's
+
+    found = {}
+    for name in args.step:
+        found[name] = (work(me["rank"], me["world_size"], "env://", args.timeout) if name == "work"
+                       else STEPS[name](me, args))
+    if file:
+        unfinished = file.with_suffix(".part")
+        unfinished.write_text(json.dumps(me | found, indent=1))
+        os.replace(unfinished, file)
+    if not WITHOUT_TORCH.issuperset(args.step):
+        import utils
+
+        utils.exit_now()
+
+
+if __name__ == "__main__":
+    main()

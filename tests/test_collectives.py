@@ -1,0 +1,426 @@
+"""Lesson 04: what each collective moves, the ring, the fit of time against size, and the hang on purpose."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import launch
+import matplotlib.pyplot as plt
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from scripts import collectives, collectives_demo, hang, plots_collectives
+from scripts.checks import lesson_04
+
+MEASURE, DEMO, HANG = (f"scripts/{name}.py" for name in ("collectives", "collectives_demo", "hang"))
+
+
+def run(ranks, script, *arguments, **env):
+    done = subprocess.run(launch.command(ranks, script, *arguments), cwd=launch.ROOT, env=launch.environment(**env),
+                          capture_output=True, text=True, timeout=launch.LIMIT)
+    assert not stray(script)
+    return done
+
+
+def stray(script):
+    return [p for p in psutil.Process().children(recursive=True) if str(script) in " ".join(p.cmdline())]
+
+
+def written(done, path):
+    assert done.returncode == 0, done.stderr
+    assert [file.name for file in path.parent.iterdir()] == [path.name], "no half-written file is left"
+    return json.loads(path.read_text())
+
+
+# ---------------------------------------------------------------------------------- bandwidth, fit, ring_seconds
+
+
+def test_bandwidth_is_that_of_nccl_tests():
+    """Rows printed by nccl-tests on 8 A100 (stas00/ml-engineering, network/README.md): bytes, µs, algbw, busbw."""
+    for size, us, algbw, busbw in [(32_768, 43.83, 0.75, 1.31), (1_048_576, 101.9, 10.29, 18.00),
+                                   (1_073_741_824, 8203.9, 130.88, 229.04)]:
+        assert collectives.bandwidth(size, us / 1e6, 8) == pytest.approx((algbw * 1e9, busbw * 1e9), rel=0.005)
+    assert collectives.bandwidth(100, 2, 4, "all_gather") == (50, 37.5)
+    assert collectives.bandwidth(100, 2, 4, "broadcast") == (50, 50)
+
+
+SIZES = 1024.0 * 4.0 ** np.arange(9)
+
+
+def test_a_fit_finds_the_line():
+    assert collectives.fit(SIZES, 200e-6 + 1e-9 * SIZES) == pytest.approx((200e-6, 1e-9))
+    assert collectives.fit([8, 4], [3, 2]) == pytest.approx((1, 0.25))
+
+
+def test_disturbed_points_move_nothing():
+    seconds = 200e-6 + 1e-9 * SIZES
+    seconds[[0, 4, 8]] *= [7, 20, 3]
+    assert collectives.fit(SIZES, seconds) == pytest.approx((200e-6, 1e-9))
+
+
+def test_small_messages_count_as_much_as_large_ones():
+    alpha, beta = collectives.fit(SIZES, (200e-6 + 1e-9 * SIZES) * np.where(np.arange(9) % 2, 1.04, 0.96))
+    assert alpha == pytest.approx(200e-6, rel=0.05) and beta == pytest.approx(1e-9, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_other_line_has_less_relative_error(seed):
+    numbers = np.random.default_rng(seed)
+    seconds = (10 ** numbers.uniform(-5, -3) + 10 ** numbers.uniform(-11, -8) * SIZES) * numbers.lognormal(0, 0.7, 9)
+
+    def error(alpha, beta):
+        return np.abs((alpha + beta * SIZES) / seconds - 1).sum()
+
+    alpha, beta = collectives.fit(SIZES, seconds)
+    assert alpha >= 0 and beta >= 0
+    for a in [0, *np.geomspace(1e-7, 1, 80)]:
+        for b in [0, *np.geomspace(1e-13, 1e-5, 80)]:
+            assert error(alpha, beta) <= error(a, b) + 1e-9
+
+
+def test_a_fit_is_never_negative():
+    assert collectives.fit([1, 2, 3], [3, 2, 1])[1] == 0
+    assert collectives.fit([1, 2, 3], [1, 4, 9])[0] == 0
+
+
+@pytest.mark.parametrize(("sizes", "seconds"), [
+    ([], []), ([1], [1]), ([5, 5], [1, 2]), ([1, 2], [1]), ([1, 2], [0, 1]), ([-1, 2], [1, 2]), ([1, 2], [1, np.nan]),
+])
+def test_what_cannot_be_fitted_is_said(sizes, seconds):
+    with pytest.raises(ValueError, match="a fit needs"):
+        collectives.fit(sizes, seconds)
+
+
+def test_ring_seconds_adds_up_its_steps():
+    assert collectives.ring_seconds(1200, 4, 1e-4, 1e-8) == pytest.approx(6 * (1e-4 + 300 * 1e-8))
+    assert collectives.ring_seconds(1e9, 1000, 0, 1e-9) == pytest.approx(2, rel=0.002)  # never more than twice
+    # its bus bandwidth is that of the link
+    assert collectives.bandwidth(1e9, collectives.ring_seconds(1e9, 8, 0, 1e-9), 8)[1] == pytest.approx(1e9)
+
+
+def test_the_pure_part_needs_no_process_group():
+    code = ("from scripts.collectives import bandwidth, fit, ring_seconds\nimport torch.distributed as dist\n"
+            "fit([1, 2], [1, 2]); assert not dist.is_initialized()")
+    subprocess.run([sys.executable, "-c", code], cwd=launch.ROOT, check=True, timeout=60)
+
+
+# ---------------------------------------------------------------------------------- measuring
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_operation_is_measured(ranks, tmp_path):
+    out = tmp_path / "found.json"
+    done = run(ranks, MEASURE, "--op", *collectives.BUS_FACTORS, "--min-bytes", "102", "--max-bytes", "64K", "--factor",
+               8, "--rounds", 3, "--backend", "gloo", "--out", out)
+    found = written(done, out)
+    assert (found["world_size"], found["backend"], found["rounds"]) == (ranks, "gloo", 3)
+    assert list(found["ops"]) == list(collectives.BUS_FACTORS)
+    for op, measured in found["ops"].items():
+        points = measured["points"]
+        for asked, point in zip([102, 816, 6528, 52_224], points, strict=True):
+            assert asked <= point["bytes"] < asked + 4 * ranks and point["bytes"] % 4 == 0
+            assert 0 < point["low"] <= point["seconds"] <= point["high"]
+            speeds = collectives.bandwidth(point["bytes"], point["seconds"], ranks, op)
+            assert (point["algbw"], point["busbw"]) == speeds
+        fitted = collectives.fit([p["bytes"] for p in points], [p["seconds"] for p in points])
+        assert (measured["alpha"], measured["beta"]) == fitted
+        assert f"{op}\n" in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_own_gpus_are_measured_with_nccl_and_a_shared_one_not_at_all(tmp_path):
+    gpus = torch.cuda.device_count()
+    for ranks, backend, device in [(gpus + 1, "gloo", "cpu"), (gpus, "nccl", "cuda")]:
+        if ranks > 1:
+            out = tmp_path / backend / "found.json"
+            found = written(run(ranks, MEASURE, "--max-bytes", "64K", "--rounds", 2, "--out", out), out)
+            assert (found["backend"], found["device"]) == (backend, device)
+
+
+def test_sizes_are_written_as_people_write_them():
+    assert [collectives.size(text) for text in ("7", "4K", "4k", "64M", "1G")] == [7, 4096, 4096, 2**26, 2**30]
+
+
+@pytest.mark.parametrize(("script", "world_size", "options", "said"), [
+    (collectives, 1, [], "a message needs two ranks"),
+    (collectives, 2, ["--factor", "1"], "take 2 or more"),
+    (collectives, 2, ["--min-bytes", "1M", "--max-bytes", "1M"], "at least --factor (4) times as many"),
+    (collectives, 2, ["--min-bytes", "2"], "has 4 bytes or more"),
+    (collectives, 2, ["--max-bytes", "64X"], "64X is not a size"),
+    (collectives, 2, ["--op", "all_redcue"], "invalid choice: 'all_redcue'"),
+    (collectives, 2, ["--rounds", "0"], "0 is not a positive number"),
+    (collectives_demo, 1, [], "this shows 2 to 7 ranks"),
+    (collectives_demo, 8, [], "this shows 2 to 7 ranks"),
+    (collectives_demo, 2, ["--show", "answer"], "no such file"),
+    (hang, 2, [], "three ranks or more"),
+    (hang, 3, ["--timeout", "nan"], "nan is not a positive number"),
+    *((script, 3, ["--out", "."], "is a folder") for script in (collectives, collectives_demo, hang)),
+    *((script, 3, ["--out", "README.md/x"], "README.md/x: ") for script in (collectives, collectives_demo, hang)),
+])
+def test_bad_input_is_one_line_and_nothing_is_written(script, world_size, options, said, tmp_path, monkeypatch, capfd):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, str(world_size))
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr("sys.argv", ["script.py", "--out", str(tmp_path / "found.json"), *options])
+    monkeypatch.chdir(launch.ROOT)
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    stderr = capfd.readouterr().err
+    assert said in stderr and len(stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_bad_input_under_torchrun_is_said_once(tmp_path):
+    done = run(2, MEASURE, "--out", tmp_path)
+    assert done.returncode != 0 and done.stderr.count("collectives.py: error:") == 1 and "exitcode  : 2" in done.stderr
+
+
+@pytest.mark.parametrize("script", [MEASURE, DEMO])
+def test_a_rank_that_never_comes_ends_the_wait_on_one_line(script, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    done = run(0, script, "--out", tmp_path / "found.json", "--timeout", 2,
+               RANK="0", WORLD_SIZE="3", LOCAL_RANK="0", LOCAL_WORLD_SIZE="3", MASTER_ADDR="127.0.0.1",
+               MASTER_PORT=str(port))
+    assert done.returncode == 2 and "rank 0 of 3 waited for the others" in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------- what each collective moves
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def demo(request, tmp_path_factory):
+    """Findings on 2, 3 and 4 ranks; 10 values do not divide by 3 or by 4."""
+    out = tmp_path_factory.mktemp("demo") / "found.json"
+    return written(run(request.param, DEMO, "--show", *collectives_demo.COLLECTIVES, "ring", "--values", 10, "--out",
+                       out), out)
+
+
+def expected(name, n):
+    """(before, after), a list a rank: what the documentation of torch.distributed promises. None: nothing promised."""
+    own = [[cell * 10**rank for cell in range(1, n + 1)] for rank in range(n)]
+    sums = [sum(column) for column in zip(*own, strict=True)]
+    firsts, nothing = [row[0] for row in own], [[]] * (n - 1)
+    return {
+        "broadcast": (own, [own[0]] * n),
+        "scatter": ([own[0], *nothing], [[cell] for cell in own[0]]),
+        "gather": ([[cell] for cell in firsts], [firsts, *nothing]),
+        "all_gather": ([[cell] for cell in firsts], [firsts] * n),
+        "reduce": (own, [sums] + [None] * (n - 1)),
+        "all_reduce": (own, [sums] * n),
+        "reduce_scatter": (own, [[cell] for cell in sums]),
+        "all_to_all": (own, [list(column) for column in zip(*own, strict=True)]),
+        "send_recv": (own, [*own[:-1], own[0]]),
+        "async_handle": (own, [sums] * n),
+    }[name]
+
+
+@pytest.mark.parametrize("name", [name for name in collectives_demo.COLLECTIVES if name != "barrier"])
+def test_each_collective_moves_what_it_promises(demo, name):
+    before, after = expected(name, demo["world_size"])
+    states = demo[name]["states"]
+    assert states[0]["cells"] == before
+    for got, promised in zip(states[-1]["cells"], after, strict=True):
+        assert promised is None or got == promised
+
+
+def test_nobody_leaves_the_barrier_before_all_have_come(demo):
+    start, arrives, leaves = (state["seconds"] for state in demo["barrier"]["states"])
+    assert all(late > early for early, late in zip(arrives, arrives[1:], strict=False))
+    assert min(leaves) >= max(arrives) and max(start) < min(arrives)
+
+
+def test_an_asynchronous_call_returns_before_the_last_rank_has_come(demo):
+    _, before, called, waits, done = demo["async_handle"]["states"]
+    assert max(called["seconds"][:-1]) < before["seconds"][-1] <= min(done["seconds"])
+    assert waits["cells"][0] != done["cells"][0], "rank 0 cannot have the sum: one rank was late"
+
+
+def gloo_without(name):
+    def refuses(*args, **kwargs):
+        raise RuntimeError(f"Backend gloo does not support {name}")
+    return refuses
+
+
+@pytest.mark.parametrize("name", collectives_demo.INSTEAD)
+def test_what_gloo_lacks_is_built_from_others(name, tmp_path, monkeypatch):
+    """Older versions of torch refuse these two on gloo; here one process plays the refusal, three the substitute."""
+    monkeypatch.setattr(dist, name, gloo_without(name))
+    monkeypatch.setitem(collectives_demo.INSTEAD, name, lambda rank, ranks: iter([("instead", None)]))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shown = collectives_demo.show(name)
+    finally:
+        dist.destroy_process_group()
+    assert shown["unsupported"] == f"Backend gloo does not support {name}"
+    assert shown["states"][0]["label"] == "instead"
+
+
+SUBSTITUTES = """
+import json, sys
+from scripts import collectives_demo as demo
+demo.COLLECTIVES.update(demo.INSTEAD)
+demo.main()
+demo.utils.exit_now()
+"""
+
+
+def test_the_substitutes_move_the_same(tmp_path):
+    program, out = tmp_path / "substitutes.py", tmp_path / "out" / "found.json"
+    program.write_text(SUBSTITUTES)
+    done = run(3, program, "--show", *collectives_demo.INSTEAD, "--out", out, PYTHONPATH=str(launch.ROOT))
+    found = written(done, out)
+    for name in collectives_demo.INSTEAD:
+        assert [state["cells"] for state in found[name]["states"]] == list(expected(name, 3))
+
+
+# ---------------------------------------------------------------------------------- the ring
+
+
+def test_the_ring_is_all_reduce(demo):
+    ring, n = demo["ring"], demo["world_size"]
+    assert sum(ring["chunks"]) == 10 and len(ring["chunks"]) == n and max(ring["chunks"]) - min(ring["chunks"]) <= 1
+    assert ring["equal"] == [True] * n
+    sums = [(1 + i % 9) * int("1" * n) for i in range(10)]
+    assert ring["steps"][-1]["cells"] == [sums] * n
+    assert ring["floats"]["ranks_agree"] and ring["floats"]["off"] < 1e-5
+
+
+def test_after_the_first_phase_each_rank_has_one_whole_chunk(demo):
+    n = demo["world_size"]
+    cells = demo["ring"]["steps"][n - 1]["cells"]
+    whole = [{column for column in range(10) if len(plots_collectives.contributors(row[column])) == n} for row in cells]
+    assert sorted(column for columns in whole for column in columns) == list(range(10))
+
+
+def test_the_ring_sends_what_the_formula_says(demo):
+    ring, n = demo["ring"], demo["world_size"]
+    steps = ring["steps"][1:]
+    assert len(steps) == 2 * (n - 1)
+    for number, step in enumerate(steps):
+        assert sorted(step["sent"]) == list(range(n)), "every chunk travels, in every step"
+        assert sum(step["bytes"]) == ring["bytes"]
+        assert step["sent"] == [lesson_04.my_chunk(rank, number, n) for rank in range(n)]
+    mean = sum(sum(step["bytes"]) for step in steps) / n
+    assert mean == pytest.approx(collectives.BUS_FACTORS["all_reduce"](n) * ring["bytes"])
+
+
+@pytest.mark.parametrize("values", [1, 2])
+def test_a_ring_with_fewer_values_than_ranks_has_empty_chunks(values, tmp_path):
+    out = tmp_path / "found.json"
+    ring = written(run(3, DEMO, "--show", "ring", "--values", values, "--out", out), out)["ring"]
+    assert ring["chunks"] == [1] * values + [0] * (3 - values) and ring["equal"] == [True] * 3
+    plots_collectives.play_ring(ring)
+
+
+# ---------------------------------------------------------------------------------- pictures
+
+
+def test_a_digit_tells_the_rank():
+    for rank in range(collectives_demo.MOST_RANKS):
+        assert {tuple(plots_collectives.contributors(number)) for number in
+                collectives_demo.numbers(rank, 30).tolist()} == {(rank,)}
+    total = sum(collectives_demo.numbers(rank, 30) for rank in range(collectives_demo.MOST_RANKS))
+    assert all(plots_collectives.contributors(number) == list(range(7)) for number in total.tolist())
+    assert plots_collectives.contributors(0) == []
+
+
+@pytest.mark.parametrize("demo", [4], indirect=True)
+def test_a_picture_shows_every_number_in_the_colours_of_its_ranks(demo):
+    for name in collectives_demo.COLLECTIVES:
+        if name == "barrier":
+            continue
+        fig = plots_collectives.before_after(demo[name]["states"], name)
+        for state, ax in zip(demo[name]["states"], fig.axes, strict=True):
+            numbers = [number for row in state["cells"] for number in row]
+            assert ax.get_title(loc="left") == state["label"]
+            texts = [str(number) for row in state["cells"] for number in row or ["nothing"]]
+            assert [text.get_text() for text in ax.texts] == texts
+            stripes = sum(len(plots_collectives.contributors(number)) for number in numbers)
+            assert len(ax.patches) == stripes + len(numbers)
+        assert plots_collectives.picture(fig).data.startswith(b"\x89PNG")
+        assert fig.number not in plt.get_fignums()
+
+
+@pytest.mark.parametrize("demo", [4], indirect=True)
+def test_the_animation_plays_without_a_network(demo):
+    html = plots_collectives.play_ring(demo["ring"])
+    assert not re.search(r"https?:|<link|class=\"fa ", html)
+    assert html.count("data:image/png;base64,") == 1 + 4 * (demo["world_size"] - 1)
+    assert all(re.search(rf">\s*{word}\s*</button>", html) for word in plots_collectives.BUTTONS.values())
+    assert len(html) < 500_000
+
+
+# ---------------------------------------------------------------------------------- the hang
+
+
+@pytest.fixture(scope="module", params=[3, 4])
+def hung(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp("hang") / "found.json"
+    return written(run(request.param, HANG, "--timeout", 2, "--out", out), out)
+
+
+def test_every_rank_waits_and_the_stack_tells_where(hung):
+    for number, rank in enumerate(hung["stack"]):
+        assert "imed out" in rank["error"] and rank["end"] - rank["start"] > 1
+        waits = "broadcast" if number == hung["world_size"] - 1 else "all_reduce"
+        assert rank["stack"][1].endswith(f" in {waits}")
+        assert any('"scripts/hang.py"' in line and line.endswith("in different") for line in rank["stack"])
+        assert not any(str(launch.ROOT) in line or sys.prefix in line for line in rank["stack"])
+
+
+def test_a_monitored_barrier_names_the_missing_rank(hung):
+    assert re.search(r"Ranks? 1 failed to pass monitoredBarrier", hung["barrier"][0]["error"])
+    assert hung["barrier"][1]["error"] is None
+    assert all(rank["error"] for rank in hung["barrier"][2:])
+
+
+def test_detail_names_both_collectives_before_anybody_waits(hung):
+    for rank in hung["detail"]:
+        assert "ALLREDUCE" in rank["error"] and "BROADCAST" in rank["error"]
+        assert "Rank" in rank["error"] and rank["stack"] == []
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_hang_that_is_stopped_leaves_nothing(sign, tmp_path):
+    out = tmp_path / "found.json"
+    process = subprocess.Popen(launch.command(3, HANG, "--timeout", 30, "--out", out), cwd=launch.ROOT,
+                               env=launch.environment(PYTHONUNBUFFERED="1"), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        launch.wait_for(lambda: len(stray(HANG)) == 4, "torchrun and three ranks")
+        ranks = [member for member in stray(HANG) if member.pid != process.pid]
+        process.send_signal(sign)
+        assert process.wait(60) != 0 and psutil.wait_procs(ranks, timeout=30)[1] == []
+    finally:
+        for left in stray(HANG):
+            left.kill()
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------- the exercise on ranks
+
+
+@pytest.mark.parametrize(("body", "outcome", "said"), [
+    ("dist.reduce(tensor, dst=2); dist.broadcast(tensor, src=2)", "right", "Right."),
+    ("dist.all_reduce(tensor)", "wrong", "what you are to build"),
+    ("if dist.get_rank() == 0: dist.reduce(tensor, dst=0)", "wrong", "same collectives"),
+    ("raise NotImplementedError", "untried", "Not tried yet."),
+    ("dist.reduce(tensor, dst=0", "wrong", "cannot be run: SyntaxError"),
+])
+def test_an_answer_in_a_file_runs_on_ranks(body, outcome, said, tmp_path):
+    answer, out = tmp_path / "answer.py", tmp_path / "out" / "found.json"
+    answer.write_text(f"import torch.distributed as dist\n\n\ndef my_all_reduce(tensor):\n    {body}\n")
+    done = run(3, DEMO, "--show", "answer", "--answer", answer, "--timeout", 4, "--out", out)
+    written(done, out)
+    verdict = lesson_04.reduced.verdict(out)
+    assert verdict[0] == outcome and said in verdict[1]
+    assert lesson_04.reduced.verdict(tmp_path / "none.json") == ("untried", "Not tried yet.")
