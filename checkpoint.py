@@ -201,6 +201,8 @@ class Checkpoint:
             self.save(progress)
             timer.mark("checkpoint")
         if stop:
+            if dist.is_initialized():
+                dist.barrier()  # srun ends all ranks when the first leaves: rank 0 must have written
             raise Stopped(f"{self.stop_signal or 'A signal to another rank'}: stopped in epoch {progress.epoch} after "
                           f"step {progress.step}; --resume auto goes on from {self.path}")
 

@@ -21,7 +21,7 @@ log = logging.getLogger("course")
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         """One line, not a page from each rank: the others wait for a node's first rank to say it and end the job."""
-        if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0":
+        if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
             time.sleep(10)
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         sys.exit(2)

@@ -32,7 +32,7 @@ def adopt_slurm(env):
                LOCAL_WORLD_SIZE=tasks[int(env["SLURM_NODEID"])], GROUP_WORLD_SIZE=env["SLURM_STEP_NUM_NODES"])
     step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port for each step of each job
     env.setdefault("MASTER_ADDR", "".join(filter(None, first.groups())))  # rank 0 runs on the first node
-    env.setdefault("MASTER_PORT", str(20_000 + step % 20_000))  # the same on all ranks, asking nobody
+    env.setdefault("MASTER_PORT", str(20_000 + step % 12_000))  # the same on all ranks, asking nobody
 
 
 def find_placement(device="auto", backend="auto", env=os.environ):

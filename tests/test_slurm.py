@@ -1,0 +1,371 @@
+"""The sbatch files on a real Slurm, and the lab that starts one. Skips only where Slurm is not installed."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import launch
+import psutil
+import pytest
+import torch
+
+import placement
+import utils
+from scripts import runs
+from scripts.slurm import lab
+
+FILES = {"ranks": "srun", "torchrun": "torchrun"}  # each sbatch file, and who starts its ranks
+ONE_EACH = ["--gpus-per-node=0", "--ntasks-per-node=1", "--cpus-per-task=1"]  # two nodes, a rank on each
+
+# 1200 images in global batches of 96: the last batch has 48, which 2, 3 and 4 ranks share equally. 1001 test images
+# divide by none. Not Adam: it turns a gradient that is all rounding error into a full step.
+SMALL = ["--device", "cpu", "--dataset", "synthetic", "--samples", 1200, "--test-samples", 1001, "--epochs", 2,
+         "--optimizer", "sgd", "--lr", 0.01, "--no-shuffle"]
+LONG = [*SMALL, "--epochs", 1_000_000, "--batch-size", 48]
+
+installed = pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing()))
+each_file = pytest.mark.parametrize("file", FILES)
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    if reason := lab.missing():
+        pytest.skip(reason)
+    with lab.Slurm(nodes=2, gpus=8) as running:
+        yield running
+
+
+@pytest.fixture
+def course(tmp_path):
+    """A folder with the course's main.py and data, where the jobs of a test leave their logs."""
+    (tmp_path / "main.py").symlink_to(launch.ROOT / "main.py")
+    (tmp_path / "data").symlink_to(launch.ROOT / "data")
+    return tmp_path
+
+
+def environment(**changes):
+    """A fresh shell's, without what this shell may tell sbatch and srun."""
+    return {k: v for k, v in launch.environment(**changes).items()
+            if not k.startswith(("SBATCH_", "SRUN_")) or k in changes}
+
+
+def submit(slurm, folder, file, *options, sbatch=ONE_EACH, **env):
+    """The number of the job. Its logs go into `folder`."""
+    path = launch.ROOT / "scripts" / "slurm" / f"{file}.sbatch"
+    done = slurm.run(["sbatch", "--parsable", *sbatch, path, *options], cwd=folder, env=environment(**env))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def facts(slurm, job):
+    """What Slurm knows about a job: {"JobState": "RUNNING", ...}."""
+    return dict(re.findall(r"(\S+?)=(\S*)", slurm.run(["scontrol", "--oneliner", "show", "job", job]).stdout))
+
+
+def wait_for_end(slurm, job, seconds=launch.LIMIT):
+    states = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+    launch.wait_for(lambda: facts(slurm, job)["JobState"] not in states, f"job {job} to end", seconds)
+    return facts(slurm, job)
+
+
+def processes(**wanted):
+    """All processes on this machine with these values in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if wanted.items() <= process.environ().items():
+                found.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess):  # another user's; one that has just ended
+            continue
+    return found
+
+
+def of_job(slurm, job, **wanted):
+    return processes(SLURM_LAB=str(slurm.folder), SLURM_JOB_ID=job, **wanted)
+
+
+def output(folder, job):
+    return (folder / f"slurm-{job}.out").read_text()
+
+
+def log_of(folder, job):
+    return folder / "results" / "live" / f"slurm-{job}.jsonl"
+
+
+def wait_for_epoch(folder, job):
+    log = log_of(folder, job)
+    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), f"job {job}'s first epoch")
+
+
+def script(folder, text):
+    """A main.py of the test's own, in a folder for its jobs."""
+    rank = "rank = os.environ.get('RANK', os.environ['SLURM_PROCID'])"
+    (folder / "main.py").write_text(f"import os, sys, time\n{rank}\n{text}\n")
+
+
+def own_python(folder, text):
+    """A .venv whose programs are shell scripts."""
+    programs = folder / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "torchrun"):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+
+
+def ports(slurm, node):
+    """TCP ports that are listened to on a node."""
+    return set(re.findall(r":(\d+) ", slurm.run(["ss", "-Hltn"], node=node).stdout))
+
+
+def port_from_number(job):
+    """The port that main.py chooses for the first step of a job."""
+    env = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1",
+           "SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "0",
+           "SLURM_LOCALID": "0"}
+    placement.adopt_slurm(env)
+    return env["MASTER_PORT"]
+
+# ----------------------------------------------------------------------------------------------------- the sbatch files
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """(weights, epochs) of one process on the global batch."""
+    log, weights = (tmp_path_factory.mktemp("one") / name for name in ("run.jsonl", "model.pt"))
+    done = launch.run(0, *SMALL, "--batch-size", 96, "--log-file", log, "--save-model", weights)
+    assert done.returncode == 0, done.stderr
+    return torch.load(weights, weights_only=True), runs.read_run(log)
+
+
+@pytest.mark.parametrize(("file", "local_ranks", "sbatch", "env"), [
+    ("ranks", [1, 1], ONE_EACH, {}),
+    ("ranks", [2, 1], ["--gpus-per-node=0", "--ntasks=3", "--ntasks-per-node=2", "--cpus-per-task=1"], {}),
+    ("torchrun", [1, 1], ONE_EACH, {}),
+    ("torchrun", [2, 2], ["--gpus-per-node=0", "--cpus-per-task=2"], {"RANKS_PER_NODE": "2"}),
+], ids=["ranks-1-1", "ranks-2-1", "torchrun-1-1", "torchrun-2-2"])
+def test_all_ranks_train_the_model_of_one_process(file, local_ranks, sbatch, env, slurm, course, one_process):
+    job = submit(slurm, course, file, *SMALL, "--batch-size", 96 // sum(local_ranks), "--save-model", "model.pt",
+                 sbatch=sbatch, **env)
+    told = wait_for_end(slurm, job)
+    assert (told["JobState"], told["NodeList"]) == ("COMPLETED", "node[1-2]"), output(course, job)
+
+    epochs = runs.read_runs(course / "results" / "live")  # one run: Slurm's own output is not read as another
+    assert set(epochs["path"]) == {str(log_of(course, job))} and set(epochs["status"]) == {"completed"}
+    expected_run = {"nodes": 2, "world_size": sum(local_ranks), "local_world_size": local_ranks[0], "threads": 1,
+                    "launcher": FILES[file], "strategy": "ddp", "backend": "gloo"}
+    assert {name: epochs[name].iloc[-1] for name in expected_run} == expected_run
+
+    weights, (expected, expected_epochs) = torch.load(course / "model.pt", weights_only=True), one_process
+    torch.manual_seed(0)
+    start = utils.ConvNet().state_dict()
+    for name, value in expected.items():
+        assert (value - start[name]).abs().max() > 1e-3, f"{name} has not moved, so it can show nothing"
+        assert (weights[name] - value).abs().max() < 1e-5, name
+    norm = torch.stack([value.double().norm() for value in weights.values()]).norm().item()
+    assert epochs["weight_norm"].iloc[-1] == pytest.approx(norm, rel=1e-6)  # main.py stops where a rank has another
+    assert list(epochs["loss"]) == pytest.approx(list(expected_epochs["loss"]), abs=1e-5)
+    assert list(epochs["val_accuracy"]) == list(expected_epochs["val_accuracy"])
+
+    console = runs.read_run(course / f"slurm-{job}.out")
+    assert list(console["loss"]) == pytest.approx(list(epochs["loss"]), abs=1e-4)
+
+
+def test_two_jobs_on_the_same_nodes_do_not_meet_each_other(slurm, course):
+    first = submit(slurm, course, "ranks", *LONG)
+    wait_for_epoch(course, first)
+    second = submit(slurm, course, "torchrun", *LONG, "--epochs", 1)
+    told = wait_for_end(slurm, second)
+    assert told["JobState"] == "COMPLETED", output(course, second)
+    still = facts(slurm, first)
+    assert (still["JobState"], still["NodeList"]) == ("RUNNING", told["NodeList"])
+    assert port_from_number(first) in ports(slurm, 1) and port_from_number(first) != port_from_number(second)
+
+    assert of_job(slurm, first)
+    slurm.run(["scancel", first])
+    assert wait_for_end(slurm, first)["JobState"] == "CANCELLED"
+    launch.wait_for(lambda: not of_job(slurm, first), "the cancelled job's processes to end", 60)
+
+
+@each_file
+def test_a_node_where_nothing_starts_ends_the_job(file, slurm, course):
+    """The other node's ranks, or its torchrun, would wait ten minutes for it: it must be srun that ends them."""
+    own_python(course, f"""
+[ $SLURM_PROCID = 0 ] || exit 3
+case $0 in */torchrun) set -- -m torch.distributed.run "$@" ;; esac
+exec '{sys.executable}' "$@"
+""")
+    job = submit(slurm, course, file, *LONG)
+    told = wait_for_end(slurm, job, 100)
+    assert (told["JobState"], told["Reason"]) == ("FAILED", "NonZeroExitCode"), output(course, job)
+    assert "task 1: Exited with exit code 3" in output(course, job)
+    launch.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
+
+
+@each_file
+def test_a_killed_rank_ends_the_job(file, slurm, course):
+    job = submit(slurm, course, file, *LONG)
+    wait_for_epoch(course, job)
+    rank_1 = max(of_job(slurm, job, SLURM_NODEID="1"), key=psutil.Process.create_time)  # a torchrun is older
+    rank_1.kill()
+    told = wait_for_end(slurm, job, 100)
+    assert (told["JobState"], told["Reason"]) == ("FAILED", "NonZeroExitCode"), output(course, job)
+    launch.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
+    assert runs.read_run(log_of(course, job))["status"][0] in ("failed", "unfinished")
+
+
+@each_file
+def test_a_job_that_is_warned_is_queued_again_and_goes_on(file, slurm, course):
+    job = submit(slurm, course, file, *LONG)
+    wait_for_epoch(course, job)
+    slurm.run(["scancel", "--signal=USR1", job])  # as --signal does before the time is over
+    launch.wait_for(lambda: '"restart"' in log_of(course, job).read_text(), f"job {job} to go on")
+    before = len(runs.read_run(log_of(course, job)))
+    launch.wait_for(lambda: len(runs.read_run(log_of(course, job))) > before, "another epoch")
+    slurm.run(["scancel", job])
+    launch.wait_for(lambda: not of_job(slurm, job), "the cancelled job's processes to end", 60)
+    told, epochs = wait_for_end(slurm, job), runs.read_run(log_of(course, job))
+    assert (told["JobState"], told["Restarts"]) == ("CANCELLED", "1"), "who cancels a job does not want it back"
+    assert list(epochs["epoch"]) == list(range(len(epochs))) and set(epochs["restarts"]) == {1}
+    records = [json.loads(line) for line in log_of(course, job).read_text().splitlines()]
+    assert [r["epoch"] for r in records if r["kind"] == "epoch"] == list(epochs["epoch"]), "an epoch stands twice"
+
+
+def test_a_job_that_fails_again_at_its_start_is_not_queued_for_ever(slurm, course):
+    """The log still ends with the record of the time before."""
+    own_python(course, f"[ $SLURM_RESTART_COUNT ] && exit 3; exec '{sys.executable}' \"$@\"")
+    job = submit(slurm, course, "ranks", *LONG)
+    wait_for_epoch(course, job)
+    slurm.run(["scancel", "--signal=USR1", job])
+    launch.wait_for(lambda: facts(slurm, job)["Restarts"] == "1", f"job {job} to be queued again")
+    told = wait_for_end(slurm, job)
+    assert (told["JobState"], told["Restarts"]) == ("FAILED", "1"), output(course, job)
+    assert runs.read_run(log_of(course, job))["status"][0] == "resumable"
+
+
+def test_master_address_and_port_that_are_set_win(slurm, course):
+    """torchrun's store opens on the second node here; main.py's ranks name an address that nobody has."""
+    job = submit(slurm, course, "torchrun", *LONG, MASTER_ADDR="node2", MASTER_PORT="23456")
+    lost = submit(slurm, course, "ranks", *LONG, "--timeout", 5, MASTER_ADDR="node9", MASTER_PORT="23457")
+    wait_for_epoch(course, job)
+    assert "23456" in ports(slurm, 2) and port_from_number(job) not in ports(slurm, 1)
+    slurm.run(["scancel", job])
+    assert wait_for_end(slurm, lost)["JobState"] == "FAILED"
+    assert re.search(r"^\d: rank \d of 2 waited .*node9:23457", output(course, lost), re.MULTILINE)
+    wait_for_end(slurm, job)
+
+
+@each_file
+def test_what_a_rank_is_given(file, slurm, tmp_path):
+    """Two GPUs a node, three cores a GPU; partition and account from the environment; other files than the course's."""
+    script(tmp_path, r"""
+said = [*sys.argv[1:], os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"], rank, sys.executable]
+os.write(1, f"{' '.join(said)}\n".encode())  # in one go: the ranks of a torchrun share a pipe
+""")
+    cores = ["--ntasks-per-node=2", "--cpus-per-task=3"] if file == "ranks" else ["--cpus-per-task=6"]
+    job = submit(slurm, tmp_path, file, "--epochs", 7, sbatch=["--gpus-per-node=2", *cores], SBATCH_PARTITION="spare",
+                 SBATCH_ACCOUNT="vision")
+    told = wait_for_end(slurm, job)
+    assert told["JobState"] == "COMPLETED", output(tmp_path, job)
+    assert (told["Partition"], told["Account"]) == ("spare", "vision")
+    assert (told["Requeue"], told["TimeLimit"], told["NumCPUs"]) == ("1", "01:00:00", "12")
+    said = sorted(line.partition(": ")[2] for line in output(tmp_path, job).splitlines() if "--epochs" in line)
+    logs = f"--log-file results/live/slurm-{job}.jsonl --checkpoint results/live/slurm-{job}.pt"
+    assert said == [f"{logs} --epochs 7 0,1 3 {rank} {sys.executable}" for rank in range(4)]
+
+
+@each_file
+def test_the_files_as_they_stand_are_accepted(file, slurm):
+    """Two nodes, 8 GPUs and 64 cores each. --test-only: 16 ranks are too many for a test."""
+    path = launch.ROOT / "scripts" / "slurm" / f"{file}.sbatch"
+    done = slurm.run(["sbatch", "--test-only", "--verbose", path], env=environment())
+    assert done.returncode == 0 and "using 128 processors on nodes node[1-2]" in done.stderr, done.stderr
+    assert re.search(r"signal +: USR1@120", done.stderr)
+
+
+@each_file
+def test_the_courses_own_environment_comes_first(file, slurm, course):
+    own_python(course, "echo $0 $1")
+    job = submit(slurm, course, file)
+    assert wait_for_end(slurm, job)["JobState"] == "COMPLETED", output(course, job)
+    said = f"{course}/.venv/bin/" + {"ranks": "python main.py", "torchrun": "torchrun --nnodes=2"}[file]
+    assert sorted(output(course, job).splitlines()) == [f"0: {said}", f"1: {said}"]
+
+
+@each_file
+def test_submitted_elsewhere_it_says_so(file, slurm, tmp_path):
+    job = submit(slurm, tmp_path, file)
+    told = wait_for_end(slurm, job)
+    assert (told["JobState"], told["ExitCode"]) == ("FAILED", "2:0")
+    said = f"{file}.sbatch: no main.py in {tmp_path}: submit in the course's root folder\n"
+    assert output(tmp_path, job) == said
+
+
+@pytest.mark.parametrize("missing", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"])
+def test_a_missing_slurm_variable_is_one_line_and_status_2(missing, slurm, course):
+    command = ["srun", "--ntasks=1", "env", "-u", missing, sys.executable, "main.py"]
+    done = slurm.run(command, cwd=course, env=environment())
+    said = [line for line in done.stderr.splitlines() if not line.startswith("srun: ")]
+    assert done.returncode == 2
+    assert said == [f"main.py: error: {missing} is not set: start with torchrun, or with srun in a Slurm job"]
+
+# -------------------------------------------------------------------------------------------------------------- the lab
+
+
+def test_a_second_lab_without_gpus_beside_the_first(slurm, tmp_path):
+    script(tmp_path, "print('CUDA_VISIBLE_DEVICES' in os.environ, flush=True)")
+    path = launch.ROOT / "scripts" / "slurm" / "ranks.sbatch"
+    with lab.Slurm(nodes=1) as second:
+        refused = second.run(["sbatch", "--nodes=1", path], cwd=tmp_path, env=environment())
+        assert refused.returncode != 0 and "Invalid generic resource" in refused.stderr
+        job = submit(second, tmp_path, "ranks", sbatch=["--nodes=1", *ONE_EACH])
+        assert wait_for_end(second, job)["JobState"] == "COMPLETED"
+        assert output(tmp_path, job).splitlines() == ["0: False"]
+        folder = second.folder
+    assert not folder.exists() and not processes(SLURM_LAB=str(folder))
+    assert slurm.run(["sinfo", "--noheader", "--partition=main", "--format=%D"]).stdout.strip() == "2"
+
+
+@installed
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_a_lab_that_is_killed_leaves_no_process(sign):
+    process = subprocess.Popen([sys.executable, "scripts/slurm/lab.py", "--nodes", "1", "--", "sh", "-c",
+                                "echo $SLURM_LAB; exec sleep 600"], cwd=launch.ROOT, env=environment(), text=True,
+                               stdout=subprocess.PIPE)
+    folder = process.stdout.readline().strip()
+    assert len(processes(SLURM_LAB=folder)) >= 4  # munged, slurmctld, slurmd, sleep
+    process.send_signal(sign)
+    process.communicate(timeout=60)
+    assert process.returncode == (143 if sign == signal.SIGTERM else -sign)
+    launch.wait_for(lambda: not processes(SLURM_LAB=folder), "the lab's processes to end", 30)
+    assert os.path.exists(folder) == (sign == signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@installed
+def test_a_lab_ends_with_the_status_of_its_command():
+    command = ["--nodes", "1", "--", "srun", "sh", "-c", "hostname; exit 7"]
+    done = subprocess.run([sys.executable, "scripts/slurm/lab.py", *command], cwd=launch.ROOT, env=environment(),
+                          capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (7, "node1\n")
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--nodes", "0", "--", "true"], "--nodes 0: it must be 1 to 99"),
+    (["--gpus", "-1", "--", "true"], "--gpus -1: it must be 0 to 99"),
+    ([], "the following arguments are required: COMMAND"),
+])
+def test_bad_input_to_the_lab_is_one_line_and_status_2(options, said):
+    done = subprocess.run([sys.executable, "scripts/slurm/lab.py", *options], cwd=launch.ROOT, capture_output=True,
+                          text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, f"lab.py: error: {said}\n")
+
+
+def test_where_slurm_is_missing_the_lab_names_the_packages(monkeypatch):
+    monkeypatch.setattr(lab, "TOOLS", "/nowhere")
+    assert lab.missing().endswith("apt-get install slurmctld slurmd slurm-client munge")
+    with pytest.raises(lab.ClusterError, match="Slurm is not installed here"):
+        lab.Slurm()
