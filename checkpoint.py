@@ -3,6 +3,7 @@
 The file: a line with a SHA-256, then what torch.save wrote. It is read with weights_only=True: loading runs no code.
 """
 
+import contextlib
 import hashlib
 import io
 import itertools
@@ -11,6 +12,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -219,11 +221,15 @@ class Checkpoint:
         frames = traceback.extract_tb(error.__traceback__)
         line = next(frame.line for frame in reversed(frames) if "torch" not in Path(frame.filename).parts)
         ranks, store = range(self.here.world_size), dist.distributed_c10d._get_default_store()
-        try:
+
+        def ask():
             store.set(f"rank {self.here.rank} waits", "")
             time.sleep(2)  # the others' waits end within moments of each other
-            waiting = [rank for rank in ranks if store.check([f"rank {rank} waits"])]
-        except RuntimeError:  # who kept the store is gone
+            return [rank for rank in ranks if store.check([f"rank {rank} waits"])]
+
+        try:
+            waiting = within(10, ask)
+        except RuntimeError:  # who kept the store is gone, or behind a cut link
             waiting = [self.here.rank]
         silent = ", ".join(str(rank) for rank in ranks if rank not in waiting)
         if self.here.rank != waiting[0]:
@@ -248,9 +254,25 @@ class Checkpoint:
         store = dist.distributed_c10d._get_default_store()
         if self.stop_signal and self.stop_at is None:
             self.stop_at = int(store.compare_set("stop after step", "", str((step // POLL + 2) * POLL)))
-        if step % POLL == 0 and self.stop_at is None and store.check(["stop after step"]):
+        if step % POLL == 0 and self.stop_at is None and within(60, lambda: store.check(["stop after step"])):
             self.stop_at = int(store.get("stop after step"))
         return self.stop_at is not None and step >= self.stop_at
+
+
+def within(seconds, ask):
+    """What `ask` returns; RuntimeError after so many seconds: a store behind a cut link never answers."""
+    answers = []
+
+    def run():
+        with contextlib.suppress(RuntimeError):
+            answers.append(ask())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answers:
+        raise RuntimeError(f"connection lost: the store of the ranks' addresses has not answered in {seconds} s")
+    return answers[0]
 
 
 def parse(raw):

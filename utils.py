@@ -183,9 +183,9 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
         if "EADDRINUSE" in str(error):
             raise ConnectionError(f"{who} cannot listen at {place}, another program does: choose another "
                                   "MASTER_PORT") from None
-        raise ConnectionError(f"{who} waited for the others, {timeout} s at most, at {place}: "
-                              f"{str(error).splitlines()[0]} Were all started? Is this address the same for all, and "
-                              "that of rank 0?") from None
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConnectionError(f"{who} waited for the others, {timeout} s at most, at {place}: {reason}. Were all "
+                              "started? Is this address the same for all, and that of rank 0?") from None
     finally:
         watchdog.cancel()
 

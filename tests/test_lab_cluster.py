@@ -1,0 +1,414 @@
+"""Hosts out of network namespaces, and what main.py does on two of them: real torchruns, cut links, killed hosts."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import launch
+import psutil
+import pytest
+import torch
+
+import utils
+from scripts import lab_cluster
+from scripts.lab_cluster import Cluster, ClusterError
+
+WHY_NOT = Cluster.available()
+needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
+SCRIPT = [sys.executable, "scripts/lab_cluster.py"]
+
+# Prints a line when it listens, then tells everybody who connects, and then everything they send, its host's name.
+SERVER = """
+import socket
+server = socket.create_server((socket.gethostname(), 29500))
+print("listening", flush=True)
+while True:
+    with server.accept()[0] as peer:
+        peer.sendall(socket.gethostname().encode())
+        while peer.recv(99):
+            peer.sendall(socket.gethostname().encode())
+"""
+CLIENT = """
+import socket, sys
+print(socket.create_connection((sys.argv[1], 29500), timeout=5).recv(99).decode())
+"""
+# Says that it is connected, and asks again when it is told to.
+PATIENT_CLIENT = """
+import socket
+server = socket.create_connection(("node0", 29500), timeout=100)
+print("connected", server.recv(99).decode(), flush=True)
+input()
+server.sendall(b"again")
+print("again", server.recv(99).decode(), flush=True)
+"""
+
+SMALL = ["--dataset", "synthetic", "--samples", 500, "--test-samples", 101, "--optimizer", "sgd", "--lr", 0.01]
+LAST_CALL = "--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
+
+
+@pytest.fixture
+def cluster():
+    with Cluster(2) as hosts:
+        yield hosts
+
+
+def python(cluster, node, code, *arguments, **options):
+    return cluster.start(node, [sys.executable, "-c", code, *arguments], text=True, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, **options)
+
+
+def output(process):
+    return process.communicate(timeout=launch.LIMIT)[0]
+
+
+def next_line(process, seconds=launch.LIMIT):
+    """What a process prints next, that prints a line at a time; "" if it prints nothing for so long."""
+    return process.stdout.readline() if select.select([process.stdout], [], [], seconds)[0] else ""
+
+
+def serve(cluster, node):
+    server = python(cluster, node, SERVER)
+    assert next_line(server) == "listening\n"
+    return server
+
+
+def answers(cluster, node, other):
+    """Whether `node` is told `other`'s name by it."""
+    return output(python(cluster, node, CLIENT, f"node{other}")) == f"node{other}\n"
+
+
+def net_namespace(pid):
+    """What names the network namespace of a process; None if it is gone or another user's."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return None
+
+
+def inhabitants(namespaces):
+    return [process for process in psutil.process_iter() if net_namespace(process.pid) in namespaces]
+
+
+def wait_for_sleepers(count, namespaces):
+    """A shell's child is a shell until it becomes `sleep`."""
+    launch.wait_for(lambda: sum(p.name() == "sleep" for p in inhabitants(namespaces)) == count, f"{count} sleepers")
+
+
+def static(node, nodes=2):
+    return ["torchrun", f"--nnodes={nodes}", f"--node-rank={node}", "--nproc-per-node=1", "--master-addr=node0",
+            "--master-port=29500"]
+
+
+def c10d(_, nodes=2, *options):
+    return ["torchrun", f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=1",
+            "--rdzv-endpoint=node0:29400", *options]
+
+
+def start_main(cluster, node, folder, launcher, *options, **env):
+    """main.py under torchrun on a host; the console goes to a file beside the run log."""
+    with open(folder / f"node{node}.txt", "a") as console:
+        return cluster.start(node, [*launcher, "main.py", *SMALL, "--log-file", folder / "run.jsonl", *options],
+                             cwd=launch.ROOT, env=launch.environment(OMP_NUM_THREADS="1", **env), stdout=console,
+                             stderr=subprocess.STDOUT)
+
+
+def consoles(folder):
+    return {file.stem: file.read_text() for file in sorted(folder.glob("node*.txt"))}
+
+
+def records(folder, kind=None):
+    log = folder / "run.jsonl"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may still be being written
+    return [record for record in whole if kind in (None, record["kind"])]
+
+
+def wait_for(found, folder, what):
+    try:
+        launch.wait_for(found, what)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {consoles(folder)}") from None
+
+# ------------------------------------------------------------------------------------------------------------ the hosts
+
+
+@needs_hosts
+@pytest.mark.parametrize("as_root", [True, False])
+def test_each_host_has_its_name_address_and_processes_and_reaches_the_others(as_root):
+    if as_root and os.geteuid():
+        pytest.skip("not root")
+    try:
+        hosts = Cluster(3, as_root)
+    except ClusterError as error:
+        pytest.skip(str(error))
+    with hosts:
+        about = ("import os, socket as s; print(s.gethostname(), s.gethostbyname(s.gethostname()), os.environ['NODE'], "
+                 "os.environ['MASTER'], os.getcwd(), len([p for p in os.listdir('/proc') if p.isdigit()]))")
+        here = [output(python(hosts, node, about, cwd=launch.ROOT)).split() for node in range(3)]
+        assert here == [[f"node{n}", f"10.0.0.{n + 1}", str(n), "node0", str(launch.ROOT), "2"] for n in range(3)]
+        for node in range(3):
+            serve(hosts, node)
+        assert all(answers(hosts, node, other) for node in range(3) for other in range(3))
+        loopback = "import socket as s; a = s.create_server(('localhost', 0)); s.create_connection(a.getsockname())"
+        assert output(python(hosts, 0, f"{loopback}; print('up')")) == "up\n"
+    assert not Path("/etc/hosts").read_text().count("node2"), "the machine's own table was changed"
+
+
+@needs_hosts
+def test_a_cut_link_is_silent_until_it_is_mended(cluster):
+    serve(cluster, 0)
+    patient = python(cluster, 1, PATIENT_CLIENT, stdin=subprocess.PIPE)
+    assert next_line(patient) == "connected node0\n"
+    cluster.cut(1)
+    print(file=patient.stdin, flush=True)
+    assert next_line(patient, seconds=3) == "" and patient.poll() is None  # neither an answer nor an error
+    assert not answers(cluster, 1, 0)
+    cluster.mend(1)
+    assert next_line(patient) == "again node0\n", "an open connection goes on after the gap"
+    serve(cluster, 1)
+    assert answers(cluster, 0, 1)
+
+
+@needs_hosts
+def test_kill_ends_everything_on_one_host_and_a_restarted_one_is_new(cluster):
+    server = serve(cluster, 0)
+    assert cluster.start(1, ["sh", "-c", "setsid sleep 1000 &"]).wait(launch.LIMIT) == 0  # leaves an orphan
+    busy = cluster.start(1, ["sleep", "1000"])
+    wait_for_sleepers(2, {net_namespace(busy.pid)})
+    on_host = inhabitants({net_namespace(busy.pid)})
+    cluster.kill(1)
+    assert busy.returncode == -signal.SIGKILL
+    assert psutil.wait_procs(on_host, timeout=30)[1] == []
+    with pytest.raises(ClusterError, match=r"node1 is down: restart\(1\)"):
+        cluster.start(1, ["true"])
+    assert server.poll() is None
+    cluster.restart(1)
+    assert answers(cluster, 1, 0)
+
+
+@needs_hosts
+def test_signals_and_status_are_those_of_the_command(cluster):
+    assert cluster.start(0, ["sh", "-c", "exit 3"]).wait(launch.LIMIT) == 3
+    sleeper = cluster.start(0, ["sleep", "1000"])
+    (command,) = sleeper.commands()
+    sleeper.terminate()
+    assert sleeper.wait(launch.LIMIT) == -signal.SIGTERM and not psutil.pid_exists(command)
+    polite = cluster.start(1, ["sh", "-c", "trap 'exit 5' INT; echo ready; sleep 1000 & wait"], stdout=subprocess.PIPE)
+    assert polite.stdout.readline() == b"ready\n"
+    polite.send_signal(signal.SIGINT)
+    assert polite.wait(launch.LIMIT) == 5
+
+
+@needs_hosts
+def test_clusters_side_by_side_do_not_meet():
+    with Cluster(2) as one, Cluster(2) as other:
+        serve(one, 0)
+        assert answers(one, 1, 0) and not answers(other, 1, 0)
+        serve(other, 0)  # the same address and port
+        assert answers(other, 1, 0)
+
+
+def test_a_missing_program_is_named(monkeypatch):
+    monkeypatch.setattr(lab_cluster, "TOOLS", "/nowhere")
+    assert re.fullmatch(r"ip, unshare, .* not found: install iproute2, .*", Cluster.available())
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def lab(*arguments, before=(), **options):
+    return subprocess.run([*before, *SCRIPT, *map(str, arguments)], cwd=launch.ROOT, env=launch.environment(),
+                          capture_output=True, text=True, timeout=launch.LIMIT, **options)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--nodes", 0, "--", "true"], "--nodes 0: it must be 1 to 100"),
+    (["--nodes", "two", "--", "true"], "invalid int value: 'two'"),
+    (["--nodes", 2], "COMMAND"),
+    (["--cut", 1, "--", "true"], "'1' is not NODE@SECONDS, such as 1@20"),
+    (["--mend", "1@soon", "--", "true"], "'1@soon' is not NODE@SECONDS"),
+    (["--cut", "1@-3", "--", "true"], "the seconds must be 0 or more"),
+    (["--kill", "2@1", "--", "true"], "--kill 2@1: the hosts are 0 to 1"),
+    (["--start", "1@5", "--", "true"], "--start 1@5: node1 is up then"),
+    (["--kill", "1@5", "--cut", "1@6", "--", "true"], "--cut 1@6: node1 is down then"),
+    (["--timeout", 0, "--", "true"], "--timeout 0: it must be more than 0"),
+])
+def test_bad_input_is_one_line_and_status_2(options, said):
+    done = lab(*options)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith("lab_cluster: error: ") and said in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_without_the_right_to_make_namespaces_it_says_so_in_one_line():
+    done = lab("--", "true", before=["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"])
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "cannot be made here (unshare" in done.stderr and "try as root" in done.stderr
+
+
+@needs_hosts
+@pytest.mark.skipif(os.geteuid() or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_without_root():
+    """By the system's python, from its standard input: another user may be barred from this folder and this python."""
+    path = "/usr/local/bin:/usr/bin:/bin"
+    if not shutil.which("python3", path=path):
+        pytest.skip("no python3 that every user may run")
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    done = subprocess.run([*nobody, "python3", "-", "--", "hostname"], input=(launch.ROOT / SCRIPT[1]).read_text(),
+                          cwd="/", env={"PATH": path}, capture_output=True, text=True, timeout=launch.LIMIT)
+    if "cannot be made here" in done.stderr:
+        pytest.skip(done.stderr)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["node0: node0", "node1: node1"]), done.stderr
+
+
+@needs_hosts
+def test_status_is_that_of_the_first_host_that_failed():
+    done = lab("--nodes", 3, "--", "echo here; [ $NODE = 2 ] || sleep 3; exit $((NODE * 4))")
+    assert done.returncode == 8, "node2 fails first"
+    assert sorted(done.stdout.splitlines()) == ["node0: here", "node1: here", "node2: here"]
+    assert lab("--", "kill -9 $$").returncode == 128 + signal.SIGKILL
+
+
+@needs_hosts
+def test_timeout_names_the_hosts_still_running():
+    done = lab("--timeout", 3, "--nodes", 3, "--", "[ $NODE = 1 ] || sleep 1000")
+    assert done.returncode == 124
+    assert done.stderr == "lab_cluster: --timeout 3 s is over; still running: node0, node2\n"
+
+
+@needs_hosts
+def test_killed_host_does_not_count_and_may_start_again(tmp_path):
+    done = lab("--kill", "1@2", "--start", "1@3", "--", f"echo $$ >> {tmp_path}/$NODE; sleep 5; echo through")
+    assert done.returncode == 0, done.stderr
+    assert re.sub(r"\d+ s", "then", done.stdout).splitlines() == [
+        "lab_cluster: then: kill node1", "lab_cluster: then: start node1", "node0: through", "node1: through"]
+    assert [len((tmp_path / node).read_text().splitlines()) for node in "01"] == [1, 2]
+
+
+@needs_hosts
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_of_a_lab_that_is_killed(sign):
+    def outside():  # the machine's interfaces, and the namespaces that have a name
+        return [sorted(file.name for file in Path(folder).glob("*")) for folder in ("/sys/class/net", "/run/netns")]
+
+    before = outside()
+    process = subprocess.Popen([*SCRIPT, "--", "setsid sleep 1000 & sleep 1000 & echo ready; wait"], cwd=launch.ROOT,
+                               env=launch.environment(), text=True, stdout=subprocess.PIPE)
+    assert sorted(process.stdout.readline() for _ in range(2)) == ["node0: ready\n", "node1: ready\n"]
+    spaces = {net_namespace(child.pid) for child in psutil.Process(process.pid).children(recursive=True)}
+    assert len(spaces) == 3, "two hosts and a switch"
+    wait_for_sleepers(4, spaces)
+    family = inhabitants(spaces)
+    process.send_signal(sign)
+    process.communicate(timeout=launch.LIMIT)
+    assert process.returncode == (-sign if sign == signal.SIGKILL else 128 + sign)
+    assert psutil.wait_procs(family, timeout=30)[1] == [], "processes are still alive"
+    assert inhabitants(spaces) == []
+    assert outside() == before
+
+# ------------------------------------------------------------------------------------------------- main.py on two nodes
+
+
+@needs_hosts
+def test_two_nodes_train_the_model_of_one_process(cluster, tmp_path):
+    """500 images in global batches of 64: the last has 52, 26 a rank."""
+    (tmp_path / "one").mkdir()
+    done = launch.run(0, *SMALL, "--epochs", 1, "--batch-size", 64, "--log-file", tmp_path / "one" / "run.jsonl",
+                      "--save-model", tmp_path / "one.pt")
+    assert done.returncode == 0, done.stderr
+    ranks = [start_main(cluster, node, tmp_path, static(node), "--epochs", 1, "--batch-size", 32, "--save-model",
+                        tmp_path / "two.pt") for node in range(2)]
+    assert [rank.wait(launch.LIMIT) for rank in ranks] == [0, 0], consoles(tmp_path)
+    run, ours, end = records(tmp_path)
+    assert (run["nodes"], run["world_size"], run["local_world_size"], end["status"]) == (2, 2, 1, "completed")
+    (theirs,) = records(tmp_path / "one", "epoch")
+    assert ours["weight_norm"] == pytest.approx(theirs["weight_norm"], rel=1e-5)
+    assert (ours["accuracy"], ours["val_accuracy"]) == (theirs["accuracy"], theirs["val_accuracy"])
+    one, two = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("one", "two"))
+    torch.manual_seed(0)
+    start = utils.ConvNet().state_dict()
+    for name, value in one.items():
+        assert (value - start[name]).abs().max() > 1e-4, f"{name} has not moved, so it can show nothing"
+        assert (two[name] - value).abs().max() < 1e-5, name
+
+
+@needs_hosts
+def test_three_nodes_meet_by_c10d(tmp_path):
+    """500 images on 3 ranks: one is padding."""
+    with Cluster(3) as hosts:
+        ranks = [start_main(hosts, node, tmp_path, c10d(node, 3), "--epochs", 1) for node in range(3)]
+        assert [rank.wait(launch.LIMIT) for rank in ranks] == [0, 0, 0], consoles(tmp_path)
+    run, _, end = records(tmp_path)
+    assert (run["nodes"], run["world_size"], end["status"]) == (3, 3, "completed")
+    assert sum("1 image(s) are trained on twice" in text for text in consoles(tmp_path).values()) == 1
+
+
+@needs_hosts
+def test_two_runs_with_the_same_port_at_once(tmp_path):
+    logs = [tmp_path / f"{name}.jsonl" for name in ("one", "other")]
+    labs = [subprocess.Popen([*SCRIPT, "--timeout", str(launch.LIMIT), "--", " ".join(map(str, [
+        *static("$NODE"), "main.py", *SMALL, "--epochs", 1, "--log-file", log]))], cwd=launch.ROOT,
+        env=launch.environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for log in logs]
+    for process, log in zip(labs, logs, strict=True):
+        console = output(process)
+        assert process.returncode == 0, console
+        assert re.search("^node0: Epoch: 0, Loss: ", console, re.M)
+        run, *_, end = map(json.loads, log.read_text().splitlines())
+        assert (run["nodes"], run["world_size"], end["status"]) == (2, 2, "completed")
+
+
+@needs_hosts
+def test_elastic_run_goes_on_with_one_node_and_takes_the_other_back(cluster, tmp_path):
+    def start(node):
+        return start_main(cluster, node, tmp_path, c10d(node, "1:2", "--max-restarts=9", LAST_CALL), "--epochs", 10**6,
+                          "--global-batch-size", 64, "--checkpoint", tmp_path / "kept",
+                          TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # else node0's agent waits for the other, and fails
+
+    def goes_on_with(ranks, earlier_restarts):
+        lines = records(tmp_path)
+        restarts = [i for i, line in enumerate(lines) if line["kind"] == "restart"][earlier_restarts:]
+        return [i for i in restarts if lines[i]["world_size"] == ranks and "epoch" in [r["kind"] for r in lines[i:]]]
+
+    survivor, _ = start(0), start(1)
+    wait_for(lambda: records(tmp_path, "epoch"), tmp_path, "both nodes' first epoch")
+    assert records(tmp_path, "run")[0]["nodes"] == 2
+    cluster.kill(1)
+    wait_for(lambda: goes_on_with(1, 0), tmp_path, "an epoch of node0 alone")
+    restarts = len(records(tmp_path, "restart"))
+    cluster.restart(1)
+    start(1)
+    wait_for(lambda: goes_on_with(2, restarts), tmp_path, "an epoch of both nodes again")
+    assert survivor.poll() is None
+    epochs = [record["epoch"] for record in records(tmp_path, "epoch")]
+    assert epochs == list(range(len(epochs))), "each epoch once, none from the beginning again"
+
+
+@pytest.fixture(scope="module")
+def cut_run(tmp_path_factory):
+    """Two nodes, the link of one cut after the first epoch: exit status (None: it runs on) and console of each."""
+    folder = tmp_path_factory.mktemp("cut")
+    with Cluster(2) as hosts:
+        ranks = [start_main(hosts, node, folder, static(node), "--epochs", 10**6, "--timeout", 15) for node in range(2)]
+        wait_for(lambda: records(folder, "epoch"), folder, "the first epoch")
+        hosts.cut(1)
+        ranks[0].wait(launch.LIMIT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ranks[1].wait(30)
+        return list(zip([rank.returncode for rank in ranks], consoles(folder).values(), strict=True))
+
+
+@needs_hosts
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_cut_link_ends_the_run_with_a_line_that_says_who_waited(cut_run, node):
+    """No rank is told of the cut, and gloo by itself would wait for 30 minutes. --timeout is 15 s here."""
+    status, console = cut_run[node]
+    assert status == 1, console
+    (line,) = re.findall(r"^rank\(s\) .*", console, re.M)
+    assert re.match(rf"rank\(s\) {node} waited in epoch \d+, step \d+, .* no word from rank\(s\) {1 - node}:", line)
+    assert "15000ms" in line
