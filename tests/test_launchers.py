@@ -1,0 +1,233 @@
+"""The small scripts of notebook 10 under the real launchers: what these pass, how they restart, and how they fail."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import launch
+import psutil
+import pytest
+
+from scripts import why
+from scripts.checks import lesson_10
+
+LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
+OLD, NEW, HELLO = (f"scripts/{name}.py" for name in ("local_rank_old", "local_rank_new", "hello_rank"))
+# A rank that notes its process, and works for ten minutes. Rank 1 does something else after a second.
+RANK = """import os, signal, sys, time
+open({folder!r} + f"/started-{{os.getpid()}}", "w")
+if os.environ["RANK"] == "1":
+    time.sleep(1)
+    {rank_1}
+time.sleep(600)
+"""
+
+
+def run(*command, **env):
+    return subprocess.run(list(map(str, command)), cwd=launch.ROOT, env=launch.environment(**env), capture_output=True,
+                          text=True, timeout=launch.LIMIT)
+
+
+def ask(*command, within=100, options=()):
+    """why.py's lines about a command: {"status": ..., "it said": ..., "why": ...}, and its exit status."""
+    done = run(sys.executable, "scripts/why.py", f"--within={within}", "--expect-failure", *options, "--", *command)
+    assert done.stderr == "", done.stderr
+    lines = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
+    return {key: value.strip() for key, value in lines.items()}, done.returncode
+
+
+def torchrun(ranks, *arguments):
+    return launch.command(ranks, *arguments)
+
+
+def write_rank(folder, rank_1):
+    script = folder / "rank.py"
+    script.write_text(RANK.format(folder=str(folder), rank_1=rank_1))
+    return script
+
+
+def started(folder):
+    """Processes of such ranks, and whether any of them still runs: one that is dead and not buried does not."""
+    pids = [int(path.name.split("-")[1]) for path in folder.glob("started-*")]
+    return pids, any(pid in psutil.pids() and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+
+
+# ------------------------------------------------------------------------------------- what the launchers tell a rank
+
+
+def hello(tmp_path, *command):
+    done = run(*command, "--out", tmp_path / "hello.jsonl")
+    assert done.returncode == 0, done.stderr
+    return sorted(map(json.loads, (tmp_path / "hello.jsonl").read_text().splitlines()),
+                  key=lambda found: (found["attempt"], found["rank"]))
+
+
+@pytest.mark.parametrize(("launcher", "ranks"), [("torchrun", 3), ("torch.distributed.launch", 2), ("mp.spawn", 3)])
+def test_what_each_launcher_tells_its_ranks(launcher, ranks, tmp_path):
+    command = {"torchrun": torchrun(ranks, HELLO), "mp.spawn": [sys.executable, HELLO, "--spawn", ranks],
+               "torch.distributed.launch": [*LAUNCH, f"--nproc_per_node={ranks}", HELLO]}[launcher]
+    found = hello(tmp_path, *command)
+    assert [process["rank"] for process in found] == list(range(ranks))
+    for rank, process in enumerate(found):
+        told = process["told"]
+        if launcher == "mp.spawn":
+            assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & set(told) and process["passed"] == rank
+        else:
+            assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"]) == (str(rank), str(rank), str(ranks))
+            assert int(told["MASTER_PORT"]) > 0 and told["TORCHELASTIC_RESTART_COUNT"] == "0"
+            assert "PATH" not in told and process["passed"] is None
+        assert process["arguments"] == ([f"--local-rank={rank}"] if launcher == "torch.distributed.launch" else [])
+        assert process["first_line"] <= process["ready"]
+    for name in {"torchrun": ["torchrun"], "mp.spawn": []}.get(launcher, ["torch.distributed.launch since 2.0"]):
+        arguments, environment, local_rank = lesson_10.LAUNCHERS[name]  # of the exercise: what is really passed
+        assert found[local_rank]["arguments"] == [word for word in arguments if word.startswith("--local")]
+        assert environment.items() <= found[local_rank]["told"].items()
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
+def test_the_old_script_fails_and_the_new_one_works(launcher):
+    command = torchrun(2) if launcher == "torchrun" else [*LAUNCH, "--nproc_per_node=2"]
+    done = run(*command, NEW, "--epochs", 3)
+    assert done.returncode == 0 and sorted(done.stdout.splitlines()) == [f"local rank {n}, 3 epoch(s)" for n in (0, 1)]
+    done = run(*command, OLD)
+    if launcher == "torchrun":  # nobody tells it its local rank, and it does not notice
+        assert done.returncode == 0 and done.stdout.splitlines() == ["local rank None, 1 epoch(s)"] * 2
+    else:
+        assert done.returncode == 1 and "unrecognized arguments: --local-rank=" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ restarts
+
+
+def test_a_rank_that_fails_once_restarts_all(tmp_path):
+    found = hello(tmp_path, *torchrun(3, "--max-restarts=1", HELLO, "--fail", 1))
+    assert [(process["attempt"], process["rank"]) for process in found] == [(a, r) for a in (0, 1) for r in (0, 1, 2)]
+    ends = [process["end"].split(" ", 2)[2] for process in found]
+    assert ends == ["gets SIGTERM", "fails", "gets SIGTERM", *3 * ["is done"]]
+    assert len({process["pid"] for process in found}) == lesson_10.processes(3, 1) == 6
+    assert [process["told"]["TORCHELASTIC_RESTART_COUNT"] for process in found] == ["0"] * 3 + ["1"] * 3
+
+
+def test_a_rank_that_always_fails_is_restarted_as_often_as_allowed(tmp_path):
+    script = write_rank(tmp_path, "sys.exit(3)")
+    done = run(*torchrun(2, "--max-restarts=2", script))
+    assert done.returncode == 1
+    assert len(started(tmp_path)[0]) == lesson_10.processes(2, 2) == 6
+
+
+# ------------------------------------------------------------------------------------------------ why.py
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def second_node(*options, rendezvous="static"):
+    where = {"static": ["--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"],
+             "c10d": ["--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=localhost:{free_port()}"],
+             "unknown": ["--rdzv-backend=c10d", "--rdzv-id=1", "--rdzv-endpoint=no-such-host.invalid:29400"]}
+    return torchrun(1, "--nnodes=2", *where[rendezvous], *options, NEW)
+
+
+def test_a_port_in_use_is_named():
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        found, status = ask(*torchrun(2, f"--master-port={port}", NEW))
+    assert status == 0 and f"port {port} of this node is in use" in found["why"], found
+    assert "another --master-port" in found["why"]
+
+
+@pytest.mark.parametrize(("command", "why"), [
+    ([*LAUNCH, "--nproc_per_node=2", OLD], "torch.distributed.launch passes --local-rank"),
+    (second_node("--rdzv-conf=timeout=2"), "nobody answers at 127.0.0.1:"),
+    (second_node("--rdzv-conf=join_timeout=2", rendezvous="c10d"), "fewer nodes came than --nnodes asks for"),
+    (second_node("--rdzv-conf=read_timeout=2", rendezvous="unknown"), "this node knows no host no-such-host.invalid"),
+    (torchrun(2, "main.py", "--backend", "nccl", "--device", "cpu"), "more ranks than GPUs"),
+    (torchrun(2, "main.py", "--strategy", "dp"), "main.py says: --strategy dp is for one process"),
+    ([sys.executable, "scripts/spawn_mnist.py", "--port", "-1"], "spawn_mnist.py says: --port -1 is no port"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_the_cause_is_named_in_one_line(command, why):
+    found, status = ask(*command)
+    assert status == 0 and found["why"].startswith(why), found
+    assert found["it said"] and int(found["status"].split()[0]) not in (0, 124)
+
+
+@pytest.mark.parametrize(("rank_1", "why"), [
+    ("os.kill(os.getpid(), signal.SIGKILL)", "a rank was killed (SIGKILL)"),
+    ("raise ZeroDivisionError('on purpose')", "a rank raised ZeroDivisionError: on purpose"),
+    ("sys.exit(7)", "rank 1 ended with exit status 7"),
+])
+def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, tmp_path):
+    found, status = ask(*torchrun(3, write_rank(tmp_path, rank_1)))
+    assert status == 0 and found["why"].startswith(why), found
+
+
+def test_the_first_rank_to_fail_is_told_from_those_that_fail_because_of_it(tmp_path):
+    """Rank 1 raises, and the others then fail in their collective; each has a traceback, through @record."""
+    script = tmp_path / "rank_1_fails.py"
+    script.write_text(f"""import sys
+sys.path.insert(0, {str(launch.ROOT)!r})
+import main, torch.distributed as dist
+whole = main.evaluate
+def evaluate(*args):
+    if dist.get_rank() == 1:
+        raise ZeroDivisionError("on purpose")
+    return whole(*args)
+main.evaluate = evaluate
+main.main()
+""")
+    small = ["--dataset", "synthetic", "--samples", 300, "--test-samples", 1001, "--epochs", 1]
+    found, _ = ask(*torchrun(3, script, *small))
+    assert found["why"].startswith("a rank raised ZeroDivisionError: on purpose"), found
+
+
+def test_a_command_that_takes_too_long_is_ended_with_its_ranks(tmp_path):
+    script = write_rank(tmp_path, "pass")
+    done = run(sys.executable, "scripts/why.py", "--within=30", "--", *torchrun(2, script))
+    assert done.returncode == 124 and "status:  124" in done.stdout and "start it on all nodes" in done.stdout
+    pids, running = started(tmp_path)
+    assert len(pids) == 2 and not running
+
+
+def test_stopped_itself_it_leaves_nothing(tmp_path):
+    script = write_rank(tmp_path, "pass")
+    process = subprocess.Popen([sys.executable, "scripts/why.py", "--within=100", "--", *torchrun(2, script)],
+                               cwd=launch.ROOT, env=launch.environment(), stdout=subprocess.PIPE, text=True)
+    launch.wait_for(lambda: len(started(tmp_path)[0]) == 2, "two ranks")
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 130 and not started(tmp_path)[1]
+
+
+def test_success_and_an_unknown_cause_are_no_expected_failure():
+    assert ask("true")[1] == 1
+    found, status = ask(sys.executable, "-c", "raise SystemExit('no')")
+    assert status == 1 and found["why"].startswith("not known here")
+
+
+def test_exit_status_is_that_of_the_command():
+    for code in (0, 3):
+        done = run(sys.executable, "scripts/why.py", "--", sys.executable, "-c", f"raise SystemExit({code})")
+        assert done.returncode == code
+
+
+def test_a_log_is_explained_too(tmp_path):
+    log = tmp_path / "slurm-1.out"
+    log.write_text("0: RuntimeError: rank 0 of 2 waited for the others, 5 s at most, at env:// node1:29500\n")
+    done = run(sys.executable, "scripts/why.py", "--log", log)
+    assert done.returncode == 1 and "why:     rank 0 of 2 waited for the others" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["--within", "0", "--", "true"], ["--", "no-such-program"],
+                                       ["--log", "no-such-file"], ["--log", "x", "--", "true"]])
+def test_bad_input_is_one_line_and_status_2(arguments):
+    done = run(sys.executable, "scripts/why.py", *arguments)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and done.stderr.startswith("why.py: error: ")
+
+
+def test_no_path_of_this_machine_is_shown():
+    assert why.without_folders(f'File "{os.getcwd()}/main.py" {sys.prefix}/bin') in ('File "main.py" (python)/bin',
+                                                                                     'File "main.py" .venv/bin')

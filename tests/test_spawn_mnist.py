@@ -1,0 +1,229 @@
+"""scripts/spawn_mnist.py as it is used. Each way to start the ranks trains the same model; none leaves a process."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import launch
+import psutil
+import pytest
+import torch
+
+import utils
+from scripts import runs, spawn_mnist
+
+SCRIPT = "scripts/spawn_mnist.py"
+# 1206 images in global batches of 96: the last has 54, which 2 and 3 ranks share equally. 1001 test images divide by
+# neither 2 nor 3.
+SMALL = ["--samples", 1206, "--test-samples", 1001, "--epochs", 2, "--lr", 0.01]
+MAIN = ["main.py", "--dataset", "mnist", "--optimizer", "sgd", *SMALL]
+LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
+COMMANDS = {  # what comes before --batch-size
+    "one process": (1, [sys.executable, *MAIN]),
+    "spawn 1": (1, [sys.executable, SCRIPT, *SMALL]),
+    "spawn 2": (2, [sys.executable, SCRIPT, "--n-gpus", 2, "--device", "cpu", *SMALL]),
+    "spawn 3": (3, [sys.executable, SCRIPT, "--n-gpus", 3, "--device", "cpu", *SMALL]),
+    "torchrun 2": (2, launch.command(2, *MAIN)),
+    "torchrun 3": (3, launch.command(3, *MAIN)),
+    "torch.distributed.launch 2": (2, [*LAUNCH, "--nproc_per_node=2", *MAIN]),
+    "torch.distributed.launch 3": (3, [*LAUNCH, "--nproc_per_node=3", *MAIN]),
+}
+
+
+def run(command, **env):
+    return subprocess.run(list(map(str, command)), cwd=launch.ROOT, env=launch.environment(**env), capture_output=True,
+                          text=True, timeout=launch.LIMIT)
+
+
+def spawn(*options, **env):
+    return run([sys.executable, SCRIPT, *options], **env)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mnist():
+    """(training set, test set); skips where no source answers."""
+    try:
+        return utils.get_dataset("mnist", launch.ROOT / "data")
+    except ConnectionError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """{way to start: (weights, console)} with 96 images a step over all ranks."""
+    folder, found = tmp_path_factory.mktemp("weights"), {}
+    for number, (way, (ranks, command)) in enumerate(COMMANDS.items()):
+        file = folder / f"{number}.pt"
+        done = run([*command, "--batch-size", 96 // ranks, "--save-model", file])
+        assert done.returncode == 0, f"{way}: {done.stderr}"
+        found[way] = torch.load(file, weights_only=True, map_location="cpu"), done.stdout
+    return found
+
+
+@pytest.mark.parametrize("way", list(COMMANDS)[1:])
+def test_each_launcher_trains_the_same_model(way, trained):
+    torch.manual_seed(0)
+    start = utils.ConvNet(channels=1, image_size=28).state_dict()
+    expected, weights = trained["one process"][0], trained[way][0]
+    assert set(weights) == set(start), "the saved names are the plain model's"
+    for name, value in expected.items():
+        assert (value - start[name]).abs().max() > 1e-3, f"{name} has not moved, so it can show nothing"
+        assert (weights[name] - value).abs().max() < 1e-5, name
+
+
+@pytest.mark.parametrize("way", ["spawn 1", "spawn 2", "spawn 3"])
+def test_reported_accuracy_is_that_of_the_saved_model_on_every_test_image_once(way, trained, mnist, tmp_path):
+    weights, console = trained[way]
+    model = utils.ConvNet(channels=1, image_size=28)
+    model.load_state_dict(weights)
+    images, labels = mnist[1].first(1001).__getitems__(range(1001))
+    with torch.no_grad():
+        hits = (model(images).argmax(1) == labels).sum().item()
+    (tmp_path / "console.txt").write_text(console)
+    epochs = runs.read_run(tmp_path / "console.txt")
+    assert list(epochs["epoch"]) == [0, 1] and epochs["loss"][1] < epochs["loss"][0]
+    assert epochs["val_accuracy"][1] == pytest.approx(hits / 1001, abs=1e-4)
+
+
+def test_says_plainly_what_the_ranks_are(trained):
+    assert trained["spawn 2"][1].startswith("2 process(es) on the CPU (--device cpu); they meet at 127.0.0.1:")
+    if not torch.cuda.is_available():
+        assert trained["spawn 1"][1].startswith("1 process(es) on the CPU: no GPU here; they meet at 127.0.0.1:")
+
+
+def test_a_given_port_is_used():
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    done = spawn(*SMALL, "--n-gpus", 2, "--device", "cpu", "--epochs", 1, "--port", port)
+    assert done.returncode == 0 and f"127.0.0.1:{port}\n" in done.stdout, done.stderr
+
+
+def said_in_one_line(done):
+    assert done.returncode == 2 and done.stdout == "", done.stdout
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("spawn_mnist.py: error: "), done.stderr
+    return done.stderr
+
+
+def test_port_in_use_is_one_line_with_the_cure():
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        said = said_in_one_line(spawn("--n-gpus", 2, "--device", "cpu", "--port", port))
+    assert f"--port {port} is in use" in said and "leave --port out" in said
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--n-gpus", 0], "0 is not a positive number"),
+    (["--n-gpus", "two"], "'two'"),
+    (["--device", "cuda"], "invalid choice: 'cuda'"),
+    (["--port", -1], "--port -1 is no port"),
+    (["--port", 70_000], "--port 70000 is no port"),
+    (["--samples", 60_001], "--samples must be 1 (one a rank) to 60000"),
+    (["--test-samples", 10_001], "--test-samples up to 10000"),
+    (["--n-gpus", 3, "--device", "cpu", "--samples", 2], "--samples must be 3"),
+    (["--save-model", "/dev/null/model.pt"], "--save-model: cannot write in /dev/null"),
+    (["--save-model", "scripts"], "--save-model scripts is a folder"),
+    (["--data-path", "/dev/null/data"], "--data-path: [Errno 20] Not a directory"),
+])
+def test_bad_input_is_one_line_and_status_2(options, said):
+    assert said in said_in_one_line(spawn(*options))
+
+
+def test_under_torchrun_it_says_how_to_start_it():
+    assert "use plain python" in said_in_one_line(spawn(*SMALL, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2"))
+
+
+def test_without_data_and_network_it_says_what_to_do(tmp_path):
+    no_network = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "PATH": "/nowhere"}
+    said = said_in_one_line(spawn("--data-path", tmp_path, **no_network))
+    assert "mnist could not be had" in said and "Connect to a network once" in said
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 7])
+def test_more_ranks_than_gpus_is_one_line_with_the_cure(gpus, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(spawn_mnist.mp, "spawn", lambda *_, **__: pytest.fail("ranks were started"))
+    monkeypatch.setattr(sys, "argv", ["spawn_mnist.py", "--n-gpus", str(gpus + 1)])
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        spawn_mnist.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and len(said.splitlines()) == 1
+    assert f"--n-gpus {gpus + 1}, but torch sees {gpus} GPU(s)" in said
+    assert f"use --n-gpus {gpus}, or --device cpu" in said
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_gpus_each_rank_has_its_own(tmp_path):
+    gpus = torch.cuda.device_count()
+    done = spawn(*SMALL, "--n-gpus", gpus, "--save-model", tmp_path / "model.pt")
+    assert done.returncode == 0 and f"{gpus} process(es) on the GPUs; " in done.stdout, done.stderr
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert {value.device.type for value in weights.values()} == {"cuda"}
+    assert f"use --n-gpus {gpus}, or --device cpu" in said_in_one_line(spawn("--n-gpus", gpus + 1))
+
+
+# ------------------------------------------------------------------------------------------- when it does not end well
+
+
+def ranks_of(parent):
+    return [child for child in parent.children(recursive=True) if "spawn_main" in " ".join(child.cmdline())]
+
+
+@pytest.fixture
+def running(tmp_path):
+    """(the parent, its three ranks, the file of what they say) of a run that would train for hours."""
+    console = tmp_path / "console.txt"
+    with console.open("w") as file:
+        process = subprocess.Popen([sys.executable, SCRIPT, *map(str, SMALL), "--epochs", "100000", "--n-gpus", "3",
+                                    "--device", "cpu", "--timeout", "10"], cwd=launch.ROOT, env=launch.environment(),
+                                   stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    family = []
+    try:
+        launch.wait_for(lambda: "Epoch: 0" in console.read_text(), f"the first epoch: {console.read_text()}")
+        family = ranks_of(psutil.Process(process.pid))
+        assert len(family) == 3
+        yield process, family, console
+    finally:
+        for member in [*family, psutil.Process(process.pid)] if process.poll() is None else family:
+            if member.is_running():
+                member.kill()
+        process.wait(30)
+
+
+@pytest.mark.parametrize(("send", "sign"), [
+    (os.killpg, signal.SIGINT),  # Ctrl-C in a terminal: the ranks get it, too
+    (os.kill, signal.SIGINT), (os.kill, signal.SIGTERM), (os.kill, signal.SIGKILL),
+])
+def test_ranks_end_with_their_parent(send, sign, running):
+    process, family, console = running
+    send(process.pid, sign)
+    assert process.wait(60) == (-sign if sign == signal.SIGKILL else 130)
+    assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
+    if sign != signal.SIGKILL:
+        assert "Traceback" not in console.read_text()
+
+
+def test_a_rank_that_is_killed_ends_all_and_is_named(running):
+    process, family, console = running
+    family[1].kill()
+    assert process.wait(launch.LIMIT) == 1
+    assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
+    assert "spawn_mnist.py: a rank failed, and the others were ended: " in console.read_text()
+
+
+def test_a_rank_that_hangs_ends_all_when_the_time_is_over(running):
+    """It lives, and does nothing: the others wait --timeout seconds for it, and no longer."""
+    process, family, console = running
+    family[2].suspend()
+    assert process.wait(launch.LIMIT) == 1
+    assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
+    assert re.search("[Tt]imed out|timeout", console.read_text())
+
+
+def test_the_script_stays_small():
+    assert len(Path(launch.ROOT, SCRIPT).read_text().splitlines()) < 150
