@@ -1,6 +1,6 @@
 """Every notebook, executed as a class or a CI would: papermill's command line, quick tier.
 
-The kernel begins in the root for every second notebook and in notebooks/ for the others; in both for the first. (The cell
+The kernel begins in the root for every second notebook and in notebooks/ for the rest; in both for the first. (The cell
 that finds the root is the same everywhere: test_notebooks.py. Each in both would take CI another seven minutes.)
 """
 
