@@ -4,8 +4,8 @@
     python scripts/dcp_shards.py --load build/dcp
     torchrun --nproc_per_node=3 scripts/dcp_shards.py --load build/dcp
 
-The model is LeNet, the same on every rank, as DDP has it; and a table that no rank holds whole: the ranks share its
-rows, as FSDP shares every weight. Each rank writes a file of its own into the folder, and .metadata says what is where.
+The model is LeNet, the same on every rank, as DDP has it; and a table of which each rank keeps and writes only its own
+rows, as FSDP does with every weight. Each rank writes a file of its own, and .metadata says what is where.
 All values are made from a seed, so --load knows what must come back. Exit status 0 if it does, bit for bit.
 """
 

@@ -146,7 +146,7 @@ def main():
         args.out.write_text(json.dumps({"kills": killer.done, "said": lines}, indent=1) + "\n")
     if status is None:
         killer.error = f"not done within {args.within:g} s, and ended"
-    missing = [f"rank {rank} at epoch {epoch:g}" for rank, epoch in args.kill[len(killer.done):]]
+    missing = [f"rank {rank} at epoch {epoch:g}" for rank, epoch in killer.plan[len(killer.done):]]
     if killer.error or (missing and status == 0):
         print(f"kill_rank.py: {killer.error or 'the run was over before ' + ', '.join(missing)}", file=sys.stderr)
     sys.exit(124 if status is None else status if status > 0 else 128 - status if status else int(bool(missing)))

@@ -3,10 +3,12 @@
 #   course:
 #     quick:
 #       parameters:
+#         epochs: 1
+#         old_launcher: false
 #         samples: 2000
 #         several_nodes: false
-#       seconds: 55
-#     seconds: 110
+#       seconds: 50
+#     seconds: 105
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -60,6 +62,7 @@ from scripts.slurm import lab
 # %% tags=["parameters"]
 samples = 6000  # training images of MNIST
 epochs = 2
+old_launcher = True  # train with torch.distributed.launch, too
 several_nodes = True  # two nodes and Slurm, live where this machine can; False shows the recorded runs
 
 # %%
@@ -183,13 +186,16 @@ training = f"main.py --dataset mnist --optimizer sgd --device cpu {options}"
 # !torchrun --nproc_per_node=2 {training} --batch-size 32 --save-model results/live/10_torchrun.pt --log-file results/live/10_torchrun_mnist.jsonl
 
 # %%
-# !python -W ignore -m torch.distributed.launch --nproc_per_node=2 {training} --batch-size 32 --save-model results/live/10_launch.pt
+if old_launcher:
+    get_ipython().system(f"python -W ignore -m torch.distributed.launch --nproc_per_node=2 {training} --batch-size 32 --save-model results/live/10_launch.pt")
 
 # %%
 # !python scripts/spawn_mnist.py --n-gpus 2 --device {seen} {options} --batch-size 32 --save-model results/live/10_spawn.pt
 
 # %%
 launched = {"torchrun": "10_torchrun.pt", "torch.distributed.launch": "10_launch.pt", "mp.spawn": "10_spawn.pt"}
+if not old_launcher:
+    del launched["torch.distributed.launch"]
 _, test_set = utils.get_dataset("mnist", verify=False)
 test_images, test_labels = test_set.first(1000).__getitems__(range(1000))
 
@@ -271,7 +277,7 @@ my_guess = "it prints two local ranks"
 #     python -W ignore -m torch.distributed.launch --nproc_per_node=2 scripts/local_rank_old.py
 
 # %% [markdown]
-# The old launcher adds an argument to the command line of each rank. Since 2.0 that argument has a dash. The cure:
+# The old launcher adds an argument to the command line of each rank. Since 2.0 that argument is spelled with a dash. The cure:
 
 # %%
 lines = list(difflib.unified_diff(old.split('"""')[2].strip().splitlines(), new.split('"""')[2].strip().splitlines(), n=100, lineterm=""))[3:]
@@ -296,17 +302,20 @@ print("\nChanged in version", "\n\n".join(change.split("\n\n")[:3]))
 # |:--|:--|:--|:--|
 # | `torchrun` | not there: `python -m torch.distributed.launch --use_env` (1.9: `torch.distributed.run`) | yes | yes |
 # | its options | – | `--nproc_per_node` | `--nproc_per_node` or `--nproc-per-node` |
-# | `torch.distributed.launch` | the launcher | deprecated | deprecated |
+# | `torch.distributed.launch` | the launcher (1.9: deprecated) | deprecated | deprecated |
 # | it passes | `--local_rank=0` | `--local_rank=0` | `--local-rank=0` |
 # | with `--use_env` | nothing | nothing | nothing (or `--use-env`) |
 #
 # Sources: the documentation of [1.9](https://pytorch.org/docs/1.9.0/elastic/run.html), of 1.10
-# ([quoted here](https://discuss.pytorch.org/t/torchrun-command-not-found-does-it-need-to-be-installed-seperately/143225)), and the note above. Underscores
-# work in every version. (The package called `torchrun` on PyPI is another program: `torchrun` comes with `torch`.)
+# ([quoted here](https://discuss.pytorch.org/t/torchrun-command-not-found-does-it-need-to-be-installed-seperately/143225)), the
+# [warning of 1.9](https://github.com/pytorch/pytorch/issues/60262), and the note above. Underscores work in every version. (The package called
+# [`torchrun` on PyPI](https://pypi.org/project/torchrun/) is another program: `torchrun` comes with `torch`.)
 #
 # ## Restarts
 #
 # `torchrun` watches its ranks. With `--max-restarts=1` it starts again when one fails. Here rank 1 fails, but only at its first attempt.
+#
+# (They are told one variable less than before: this notebook has set `OMP_NUM_THREADS` itself.)
 #
 # **Predict.** Three ranks. How many processes are started in all?
 
@@ -380,11 +389,11 @@ closed = socket.socket()
 closed.bind(("127.0.0.1", 0))  # nobody listens here
 hello = "scripts/local_rank_new.py"
 join = f"torchrun --nnodes=2 --node-rank=1 --master-addr=127.0.0.1 --master-port={closed.getsockname()[1]}"
-too_many = max(2, torch.cuda.device_count() + 1)
+too_many = torch.cuda.device_count() + 1
 mistakes = {  # what to start, and how many seconds we give it
     "a port in use": (f"torchrun --nproc_per_node=2 --master-port={taken.getsockname()[1]} {hello}", 60),
     "a port in use, mp.spawn": (f"python scripts/spawn_mnist.py --n-gpus 2 --device cpu --port {taken.getsockname()[1]}", 60),
-    "a master that is not there": (f"{join} {hello}", 8),
+    "a master that is not there": (f"{join} {hello}", 7),
     "the same, and no patience": (f"{join} --rdzv-conf=timeout=2 {hello}", 60),
     "more ranks than GPUs": (f"torchrun --nproc_per_node={too_many} main.py --backend nccl", 60),
 }
@@ -444,7 +453,7 @@ else:
     logs = {"one node, 1 rank": live / "10_one.jsonl", "one node, 2 ranks": live / "10_torchrun_mnist.jsonl", "two nodes, 1 rank each": live / "10_nodes.jsonl"}
 
 # %% [markdown]
-# `main.py` did not notice: `RANK`, `WORLD_SIZE` and `MASTER_ADDR` say all that it must know. The run log counts the nodes, and the plots of lesson
+# `main.py` needed no change: the first eight variables of the table say all that it must know. The run log counts the nodes, and the plots of lesson
 # [07](07_performance.ipynb) read it:
 
 # %%
@@ -463,7 +472,7 @@ Markdown("The logs say: " + "; ".join(f"*{name}*: {run.nodes} node(s), world siz
 # ### Any number of nodes: c10d, elastic
 #
 # Nobody has a number now. `--nnodes=1:2`: one node is enough, two are welcome. `main.py` keeps a checkpoint, and after two epochs we kill the second
-# node. `--global-batch-size`: one rank is to make the same steps as two.
+# node. With `--global-batch-size 64` a step takes 64 images, whether one rank makes it or two.
 #
 # **Predict.** What does the first node do: fail, wait for the other, begin again, or go on after the last epoch?
 
@@ -529,7 +538,7 @@ Markdown(f"You said: {my_guess}. The rest formed a new job, of {parts[1][0]} nod
 
 # %% [markdown]
 # It is the node named in `--rdzv-endpoint` that keeps the job together: when that one is lost, all is lost. `--rdzv-conf` above makes the survivor
-# notice sooner, and wait less for others.
+# notice the loss sooner, and wait less for others to join.
 #
 # ## Slurm
 #
@@ -542,7 +551,10 @@ for way in ("ranks", "torchrun"):
     print(f"{way}.sbatch:\n{command}\n")
 
 # %% [markdown]
-# In the first way nobody sets `RANK`. Slurm tells each task the same under other names, and `main.py` translates:
+# Both files keep a checkpoint. Two minutes before the job's time is over, Slurm sends the signal USR1. `main.py` then saves and stops, and the file
+# queues the job again, to go on from there. (`trap`: torchrun itself must not die of that signal.)
+#
+# In the first way, `ranks.sbatch`, nobody sets `RANK`. Slurm tells each task the same under other names, and `main.py` translates:
 
 # %%
 display(Markdown(f"```python\n{inspect.getsource(placement.adopt_slurm)}```"))
@@ -568,11 +580,12 @@ show([{"file": label, "started by": run.launcher, "nodes": run.nodes, "ranks": r
       for label, run in df.groupby("label", sort=False).last().iterrows()])
 
 # %% [markdown]
-# Each line begins with the task that printed it (`srun --label`). Two jobs may share a node, so each meets at a port
-# made from its job's number. With one port written into the file, the second job would fail.
+# Live, this is a real Slurm on the namespaces of this machine, for as long as the two jobs run (`scripts/slurm/lab.py`). Each line of a job begins with
+# the task that printed it (`srun --label`). Two jobs may share a node, so each meets at a port made from its job's number. With one port written
+# into the file, the second job on a node would fail.
 #
 # `torchrun` may end with a page about `TCPStore` and `failed to shutdown the rendezvous` (we leave out its C++ frames). Then the node that holds the
-# store was the first to leave. The training is over by then: it does no harm.
+# store was the first to leave. The training is over by then, so it does no harm.
 #
 # ## All of them
 #
@@ -584,7 +597,7 @@ assert max(size for name, size in bars.items() if name in launched) < 1e-5, bars
 Markdown(f"{len(launched)} launches of one training, {len(launched)} times the same model.")
 
 # %% [markdown]
-# **Which one?** `torchrun`, unless there is a reason. It works on one node and on many, restarts, and names the rank that failed first. `mp.spawn`: when a program
+# **Which one?** `torchrun`, unless there is a reason. It works on one node and on many, can restart the ranks, and names the rank that failed first. `mp.spawn`: when a program
 # must be started by plain `python`. Slurm alone: when its `srun` is all that you have, or you want its log of each task.
 #
 # ## Exercises

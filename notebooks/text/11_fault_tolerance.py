@@ -89,7 +89,7 @@ def records(log):
 #
 # Who failed first, and why? `main.py` has `@record` on its main function. It writes the exception of a rank into a file, where `torchrun` looks for it.
 #
-# **Predict.** Two ranks with an absurd learning rate, so the loss is no number. One restart is allowed. Does the second attempt go well? How many
+# **Predict.** Two ranks with an absurd learning rate, so the loss becomes `nan` (not a number), and `main.py` stops with an error. One restart is allowed. Does the second attempt go well? How many
 # ranks leave an error file, over both attempts?
 
 # %%
@@ -123,7 +123,7 @@ Markdown(f"You said: the second attempt {my_second_attempt}, {my_files} file(s).
 # ## Kill a rank
 #
 # So save. `main.py --checkpoint FILE --checkpoint-every 20` writes the weights, the optimizer's state, the place in the epoch, and the random states every 20 steps and after
-# each epoch. When it starts and the file is there, it goes on from it.
+# each epoch. When it starts and finds the file, it goes on from there.
 #
 # First, a training that nobody disturbs:
 
@@ -134,7 +134,7 @@ training = f"main.py --device cpu --samples {samples} --test-samples 1000 --epoc
 
 # %% [markdown]
 # And now you kill one: `victim` and `moment` stand at the top of this notebook. `scripts/kill_rank.py` looks into the run's log, and at the moment you chose it sends SIGKILL, which no
-# program can catch. It is what a machine that has no memory left does, too.
+# program can catch. Linux does the same to a process when the machine has no memory left.
 #
 # **Predict.** How many seconds longer will it take? How many steps are made twice? How far are its weights from those of the undisturbed run?
 
@@ -180,8 +180,9 @@ Markdown(f"You said a difference of {my_difference:g}. The largest is **{farthes
          "and so are the losses of all epochs. The run was killed, and nothing in its result shows it.")
 
 # %% [markdown]
-# That is not a matter of course. The checkpoint must hold *all* that the next step depends on: optimizer, learning rate schedule, the place in the shuffled order, the random states.
+# This does not come by itself. The checkpoint must hold *all* that the next step depends on: optimizer, learning rate schedule, the place in the shuffled order, the random states.
 # `main.py` even repeats how DDP orders its buckets (`settle_buckets`), because sums in another order have other last bits.
+# It holds for the same number of ranks. On a GPU it also needs [deterministic kernels](https://docs.pytorch.org/docs/stable/notes/randomness.html).
 #
 # What did the kill cost?
 
@@ -190,9 +191,13 @@ steps = math.ceil(samples / 64)
 waiting = re.search(r"waited in epoch (\d+), step (\d+)", "\n".join(found["said"]))  # the survivor's last words
 reached = int(waiting[1]) * steps + int(waiting[2]) - 1 if waiting else None
 again = reached - restart["epoch"] * steps - restart["step"] if waiting else math.nan
-failed = next((record["time"] for record in log if record["kind"] == "end" and record["status"] == "failed"), killed_at)
+failed = next((record["time"] for record in log if record["kind"] == "end" and record["status"] == "failed"), None)
 a_step = killed["seconds"].median() / steps
-parts = {"the others notice": max(0.0, failed - killed_at), "all are ended, and started again": restart["time"] - failed, f"{again} steps again": again * a_step}
+parts = {f"{again} steps again": again * a_step}
+if failed:
+    parts = {"the others notice": max(0.0, failed - killed_at), "all are ended, and started again": restart["time"] - failed, **parts}
+else:  # the victim was rank 0, which writes the log
+    parts = {"noticed, ended, started again": restart["time"] - killed_at, **parts}
 
 fig, ax = plt.subplots(figsize=(14, 4.6))
 start = 0
@@ -211,6 +216,8 @@ Markdown(f"From the first step to the last epoch it took **{longer:.1f} s longer
          f"the checkpoint was of epoch {restart['epoch']}, step {restart['step']}. The largest part: *{max(parts, key=parts.get)}*. To start again, each process imports PyTorch anew.")
 
 # %% [markdown]
+# (Two seconds of that are `main.py`'s own: the rank that is left waits so long to learn who else waits, before it says so and ends.)
+#
 # ## How often to save
 #
 # Save seldom, and a failure costs much work. Save often, and you do nothing but write. What does one write take here? The log says how many seconds of each
@@ -265,9 +272,10 @@ Markdown(f"Young: every **{young:.1f} s**, Daly: every {daly:.1f} s (you said {6
          f"It costs {write_seconds / young + young / (2 * M):.2%} of the time.")
 
 # %% [markdown]
-# The valley is wide and flat: three times too long or too short is not far from the best. Far outside is dear.
+# The valley is wide: an interval three times too long, or too short, loses (3 + ⅓)/2 ≈ 1.7 times as much as the best. Far outside it becomes dear. The
+# formula does not count the restart, which you have measured above: that comes once a failure, however often you save.
 #
-# Large jobs fail more often: any node that fails stops them all, so M is that of one node divided by their number. For the write above:
+# Large jobs fail more often: any node that fails stops the job, so its M is that of one node divided by the number of nodes. For the write above:
 
 # %%
 show([{"nodes": f"{nodes:,}", "M": f"{hours_between_failures / nodes:.3g} h", "best interval": f"{math.sqrt(2 * write_seconds * M / nodes):.1f} s",
@@ -277,7 +285,7 @@ show([{"nodes": f"{nodes:,}", "M": f"{hours_between_failures / nodes:.3g} h", "b
 # ## A node is lost, and comes back
 #
 # Two nodes, out of network namespaces of this machine (lesson [10](10_launchers.ipynb)). The job is *elastic*: `--nnodes=1:2`, one node is enough, two are welcome.
-# `scripts/lose_node.py` kills node1 while both train, and starts it again a little later. In the end it sends SIGTERM, as a cluster does that wants its machines back.
+# `scripts/lose_node.py` kills node1 while both train, and starts it again a little later. In the end it sends SIGTERM, as a cluster does when it wants its machines back.
 # Beside it runs a second pair of nodes, for the next section.
 #
 # **Predict.** Both nodes together take 64 images a step. How many does node0 take when it is alone? And does the run begin again at epoch 0?
@@ -345,9 +353,10 @@ Markdown(f"Alone, node0 took **{alone[2]}** images a step (you said {my_images})
 # %% [markdown]
 # - When node1 comes back, nothing has failed. `torchrun` stops the healthy rank with SIGTERM. `main.py` then writes a checkpoint and ends with status 75, so no step is lost. SIGUSR1, which Slurm can send
 #   before a job's time is over, does the same.
-# - Coming back needs the switch `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on all nodes (torch 2.14 and 2.15). Without it, coming back fails.
-# - `--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3` makes the survivor miss the other sooner.
-# - node0 keeps the rendezvous (`--rdzv-endpoint=node0:…`). If that one is lost, all is lost: put it where nothing trains.
+# - Coming back needs the environment variable `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on all nodes; `scripts/lose_node.py` sets it. Without it, we have seen it fail with torch 2.14
+#   and 2.15.
+# - `--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3` makes the survivor notice the loss sooner.
+# - node0 keeps the rendezvous (`--rdzv-endpoint=node0:…`). If that one is lost, all is lost: give that task to a machine that does not train.
 #
 # ## A cut link
 #
@@ -363,13 +372,15 @@ moments_cut = json.loads((cut / "moments.json").read_text())
 silence = moments_cut["node0 gives up"] - moments_cut["the link of node1 is cut"]
 line = next(line for line in (cut / "node0.out").read_text().splitlines() if "waited in epoch" in line)
 print("\n".join(textwrap.wrap(f"node0: {line}", 130)))
-print(f"node1: {(cut / 'node1.out').read_text().strip()[:130] or '(nothing: it is cut off from the store, too)'}")
+print(f"node1: {(cut / 'node1.out').read_text().strip()[:130] or '(nothing yet: it still asks the store, which it cannot reach)'}")
 defaults = torch.distributed.constants
+nccl = defaults.default_pg_nccl_timeout  # None: this torch has no NCCL
 waits = {"--timeout 5, " + ("recorded" if why_not else "measured"): silence, "main.py's default": main_options.get_parser().get_default("timeout"),
-         "PyTorch's, NCCL": defaults.default_pg_nccl_timeout.total_seconds(), "PyTorch's, gloo": defaults.default_pg_timeout.total_seconds()}
+         **({"PyTorch's, NCCL": nccl.total_seconds()} if nccl else {}), "PyTorch's, gloo": defaults.default_pg_timeout.total_seconds()}
 
 # %%
 longest = max(waits.values())
+on_gpus = waits.get("PyTorch's, NCCL", longest)
 fig, ax = plt.subplots(figsize=(14, 5))
 for y, seconds in enumerate(waits.values()):
     look = {"facecolor": "white", "linestyle": ":"} if y else {"facecolor": "white", "hatch": "/"} if why_not else {"facecolor": plots.COLOURS[0]}
@@ -381,19 +392,20 @@ ax.invert_yaxis()
 ax.grid(axis="y", visible=False)
 ax.set_title("How long a cut link goes unnoticed (dotted: defaults, predicted)")
 plt.show()
-Markdown(f"node0 gave up after **{silence:.1f} s** (you said {my_gave_up}), and by PyTorch's default it would have been **{longest:.0f} s** (you said {my_default}). All ranks wait for one: "
-         f"with 64 GPUs, {longest / 60:.0f} minutes are {64 * longest / 3600:.0f} GPU hours.")
+Markdown(f"node0 gave up after **{silence:.1f} s** (you said {my_gave_up}), and by gloo's default it would have been **{longest:.0f} s** (you said {my_default}). All ranks wait for one: "
+         f"with 64 GPUs, {on_gpus / 60:.0f} minutes are {64 * on_gpus / 3600:.1f} GPU hours.")
 
 # %% [markdown]
 # So why not a second? The same clock runs when a rank is only *slow*: when rank 0 writes a large checkpoint, evaluates alone, or waits for a busy disk, the others wait in a collective.
 # The timeout must be longer than the longest wait of a healthy run. Look for that wait in your logs, and take a few times as much.
 #
-# The line above is `main.py`'s. It names the rank that waits, where it stands, and of whom there was no word: **look there first**.
+# The line that node0 printed above comes from `main.py`. It names the rank that waits, where it stands, and of whom there was no word: **look there first**.
 #
 # ## Many writers, another number of readers
 #
-# In DDP each rank holds the whole model, so rank 0 can write it alone. When the ranks *share* a model (FSDP), none of them has it all.
-# `torch.distributed.checkpoint` (DCP) lets each write its part. `scripts/dcp_shards.py` saves LeNet, which is whole on every rank, and a table whose rows are shared.
+# In DDP each rank holds the whole model, so rank 0 can write it alone. When the ranks *divide* a model among them (FSDP), none of them has it all.
+# `torch.distributed.checkpoint` (DCP) lets each write its part. `scripts/dcp_shards.py` saves LeNet, which is whole on every rank, and a table whose rows
+# are divided among the ranks.
 #
 # **Predict.** Two ranks hold LeNet twice. How often does it stand in the folder?
 
@@ -425,7 +437,7 @@ copies = len([piece for piece in pieces if piece["name"] == "fc1.weight"])
 Markdown(f"LeNet stands there **{copies}** time (you said {my_copies}): what all hold, the ranks divide among themselves, and each writes some of it. Of the table each wrote its own rows.")
 
 # %% [markdown]
-# Now we read it **here**, in this notebook: one process, no process group. Nobody has ever held all of it.
+# Now we read it **here**, in this notebook: one process, no process group. No file holds all of it.
 
 # %%
 loaded, expected = dcp_shards.load("results/live/11_dcp"), dcp_shards.expected()
@@ -434,11 +446,11 @@ Markdown(f"One process has read what two wrote: a table of {loaded['table'].shap
          "number of ranks they are shared by. The same folder would load on three.")
 
 # %% [markdown]
-# DCP replaces no file at once, as `main.py`'s own checkpoint does: write each one into a folder of its own, and delete an old folder only when the new one is complete.
+# A DCP checkpoint is many files, which cannot be replaced in one moment. So write each checkpoint into a folder of its own, and delete an old folder only when the new one is complete.
 #
 # ## Exercises
 #
-# 1. A run has made `done` steps in all and is killed. `main.py` writes every `every` steps, counted from the begin of the run, and after each epoch of `steps_per_epoch`
+# 1. A run has made `done` steps in all and is killed. `main.py` writes every `every` steps, counted from the start of the run, and after each epoch of `steps_per_epoch`
 #    steps. How many steps are made again?
 
 
@@ -466,7 +478,7 @@ check.young(my_interval)
 
 # %% [markdown]
 # 3. `my_save(path, data)` replaces the file `path` by the bytes `data`. It may be killed at any moment: then `path` must hold all of the old data, or all of the new. The check runs your function in a process of its own
-#    and kills that, once before each single instruction. (`os`, `shutil`, `tempfile` and `Path` are imported there.)
+#    and kills that process, once before each single instruction. (`os`, `shutil`, `tempfile` and `Path` are imported there.)
 
 
 # %%
@@ -481,8 +493,8 @@ check.never_half(my_save)
 # %% [markdown]
 # ## What to remember
 #
-# - One rank dies, and all are started again. What was not saved is lost. `@record` says who was first, and why.
-# - A checkpoint that holds everything gives the same run, bit for bit. It is replaced at once, never half.
+# - One rank dies, and with `--max-restarts` all are started again. What was not saved is lost. torchrun says who failed first, and thanks to `@record` why.
+# - A checkpoint that holds everything gives the same run, here bit for bit. A whole one is on the disk at every moment.
 # - Set the timeout: a cut link is silent.
 # - τ = √(2δM), and the valley is wide.
 #

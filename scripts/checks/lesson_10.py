@@ -140,7 +140,7 @@ def command(attempt):
         raise Wrong(f"torchrun would start a job of {found.nnodes} node(s), and not wait for the other: --nnodes=2.")
     if found.nproc_per_node == "8":
         raise Wrong("Eight is the world size. --nproc-per-node counts the ranks of one node.")
-    if found.nproc_per_node != "4":
+    if found.nproc_per_node not in ("4", "gpu", "auto"):  # the nodes have four GPUs
         raise Wrong(f"torchrun would start {found.nproc_per_node} rank(s) on this node: --nproc-per-node=4.")
     if found.rdzv_backend == "c10d":
         if found.rdzv_endpoint != "node-a:29500" or found.rdzv_id == "none":
@@ -182,8 +182,8 @@ def no_restart(ranks, max_restarts):
               "no restart": no_restart},
 )
 def restarts(attempt):
-    """A restart is one of all ranks: those that were well are ended and started again. So a restart costs every rank
-    what it had not saved."""
+    """A restart is one of all ranks: those that were well are ended and started again. So every rank loses what it
+    had not saved."""
     for ranks, max_restarts in [(4, 2), (2, 1), (3, 0), (8, 3)]:
         got, expected = attempt(ranks, max_restarts), ranks * (1 + max_restarts)
         if got == expected:
@@ -193,7 +193,7 @@ def restarts(attempt):
             raise Wrong(f"{call} You restart the failed rank alone. torchrun restarts all: the others were in the "
                         "middle of an all-reduce with it.")
         if got == ranks * max_restarts:
-            raise Wrong(f"{call} The first start is no restart, and counts, too.")
+            raise Wrong(f"{call} The first start is not a restart, but its processes count, too.")
         if got == ranks:
             raise Wrong(f"{call} The first attempt fails, and then there are {max_restarts} more.")
         raise Wrong(call)

@@ -49,8 +49,8 @@ def last_written(done, every, steps_per_epoch):
               "half an interval": half_an_interval, "counted within the epoch": counted_within_the_epoch},
 )
 def again(attempt):
-    """Only the steps since the newest checkpoint are made again. All ranks make them again: a kill costs the steps
-    times the number of ranks."""
+    """Only the steps since the newest checkpoint are made again. All ranks make them again: the work that is lost
+    is these steps, times the number of ranks."""
     for done, every, steps in [(46, 20, 100), (105, 40, 100), (150, 40, 100), (250, 1000, 100), (7, 10, 100),
                                (200, 30, 100)]:
         got, expected = attempt(done, every, steps), done - last_written(done, every, steps)
@@ -65,7 +65,7 @@ def again(attempt):
         if got == every / 2:
             raise Wrong(f"{call} Half an interval is right on average, and this is one kill.")
         if got == done % steps % every:
-            raise Wrong(f"{call} The steps are counted from the begin of the run, not of the epoch.")
+            raise Wrong(f"{call} The steps are counted from the start of the run, not of the epoch.")
         raise Wrong(call)
 
 # ------------------------------------------------------------------------------------------------ 2: how often
@@ -226,8 +226,9 @@ def kill_often(function):
               "never renamed": never_renamed, "renamed before it is closed": renamed_too_soon},
 )
 def never_half(attempt):
-    """Killed before each single instruction, your function left the whole old file or the whole new one. main.py does
-    the same, and os.fsync takes care of a power cut, too."""
+    """Killed before each single instruction, your function left the whole old file or the whole new one. main.py too
+    writes beside and renames, and keeps the file before as .previous. os.fsync before the rename guards against a
+    power cut."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkpoint")
         path.write_bytes(b"old")
