@@ -228,7 +228,7 @@ def _json_records(text: str, notes: list[str]) -> tuple[list[dict], bool]:
         return [], False
     if any("crc" in record for _, record in found):  # then one without it is damaged, too
         damaged = sorted({*damaged, *(number for number, record in found if "crc" not in record)})
-        found = [(number, record) for number, record in found if "crc" in record]
+        found = [(number, record) for number, record in found if record.pop("crc", None) is not None]
     records = [record for _, record in found]
     if damaged and damaged[-1] == len(lines):
         notes.append("last line cut off")
@@ -318,7 +318,7 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
 def _run_fields(head: dict, notes: list[str]) -> dict:
     info = {}
     for name, value in head.items():
-        if name in ("kind", "time", "crc") or value is None:
+        if name in ("kind", "time") or value is None:
             continue
         if name in RUN_FIELDS:
             if _is(value, RUN_FIELDS[name]):
@@ -361,8 +361,6 @@ def _epoch_row(record: dict) -> dict | None:
     row = {}
     for name, value in record.items():
         kind = type(value)
-        if name == "crc":
-            continue
         if kind is float or kind is int:
             if value != value:
                 value = math.nan  # "not a number" is what a diverged loss is
