@@ -135,6 +135,32 @@ def weight_norm(raw_model):
     return norm.item()
 
 
+def make_optimizer(parameters, args):
+    settings = {"params": parameters, "lr": args.lr, "fused": True}  # fused: one pass over all weights
+    return torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
+
+
+def end_epoch(epoch, sums, seconds, raw_model, test_set, here, run_log):
+    """Evaluate, check that the ranks agree, and log the epoch: what its record holds. Every rank must call it."""
+    val_loss, val_accuracy = evaluate(raw_model, test_set, here)
+    norm = weight_norm(raw_model)  # a collective: every rank must come here, not only the one that logs
+    loss, hits, images = sums
+    loss, accuracy, total = loss / images, hits / images, sum(seconds.values())
+    facts = {"loss": loss, "accuracy": accuracy, "seconds": total, "images_per_second": images / total,
+             **{f"{phase}_seconds": s for phase, s in seconds.items()},
+             "val_loss": val_loss, "val_accuracy": val_accuracy, "weight_norm": norm}
+    run_log.write("epoch", epoch=epoch, **facts)
+    log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f",
+             epoch, loss, accuracy, total, val_loss, val_accuracy, images / total)
+    return facts
+
+
+def save_model(raw_model, path):
+    """The raw model's weights, whole or not at all. DDP's own names begin with "module."."""
+    torch.save(raw_model.state_dict(), f"{path}.part")
+    os.replace(f"{path}.part", path)
+
+
 def settle_buckets(model, loader):
     """DDP orders its buckets anew after its first step, and sums in another order have other last bits. A run that goes
     on takes that step before it loads its weights, so that it ends with the very weights of one that was never stopped.
@@ -156,8 +182,7 @@ def train(args, here, run_log, keeper):
     # With one process the sampler has one shard: the same images in the same order as all ranks together see.
     sampler = checkpoint.Shard(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
-    settings = {"params": model.parameters(), "lr": args.lr, "fused": True}  # fused: one pass over all weights
-    optimizer = torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
+    optimizer = make_optimizer(model.parameters(), args)
     scheduler = scale_rate(optimizer, args, here.world_size, len(loader))
 
     state = keeper.find(args.resume, options.must_agree(args, here, train_set))
@@ -174,23 +199,14 @@ def train(args, here, run_log, keeper):
     for epoch in range(progress.epoch, args.epochs):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         sampler.start = progress.step * args.batch_size
-        (loss, hits, images), seconds = train_one_epoch(model, loader, optimizer, scheduler, keeper, progress, args)
-        val_loss, val_accuracy = evaluate(raw_model, test_set, here)
-        norm = weight_norm(raw_model)  # a collective: every rank must come here, not only the one that logs
-        loss, accuracy, total = loss / images, hits / images, sum(seconds.values())
-        facts = {"loss": loss, "accuracy": accuracy, "seconds": total, "images_per_second": images / total,
-                 **{f"{phase}_seconds": s for phase, s in seconds.items()},
-                 "val_loss": val_loss, "val_accuracy": val_accuracy, "weight_norm": norm}
-        run_log.write("epoch", epoch=epoch, **facts)
-        log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f",
-                 epoch, loss, accuracy, total, val_loss, val_accuracy, images / total)
-        if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss} after epoch {epoch}: try a smaller --lr")
+        sums, seconds = train_one_epoch(model, loader, optimizer, scheduler, keeper, progress, args)
+        facts = end_epoch(epoch, sums, seconds, raw_model, test_set, here, run_log)
+        if not math.isfinite(facts["loss"]):
+            raise FloatingPointError(f"the loss is {facts['loss']} after epoch {epoch}: try a smaller --lr")
         keeper.after_epoch(progress, facts)
 
-    if args.save_model and here.rank == 0:  # the raw model: DDP's own names begin with "module."
-        torch.save(raw_model.state_dict(), f"{args.save_model}.part")
-        os.replace(f"{args.save_model}.part", args.save_model)
+    if args.save_model and here.rank == 0:
+        save_model(raw_model, args.save_model)
 
 
 @record  # a rank that fails leaves its traceback where torchrun finds it

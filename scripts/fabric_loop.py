@@ -8,8 +8,6 @@ options, except those that Fabric decides: --strategy, --backend, --dist-url, --
 Fabric comes with `pip install -r requirements-optional.txt`. scripts/benchmark.py compares the two.
 """
 
-import logging
-import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -23,8 +21,6 @@ import main as course
 import options
 import utils
 from scripts import framework_run
-
-log = logging.getLogger("course")
 
 
 def train_one_epoch(fabric, model, loader, optimizer):
@@ -59,8 +55,7 @@ def train(args, here, run_log):
     train_set, test_set = course.load_data(args, here)
     info = utils.DATASETS[train_set.name]
     raw_model = utils.MODELS[args.model](info.shape[0], len(info.classes), info.shape[1]).to(fabric.device)
-    settings = {"params": raw_model.parameters(), "lr": args.lr, "fused": True}
-    optimizer = torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
+    optimizer = course.make_optimizer(raw_model.parameters(), args)
     model, optimizer = fabric.setup(raw_model, optimizer)
     sampler = DistributedSampler(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
@@ -69,18 +64,10 @@ def train(args, here, run_log):
     options.describe(args, here, train_set, sampler, run_log)
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
-        (loss, hits, images), seconds = train_one_epoch(fabric, model, loader, optimizer)
-        val_loss, val_accuracy = course.evaluate(raw_model, test_set, here)
-        norm = course.weight_norm(raw_model)
-        loss, accuracy, total = loss / images, hits / images, sum(seconds.values())
-        run_log.write("epoch", epoch=epoch, loss=loss, accuracy=accuracy, seconds=total,
-                      images_per_second=images / total, **{f"{phase}_seconds": s for phase, s in seconds.items()},
-                      val_loss=val_loss, val_accuracy=val_accuracy, weight_norm=norm)
-        log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f",
-                 epoch, loss, accuracy, total, val_loss, val_accuracy, images / total)
+        sums, seconds = train_one_epoch(fabric, model, loader, optimizer)
+        course.end_epoch(epoch, sums, seconds, raw_model, test_set, here, run_log)
     if args.save_model and here.rank == 0:
-        torch.save(raw_model.state_dict(), f"{args.save_model}.part")
-        os.replace(f"{args.save_model}.part", args.save_model)
+        course.save_model(raw_model, args.save_model)
 
 
 @record

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
 import utils
-from main import count, evaluate
+from main import count, evaluate, save_model
 from options import Parser, check_writable, positive
 
 
@@ -122,8 +122,7 @@ def train(here, args):
             print(f"Epoch: {epoch}, Loss: {loss / images:.4f}, acc: {hits / images:.4f}, time cost: {seconds:.2f}s, "
                   f"val loss: {val_loss:.4f}, val acc: {val_accuracy:.4f}", flush=True)
     if args.save_model and here.rank == 0:  # not model.state_dict(): its names begin with "module."
-        torch.save(model.module.state_dict(), f"{args.save_model}.part")
-        os.replace(f"{args.save_model}.part", args.save_model)
+        save_model(model.module, args.save_model)
 
 
 def main():
