@@ -7,7 +7,7 @@
 #         samples: 8000
 #         test_samples: 2000
 #       seconds: 50
-#     seconds: 140
+#     seconds: 170
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
