@@ -124,6 +124,13 @@ def resolve(args):
     return here
 
 
+def check_out(path):
+    """Make the folder of a script's --out; ValueError or OSError where that file cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise ValueError(f"--out {path}: is a folder; name a file")
+
+
 def check_writable(option, folder):
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -334,6 +334,13 @@ def lock(file):
         log.warning("%s cannot be locked (%s): take care that no second run writes to it", file.name, error.strerror)
 
 
+def write_json(path, found):
+    """Write `found` to `path`, whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    os.replace(part, path)
+
+
 def peak_memory():
     """Bytes, the most this process has held: on its GPU if it uses one, else in main memory."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():

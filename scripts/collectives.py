@@ -10,9 +10,7 @@ measured (`world_size`, `backend`, `device_name`, `cores`, ...) and `ops`, which
 """
 
 import argparse
-import json
 import math
-import os
 import platform
 import re
 import statistics
@@ -27,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
 import utils
-from options import Parser, cpu_name, positive
+from options import Parser, check_out, cpu_name, positive
 
 WARM_UP = 3  # calls for each size, before any is timed
 BLOCK = 0.02  # seconds: calls are timed in blocks of about this length, 50 calls at most
@@ -218,9 +216,7 @@ def check(args, here):
     if args.min_bytes < VALUE or args.max_bytes < args.factor * args.min_bytes:
         raise ValueError(f"--min-bytes {args.min_bytes} --max-bytes {args.max_bytes}: the smallest message has {VALUE} "
                          f"bytes or more, and the largest at least --factor ({args.factor}) times as many")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    if args.out.is_dir():
-        raise ValueError(f"--out {args.out}: is a folder; name a file")
+    check_out(args.out)
     steps = int(math.log(args.max_bytes / args.min_bytes, args.factor) + 1e-9)
     return [args.min_bytes * args.factor**step for step in range(steps + 1)]
 
@@ -250,9 +246,7 @@ def main():
         if here.rank == 0:
             report(op, points, alpha, beta)
     if here.rank == 0:
-        unfinished = args.out.with_name(args.out.name + ".part")
-        unfinished.write_text(json.dumps(found, indent=1), encoding="utf-8")
-        os.replace(unfinished, args.out)
+        utils.write_json(args.out, found)
     dist.barrier()
     utils.end_distributed_mode()
 

@@ -8,8 +8,6 @@ tells which rank it came from, also in a sum. All of it runs on CPUs with gloo, 
 """
 
 import argparse
-import json
-import os
 import runpy
 import sys
 import time
@@ -22,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
 import utils
-from options import Parser, positive
+from options import Parser, check_out, positive
 
 MOST_RANKS = 7  # the pictures have a colour for each
 
@@ -272,9 +270,7 @@ def check(args, here):
                          "torchrun --nproc_per_node=4 scripts/collectives_demo.py")
     if "answer" in args.show and not (args.answer and args.answer.is_file()):
         raise ValueError(f"--answer {args.answer}: no such file; --show answer needs a file with a function")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    if args.out.is_dir():
-        raise ValueError(f"--out {args.out}: is a folder; name a file")
+    check_out(args.out)
 
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
@@ -299,9 +295,7 @@ def main():
             found[name] = ring(args.values or here.world_size) if name == "ring" else show(name)
     dist.barrier(group=group)  # all have come this far: the findings are whole
     if here.rank == 0:
-        unfinished = args.out.with_name(args.out.name + ".part")
-        unfinished.write_text(json.dumps(found), encoding="utf-8")
-        os.replace(unfinished, args.out)
+        utils.write_json(args.out, found)
         print(f"{here.world_size} ranks, {', '.join(args.show)}: written")
     if "answer" not in args.show:
         utils.end_distributed_mode()

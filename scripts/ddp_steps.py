@@ -8,7 +8,6 @@ about DDP. All of it runs on CPUs with gloo, so that every machine shows the sam
 """
 
 import argparse
-import json
 import os
 import runpy
 import sys
@@ -29,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
 import utils
-from options import Parser, positive
+from options import Parser, check_out, positive
 
 BUCKET_BYTES = 40_000  # of the steps `bucketed` and `overlapped`: LeNet's gradients then fill three
 WARM_UP, TIMED = 3, 9  # steps of `timeline`
@@ -621,9 +620,7 @@ def check(args, here):
     if needed > sizes[0] or args.test_samples > sizes[1]:
         raise ValueError(f"{needed} training and {args.test_samples} test images are asked for; {args.dataset} has "
                          f"{sizes[0]} and {sizes[1]}: use less --steps, --batch-size or --test-samples")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    if args.out.is_dir():
-        raise ValueError(f"--out {args.out}: is a folder; name a file")
+    check_out(args.out)
 
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
@@ -657,9 +654,7 @@ def main():
             say(name, found[name], time.perf_counter() - start)
     dist.barrier(judges)  # all have come this far: the findings are whole
     if here.rank == 0:
-        unfinished = args.out.with_name(args.out.name + ".part")
-        unfinished.write_text(json.dumps(found, indent=1), encoding="utf-8")
-        os.replace(unfinished, args.out)
+        utils.write_json(args.out, found)
     utils.end_distributed_mode()
 
 

@@ -8,8 +8,6 @@ leaves the next one alone. All of it runs on CPUs with gloo.
 
 import argparse
 import faulthandler
-import json
-import os
 import re
 import sys
 import tempfile
@@ -23,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
 import utils
-from options import Parser, positive
+from options import Parser, check_out, positive
 
 
 def different(rank, ranks, tensor, group, timeout):
@@ -83,9 +81,7 @@ def check(args, here):
     if here.world_size < 3 or here.nodes > 1:
         raise ValueError("this needs three ranks or more of one machine: "
                          "torchrun --nproc_per_node=3 scripts/hang.py")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    if args.out.is_dir():
-        raise ValueError(f"--out {args.out}: is a folder; name a file")
+    check_out(args.out)
 
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
@@ -110,9 +106,7 @@ def main():
         if not any(rank["error"] for rank in seen):
             raise RuntimeError(f"{name}: no rank failed, which this program is about")
     if here.rank == 0:
-        unfinished = args.out.with_name(args.out.name + ".part")
-        unfinished.write_text(json.dumps(found, indent=1), encoding="utf-8")
-        os.replace(unfinished, args.out)
+        utils.write_json(args.out, found)
     dist.barrier()
     utils.end_distributed_mode()
 

@@ -13,6 +13,7 @@ import torch
 import checkpoint
 import utils
 from scripts import runs
+from scripts.torture import read, write
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--epochs", 4, "--global-batch-size", 96]
 HERE = utils.find_placement("cpu", env={})
@@ -155,22 +156,8 @@ def test_hung_rank_is_named_by_those_that_wait(tmp_path):
 STATE = {"options": {"model": "lenet"}, "progress": {}, "ranks": [], "parts": {"model": {"w": torch.arange(1000.0)}}}
 
 
-def make(path, value):
-    keeper = checkpoint.Checkpoint(path, 1, HERE)
-    keeper.write({**STATE, "value": value})
-    keeper.lock.close()
-
-
-def read(path):
-    keeper = checkpoint.Checkpoint(path, 1, HERE)
-    try:
-        return keeper.read()
-    finally:
-        keeper.lock.close()
-
-
 def test_every_truncation_and_every_flipped_byte_is_found(tmp_path):
-    make(tmp_path / "c", 1)
+    write(tmp_path / "c", 1)
     raw = (tmp_path / "c").read_bytes()
     assert checkpoint.parse(raw)["value"] == 1
     for cut in range(0, len(raw), 7):
@@ -183,11 +170,11 @@ def test_every_truncation_and_every_flipped_byte_is_found(tmp_path):
 
 def test_damaged_newest_falls_back_says_so_and_never_replaces_the_good_one(tmp_path, caplog):
     for value in (1, 2):
-        make(tmp_path / "c", value)
+        write(tmp_path / "c", value)
     (tmp_path / "c").write_bytes((tmp_path / "c").read_bytes()[:-9])
     assert read(tmp_path / "c")["value"] == 1
     assert "damaged" in caplog.text and "Going on from" in caplog.text
-    make(tmp_path / "c", 3)
+    write(tmp_path / "c", 3)
     assert read(tmp_path / "c")["value"] == 3 and (tmp_path / "c.previous").exists()
 
 
@@ -216,7 +203,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
 
 @pytest.mark.parametrize("call", ["open", "fsync", "replace"])
 def test_disk_that_fails_leaves_the_last_checkpoint(call, tmp_path, monkeypatch):
-    make(tmp_path / "c", 1)
+    write(tmp_path / "c", 1)
 
     def fails(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

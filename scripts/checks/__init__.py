@@ -23,7 +23,11 @@ A lesson's module makes an exercise with the decorator:
 """
 
 import inspect
+import json
+import multiprocessing
+import tempfile
 import textwrap
+from pathlib import Path
 
 
 class Wrong(Exception):
@@ -66,3 +70,35 @@ class Exercise:
 
 def exercise(*, solution, hint, mistakes):
     return lambda check: Exercise(check, solution, hint, mistakes)
+
+
+def on_ranks(be_rank, *arguments, ranks, limit, all_tell=False, question=""):
+    """Run be_rank(rank, folder, *arguments), importable by name, on processes of this machine; what rank 0 told.
+
+    A rank tells with `tell`. With `all_tell` a list, what each rank told. Processes end after `limit` seconds; where
+    one had not told by then: Wrong, with the reason and `question`.
+    """
+    context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
+    context.set_forkserver_preload(["torch", "torch.nn.parallel"])
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=be_rank, args=(rank, folder, *arguments)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(limit)
+        late = any(process.is_alive() for process in processes)
+        for process in processes:
+            process.kill()
+            process.join()
+        try:
+            told = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(ranks if all_tell else 1)]
+        except FileNotFoundError:
+            how = f"No end within {limit} s" if late else "A rank broke off, and said why above"
+            raise Wrong(f"{how}. {question}".strip()) from None
+    return told if all_tell else told[0]
+
+
+def tell(folder, rank, found):
+    """Hand `found`, JSON, to the process that called `on_ranks`; whole or not at all."""
+    Path(folder, f"{rank}.part").write_text(json.dumps(found))
+    Path(folder, f"{rank}.part").rename(Path(folder, str(rank)))

@@ -7,19 +7,14 @@ notes what it does on each rank, and the check takes that folder. Given a functi
 """
 
 import inspect
-import json
-import multiprocessing
-import os
-import tempfile
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import utils
 from scripts import ranks
-from scripts.checks import Wrong, exercise
+from scripts.checks import Wrong, exercise, on_ranks, tell
 
 RANKS, BOUND = 2, 5  # of the last exercise; BOUND: seconds that a rank waits for the others there
 SHAPES = [(2, 4), (1, 8), (3, 1), (4, 3)]  # nodes, processes a node
@@ -338,29 +333,10 @@ def measure(load, rank, world_size, file):
     return found
 
 
-def on_ranks(function):
-    """Findings of a function, importable by name, on RANKS processes of this machine."""
-    context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
-    context.set_forkserver_preload(["torch", "torch.distributed"])
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=be_rank, args=(rank, folder, function)) for rank in range(RANKS)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(10 * BOUND)
-            process.kill()
-            process.join()
-        try:
-            return [json.loads(Path(folder, f"rank-{rank}").read_text()) for rank in range(RANKS)]
-        except FileNotFoundError:
-            raise Wrong(f"No end within {10 * BOUND} s.") from None
-
-
 def be_rank(rank, folder, function):
     torch.set_num_threads(1)
     found = measure(lambda: function, rank, RANKS, f"{folder}/meeting")
-    Path(folder, "part" + str(rank)).write_text(json.dumps(found))
-    os.replace(Path(folder, "part" + str(rank)), Path(folder, f"rank-{rank}"))
+    tell(folder, rank, found)
     utils.exit_now()
 
 
@@ -376,7 +352,7 @@ def joined(attempt):
     """All ranks met in the file and are one group: their numbers added up to the sum over all ranks. No port and no
     address was needed, and who waits in vain says so soon."""
     if callable(attempt):
-        found = on_ranks(attempt)
+        found = on_ranks(be_rank, attempt, ranks=RANKS, limit=10 * BOUND, all_tell=True)
     else:
         try:
             found = [rank["answer"] for rank in ranks.read(attempt)]

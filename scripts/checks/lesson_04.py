@@ -7,8 +7,6 @@ measures what it does there, and the check takes that JSON file. Given a functio
 """
 
 import json
-import multiprocessing
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 from unittest import mock
@@ -17,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import utils
-from scripts.checks import Wrong, exercise
+from scripts.checks import Wrong, exercise, on_ranks, tell
 
 RANKS, LIMIT, WAIT = 3, 30, 4  # of a check that starts ranks itself: seconds for all of it, and for one collective
 
@@ -51,24 +49,6 @@ def measure(function, group):
     return {"untried": True} if any("untried" in one for one in of_ranks) else {"ranks": of_ranks}
 
 
-def on_ranks(function):
-    """`measure` a function, importable by name, on RANKS processes of this machine."""
-    context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
-    context.set_forkserver_preload(["torch", "torch.distributed"])
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [context.Process(target=be_rank, args=(rank, folder, function)) for rank in range(RANKS)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(LIMIT)
-            rank.kill()
-            rank.join()
-        try:
-            return json.loads(Path(folder, "findings").read_text())
-        except FileNotFoundError:
-            raise Wrong(f"No end within {LIMIT} s. Does every rank call the same collectives?") from None
-
-
 def be_rank(rank, folder, function):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS,
@@ -76,8 +56,7 @@ def be_rank(rank, folder, function):
     group = dist.new_group(timeout=timedelta(seconds=LIMIT / 2))
     found = measure(function, group)
     if rank == 0:
-        Path(folder, "part").write_text(json.dumps(found))
-        Path(folder, "part").rename(Path(folder, "findings"))
+        tell(folder, rank, found)
     dist.barrier(group=group)  # the others may still read from rank 0
     utils.exit_now()
 
@@ -122,7 +101,11 @@ def with_all_reduce(tensor):
 def reduced(attempt):
     """Reduce, then broadcast, is an all_reduce: every rank has the sum. But all of it goes through rank 0, whose link
     is then the bottleneck; the ring has none."""
-    found = on_ranks(attempt) if callable(attempt) else read(attempt)
+    if callable(attempt):
+        found = on_ranks(be_rank, attempt, ranks=RANKS, limit=LIMIT,
+                         question="Does every rank call the same collectives?")
+    else:
+        found = read(attempt)
     if "untried" in found:
         raise NotImplementedError
     if "broken" in found:

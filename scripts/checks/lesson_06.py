@@ -7,8 +7,6 @@ measures what they do there, and a check takes that JSON file. A check given a f
 """
 
 import json
-import multiprocessing
-import tempfile
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import utils
-from scripts.checks import Wrong, exercise
+from scripts.checks import Wrong, exercise, on_ranks, tell
 
 RANKS, LIMIT = 2, 30  # of a check that starts ranks itself; LIMIT in seconds
 
@@ -135,7 +133,8 @@ def measure_all(functions, judges):
 def findings(name, attempt):
     """A dict a rank. `attempt` is the JSON file of `--step answer`, or a function, for which two ranks are started."""
     if callable(attempt):
-        found = on_ranks(name, attempt)
+        found = on_ranks(be_rank, name, attempt, ranks=RANKS, limit=LIMIT,
+                         question="Does every rank make the same all-reduces?")
     else:
         file, functions = Path(attempt), Path(attempt).with_suffix(".py")
         if not file.exists():
@@ -150,27 +149,6 @@ def findings(name, attempt):
     return found
 
 
-def on_ranks(name, function):
-    """Measure a function, importable by name, on RANKS processes of this machine."""
-    context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
-    context.set_forkserver_preload(["torch", "torch.nn.parallel"])
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [context.Process(target=be_rank, args=(rank, folder, name, function)) for rank in range(RANKS)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(LIMIT)
-        late = [rank for rank in ranks if rank.is_alive()]
-        for rank in ranks:
-            rank.kill()
-            rank.join()
-        try:
-            return json.loads(Path(folder, "findings").read_text())
-        except FileNotFoundError:
-            how = f"No end within {LIMIT} s" if late else "A rank broke off, and said why above"
-            raise Wrong(f"{how}. Does every rank make the same all-reduces?") from None
-
-
 def be_rank(rank, folder, name, function):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS,
@@ -179,8 +157,7 @@ def be_rank(rank, folder, name, function):
     judges = dist.new_group(timeout=timedelta(seconds=LIMIT))
     found = measure(name, function, judges)
     if rank == 0:
-        Path(folder, "part").write_text(json.dumps(found))
-        Path(folder, "part").rename(Path(folder, "findings"))
+        tell(folder, rank, found)
     dist.barrier(judges)  # the others may still read from rank 0
     utils.exit_now()
 
