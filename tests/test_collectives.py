@@ -369,8 +369,10 @@ def hung(request, tmp_path_factory):
 
 
 def test_every_rank_waits_and_the_stack_tells_where(hung):
+    assert any("imed out" in rank["error"] for rank in hung["stack"])
     for number, rank in enumerate(hung["stack"]):
-        assert "imed out" in rank["error"] and rank["end"] - rank["start"] > 1
+        # a rank that times out leaves; one that still waited for it may then hear that the connection was closed
+        assert re.search("imed out|onnection closed by peer", rank["error"]) and rank["end"] - rank["start"] > 1
         waits = "broadcast" if number == hung["world_size"] - 1 else "all_reduce"
         assert rank["stack"][1].endswith(f" in {waits}")
         assert any('"scripts/hang.py"' in line and line.endswith("in different") for line in rank["stack"])

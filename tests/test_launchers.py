@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -90,10 +91,11 @@ def test_what_each_launcher_tells_its_ranks(launcher, ranks, tmp_path):
 def test_the_old_script_fails_and_the_new_one_works(launcher):
     command = torchrun(2) if launcher == "torchrun" else [*LAUNCH, "--nproc_per_node=2"]
     done = run(*command, NEW, "--epochs", 3)
-    assert done.returncode == 0 and sorted(done.stdout.splitlines()) == [f"local rank {n}, 3 epoch(s)" for n in (0, 1)]
+    said = re.findall(r"local rank \w+, \d epoch\(s\)", done.stdout)  # two ranks, one pipe: lines may run together
+    assert done.returncode == 0 and sorted(said) == [f"local rank {n}, 3 epoch(s)" for n in (0, 1)]
     done = run(*command, OLD)
     if launcher == "torchrun":  # nobody tells it its local rank, and it does not notice
-        assert done.returncode == 0 and done.stdout.splitlines() == ["local rank None, 1 epoch(s)"] * 2
+        assert done.returncode == 0 and done.stdout.count("local rank None, 1 epoch(s)") == 2
     else:
         assert done.returncode == 1 and "unrecognized arguments: --local-rank=" in done.stderr
 
