@@ -125,12 +125,29 @@ def write(notebook, path):
     """Writes `path` whole or not at all."""
     import nbformat
 
+    write_whole(path, nbformat.writes(notebook) + "\n")
+
+
+def write_whole(path, text):
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        nbformat.write(notebook, part)
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def commit(notebook, name):
+    """Writes the notebook, and its twin with the blank lines that jupytext would write: JupyterLab refuses to open a
+    notebook that is newer than its twin (as one is after `git pull`) while their texts differ in even one of them."""
+    import jupytext
+
+    twin = TWINS / f"{name}.py"
+    write(notebook, NOTEBOOKS / f"{name}.ipynb")
+    if [cell.source for cell in jupytext.read(twin).cells] == [cell.source for cell in notebook.cells]:
+        head = twin.read_text(encoding="utf-8").split("# ---\n", 2)[:2]
+        write_whole(twin, "# ---\n".join([*head, jupytext.writes(notebook, fmt="py:percent").split("# ---\n", 2)[2]]))
+    # else somebody has edited it since, and keeps what they wrote
 
 
 # ---- progress --------------------------------------------------------------------------------------
@@ -296,7 +313,7 @@ def execute(name, label, quick, in_place, timeout):
     write(notebook, target)
     write_page(notebook, name)
     if in_place and result.status == "passed":
-        write(as_committed(notebook, built), source)
+        commit(as_committed(notebook, built), name)
     return result
 
 
@@ -397,7 +414,7 @@ def main(arguments=None):
     options, course = parse(arguments)
     if options.build:
         for name in options.names:
-            write(built_from_twin(name), NOTEBOOKS / f"{name}.ipynb")
+            commit(built_from_twin(name), name)
             print(f"built {NOTEBOOKS / name}.ipynb")
         return 0
 

@@ -22,6 +22,10 @@ MACHINE_PATH = re.compile(
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
+def twin_of(path):
+    return path.parent / "text" / f"{path.stem}.py"
+
+
 def read(path):
     return nbformat.read(path, as_version=4)
 
@@ -38,14 +42,16 @@ def test_every_notebook_has_its_text_twin():
 @each_notebook
 def test_text_twin_agrees(path):
     """Where it does not: `scripts/run --in-place NAME` builds the notebook from its twin."""
-    twin = jupytext.read(path.parent / "text" / f"{path.stem}.py")
+    twin = jupytext.read(twin_of(path))
     notebook = read(path)
     told, written = (
-        [(cell.cell_type, cell.source.strip(), cell.metadata.get("tags", [])) for cell in each.cells]
+        [(cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in each.cells]
         for each in (notebook, twin)
     )
     assert told == written
     assert notebook.metadata.course == twin.metadata.course
+    saved, text = jupytext.writes(notebook, fmt="py:percent"), twin_of(path).read_text(encoding="utf-8")
+    assert text.split("# ---\n", 2)[2] == saved.split("# ---\n", 2)[2], "JupyterLab compares the two to the blank line"
 
 
 @each_notebook

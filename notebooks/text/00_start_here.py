@@ -58,9 +58,9 @@ from scripts.checks import lesson_00 as check
 samples = 10_000  # training images of the two runs below
 ranks = 2  # processes of the second run
 
+
 # %% [markdown]
 # ## What this machine has
-
 
 # %%
 def show(table):
@@ -189,12 +189,12 @@ display(Markdown(
     "The start is paid once a run: the longer the run, the less it matters."
 ))
 
+
 # %% [markdown]
 # ### Exercise 1: from how many epochs on?
 #
 # Each command needs some seconds to start, and then some seconds an epoch. Which is the shortest job, in epochs, that the
 # ranks finish first? Return that number, or `None` if they never do.
-
 
 # %%
 def my_epochs(start_one, epoch_one, start_many, epoch_many):
@@ -260,6 +260,7 @@ show(pd.DataFrame([
     ("Elastic, one to four", f"`torchrun --nnodes=1:4 --nproc_per_node=8 --max-restarts=3 {meet} main.py`, on each"),
 ], columns=["way", "the command"]))
 
+
 # %% [markdown]
 # DataParallel takes one changed line and is kept for old code: its one process feeds all GPUs.
 # The PyTorch manual [advises DDP instead](https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html),
@@ -278,7 +279,6 @@ show(pd.DataFrame([
 # You have `nodes` machines with `devices` GPUs or cores each, and want a rank on every device. Which line do you type, on
 # each machine, to train with `main.py`? Several machines meet at `FIRST_NODE:29400`. For one device in one machine, one
 # process is enough.
-
 
 # %%
 def my_command(nodes, devices):

@@ -128,10 +128,10 @@ Markdown(f"The first step took **{step_ms[0] / median_ms:.1f} times** the median
          f"{median_ms * steps_per_epoch / 1000:.1f} s. Single steps jump about, because other programs run too: "
          f"the median does not mind.")
 
+
 # %% [markdown]
 # **Wrong: stop the clock before the device is done.** On a GPU a call only puts work into a queue and returns.
 # The clock must wait with `torch.cuda.synchronize()`. On a CPU a call returns when its work is done.
-
 
 # %%
 def wait_for_device():
@@ -223,6 +223,7 @@ Markdown(
     "The clock also counts what stands between the marks: reading the loss, Python itself, and steps that other "
     "programs disturbed.")
 
+
 # %% [markdown]
 # Look at forward and backward. This is the work that several devices can share. Data is shared too, if every device
 # has its own part of the images. The update is not: every device updates all weights.
@@ -232,7 +233,6 @@ Markdown(
 #
 # Write the clock. `step()` makes one step, `wait()` waits for the device, and `clock()` is the time in seconds. Return how
 # long a step takes. The check gives you devices that warm up, that queue their work, and that are disturbed.
-
 
 # %%
 def my_step_seconds(step, wait, clock):
@@ -307,6 +307,7 @@ ratio = epoch_seconds["textbook"] / epoch_seconds["vectorised"]
 Markdown(f"On this machine the textbook pipeline needs **{data_only['textbook'] / data_only['vectorised']:.1f} times** as "
          f"long for the data, and **{ratio:.2f} times** as long for the whole epoch (you said {my_ratio}).")
 
+
 # %% [markdown]
 # Model, optimizer and order of images were the same, so this is the price of the data pipeline alone. Its arithmetic is
 # the same too. The difference is the number of calls: the textbook way makes several Python calls and small tensors
@@ -320,7 +321,6 @@ Markdown(f"On this machine the textbook pipeline needs **{data_only['textbook'] 
 #
 # `phases` is a dictionary like `{"data": 6.0, "forward": 2.0, "backward": 3.0, "update": 1.0}`, in seconds. One phase, `name`, is
 # made `times` times as fast. How many times as fast is the whole epoch? (`times` can be `math.inf`: the phase costs nothing.)
-
 
 # %%
 def my_gain(phases, name, times):
@@ -343,7 +343,6 @@ check.gain(my_gain)
 # What does it cost?
 #
 # **Predict**: with perfect answers, how small can the loss of such a model get?
-
 
 # %%
 class WithSoftmax(utils.ConvNet):
@@ -466,6 +465,7 @@ gap = (recorded["loss"] - (math.log(math.e + 9) - recorded["accuracy"])).abs()
 Markdown(f"The recorded run stays within **{gap.max():.2f}** of the line, in the {len(recorded) - 1} epochs after the first "
          f"within {gap.iloc[1:].max():.2f}. It was printed with two decimals.")
 
+
 # %% [markdown]
 # The rule: **the model returns logits, the loss does the softmax.** For probabilities, call `softmax` when you predict.
 
@@ -475,7 +475,6 @@ Markdown(f"The recorded run stays within **{gap.max():.2f}** of the line, in the
 # Not every model returns logits: some end in a softmax, others in a *log*-softmax. `kind` is `"logits"`, `"probabilities"` or
 # `"log-probabilities"`. Return the cross-entropy, the mean over the images, as a tensor. Which kind spoils
 # `nn.functional.cross_entropy`, and which does not? Guess before you try.
-
 
 # %%
 def my_loss(outputs, labels, kind):

@@ -58,6 +58,7 @@ from scripts.checks import lesson_02 as check
 devices = 4  # pretend devices, at least 2: each is a thread of this process
 repeats = 7  # runs of each measurement
 
+
 # %% [markdown]
 # ## The four steps, by hand
 #
@@ -68,7 +69,6 @@ repeats = 7  # runs of each measurement
 #
 # `nn.DataParallel` needs GPUs. The four steps do not: here the devices are **pretend devices**, threads on the CPU.
 # First a model that says what its `forward` sees.
-
 
 # %%
 class Model(nn.Module):
@@ -90,9 +90,9 @@ torch.manual_seed(0)
 model = Model()
 batch, labels = torch.randn(64, 40), torch.randint(20, (64,))
 
+
 # %% [markdown]
 # **Step 1, scatter.** Tensors are cut. Lists and dictionaries are looked into. All else goes to each device as it is.
-
 
 # %%
 def scatter(value, devices, dim=0):
@@ -108,7 +108,6 @@ def scatter(value, devices, dim=0):
 # %% [markdown]
 # **Step 2, replicate**, is the one with a trick. There is one model to train, so the gradients of all copies must come
 # back to it. What is copied on the way forward is **added up** on the way back.
-
 
 # %%
 class Broadcast(torch.autograd.Function):
@@ -128,7 +127,6 @@ class Broadcast(torch.autograd.Function):
 
 # %% [markdown]
 # Now all four.
-
 
 # %%
 class DataParallelByHand(nn.Module):
@@ -248,6 +246,7 @@ for size in (64, 10, 5, 3, 1):
 print(f"You said {my_pieces} for a batch of 5 on {devices} devices.")
 pd.DataFrame(table).set_index("batch")
 
+
 # %% [markdown]
 # `chunk` rounds the size of a piece **up** and cuts until nothing is left. So some devices may get nothing, and then no
 # copy is made for them: they wait. The gradient is right each time.
@@ -255,7 +254,6 @@ pd.DataFrame(table).set_index("batch")
 # ## What happens in a replica stays there
 #
 # The replicas live for one step. Whatever `forward` writes into the module is written into a copy and lost.
-
 
 # %%
 class Counting(nn.Module):
@@ -829,6 +827,7 @@ Markdown(
     f"{slow_time / dp_time - 1:.0%} more than DP: the link decides. That last comparison is not quite fair: DP had NVLink. "
     "How DP does without was not published there.")
 
+
 # %% [markdown]
 # | take `DataParallel` for | take DDP for |
 # |:--|:--|
@@ -847,7 +846,6 @@ Markdown(
 # **1. Scatter without `chunk`.** Cut a batch along its first dimension: no more pieces than devices, none empty, no row
 # lost, in order, and no piece longer than it must be.
 
-
 # %%
 def my_split(batch, devices):
     """A list of tensors, one for each device that is used."""
@@ -863,7 +861,6 @@ check.split_batch(my_split)
 # **2. Sum or mean?** `gradients` is a list: the gradient of the same weight from each replica. `rows` says how many rows each
 # replica had. The loss was a mean over the gathered batch. Return the gradient that the optimizer should get.
 
-
 # %%
 def my_combine(gradients, rows):
     raise NotImplementedError
@@ -877,7 +874,6 @@ check.combine(my_combine)
 # %% [markdown]
 # **3. Take the prefix away.** `state` is a dictionary from names to tensors. Return one in which the prefix `module.` is gone
 # from the names that begin with it. Nothing else changes. Write it yourself, without PyTorch's function.
-
 
 # %%
 def my_plain_names(state):
@@ -893,7 +889,6 @@ check.plain_names(my_plain_names)
 # **4. Which GPU is it?** A program was started with `CUDA_VISIBLE_DEVICES=visible` and uses `cuda:index`. Return the number of
 # the GPU in the machine, or `None` if the program cannot see so many. `visible` holds whole numbers and commas, or
 # nothing; a negative number ends the list.
-
 
 # %%
 def my_physical_gpu(visible, index):

@@ -171,11 +171,11 @@ if widgets:
 else:
     display(map_of(**shown))
 
+
 # %% [markdown]
 # ### Exercise 1: from rank to place, and back
 #
 # `my_place` returns the pair (group rank, local rank). Every node has `per_node` processes.
-
 
 # %%
 def my_place(rank, per_node):
@@ -197,7 +197,6 @@ check.rank_of(my_rank)
 #
 # All ranks run the same program. So the program asks: is this my job? Return True if the process with this rank and local rank should do it. The jobs are
 # `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"` and `"download to the node's own disk"`.
-
 
 # %%
 def my_turn(job, rank, local_rank):
@@ -403,9 +402,9 @@ join(0, f"tcp://127.0.0.1:{free_port()}", wait)
 # %%attempt rank 0 never comes
 join(1, f"tcp://127.0.0.1:{free_port()}", wait)
 
+
 # %% [markdown]
 # And both come, but later only rank 0 calls `all_reduce`, while rank 1 is busy with something else.
-
 
 # %%
 # %%attempt rank 1 does not take part
@@ -434,6 +433,7 @@ for way in ("rank 1 never comes", "rank 0 never comes", "rank 1 does not take pa
                  "**the line to look at**": f"`{outcome.essential.split('] ')[-1]}`", "after": f"{outcome.seconds:.1f} s"})
 show(rows)
 
+
 # %% [markdown]
 # **Read the last line first.** It says who waited, and for what: *1/2 clients joined* (a rank did not start, or has another world size), *trying to connect* (rank 0
 # is not there, or address and port are wrong), *Timed out waiting … for recv* (they met, then one did not take part). With many ranks, look at the rank that did **not**
@@ -443,7 +443,6 @@ show(rows)
 #
 # Write the environment variables of one process, as a dict of **texts**: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`.
 # `hosts` is the list of the nodes' names, `port` is free on all of them.
-
 
 # %%
 def my_environment(group_rank, local_rank, hosts, per_node, port):
@@ -504,7 +503,6 @@ mp.start_processes(work, (ranks, f"tcp://127.0.0.1:{free_port()}"), nprocs=ranks
 # %% [markdown]
 # `elastic_launch` is what torchrun is made of. It sets the environment variables, starts the ranks by `fork` (if asked to), and gives back what each one returned.
 
-
 # %%
 # %%attempt 4. elastic_launch, function of the notebook
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -534,9 +532,9 @@ Markdown("**It hangs, and says nothing.** A large sum is shared by several threa
          f"**It {hang.end} here.** Where PyTorch computes with several threads, it hangs: `fork` copies the memory, but not the threads, and the copy "
          "waits for them for ever.")
 
+
 # %% [markdown]
 # A rank that uses one thread needs nobody else's. The first line of the worker says so:
-
 
 # %%
 # %%attempt 6. the same, with one thread in each rank
@@ -666,6 +664,7 @@ import torch.distributed as dist  # noqa: F401
 
 def join(rank, world_size, file):
     raise NotImplementedError
+
 
 # %%
 # !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} scripts/ranks.py --step answer --limit 40 --answer results/live/03_answer.py --out results/live/03_answer

@@ -203,6 +203,7 @@ _, called, returned, waits, done = (state["seconds"][0] for state in states)
 Markdown(f"On rank 0 the call took **{1000 * (returned - called):.1f} ms**, `wait()` **{1000 * (done - waits):.0f} ms**. In between it worked for "
          f"{1000 * (waits - returned):.0f} ms, which it would otherwise have waited longer.")
 
+
 # %% [markdown]
 # Until `wait()` has returned, the tensor belongs to the collective: do not read it, do not write it. In the middle
 # picture some ranks may have the sum already, and others not yet. DDP overlaps backward and all-reduce with such
@@ -218,7 +219,6 @@ Markdown(f"On rank 0 the call took **{1000 * (returned - called):.1f} ms**, `wai
 # - **f**: each rank has some tokens for each of the other ranks, other ones for each
 #
 # Move no more than is needed. The names are those of the functions above.
-
 
 # %%
 def my_choices():
@@ -244,6 +244,7 @@ import torch.distributed as dist  # noqa: F401 - for your answer
 
 def my_all_reduce(tensor):
     raise NotImplementedError
+
 
 # %%
 # !torchrun --nproc_per_node=2 scripts/collectives_demo.py --show answer --answer results/live/04_answer.py \
@@ -285,6 +286,7 @@ for step, ax in enumerate(axes.T.flat):
 fig.suptitle("Ring all-reduce, recorded on each rank", x=0.01, ha="left", fontweight="bold")
 plots_collectives.picture(fig)
 
+
 # %% [markdown]
 # Two phases, n − 1 steps each:
 #
@@ -296,7 +298,6 @@ plots_collectives.picture(fig)
 #
 # Steps count from 0 to 2(n − 1) − 1, through both phases, as in the code below. (The pictures count the steps that are done: their step 1 is step 0
 # here.) In step 0 rank r sends chunk r. Which chunk does it send in step `step`?
-
 
 # %%
 def my_chunk(rank, step, ranks):
@@ -456,11 +457,11 @@ largest_point = points.iloc[-1]
 Markdown(f"The table holds busbw / algbw. Our largest message, {size_name(largest_point['bytes'])} on {ranks} ranks: algbw **{plain(largest_point['algbw'] / 1e9)} GB/s**, "
          f"busbw **{plain(largest_point['busbw'] / 1e9)} GB/s**.")
 
+
 # %% [markdown]
 # ### Exercise 4: both bandwidths of an all-reduce
 #
 # In GB/s (1 GB is 10⁹ bytes).
-
 
 # %%
 def my_bandwidths(bytes, seconds, ranks):

@@ -70,7 +70,6 @@ print("your guess was right" if my_guess == shards[1] else f"your guess: {my_gue
 # %% [markdown]
 # The same as a picture. `sightings` asks the sampler of each rank and writes down who sees what.
 
-
 # %%
 def sightings(n, ranks, epochs=(0,), set_epoch=True, **options):
     """A line each time a rank sees an item. What nobody sees has a line without rank."""
@@ -172,6 +171,7 @@ met = {how: seen.loc[seen["rank"] == 0, "item"].nunique() for how, seen in {"wit
 Markdown(f"In 6 epochs rank 0 has seen **{met['with']}** different items with `set_epoch` (you said {my_with}), and "
          f"**{met['without']}** without (you said {my_without}).")
 
+
 # %% [markdown]
 # Forgotten, each column keeps its colour and its number: each rank has the same items in the same order, epoch after epoch. All ranks
 # together still see the whole set, so the loss goes down and nothing warns you. But the batches never change: the same images
@@ -187,7 +187,6 @@ Markdown(f"In 6 epochs rank 0 has seen **{met['with']}** different items with `s
 #
 # Write the shuffling. `my_order` returns the items 0 to n − 1 in the order of an epoch, as rank `rank` computes it.
 # Another epoch, another order. Any deterministic way will do; it need not be PyTorch's.
-
 
 # %%
 def my_order(n, seed, epoch, rank):
@@ -240,11 +239,11 @@ loader = DataLoader(range(3), sampler=DistributedSampler(range(3), 8, 0, drop_la
 print(f"drop_last=True: {len(loader)} steps an epoch, and no error: nothing is trained, and nothing says so")
 assert len(loader) == 0
 
+
 # %% [markdown]
 # ### Exercise 2: the shard of a rank
 #
 # Without shuffle and with padding, as a list of items. It must also be right for a set smaller than the world.
-
 
 # %%
 def my_shard(n, rank, world_size):
@@ -352,6 +351,7 @@ print("Batch size per process kept: the global batch grows\n" + kept.to_string(i
 print("\nGlobal batch kept: the batch size is divided")
 print(pd.DataFrame([plan(ranks, 64 // ranks) for ranks in (1, 2, 4, 8)]).to_string(index=False))
 
+
 # %% [markdown]
 # With the batch size kept, 8 ranks change the weights less often, each time after more images. The learning rate has to follow the **global** batch.
 # A common rule multiplies it by the number of ranks and warms up slowly ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677)).
@@ -359,7 +359,6 @@ print(pd.DataFrame([plan(ranks, 64 // ranks) for ranks in (1, 2, 4, 8)]).to_stri
 # ### Exercise 3: steps an epoch
 #
 # `drop_last` is given to the sampler and to the loader alike. Compute; build no loader.
-
 
 # %%
 def my_steps(n, world_size, batch_size, drop_last):
@@ -531,6 +530,7 @@ table = pd.DataFrame([{"test images": n, "seen twice on 8 ranks": -n % 8, "error
 print("8 ranks, shuffle=False, the first so many test images; the error is at most d / (N + d)")
 print(table.to_string(index=False, float_format="{:.3f}".format))
 
+
 # %% [markdown]
 # 10,000 divides by 8, by 4 and by 2. On the usual numbers of GPUs the mistake shows nothing. And where it does pad, the set is so large that the error
 # is smaller than what anybody looks at. The same code is wrong on your own small test set.
@@ -548,7 +548,6 @@ print(table.to_string(index=False, float_format="{:.3f}".format))
 #
 # Somebody has evaluated with padding (`shuffle=False`). `shards[r]` is rank r's list of right (`True`) and wrong (`False`), in the order of its shard.
 # Return the true accuracy of the n items.
-
 
 # %%
 def my_accuracy(n, shards):

@@ -516,6 +516,7 @@ def accuracy(hits, images):
 def train(ddp, batches, optimizer, every):
     raise NotImplementedError
 
+
 # %%
 # !torchrun --nproc_per_node={ranks} scripts/ddp_steps.py --step answer --answer results/live/06_answer.py \
 #     --timeout 20 --out results/live/06_answer.json
@@ -530,7 +531,6 @@ for number, exercise in enumerate([check.average, check.overall, check.accumulat
 # %% [markdown]
 # 4. You trained one process with SGD, batch size `batch_size`, learning rate `lr`. Now you start `ranks` of them with the same `--batch-size`. How many
 #    images does an update see, and which learning rate would you try first?
-
 
 # %%
 def settings(ranks, batch_size, lr):

@@ -239,6 +239,7 @@ draw_limit(right, allowed / many, max(4, devices), "left", 0.97)
 plots.efficiency(table, right)
 plt.show()
 
+
 # %%
 def row_of(ranks):
     """The row of the table for so many ranks."""
@@ -262,13 +263,13 @@ if not gpus and best.speedup > 1.1 * limit[best.world_size]:
     lines.append("**More than min(ranks, cores): other programs disturbed these runs. Close them, and run again.**")
 Markdown("\n".join(f"- {line}" for line in lines))
 
+
 # %% [markdown]
 # ### Exercise 1: strong and weak scaling
 #
 # Here all runs had the same images (strong scaling). Others let the images grow with the ranks (*weak scaling*). One formula serves
 # both. One rank took `seconds_one` for `images_one`; all ranks together took `seconds_many` for `images_many`. Return speed-up and
 # efficiency.
-
 
 # %%
 def my_scaling(seconds_one, images_one, seconds_many, images_many, ranks):
@@ -301,6 +302,7 @@ for y, total in enumerate(ms.sum(axis=1)):
 ax.margins(x=0.1)
 plt.show()
 
+
 # %%
 def growth(ranks):
     grown = ms.loc[ranks] - ms.loc[1]
@@ -318,13 +320,13 @@ if not gpus and cores < 8:
                  "from rank to rank, each of which can answer only when it has a core.")
 Markdown("\n".join(f"- {line}" for line in lines))
 
+
 # %% [markdown]
 # ### Exercise 2: turns, or the price of working together?
 #
 # A step takes `alone` ms with one rank, and `together` ms with `ranks` ranks on `devices` devices. Each rank has a batch of its own,
 # as large as before. A step may take longer because the ranks take turns, or because working together costs time. Return the
 # second part, in ms.
-
 
 # %%
 def my_price(alone, together, ranks, devices):
@@ -423,13 +425,13 @@ if best.world_size > 1:
                  f"**{some(max(1, math.ceil(extra / saved)), 'epoch')}** of {samples:,} images on. A shorter job is done sooner by one process.")
 Markdown("\n".join(f"- {line}" for line in lines))
 
+
 # %% [markdown]
 # ### Exercise 3: the most that the whole command can gain
 #
 # With one rank a command needs `starting` seconds to start, and `training` seconds to train. Suppose that working together costs
 # nothing, and that the start takes no longer with more ranks. How many times as fast can the whole command be at most, with
 # `ranks` ranks on `devices` devices?
-
 
 # %%
 def my_most(starting, training, ranks, devices):

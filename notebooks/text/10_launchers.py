@@ -605,7 +605,6 @@ Markdown(f"{len(launched)} launches of one training, {len(launched)} times the s
 # 1. `my_local_rank(arguments, environment)`: the local rank, whoever started the script. `arguments` is the list that a script finds in `sys.argv[1:]`,
 #    `environment` a dict like `os.environ`. The script also has an option of its own, `--epochs`.
 
-
 # %%
 import argparse  # noqa: F401 - for your answer
 
@@ -631,7 +630,6 @@ check.command(my_command)
 
 # %% [markdown]
 # 3. One rank fails at every attempt. How many processes has `torchrun --nproc_per_node=RANKS --max-restarts=MAX_RESTARTS` started in the end?
-
 
 # %%
 def my_count(ranks, max_restarts):

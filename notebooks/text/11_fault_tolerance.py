@@ -445,6 +445,7 @@ assert all(torch.equal(loaded[name], value) for name, value in expected.items())
 Markdown(f"One process has read what two wrote: a table of {loaded['table'].shape[0]} rows, and {len(loaded) - 1} tensors of LeNet, bit for bit. DCP reads into the tensors that you have, whatever "
          "number of ranks they are shared by. The same folder would load on three.")
 
+
 # %% [markdown]
 # A DCP checkpoint is many files, which cannot be replaced in one moment. So write each checkpoint into a folder of its own, and delete an old folder only when the new one is complete.
 #
@@ -452,7 +453,6 @@ Markdown(f"One process has read what two wrote: a table of {loaded['table'].shap
 #
 # 1. A run has made `done` steps in all and is killed. `main.py` writes every `every` steps, counted from the start of the run, and after each epoch of `steps_per_epoch`
 #    steps. How many steps are made again?
-
 
 # %%
 def my_lost(done, every, steps_per_epoch):
@@ -466,7 +466,6 @@ check.again(my_lost)
 # %% [markdown]
 # 2. How many seconds between two checkpoints, after Young? A write takes `write_seconds`. One node fails every `node_hours` hours on average, and any node that fails stops the job of `nodes` nodes.
 
-
 # %%
 def my_interval(write_seconds, node_hours, nodes):
     raise NotImplementedError
@@ -479,7 +478,6 @@ check.young(my_interval)
 # %% [markdown]
 # 3. `my_save(path, data)` replaces the file `path` by the bytes `data`. It may be killed at any moment: then `path` must hold all of the old data, or all of the new. The check runs your function in a process of its own
 #    and kills that process, once before each single instruction. (`os`, `shutil`, `tempfile` and `Path` are imported there.)
-
 
 # %%
 def my_save(path, data):
