@@ -7,8 +7,9 @@
 epoch       an epoch of CIFAR-10 (LeNet, batch 64, one thread): main.py against scripts/textbook.py; its share of data
 ranks       images a second of main.py, LeNet and the small ResNet: two ranks against one, one thread each
 start       torchrun typed to the first training step done, 8 ranks: main.py against scripts/textbook.py
-frameworks  an epoch of LeNet and of the small ResNet on two ranks, one thread each: main.py's DDP against the same
-            training under Lightning Fabric and Accelerate, where they are installed (requirements-optional.txt)
+frameworks  an epoch of LeNet and of the small ResNet on one and on two ranks, one thread each: main.py against the
+            same training under Lightning Fabric and Accelerate, where they are installed (requirements-optional.txt)
+logs        1,000 run logs of 100 epochs into one table: scripts/runs.py against no more than json.loads
 
 Each epoch is the second of its run: the first one warms up. The programs of a comparison take turns in going first.
 Ratios of the same round are comparable; seconds on a shared machine are not.
@@ -17,6 +18,7 @@ Ratios of the same round are comparable; seconds on a shared machine are not.
 import argparse
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -120,13 +122,40 @@ def start_round(number, samples):
 def frameworks_round(number, samples):
     figures = {}
     loops = {"main.py": "main.py", **{name: f"scripts/{name}_loop.py" for name in installed()}}
-    for model in MODELS:
-        did = in_turn(number, **{name: partial(second_epoch, TWO_RANKS, model, samples, script)
+    for model, (ranks, launcher) in itertools.product(MODELS, {1: PYTHON, 2: TWO_RANKS}.items()):
+        images = samples or MODELS[model] // 2  # twelve runs a round are enough
+        did = in_turn(number, **{name: partial(second_epoch, launcher, model, images, script)
                                  for name, script in loops.items()})
         seconds = {name: did[name]["seconds"] for name in loops}
-        figures |= {f"{model} {name} s": seconds[name] for name in loops}
-        figures |= {f"{model} main.py / {name}": seconds["main.py"] / seconds[name] for name in installed()}
+        figures |= {f"{model} x{ranks} {name} s": seconds[name] for name in loops}
+        figures |= {f"{model} x{ranks} main.py / {name}": seconds["main.py"] / seconds[name] for name in installed()}
     return figures
+
+
+def logs_round(number, samples):
+    import utils  # here, for it imports torch
+    from scripts import runs
+
+    lines = next((ROOT / "results/recorded/two-cpu-cores").glob("*.jsonl")).read_text().splitlines()
+    fields = [{name: value for name, value in json.loads(line).items() if name not in ("kind", "time", "run_id")}
+              for line in lines[:2]]
+    with tempfile.TemporaryDirectory() as folder:
+        for each in range(1000):
+            with utils.RunLog(Path(folder, f"{each}.jsonl")) as log:
+                log.write("run", **fields[0] | {"epochs": 100})
+                for epoch in range(100):
+                    log.write("epoch", **fields[1] | {"epoch": epoch})
+        began = time.perf_counter()
+        table = runs.read_runs(folder)
+        took = time.perf_counter() - began
+        began = time.perf_counter()
+        for path in Path(folder).iterdir():
+            for line in path.read_text().splitlines():
+                json.loads(line)
+        parsing = time.perf_counter() - began
+    if len(table) != 100_000 or (table["note"] != "").any():
+        sys.exit(f"benchmark: {len(table)} rows read of 100,000; {table['note'].iloc[0]}")
+    return {"runs.py s": took, "json.loads s": parsing, "runs.py / json.loads": took / parsing}
 
 
 def installed():
@@ -142,7 +171,8 @@ def versions():
     return found
 
 
-ROUNDS = {"epoch": epoch_round, "ranks": ranks_round, "start": start_round, "frameworks": frameworks_round}
+ROUNDS = {"epoch": epoch_round, "ranks": ranks_round, "start": start_round, "frameworks": frameworks_round,
+          "logs": logs_round}
 
 
 class Parser(argparse.ArgumentParser):

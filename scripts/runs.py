@@ -9,6 +9,7 @@ read is missing, never guessed, and the column `note` says what was left out. Ne
 """
 
 import argparse
+import functools
 import glob
 import json
 import math
@@ -356,19 +357,22 @@ def _is(value, kind: str) -> bool:
     return type(value) is (bool if kind == FLAG else str)
 
 
+@functools.lru_cache(maxsize=1000)  # the same few names come in every record of every log
+def _bounds(name: str) -> tuple[float, float, bool]:
+    return LOWEST.get(name, -math.inf), HIGHEST.get(name, math.inf), name.isidentifier()
+
+
 def _epoch_row(record: dict) -> dict | None:
     """The numbers of an epoch record; None if one of them cannot be what it says."""
     row = {}
     for name, value in record.items():
         kind = type(value)
         if kind is float or kind is int:
-            if value != value:
-                value = math.nan  # "not a number" is what a diverged loss is
-            elif not LOWEST.get(name, -math.inf) <= value <= HIGHEST.get(name, math.inf):
+            lowest, highest, usable = _bounds(name)
+            # "not a number" is in no range, and is what a diverged loss is
+            if not lowest <= value <= highest and value == value or kind is int and abs(value) >= LARGEST_INT:
                 return None
-            if kind is int and abs(value) >= LARGEST_INT:
-                return None
-            if name.isidentifier():
+            if usable:
                 row[name] = value
         elif value is not None and (name in EPOCH_FIELDS or name == "epoch"):
             return None

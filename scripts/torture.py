@@ -23,6 +23,7 @@ import time
 import warnings
 from pathlib import Path
 
+import nbformat
 import psutil
 import torch
 
@@ -330,9 +331,50 @@ def damaged_data(folder, rng, args):
             yield
 
 
+# ------------------------------------------------------------------------------------------- attacks: the notebook
+
+
+def unruly_command(folder, rng, args):
+    """A command of a notebook that fails, hangs, or writes no log: its cell fails, and papermill says which command,
+    after how long, or which log. No process is left."""
+    lesson = nbformat.read(ROOT / "notebooks/00_start_here.ipynb", as_version=4)
+    setup = next(cell.source for cell in lesson.cells if cell.cell_type == "code")
+    endless = str(10**9 + os.getpid())  # seconds that nobody else on this machine sleeps for
+    cells = [  # source, the cell's limit in seconds, what papermill must say
+        ("!torchrun --nproc_per_node=2 main.py --batch-size=0", LIMIT, ["--batch-size=0", "exit status 1"]),
+        (f"!torchrun --nproc_per_node=2 --no-python sleep {endless}", 20, ["sleep", "20 seconds"]),
+        (f"!python -c pass\nfrom scripts import runs\nruns.read_run('{folder}/never.jsonl')", LIMIT, ["never.jsonl"]),
+    ]
+    tries = []
+    for number, (source, limit, words) in enumerate(cells):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in (setup, source)])
+        notebook.metadata.kernelspec = lesson.metadata.kernelspec
+        nbformat.write(notebook, folder / f"{number}.ipynb")
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        tries.append((source.splitlines()[0], words, subprocess.Popen(
+            [sys.executable, "-m", "papermill", folder / f"{number}.ipynb", folder / f"{number}-run.ipynb",
+             "--execution-timeout", str(limit), "--no-progress-bar"], cwd=ROOT, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, env=clean_environment() | {"PATH": path})))
+    for source, words, process in tries:
+        _, said = process.communicate(timeout=LIMIT)
+        expect(process.returncode != 0, f"papermill passed {source}")
+        expect(all(word in said for word in words), f"{source}: papermill does not say {words}: {said[-300:]}")
+        mine = {endless, str(folder)}
+        running = [each for each in psutil.process_iter() if any(word in " ".join(cmdline(each)) for word in mine)]
+        _, left = psutil.wait_procs(running, timeout=20)
+        expect(not left, f"{source}: {len(left)} process(es) left behind")
+        yield
+
+
+def cmdline(process):
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
 ATTACKS = {attack.__name__.replace("_", "-"): attack for attack in (
     kill_a_rank, hang_a_rank, kill_the_write, fill_the_disk, share_a_path, damaged_checkpoint, damaged_log,
-    damaged_data)}
+    damaged_data, unruly_command)}
 
 
 def main():

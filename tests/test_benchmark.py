@@ -1,5 +1,6 @@
 """The benchmark runs what it says, in turns, and writes what it printed. No test looks at how long anything took."""
 
+import itertools
 import json
 import os
 import signal
@@ -42,13 +43,19 @@ def test_ratios_come_from_the_runs_of_one_round(cifar10, tmp_path):
     assert line[-3:] == [f"{value:.4g}" for value in ((low + high) / 2, low, high)]
 
 
-def test_the_frameworks_are_compared_on_two_ranks(cifar10, tmp_path, monkeypatch):
+def test_the_frameworks_are_compared_on_one_and_two_ranks(cifar10, tmp_path, monkeypatch):
     if not benchmark.installed():
         pytest.skip("neither Fabric nor Accelerate is installed (requirements-optional.txt)")
-    monkeypatch.setattr(benchmark, "MODELS", {"lenet": 256})
+    monkeypatch.setattr(benchmark, "MODELS", {"lenet": 512})
     figures = benchmark.frameworks_round(0, None)
-    for name in benchmark.installed():
-        assert figures[f"lenet main.py / {name}"] == figures["lenet main.py s"] / figures[f"lenet {name} s"]
+    for name, ranks in itertools.product(benchmark.installed(), ("x1", "x2")):
+        ours, theirs = (figures[f"lenet {ranks} {loop} s"] for loop in ("main.py", name))
+        assert figures[f"lenet {ranks} main.py / {name}"] == ours / theirs
+
+
+def test_a_thousand_logs_are_read():
+    figures = benchmark.logs_round(0, None)  # ends the program where a row is missing or a note says something
+    assert figures["runs.py / json.loads"] == figures["runs.py s"] / figures["json.loads s"]
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
