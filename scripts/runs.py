@@ -196,7 +196,8 @@ def _frame(parsed: list[tuple[dict, list[dict]]]) -> pd.DataFrame:
 
     columns = {"label": run_columns.pop("label")}
     columns["epoch"] = pd.array([row.get("epoch") for row in rows], dtype="Int64")
-    for name in dict.fromkeys([*EPOCH_FIELDS, *(key for row in rows for key in row if key != "epoch")]):
+    seen = dict.fromkeys(map(tuple, rows))  # the rows of a log have the same keys, nearly all
+    for name in dict.fromkeys([*EPOCH_FIELDS, *(key for keys in seen for key in keys if key != "epoch")]):
         # a field that both records hold, such as a learning rate that changes, stands beside the run's own
         column = f"epoch_{name}" if name in run_columns else name
         columns[column] = np.array([row.get(name) for row in rows], dtype=float)
@@ -218,7 +219,7 @@ def _json_records(text: str, notes: list[str]) -> tuple[list[dict], bool]:
         if not line or line.isspace():
             continue
         try:
-            record = json.loads(line)
+            record = DECODER.decode(line)
             if type(record) is not dict or type(record.get("kind")) is not str or not _is_intact(line, record):
                 raise ValueError
             found.append((number, record))
@@ -259,7 +260,7 @@ CHECKSUM = re.compile(r', "crc": (\d+)\}\s*$')
 
 def _is_intact(line: str, record: dict) -> bool:
     """A flipped digit is still JSON: main.py's records end with a CRC-32 of what stands before it."""
-    found = CHECKSUM.search(line)
+    found = CHECKSUM.match(line, max(0, line.rfind(', "crc"')))
     return "crc" not in record if not found else int(found[1]) == zlib.crc32(line[: found.start()].encode())
 
 
@@ -357,24 +358,26 @@ def _is(value, kind: str) -> bool:
     return type(value) is (bool if kind == FLAG else str)
 
 
-@functools.lru_cache(maxsize=1000)  # the same few names come in every record of every log
-def _bounds(name: str) -> tuple[float, float, bool]:
-    return LOWEST.get(name, -math.inf), HIGHEST.get(name, math.inf), name.isidentifier()
+@functools.lru_cache(maxsize=1000)  # records of the same few kinds come a hundred thousand times
+def _bounds(names: tuple[str, ...]) -> list[tuple[str, float, float, bool, bool]]:
+    """(name, lowest, highest, whether it is one of ours, whether it can name a column) of each field of a record."""
+    ours = {*EPOCH_FIELDS, "epoch"}
+    return [(name, LOWEST.get(name, -math.inf), HIGHEST.get(name, math.inf), name in ours, name.isidentifier())
+            for name in names]
 
 
 def _epoch_row(record: dict) -> dict | None:
     """The numbers of an epoch record; None if one of them cannot be what it says."""
     row = {}
-    for name, value in record.items():
+    for (name, lowest, highest, ours, usable), value in zip(_bounds(tuple(record)), record.values(), strict=True):
         kind = type(value)
         if kind is float or kind is int:
-            lowest, highest, usable = _bounds(name)
             # "not a number" is in no range, and is what a diverged loss is
             if not lowest <= value <= highest and value == value or kind is int and abs(value) >= LARGEST_INT:
                 return None
             if usable:
                 row[name] = value
-        elif value is not None and (name in EPOCH_FIELDS or name == "epoch"):
+        elif ours and value is not None:
             return None
     epoch = row.get("epoch")
     return row if type(epoch) is int else None
