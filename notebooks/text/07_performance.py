@@ -399,7 +399,7 @@ Markdown(f"After {some(epochs, 'epoch')} eight ranks have made {steps[1] / steps
 
 # %% [markdown]
 # So a shorter epoch is not yet a shorter training. **Faster per image and better per image are two questions**: this
-# lesson measures the first. A larger global batch usually wants another learning rate: a later lesson.
+# lesson measures the first. A larger global batch usually wants another learning rate: lesson [09](09_large_batch.ipynb).
 #
 # ## And the whole command?
 #
