@@ -129,6 +129,7 @@ def check_out(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file")
+    check_writable("--out", path.parent)
 
 
 def check_writable(option, folder):

@@ -336,7 +336,7 @@ def lock(file):
 
 def write_json(path, found):
     """Write `found` to `path`, whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(json.dumps(found, indent=1), encoding="utf-8")
     os.replace(part, path)
 

@@ -1,8 +1,11 @@
-"""Run main.py over a grid: world sizes x strategies x models x batch sizes x seeds x repeats. Start it again to go on.
+"""Run main.py over a grid: world sizes x strategies x models x batch sizes x rates x seeds x repeats.
+
+Start it again to go on.
 
     python scripts/sweep.py --out results/live/sweep --world-sizes 1 2 4 --models lenet resnet --seeds 0 1 \\
         -- --epochs 2 --samples 5000
     python scripts/sweep.py --world-sizes 1 2 --repeats 3 --threads 1 -- --epochs 2
+    python scripts/sweep.py --world-sizes 1 --batch-sizes 64 512 --lrs 0.01 0.02 -- --optimizer sgd
 
 What follows `--` goes to main.py. One process is plain python, more are torchrun's. Each run has a log of its own,
 NAME.jsonl, which scripts/runs.py reads, and beside it NAME.out, what it said on the console. A run whose log says that
@@ -47,15 +50,17 @@ class Cell(NamedTuple):
     batch_size: int
     seed: int
     repeat: int
+    lr: float | None = None  # None: main.py's own, or what follows `--`
 
     def __str__(self):
         repeat = f"-repeat{self.repeat}" if self.repeat > 1 else ""  # a later sweep with more repeats finds the first
         ranks = self.world_size if self.strategy == "ddp" else ""
-        return f"{self.model}-{self.strategy}{ranks}-batch{self.batch_size}-seed{self.seed}{repeat}"
+        lr = f"-lr{self.lr:g}" if self.lr else ""
+        return f"{self.model}-{self.strategy}{ranks}-batch{self.batch_size}{lr}-seed{self.seed}{repeat}"
 
     def options(self):
         return [f"--{name}={getattr(self, name.replace('-', '_'))}" for name in
-                ("model", "strategy", "batch-size", "seed")]
+                ("model", "strategy", "batch-size", "seed", *(["lr"] if self.lr else []))]
 
 
 def make_grid(args):
@@ -166,6 +171,8 @@ def main():
         help="auto (default): single for one rank, else ddp; single and dp run with world size 1 alone")
     add("--models", choices=utils.MODELS, nargs="+", default=["lenet"], help="default: lenet")
     add("--batch-sizes", type=positive(int), nargs="+", default=[64], metavar="B", help="of each rank (default: 64)")
+    add("--lrs", type=positive(float), nargs="+", default=[None], metavar="LR",
+        help="learning rates (default: main.py's)")
     add("--seeds", type=int, nargs="+", default=[0], metavar="S", help="default: 0")
     add("--repeats", type=positive(int), default=1, metavar="N", help="run each so often (default: 1)")
     add("--threads", type=positive(int), metavar="N", help="of each rank (default: cores / ranks)")
@@ -173,11 +180,12 @@ def main():
         help="seconds; a run that takes longer is killed, and counts as failed (default: 3600)")
     args, cells = parser.parse_args(own), []
     options = get_parser()
-    options.set_defaults(**dict.fromkeys(BY_SWEEP))
+    by_sweep = BY_SWEEP + ["lr"] * (args.lrs != [None])
+    options.set_defaults(**dict.fromkeys(by_sweep))
     for name, value in vars(options.parse_args(passed_on)).items():
-        if name in BY_SWEEP and value is not None:
+        if name in by_sweep and value is not None:
             parser.error(f"--{name.replace('_', '-')} after `--`: the runs would share it; see --help for the grid")
-    cells = make_grid(args)
+    cells = list(dict.fromkeys(cell._replace(lr=lr) for cell in make_grid(args) for lr in args.lrs))
     if not cells:
         parser.error(f"--strategies {' '.join(args.strategies)} need --world-sizes 1: they are for one process")
     try:

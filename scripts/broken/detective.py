@@ -1,0 +1,110 @@
+"""Five trainings of the same small model, each with one mistake that says nothing. Lesson 12: which run has which?
+
+    torchrun --nproc_per_node=2 scripts/broken/detective.py --out results/live/12_detective.json
+
+It prints what each run would have logged. The letters are shuffled.
+"""
+
+import argparse
+import json
+import os
+import random
+from pathlib import Path
+
+SAMPLES, TESTS, BATCH, EPOCHS, SHUFFLE = 96, 25, 16, 2, 12
+FAULTS = {
+    "set_epoch": "set_epoch is forgotten",
+    "rank_0_loss": "the loss is that of rank 0 alone",
+    "batch_per_process": "the batch size is meant for all ranks, and each takes it",
+    "ddp_module": "model.module(x) is called in place of model(x)",
+    "padded_evaluation": "test images are padded",
+}
+
+
+def letters(seed=SHUFFLE):
+    """{"A": fault, …}: the truth."""
+    return dict(zip("ABCDE", random.Random(seed).sample(list(FAULTS), len(FAULTS)), strict=True))
+
+
+def training(fault):
+    """The log of one run, as rank 0 collects it: {"epochs": [one dict a epoch], "test_images", "accuracy"}."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DistributedSampler
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    data = torch.randn(SAMPLES + TESTS, 4)
+    labels = (data[:, 0] + 0.5 * data[:, 1] > 0).float()
+    labels[:SAMPLES:4] = 1 - labels[:SAMPLES:4]  # some are wrong, so that the ranks' losses differ
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    forward = model.module if fault == "ddp_module" else model
+    sampler = DistributedSampler(range(SAMPLES), seed=3)
+    per_rank = BATCH if fault == "batch_per_process" else BATCH // ranks
+    epochs = []
+    for epoch in range(EPOCHS):
+        if fault != "set_epoch":
+            sampler.set_epoch(epoch)
+        mine, updates, sums = torch.tensor(list(sampler)), 0, torch.zeros(2)
+        for batch in mine.split(per_rank):
+            loss = nn.functional.binary_cross_entropy_with_logits(forward(data[batch]).flatten(), labels[batch])
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.5 * parameter.grad
+            updates += 1
+            sums += torch.tensor([loss.item() * len(batch), len(batch)])
+        own = (sums[0] / sums[1]).item()
+        if fault != "rank_0_loss":
+            dist.all_reduce(sums)
+        told = [None] * ranks
+        dist.all_gather_object(told, {"first_images": mine[:8].tolist(), "updates": updates, "images": len(mine),
+                                      "loss": own, "weight_norm": model.module.weight.norm().item()})
+        epochs.append({"loss": (sums[0] / sums[1]).item(), "ranks": told})
+    shard = list(DistributedSampler(range(TESTS), shuffle=False) if fault == "padded_evaluation"
+                 else range(rank, TESTS, ranks))
+    right = (model.module(data[SAMPLES:][shard]).flatten() > 0).float() == labels[SAMPLES:][shard]
+    sums = torch.tensor([right.sum(), len(shard)])
+    dist.all_reduce(sums)
+    return {"epochs": epochs, "test_images": sums[1].item(), "accuracy": (sums[0] / sums[1]).item()}
+
+
+def text(letter, log):
+    """The log of a run, for people."""
+    lines = [f"run {letter}"]
+    for epoch, record in enumerate(log["epochs"]):
+        lines.append(f"  Epoch {epoch}: loss {record['loss']:.4f}")
+        for rank, told in enumerate(record["ranks"]):
+            first = " ".join(map(str, told["first_images"]))
+            lines.append(f"    rank {rank}: {told['updates']} updates, {told['images']} images ({first} …), "
+                         f"loss {told['loss']:.4f}, weight norm {told['weight_norm']:.5f}")
+    return "\n".join([*lines, f"  Test: accuracy {log['accuracy']:.4f}, {log['test_images']} images"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the logs to this file, as JSON")
+    args = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", 1)) < 2:
+        parser.exit(2, "detective.py: error: this needs two ranks: torchrun --nproc_per_node=2 …\n")
+    if args.out:
+        try:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.exit(2, f"detective.py: error: --out {args.out}: {error.strerror}\n")
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    logs = {letter: training(fault) for letter, fault in letters().items()}
+    if dist.get_rank() == 0:
+        print("\n\n".join(text(letter, log) for letter, log in logs.items()), flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(logs))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

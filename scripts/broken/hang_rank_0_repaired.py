@@ -1,0 +1,18 @@
+"""Rank 0 logs the mean loss. Each rank waits 8 seconds, in place of 30 minutes."""
+
+import faulthandler
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+rank, ranks = dist.get_rank(), dist.get_world_size()
+faulthandler.dump_traceback_later(4)  # says where this process stands, while it waits
+loss = torch.tensor(1.0 + rank)
+dist.all_reduce(loss)
+if rank == 0:
+    print(f"mean loss {loss.item() / ranks:g}")
+dist.barrier()  # the end of the epoch
+faulthandler.cancel_dump_traceback_later()
+dist.destroy_process_group()

@@ -1,0 +1,262 @@
+"""Where the time of a training step goes, by torch.profiler: on one rank, or on several with a timeline on one clock.
+
+    python scripts/step_profile.py --out results/live/14_profile_one.json
+    torchrun --nproc_per_node=2 scripts/step_profile.py --model lenet wide --out results/live/14_profile_ranks.json
+
+The training is main.py's (scripts/variants.py). The file holds for each model what scripts/gains.py needs to predict:
+`phases` (ms of a step, timed without the profiler), `operators` (of rank 0: self time of each in a profiled step),
+`events` of a typical step of every rank, and a few things timed alone. Each rank's Chrome trace is written beside it
+(OUT.MODEL.rankN.trace.json): open it at ui.perfetto.dev.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its tracer tells every start and stop
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.profiler import ProfilerActivity, profile, record_function
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
+import utils
+from options import Parser, check_out, cpu_name, positive
+from scripts import collectives
+from scripts.variants import MODELS, Setting, Training, meet, slowest
+
+WARM_UP = 3  # updates before anything is timed
+SMALL = 16  # images: with the usual batch it makes a line
+PHASES = ("data", "forward", "backward", "update")
+SYNCHRONISE = "clock"  # a label whose monotonic time we know: it ties a rank's trace to the clock of the machine
+
+# ---------------------------------------------------------------------------------------------- the profiler
+
+
+class Labels:
+    """Marks as Training.update gives them, turned into labelled regions of the trace: data, forward ..."""
+
+    def __init__(self):
+        self.following = dict(zip(PHASES, PHASES[1:], strict=False))
+        self.open = None
+
+    def begin(self, phase):
+        self.open = record_function(phase)
+        self.open.__enter__()
+
+    def __call__(self, phase):
+        self.open.__exit__(None, None, None)
+        if phase in self.following:
+            self.begin(self.following[phase])
+
+
+def profiled(training, steps):
+    """The profiler after so many updates, and the monotonic time, ns, of each `clock` label."""
+    clock = []
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(steps):
+            meet(training.here)
+            with record_function(SYNCHRONISE):
+                clock.append(time.monotonic_ns())
+            labels = Labels()
+            labels.begin("data")
+            training.update(labels)
+    return profiler, clock
+
+
+def operators(profiler, steps):
+    """A row an operator: ms of self time and calls in a step, largest first. Other threads' all-reduces are no part."""
+    rows = [{"name": event.key, "ms": event.self_cpu_time_total / 1000 / steps, "calls": event.count / steps}
+            for event in profiler.key_averages()
+            if not event.key.startswith(("gloo:", "nccl:", "ProfilerStep", SYNCHRONISE))]
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def read_trace(path, clock, rank):
+    """Events of a Chrome trace, a list for each step: ms on the machine's monotonic clock, the same for all ranks.
+
+    `wait` is what remains of backward after its last operator: the rank has nothing left to compute.
+    """
+    trace = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    labels = sorted((event for event in trace if event["name"] == SYNCHRONISE), key=lambda event: event["ts"])
+    # The time was read inside the label, a little after its start: the smallest delay is the best guess of none.
+    offset = min(ns / 1000 - event["ts"] for ns, event in zip(clock, labels, strict=True))
+    ends = [label["ts"] for label in labels[1:]] + [float("inf")]
+    steps = []
+    for label, end in zip(labels, ends, strict=True):
+        inside = [event for event in trace if label["ts"] <= event["ts"] < end]
+        rows = []
+        for event in inside:
+            start, stop = event["ts"], event["ts"] + event["dur"]
+            thread = event["tid"] == label["tid"]
+            if event["name"] in PHASES and thread:
+                cut = stop
+                if event["name"] == "backward":
+                    cut = max((e["ts"] + e["dur"] for e in inside if e["tid"] == label["tid"] and start < e["ts"]
+                               and e["ts"] + e["dur"] <= stop and e["name"].startswith("autograd::engine")),
+                              default=stop)
+                    rows.append(("compute", "wait", cut, stop))
+                rows.append(("compute", event["name"], start, cut))
+            elif event["name"].startswith(("gloo:", "nccl:")) and "barrier" not in event["name"]:  # that is ours
+                name = event["name"].split(":")[1].replace("_", "-")
+                rows.append((name, name, start, stop))
+        rows.sort(key=lambda row: row[2])
+        steps.append([{"rank": rank, "lane": lane, "event": name, "start": (start + offset) / 1000,
+                       "end": (stop + offset) / 1000} for lane, name, start, stop in rows])
+    return steps
+
+
+def typical(steps_of_ranks):
+    """The step of median length: all ranks' events in it, ms from its first. And each event's median sum in a step.
+
+    `least wait` is that of the rank which waits least: who comes last to the all-reduce waits for nothing but the link.
+    """
+    steps = [[event for events in one for event in events] for one in zip(*steps_of_ranks, strict=True)]
+    sums = defaultdict(list)
+    for events in steps:
+        for name in {event["event"] for event in events}:
+            of_ranks = [sum(e["end"] - e["start"] for e in events if (e["event"], e["rank"]) == (name, rank))
+                        for rank in range(len(steps_of_ranks))]
+            sums[name] += of_ranks
+            if name == "wait":
+                sums["least wait"].append(min(of_ranks))
+    steps.sort(key=lambda events: max(e["end"] for e in events) - min(e["start"] for e in events))
+    chosen = steps[len(steps) // 2]
+    zero = min(event["start"] for event in chosen)
+    return ([event | {"start": event["start"] - zero, "end": event["end"] - zero} for event in chosen],
+            {name: statistics.median(values) for name, values in sums.items()})
+
+
+# ---------------------------------------------------------------------------------------------- timed alone
+
+
+def phases(training, steps):
+    """{phase: ms of an update}, medians, timed without the profiler."""
+    seconds = defaultdict(list)
+    for _ in range(steps):
+        meet(training.here)
+        timer = utils.PhaseTimer(training.here.device)
+        training.update(timer.mark)
+        for phase, value in timer.totals().items():
+            seconds[phase].append(value)
+    return {phase: 1000 * statistics.median(values) for phase, values in seconds.items()}
+
+
+def median_ms(call, times):
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return 1000 * statistics.median(seconds)
+
+
+def alone(training, model, train_set, steps):
+    """What a prediction needs besides the profile, ms: an update with a small batch, one batch fetched singly."""
+    small = Training(Setting(batch_size=SMALL), model, train_set, training.here)
+    phases(small, WARM_UP)
+    single = Training(Setting(one_by_one=True), model, train_set, training.here)
+    next(single.batches)
+    return {"small_batch": SMALL, "small_batch_step": sum(phases(small, steps).values()),
+            "one_by_one_data": median_ms(lambda: next(single.batches), WARM_UP)}
+
+
+def link(gradients, rounds=9):
+    """α (ms) and β (ms a byte) of an all-reduce between these ranks, from one of 4 KiB and one of all gradients; the ms
+    of one with as many values of 16 bits; and the ms in which this rank copies all gradients once."""
+    cpu, values = torch.device("cpu"), gradients // 4
+    sizes = [4096, gradients]
+    calls = [collectives.prepare("all_reduce", size, cpu)[0] for size in sizes]
+    calls += [partial(dist.all_reduce, torch.zeros(values, dtype=kind)) for kind in (torch.float16, torch.bfloat16)]
+    times = [[collectives.timed(call, 3, cpu) for call in calls] for _ in range(rounds)]
+    small, whole, fp16, bf16 = [statistics.median(slowest(list(column))) for column in zip(*times, strict=True)]
+    beta = max(0.0, (whole - small) / (sizes[1] - sizes[0]))
+    source, target = torch.ones(values), torch.ones(values)
+    return {"alpha": 1000 * max(0.0, small - beta * sizes[0]), "beta": 1000 * beta,
+            "all_reduce": {"float32": 1000 * whole, "fp16": 1000 * fp16, "bf16": 1000 * bf16},
+            "copy": median_ms(lambda: target.copy_(source), rounds)}
+
+
+# ---------------------------------------------------------------------------------------------- command
+
+
+def look(model, train_set, args, here):
+    training = Training(Setting(), model, train_set, here)
+    phases(training, WARM_UP)
+    found = {"batch_size": training.setting.batch_size, "phases": phases(training, args.steps),
+             "shapes": [list(p.shape) for p in training.raw.parameters()],
+             "gradient_bytes": sum(p.nbytes for p in training.raw.parameters())}
+    profiler, clock = profiled(training, args.steps)
+    path = args.out.with_name(f"{args.out.stem}.{model}.rank{here.rank}.trace.json")
+    profiler.export_chrome_trace(str(path))
+    steps = read_trace(path, clock, here.rank)
+    of_ranks = [steps]
+    if here.world_size > 1:
+        of_ranks = [None] * here.world_size
+        dist.all_gather_object(of_ranks, steps)
+    found["events"], found["medians"] = typical(of_ranks)
+    found["operators"] = operators(profiler, args.steps)
+    if here.world_size == 1:
+        found |= alone(training, model, train_set, args.steps)
+    else:
+        found |= link(found["gradient_bytes"])
+    return found
+
+
+def get_parser():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="write what was found to this file, as JSON")
+    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
+    add("--dataset", choices=["auto", *utils.DATASETS], default="auto", help="auto: cifar10, or else synthetic")
+    add("--data-path", default="./data", help="folder of the data files")
+    add("--steps", type=positive(int), default=9, help="updates that are timed, and then profiled; default: 9")
+    add("--timeout", type=positive(float), default=60, help="longest wait for another rank, seconds")
+    return parser
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    parser = get_parser()
+    args = parser.parse_args()
+    try:
+        here = utils.find_placement("cpu")
+        check_out(args.out)
+        train_set = utils.get_dataset(args.dataset, args.data_path, verify=False)[0]
+    except ConnectionError as error:
+        parser.error(f"{error}: use --dataset synthetic")
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"{error.filename or args.out}: {error.strerror}")
+    torch.set_num_threads(1)
+    try:
+        if here.world_size > 1:
+            utils.init_distributed_mode(here, timeout=args.timeout)
+    except ConnectionError as error:
+        parser.error(str(error))
+    utils.defer_compiler()  # nothing is compiled here
+    found = {"world_size": here.world_size, "cores": utils.cores(), "device_name": cpu_name(),
+             "dataset": train_set.name, "torch": torch.__version__, "models": {}}
+    for model in args.model:
+        found["models"][model] = look(model, train_set, args, here)
+        if here.rank == 0:
+            step = sum(found["models"][model]["phases"].values())
+            print(f"{model:8}{step:6.1f} ms an update; most of it: {found['models'][model]['operators'][0]['name']}",
+                  flush=True)
+    if here.rank == 0:
+        utils.write_json(args.out, found)
+    meet(here)
+    utils.end_distributed_mode()
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

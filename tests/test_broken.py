@@ -1,0 +1,207 @@
+"""The gallery of mistakes: each broken script shows its symptom, each repaired one does not, and nothing is left.
+
+The ranks of most pairs are forked from one process (scripts/broken/forked.py); what is about a launcher is started by
+it. Lesson 12 starts all of them by torchrun.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jupytext
+import launch
+import psutil
+import pytest
+
+from scripts import bounded, gallery
+from scripts.broken import detective
+from scripts.checks import lesson_12
+
+TABLE = gallery.read_table()
+BROKEN = launch.ROOT / "scripts" / "broken"
+SPECIAL = {"__init__", "worker", "forked", "detective"}
+TWIN = launch.ROOT / "notebooks" / "text" / "12_break_it.py"
+each_entry = pytest.mark.parametrize("entry", TABLE.values(), ids=TABLE)
+
+
+@pytest.fixture(scope="module")
+def outcomes(request, tmp_path_factory):
+    """{name: what `gallery.py check` found} of the pairs whose tests were chosen, all run at once."""
+    wanted = {item.callspec.params["entry"].name for item in request.session.items
+              if item.module is request.module and "outcomes" in item.fixturenames and hasattr(item, "callspec")}
+    file = tmp_path_factory.mktemp("gallery") / "found.json"
+    command = [sys.executable, "scripts/gallery.py", "check", "--fork", "--out", str(file), *sorted(wanted)]
+    status = bounded.run(command, 280, f"test_broken {os.getpid()}", launch.environment(), cwd=launch.ROOT)
+    assert status is not None, "not all pairs ended within 280 s"
+    return {one["name"]: one for one in json.loads(file.read_text())}
+
+
+@pytest.mark.timeout(300)
+@each_entry
+def test_broken_shows_its_symptom_and_repaired_does_not(entry, outcomes):
+    found = outcomes[entry.name]
+    assert not found["complaints"], json.dumps(found, indent=1)
+
+
+@pytest.mark.timeout(300)
+@each_entry
+def test_the_judge_tells_them_apart(entry, outcomes):
+    """Not a word against what is as it should be, and several where the two forms are exchanged."""
+    broken, repaired = (gallery.Outcome(**outcomes[entry.name][form]) for form in ("broken", "repaired"))
+    assert len(gallery.complaints(entry, repaired, broken)) >= 4
+    assert len(gallery.complaints(entry, broken, replace(repaired, status=None))) == 1
+
+
+@pytest.mark.timeout(300)
+@each_entry
+def test_the_excerpt_shows_what_the_judge_looks_for(entry, outcomes):
+    for form in ("broken", "repaired"):
+        lines = gallery.excerpt(outcomes[entry.name][form]["output"], entry.lines)
+        assert lines and not any("/home/" in line or str(launch.ROOT) in line for line in lines)
+    if entry.look:
+        assert gallery.excerpt(outcomes[entry.name]["broken"]["output"], entry.look)
+
+
+def test_show_fails_where_the_symptom_is_not_seen(monkeypatch, capsys, tmp_path):
+    same = gallery.Outcome(0, "epoch 0, rank 0 sees: 1\nepoch 1, rank 0 sees: 1\nepoch 2, rank 0 sees: 1\n")
+    other = gallery.Outcome(0, same.output.replace("sees: 1\nepoch 1", "sees: 2\nepoch 1"))
+    for pair, status in (((same, other), 0), ((other, other), 1), ((same, same), 1)):
+        monkeypatch.setattr(gallery, "run_pair", lambda entry, pair=pair: pair)
+        assert gallery.main(["show", "set_epoch", "--out", str(tmp_path)]) == status
+        assert ("NOT AS EXPECTED" in capsys.readouterr().out) == bool(status)
+    told = json.loads((tmp_path / "set_epoch.json").read_text())
+    assert told == {"number": "6", "silent": True, "lines": 3, "matter": 3}
+    assert gallery.main(["show", "local_rank", "--subset", "quick"]) == 0
+    assert "Not in the quick tier" in capsys.readouterr().out
+
+
+def test_all_23_mistakes_are_there_in_order():
+    numbers = [int(re.match(r"\d+", entry.number)[0]) for entry in TABLE.values()]
+    assert sorted(set(numbers)) == list(range(1, 24)) and numbers == sorted(numbers)
+    for field in ("number", "title", "symptom"):
+        assert len({getattr(entry, field) for entry in TABLE.values()}) == len(TABLE)
+
+
+@each_entry
+def test_the_judge_recognises_a_message_as_people_paste_it(entry):
+    assert entry.silent or re.search(entry.shows, entry.symptom)
+
+
+def test_each_script_belongs_to_an_entry():
+    listed = {Path(entry.script(form)) for entry in TABLE.values() for form in ("broken", "repaired")}
+    assert all((launch.ROOT / path).is_file() for path in listed)
+    assert {path.relative_to(launch.ROOT) for path in BROKEN.glob("*.py") if path.stem not in SPECIAL} <= listed
+    assert set(gallery.QUICK) <= set(TABLE)
+
+
+@each_entry
+def test_the_two_forms_differ_in_the_mistake_alone(entry):
+    changed = [line for line in entry.difference() if line[0] in "+-"]
+    assert 1 <= len(changed) <= 8
+    if not entry.broken:  # the two that lesson 10 has, too, have docstrings of their own
+        sources = [(launch.ROOT / entry.script(form)).read_text() for form in ("broken", "repaired")]
+        assert sources[0].split('"""')[1] == sources[1].split('"""')[1]
+        assert all(len(source.splitlines()) <= 50 for source in sources)
+
+
+def test_the_guide_is_up_to_date_and_its_links_lead_somewhere():
+    done = subprocess.run([sys.executable, "scripts/gallery.py", "guide", "--check"], cwd=launch.ROOT, timeout=60,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    text = gallery.GUIDE.read_text()
+    headings = {re.sub(r"[^\w\- ]", "", line[3:].lower()).replace(" ", "-") for line in text.splitlines()
+                if line.startswith("## ")}
+    assert set(re.findall(r"\]\(#([^)]*)\)", text)) == headings
+    assert all(" ".join(entry.symptom.split()[:6]) in text for entry in TABLE.values())
+
+
+def test_a_guide_that_differs_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gallery, "GUIDE", tmp_path / "TROUBLESHOOTING.md")
+    assert gallery.main(["guide", "--check"]) == 1
+    assert gallery.main(["guide"]) == 0 and gallery.main(["guide", "--check"]) == 0
+    gallery.GUIDE.write_text(gallery.GUIDE.read_text().replace("set_epoch", "set_epoc"))
+    assert gallery.main(["guide", "--check"]) == 1
+    assert "run python scripts/gallery.py guide" in capsys.readouterr().err
+
+
+def test_the_notebook_has_each_entry_and_its_headings():
+    cells = jupytext.read(TWIN).cells
+    headings = [line[3:].strip() for cell in cells if cell.cell_type == "markdown" for line in cell.source.splitlines()
+                if re.match(r"## \d+[abc]?\. ", line)]
+    assert headings == [entry.heading for entry in TABLE.values()]
+    shown = re.findall(r"^!python scripts/gallery\.py show (\w+)", "\n".join(cell.source for cell in cells), re.M)
+    assert shown == list(TABLE)
+
+
+def alive(pid):
+    """A killed process that nobody has asked for its status is a zombie: not alive."""
+    try:
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_run_that_never_ends_is_stopped_with_all_that_it_started(tmp_path):
+    script = tmp_path / "for_ever.py"
+    script.write_text("import os, subprocess, sys, time\n"
+                      "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+                      " start_new_session=True)\n"
+                      "print(os.getpid(), child.pid, flush=True)\ntime.sleep(600)\n")
+    entry = replace(TABLE["set_epoch"], broken=str(script))
+    outcome = gallery.run(entry, "broken", limit=5)
+    assert outcome.status is None
+    assert len(outcome.output.split()) == 2 and not any(map(alive, outcome.output.split()))
+    said = gallery.complaints(entry, outcome, outcome)
+    assert f"broken: it did not end within {gallery.LIMIT} s" in said
+
+
+@pytest.mark.parametrize(("command", "sign"), [
+    (["show", "hang_rank_0"], signal.SIGTERM), (["show", "hang_rank_0"], signal.SIGINT),
+    (["check", "--fork", "hang_rank_0"], signal.SIGHUP)], ids=str)
+def test_a_stop_leaves_no_process(command, sign):
+    process = subprocess.Popen([sys.executable, "scripts/gallery.py", *command], cwd=launch.ROOT, text=True,
+                               env=launch.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    gallery_itself = psutil.Process(process.pid)
+    try:
+        launch.wait_for(lambda: len(gallery_itself.children(recursive=True)) >= 4, "the ranks of the two forms", 60)
+        family = gallery_itself.children(recursive=True)
+        process.send_signal(sign)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert psutil.wait_procs(family, timeout=30)[1] == []
+    finally:
+        process.kill()
+
+
+def test_bad_input_is_one_line():
+    for arguments in (["show", "no_such"], ["check", "no_such"], []):
+        done = subprocess.run([sys.executable, "scripts/gallery.py", *arguments], cwd=launch.ROOT, timeout=60,
+                              capture_output=True, text=True)
+        assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and not done.stdout
+
+
+def test_the_five_runs_of_the_detective_show_what_the_check_says(tmp_path):
+    out = tmp_path / "logs.json"
+    done = subprocess.run(launch.command(2, "scripts/broken/detective.py", "--out", out), cwd=launch.ROOT, timeout=100,
+                          env=launch.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    logs = {detective.letters()[letter]: log for letter, log in json.loads(out.read_text()).items()}
+    assert set(logs) == set(detective.FAULTS) == set(lesson_12.SIGNS)
+
+    def told(log, what):
+        return [[rank[what] for rank in epoch["ranks"]] for epoch in log["epochs"]]
+
+    signs = {
+        "set_epoch": lambda log: told(log, "first_images")[0] == told(log, "first_images")[1],
+        "rank_0_loss": lambda log: all(epoch["loss"] == epoch["ranks"][0]["loss"] for epoch in log["epochs"]),
+        "batch_per_process": lambda log: told(log, "updates") == [[3, 3], [3, 3]],
+        "ddp_module": lambda log: all(one != other for one, other in told(log, "weight_norm")),
+        "padded_evaluation": lambda log: log["test_images"] != detective.TESTS,
+    }
+    for fault, log in logs.items():  # each run has its own sign, and no other
+        assert [sign for sign, seen in signs.items() if seen(log)] == [fault]

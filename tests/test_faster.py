@@ -1,0 +1,278 @@
+"""What notebook 14 relies on: the profile of real ranks, the predictions' arithmetic, and each change as it is made."""
+
+import json
+import math
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
+import launch
+import matplotlib.pyplot as plt
+import pandas as pd
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import utils
+from scripts import faster, gains, plots_faster, step_profile, variants
+from scripts.checks import lesson_14
+
+
+def run(ranks, script, *arguments, **env):
+    return subprocess.run(launch.command(ranks, f"scripts/{script}.py", "--dataset", "synthetic", *arguments),
+                          cwd=launch.ROOT, env=launch.environment(**env), capture_output=True, text=True,
+                          timeout=launch.LIMIT)
+
+
+def no_stray(script):
+    return not [p for p in psutil.Process().children(recursive=True) if script in " ".join(p.cmdline())]
+
+
+# ---------------------------------------------------------------------------------------------- on ranks
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Every change that DDP has, on two ranks, in one start."""
+    out = tmp_path_factory.mktemp("together") / "found.json"
+    done = run(2, "faster", "--rounds", 3, "--seconds", 0.001, "--block", 128, "--change",
+               *[name for name in faster.TOGETHER if name != "threads"], "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in out.parent.iterdir()] == ["found.json"]
+    assert no_stray("faster.py")
+    return json.loads(out.read_text())
+
+
+def test_each_change_has_its_rounds_and_the_gain_is_their_median(together):
+    changes = together["models"]["lenet"]
+    assert list(changes) == [name for name in faster.TOGETHER if name != "threads"]
+    for found in changes.values():
+        ratios = [before / after for before, after in found["seconds_an_image"]]
+        assert len(ratios) == 3 and found["gain"] == pytest.approx(sorted(ratios)[1])
+        assert found["low"] == min(ratios) <= found["quartiles"][0] <= found["quartiles"][1] <= max(ratios)
+    assert changes["accumulate"]["images_an_update"] == [64, 256]
+
+
+def test_what_each_change_does_to_the_gradient(together):
+    off = {name: found.get("gradient_off") for name, found in together["models"]["lenet"].items()}
+    assert off["nothing"] == off["bucket-view"] == 0
+    assert off["first-bucket"] < 1e-5 and off["small-buckets"] < 1e-5
+    assert 1e-6 < off["fp16-hook"] < off["bf16-hook"] < 0.02 < off["powersgd"]
+    assert off["accumulate"] is None, "other images: nothing to compare"
+    nothing, other = (together["models"]["lenet"][name]["losses"] for name in ("nothing", "powersgd"))
+    assert nothing[0] == nothing[1] == other[0] != other[1]
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    out = tmp_path_factory.mktemp("profile") / "found.json"
+    done = run(3, "step_profile", "--model", "lenet", "resnet", "--steps", 3, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in out.parent.iterdir()) == ["found.json", *(
+        f"found.{model}.rank{rank}.trace.json" for model in ("lenet", "resnet") for rank in range(3))]
+    assert no_stray("step_profile.py")
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("model", ["lenet", "resnet"])
+def test_timeline_is_a_step_of_every_rank_on_one_clock(profiled, model):
+    events = pd.DataFrame(profiled["models"][model]["events"])
+    assert set(events["rank"]) == {0, 1, 2}
+    for _, compute in events[events["lane"] == "compute"].groupby("rank"):
+        compute = compute.sort_values("start", kind="stable")
+        assert list(compute["event"]) == ["data", "forward", "backward", "wait", "update"]
+        assert (compute["start"].iloc[1:].values >= compute["end"].iloc[:-1].values - 1e-3).all()
+    sent = events[events["event"] == "all-reduce"]
+    assert not events["event"].str.contains("barrier").any()
+    of_gradients = sent.sort_values("start").groupby("rank").last()  # one bucket, after whatever BatchNorm sends
+    assert len(of_gradients) == 3
+    slack = 5  # ms: clocks are tied by a label that the system may have delayed
+    assert of_gradients["start"].max() <= of_gradients["end"].min() + slack, "the sum was there before all had sent"
+
+
+def test_profile_names_the_operators_and_the_waiting(profiled):
+    rows = {row["name"]: row for row in profiled["models"]["lenet"]["operators"]}
+    assert rows["aten::convolution_backward"]["calls"] == 2
+    assert rows["aten::addmm"]["calls"] == 3
+    assert rows["backward"]["ms"] > 0 and rows["c10d::allreduce_"]["calls"] == 1
+    assert not [name for name in rows if name.startswith("gloo:")], "another thread's time"
+    medians = profiled["models"]["lenet"]["medians"]
+    assert 0 < medians["least wait"] <= medians["wait"]
+
+
+def test_every_change_is_predicted_or_says_why_not(profiled):
+    profile = profiled["models"]["lenet"] | {"world_size": 3, "cores": 2}
+    for name in faster.TOGETHER:
+        gain, reason = gains.predict(name, profile)
+        assert 0 < gain < 100 and reason
+    assert gains.predict("threads", profile)[0] == 1, "three ranks on two cores have no core to spare"
+    assert gains.predict("channels-last", profile)[0] is None
+    assert set(gains.MODELS) <= set(variants.CHANGES)
+
+
+def test_one_process_and_no_compiler(tmp_path):
+    """What comes without a C++ compiler is a line that says so, not the end of the table."""
+    done = run(0, "faster", "--change", "nothing", "whole-batches", "compile", "bf16", "--rounds", 3, "--seconds",
+               0.001, "--block", 64, "--out", tmp_path / "found.json", CXX="no-such-compiler")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())["models"]["lenet"]
+    assert "ompiler" in found["compile"]["error"] and "/" not in found["compile"]["error"]
+    assert "gain" in found["bf16"], "the changes after it are measured all the same"
+    assert found["whole-batches"]["gradient_off"] < 1e-4, "the same images, fetched in another way"
+    assert 1e-4 < found["bf16"]["gradient_off"] < 0.3
+
+
+def test_one_process_profile_serves_every_prediction(tmp_path):
+    done = run(0, "step_profile", "--steps", 2, "--out", tmp_path / "found.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    profile = found["models"]["lenet"] | {"world_size": 1, "cores": 2}
+    assert set(profile["phases"]) == set(gains.LABELS) and "least wait" in profile["medians"]
+    for name in faster.ALONE:
+        gain, reason = gains.predict(name, profile)
+        assert reason and (gain is None or gain > 0)
+    step_of_products = gains.predict("compile", profile)[0]
+    assert 1 < gains.predict("bf16", profile)[0] < 2 and step_of_products > 1
+
+
+# ---------------------------------------------------------------------------------------------- DDP with a group of one
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """A process group of one rank, and the placement of a rank that believes it has another."""
+    here = utils.find_placement("cpu", env={})
+    utils.init_distributed_mode(here)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    yield replace(here, world_size=2)
+    dist.destroy_process_group()
+
+
+def data():
+    torch.manual_seed(0)
+    return utils.ImageSet("synthetic", torch.randint(0, 256, (600, 3, 32, 32), dtype=torch.uint8),
+                          torch.randint(0, 10, (600,)))
+
+
+def watched(training):
+    """A list that gets the bytes of each bucket which DDP sends."""
+    sent = []
+
+    def count(_, bucket):
+        sent.append(bucket.buffer().nbytes)
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    training.model.register_comm_hook(None, count)
+    return sent
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_all_reduces_of_accumulated_batches_are_as_the_exercise_counts_them(group, every):
+    training = variants.Training(variants.Setting(batch_size=8, buckets=4, accumulate=every), "lenet", data(), group)
+    sent = watched(training)
+    training.update()  # DDP orders its buckets anew after it
+    sent.clear()
+    training.update()
+    buckets = len(sent)
+    assert buckets > 1 and sum(sent) == sum(p.nbytes for p in training.raw.parameters())
+    assert [training.update() for _ in range(2)] == [8 * every] * 2
+    assert len(sent) == lesson_14.my_all_reduces(3 * every, every, buckets)
+
+
+def test_accumulated_gradient_is_that_of_the_large_batch(group):
+    gradients = []
+    for setting in (variants.Setting(batch_size=32), variants.Setting(batch_size=8, accumulate=4)):
+        training = variants.Training(setting, "lenet", data(), group)
+        training.update()
+        gradients.append(training.gradients[0])
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["lenet", "wide"])
+@pytest.mark.parametrize(("buckets", "caps"), [(0, [25 * 2**20]), (None, [2**20, 25 * 2**20]), (4, None)])
+def test_buckets_are_filled_as_ddp_fills_them(group, model, buckets, caps):
+    training = variants.Training(variants.Setting(batch_size=4, buckets=buckets), model, data(), group)
+    sent = watched(training)
+    training.update()  # DDP orders its buckets anew after it
+    sent.clear()
+    training.update()
+    shapes = [list(p.shape) for p in training.raw.parameters()]
+    total = sum(p.nbytes for p in training.raw.parameters())
+    ours = gains.fill(shapes, caps or [total / buckets])
+    assert sum(ours) == sum(sent) == total and len(ours) == len(sent)
+    assert ours == pytest.approx(sent, rel=0.05), "up to a bias, which comes before or after its weights"
+
+
+def test_powersgd_sends_as_many_values_as_torch_counts(group):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    training = variants.Training(variants.Setting(batch_size=4), "wide", data(), group)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    training.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for _ in range(3):
+        training.update()
+    before = state.total_numel_before_compression, state.total_numel_after_compression
+    training.update()
+    values = sum(p.numel() for p in training.raw.parameters())
+    assert state.total_numel_before_compression - before[0] == values
+    shapes = [list(p.shape) for p in training.raw.parameters()]
+    assert state.total_numel_after_compression - before[1] == gains.powersgd_values(shapes)
+
+
+# ---------------------------------------------------------------------------------------------- arithmetic, and input
+
+
+def test_amdahl_and_payback():
+    assert gains.amdahl(0.5, 2) == pytest.approx(4 / 3)
+    assert gains.amdahl(0.1, math.inf) == pytest.approx(10 / 9)
+    assert gains.payback(1, 31, 0.02, 0.01) == 3000
+    assert gains.payback(1, 31, 0.01, 0.02) == gains.payback(1, 31, 0.01, 0.01) == math.inf
+
+
+def test_a_gain_within_the_noise_is_none():
+    noise = faster.summary([0.9, 1.0, 1.1, 1.2, 0.95])
+    assert gains.verdict(faster.summary([1.01, 1.02, 1.03]), noise) == "no difference seen"
+    assert gains.verdict(faster.summary([1.5, 1.6, 1.7]), noise) == "pays"
+    assert gains.verdict(faster.summary([0.5, 0.6, 0.7]), noise) == "costs"
+    assert gains.verdict(faster.summary([0.5, 1.6, 1.7]), noise) == "pays", "one disturbed round of three"
+
+
+def settings(**changes):
+    return SimpleNamespace(**{"change": None, "rounds": 3, "out": SimpleNamespace()} | changes)
+
+
+@pytest.mark.parametrize(("ranks", "changes", "told"), [
+    (1, {"change": ["nothing", "powersgd"]}, "powersgd is DDP's"),
+    (2, {"change": ["compile"]}, "one process"),
+    (1, {"rounds": 2}, "3 or more"),
+])
+def test_what_cannot_work_is_said_before_any_rank_waits(ranks, changes, told):
+    with pytest.raises(ValueError, match=told):
+        faster.check(settings(**changes), SimpleNamespace(world_size=ranks))
+
+
+@pytest.mark.parametrize("script", ["faster", "step_profile"])
+def test_bad_input_is_one_line(script, tmp_path):
+    done = run(0, script, "--out", tmp_path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "folder" in done.stderr
+
+
+def test_pictures_hold_what_did_not_run_and_what_has_no_prediction():
+    rows = [{"text": "nothing changed", "predicted": 1.0, **faster.summary([0.9, 1.0, 1.05])},
+            {"text": "threads", "predicted": None, **faster.summary([0.1, 0.1, 0.2])},
+            {"text": "compile", "predicted": 1.5, "error": "no compiler"}]
+    ax = plots_faster.changes(pd.DataFrame(rows), plt.subplots()[1], "title")
+    plots_faster.key(ax.figure)
+    words = [text.get_text() for text in ax.texts]
+    assert "0.10×" in words and any("did not run" in word for word in words)
+    ax = plots_faster.operators([{"name": "aten::mm", "ms": 3, "calls": 1}, {"name": "backward", "ms": 1, "calls": 1}],
+                                plt.subplots()[1])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["mm", "backward (between operators)"]
+    plt.close("all")
+
+
+def test_parsers_explain_themselves():
+    for module in (faster, step_profile):
+        assert "torchrun --nproc_per_node=2" in module.get_parser().format_help()

@@ -1,0 +1,162 @@
+"""scripts/memory_model.py: the papers' figures, and which way it chooses. Counted bytes: test_sharded.py."""
+
+import json
+import subprocess
+import sys
+
+import launch
+import pytest
+
+from scripts import memory_model as model
+
+MAP = [(parameters, devices) for parameters in (1e8, 1e9, 7e9, 30e9, 70e9, 4e11) for devices in (1, 2, 8, 64, 1024)]
+
+
+def gigabytes(*arguments):
+    return sum(model.model_states(*arguments).values()) / 1e9
+
+
+@pytest.mark.parametrize(("stage", "published"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_model_states_are_those_of_the_zero_paper(stage, published):
+    """Figure 1 of arXiv 1910.02054: 7.5 billion parameters, 64 ranks, K = 12."""
+    assert gigabytes(7.5e9, 64, stage) == pytest.approx(published, abs=0.05)
+
+
+def test_model_states_of_one_rank_are_the_same_at_each_stage():
+    assert {gigabytes(1e9, 1, stage) for stage in range(4)} == {16}
+    assert sum(model.model_states(1e9, 1, 0, model.FLOAT32).values()) == 16e9
+
+
+@pytest.mark.parametrize(("heads", "sequence", "hidden", "published"), [(96, 2048, 12288, 80), (128, 2048, 20480, 64)])
+def test_the_attention_term_is_that_of_the_paper(heads, sequence, hidden, published):
+    """Section 5 of arXiv 2205.05198: 5 a s / h for GPT-3 and for MT-NLG."""
+    shape = model.Transformer(1, hidden, heads, sequence)
+    sbh = sequence * hidden
+    assert model.activations(shape, 1) == sbh * (34 + published)  # equation 1
+    assert model.activations(shape, 1, tensor=8) == pytest.approx(sbh * (10 + 24 / 8 + published / 8))  # equation 2
+    assert model.activations(shape, 1, recompute="attention") == sbh * 34
+    assert model.activations(shape, 1, recompute="all") == 2 * sbh
+    assert model.activations(shape, 3) == 3 * model.activations(shape, 1)
+
+
+def simulated_bubble(stages, micro_batches):
+    """The share of idle slots when each stage starts a micro-batch as soon as it has it: forwards, then backwards."""
+    free = [0] * stages
+    for _ in range(micro_batches):
+        ready = 0
+        for stage in range(stages):
+            ready = free[stage] = max(ready, free[stage]) + 1
+    return 1 - micro_batches / free[-1]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 4), (2, 4), (4, 4), (4, 32), (3, 1)])
+def test_bubble_is_that_of_a_simulated_pipeline(stages, micro_batches):
+    assert model.bubble(stages, micro_batches) == pytest.approx(simulated_bubble(stages, micro_batches))
+
+
+def test_shape_has_the_parameters_that_were_asked_for():
+    for parameters in (1.25e8, 7e9, 1.75e11):
+        shape = model.Transformer.of_size(parameters)
+        assert 12 * shape.hidden**2 * shape.layers == pytest.approx(parameters)
+    assert (round(shape.layers), shape.hidden) == (96, pytest.approx(12288, rel=0.01)), "GPT-3: 96 layers of 12288"
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(97, 2), (97, 4), (7, 3), (4, 3), (2, 3), (1, 4)])
+def test_chunks_are_those_of_torch(rows, ranks):
+    import torch
+
+    chunks = [len(chunk) for chunk in torch.zeros(rows).chunk(ranks)]
+    assert [model.rows((rows, 5), rank, ranks)[0] for rank in range(ranks)] == chunks + [0] * (ranks - len(chunks))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_stages_and_tensor_parallel_pieces_cover_the_model_once(stages):
+    shape = model.Transformer(4, 48, 12, 32, 97)
+    parts = [model.stage_tensors(shape, stage, stages) for stage in range(stages)]
+    assert {name: size for part in parts for name, size in part.items()} == shape.tensors()
+    assert sum(map(len, parts)) == len(shape.tensors())
+    pieces = [model.tensor_parallel(shape.tensors(), rank, stages) for rank in range(stages)]
+    for name, size in shape.tensors().items():
+        if name.split(".")[-2:-1] and name.split(".")[-2] in model.SPLIT:
+            assert sum(model.values(piece[name]) for piece in pieces) == model.values(size), name
+        else:
+            assert {piece[name] for piece in pieces} == {size}, name
+
+
+# ------------------------------------------------------------------------------------------------ which way
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    return {cell: model.choose(cell[0], model.Cluster(cell[1])) for cell in MAP}
+
+
+def test_what_is_chosen_fits_uses_all_devices_and_is_nearly_the_fastest(chosen):
+    ways = list(model.WAYS)
+    for (_, devices), (plan, fits) in chosen.items():
+        assert (plan is None) == (not fits)
+        for one in fits.values():
+            assert sum(one.bytes.values()) <= 72e9
+            assert one.data * one.tensor * one.pipeline == devices
+        if plan:
+            limit = 1.2 * min(one.seconds for one in fits.values())
+            assert plan.seconds <= limit
+            simpler = [fits[way] for way in ways[:ways.index(plan.way)] if way in fits]
+            assert all(one.seconds > limit for one in simpler)
+
+
+def test_the_model_that_does_not_fit_in_ddp_does_when_it_is_shared_out(chosen):
+    assert chosen[7e9, 1][0] is None
+    assert "DDP" not in chosen[7e9, 8][1] and "FSDP" in chosen[7e9, 8][1]
+    assert chosen[1e8, 8][0].way == "DDP" and chosen[1e8, 1][0].way == "one device"
+    assert len({plan.way for plan, _ in chosen.values() if plan}) >= 5, "the map has regions"
+
+
+def test_more_memory_never_takes_a_way_from_the_choice():
+    for parameters in (7e9, 70e9):
+        small, large = (model.choose(parameters, model.Cluster(64, memory=memory))[1] for memory in (40e9, 160e9))
+        assert set(small) <= set(large)
+        assert all(large[way].seconds <= small[way].seconds for way in small)
+
+
+def test_slow_links_make_fsdp_slower_and_leave_a_node_alone():
+    fast, slow = ({devices: model.choose(7e9, model.Cluster(devices, between=between))[1]["FSDP"].seconds
+                   for devices in (8, 64)} for between in (50e9, 1e9))
+    assert slow[64] > fast[64] and slow[8] == fast[8]
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def run(*arguments, code=RUN):
+    return subprocess.run([sys.executable, "-c", code, "scripts/memory_model.py", *map(str, arguments)],
+                          cwd=launch.ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_command_prints_the_choice_and_needs_no_torch():
+    without_torch = ("import json, runpy, sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]\n"
+                     "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+                     "except SystemExit as end: print(json.dumps(end.code))")
+    done = run("--parameters", 7e9, "--devices", 8, code=without_torch)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) in (0, None)
+    (taken,) = [line for line in done.stdout.splitlines() if "take this" in line]
+    plan, _ = model.choose(7e9, model.Cluster(8))
+    assert taken.startswith(plan.way) and f"{sum(plan.bytes.values()) / 1e9:.1f}" in taken
+    assert "nothing fits" in run("--parameters", 7e9, "--devices", 1).stdout
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--parameters", 0, "--devices", 8], "0 is not a positive number"),
+    (["--parameters", 7e9, "--devices", 2.5], "--devices 2.5: give a whole number"),
+    (["--parameters", 7e9, "--devices", 12], "do not fill nodes of 8"),
+    (["--parameters", "many", "--devices", 8], "invalid positive value"),
+    (["--devices", 8], "required: --parameters"),
+])
+def test_bad_input_is_one_line_and_status_2(arguments, said):
+    done = run(*arguments)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert said in done.stderr
