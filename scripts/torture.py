@@ -362,14 +362,14 @@ def unruly_command(folder, rng, args):
             [sys.executable, "-m", "papermill", folder / f"{number}.ipynb", folder / f"{number}-run.ipynb",
              "--execution-timeout", str(limit), "--no-progress-bar"], cwd=ROOT, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, env=clean_environment() | {"PATH": path})))
-    for source, words, process in tries:
-        _, said = process.communicate(timeout=LIMIT)
+    said = [process.communicate(timeout=LIMIT)[1] for _, _, process in tries]
+    mine = {endless, str(folder)}
+    running = [each for each in psutil.process_iter() if any(word in " ".join(cmdline(each)) for word in mine)]
+    _, left = psutil.wait_procs(running, timeout=20)
+    expect(not left, f"{len(left)} process(es) left behind")
+    for (source, words, process), text in zip(tries, said, strict=True):
         expect(process.returncode != 0, f"papermill passed {source}")
-        expect(all(word in said for word in words), f"{source}: papermill does not say {words}: {said[-300:]}")
-        mine = {endless, str(folder)}
-        running = [each for each in psutil.process_iter() if any(word in " ".join(cmdline(each)) for word in mine)]
-        _, left = psutil.wait_procs(running, timeout=20)
-        expect(not left, f"{source}: {len(left)} process(es) left behind")
+        expect(all(word in text for word in words), f"{source}: papermill does not say {words}: {text[-300:]}")
         yield
 
 

@@ -173,10 +173,15 @@ def test_kill_and_a_closed_terminal_are_like_ctrl_c(tmp_path, ending):
     out = tmp_path / f"{ending}"
     going = subprocess.Popen(command(out, "--world-sizes", 1, *ENDLESS[2:]), cwd=launch.ROOT, text=True,
                              env=launch.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    launch.wait_for(lambda: marked(out), "the first run")
-    going.send_signal(ending)
-    said, _ = going.communicate(timeout=60)
-    assert going.returncode == 130 and "the same command goes on from here" in said and not marked(out)
+    try:
+        launch.wait_for(lambda: marked(out), "the first run")
+        going.send_signal(ending)
+        said, _ = going.communicate(timeout=60)
+        assert going.returncode == 130 and "the same command goes on from here" in said and not marked(out)
+    finally:  # where it fails, its endless run must not trouble the tests after it
+        going.kill()
+        for process in marked(out):
+            process.kill()
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -36,6 +36,7 @@ get_ipython().system_raise_on_error = True  # a !command that fails, fails its c
 import inspect
 import json
 import re
+import shlex
 import textwrap
 
 import matplotlib.pyplot as plt
@@ -374,7 +375,7 @@ plt.show()
 my_microseconds = 100
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/collectives.py --op all_reduce send_recv --max-bytes {largest} --rounds {rounds} \
+# !torchrun --nproc_per_node={ranks} scripts/collectives.py --op all_reduce send_recv --max-bytes {shlex.quote(largest)} --rounds {rounds} \
 #     --out results/live/04_time.json
 
 # %%

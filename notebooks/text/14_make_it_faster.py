@@ -1,0 +1,477 @@
+# ---
+# jupyter:
+#   course:
+#     quick:
+#       parameters:
+#         alone: nothing whole-batches batch bf16
+#         alone_resnet: nothing channels-last
+#         together: nothing first-bucket bf16-hook powersgd accumulate
+#         rounds: 3
+#         seconds: 0.5
+#         steps: 5
+#       seconds: 55
+#     seconds: 135
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 14 · Make it faster
+#
+# Where does the time of a training step go, and which change pays? We measure first, predict from what we measured, change one
+# thing, and measure again. **Many changes do not pay. They stay in the table.**
+
+# %%
+import os
+import sys
+from pathlib import Path
+
+root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
+os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
+if str(root) not in sys.path:
+    sys.path.insert(0, str(root))
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
+get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+
+# %%
+import json
+import math
+import shlex
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from IPython.display import Markdown, display
+
+import utils
+from scripts import gains, plots, plots_faster
+from scripts.checks import lesson_14 as check
+from scripts.variants import CHANGES
+
+# %% tags=["parameters"]
+ranks = 2  # processes of the runs with several; 2 or more
+steps = 9  # updates that are profiled
+rounds = 7  # times that each change is compared with no change; 3 or more
+seconds = 2  # a comparison ends after so many, once it has made three rounds
+alone = "nothing whole-batches fused threads batch bf16 channels-last compile"  # tried with LeNet, one process
+alone_resnet = "nothing whole-batches threads batch bf16 channels-last"  # and with the small ResNet (compiling it takes too long)
+together = "nothing threads bucket-view first-bucket small-buckets fp16-hook bf16-hook powersgd accumulate"
+
+# %% [markdown]
+# **All runs here are on the CPU, also where there are GPUs**, with one thread a rank: so everybody sees the same operators. On a GPU
+# the same programs give other answers (`scripts/faster.py --device cuda`). The way to find them stays.
+
+# %%
+os.environ["OMP_NUM_THREADS"] = "1"
+data = utils.get_dataset("auto")[0].name  # once, before the ranks ask for it
+Path("results/live").mkdir(parents=True, exist_ok=True)
+LABEL = {"lenet": "LeNet", "resnet": "small ResNet", "wide": "three wide layers"}
+
+
+def found(name):
+    """What a run wrote for us."""
+    return json.loads(Path(f"results/live/14_{name}.json").read_text())
+
+
+def show(rows):
+    """A table: one dict a row."""
+    lines = [rows[0].keys(), [":--"] + ["--:"] * (len(rows[0]) - 1), *(row.values() for row in rows)]
+    display(Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)))
+
+
+Markdown(f"{utils.cores()} cores; images of {data}" + (" (SYNTHETIC)." if data == "synthetic" else "."))
+
+# %% [markdown]
+# ## One rank: where does the time go?
+#
+# LeNet has two convolutions and three fully connected layers. Where are its weights?
+
+# %%
+weights = {name: p.numel() for name, p in utils.ConvNet().named_parameters()}
+connected = sum(count for name, count in weights.items() if name.startswith("fc"))
+Markdown(f"Of {sum(weights.values()):,} weights **{connected / sum(weights.values()):.0%}** are in the fully connected layers.")
+
+# %% [markdown]
+# **Predict.** What takes most of a step: `data` (images fetched and normalised), `convolution`, `fully connected`, or `optimizer`?
+
+# %%
+my_guess = "fully connected"
+
+# %%
+# !python scripts/step_profile.py --model lenet resnet --steps {steps} --out results/live/14_profile_one.json
+
+# %% [markdown]
+# `torch.profiler` writes down when each operator begins and ends. **Self time** is the time in an operator without that of
+# the operators which it calls.
+
+# %%
+one = found("profile_one")
+fig, axes = plt.subplots(1, 2, figsize=(20, 8))
+for ax, (model, profile) in zip(axes, one["models"].items(), strict=True):
+    plots_faster.operators(profile["operators"], ax)
+    ax.set_title(f"{LABEL[model]}: {gains.step(profile):.1f} ms a step of {profile['batch_size']} images")
+plt.show()
+
+
+# %%
+def parts(profile):
+    """{what: share of the step}"""
+    kinds = {"convolution": lambda name: "conv" in name, "fully connected": lambda name: gains.is_product(name) and "conv" not in name,
+             "optimizer": lambda name: "adam" in name.lower() or name == "update"}
+    total = sum(row["ms"] for row in profile["operators"])
+    # what normalises images has the names of operators elsewhere, so the phase tells: timed without the profiler
+    return {"data": profile["phases"]["data"] / gains.step(profile)} | {kind: sum(row["ms"] for row in profile["operators"] if holds(row["name"])) / total for kind, holds in kinds.items()}
+
+
+shares = {model: parts(profile) for model, profile in one["models"].items()}
+show([{"part": kind, **{LABEL[model]: f"{shares[model][kind]:.0%}" for model in shares},
+       "if it took no time, LeNet would be": f"{gains.amdahl(shares['lenet'][kind], math.inf):.2f}× as fast"} for kind in shares["lenet"]])
+most = max(shares["lenet"], key=shares["lenet"].get)
+Markdown(f"Of these four, most of LeNet's time goes to **{most}** (you said: {my_guess}). The weights say little about the time: a convolution uses each of its weights "
+         "at every place of every image, a fully connected layer uses it once an image.")
+
+# %% [markdown]
+# The last column is **Amdahl's law**: a part that is a tenth of the step gives 1.11 times at most, however fast it becomes. So the
+# profile tells which changes *cannot* pay. That is its first use.
+#
+# A profiler also disturbs. So the milliseconds of a step come from a run without it:
+
+# %%
+rows = []
+for model, profile in one["models"].items():
+    under = sum(profile["medians"].get(name, 0) for name in (*gains.LABELS, "wait"))
+    rows.append({"model": LABEL[model], **{f"{phase}, ms": f"{profile['phases'][phase]:.2f}" for phase in gains.LABELS},
+                 "a step": f"{gains.step(profile):.1f}", "under the profiler": f"{under:.1f}"})
+show(rows)
+
+# %% [markdown]
+# ## Several ranks: what is new?
+#
+# The same training with DDP, a thread a rank. And a third model, with few operations and many weights: three fully connected layers.
+#
+# **Predict.** Which share of a step does a rank only wait, with nothing left to compute? First LeNet, then the wide layers.
+
+# %%
+my_waiting = [0.05, 0.05]
+
+# %%
+# !torchrun --nproc_per_node={ranks} scripts/step_profile.py --model lenet wide --steps {steps} --out results/live/14_profile_ranks.json
+
+# %%
+many = found("profile_ranks")
+fig, axes = plt.subplots(2, 1, figsize=(14, 4.5 + 3 * min(ranks, 4)))
+for ax, (model, profile) in zip(axes, many["models"].items(), strict=True):
+    events = pd.DataFrame(profile["events"])
+    plots.timeline(events[events["rank"] < 4], ax)  # four ranks at most
+    ax.set_title(f"{LABEL[model]}: {profile['gradient_bytes'] / 2**20:.2f} MiB of gradients", pad=40)
+axes[0].set_xlabel("")
+plt.show()
+
+# %% [markdown]
+# **How to read it.** These are the traces of the ranks, on one clock: all processes of a machine share its monotonic clock, and each trace
+# holds a label whose time on it is known. `wait` is what remains of `backward` after its last operator. `all-reduce` begins when this rank
+# sends, and ends when the sum is back. Who comes early also waits for the others.
+#
+# (Open `results/live/14_profile_ranks.lenet.rank0.trace.json` at [ui.perfetto.dev](https://ui.perfetto.dev) to see every operator.)
+
+# %%
+waits = {model: profile["medians"]["wait"] / sum(profile["medians"][name] for name in (*gains.LABELS, "wait"))
+         for model, profile in many["models"].items()}
+show([{"model": LABEL[model], **{f"{name}, ms": f"{profile['medians'][name]:.1f}" for name in (*gains.LABELS, "wait", "all-reduce")},
+       "waits": f"{waits[model]:.0%}", "you said": f"{guess:.0%}",
+       "if it never waited": f"{gains.amdahl(waits[model], math.inf):.2f}×"}
+      for guess, (model, profile) in zip(my_waiting, many["models"].items(), strict=True)])
+before, after = ({row["name"]: row["ms"] for row in which["models"]["lenet"]["operators"]} for which in (one, many))
+grown = sorted(after, key=lambda name: before.get(name, 0) - after[name])[:4]
+show([{"LeNet: what grew most": f"`{plots_faster.shorten(name)}`", "one rank, ms": f"{before.get(name, 0):.2f}",
+       f"{ranks} ranks, ms": f"{after[name]:.2f}"} for name in grown])
+
+# %% [markdown]
+# New with several ranks: the all-reduce, and the waiting for it. The profiler has no operator called "wait". Waiting shows as **self time
+# of what is around it**: `backward` itself. The same operators may also take longer: the ranks share caches and memory.
+#
+# ## The candidates
+#
+# Before anything is changed, the profile predicts. Each model is one line; where none is honest there is none.
+#
+# **Predict, too.** Write your own gains here (1 = no gain).
+
+# %%
+my_gains = {"whole-batches": 1.1, "fused": 1.1, "threads": 2, "batch": 1.5, "bf16": 2, "channels-last": 1.2, "compile": 1.5,
+            "bucket-view": 1.1, "first-bucket": 1.0, "small-buckets": 1.1, "fp16-hook": 1.2, "bf16-hook": 1.2, "powersgd": 1.5, "accumulate": 1.3}
+
+
+# %%
+def profile_of(run, model):
+    return run["models"][model] | {"world_size": run["world_size"], "cores": run["cores"]}
+
+
+def predicted(run, names):
+    """A line a change: the prediction for each model, and how it was computed."""
+    models = list(run["models"])
+    rows = []
+    for name in names.split():
+        told = {model: gains.predict(name, profile_of(run, model)) for model in models}
+        rows.append({"change": CHANGES[name].text, **{LABEL[model]: f"{gain:.2f}" if gain else "–" for model, (gain, _) in told.items()},
+                     "you said": my_gains.get(name, 1), "how": told[models[0]][1]})
+    show(rows)
+
+
+predicted(one, alone)
+predicted(many, together)
+
+
+# %% [markdown]
+# Two of these are what `main.py` does already (`images a batch at a time`, `fused optimizer`). There the training *without* it comes first.
+#
+# ## One rank: measure
+#
+# `scripts/faster.py` trains two models in turns, with the change and without: A B, B A, A B … Both see the same images, from the same
+# first weights. What disturbs the machine disturbs both. And it compares **the training with itself**: what that shows is noise.
+
+# %%
+# !python scripts/faster.py --model lenet --change {shlex.join(alone.split())} --rounds {rounds} --seconds {seconds} --out results/live/14_lenet.json
+# !python scripts/faster.py --model resnet --change {shlex.join(alone_resnet.split())} --rounds {rounds} --seconds {seconds} --out results/live/14_resnet.json
+
+# %%
+def table(measured, run, model, names):
+    """A line a change of `names`: predicted, measured, and what that says."""
+    of_model = measured["models"][model]
+    rows = []
+    for name in names.split():
+        row = of_model.get(name, {"error": "not tried with this model"})
+        rows.append({"change": name, "text": CHANGES[name].text, "predicted": gains.predict(name, profile_of(run, model))[0], **row,
+                     "verdict": gains.verdict(row, of_model["nothing"]) if "gain" in row else "did not run" if name in of_model else "not tried"})
+    return pd.DataFrame(rows, columns=["change", "text", "predicted", "gain", "low", "high", "quartiles", "error", "verdict", "losses", "gradient_off"])
+
+
+def draw(tables, title):
+    fig, axes = plt.subplots(1, 2, figsize=(20, 3.2 + 0.62 * len(tables[0][1])), sharey=True)
+    for ax, (name, rows) in zip(axes, tables, strict=True):
+        plots_faster.changes(rows, ax, f"{name}, {title}")
+    plots_faster.key(fig)
+    plt.show()
+
+
+of_lenet, of_resnet = found("lenet"), found("resnet")
+names = " ".join(dict.fromkeys((alone + " " + alone_resnet).split()))
+on_one = {"lenet": table(of_lenet, one, "lenet", names), "resnet": table(of_resnet, one, "resnet", names)}
+draw([(LABEL[model], rows) for model, rows in on_one.items()], "one rank")
+
+
+# %% [markdown]
+# **How to read it.** Right of the line at 1: faster. The dot is the median of the rounds, the thick line their middle half, the thin line
+# all of them. Grey: the training against itself. **What lies in the grey is no gain**, whatever the median says. Below, *pays* means: the
+# middle half lies above 1, and the median beyond the grey.
+
+# %%
+def verdicts(tables):
+    rows = []
+    for number, name in enumerate(tables[0][1]["change"]):
+        if name != "nothing":
+            line = {"change": CHANGES[name].text, "you said": my_gains.get(name, 1)}
+            for label, rows_of in tables:
+                row = rows_of.iloc[number]
+                line |= {label: row["verdict"] if pd.isna(row["gain"]) else f"{row['gain']:.2f} ({row['low']:.2f}–{row['high']:.2f}), **{row['verdict']}**"}
+            rows.append(line)
+    show(rows)
+    known = pd.concat([rows_of.assign(label=label) for label, rows_of in tables]).dropna(subset=["gain", "predicted"])
+    worst = known.iloc[(known["gain"] / known["predicted"]).map(math.log).abs().argmax()]
+    display(Markdown(f"Furthest from its prediction: **{worst['text']}**, {worst['label']}. Predicted {worst['predicted']:.2f}, measured {worst['gain']:.2f}."))
+
+
+verdicts([(LABEL[model], rows) for model, rows in on_one.items()])
+
+# %% [markdown]
+# Where prediction and measurement differ, one of our reasons was wrong. That is worth a look:
+#
+# - **Threads** meet at the end of every operator. Amdahl counts the split work, not the meeting; and a core that another program uses holds all up.
+# - **Batch 256** has fewer updates for the same images: fixed costs are paid less often. But the training is another one (lesson 07), and
+#   larger intermediate results may leave the cache: no line a + b · images knows that.
+# - **bf16** needs a processor with bf16 products, and casts every input. See the next cell for it and for **channels_last**.
+
+# %%
+flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+products = [name for name in ("avx512_bf16", "amx_bf16", "bf16") if f" {name}" in flags]
+lines = ["Which instructions this processor has, this system does not tell." if not flags else
+         "This processor " + (f"has bf16 instructions ({', '.join(products)})." if products else "names no bf16 instructions.")]
+by_name = {model: rows.set_index("change") for model, rows in on_one.items()}
+for name in ("bf16", "channels-last"):
+    lines += [f"{CHANGES[name].text}, {LABEL[model]}: {rows.loc[name, 'gain']:.2f} times as fast, {rows.loc[name, 'verdict']}."
+              for model, rows in by_name.items() if name in rows.index and pd.notna(rows.loc[name, "gain"])]
+Markdown("\n".join(f"- {line}" for line in lines))
+
+# %% [markdown]
+# ## torch.compile: when is the start paid back?
+#
+# It writes C++ for the model, and calls a compiler. The first update waits for that. We start with an empty cache, as a new machine does.
+
+# %%
+compiled = of_lenet["models"]["lenet"].get("compile")
+if compiled is None:
+    text = "Left out in this run: compiling takes too long for it. Put `compile` into `alone` at the top."
+elif "error" in compiled:
+    text = f"It did not run here. **{compiled['error']}** A C++ compiler must be installed. `main.py --compile` needs it as well."
+else:
+    blocks = pd.DataFrame(compiled["seconds_an_image"]).median() * compiled["images_an_update"][0]  # seconds an update
+    starts = compiled["first_update_seconds"]
+    back = gains.payback(*starts, *blocks)
+    longest = 2 * back if back < math.inf else 20_000
+    fig, ax = plt.subplots(figsize=(12, 6))
+    for number, name in enumerate(("as it is", "compiled")):
+        ax.plot([0, longest], [starts[number], starts[number] + longest * blocks[number]], color=plots.COLOURS[number], linestyle=plots.LINES["predicted"])
+        ax.annotate(name, (longest, starts[number] + longest * blocks[number]), (8, 14 * (1 - 2 * number) * (1 if blocks[0] > blocks[1] else -1)),
+                    textcoords="offset points", va="center", color=plots.COLOURS[number], fontweight="bold")
+    ax.set(xlabel="updates", ylabel="seconds since the start", ylim=(0, None))
+    ax.set_title("Compiling LeNet: computed from its start and its step")
+    plt.show()
+    epochs, seen = back * compiled["images_an_update"][0] / 50_000, gains.verdict(compiled, of_lenet["models"]["lenet"]["nothing"])
+    text = (f"The first update takes {starts[0]:.2f} s, compiled **{starts[1]:.0f} s**; every other one {1000 * blocks[0]:.1f} and {1000 * blocks[1]:.1f} ms. "
+            + ((f"The start is paid back after **{back:,} updates**, that is {epochs:.1f} epochs of 50,000 images."
+                + ("" if seen == "pays" else f" But do not build on it: the verdict above is *{seen}*, so the two steps may be equally long."))
+               if back < math.inf else "A step is not faster, so the start is **never** paid back."))
+Markdown(text)
+
+
+# %% [markdown]
+# ## Is it still the same training?
+#
+# Some changes compute other numbers. Beside each: how far the first gradient is from the unchanged one, and the loss on
+# 1,000 test images after the same updates.
+
+# %%
+def numerics(tables):
+    show([{"change": row.text, "model": label, "first gradient is off by": f"{row.gradient_off:.0e}" if row.gradient_off else "0",
+           "loss without it": f"{row.losses[0]:.3f}", "loss with it": f"{row.losses[1]:.3f}"}
+          for label, rows in tables for row in rows.itertuples() if isinstance(row.losses, list) and row.change != "nothing"])
+
+
+numerics([(LABEL[model], rows) for model, rows in on_one.items()])
+
+# %% [markdown]
+# *Off by* is the length of the difference, by the length of the gradient. bf16 keeps 8 significant bits, so it rounds each value by up to
+# 0.4 %; autocast does that to most intermediate results (the loss stays in float32). (A batch of 256 is not listed: it sees other images, so there is nothing to compare.)
+#
+# ## Several ranks: measure
+#
+# The same program under `torchrun`. All changes share one process group. What is measured is the slowest rank.
+
+# %%
+# !torchrun --nproc_per_node={ranks} scripts/faster.py --model lenet wide --change {shlex.join(together.split())} --rounds {rounds} --seconds {seconds} --out results/live/14_ranks.json
+
+# %%
+of_ranks = found("ranks")
+on_many = {model: table(of_ranks, many, model, together) for model in ("lenet", "wide")}
+draw([(LABEL[model], rows) for model, rows in on_many.items()], f"{ranks} ranks")
+
+# %%
+verdicts([(LABEL[model], rows) for model, rows in on_many.items()])
+numerics([(LABEL[model], rows) for model, rows in on_many.items()])
+
+# %%
+sent = {model: profile_of(many, model) for model in ("lenet", "wide")}
+show([{"a step sends, KiB": LABEL[model], "float32": f"{p['gradient_bytes'] / 1024:,.0f}", "fp16, bf16": f"{p['gradient_bytes'] / 2048:,.0f}",
+       "PowerSGD": f"{gains.powersgd_values(p['shapes']) * 4 / 1024:,.0f}"} for model, p in sent.items()])
+show([{"an all-reduce alone, ms": LABEL[model], **{kind: f"{ms:.2f}" for kind, ms in p["all_reduce"].items()},
+       "fp16 / float32": f"{p['all_reduce']['fp16'] / p['all_reduce']['float32']:.2f}",
+       "bf16 / float32": f"{p['all_reduce']['bf16'] / p['all_reduce']['float32']:.2f}"} for model, p in sent.items()])
+caps = {"main.py's 25 MiB": [25 * 2**20], "None": [2**20, 25 * 2**20]}
+Markdown("\n".join(f"- `bucket_cap_mb`, {LABEL[model]}: " + "; ".join(f"{name} makes {len(gains.fill(p['shapes'], cap))} bucket(s)" for name, cap in caps.items()) + "."
+                   for model, p in sent.items()))
+
+# %% [markdown]
+# - **LeNet sends little.** No change of the messages can gain what is not there. The profile said so before.
+# - **The wide layers send much.** Here it can pay. But *half the bytes* need not be half the time: someone must add up the 16-bit values (second
+#   table), and casting to and fro costs, too.
+# - **PowerSGD** sends two thin matrices for each large one ([Vogels et al. 2019](https://arxiv.org/abs/1905.13727)), and keeps what it left
+#   out for the next step. It multiplies matrices to do so, on the same cores. Its gradient is far off, on purpose.
+# - **bucket_cap_mb=None** is not 25: DDP's own default has a first bucket of 1 MiB, so that sending begins early.
+# - **An update each 4 batches** waits and updates a quarter as often. It can gain more than predicted: a late rank holds the others up less
+#   often. But the weights move a quarter as often, too: the global batch is 4 times as large.
+# - **Two threads a rank**: if the cores are taken, there is nothing to give.
+#
+# ## What goes into main.py?
+#
+# What harms nothing, and can pay, is a default, even if it did not pay here (`gradient_as_bucket_view` also saves a copy of the
+# gradients in memory). What pays sometimes, and has a price, is an option. The rest is left out.
+
+# %%
+IN_MAIN = {"whole-batches": "always", "fused": "always", "bucket-view": "always", "threads": "OMP_NUM_THREADS; cores / ranks by itself", "batch": "--batch-size",
+           "bf16": "--bf16", "channels-last": "--channels-last", "compile": "--compile", "first-bucket": "--bucket-cap-mb", "small-buckets": "--bucket-cap-mb",
+           "fp16-hook": "--comm-hook fp16", "bf16-hook": "--comm-hook bf16", "powersgd": "no: another gradient", "accumulate": "no: --batch-size 256 is the same training, if the memory is there"}
+here = {}
+for rows in (*on_one.values(), *on_many.values()):
+    for row in rows.itertuples():
+        here.setdefault(row.change, []).append(row.verdict)
+show([{"change": CHANGES[name].text, "paid here": f"{here[name].count('pays')} of {sum(v not in ('did not run', 'not tried') for v in here[name])} times",
+       "cost": f"{here[name].count('costs')} times", "in main.py": place} for name, place in IN_MAIN.items() if name in here])
+# !grep -nE "gradient_as_bucket_view|fused\"|bucket_cap_mb" main.py
+# !grep -nE "bf16|channels-last|--compile|comm-hook|bucket-cap" options.py
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. `events` is a list of dicts with `name`, `start` and `end`, of one thread: an event holds those that lie inside it. Return the name with
+#    the largest self time, over all its calls.
+
+# %%
+def my_largest(events):
+    raise NotImplementedError
+
+
+check.largest(my_largest)
+# check.largest.hint()
+# check.largest.solution()
+
+# %% [markdown]
+# 2. A step takes `step` ms. A part of it, `part` ms, becomes `times` times as fast. How many times as fast is the step?
+
+# %%
+def my_gain(step, part, times):
+    raise NotImplementedError
+
+
+check.gain(my_gain)
+# check.gain.hint()
+# check.gain.solution()
+
+# %% [markdown]
+# 3. The first step takes `start_before` seconds, with a change `start_after`. Every other step takes `before` and `after` seconds. After how many
+#    steps is the slower start paid back? (`math.inf`, if never)
+
+# %%
+def my_payback(start_before, start_after, before, after):
+    raise NotImplementedError
+
+
+check.payback(my_payback)
+# check.payback.hint()
+# check.payback.solution()
+
+# %% [markdown]
+# 4. An epoch has `batches` batches, with an update after each `every` of them, and one more for those left over. DDP has `buckets` buckets,
+#    and `no_sync` stands where it should. How many all-reduces of gradients does the epoch make?
+
+# %%
+def my_all_reduces(batches, every, buckets):
+    raise NotImplementedError
+
+
+check.all_reduces(my_all_reduces)
+# check.all_reduces.hint()
+# check.all_reduces.solution()
+
+# %% [markdown]
+# ## What to remember
+#
+# 1. Profile before you change anything. A part that is small cannot give much.
+# 2. Predict from the profile. A wrong prediction teaches more than a lucky gain.
+# 3. One change at a time, in turns with the unchanged training, and beside the noise.
+# 4. Ask whether it is still the same training.
+#
+# ## Where next
+#
+# - Raise `ranks` at the top. Which gains change, and does the profile say so before?
+# - On a GPU: `python scripts/faster.py --device cuda --model resnet --out results/live/14_gpu.json`. Predict bf16, channels_last and compile first.
+# - [07 · Performance](07_performance.ipynb): what more ranks gain. [06 · DDP](06_ddp.ipynb): buckets, overlap and `no_sync` from nothing.
