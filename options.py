@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,6 +26,16 @@ class Parser(argparse.ArgumentParser):
             time.sleep(10)
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         sys.exit(2)
+
+    @contextmanager
+    def one_line(self):
+        """What the block finds wrong with its input (ValueError, OSError) ends the program with one line, status 2."""
+        try:
+            yield
+        except OSError as error:
+            self.error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        except ValueError as error:
+            self.error(str(error))
 
 
 def positive(kind):
@@ -125,11 +136,22 @@ def resolve(args):
 
 
 def check_out(path):
-    """Make the folder of a script's --out; ValueError or OSError where that file cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Make the folder of a script's --out; ValueError where that file cannot be written."""
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file")
-    check_writable("--out", path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ValueError(f"--out {path}: {error.strerror}") from None
+
+
+def get_dataset(args):
+    """utils.get_dataset for a script's --dataset and --data-path; its ConnectionError says what to do."""
+    try:
+        return utils.get_dataset(args.dataset, args.data_path, verify=False)
+    except ConnectionError as error:
+        raise ConnectionError(f"{error}: use --dataset synthetic") from None
 
 
 def check_writable(option, folder):

@@ -225,15 +225,11 @@ def check(args, here):
 def main():
     parser = get_parser()
     args = parser.parse_args()
-    try:
+    with parser.one_line():
         here = utils.find_placement(backend=args.backend)
         sizes = check(args, here)
         torch.set_num_threads(utils.threads_per_rank(here))
         utils.init_distributed_mode(here, timeout=args.timeout)
-    except (ValueError, ConnectionError) as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"--out {args.out}: {error.strerror}")
     device = here.device if here.backend == "nccl" else torch.device("cpu")
     found = {"world_size": here.world_size, "nodes": here.nodes, "backend": here.backend, "device": device.type,
              "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),

@@ -264,7 +264,7 @@ def get_parser():
 
 
 def check(args, here):
-    """ValueError or OSError, one line, for what cannot work; before any rank waits for another."""
+    """ValueError, one line, for what cannot work; before any rank waits for another."""
     if not 2 <= here.world_size <= MOST_RANKS or here.nodes > 1:
         raise ValueError(f"this shows 2 to {MOST_RANKS} ranks of one machine: "
                          "torchrun --nproc_per_node=4 scripts/collectives_demo.py")
@@ -277,15 +277,11 @@ def check(args, here):
 def main():
     parser = get_parser()
     args = parser.parse_args()
-    try:
+    with parser.one_line():
         here = utils.find_placement("cpu", "gloo")
         check(args, here)
         torch.set_num_threads(1)
         utils.init_distributed_mode(here, timeout=args.timeout)
-    except (ValueError, ConnectionError) as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"--out {args.out}: {error.strerror}")
     group = dist.new_group(timeout=timedelta(seconds=2 * args.timeout))  # works when an answer has broken the other
     found = {"world_size": here.world_size, "torch": torch.__version__}
     for name in args.show:

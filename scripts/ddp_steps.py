@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
 import utils
-from options import Parser, check_out, positive
+from options import Parser, check_out, get_dataset, positive
 
 BUCKET_BYTES = 40_000  # of the steps `bucketed` and `overlapped`: LeNet's gradients then fill three
 WARM_UP, TIMED = 3, 9  # steps of `timeline`
@@ -605,7 +605,7 @@ def get_parser():
 
 
 def check(args, here):
-    """ValueError or OSError, one line, for what cannot work; before any rank waits for another."""
+    """ValueError, one line, for what cannot work; before any rank waits for another."""
     if here.world_size < 2:
         raise ValueError("this compares ranks: start two or more, torchrun --nproc_per_node=2 scripts/ddp_steps.py")
     if args.batch_size < 8 or args.batch_size % 4:
@@ -627,16 +627,10 @@ def check(args, here):
 def main():
     parser = get_parser()
     args = parser.parse_args()
-    try:
+    with parser.one_line():
         here = utils.find_placement(backend="gloo")
         check(args, here)
-        train_set, test_set = utils.get_dataset(args.dataset, args.data_path, verify=False)
-    except ConnectionError as error:
-        parser.error(f"{error}: use --dataset synthetic")
-    except ValueError as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"{error.filename or args.out}: {error.strerror}")
+        train_set, test_set = get_dataset(args)
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: SyncBatchNorm is compared in full precision
     torch.set_num_threads(utils.threads_per_rank(here))
     utils.init_distributed_mode(here, timeout=args.timeout)

@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
 import utils
-from options import Parser, check_out, cpu_name, positive
+from options import Parser, check_out, cpu_name, get_dataset, positive
 from scripts.variants import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training, meet, slowest, synchronise
 
 FEWEST = 3  # rounds
@@ -107,7 +107,7 @@ def get_parser():
 
 
 def check(args, here):
-    """ValueError or OSError, one line, for what cannot work; before any rank waits for another."""
+    """ValueError, one line, for what cannot work; before any rank waits for another."""
     args.change = args.change or (ALONE if here.world_size == 1 else TOGETHER)
     of_ddp = [name for name in args.change if CHANGES[name].ranks]
     if here.world_size == 1 and of_ddp:
@@ -124,21 +124,12 @@ def check(args, here):
 def main():
     parser = get_parser()
     args = parser.parse_args()
-    try:
+    with parser.one_line():
         here = utils.find_placement(args.device)
         check(args, here)
-        train_set, test_set = utils.get_dataset(args.dataset, args.data_path, verify=False)
-    except ConnectionError as error:
-        parser.error(f"{error}: use --dataset synthetic")
-    except ValueError as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"{error.filename or args.out}: {error.strerror}")
-    try:
+        train_set, test_set = get_dataset(args)
         if here.world_size > 1:
             utils.init_distributed_mode(here, timeout=args.timeout)
-    except ConnectionError as error:
-        parser.error(str(error))
     if "compile" not in args.change:
         utils.defer_compiler()
     data = train_set.first(len(train_set), here.device), test_set.first(JUDGED, here.device)

@@ -27,15 +27,11 @@ def run(train, description, package):
             parser.error(f"--{name.replace('_', '-')} is not part of this comparison: leave it out")
     if not importlib.util.find_spec(package):
         parser.error(f"{package} is not installed: pip install -r requirements-optional.txt")
-    try:
+    with parser.one_line():
         here = options.resolve(args)
         if (here.device.type, here.backend) == ("cuda", "gloo"):
             raise ValueError("more ranks than GPUs: use --device cpu")
         run_log = utils.RunLog(args.log_file if here.rank == 0 else None)
-    except ValueError as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
     logging.basicConfig(format="%(message)s")
     log.setLevel(logging.INFO if here.rank == 0 else logging.ERROR)  # its own: Fabric and Accelerate log, too
     try:

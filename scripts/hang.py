@@ -77,7 +77,7 @@ def get_parser():
 
 
 def check(args, here):
-    """ValueError or OSError, one line, for what cannot work; before any rank waits for another."""
+    """ValueError, one line, for what cannot work; before any rank waits for another."""
     if here.world_size < 3 or here.nodes > 1:
         raise ValueError("this needs three ranks or more of one machine: "
                          "torchrun --nproc_per_node=3 scripts/hang.py")
@@ -88,15 +88,11 @@ def check(args, here):
 def main():
     parser = get_parser()
     args = parser.parse_args()
-    try:
+    with parser.one_line():
         here = utils.find_placement("cpu", "gloo")
         check(args, here)
         torch.set_num_threads(1)
         utils.init_distributed_mode(here, timeout=30 + 2 * args.timeout)
-    except (ValueError, ConnectionError) as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"--out {args.out}: {error.strerror}")
     found = {"world_size": here.world_size, "timeout": args.timeout}
     for name in TRIES:
         seen = [None] * here.world_size

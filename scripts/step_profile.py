@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
 import utils
-from options import Parser, check_out, cpu_name, positive
+from options import Parser, check_out, cpu_name, get_dataset, positive
 from scripts import collectives
 from scripts.variants import MODELS, Setting, Training, meet, slowest
 
@@ -226,22 +226,14 @@ def get_parser():
 def main():
     parser = get_parser()
     args = parser.parse_args()
-    try:
+    with parser.one_line():
         here = utils.find_placement("cpu")
         check_out(args.out)
-        train_set = utils.get_dataset(args.dataset, args.data_path, verify=False)[0]
-    except ConnectionError as error:
-        parser.error(f"{error}: use --dataset synthetic")
-    except ValueError as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"{error.filename or args.out}: {error.strerror}")
+        train_set = get_dataset(args)[0]
     torch.set_num_threads(1)
-    try:
+    with parser.one_line():
         if here.world_size > 1:
             utils.init_distributed_mode(here, timeout=args.timeout)
-    except ConnectionError as error:
-        parser.error(str(error))
     utils.defer_compiler()  # nothing is compiled here
     found = {"world_size": here.world_size, "cores": utils.cores(), "device_name": cpu_name(),
              "dataset": train_set.name, "torch": torch.__version__, "models": {}}

@@ -143,7 +143,7 @@ def get_parser():
 
 
 def check(args, here):
-    """ValueError or OSError, one line, for what cannot work, before any rank waits for another."""
+    """ValueError, one line, for what cannot work, before any rank waits for another."""
     if here.world_size < 2 and set(args.ways) != {"alone"}:
         raise ValueError("one rank is alone: torchrun --nproc_per_node=2 scripts/step_time.py for the other --ways")
     if args.samples // here.world_size < max(args.batch_sizes):
@@ -156,7 +156,7 @@ def check(args, here):
 def main():
     parser = get_parser()
     args = parser.parse_args()
-    try:
+    with parser.one_line():
         here = utils.find_placement(args.device)
         check(args, here)
         torch.set_num_threads(utils.threads_per_rank(here))
@@ -167,10 +167,6 @@ def main():
         if len(train_set) // here.world_size < max(args.batch_sizes):
             raise ValueError(f"--batch-sizes {max(args.batch_sizes)}: {train_set.name} has {len(train_set)} images for "
                              f"{here.world_size} rank(s), no whole batch for each")
-    except (ValueError, ConnectionError) as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"{error.filename or args.out}: {error.strerror}")
     utils.defer_compiler()
     found = {"world_size": here.world_size, "backend": here.backend if here.world_size > 1 else None,
              "device": here.device.type, "cores": utils.cores(), "threads": torch.get_num_threads(),
