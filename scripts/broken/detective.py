@@ -9,7 +9,10 @@ import argparse
 import json
 import os
 import random
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # the repository root
 
 SAMPLES, TESTS, BATCH, EPOCHS, SHUFFLE = 96, 25, 16, 2, 12
 FAULTS = {
@@ -97,13 +100,15 @@ def main():
             parser.exit(2, f"detective.py: error: --out {args.out}: {error.strerror}\n")
     import torch.distributed as dist
 
+    import utils
+
     dist.init_process_group("gloo")
     logs = {letter: training(fault) for letter, fault in letters().items()}
     if dist.get_rank() == 0:
         print("\n\n".join(text(letter, log) for letter, log in logs.items()), flush=True)
         if args.out:
             args.out.write_text(json.dumps(logs))
-    dist.destroy_process_group()
+    utils.exit_now()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch.distributed as dist
 rank, ranks, job = (int(os.environ[f"SLURM_{name}"]) for name in ("PROCID", "NTASKS", "JOB_ID"))
 port = random.randint(20_000, 32_000)
 print(f"task {rank} of {ranks}: meets at port {port}", flush=True)
-dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", timedelta(seconds=8), ranks, rank)
+dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", timedelta(seconds=6), ranks, rank)
 total = torch.tensor(rank)
 dist.all_reduce(total)
 if rank == 0:
