@@ -60,14 +60,14 @@ samples = 12_000  # training images of an epoch
 epochs = 3  # the first one warms up and is left out
 test_samples = 1000
 batch_size = 64  # of each rank; it must divide by 4, and by the world sizes for strong scaling
-rounds = 5  # times that each step is timed
+rounds = 9  # times that each step is timed
 models_to_map = "lenet resnet"  # lenet must be there
 batches_to_map = "4 16 64 128"
 
 # %%
 world_sizes, heat_batches = ([int(number) for number in numbers.split()] for numbers in (ranks_to_run, batches_to_map))
 heat_models = models_to_map.split()
-first_sizes, shared = " ".join(str(batch_size * k // 4) for k in (1, 2, 8, 16)), batch_size // 2
+first_sizes, shared = " ".join(str(batch_size * k // 4) for k in (1, 3, 6, 8)), batch_size // 2
 cores, gpus = utils.cores(), torch.cuda.device_count()
 devices, kind = (gpus, "GPU") if gpus else (cores, "core")
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank, for all commands below: a rank is one core
