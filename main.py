@@ -56,8 +56,8 @@ def parallelise(raw_model, args, here):
         if args.sync_bn:
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
         model = DistributedDataParallel(raw_model, device_ids=[here.device] if args.device == "cuda" else None,
-                                        bucket_cap_mb=args.bucket_cap_mb,
-                                        gradient_as_bucket_view=True)  # saves copying the averages back
+                                        bucket_cap_mb=args.bucket_cap_mb, gradient_as_bucket_view=True)  # saves a copy
+        model.broadcast_buffers = False  # of BatchNorm, at each step: training reads none, evaluate() sends them once
         if args.comm_hook != "none":
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
             model.register_comm_hook(None, getattr(default_hooks, f"{args.comm_hook}_compress_hook"))
@@ -223,6 +223,7 @@ def main():
         parser.error(f"{error.filename}: {error.strerror}")
     logging.basicConfig(format="%(message)s", level=logging.INFO if here.rank == 0 else logging.ERROR)
     torch.set_num_threads(utils.threads_per_rank(here))
+    utils.keep_memory()
     try:
         with run_log:
             if args.strategy == "ddp":

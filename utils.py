@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from placement import Placement, cores, find_placement, threads_per_rank  # noqa: F401 - utils.find_placement()
+from placement import Placement, cores, find_placement, keep_memory, threads_per_rank  # noqa: F401 - utils.cores()
 
 log = logging.getLogger("course")
 RESUMABLE = 75  # exit status of a run that a signal stopped, and that goes on from its checkpoint

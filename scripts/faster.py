@@ -132,6 +132,7 @@ def main():
             utils.init_distributed_mode(here, timeout=args.timeout)
     if "compile" not in args.change:
         utils.defer_compiler()
+    utils.keep_memory()  # as main.py
     data = train_set.first(len(train_set), here.device), test_set.first(JUDGED, here.device)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA, which nobody asked for
     name = torch.cuda.get_device_name(here.device) if here.device.type == "cuda" else cpu_name()

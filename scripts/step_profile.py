@@ -231,6 +231,7 @@ def main():
         check_out(args.out)
         train_set = get_dataset(args)[0]
     torch.set_num_threads(1)
+    utils.keep_memory()  # as main.py
     with parser.one_line():
         if here.world_size > 1:
             utils.init_distributed_mode(here, timeout=args.timeout)

@@ -160,6 +160,7 @@ def main():
         here = utils.find_placement(args.device)
         check(args, here)
         torch.set_num_threads(utils.threads_per_rank(here))
+        utils.keep_memory()
         if here.world_size > 1:
             utils.init_distributed_mode(here, timeout=args.timeout)
         args.test_samples = 1  # main.py's loader wants a number of both

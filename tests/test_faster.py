@@ -3,6 +3,7 @@
 import json
 import math
 import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -42,6 +43,36 @@ def together(tmp_path_factory):
     assert [path.name for path in out.parent.iterdir()] == ["found.json"]
     assert no_stray("faster.py")
     return json.loads(out.read_text())
+
+
+def test_memory_that_is_kept_makes_fewer_page_faults(tmp_path):
+    out = tmp_path / "found.json"
+    done = run(1, "page_faults", "--model", "resnet", "--rounds", 3, "--steps", 2, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert no_stray("page_faults.py")
+    found = json.loads(out.read_text())["models"]["resnet"]
+    assert found["kept"]["faults"] < 200 < found["returned"]["faults"]
+    assert found["low"] <= found["gain"] <= found["high"] and 0 < found["returned"]["system"] < 1
+
+
+def test_a_c_library_without_mallopt_is_left_alone(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace())
+    assert utils.keep_memory() is False
+
+
+@pytest.mark.parametrize("way", ["returned", "kept"])
+def test_a_process_that_ends_early_is_named(tmp_path, way):
+    (tmp_path / "dies.py").write_text(
+        "import sys\nfrom scripts import page_faults\n"
+        "def train(pipe, way, *rest):\n"
+        f"    sys.exit(3) if way == {way!r} else page_faults_train(pipe, way, *rest)\n"
+        "page_faults_train = page_faults.train\npage_faults.train = train\n"
+        "if __name__ == '__main__':\n    page_faults.main()\n")
+    command = [sys.executable, tmp_path / "dies.py", "--dataset", "synthetic", "--out", tmp_path / "found.json"]
+    done = subprocess.run(command, cwd=launch.ROOT, env=launch.environment(PYTHONPATH=str(launch.ROOT)),
+                          capture_output=True, text=True, timeout=launch.LIMIT)
+    assert done.returncode == 1 and f"memory {way} has ended" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "found.json").exists() and no_stray("dies.py")
 
 
 def test_each_change_has_its_rounds_and_the_gain_is_their_median(together):

@@ -1,0 +1,116 @@
+"""What does it cost to take memory from the system anew in each step? main.py's training with and without keeping it.
+
+    python scripts/page_faults.py --out results/live/14_pages.json
+
+Two processes, one thread each, train the same model in turns: A B, B A, A B ... One calls utils.keep_memory(), as
+main.py does; in the other the C library gives freed memory back as it likes. Memory that comes back is mapped and
+cleared by the system, a page at a time: a page fault each. The file is one JSON object: who measured, and `models`,
+{model: {gain, low, high, quartiles, returned: {...}, kept: {...}}}, each with `seconds` and page `faults` a step, and
+the `system` share of the time (0 to 1); `can_keep` is false where the C library has no such setting.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the repository root
+import utils
+from options import Parser, check_out, cpu_name, get_dataset, positive
+from scripts.faster import FEWEST, summary
+from scripts.variants import Setting, Training
+
+WAYS = ["returned", "kept"]
+
+
+def train(pipe, way, train_set, args):
+    """A process that trains: a block of steps for each True it is sent, the next model after a False."""
+    torch.set_num_threads(1)
+    if way == "kept":
+        utils.keep_memory()
+    utils.defer_compiler()
+    here = utils.find_placement("cpu", env={})
+    with suppress(EOFError, ConnectionError):  # whoever asks has ended, and said why
+        for model in args.model:
+            training = Training(Setting(), model, train_set, here)
+            for _ in range(5):  # the first ones bring libraries in, and find out how much memory a step takes
+                training.update()
+            pipe.send("ready")
+            while pipe.recv():
+                before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+                for _ in range(args.steps):
+                    training.update()
+                seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+                pipe.send({"seconds": seconds / args.steps, "faults": (after.ru_minflt - before.ru_minflt) / args.steps,
+                           "system": (after.ru_stime - before.ru_stime) / seconds})
+
+
+def answer(pipe, way, timeout, question=None):
+    """What the process says next; it ends this program with a line if it is gone, or silent for `timeout` seconds."""
+    try:
+        if question:
+            pipe.send(question)
+        if pipe.poll(timeout):
+            return pipe.recv()
+    except (EOFError, ConnectionError):
+        sys.exit(f"page_faults: the process with memory {way} has ended")
+    sys.exit(f"page_faults: waited {timeout:g} s for the process with memory {way}")
+
+
+def compare(pipes, args):
+    """Both ways of one model, in turns."""
+    for way in WAYS:
+        answer(pipes[way], way, args.timeout)
+    rounds = []
+    for number in range(args.rounds):
+        did = {}
+        for way in WAYS if number % 2 == 0 else reversed(WAYS):
+            did[way] = answer(pipes[way], way, args.timeout, True)
+        rounds.append(did)
+    for way in WAYS:
+        pipes[way].send(False)
+    return {**summary([did["returned"]["seconds"] / did["kept"]["seconds"] for did in rounds]),
+            **{way: {what: statistics.median(did[way][what] for did in rounds) for what in rounds[0][way]}
+               for way in WAYS}}
+
+
+def main():
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="write the figures to this file, as JSON")
+    add("--model", nargs="+", choices=utils.MODELS, default=list(utils.MODELS), help="default: all")
+    add("--dataset", choices=["auto", *utils.DATASETS], default="auto", help="auto: cifar10, or else synthetic")
+    add("--data-path", default="./data", help="folder of the data files")
+    add("--rounds", type=positive(int), default=7, help="times that both are measured, 3 or more; default: 7")
+    add("--steps", type=positive(int), default=10, help="in a block; default: 10")
+    add("--timeout", type=positive(float), default=120, help="longest wait for a process, seconds")
+    args = parser.parse_args()
+    with parser.one_line():
+        if args.rounds < FEWEST:
+            raise ValueError(f"--rounds {args.rounds} tells nothing of the spread: take {FEWEST} or more")
+        check_out(args.out)
+        train_set = get_dataset(args)[0].first(4096, torch.device("cpu"))
+    spawn, pipes = multiprocessing.get_context("spawn"), {}
+    for way in WAYS:
+        pipes[way], theirs = spawn.Pipe()
+        spawn.Process(target=train, args=(theirs, way, train_set, args), daemon=True).start()  # it ends with this one
+        theirs.close()  # the child has it: its end is then heard here
+    found = {"cores": utils.cores(), "device_name": cpu_name(), "dataset": train_set.name, "torch": torch.__version__,
+             "can_keep": utils.keep_memory(), "models": {}}
+    for model in args.model:
+        found["models"][model] = one = compare(pipes, args)
+        for way in WAYS:
+            print(f"{model:8}memory {way:10}{1e3 * one[way]['seconds']:8.2f} ms a step, {one[way]['faults']:6.0f} page "
+                  f"faults, {one[way]['system']:4.0%} of the time in the system")
+        print(f"{model:8}kept: {one['gain']:.2f} times as fast ({one['low']:.2f} to {one['high']:.2f})", flush=True)
+    utils.write_json(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
