@@ -165,8 +165,8 @@ pages, can_keep = (found("pages")[name] for name in ("models", "can_keep"))
 show([{"model": LABEL[model], "page faults a step": f"{row['returned']['faults']:,.0f}", "of the time in the system": f"{row['returned']['system']:.0%}",
        "predicted gain, with none of it": f"{gains.amdahl(row['returned']['system'], math.inf):.2f}", "memory kept: page faults": f"{row['kept']['faults']:,.0f}",
        "measured gain": f"{row['gain']:.2f} ({row['low']:.2f}–{row['high']:.2f})"} for model, row in pages.items()])
-Markdown(f"You said {my_faults:,}. The small ResNet makes **{pages['resnet']['returned']['faults']:,.0f}**, LeNet {pages['lenet']['returned']['faults']:,.0f}: its results are small, "
-         f"and the library keeps small blocks by itself. Told to keep all memory, the small ResNet is **{pages['resnet']['gain']:.2f} times as fast**."
+Markdown(f"You said {my_faults:,}. The small ResNet makes **{pages['resnet']['returned']['faults']:,.0f}**, LeNet {pages['lenet']['returned']['faults']:,.0f}: it needs less memory, "
+         f"and the library keeps a little by itself. Told to keep all memory, the small ResNet is **{pages['resnet']['gain']:.2f} times as fast**."
          + ("" if can_keep else " **(This system's C library cannot be told so: the two processes did the same.)**"))
 
 # %% [markdown]
