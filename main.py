@@ -195,7 +195,7 @@ def train(args, here, run_log, keeper):
     options.describe(args, here, train_set, sampler, run_log, progress)
     if args.compile:
         model = torch.compile(model)
-
+    utils.keep_memory()  # each step from here on needs what the one before it freed
     for epoch in range(progress.epoch, args.epochs):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         sampler.start = progress.step * args.batch_size
@@ -223,7 +223,6 @@ def main():
         parser.error(f"{error.filename}: {error.strerror}")
     logging.basicConfig(format="%(message)s", level=logging.INFO if here.rank == 0 else logging.ERROR)
     torch.set_num_threads(utils.threads_per_rank(here))
-    utils.keep_memory()
     try:
         with run_log:
             if args.strategy == "ddp":

@@ -40,8 +40,8 @@ QUICK = ["unused_parameter", "padded_evaluation", "set_epoch", "hang_rank_0", "r
 SUBSETS = ("all", "quick")
 STOP = threading.Event()  # Ctrl-C or SIGTERM
 MARKS = set()  # of the runs under way: bounded.end(mark) ends one
-ABORTED = "terminate called without an active exception"  # a gloo thread at Python's end, see utils.exit_now:
-ATTEMPTS = 4  # about 1 run in 12 with a DDP model, measured on two cores with PyTorch 2.14
+ABORTED = "terminate called without an active exception"  # a gloo thread at Python's end: see utils.exit_now
+ATTEMPTS = 4  # it happened in 1 run of 12 with a DDP model, on two cores with PyTorch 2.14
 
 
 @dataclass(frozen=True)

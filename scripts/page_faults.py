@@ -12,6 +12,7 @@ the `system` share of the time (0 to 1); `can_keep` is false where the C library
 import argparse
 import multiprocessing
 import resource
+import signal
 import statistics
 import sys
 import time
@@ -27,35 +28,35 @@ from scripts.faster import FEWEST, summary
 from scripts.variants import Setting, Training
 
 WAYS = ["returned", "kept"]
+WARM_UP = 5  # steps: they bring libraries in, and show the C library how much memory a step takes
 
 
-def train(pipe, way, train_set, args):
-    """A process that trains: a block of steps for each True it is sent, the next model after a False."""
+def train(pipe, way, dataset, args):
+    """A process that trains. Sent the name of a model, it begins with that; sent a number, it makes so many steps."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the one that asks ends this one
     torch.set_num_threads(1)
+    train_set = utils.get_dataset(dataset, args.data_path, verify=False)[0].first(4096, torch.device("cpu"))
     if way == "kept":
         utils.keep_memory()
     utils.defer_compiler()
-    here = utils.find_placement("cpu", env={})
+    here, training = utils.find_placement("cpu", env={}), None
     with suppress(EOFError, ConnectionError):  # whoever asks has ended, and said why
-        for model in args.model:
-            training = Training(Setting(), model, train_set, here)
-            for _ in range(5):  # the first ones bring libraries in, and find out how much memory a step takes
+        while asked := pipe.recv():
+            if isinstance(asked, str):
+                training = Training(Setting(), asked, train_set, here)
+            steps = WARM_UP if isinstance(asked, str) else asked
+            before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+            for _ in range(steps):
                 training.update()
-            pipe.send("ready")
-            while pipe.recv():
-                before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-                for _ in range(args.steps):
-                    training.update()
-                seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
-                pipe.send({"seconds": seconds / args.steps, "faults": (after.ru_minflt - before.ru_minflt) / args.steps,
-                           "system": (after.ru_stime - before.ru_stime) / seconds})
+            seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+            pipe.send({"seconds": seconds / steps, "faults": (after.ru_minflt - before.ru_minflt) / steps,
+                       "system": (after.ru_stime - before.ru_stime) / seconds})
 
 
-def answer(pipe, way, timeout, question=None):
-    """What the process says next; it ends this program with a line if it is gone, or silent for `timeout` seconds."""
+def ask(way, pipe, question, timeout):
+    """What the process answers; it ends this program with a line if it is gone, or silent for `timeout` seconds."""
     try:
-        if question:
-            pipe.send(question)
+        pipe.send(question)
         if pipe.poll(timeout):
             return pipe.recv()
     except (EOFError, ConnectionError):
@@ -63,18 +64,12 @@ def answer(pipe, way, timeout, question=None):
     sys.exit(f"page_faults: waited {timeout:g} s for the process with memory {way}")
 
 
-def compare(pipes, args):
+def compare(pipes, model, args):
     """Both ways of one model, in turns."""
-    for way in WAYS:
-        answer(pipes[way], way, args.timeout)
-    rounds = []
-    for number in range(args.rounds):
-        did = {}
-        for way in WAYS if number % 2 == 0 else reversed(WAYS):
-            did[way] = answer(pipes[way], way, args.timeout, True)
-        rounds.append(did)
-    for way in WAYS:
-        pipes[way].send(False)
+    for way, pipe in pipes.items():
+        ask(way, pipe, model, args.timeout)
+    rounds = [{way: ask(way, pipes[way], args.steps, args.timeout) for way in (WAYS if number % 2 == 0 else WAYS[::-1])}
+              for number in range(args.rounds)]
     return {**summary([did["returned"]["seconds"] / did["kept"]["seconds"] for did in rounds]),
             **{way: {what: statistics.median(did[way][what] for did in rounds) for what in rounds[0][way]}
                for way in WAYS}}
@@ -95,16 +90,16 @@ def main():
         if args.rounds < FEWEST:
             raise ValueError(f"--rounds {args.rounds} tells nothing of the spread: take {FEWEST} or more")
         check_out(args.out)
-        train_set = get_dataset(args)[0].first(4096, torch.device("cpu"))
+        dataset = get_dataset(args)[0].name  # the processes load it themselves
     spawn, pipes = multiprocessing.get_context("spawn"), {}
     for way in WAYS:
         pipes[way], theirs = spawn.Pipe()
-        spawn.Process(target=train, args=(theirs, way, train_set, args), daemon=True).start()  # it ends with this one
+        spawn.Process(target=train, args=(theirs, way, dataset, args), daemon=True).start()  # it ends with this one
         theirs.close()  # the child has it: its end is then heard here
-    found = {"cores": utils.cores(), "device_name": cpu_name(), "dataset": train_set.name, "torch": torch.__version__,
+    found = {"cores": utils.cores(), "device_name": cpu_name(), "dataset": dataset, "torch": torch.__version__,
              "can_keep": utils.keep_memory(), "models": {}}
     for model in args.model:
-        found["models"][model] = one = compare(pipes, args)
+        found["models"][model] = one = compare(pipes, model, args)
         for way in WAYS:
             print(f"{model:8}memory {way:10}{1e3 * one[way]['seconds']:8.2f} ms a step, {one[way]['faults']:6.0f} page "
                   f"faults, {one[way]['system']:4.0%} of the time in the system")
@@ -113,4 +108,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -30,6 +31,16 @@ def no_stray(script):
     return not [p for p in psutil.Process().children(recursive=True) if script in " ".join(p.cmdline())]
 
 
+def marked(mark):
+    """Processes with that mark in their environment, once those that are ending have had 10 seconds for it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("COURSE_TEST") == mark:
+                found.append(process)
+    return psutil.wait_procs(found, timeout=10)[1]
+
+
 # ---------------------------------------------------------------------------------------------- on ranks
 
 
@@ -47,12 +58,16 @@ def together(tmp_path_factory):
 
 def test_memory_that_is_kept_makes_fewer_page_faults(tmp_path):
     out = tmp_path / "found.json"
-    done = run(1, "page_faults", "--model", "resnet", "--rounds", 3, "--steps", 2, "--out", out)
+    done = run(0, "page_faults", "--model", "resnet", "--rounds", 3, "--steps", 2, "--out", out,
+               COURSE_TEST=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert no_stray("page_faults.py")
-    found = json.loads(out.read_text())["models"]["resnet"]
-    assert found["kept"]["faults"] < 200 < found["returned"]["faults"]
-    assert found["low"] <= found["gain"] <= found["high"] and 0 < found["returned"]["system"] < 1
+    assert not marked(str(tmp_path))
+    found, told = json.loads(out.read_text()), "resnet  kept:"
+    resnet = found["models"]["resnet"]
+    assert resnet["low"] <= resnet["gain"] <= resnet["high"] and told in done.stdout
+    if not found["can_keep"] or resnet["returned"]["faults"] < 100:  # huge pages, or another malloc
+        pytest.skip("this system's memory does not come back a page at a time")
+    assert resnet["kept"]["faults"] < resnet["returned"]["faults"] / 2
 
 
 def test_a_c_library_without_mallopt_is_left_alone(monkeypatch):
@@ -69,10 +84,10 @@ def test_a_process_that_ends_early_is_named(tmp_path, way):
         "page_faults_train = page_faults.train\npage_faults.train = train\n"
         "if __name__ == '__main__':\n    page_faults.main()\n")
     command = [sys.executable, tmp_path / "dies.py", "--dataset", "synthetic", "--out", tmp_path / "found.json"]
-    done = subprocess.run(command, cwd=launch.ROOT, env=launch.environment(PYTHONPATH=str(launch.ROOT)),
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+    env = launch.environment(PYTHONPATH=str(launch.ROOT), COURSE_TEST=str(tmp_path))
+    done = subprocess.run(command, cwd=launch.ROOT, env=env, capture_output=True, text=True, timeout=launch.LIMIT)
     assert done.returncode == 1 and f"memory {way} has ended" in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "found.json").exists() and no_stray("dies.py")
+    assert not (tmp_path / "found.json").exists() and not marked(str(tmp_path))
 
 
 def test_each_change_has_its_rounds_and_the_gain_is_their_median(together):

@@ -547,5 +547,5 @@ check.scaled(settings)
 #
 # - [07 · Performance](07_performance.ipynb): what DDP gains with 2, 4 and 8 ranks, and what limits it.
 # - `main.py` is this lesson as a program. Find in it: the constructor of DDP, the sums that are all-reduced, and the check that the ranks have
-#   not drifted apart (`weight_norm`).
+#   not drifted apart (`weight_norm`). It leaves out DDP's broadcast of BatchNorm's running means: training reads none, and `evaluate` sends rank 0's.
 # - Run this notebook again with `ranks = 3`, or more. Which numbers change?
