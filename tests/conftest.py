@@ -21,3 +21,8 @@ def cifar10():
         return utils.get_dataset("cifar10", "./data")
     except ConnectionError as error:
         pytest.skip(str(error))
+
+
+def pytest_collection_modifyitems(items):
+    """test_torture.py first: it takes minutes, and where two files run at a time it would be the last one, alone."""
+    items.sort(key=lambda item: item.path.name != "test_torture.py")  # the others keep their order
