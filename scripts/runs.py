@@ -199,16 +199,11 @@ def _frame(parsed: list[tuple[dict, list[dict]]]) -> pd.DataFrame:
     columns["epoch"] = pd.array([row.get("epoch") for row in rows], dtype="Int64")
     seen = dict.fromkeys(map(tuple, rows))  # the rows of a log have the same keys, nearly all
     names = list(dict.fromkeys([*EPOCH_FIELDS, *(key for keys in seen for key in keys if key != "epoch")]))
-    everywhere = [name for name in names if all(name in keys for keys in seen)]
-    if len(everywhere) > 1:  # all of them at once is faster
-        found = dict(zip(everywhere, np.array([*map(itemgetter(*everywhere), rows)], dtype=float).T, strict=True))
-    else:
-        found = {}
-    for name in names:
+    empty = dict.fromkeys(names)
+    table = np.array([*map(itemgetter(*names), (empty | row for row in rows))], dtype=float)  # rows: faster
+    for name, values in zip(names, table.T, strict=True):
         # a field that both records hold, such as a learning rate that changes, stands beside the run's own
-        column = f"epoch_{name}" if name in run_columns else name
-        values = found.get(name)
-        columns[column] = np.array([row.get(name) for row in rows], dtype=float) if values is None else values
+        columns[f"epoch_{name}" if name in run_columns else name] = values
     return pd.DataFrame(columns | run_columns)
 
 
@@ -227,13 +222,14 @@ def _json_records(text: str, notes: list[str]) -> tuple[list[dict], bool]:
         if not line or line.isspace():
             continue
         try:
-            record, end = DECODER.scan_once(line, 0) if line[0] == "{" else (None, 0)
-            if end != len(line):
-                record = DECODER.decode(line)  # which is slower: it looks for white space on both sides
-            if type(record) is not dict or type(record.get("kind")) is not str or not _is_intact(line, record):
+            whole = line.strip(" \t\r")  # decode() does it with regular expressions, which is slower
+            record, end = DECODER.raw_decode(whole)
+            if end != len(whole) or type(record) is not dict or type(record.get("kind")) is not str:
+                raise ValueError
+            if not _is_intact(line, record):
                 raise ValueError
             found.append((number, record))
-        except (ValueError, StopIteration, RecursionError):
+        except (ValueError, RecursionError):
             damaged.append(number)
             found += [(number, record) for record in _whole_records_inside(line)]
     if not found and not text.lstrip().startswith("{"):
