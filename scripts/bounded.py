@@ -37,16 +37,21 @@ def run(command, seconds, mark, env=None, **popen):
         process.wait()
 
 
-def end(mark, seconds=10):
-    """Kill every process with this mark. RuntimeError where one is still there after `seconds`."""
-    def marked(process):
+def marked(mark):
+    """The processes with this mark, but for this one."""
+    def has_it(process):
         try:
             return process.pid != os.getpid() and process.environ().get(MARK) == str(mark)
         except (psutil.Error, OSError):  # gone, or another user's
             return False
 
+    return [process for process in psutil.process_iter() if has_it(process)]
+
+
+def end(mark, seconds=10):
+    """Kill every process with this mark. RuntimeError where one is still there after `seconds`."""
     give_up = time.monotonic() + seconds
-    while left := [process for process in psutil.process_iter() if marked(process)]:
+    while left := marked(mark):
         if time.monotonic() > give_up:
             raise RuntimeError(f"waited {seconds} s for killed processes to end: {[process.pid for process in left]}")
         for process in left:

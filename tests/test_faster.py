@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import utils
-from scripts import faster, gains, plots_faster, step_profile, variants
+from scripts import bounded, faster, gains, plots_faster, step_profile, variants
 from scripts.checks import lesson_14
 
 
@@ -33,12 +32,7 @@ def no_stray(script):
 
 def marked(mark):
     """Processes with that mark in their environment, once those that are ending have had 10 seconds for it."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("COURSE_TEST") == mark:
-                found.append(process)
-    return psutil.wait_procs(found, timeout=10)[1]
+    return psutil.wait_procs(bounded.marked(mark), timeout=10)[1]
 
 
 # ---------------------------------------------------------------------------------------------- on ranks
@@ -59,9 +53,9 @@ def together(tmp_path_factory):
 def test_memory_that_is_kept_makes_fewer_page_faults(tmp_path):
     out = tmp_path / "found.json"
     done = run(0, "page_faults", "--model", "resnet", "--rounds", 3, "--steps", 2, "--out", out,
-               COURSE_TEST=str(tmp_path))
+               **{bounded.MARK: str(tmp_path)})
     assert done.returncode == 0, done.stderr
-    assert not marked(str(tmp_path))
+    assert not marked(tmp_path)
     found, told = json.loads(out.read_text()), "resnet  kept:"
     resnet = found["models"]["resnet"]
     assert resnet["low"] <= resnet["gain"] <= resnet["high"] and told in done.stdout
@@ -84,10 +78,10 @@ def test_a_process_that_ends_early_is_named(tmp_path, way):
         "page_faults_train = page_faults.train\npage_faults.train = train\n"
         "if __name__ == '__main__':\n    page_faults.main()\n")
     command = [sys.executable, tmp_path / "dies.py", "--dataset", "synthetic", "--out", tmp_path / "found.json"]
-    env = launch.environment(PYTHONPATH=str(launch.ROOT), COURSE_TEST=str(tmp_path))
+    env = launch.environment(PYTHONPATH=str(launch.ROOT), **{bounded.MARK: str(tmp_path)})
     done = subprocess.run(command, cwd=launch.ROOT, env=env, capture_output=True, text=True, timeout=launch.LIMIT)
     assert done.returncode == 1 and f"memory {way} has ended" in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "found.json").exists() and not marked(str(tmp_path))
+    assert not (tmp_path / "found.json").exists() and not marked(tmp_path)
 
 
 def test_each_change_has_its_rounds_and_the_gain_is_their_median(together):

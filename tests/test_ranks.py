@@ -10,7 +10,6 @@ import sys
 import launch
 import matplotlib.pyplot as plt
 import pandas as pd
-import psutil
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -268,14 +267,7 @@ def second():
 
 
 def marked(mark):
-    return [process.pid for process in psutil.process_iter() if environment_of(process).get(bounded.MARK) == mark]
-
-
-def environment_of(process):
-    try:
-        return process.environ()
-    except (psutil.Error, OSError):
-        return {}
+    return [process.pid for process in bounded.marked(mark)]
 
 
 def test_an_attempt_that_works_and_one_that_fails(second):

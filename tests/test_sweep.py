@@ -36,14 +36,7 @@ def contents(folder):
 
 def marked(out):
     """Processes that a sweep of this folder started."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(bounded.MARK) == str(out.resolve()):
-                found.append(process)
-        except psutil.Error:
-            pass  # gone, or another user's
-    return found
+    return bounded.marked(out.resolve())
 
 
 @pytest.fixture(scope="module")
