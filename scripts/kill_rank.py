@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -102,13 +103,10 @@ class Killer(threading.Thread):
 
     def find(self, rank):
         """The process that was told to be this rank. torchrun's ranks inherit the mark that it was started with."""
-        for process in psutil.process_iter():
-            try:
-                told = process.environ()
-                if told.get(bounded.MARK) == self.mark and told.get("RANK") == str(rank):
+        for process in bounded.marked(self.mark):
+            with suppress(psutil.Error, OSError):  # gone meanwhile
+                if process.environ().get("RANK") == str(rank):
                     return process
-            except (psutil.Error, OSError):  # gone, or another user's
-                continue
 
 
 def main():

@@ -133,7 +133,7 @@ class SecondKernel:
         """The Outcome of `code`, which has `limit` seconds."""
         if not self._runs():
             self.start()
-        before = self._marked()
+        before = bounded.marked(self.mark)  # the kernel, and what descends from it, also where the parent is gone
         printed, said, errors, returned = [], [], [], []
 
         def collect(message):
@@ -148,11 +148,11 @@ class SecondKernel:
         start = time.monotonic()
         try:
             self._execute(code, limit, collect)
-            end, left = "failed" if errors else "worked", kill(set(self._marked()) - set(before))
+            end, left = "failed" if errors else "worked", kill(set(bounded.marked(self.mark)) - set(before))
             seconds = time.monotonic() - start
         except TimeoutError:
             seconds = time.monotonic() - start
-            end, left = "killed", 1 + len(set(self._marked()) - set(before))
+            end, left = "killed", 1 + len(set(bounded.marked(self.mark)) - set(before))
             self.end()
         except BaseException:  # Ctrl-C
             self.end()
@@ -174,15 +174,6 @@ class SecondKernel:
 
     def _runs(self):
         return self.manager is not None and self.manager.is_alive()
-
-    def _marked(self):
-        """The kernel and all processes that descend from it, also those whose parent is gone."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):  # ended meanwhile, or another user's
-                if process.environ().get(bounded.MARK) == self.mark:
-                    found.append(process)
-        return found
 
     @magic_arguments()
     @argument("--limit", type=float, default=60, help="seconds until it is killed")
