@@ -260,6 +260,12 @@ def check(entries, fork, out):
 # ---- the guide -----------------------------------------------------------------------------------------------
 
 
+def contents(table, anchor):
+    """Lines of a Markdown table: what one sees of each mistake, with a link to its entry at anchor(entry)."""
+    return ["| what you see | |", "|:--|:--|",
+            *(f"| {entry.seen} | [{entry.heading}](#{anchor(entry)}) |" for entry in table.values())]
+
+
 def guide(table):
     """The text of TROUBLESHOOTING.md."""
     def anchor(entry):  # as code-hosting sites make it from a heading
@@ -270,8 +276,7 @@ def guide(table):
              f"[lesson 12]({NOTEBOOK}); `python scripts/gallery.py show NAME` runs it on your machine. Most reported "
              "first; *silent*: no error, a wrong result.", "",
              "*(Made by `python scripts/gallery.py guide` from `scripts/broken/`. Do not edit it here.)*", "",
-             "| what you see | |", "|:--|:--|"]
-    lines += [f"| {entry.seen} | [{entry.heading}](#{anchor(entry)}) |" for entry in table.values()]
+             *contents(table, anchor)]
     for entry in table.values():
         lines += ["", f"## {entry.heading}", "", "```text", entry.symptom, "```", "",
                   f"**Look:** {entry.tool}", "", f"**Why:** {entry.why}", "", f"**Repair:** {entry.repair}", "",

@@ -29,13 +29,14 @@ def overlay(measured, predictions, ax, title):
     most. The grey box is the measured time, AIM up and down.
     """
     places = {ranks: x for x, ranks in enumerate(measured)}
+    text = {"textcoords": "offset points", "fontsize": 16, "fontweight": "bold",
+            "path_effects": [patheffects.withStroke(linewidth=4, foreground="white")]}  # lines pass behind it
     for ranks, (seconds, low, high) in measured.items():
         x = places[ranks] - 0.12  # the three stand side by side, so that none hides another
         ax.add_patch(Rectangle((x - 0.3, (1 - AIM) * seconds), 0.84, 2 * AIM * seconds, color="#E8E8E8", zorder=0))
         ax.vlines(x, low, high, color=MEASURED, linewidth=3)
         ax.plot(x, seconds, "o", color=MEASURED, markersize=14)
-        ax.annotate(f"{seconds:.2f} s", (x, seconds), (-12, 0), textcoords="offset points", ha="right", va="center",
-                    fontsize=16, fontweight="bold", color=MEASURED)
+        ax.annotate(f"{seconds:.2f} s", (x, seconds), (-12, 0), ha="right", va="center", color=MEASURED, **text)
     handles = [Line2D([], [], marker="o", color=MEASURED, markersize=12, label="measured (line: fastest to slowest)")]
     for number, (name, seconds) in enumerate(predictions.items()):
         colour, marker = PREDICTED[number], plots.MARKERS[1 + number]
@@ -45,9 +46,7 @@ def overlay(measured, predictions, ax, title):
         handles.append(Line2D([], [], label=name, **look))
         for x, (ranks, predicted) in zip(xs, seconds.items(), strict=True):
             ax.annotate(f"{predicted / measured[ranks][0] - 1:+.0%}", (x, predicted), (0, (-16, 14)[number]),
-                        textcoords="offset points", ha="center", va=("top", "bottom")[number], fontsize=16,
-                        fontweight="bold", color=colour,
-                        path_effects=[patheffects.withStroke(linewidth=4, foreground="white")])
+                        ha="center", va=("top", "bottom")[number], color=colour, **text)
     handles.append(Patch(color="#E8E8E8", label=f"measured ± {AIM:.0%}"))
     top = max(*(high for _, _, high in measured.values()), *(max(found.values()) for found in predictions.values()))
     ax.set(xlabel="world size (ranks)", xlim=(-0.75, len(places) - 0.4), ylabel="seconds an epoch", ylim=(0, 1.2 * top))
