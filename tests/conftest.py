@@ -26,3 +26,10 @@ def cifar10():
 def pytest_collection_modifyitems(items):
     """test_torture.py first: it takes minutes, and where two files run at a time it would be the last one, alone."""
     items.sort(key=lambda item: item.path.name != "test_torture.py")  # the others keep their order
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem):
+    """End the run where one of its processes has died in a test: xdist would wait for ever for the tests that the dead
+    one had been given (loadfile, pytest-xdist 3.8). One that dies between tests: --max-worker-restart=0."""
+    pytest.exit(f"a process of the tests has died in {crashitem}", returncode=3)

@@ -1,10 +1,14 @@
 """Start main.py as a person would: python, torchrun, or the variables that srun sets."""
 
+import functools
+import importlib
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import psutil
@@ -55,3 +59,31 @@ def end(process, sign):
         member.send_signal(sign)
     process.communicate(timeout=60)
     assert psutil.wait_procs(family, timeout=30)[1] == [], "processes are still alive"
+
+
+def in_a_group_of_one(test):
+    """Runs a test in a process of its own, the one rank of a gloo group: a process that has left a group may be aborted
+    by a thread of gloo, and a test process would take all its other tests with it."""
+    @functools.wraps(test)
+    def outside(**arguments):
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=_be_the_rank, args=(test.__module__, test.__qualname__, arguments))
+        process.start()
+        process.join(LIMIT)
+        process.kill()
+        process.join()
+        assert process.exitcode == 0, f"its process ended with status {process.exitcode}; the traceback is in stderr"
+
+    return outside
+
+
+def _be_the_rank(module, name, arguments):
+    import torch.distributed as dist
+
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        getattr(importlib.import_module(module), name).__wrapped__(**arguments)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)

@@ -251,15 +251,12 @@ def gloo_without(name):
 
 
 @pytest.mark.parametrize("name", collectives_demo.INSTEAD)
-def test_what_gloo_lacks_is_built_from_others(name, tmp_path, monkeypatch):
+@launch.in_a_group_of_one
+def test_what_gloo_lacks_is_built_from_others(name):
     """Older versions of torch refuse these two on gloo; here one process plays the refusal, three the substitute."""
-    monkeypatch.setattr(dist, name, gloo_without(name))
-    monkeypatch.setitem(collectives_demo.INSTEAD, name, lambda rank, ranks: iter([("instead", None)]))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        shown = collectives_demo.show(name)
-    finally:
-        dist.destroy_process_group()
+    setattr(dist, name, gloo_without(name))
+    collectives_demo.INSTEAD[name] = lambda rank, ranks: iter([("instead", None)])
+    shown = collectives_demo.show(name)
     assert shown["unsupported"] == f"Backend gloo does not support {name}"
     assert shown["states"][0]["label"] == "instead"
 

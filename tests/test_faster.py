@@ -13,7 +13,6 @@ import pandas as pd
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
 import utils
 from scripts import bounded, faster, gains, plots_faster, step_profile, variants
@@ -179,14 +178,9 @@ def test_one_process_profile_serves_every_prediction(tmp_path):
 # ---------------------------------------------------------------------------------------------- DDP with a group of one
 
 
-@pytest.fixture
-def group(monkeypatch):
-    """A process group of one rank, and the placement of a rank that believes it has another."""
-    here = utils.find_placement("cpu", env={})
-    utils.init_distributed_mode(here)
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    yield replace(here, world_size=2)
-    dist.destroy_process_group()
+def second_rank():
+    """The placement of a process that believes it has another beside it, though its group is of one."""
+    return replace(utils.find_placement("cpu", env={}), world_size=2)
 
 
 def data():
@@ -210,8 +204,10 @@ def watched(training):
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_all_reduces_of_accumulated_batches_are_as_the_exercise_counts_them(group, every):
-    training = variants.Training(variants.Setting(batch_size=8, buckets=4, accumulate=every), "lenet", data(), group)
+@launch.in_a_group_of_one
+def test_all_reduces_of_accumulated_batches_are_as_the_exercise_counts_them(every):
+    setting = variants.Setting(batch_size=8, buckets=4, accumulate=every)
+    training = variants.Training(setting, "lenet", data(), second_rank())
     sent = watched(training)
     training.update()  # DDP orders its buckets anew after it
     sent.clear()
@@ -222,10 +218,11 @@ def test_all_reduces_of_accumulated_batches_are_as_the_exercise_counts_them(grou
     assert len(sent) == lesson_14.my_all_reduces(3 * every, every, buckets)
 
 
-def test_accumulated_gradient_is_that_of_the_large_batch(group):
+@launch.in_a_group_of_one
+def test_accumulated_gradient_is_that_of_the_large_batch():
     gradients = []
     for setting in (variants.Setting(batch_size=32), variants.Setting(batch_size=8, accumulate=4)):
-        training = variants.Training(setting, "lenet", data(), group)
+        training = variants.Training(setting, "lenet", data(), second_rank())
         training.update()
         gradients.append(training.gradients[0])
     assert torch.allclose(*gradients, atol=1e-6)
@@ -233,8 +230,9 @@ def test_accumulated_gradient_is_that_of_the_large_batch(group):
 
 @pytest.mark.parametrize("model", ["lenet", "wide"])
 @pytest.mark.parametrize(("buckets", "caps"), [(0, [25 * 2**20]), (None, [2**20, 25 * 2**20]), (4, None)])
-def test_buckets_are_filled_as_ddp_fills_them(group, model, buckets, caps):
-    training = variants.Training(variants.Setting(batch_size=4, buckets=buckets), model, data(), group)
+@launch.in_a_group_of_one
+def test_buckets_are_filled_as_ddp_fills_them(model, buckets, caps):
+    training = variants.Training(variants.Setting(batch_size=4, buckets=buckets), model, data(), second_rank())
     sent = watched(training)
     training.update()  # DDP orders its buckets anew after it
     sent.clear()
@@ -246,9 +244,10 @@ def test_buckets_are_filled_as_ddp_fills_them(group, model, buckets, caps):
     assert ours == pytest.approx(sent, rel=0.05), "up to a bias, which comes before or after its weights"
 
 
-def test_powersgd_sends_as_many_values_as_torch_counts(group):
+@launch.in_a_group_of_one
+def test_powersgd_sends_as_many_values_as_torch_counts():
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-    training = variants.Training(variants.Setting(batch_size=4), "wide", data(), group)
+    training = variants.Training(variants.Setting(batch_size=4), "wide", data(), second_rank())
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     training.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     for _ in range(3):

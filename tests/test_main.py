@@ -12,7 +12,6 @@ import launch
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
 import main
 import options
@@ -79,15 +78,12 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
     assert epochs[-1]["val_loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), abs=1e-5)
 
 
+@launch.in_a_group_of_one
 def test_ddp_sends_no_batchnorm_statistics_at_each_step():
     """evaluate() does, once: the test above. An attribute that a later PyTorch does not read would send them again."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        args = options.get_parser().parse_args(["--strategy", "ddp", "--device", "cpu"])
-        model = main.parallelise(utils.SmallResNet(), args, None)
-        assert list(model.module.buffers()) and not model.will_sync_module_buffers()
-    finally:
-        dist.destroy_process_group()
+    args = options.get_parser().parse_args(["--strategy", "ddp", "--device", "cpu"])
+    model = main.parallelise(utils.SmallResNet(), args, None)
+    assert list(model.module.buffers()) and not model.will_sync_module_buffers()
 
 
 def test_log_is_read_back_whole(tmp_path):

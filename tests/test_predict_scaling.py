@@ -8,7 +8,6 @@ import launch
 import matplotlib
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import utils
@@ -140,22 +139,20 @@ def test_curves_to_many_gpus_are_dotted_and_their_published_points_hollow(ax):
 # ---------------------------------------------------------------- what the notebook says of the model
 
 
-def test_ddp_cuts_lenet_into_as_many_buckets_as_the_notebook_says():
-    def note(sizes, bucket):  # a communication hook: DDP calls it for each bucket that is ready
-        sizes.append(bucket.buffer().nbytes)
-        done = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
+def note(sizes, bucket):  # a communication hook: DDP calls it for each bucket that is ready
+    sizes.append(bucket.buffer().nbytes)
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        for cap, expected in ((25, 1), (0.04, 3)):
-            model, sizes = DistributedDataParallel(utils.ConvNet(), bucket_cap_mb=cap), []
-            model.register_comm_hook(sizes, note)
-            for _ in range(2):  # the buckets are made anew after the first step
-                sizes.clear()
-                model(torch.randn(2, 3, 32, 32)).sum().backward()
-            assert len(sizes) == expected and sum(sizes) == 248_024, sizes
-    finally:
-        dist.destroy_process_group()
+
+@launch.in_a_group_of_one
+def test_ddp_cuts_lenet_into_as_many_buckets_as_the_notebook_says():
+    for cap, expected in ((25, 1), (0.04, 3)):
+        model, sizes = DistributedDataParallel(utils.ConvNet(), bucket_cap_mb=cap), []
+        model.register_comm_hook(sizes, note)
+        for _ in range(2):  # the buckets are made anew after the first step
+            sizes.clear()
+            model(torch.randn(2, 3, 32, 32)).sum().backward()
+        assert len(sizes) == expected and sum(sizes) == 248_024, sizes
     assert scaling_model.ddp_buckets(248_024) == 1

@@ -1,0 +1,35 @@
+"""The tests' own rules: none of their processes makes a process group, and a run whose process dies ends, red."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import launch
+import pytest
+
+FILES = sorted(Path(__file__).parent.glob("*.py"))
+XDIST = re.search(r"set -- (--numprocesses.+)", Path(launch.ROOT, "scripts/test").read_text())[1].split()
+GROUP_MAKERS = {"init_process_group", "init_distributed_mode"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_test_process_makes_a_process_group(file):
+    """gloo may abort a process that has left a group. launch._be_the_rank is a process of its own."""
+    made = [node.lineno for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) in GROUP_MAKERS]
+    assert len(made) == (file.name == "launch.py"), f"{file.name}, lines {made}: start ranks, or use in_a_group_of_one"
+
+
+def test_a_test_process_that_dies_ends_the_run_red_within_a_minute(tmp_path):
+    (tmp_path / "test_dies.py").write_text("import os\ndef test_dies(): os.abort()\ndef test_never_run(): pass\n")
+    (tmp_path / "test_waits.py").write_text("import time\ndef test_waits(): time.sleep(250)\n")
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", *XDIST, f"--rootdir={tmp_path}", tmp_path]
+    start = time.monotonic()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200,
+                          env=launch.environment(PYTHONPATH=os.fspath(FILES[0].parent)))
+    assert done.returncode not in (0, 5) and time.monotonic() - start < 60, done.stdout
+    assert "has died in test_dies.py::test_dies" in done.stdout, done.stdout
