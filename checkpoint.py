@@ -1,4 +1,4 @@
-"""What lets a run survive: a checkpoint file that is always whole, and a stop that all ranks make after the same step.
+"""A run that survives: what the training loop leaves to `Run`, and a checkpoint file that is always whole.
 
 The file: a line with a SHA-256, then what torch.save wrote. It is read with weights_only=True: loading runs no code.
 """
@@ -8,10 +8,12 @@ import hashlib
 import io
 import itertools
 import logging
+import math
 import os
 import pickle
 import re
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -20,8 +22,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
+import options
 import utils
 
 log = logging.getLogger("course")
@@ -31,6 +35,23 @@ POLL = 10  # steps between two looks at whether another rank was told to stop: e
 
 class Unusable(ValueError):
     """A checkpoint that this run cannot go on from. One line says why."""
+
+
+class Stopped(SystemExit):
+    """A signal came and the checkpoint is written: status 75, which sysexits.h calls a failure to try again later."""
+
+    def __init__(self, message):
+        log.info(message)
+        super().__init__(utils.RESUMABLE)
+
+
+class Shard(DistributedSampler):
+    """A DistributedSampler that can begin in the middle of an epoch: after the first `start` images of this rank."""
+
+    start = 0
+
+    def __iter__(self):
+        return itertools.islice(super().__iter__(), self.start, None)
 
 
 @dataclass
@@ -51,38 +72,243 @@ class Progress:
         self.epoch, self.step, self.sums, self.seconds = self.epoch + 1, 0, [0.0, 0.0, 0.0], {}
 
 
-class Stopped(SystemExit):
-    """A signal came and the checkpoint is written: status 75, which sysexits.h calls a failure to try again later."""
+class Run:
+    """A training on this rank. It counts, times, logs, saves, goes on and stops, so that the loop shows the training:
 
-    def __init__(self, message):
-        log.info(message)
-        super().__init__(utils.RESUMABLE)
+        with Run(args, here) as run:
+            ...
+            run.begin(loader, model, optimizer, scheduler)
+            for epoch in run.epochs():
+                for images, labels in run.steps(loader):
+                    ...                                     # forward
+                    run.forward_done(logits, labels, loss)
+                    ...                                     # backward
+                    run.backward_done()
+                    ...                                     # update
+                run.end_epoch(val_loss, val_accuracy)
 
+    All ranks must make the same calls. OSError where another run has the log or the checkpoint.
+    """
 
-class Shard(DistributedSampler):
-    """A DistributedSampler that can begin in the middle of an epoch: after the first `start` images of this rank."""
+    def __init__(self, args, here):
+        logging.basicConfig(format="%(message)s")
+        log.setLevel(logging.INFO if here.rank == 0 else logging.ERROR)
+        self.args, self.here, self.progress = args, here, Progress()
+        self.file = Checkpoint(args.checkpoint) if args.checkpoint and here.rank == 0 else None
+        self.log = utils.RunLog(args.log_file if here.rank == 0 else None)
+        self.random, self.stop_signal, self.stop_at = None, None, None
 
-    start = 0
+    # ------------------------------------------------------------------------------------------------ the loop
 
-    def __iter__(self):
-        return itertools.islice(super().__iter__(), self.start, None)
+    def begin(self, loader, model, optimizer, scheduler):
+        """Go on from --checkpoint, where there is one: it holds the raw model, the other two, and how far the run was.
+
+        From here on SIGTERM and SIGUSR1 stop the run after a step: torchrun passes on the first, Slurm sends either.
+        Unusable where the file is damaged or of another run, and where there must be one and is not.
+        """
+        self.raw_model = getattr(model, "module", model)  # DDP and DataParallel keep it there
+        self.parts = {"model": self.raw_model, "optimizer": optimizer, "scheduler": scheduler}
+        for number in (signal.SIGTERM, signal.SIGUSR1) if self.args.checkpoint else ():
+            signal.signal(number, lambda number, _: setattr(self, "stop_signal", signal.Signals(number).name))
+        if state := self.find(must_agree(self.args, self.here, loader.dataset)):
+            if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+                settle_buckets(model, loader)
+            self.restore(state)
+            self.log.resume(self.progress.run_id)
+        self.progress.run_id = self.log.run_id
+        utils.describe(self.args, self.here, loader.sampler, self.log)
+        for epoch, facts in enumerate(self.progress.epochs):  # what the log still has is not written twice
+            self.log.write("epoch", epoch=epoch, **facts)
+        if state:
+            self.log.write("restart", restarts=self.progress.restarts, epoch=self.progress.epoch,
+                           step=self.progress.step, world_size=self.here.world_size, epochs=self.args.epochs)
+            log.info("Going on from %s, in epoch %d after step %d (restart %d)", self.args.checkpoint,
+                     self.progress.epoch, self.progress.step, self.progress.restarts)
+
+    def epochs(self):
+        """The numbers of the epochs that are not done."""
+        return range(self.progress.epoch, self.args.epochs)
+
+    def steps(self, loader):
+        """The batches of this epoch that are not done."""
+        loader.sampler.start = self.progress.step * loader.batch_size
+        self.sums = torch.tensor(self.progress.sums, dtype=utils.sum_type(self.here.device), device=self.here.device)
+        self.timer = utils.PhaseTimer(self.here.device, self.progress.seconds)
+        batches = iter(loader)
+        self.set_random_state()  # after the loader has drawn its own number
+        for batch in batches:
+            self.timer.mark("data")
+            yield batch
+            self.timer.mark("update")
+            self.after_step()
+
+    def forward_done(self, logits, labels, loss):
+        self.sums += utils.count(logits, labels, loss)  # .item() at each step: a GPU would wait
+        self.timer.mark("forward")
+
+    def backward_done(self):
+        self.timer.mark("backward")
+
+    def end_epoch(self, val_loss, val_accuracy):
+        """Log the epoch, over all ranks, and save. RuntimeError where the ranks' models differ, as DDP's never do."""
+        seconds, epoch = self.timer.totals(), self.progress.epoch
+        loss, hits, images = utils.all_sum(self.sums)
+        loss, accuracy, total = loss / images, hits / images, sum(seconds.values())
+        facts = {"loss": loss, "accuracy": accuracy, "seconds": total, "images_per_second": images / total,
+                 **{f"{phase}_seconds": s for phase, s in seconds.items()},
+                 "val_loss": val_loss, "val_accuracy": val_accuracy,
+                 "weight_norm": utils.weight_norm(self.raw_model)}
+        self.log.write("epoch", epoch=epoch, **facts)
+        log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f",
+                 epoch, loss, accuracy, total, val_loss, val_accuracy, images / total)
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss} after epoch {epoch}: try a smaller --lr")
+        self.progress.next_epoch(facts)
+        if self.args.checkpoint:
+            self.save()
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        """Write how the run ended, leave the process group, and say in one line what can be said in one."""
+        try:
+            try:
+                self.log.__exit__(kind, error, trace)
+            except OSError as full:
+                error = full
+            if isinstance(error, OSError | Unusable):  # no connection, a full disk, a checkpoint of another run
+                log.error(error)
+                sys.exit(2)
+            if isinstance(error, RuntimeError) and (where := self.lost(error)) is not None:
+                if where:
+                    log.error(where)
+                sys.exit(1)
+            if isinstance(error, KeyboardInterrupt):
+                log.info("Interrupted.")
+                sys.exit(130)  # what a shell expects after Ctrl-C
+        finally:
+            utils.end_distributed_mode()
+
+    def lost(self, error):
+        """Where the ranks stand after a wait for each other failed with `error`: a line for the lowest of those that
+        wait, "" for the others, None for an error that no wait made."""
+        if not dist.is_initialized() or not re.search(r"gloo|nccl|timed out|connection", str(error), re.IGNORECASE):
+            return None
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next(frame.line for frame in reversed(frames) if "torch" not in Path(frame.filename).parts)
+        ranks, store = range(self.here.world_size), dist.distributed_c10d._get_default_store()
+
+        def ask():
+            store.set(f"rank {self.here.rank} waits", "")
+            time.sleep(2)  # the others' waits end within moments of each other
+            return [rank for rank in ranks if store.check([f"rank {rank} waits"])]
+
+        try:
+            waiting = within(10, ask)
+        except RuntimeError:  # who kept the store is gone, or behind a cut link
+            waiting = [self.here.rank]
+        silent = ", ".join(str(rank) for rank in ranks if rank not in waiting)
+        if self.here.rank != waiting[0]:
+            return ""
+        return (f"rank(s) {', '.join(map(str, waiting))} waited in epoch {self.progress.epoch}, step "
+                f"{self.progress.step + 1}, at `{line.split('  #')[0]}`; no word from rank(s) {silent or 'none'}: look "
+                f"there first ({str(error).splitlines()[0][:150]})")
+
+    # ------------------------------------------------------------------------------------------------ going on
+
+    def find(self, same):
+        """The state to go on from, the same on every rank, or None for a run that begins. `same`: see must_agree."""
+        found, self.same = [None, None], same
+        if self.file and self.args.resume != "never":
+            try:
+                found[0] = self.file.read()
+                if found[0]:
+                    agree(found[0]["options"], same, self.file.path)
+                elif self.args.resume == "must":
+                    raise Unusable(f"--resume must, but there is no checkpoint {self.file.path}")
+            except Unusable as error:
+                found[1] = str(error)
+        if dist.is_initialized():
+            dist.broadcast_object_list(found, src=0)  # one reader: nodes need no common file system
+        if found[1]:
+            raise Unusable(found[1])
+        return found[0]
+
+    def restore(self, state):
+        for name, part in self.parts.items():
+            part.load_state_dict(state["parts"][name])
+        self.progress = progress = Progress(**state["progress"])
+        ranks, rank = state["ranks"], self.here.rank
+        if len(ranks) == self.here.world_size:
+            progress.sums, self.random = ranks[rank]["sums"], ranks[rank]["random"]
+        elif rank == 0:  # other ranks than before: what they counted is added up, their random states fit nobody
+            progress.sums = [sum(column) for column in zip(*(one["sums"] for one in ranks), strict=True)]
+        progress.restarts += 1
+
+    def set_random_state(self):
+        """After a restart: this rank's, as it was saved."""
+        states, self.random = self.random, None
+        if states:
+            torch.set_rng_state(states["cpu"])
+            if self.here.device.type != "cpu" and self.here.device.type in states:
+                torch.get_device_module(self.here.device).set_rng_state(states[self.here.device.type])
+
+    def save(self):
+        states = {"cpu": torch.get_rng_state()}
+        if self.here.device.type != "cpu":
+            states[self.here.device.type] = torch.get_device_module(self.here.device).get_rng_state()
+        mine = {"sums": self.progress.sums, "random": states}
+        ranks = [mine]
+        if dist.is_initialized():
+            ranks = [None] * self.here.world_size if self.here.rank == 0 else None
+            dist.gather_object(mine, ranks, dst=0)
+        if self.file:
+            whole = {"options": self.same, "progress": {**asdict(self.progress), "sums": [0.0] * 3}, "ranks": ranks}
+            self.file.write({**whole, "parts": {name: part.state_dict() for name, part in self.parts.items()}})
+
+    def after_step(self):
+        """Count the step, and save where it is time to. Stopped where a signal asks for it, on all ranks at once."""
+        progress, every = self.progress, self.args.checkpoint_every
+        progress.step, progress.total_steps = progress.step + 1, progress.total_steps + 1
+        if not self.args.checkpoint:
+            return
+        stop = self.must_stop(progress.total_steps)
+        if stop or (every and progress.total_steps % every == 0):
+            progress.sums, progress.seconds = self.sums.tolist(), self.timer.totals()
+            self.save()
+            self.timer.mark("checkpoint")
+        if stop:
+            if dist.is_initialized():
+                dist.barrier()  # srun ends all ranks when the first leaves: rank 0 must have written
+            raise Stopped(f"{self.stop_signal or 'A signal to another rank'}: stopped in epoch {progress.epoch} after "
+                          f"step {progress.step}; --resume auto goes on from {self.args.checkpoint}")
+
+    def must_stop(self, step):
+        """Whether all ranks stop after this step (counted from the run's begin): True on all, or on none.
+
+        A signal reaches the ranks at different moments, or only one. The first to see it names a step that none
+        has passed yet: DDP keeps the ranks within one step of each other, and all look at the same steps.
+        """
+        if not dist.is_initialized() or self.here.world_size == 1:
+            return self.stop_signal is not None
+        store = dist.distributed_c10d._get_default_store()
+        if self.stop_signal and self.stop_at is None:
+            self.stop_at = int(store.compare_set("stop after step", "", str((step // POLL + 2) * POLL)))
+        if step % POLL == 0 and self.stop_at is None and within(60, lambda: store.check(["stop after step"])):
+            self.stop_at = int(store.get("stop after step"))
+        return self.stop_at is not None and step >= self.stop_at
 
 
 class Checkpoint:
-    """Saves and restores a run. Rank 0 alone touches the file; all ranks must make the same calls.
+    """The file, and the one before it. BlockingIOError where another run has it."""
 
-    Without a path nothing is saved and no signal is caught. BlockingIOError where another run has the file.
-    """
-
-    def __init__(self, path, every, here):
-        self.path, self.every, self.here = path and Path(path), every, here
-        self.parts, self.options, self.random, self.progress = {}, {}, None, Progress()
-        self.stop_signal, self.stop_at = None, None
-        if path and here.rank == 0:
-            self.lock = open(f"{path}.lock", "a")  # noqa: SIM115 - held until this process ends, however it ends
-            utils.lock(self.lock)
-
-    # ------------------------------------------------------------------------------------------------ the file
+    def __init__(self, path):
+        self.path = Path(path)
+        self.lock = open(f"{path}.lock", "a")  # noqa: SIM115 - held until this process ends, however it ends
+        utils.lock(self.lock)
 
     def write(self, state):
         """Replace the file by `state`. At every moment PATH or PATH.previous is whole: the new file is flushed to the
@@ -126,138 +352,6 @@ class Checkpoint:
             raise Unusable(f"{'; '.join(damaged)}: move it away, or --resume never")
         return None
 
-    # ------------------------------------------------------------------------------------------------ going on
-
-    def find(self, mode, options):
-        """The state to go on from, the same on every rank, or None for a run that begins.
-
-        `mode`: auto, never or must. `options`: {name: value} of what a run and its continuation must share. Unusable
-        where they differ, where the file is damaged, and where there must be one and is not.
-        """
-        found, self.options = [None, None], options
-        if self.here.rank == 0 and self.path and mode != "never":
-            try:
-                found[0] = self.read()
-                if found[0]:
-                    agree(found[0]["options"], options, self.path)
-                elif mode == "must":
-                    raise Unusable(f"--resume must, but there is no checkpoint {self.path}")
-            except Unusable as error:
-                found[1] = str(error)
-        if dist.is_initialized():
-            dist.broadcast_object_list(found, src=0)  # one reader: nodes need no common file system
-        if found[1]:
-            raise Unusable(found[1])
-        return found[0]
-
-    def restore(self, state, parts):
-        """This rank's Progress, with `parts`, {name: model, optimizer, ...}, as `state` holds them. None: a new run.
-
-        From here on SIGTERM and SIGUSR1 stop the run after a step: torchrun passes on the first, Slurm sends either.
-        """
-        self.parts = parts
-        for number in (signal.SIGTERM, signal.SIGUSR1) if self.path else ():
-            signal.signal(number, self.on_signal)
-        if state is None:
-            return self.progress
-        for name, part in parts.items():
-            part.load_state_dict(state["parts"][name])
-        self.progress = progress = Progress(**state["progress"])
-        ranks, rank = state["ranks"], self.here.rank
-        if len(ranks) == self.here.world_size:
-            progress.sums, self.random = ranks[rank]["sums"], ranks[rank]["random"]
-        elif rank == 0:  # other ranks than before: what they counted is added up, their random states fit nobody
-            progress.sums = [sum(column) for column in zip(*(one["sums"] for one in ranks), strict=True)]
-        progress.restarts += 1
-        return progress
-
-    def with_random_state(self, loader):
-        """Batches of the loader; after a restart this rank's random state is set once the loader has drawn its own."""
-        batches, states, self.random = iter(loader), self.random, None
-        if states:
-            torch.set_rng_state(states["cpu"])
-            if "cuda" in states and self.here.device.type == "cuda":
-                torch.cuda.set_rng_state(states["cuda"], self.here.device)
-        return batches
-
-    def save(self, progress):
-        mine = {"sums": progress.sums, "random": {"cpu": torch.get_rng_state()}}
-        if self.here.device.type == "cuda":
-            mine["random"]["cuda"] = torch.cuda.get_rng_state(self.here.device)
-        ranks = [mine]
-        if dist.is_initialized():
-            ranks = [None] * self.here.world_size if self.here.rank == 0 else None
-            dist.gather_object(mine, ranks, dst=0)
-        if self.here.rank == 0:
-            whole = {"options": self.options, "progress": {**asdict(progress), "sums": [0.0] * 3}, "ranks": ranks}
-            self.write({**whole, "parts": {name: part.state_dict() for name, part in self.parts.items()}})
-
-    def after_step(self, progress, sums, timer):
-        """Count a step, and save where it is time to. Stopped where a signal asks for it, on all ranks at once."""
-        progress.step, progress.total_steps = progress.step + 1, progress.total_steps + 1
-        if not self.path:
-            return
-        stop = self.must_stop(progress.total_steps)
-        if stop or (self.every and progress.total_steps % self.every == 0):
-            progress.sums, progress.seconds = sums.tolist(), timer.totals()
-            self.save(progress)
-            timer.mark("checkpoint")
-        if stop:
-            if dist.is_initialized():
-                dist.barrier()  # srun ends all ranks when the first leaves: rank 0 must have written
-            raise Stopped(f"{self.stop_signal or 'A signal to another rank'}: stopped in epoch {progress.epoch} after "
-                          f"step {progress.step}; --resume auto goes on from {self.path}")
-
-    def after_epoch(self, progress, record):
-        progress.next_epoch(record)
-        if self.path:
-            self.save(progress)
-
-    def lost(self, error):
-        """Where the ranks stand after a wait for each other failed with `error`: a line for the lowest of those that
-        wait, "" for the others, None for an error that no wait made."""
-        if not dist.is_initialized() or not re.search(r"gloo|nccl|timed out|connection", str(error), re.IGNORECASE):
-            return None
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next(frame.line for frame in reversed(frames) if "torch" not in Path(frame.filename).parts)
-        ranks, store = range(self.here.world_size), dist.distributed_c10d._get_default_store()
-
-        def ask():
-            store.set(f"rank {self.here.rank} waits", "")
-            time.sleep(2)  # the others' waits end within moments of each other
-            return [rank for rank in ranks if store.check([f"rank {rank} waits"])]
-
-        try:
-            waiting = within(10, ask)
-        except RuntimeError:  # who kept the store is gone, or behind a cut link
-            waiting = [self.here.rank]
-        silent = ", ".join(str(rank) for rank in ranks if rank not in waiting)
-        if self.here.rank != waiting[0]:
-            return ""
-        return (f"rank(s) {', '.join(map(str, waiting))} waited in epoch {self.progress.epoch}, step "
-                f"{self.progress.step + 1}, at `{line.split('  #')[0]}`; no word from rank(s) {silent or 'none'}: look "
-                f"there first ({str(error).splitlines()[0][:150]})")
-
-    # ---------------------------------------------------------------------------------------------- the signal
-
-    def on_signal(self, number, frame):
-        self.stop_signal = signal.Signals(number).name
-
-    def must_stop(self, step):
-        """Whether all ranks stop after this step (counted from the run's begin): True on all, or on none.
-
-        A signal reaches the ranks at different moments, or only one. The first to see it names a step that none
-        has passed yet: DDP keeps the ranks within one step of each other, and all look at the same steps.
-        """
-        if not dist.is_initialized() or self.here.world_size == 1:
-            return self.stop_signal is not None
-        store = dist.distributed_c10d._get_default_store()
-        if self.stop_signal and self.stop_at is None:
-            self.stop_at = int(store.compare_set("stop after step", "", str((step // POLL + 2) * POLL)))
-        if step % POLL == 0 and self.stop_at is None and within(60, lambda: store.check(["stop after step"])):
-            self.stop_at = int(store.get("stop after step"))
-        return self.stop_at is not None and step >= self.stop_at
-
 
 def within(seconds, ask):
     """What `ask` returns; RuntimeError after so many seconds: a store behind a cut link never answers."""
@@ -294,3 +388,26 @@ def agree(theirs, ours, path):
         if theirs.get(option) != ours[option]:
             raise Unusable(f"{path} is of a run with {option} {theirs.get(option)}, and this one has {ours[option]}: "
                            "use the same, another --checkpoint, or --resume never")
+
+
+def must_agree(args, here, train_set):
+    """{name: value} of what a run and its continuation share, or the second would not be the first."""
+    same = ("model", "samples", "test_samples", "optimizer", "lr", "lr_scaling", "warmup_epochs", "seed", "shuffle",
+            "sync_bn", "comm_hook", "bf16")
+    return {"dataset": train_set.name, "global batch size": here.world_size * args.batch_size,
+            **{name: getattr(args, name) for name in same}}
+
+
+def settle_buckets(model, loader):
+    """DDP orders its buckets anew after its first step, and sums in another order have other last bits. A run that goes
+    on takes that step before it loads its weights, so that it ends with the very weights of one that was never stopped.
+    """
+    images, labels = next(iter(loader))
+    cross_entropy(model(images), labels).backward()
+    model.zero_grad()
+
+
+def save_model(raw_model, path):
+    """The raw model's weights, whole or not at all. DDP's own names begin with "module."."""
+    with options.whole(path) as part:
+        torch.save(raw_model.state_dict(), part)

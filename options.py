@@ -1,20 +1,17 @@
-"""What a run is told on its command line, checked before any process group exists; and what it says of itself."""
+"""What a program is told on its command line: one-line errors, paths that can be written, and main.py's own options.
+
+It imports no torch of itself: a bad word is refused at once, and small programs start in a tenth of a second.
+"""
 
 import argparse
 import logging
 import math
 import os
-import platform
-import re
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-
-import torch
-
-import utils
 
 log = logging.getLogger("course")
 
@@ -47,9 +44,12 @@ def positive(kind):
 
 
 def get_parser(description=None):
+    import data
+    import utils
+
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--dataset", choices=["auto", *utils.DATASETS], default="auto",
+    add("--dataset", choices=["auto", *data.DATASETS], default="auto",
         help="auto: cifar10, or synthetic where it cannot be had")
     add("--data-path", default="./data", help="folder of the data files")
     add("--samples", type=positive(int), help="train on the first so many images; default: all")
@@ -67,7 +67,7 @@ def get_parser(description=None):
     add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the images")
     add("--strategy", choices=["auto", "single", "dp", "ddp"], default="auto",
         help="auto: ddp where torchrun or srun started this process, else single")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
+    add("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="auto: a GPU where there is one")
     add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
         help="auto: nccl where each rank has a GPU of its own, else gloo")
     add("--dist-url", default="env://", help="where the ranks meet; env:// reads MASTER_ADDR and MASTER_PORT")
@@ -76,7 +76,8 @@ def get_parser(description=None):
     add("--bucket-cap-mb", type=positive(float), default=25, help="size of DDP's gradient buckets, MiB")
     add("--comm-hook", choices=["none", "fp16", "bf16"], default="none", help="send gradients in 16 bits")
     add("--bf16", action="store_true", help="forward pass in bfloat16, by autocast")
-    add("--channels-last", action="store_true", help="keep a pixel's channels side by side in memory")
+    add("--channels-last", action=argparse.BooleanOptionalAction,
+        help="keep a pixel's channels side by side in memory; default: on a CPU, where it is faster")
     add("--compile", action="store_true", help="torch.compile the model: slow to start, faster later")
     add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop")
     add("--checkpoint-every", type=positive(int), metavar="N",
@@ -95,7 +96,10 @@ def resolve(args):
 
     Runs before any process group exists: a mistake must not leave ranks that wait for each other.
     """
-    here = utils.find_placement(args.device, args.backend)
+    import data
+    import placement
+
+    here = placement.find_placement(args.device, args.backend)
     if args.strategy == "auto":
         args.strategy = "single" if here.launcher == "python" else "ddp"
     if args.strategy != "ddp" and here.world_size > 1:
@@ -117,7 +121,7 @@ def resolve(args):
         args.batch_size = args.global_batch_size // here.world_size
 
     dataset = "cifar10" if args.dataset == "auto" else args.dataset
-    sizes = utils.DATASETS[dataset].sizes
+    sizes = data.DATASETS[dataset].sizes
     args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
     if args.samples > sizes[0] or args.test_samples > sizes[1]:
         raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
@@ -131,6 +135,8 @@ def resolve(args):
                          ("--checkpoint", args.checkpoint)):
         if file:
             check_writable(option, Path(file).parent)
+    if args.channels_last is None:
+        args.channels_last = here.device.type == "cpu"
     args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None
     return here
 
@@ -146,12 +152,15 @@ def check_out(path):
         raise ValueError(f"--out {path}: {error.strerror}") from None
 
 
-def get_dataset(args):
-    """utils.get_dataset for a script's --dataset and --data-path; its ConnectionError says what to do."""
+@contextmanager
+def whole(path):
+    """A file beside `path` to write to. It takes that name when the block ends well, and goes where it does not."""
+    part = Path(f"{path}.{os.getpid()}.part")
     try:
-        return utils.get_dataset(args.dataset, args.data_path, verify=False)
-    except ConnectionError as error:
-        raise ConnectionError(f"{error}: use --dataset synthetic") from None
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def check_writable(option, folder):
@@ -160,48 +169,3 @@ def check_writable(option, folder):
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ValueError(f"{option}: cannot write in {folder} ({error.strerror})") from None
-
-
-def must_agree(args, here, train_set):
-    """{name: value} of what a run and its continuation share, or the second would not be the first."""
-    same = ("model", "samples", "test_samples", "optimizer", "lr", "lr_scaling", "warmup_epochs", "seed", "shuffle",
-            "sync_bn", "comm_hook", "bf16")
-    return {"dataset": train_set.name, "global batch size": here.world_size * args.batch_size,
-            **{name: getattr(args, name) for name in same}}
-
-
-def describe(args, here, train_set, sampler, run_log, progress=None):
-    """Say what runs where, in the log's `run` record and on the console."""
-    gpus, cores, threads = torch.cuda.device_count(), utils.cores(), torch.get_num_threads()
-    synthetic, padding = train_set.name == "synthetic", sampler.total_size - len(train_set)
-    device_name = torch.cuda.get_device_name(here.device) if args.device == "cuda" else cpu_name()
-    run_log.write("run", **{**vars(args), "dataset": train_set.name}, synthetic=synthetic, world_size=here.world_size,
-                  local_world_size=here.local_world_size, nodes=here.nodes, launcher=here.launcher,
-                  device_name=device_name, device_count=gpus, cores=cores, threads=threads,
-                  host=f"{platform.system()} {platform.machine()}", torch=torch.__version__,
-                  python=platform.python_version())
-    for epoch, facts in enumerate(progress.epochs if progress else []):  # what the log still has is not written twice
-        run_log.write("epoch", epoch=epoch, **facts)
-    if progress and progress.restarts:
-        run_log.write("restart", restarts=progress.restarts, epoch=progress.epoch, step=progress.step,
-                      world_size=here.world_size, epochs=args.epochs)
-        log.info("Going on from %s, in epoch %d after step %d (restart %d)", args.checkpoint, progress.epoch,
-                 progress.step, progress.restarts)
-    log.info("%s%s: %d training and %d test images", train_set.name,
-             " (SYNTHETIC: made from a seed, not photographs)" if synthetic else "", args.samples, args.test_samples)
-    log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
-             here.world_size, args.batch_size, here.world_size * args.batch_size,
-             ", ".join(filter(None, [device_name, args.backend])), threads)
-    if args.device == "cuda" and args.backend == "gloo" and here.local_world_size > gpus:
-        log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
-                    here.local_world_size, gpus)
-    if args.device == "cpu" and here.local_world_size > cores:
-        log.warning("%d ranks share %d cores: they take turns.", here.local_world_size, cores)
-    if padding:
-        log.warning("%d image(s) are trained on twice an epoch, so that all shards are equally long.", padding)
-
-
-def cpu_name():
-    cpuinfo = Path("/proc/cpuinfo")  # Linux; elsewhere the kind of processor has to do
-    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
-    return found[1] if found else platform.machine()

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,22 +55,38 @@ def find_placement(device="auto", backend="auto", env=os.environ):
     except ValueError as error:
         raise ValueError(f"the launcher's environment is not usable ({error}): start with torchrun or srun") from None
 
-    gpus = torch.cuda.device_count() if device != "cpu" else 0
-    if device == "cuda" and not gpus:
-        raise ValueError("--device cuda, but torch sees no GPU here: use --device cpu")
-    own_gpu = gpus >= local_world_size or (gpus and "SLURM_GPUS_PER_TASK" in env)  # Slurm may show each task its own
-    if backend == "nccl" and not own_gpu:
+    found = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+    kind = {"auto": found}.get(device, device)
+    if kind not in ("cpu", found):
+        raise ValueError(f"--device {device}, but torch sees no such GPU here: use --device cpu")
+    if kind == "mps" and world_size > 1:
+        if device == "mps":
+            raise ValueError(f"--device mps is for one process, and there are {world_size}: use --device cpu")
+        kind = "cpu"
+    gpus = torch.accelerator.device_count() if kind != "cpu" else 0
+    own = gpus >= local_world_size or "SLURM_GPUS_PER_TASK" in env  # Slurm may show each task its own
+    nccl = kind == "cuda" and own
+    if backend == "nccl" and not nccl:
         raise ValueError(f"--backend nccl needs a GPU for each of this node's {local_world_size} ranks, and there are "
                          f"{gpus}: use --backend gloo")
     if backend == "auto":
-        backend = "nccl" if own_gpu else "gloo"
-    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
+        backend = "nccl" if nccl else "gloo"
+    device = torch.device(kind, local_rank % gpus) if gpus else torch.device("cpu")
     return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, device, backend)
 
 
 def cores():
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def device_name(device):
+    """What the maker calls the GPU or the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")  # Linux; elsewhere the kind of processor has to do
+    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    return found[1] if found else platform.machine()
 
 
 def threads_per_rank(here, env=os.environ):
@@ -90,7 +107,8 @@ def keep_memory():
     """Keep what is freed for the next step; True where the C library can (glibc: mallopt(3)).
 
     glibc gives large blocks back to the system when they are freed, and each step takes them anew: the system must
-    then clear and map every page again, which was a third of a step of the small ResNet (scripts/page_faults.py).
+    then clear and map every page again, which was a third of a step of the small ResNet
+    (scripts/measure/page_faults.py).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     never_trim, no_mmap = (-1, -1), (-4, 0)  # M_TRIM_THRESHOLD, M_MMAP_MAX

@@ -1,13 +1,15 @@
-"""What runs inside a rank: models, data, process group, metric reduction, run log.
+"""What runs inside a rank: models, process group, sums over all ranks, timer and run log.
 
-Every rank imports this, so it imports no more than it must: no torchvision, say (scripts/prepare_data.py needs it).
+Every rank imports this, so it imports no more than it must: no torchvision, say (only who prepares data needs it).
 """
 
 import fcntl
 import importlib
 import json
 import logging
+import math
 import os
+import platform
 import resource
 import socket
 import sys
@@ -16,15 +18,23 @@ import time
 import types
 import uuid
 import zlib
-from collections import namedtuple
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 
-from placement import Placement, cores, find_placement, keep_memory, threads_per_rank  # noqa: F401 - utils.cores()
+import data
+from placement import (  # noqa: F401 - utils.cores()
+    Placement,
+    cores,
+    device_name,
+    find_placement,
+    keep_memory,
+    threads_per_rank,
+)
 
 log = logging.getLogger("course")
 RESUMABLE = 75  # exit status of a run that a signal stopped, and that goes on from its checkpoint
@@ -82,73 +92,25 @@ class SmallResNet(nn.Module):
 
 
 MODELS = {"lenet": ConvNet, "resnet": SmallResNet}
-# ----------------------------------------------------------------------------------------------------------------- data
 
-# shape: channels, height, width. sizes: training and test images. mean, std: by channel, of pixels scaled to 0..1.
-DatasetInfo = namedtuple("DatasetInfo", "classes shape sizes mean std")
-_CIFAR10 = DatasetInfo(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-                       (3, 32, 32), (50_000, 10_000), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-DATASETS = {
-    "cifar10": _CIFAR10,
-    "mnist": DatasetInfo(tuple("0123456789"), (1, 28, 28), (60_000, 10_000), (0.1307,), (0.3081,)),
-    "synthetic": _CIFAR10._replace(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)),
-}
+def make_model(args, train_set, device):
+    """The raw model on `device`, with the weights that torch's seed gives: the same on every rank."""
+    info = data.DATASETS[train_set.name]
+    layout = torch.channels_last if args.channels_last else torch.preserve_format
+    return MODELS[args.model](info.shape[0], len(info.classes), info.shape[1]).to(device, memory_format=layout)
 
 
-class ImageSet(torch.utils.data.Dataset):
-    """A labelled image set held as one uint8 tensor [N, C, H, W] and int64 labels [N].
-
-    A DataLoader asks `__getitems__` for a whole batch, which is gathered and normalised at once. It is stacked then:
-    give the loader `collate_fn=ImageSet.collate`.
-    """
-
-    def __init__(self, name, images, labels):
-        self.name, self.images, self.labels = name, images, labels
-        mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1)
-                     for values in (DATASETS[name].mean, DATASETS[name].std))
-        self.scale, self.shift = 1 / (255 * std), -mean / std
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitems__(self, indices):
-        """float32 [n, C, H, W], about mean 0 and deviation 1 in each channel, and int64 [n], for n indices."""
-        indices = torch.as_tensor(indices, device=self.images.device)
-        return self.images.index_select(0, indices).float().mul_(self.scale).add_(self.shift), self.labels[indices]
-
-    def __getitem__(self, index):
-        images, labels = self.__getitems__([index])
-        return images[0], labels[0]
-
-    @staticmethod
-    def collate(batch):
-        return batch
-
-    def first(self, count, device="cpu"):
-        """The first `count` images, on `device`: a GPU that holds them needs no copying (CIFAR-10 takes 154 MB)."""
-        return ImageSet(self.name, self.images[:count].to(device), self.labels[:count].to(device))
+def make_optimizer(parameters, args):
+    settings = {"params": parameters, "lr": args.lr, "fused": True}  # fused: one pass over all weights
+    return torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
 
 
-def get_dataset(name, path="./data", verify=True):
-    """The training and test ImageSet of "cifar10", "mnist" or "synthetic", mapped from `path`/name.pt.
-
-    "auto" is cifar10 where it can be had, else synthetic: look at `.name`. A missing or damaged file is built by one
-    process while all others wait, those of other jobs too. `verify=False` leaves the SHA-256 to another rank of this
-    node (it takes 0.1 s). Raises ConnectionError where no source answers.
-    """
-    from scripts import prepare_data  # late: it needs DATASETS
-
-    if name == "auto":
-        try:
-            return get_dataset("cifar10", path, verify)
-        except ConnectionError as error:
-            log.warning("%s. Going on with SYNTHETIC data.", error)
-            return get_dataset("synthetic", path, verify)
-    file = Path(path) / f"{name}.pt"
-    if verify or not file.is_file():
-        prepare_data.prepare(name, file)
-    arrays = torch.load(file, mmap=True, weights_only=True)  # mapped: the ranks of a node share its pages
-    return [ImageSet(name, arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in ("train", "test")]
+def scale_rate(optimizer, args, world_size, steps_per_epoch):
+    """The scheduler that takes --lr to its scaled value, at once or over --warmup-epochs (Goyal et al. 2017,
+    1706.02677: k times the images a step, k times the rate). Stepped after each update."""
+    scale = {"none": 1, "linear": world_size, "sqrt": math.sqrt(world_size)}[args.lr_scaling]
+    rise = (args.warmup_epochs or 0) * steps_per_epoch
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 + (scale - 1) * (s / rise if s < rise else 1))
 
 # -------------------------------------------------------------------------------------------------------- process group
 
@@ -157,8 +119,8 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
 
     A process that nobody launched makes a group of one. Raises ConnectionError, one line, if the others do not come.
     """
-    if here.device.type == "cuda":
-        torch.cuda.set_device(here.device)
+    if here.device.type != "cpu":
+        torch.accelerator.set_device_index(here.device)
     meet, place = {"init_method": dist_url}, dist_url
     if dist_url == "env://" and here.launcher == "python":
         meet = {"store": dist.HashStore()}
@@ -211,6 +173,14 @@ def give_up(message):
     os._exit(2)
 
 
+def suit_machine(args, here):
+    """Threads for each rank, memory that is kept from step to step, and no compiler where nothing is compiled."""
+    torch.set_num_threads(threads_per_rank(here))
+    keep_memory()
+    if not args.compile:
+        defer_compiler()
+
+
 def end_distributed_mode():
     """Leave the process group. Not NCCL's after an error: it would wait for the other ranks, and hide the error."""
     if dist.is_initialized() and not (dist.get_backend() == "nccl" and sys.exc_info()[0]):
@@ -241,6 +211,7 @@ def defer_compiler():
         stand_in.graph_break = lambda *args, **kwargs: None
         stand_in.__getattr__ = real  # PEP 562
 
+# ---------------------------------------------------------------------------------------------- sums over all ranks
 
 def all_sum(values):
     """Sums over all ranks of a float64 tensor, as a list; in a single process its own values."""
@@ -248,20 +219,67 @@ def all_sum(values):
         dist.all_reduce(values)
     return values.tolist()
 
+
+def sum_type(device):
+    """float64, in which a million losses add up without loss; Apple's GPUs (mps) have float32 at most."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def count(logits, labels, loss):
+    """[sum of losses, hits, images] of a batch: sums can be added up over unequal batches and shards, means cannot."""
+    hits = (logits.argmax(1) == labels).sum()
+    sums = torch.stack([loss.detach() * len(labels), hits, torch.full_like(hits, len(labels))])
+    return sums.to(sum_type(sums.device))
+
+
+@torch.no_grad()
+def evaluate(raw_model, test_set, here):
+    """(loss, accuracy) over the test set; each image counts exactly once, whatever the world size.
+
+    The shard is a plain slice: DistributedSampler would repeat images to make shards equal. Shards may then differ in
+    length, so the raw model runs: DDP's forward has collectives that all ranks must call equally often.
+    """
+    if dist.is_initialized():
+        for buffer in raw_model.buffers():  # each rank has its own BatchNorm statistics: judge, and save, rank 0's
+            dist.broadcast(buffer, src=0)
+    raw_model.eval()
+    sums = torch.zeros(3, dtype=sum_type(here.device), device=here.device)
+    shard = range(here.rank, len(test_set), here.world_size)
+    for images, labels in DataLoader(test_set, batch_size=1000, sampler=shard, collate_fn=test_set.collate):
+        logits = raw_model(images)
+        sums += count(logits, labels, nn.functional.cross_entropy(logits, labels))
+    loss, hits, images = all_sum(sums)
+    return loss / images, hits / images
+
+
+def weight_norm(raw_model):
+    """L2 norm of all weights; RuntimeError unless it is the same on every rank, as DDP promises."""
+    norm = torch.stack([p.detach().to(sum_type(p.device)).norm() for p in raw_model.parameters()]).norm()
+    low_high = torch.stack([-norm, norm])
+    if dist.is_initialized():
+        dist.all_reduce(low_high, op=dist.ReduceOp.MAX)
+    if not torch.isclose(-low_high[0], low_high[1], rtol=1e-6, atol=0, equal_nan=True):
+        raise RuntimeError(f"the ranks' models have drifted apart: weight norms {-low_high[0]} to {low_high[1]}")
+    return norm.item()
+
 # ----------------------------------------------------------------------------------------------- timing and the run log
 
 class PhaseTimer:
     """Seconds in each phase of a step: `mark(phase)` counts the time since the last mark to `phase`.
 
-    On a GPU the marks are events, read once in `totals`: to synchronise at each would slow what is measured.
+    On a CUDA GPU the marks are events, read once in `totals`: to synchronise at each would slow what is measured.
+    Other accelerators are waited for at each mark.
     """
 
     def __init__(self, device, earlier=()):
         """`earlier`: {phase: seconds} of the same epoch before a restart."""
-        self.cuda, self.marks, self.earlier = device.type == "cuda", [], dict(earlier)
+        self.cuda, self.wait = device.type == "cuda", device.type not in ("cpu", "cuda")
+        self.marks, self.earlier = [], dict(earlier)
         self.mark("start")
 
     def mark(self, phase):
+        if self.wait:
+            torch.accelerator.synchronize()
         now = torch.cuda.Event(enable_timing=True) if self.cuda else time.perf_counter()
         if self.cuda:
             now.record()
@@ -324,6 +342,30 @@ class RunLog:
             self.file.close()
 
 
+def describe(args, here, sampler, run_log):
+    """Say what runs where, in the log's `run` record and on the console."""
+    train_set, processor = sampler.dataset, device_name(here.device)
+    gpus, threads = torch.cuda.device_count(), torch.get_num_threads()
+    synthetic, padding = train_set.name == "synthetic", sampler.total_size - len(train_set)
+    run_log.write("run", **{**vars(args), "dataset": train_set.name}, synthetic=synthetic, world_size=here.world_size,
+                  local_world_size=here.local_world_size, nodes=here.nodes, launcher=here.launcher,
+                  device_name=processor, device_count=gpus, cores=cores(), threads=threads,
+                  host=f"{platform.system()} {platform.machine()}", torch=torch.__version__,
+                  python=platform.python_version())
+    log.info("%s%s: %d training and %d test images", train_set.name,
+             " (SYNTHETIC: made from a seed, not photographs)" if synthetic else "", args.samples, args.test_samples)
+    log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
+             here.world_size, args.batch_size, here.world_size * args.batch_size,
+             ", ".join(filter(None, [processor, args.backend])), threads)
+    if args.device == "cuda" and args.backend == "gloo" and here.local_world_size > gpus:
+        log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
+                    here.local_world_size, gpus)
+    if args.device == "cpu" and here.local_world_size > cores():
+        log.warning("%d ranks share %d cores: they take turns.", here.local_world_size, cores())
+    if padding:
+        log.warning("%d image(s) are trained on twice an epoch, so that all shards are equally long.", padding)
+
+
 def lock(file):
     """Take an open file for this process, until it ends. BlockingIOError where another has it."""
     try:
@@ -332,13 +374,6 @@ def lock(file):
         raise BlockingIOError(error.errno, "another run is writing to it", file.name.removesuffix(".lock")) from None
     except OSError as error:  # some network file systems have no locks
         log.warning("%s cannot be locked (%s): take care that no second run writes to it", file.name, error.strerror)
-
-
-def write_json(path, found):
-    """Write `found` to `path`, whole or not at all."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    os.replace(part, path)
 
 
 def peak_memory():

@@ -1,12 +1,9 @@
-"""What every test needs: the repository root on the path, and the data."""
+"""What every test needs: signals as in a fresh shell, and the data."""
 
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 for number in (signal.SIGINT, signal.SIGHUP):  # ignored after `scripts/test &` and nohup, and inherited
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -15,10 +12,10 @@ for number in (signal.SIGINT, signal.SIGHUP):  # ignored after `scripts/test &` 
 @pytest.fixture(scope="session")
 def cifar10():
     """(training set, test set) of the real CIFAR-10; skips where no source answers."""
-    import utils
+    import data
 
     try:
-        return utils.get_dataset("cifar10", "./data")
+        return data.get_dataset("cifar10", "./data")
     except ConnectionError as error:
         pytest.skip(str(error))
 

@@ -6,29 +6,30 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import launch
 import psutil
 import pytest
 
-from scripts import benchmark
+from scripts.measure import benchmark
 
 
 def run(*arguments):
-    return subprocess.run(launch.command(0, "scripts/benchmark.py", *arguments), cwd=launch.ROOT, text=True,
+    return subprocess.run(launch.command(0, "scripts/measure/benchmark.py", *arguments), cwd=launch.ROOT, text=True,
                           env=launch.environment(), capture_output=True, timeout=launch.LIMIT)
 
 
 def test_each_round_begins_with_another_program():
     order = []
     for number in range(4):
-        did = benchmark.in_turn(number, **{name: lambda name=name: order.append(name) or name * 2 for name in "abc"})
+        did = benchmark.in_turn(number, {name: lambda name=name: order.append(name) or name * 2 for name in "abc"})
         assert did == {"a": "aa", "b": "bb", "c": "cc"}
-    assert "".join(order) == "abc" "bca" "cab" "abc"
+    assert "".join(order) == "abc" "cba" "abc" "cba"
 
 
 def test_ratios_come_from_the_runs_of_one_round(cifar10, tmp_path):
-    done = run("--only", "epoch", "--rounds", 2, "--samples", 256, "--json", tmp_path / "new" / "figures.json")
+    done = run("--only", "epoch", "--rounds", 2, "--samples", 256, "--out", tmp_path / "new" / "figures.json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "new" / "figures.json").read_text())
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["figures.json"]
@@ -39,8 +40,19 @@ def test_ratios_come_from_the_runs_of_one_round(cifar10, tmp_path):
         assert figures["main.py / textbook"] == figures["main.py s"] / figures["textbook s"]
         assert 0 < figures["main.py data share"] < 1
     low, high = sorted(figures["main.py / textbook"] for figures in rounds)
-    (line,) = [line.split() for line in done.stdout.splitlines() if "main.py / textbook" in line]
-    assert line[-3:] == [f"{value:.4g}" for value in ((low + high) / 2, low, high)]
+    (line,) = [line.split("textbook")[1] for line in done.stdout.splitlines() if "main.py / textbook" in line]
+    assert line.split()[:3] == [f"{value:.4g}" for value in ((low + high) / 2, low, high)]
+    assert line.endswith(f"   at most 0.5: {'reached' if (low + high) / 2 <= 0.5 else 'not reached'}")
+
+
+def test_a_start_is_held_against_ranks_that_only_import_torch(monkeypatch):
+    for name, seconds in (("main_py", 3), ("textbook", 6)):
+        monkeypatch.setattr(benchmark, name, lambda *_, seconds=seconds: {"time": time.time() + seconds})
+    monkeypatch.setattr(benchmark, "TORCHRUN", [sys.executable, "-c", "import runpy, sys; runpy.run_path(sys.argv[2])"])
+    figures = benchmark.start_round(1, None)
+    assert figures["main.py / textbook"] == pytest.approx(0.5, rel=0.01)
+    assert figures["main.py / import torch"] == figures["main.py s"] / figures["import torch s"]
+    assert {figure for name, figure in benchmark.AIMS if name == "start"} <= set(figures)
 
 
 def test_the_frameworks_are_compared_on_one_and_two_ranks(cifar10, tmp_path, monkeypatch):
@@ -51,6 +63,7 @@ def test_the_frameworks_are_compared_on_one_and_two_ranks(cifar10, tmp_path, mon
     for name, ranks in itertools.product(benchmark.installed(), ("x1", "x2")):
         ours, theirs = (figures[f"lenet {ranks} {loop} s"] for loop in ("main.py", name))
         assert figures[f"lenet {ranks} main.py / {name}"] == ours / theirs
+        assert ("frameworks", f"lenet {ranks} main.py / {name}") in benchmark.AIMS
 
 
 def test_a_thousand_logs_are_read():
@@ -59,10 +72,10 @@ def test_a_thousand_logs_are_read():
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["--rounds", "0"], "--rounds must be at least 1"),
-    (["--samples", "-1"], "--samples must be at least 1"),
+    (["--rounds", "0"], "--rounds: 0 is not a positive number"),
+    (["--samples", "-1"], "--samples: -1 is not a positive number"),
     (["--only", "all"], "invalid choice: 'all'"),
-    (["--json", "/dev/null/x.json"], "--json /dev/null/x.json: "),
+    (["--out", "/dev/null/x.json"], "--out /dev/null/x.json: "),
     (["--only", "frameworks"], "neither Fabric nor Accelerate is installed"),
 ])
 def test_bad_input_is_one_line_and_status_2(arguments, said, monkeypatch, capsys):
@@ -76,7 +89,7 @@ def test_bad_input_is_one_line_and_status_2(arguments, said, monkeypatch, capsys
 
 def test_a_failed_run_is_named_and_nothing_is_written(monkeypatch, tmp_path):
     target = tmp_path / "figures.json"
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--only", "start", "--json", str(target)])
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--only", "start", "--out", str(target)])
     monkeypatch.setattr(benchmark, "TORCHRUN", [sys.executable, "-c", "raise ZeroDivisionError"])
     with pytest.raises(SystemExit, match="(?s)ended with status 1:.*ZeroDivisionError"):
         benchmark.main()
@@ -84,7 +97,7 @@ def test_a_failed_run_is_named_and_nothing_is_written(monkeypatch, tmp_path):
 
 
 def test_ctrl_c_ends_what_is_running(tmp_path):
-    command = launch.command(0, "scripts/benchmark.py", "--only", "ranks", "--json", tmp_path / "figures.json")
+    command = launch.command(0, "scripts/measure/benchmark.py", "--only", "ranks", "--out", tmp_path / "figures.json")
     going = subprocess.Popen(command, cwd=launch.ROOT, env=launch.environment(), stderr=subprocess.PIPE, text=True)
     family = psutil.Process(going.pid)
     launch.wait_for(lambda: family.children(recursive=True), "the first run")

@@ -18,13 +18,15 @@ import launch
 import psutil
 import pytest
 
-from scripts import bounded, gallery
-from scripts.broken import detective
-from scripts.checks import lesson_12
+from course import processes
+from course.checks import lesson_12
+from course.gallery import read_table
+from scripts.broken import detective, gallery
 
-TABLE = gallery.read_table()
+GALLERY = [sys.executable, "scripts/broken/gallery.py"]
+TABLE = read_table()
 BROKEN = launch.ROOT / "scripts" / "broken"
-SPECIAL = {"__init__", "worker", "forked", "detective"}
+SPECIAL = {"gallery", "worker", "forked", "detective"}
 TWIN = launch.ROOT / "notebooks" / "text" / "12_break_it.py"
 each_entry = pytest.mark.parametrize("entry", TABLE.values(), ids=TABLE)
 
@@ -35,8 +37,8 @@ def outcomes(request, tmp_path_factory):
     wanted = {item.callspec.params["entry"].name for item in request.session.items
               if item.module is request.module and "outcomes" in item.fixturenames and hasattr(item, "callspec")}
     file = tmp_path_factory.mktemp("gallery") / "found.json"
-    command = [sys.executable, "scripts/gallery.py", "check", "--fork", "--out", str(file), *sorted(wanted)]
-    status = bounded.run(command, 280, f"test_broken {os.getpid()}", launch.environment(), cwd=launch.ROOT)
+    command = [*GALLERY, "check", "--fork", "--out", str(file), *sorted(wanted)]
+    status = processes.run(command, 280, f"test_broken {os.getpid()}", launch.environment(), cwd=launch.ROOT)
     assert status is not None, "not all pairs ended within 280 s"
     return {one["name"]: one for one in json.loads(file.read_text())}
 
@@ -110,8 +112,7 @@ def test_the_two_forms_differ_in_the_mistake_alone(entry):
 
 
 def test_the_guide_is_up_to_date_and_its_links_lead_somewhere():
-    done = subprocess.run([sys.executable, "scripts/gallery.py", "guide", "--check"], cwd=launch.ROOT, timeout=60,
-                          capture_output=True, text=True)
+    done = subprocess.run([*GALLERY, "guide", "--check"], cwd=launch.ROOT, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     text = gallery.GUIDE.read_text()
     headings = {re.sub(r"[^\w\- ]", "", line[3:].lower()).replace(" ", "-") for line in text.splitlines()
@@ -126,7 +127,7 @@ def test_a_guide_that_differs_is_named(tmp_path, monkeypatch, capsys):
     assert gallery.main(["guide"]) == 0 and gallery.main(["guide", "--check"]) == 0
     gallery.GUIDE.write_text(gallery.GUIDE.read_text().replace("set_epoch", "set_epoc"))
     assert gallery.main(["guide", "--check"]) == 1
-    assert "run python scripts/gallery.py guide" in capsys.readouterr().err
+    assert "run python scripts/broken/gallery.py guide" in capsys.readouterr().err
 
 
 def test_the_notebook_has_each_entry_and_its_headings():
@@ -134,7 +135,8 @@ def test_the_notebook_has_each_entry_and_its_headings():
     headings = [line[3:].strip() for cell in cells if cell.cell_type == "markdown" for line in cell.source.splitlines()
                 if re.match(r"## \d+[abc]?\. ", line)]
     assert headings == [entry.heading for entry in TABLE.values()]
-    shown = re.findall(r"^!python scripts/gallery\.py show (\w+)", "\n".join(cell.source for cell in cells), re.M)
+    source = "\n".join(cell.source for cell in cells)
+    shown = re.findall(r"^!python scripts/broken/gallery\.py show (\w+)", source, re.M)
     assert shown == list(TABLE)
 
 
@@ -164,7 +166,7 @@ def test_a_run_that_never_ends_is_stopped_with_all_that_it_started(tmp_path):
     (["show", "hang_rank_0"], signal.SIGTERM), (["show", "hang_rank_0"], signal.SIGINT),
     (["check", "--fork", "hang_rank_0"], signal.SIGHUP)], ids=str)
 def test_a_stop_leaves_no_process(command, sign):
-    process = subprocess.Popen([sys.executable, "scripts/gallery.py", *command], cwd=launch.ROOT, text=True,
+    process = subprocess.Popen([*GALLERY, *command], cwd=launch.ROOT, text=True,
                                env=launch.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     gallery_itself = psutil.Process(process.pid)
     try:
@@ -180,8 +182,7 @@ def test_a_stop_leaves_no_process(command, sign):
 
 def test_bad_input_is_one_line():
     for arguments in (["show", "no_such"], ["check", "no_such"], []):
-        done = subprocess.run([sys.executable, "scripts/gallery.py", *arguments], cwd=launch.ROOT, timeout=60,
-                              capture_output=True, text=True)
+        done = subprocess.run([*GALLERY, *arguments], cwd=launch.ROOT, timeout=60, capture_output=True, text=True)
         assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and not done.stdout
 
 
@@ -190,8 +191,8 @@ def test_the_five_runs_of_the_detective_show_what_the_check_says(tmp_path):
     done = subprocess.run(launch.command(2, "scripts/broken/detective.py", "--out", out), cwd=launch.ROOT, timeout=100,
                           env=launch.environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    logs = {detective.letters()[letter]: log for letter, log in json.loads(out.read_text()).items()}
-    assert set(logs) == set(detective.FAULTS) == set(lesson_12.SIGNS)
+    logs = {lesson_12.TRUTH[letter]: log for letter, log in json.loads(out.read_text()).items()}
+    assert set(logs) == set(lesson_12.SIGNS)
 
     def told(log, what):
         return [[rank[what] for rank in epoch["ranks"]] for epoch in log["epochs"]]

@@ -12,11 +12,10 @@ import torch
 
 import checkpoint
 import utils
-from scripts import runs
-from scripts.torture import read, write
+from course import runs
+from scripts.cluster.torture import read, write
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--epochs", 4, "--global-batch-size", 96]
-HERE = utils.find_placement("cpu", env={})
 
 
 def weights(path):
@@ -208,7 +207,7 @@ def test_disk_that_fails_leaves_the_last_checkpoint(call, tmp_path, monkeypatch)
     def fails(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    keeper = checkpoint.Checkpoint(tmp_path / "c", 1, HERE)
+    keeper = checkpoint.Checkpoint(tmp_path / "c")
     if call == "open":
         monkeypatch.setattr(checkpoint, "open", fails, raising=False)
     else:

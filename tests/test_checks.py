@@ -1,22 +1,24 @@
 """Every exercise: its solution is right, its stub is untried, and each typical mistake is named."""
 
 import importlib
+import subprocess
 from pathlib import Path
 
 import launch
 import pytest
 
-from scripts import checks
+from course import checks
+from course.checks import answer
 
-LESSONS = sorted(path.stem for path in Path(launch.ROOT, "scripts", "checks").glob("lesson_*.py"))
+LESSONS = sorted(path.stem for path in Path(launch.ROOT, "course", "checks").glob("lesson_*.py"))
 EXERCISES = [(lesson, name) for lesson in LESSONS
-             for name, thing in vars(importlib.import_module(f"scripts.checks.{lesson}")).items()
+             for name, thing in vars(importlib.import_module(f"course.checks.{lesson}")).items()
              if isinstance(thing, checks.Exercise)]
 each_exercise = pytest.mark.parametrize(("lesson", "name"), EXERCISES, ids=lambda part: part)
 
 
 def get(lesson, name):
-    return getattr(importlib.import_module(f"scripts.checks.{lesson}"), name)
+    return getattr(importlib.import_module(f"course.checks.{lesson}"), name)
 
 
 def stub(*args, **kwargs):
@@ -63,3 +65,33 @@ def test_hint_and_solution_are_one_call_away(lesson, name, capsys):
     assert len(capsys.readouterr().out) > 20
     get(lesson, name).solution()
     assert capsys.readouterr().out.strip()
+
+
+# ------------------------------------------------------------------------------------------ course/checks/answer.py
+
+
+@pytest.mark.parametrize(("world_size", "options", "said"), [
+    (2, [], "--answer none.py: no such file"),
+    (1, [], "two ranks or more"),
+    (2, ["--lesson", "05"], "invalid choice: '05'"),
+    (2, ["--limit", "0"], "0 is not a positive number"),
+    (2, ["--answer", "README.md", "--out", "."], "is a folder"),
+])
+def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, said, tmp_path, monkeypatch, capfd):
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["answer.py", "--lesson", "06", "--answer", "none.py", "--out",
+                                     str(tmp_path / "found.json"), *options])
+    with pytest.raises(SystemExit, match="2"):
+        answer.main()
+    stderr = capfd.readouterr().err
+    assert said in stderr and len(stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_the_limit_ends_ranks_that_never_end(tmp_path):
+    (tmp_path / "answer.py").write_text("def my_all_reduce(tensor):\n    while True: pass\n")
+    done = subprocess.run(launch.command(2, "course/checks/answer.py", "--lesson", "04", "--limit", 5, "--answer",
+                                         tmp_path / "answer.py", "--out", tmp_path / "found.json"), cwd=launch.ROOT,
+                          env=launch.environment(), capture_output=True, text=True, timeout=launch.LIMIT)
+    assert done.returncode == 1 and "Timeout (0:00:05)!" in done.stderr and "in my_all_reduce" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["answer.py"]

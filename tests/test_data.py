@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-import utils
-from scripts import prepare_data
+import data
 
 PREPARE = [sys.executable, "scripts/prepare_data.py"]
 
@@ -18,7 +17,7 @@ PREPARE = [sys.executable, "scripts/prepare_data.py"]
 @pytest.fixture
 def small(monkeypatch):
     """The synthetic set, small enough to build in no time."""
-    monkeypatch.setitem(utils.DATASETS, "synthetic", utils.DATASETS["synthetic"]._replace(sizes=(500, 100)))
+    monkeypatch.setitem(data.DATASETS, "synthetic", data.DATASETS["synthetic"]._replace(sizes=(500, 100)))
 
 
 def test_cifar10_is_cifar10(cifar10):
@@ -28,7 +27,7 @@ def test_cifar10_is_cifar10(cifar10):
     assert test.labels[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
     assert set(train.labels.bincount().tolist()) == {5000} and set(test.labels.bincount().tolist()) == {1000}
     pixels = train.images.float() / 255
-    info = utils.DATASETS["cifar10"]
+    info = data.DATASETS["cifar10"]
     assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(info.mean, abs=1e-4)
     assert pixels.std((0, 2, 3)).tolist() == pytest.approx(info.std, abs=1e-4)
 
@@ -39,7 +38,7 @@ def test_loader_gives_normalised_batches_of_the_ranks_shard(cifar10):
     batches = list(DataLoader(train, batch_size=64, sampler=sampler, collate_fn=train.collate))
     assert [len(labels) for _, labels in batches] == [64] * 5 + [14]  # 334 of 1002, two of them padding
     images, labels = batches[0]
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (utils.DATASETS["cifar10"].mean, utils.DATASETS["cifar10"].std))
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.DATASETS["cifar10"].mean, data.DATASETS["cifar10"].std))
     expected = (train.images[1:192:3].float() / 255 - mean) / std
     assert torch.allclose(images, expected, atol=1e-5) and torch.equal(labels, train.labels[1:192:3])
     one_image, one_label = train[4]
@@ -47,8 +46,8 @@ def test_loader_gives_normalised_batches_of_the_ranks_shard(cifar10):
 
 
 def test_synthetic_is_the_same_for_the_same_seed_and_can_be_learned(small):
-    arrays, again, other = prepare_data.synthetic(0), prepare_data.synthetic(0), prepare_data.synthetic(1)
-    assert prepare_data.digest(arrays) == prepare_data.digest(again) != prepare_data.digest(other)
+    arrays, again, other = data.synthetic(0), data.synthetic(0), data.synthetic(1)
+    assert data.digest(arrays) == data.digest(again) != data.digest(other)
     assert arrays["train_labels"].bincount().tolist() == [50] * 10
     flat = arrays["train_images"].flatten(1).float()
     assert flat.std(0).min() > 10, "a pixel that never changes teaches nothing"
@@ -57,7 +56,7 @@ def test_synthetic_is_the_same_for_the_same_seed_and_can_be_learned(small):
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign", "empty", "other"])
 def test_damaged_file_is_named_kept_aside_and_rebuilt(damage, small, tmp_path, caplog):
     file = tmp_path / "synthetic.pt"
-    whole = utils.get_dataset("synthetic", tmp_path)[0].images.clone()
+    whole = data.get_dataset("synthetic", tmp_path)[0].images.clone()
     content = bytearray(file.read_bytes())
     if damage == "truncated":
         content = content[:len(content) // 2]
@@ -72,7 +71,7 @@ def test_damaged_file_is_named_kept_aside_and_rebuilt(damage, small, tmp_path, c
         content = file.read_bytes()
     else:
         file.write_bytes(content)
-    rebuilt, _ = utils.get_dataset("synthetic", tmp_path)
+    rebuilt, _ = data.get_dataset("synthetic", tmp_path)
     assert torch.equal(rebuilt.images, whole)
     assert f"{file} is not a whole synthetic file" in caplog.text
     assert (tmp_path / "synthetic.damaged-1").read_bytes() == content, "what stood there may be somebody's only copy"
@@ -84,7 +83,7 @@ def test_file_never_runs_code(small, tmp_path):
             return os.mkdir, (str(tmp_path / "evil"),)
 
     torch.save(Evil(), tmp_path / "synthetic.pt")
-    utils.get_dataset("synthetic", tmp_path)
+    data.get_dataset("synthetic", tmp_path)
     assert not (tmp_path / "evil").exists()
 
 
@@ -93,10 +92,10 @@ def test_without_any_source_auto_says_synthetic_and_a_name_is_an_error(small, tm
         raise OSError("no answer")
 
     for source in ("from_torchvision", "from_npm"):
-        monkeypatch.setattr(prepare_data, source, unreachable)
+        monkeypatch.setattr(data, source, unreachable)
     with pytest.raises(ConnectionError, match=r"cifar10 could not be had \(.*no answer; .*no answer\)"):
-        utils.get_dataset("cifar10", tmp_path)
-    train, test = utils.get_dataset("auto", tmp_path)
+        data.get_dataset("cifar10", tmp_path)
+    train, test = data.get_dataset("auto", tmp_path)
     assert (train.name, test.name) == ("synthetic", "synthetic") and "SYNTHETIC" in caplog.text
     assert sorted(p.name for p in tmp_path.glob("*.pt")) == ["synthetic.pt"], "nothing half-written"
 
@@ -107,9 +106,9 @@ def test_a_source_with_other_bytes_is_refused(tmp_path, monkeypatch):
                    "test_images": torch.zeros(10_000, 3, 32, 32, dtype=torch.uint8),
                    "test_labels": torch.arange(10_000) % 10}
     for source in ("from_torchvision", "from_npm"):
-        monkeypatch.setattr(prepare_data, source, lambda name, folder, work: counterfeit)
+        monkeypatch.setattr(data, source, lambda name, folder, work: counterfeit)
     with pytest.raises(ConnectionError, match="SHA-256"):
-        utils.get_dataset("cifar10", tmp_path)
+        data.get_dataset("cifar10", tmp_path)
     assert not (tmp_path / "cifar10.pt").exists()
 
 
@@ -133,16 +132,16 @@ def test_killed_while_building_leaves_nothing_in_the_way(tmp_path):
 
 
 def test_lock_wait_is_bounded_and_names_the_holder(tmp_path):
-    hold = (f"import sys; sys.path.insert(0, {str(launch.ROOT)!r}); from scripts.prepare_data import file_lock\n"
+    hold = (f"import sys; sys.path.insert(0, {str(launch.ROOT)!r}); from data import file_lock\n"
             f"with file_lock({str(tmp_path / 'x.lock')!r}): print('held', flush=True); input()")
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(TimeoutError, match=f"process {os.getpid()} waited 0.5 s .* process {holder.pid} holds"), \
-            prepare_data.file_lock(tmp_path / "x.lock", timeout=0.5):
+            data.file_lock(tmp_path / "x.lock", timeout=0.5):
         pytest.fail("two processes hold the lock")
     holder.kill()
     holder.communicate(timeout=60)
-    with prepare_data.file_lock(tmp_path / "x.lock", timeout=5):
+    with data.file_lock(tmp_path / "x.lock", timeout=5):
         pass  # the lock ended with its process
 
 

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import time
-import types
 
 import launch
 import psutil
@@ -16,26 +15,30 @@ import torch
 import torch.distributed as dist
 
 import utils
-from scripts import ddp_steps
-from scripts.checks import lesson_06
+from course.checks import answer, lesson_06
+from scripts.lessons import ddp_from_scratch, ddp_questions
 
 ROUNDING = 1e-5
 SAME = ["average", "bucketed", "overlapped", "ddp"]  # the training of one process
-SCRIPT = "scripts/ddp_steps.py"
+SCRIPT, QUESTIONS = (f"scripts/lessons/{name}.py" for name in ("ddp_from_scratch", "ddp_questions"))
 ANSWERS = {
     "right": (lesson_06.average_gradients, lesson_06.accuracy, lesson_06.train),
     "wrong": (lesson_06.sum_gradients, lesson_06.average_of_averages, lesson_06.around_backward),
 }
 
 
-def run(ranks, *arguments, **env):
-    return subprocess.run(launch.command(ranks, SCRIPT, "--dataset", "synthetic", *arguments), cwd=launch.ROOT,
-                          env=launch.environment(**env), capture_output=True, text=True, timeout=launch.LIMIT)
+def run(ranks, script, *arguments, **env):
+    return subprocess.run(launch.command(ranks, script, *arguments), cwd=launch.ROOT, env=launch.environment(**env),
+                          capture_output=True, text=True, timeout=launch.LIMIT)
+
+
+def judge(ranks, file, out, *arguments):
+    return run(ranks, "course/checks/answer.py", "--lesson", "06", "--answer", file, "--out", out, *arguments)
 
 
 def write_answer(path, functions):
     source = "\n\n".join(inspect.getsource(function) for function in functions)
-    for function, name in zip(functions, lesson_06.MEASURES, strict=True):
+    for function, name in zip(functions, lesson_06.answers.measures, strict=True):
         source = source.replace(f"def {function.__name__}(", f"def {name}(")
     path.write_text("from contextlib import nullcontext\nimport torch\nimport torch.distributed as dist\n"
                     "from torch.nn.functional import cross_entropy\n" + source)
@@ -44,14 +47,18 @@ def write_answer(path, functions):
 @pytest.fixture(scope="module", params=[2, 3])
 def found(request, tmp_path_factory):
     """The findings of every step on 2 and on 3 ranks, in one start each."""
-    folder = tmp_path_factory.mktemp("ddp_steps")
+    folder, both = tmp_path_factory.mktemp("ddp_steps"), ("--dataset", "synthetic", "--steps", 6)
     write_answer(folder / "answer.py", ANSWERS["right"])
-    done = run(request.param, "--step", *ddp_steps.PROOFS, *ddp_steps.QUESTIONS, "--steps", 6, "--width", 128,
-               "--bucket-mb", 0.05, 1000, "--answer", folder / "answer.py", "--out", folder / "found.json")
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in folder.iterdir()) == ["answer.py", "found.json", "found.pt"]
-    assert not [p for p in psutil.Process().children(recursive=True) if SCRIPT in " ".join(p.cmdline())], "a stray rank"
-    return {**json.loads((folder / "found.json").read_text()), "folder": folder, "console": done.stdout}
+    finished = [run(request.param, SCRIPT, "--step", *ddp_from_scratch.STEPS, *both, "--out", folder / "steps.json"),
+                run(request.param, QUESTIONS, "--step", *ddp_questions.QUESTIONS, *both, "--width", 128, "--bucket-mb",
+                    0.05, 1000, "--out", folder / "found.json"),
+                judge(request.param, folder / "answer.py", folder / "answers.json")]
+    assert [done.returncode for done in finished] == [0, 0, 0], [done.stderr for done in finished]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "answer.py", "answers.json", "found.json", "found.pt", "steps.json"]
+    assert not [p for p in psutil.Process().children(recursive=True) if "ddp_" in " ".join(p.cmdline())], "a stray rank"
+    return {**json.loads((folder / "steps.json").read_text()), **json.loads((folder / "found.json").read_text()),
+            "folder": folder}
 
 
 def test_nothing_and_broadcast_drift_apart(found):
@@ -70,18 +77,18 @@ def test_averaged_gradients_are_the_training_of_one_process(found, step):
 
 def test_buckets_are_fewer_than_gradients_and_hold_each_once():
     model = utils.ConvNet()
-    buckets = ddp_steps.make_buckets(model)
+    buckets = ddp_from_scratch.make_buckets(model)
     assert 1 < len(buckets) < len(list(model.parameters()))
     assert [id(p) for bucket in buckets for p in bucket] == [id(p) for p in reversed(list(model.parameters()))]
     for number, parameter in enumerate(model.parameters()):
         parameter.grad = torch.full_like(parameter, number)
     for bucket in buckets:
-        ddp_steps.unpack(2 * ddp_steps.pack(bucket), bucket)
+        ddp_from_scratch.unpack(2 * ddp_from_scratch.pack(bucket), bucket)
     assert all(bool((p.grad == 2 * number).all()) for number, p in enumerate(model.parameters()))
 
 
 def test_each_step_differs_from_the_last_in_a_few_lines():
-    steps = list(ddp_steps.PROOFS.values())
+    steps = list(ddp_from_scratch.STEPS.values())
     for old, new in zip(steps, steps[1:-1], strict=False):
         lines = difflib.ndiff(*(inspect.getsource(step).splitlines() for step in (old, new)))
         assert sum(line.startswith(("+ ", "- ")) for line in lines) <= 18, new.__name__
@@ -190,14 +197,14 @@ def test_every_rank_holds_everything(found):
 
 def test_right_answers_on_the_ranks(found):
     for exercise in (lesson_06.average, lesson_06.overall, lesson_06.accumulate):
-        assert exercise.verdict(found["folder"] / "found.json")[0] == "right"
+        assert exercise.verdict(found["folder"] / "answers.json")[0] == "right"
 
 
 def test_wrong_and_missing_answers_on_the_ranks(tmp_path):
     write_answer(tmp_path / "answer.py", ANSWERS["wrong"])
     with (tmp_path / "answer.py").open("a") as file:
         file.write("\ndef accuracy(hits, images):\n    raise NotImplementedError\n")
-    done = run(2, "--step", "answer", "--answer", tmp_path / "answer.py", "--out", tmp_path / "found.json")
+    done = judge(2, tmp_path / "answer.py", tmp_path / "found.json")
     assert done.returncode == 0, done.stderr
     assert lesson_06.average.verdict(tmp_path / "found.json")[1].startswith("Not yet. That is the sum")
     assert lesson_06.overall.verdict(tmp_path / "found.json")[0] == "untried"
@@ -215,8 +222,7 @@ def rank_0_alone(hits, images):
 def test_ranks_that_part_are_told_and_do_not_fail_the_run(tmp_path):
     """One rank makes a call that the other does not: the run ends, its status is 0, and the checks say why."""
     write_answer(tmp_path / "found.py", (lesson_06.average_gradients, rank_0_alone, lesson_06.train))
-    done = run(2, "--step", "answer", "--answer", tmp_path / "found.py", "--timeout", 3,
-               "--out", tmp_path / "found.json")
+    done = judge(2, tmp_path / "found.py", tmp_path / "found.json", "--timeout", 3)
     assert done.returncode == 0, done.stderr
     assert lesson_06.average.verdict(tmp_path / "found.json")[0] == "right"
     assert "On rank 0 it waited in vain" in lesson_06.overall.verdict(tmp_path / "found.json")[1]
@@ -227,8 +233,8 @@ def test_ranks_that_part_are_told_and_do_not_fail_the_run(tmp_path):
 
 def test_a_file_of_functions_that_cannot_be_run_is_told(tmp_path):
     (tmp_path / "answer.py").write_text("def accuracy(hits, images:\n")
-    lab = types.SimpleNamespace(args=types.SimpleNamespace(answer=tmp_path / "answer.py"), judges=None)
-    (tmp_path / "found.json").write_text(json.dumps({"answer": ddp_steps.answer(lab)}))
+    found = answer.look(lesson_06.answers, tmp_path / "answer.py", None)
+    (tmp_path / "found.json").write_text(json.dumps(found))
     for exercise in (lesson_06.average, lesson_06.overall, lesson_06.accumulate):
         assert "SyntaxError" in exercise.verdict(tmp_path / "found.json")[1]
 
@@ -240,7 +246,6 @@ def test_a_file_of_functions_that_cannot_be_run_is_told(tmp_path):
     (2, ["--step", "ddp", "--batch-size", 10], "four equal parts"),
     (2, ["--step", "ddp", "--steps", 0], "0 is not a positive number"),
     (2, ["--step", "ddp", "--steps", 5000], "160000 training"),
-    (2, ["--step", "answer"], "no such file"),
 ])
 def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, said, tmp_path, monkeypatch, capfd):
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}.items():
@@ -248,21 +253,21 @@ def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, said,
     arguments = ["--dataset", "synthetic", *options, "--out", tmp_path / "found.json"]
     monkeypatch.setattr("sys.argv", [SCRIPT, *map(str, arguments)])
     with pytest.raises(SystemExit, match="2"):
-        ddp_steps.main()
+        ddp_from_scratch.main()
     stderr = capfd.readouterr().err
     assert said in stderr and len(stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 def test_bad_input_under_torchrun_is_said_once(tmp_path):
-    done = run(2, "--step", "ddp", "--out", tmp_path)
-    assert done.returncode != 0 and done.stderr.count("ddp_steps.py: error:") == 1 and "is a folder" in done.stderr
-    assert "exitcode  : 2" in done.stderr
+    done = run(2, SCRIPT, "--step", "ddp", "--out", tmp_path)
+    assert done.returncode != 0 and done.stderr.count("ddp_from_scratch.py: error:") == 1
+    assert "is a folder" in done.stderr and "exitcode  : 2" in done.stderr
 
 
 def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    done = run(0, "--step", "ddp", "--timeout", 3, "--out", tmp_path / "found.json", RANK="0", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    assert done.returncode == 1 and "waited for the others, 3.0 s at most" in done.stderr
+    done = run(0, SCRIPT, "--dataset", "synthetic", "--step", "ddp", "--timeout", 3, "--out", tmp_path / "found.json",
+               RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    assert done.returncode == 2 and "waited for the others, 3.0 s at most" in done.stderr
     assert not list(tmp_path.iterdir())

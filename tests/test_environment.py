@@ -60,7 +60,7 @@ def test_conda_users_get_the_same_list():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_import_is_required(path):
-    ours = {source.stem for source in SOURCES} | {"scripts", "tests"}
+    ours = {source.stem for source in SOURCES} | {"course", "scripts", "tests"}
     distributions = packages_distributions()
     for module in set(imports_of(path)) - ours - set(sys.stdlib_module_names):
         # not installed: then the distribution is taken to be called as its module

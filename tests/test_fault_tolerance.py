@@ -12,18 +12,22 @@ import launch
 import psutil
 import pytest
 
-from scripts import bounded, dcp_shards, kill_rank, lose_node, runs
-from scripts.checks import lesson_11
-from scripts.lab_cluster import Cluster
+from course import processes, runs
+from course.checks import lesson_11
+from course.hosts import Cluster
+from scripts.cluster import kill_rank, lose_node
+from scripts.lessons import sharded_checkpoint
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--global-batch-size", 96, "--device", "cpu"]
+KILL, LOSE = "scripts/cluster/kill_rank.py", "scripts/cluster/lose_node.py"
+SHARDED = "scripts/lessons/sharded_checkpoint.py"
 STEPS = 13  # an epoch: 1206 images, 96 a step
 WHY_NOT = Cluster.available()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
 
 
-def script(name, *arguments, seconds=launch.LIMIT, **options):
-    return subprocess.run([sys.executable, f"scripts/{name}.py", *map(str, arguments)], cwd=launch.ROOT, text=True,
+def script(file, *arguments, seconds=launch.LIMIT, **options):
+    return subprocess.run([sys.executable, file, *map(str, arguments)], cwd=launch.ROOT, text=True,
                           env=launch.environment(OMP_NUM_THREADS="1"), capture_output=True, timeout=seconds, **options)
 
 
@@ -52,7 +56,7 @@ def processes_of(folder):
 @pytest.mark.parametrize(("ranks", "kills"), [(2, [(0, 1.5)]), (3, [(1, 1.0), (2, 2.3)])])
 def test_killed_ranks_are_started_again_and_the_run_ends(ranks, kills, tmp_path):
     log = tmp_path / "run.jsonl"
-    done = script("kill_rank", *(f"--kill={rank}@{epoch}" for rank, epoch in kills), "--out", tmp_path / "kills.json",
+    done = script(KILL, *(f"--kill={rank}@{epoch}" for rank, epoch in kills), "--out", tmp_path / "kills.json",
                   "--", *torchrun(ranks, "main.py", *JOB, "--epochs", 4, "--checkpoint", tmp_path / "kept",
                                   "--checkpoint-every", 5, "--log-file", log, restarts=len(kills)))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -72,14 +76,14 @@ def test_killed_ranks_are_started_again_and_the_run_ends(ranks, kills, tmp_path)
                                             ("1@9", "the run was over before rank 1 at epoch 9")])
 def test_a_kill_that_cannot_be_is_said(kill, said, tmp_path):
     epochs = 1000 if kill.startswith("5") else 2
-    done = script("kill_rank", "--kill", kill, "--", *torchrun(2, "main.py", *JOB, "--epochs", epochs, "--log-file",
+    done = script(KILL, "--kill", kill, "--", *torchrun(2, "main.py", *JOB, "--epochs", epochs, "--log-file",
                                                                tmp_path / "run.jsonl"))
     assert done.returncode not in (0, 2) and done.stderr.splitlines() == [f"kill_rank.py: {said}"]
     assert processes_of(tmp_path) == []
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path):
-    done = script("kill_rank", "--kill=0@900", "--within", 12, "--", *torchrun(2, "main.py", *JOB, "--epochs", 10**6,
+    done = script(KILL, "--kill=0@900", "--within", 12, "--", *torchrun(2, "main.py", *JOB, "--epochs", 10**6,
                                                                               "--log-file", tmp_path / "run.jsonl"))
     assert done.returncode == 124 and "not done within 12 s" in done.stderr
     assert processes_of(tmp_path) == []
@@ -87,12 +91,12 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path):
 
 def test_a_stop_from_outside_leaves_nothing(tmp_path):
     log = tmp_path / "run.jsonl"
-    process = subprocess.Popen([sys.executable, "scripts/kill_rank.py", "--kill=0@900", "--", *map(str, torchrun(
+    process = subprocess.Popen([sys.executable, KILL, "--kill=0@900", "--", *map(str, torchrun(
         2, "main.py", *JOB, "--epochs", 10**6, "--log-file", log))], cwd=launch.ROOT, env=launch.environment(),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     launch.wait_for(lambda: log.exists() and '"epoch", "time"' in log.read_text(), "the first epoch")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(2 * bounded.GRACE) == 130
+    assert process.wait(2 * processes.GRACE) == 130
     assert processes_of(tmp_path) == []
 
 
@@ -102,12 +106,12 @@ def test_a_stop_from_outside_leaves_nothing(tmp_path):
     (["--kill", "1@0.5", "--", "torchrun"], "the first epoch that can be hit is 1"),
     (["--kill=-1@2", "--", "torchrun"], "ranks count from 0"),
     (["--kill", "1@2", "--", "torchrun", "main.py"], "the command has no --log-file"),
-    (["--kill", "1@2", "--within", "0", "--", "torchrun", "--log-file=x"], "--within 0: it must be above 0"),
+    (["--kill", "1@2", "--within", "0", "--", "torchrun", "--log-file=x"], "--within: 0 is not a positive number"),
     (["--kill", "1@2", "--", "no-such-program", "--log-file=x"], "no-such-program: No such file"),
     (["--", "torchrun"], "--kill"),
 ])
 def test_bad_input_of_kill_rank_is_one_line(arguments, said):
-    done = script("kill_rank", *arguments)
+    done = script(KILL, *arguments)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and said in done.stderr, done.stderr
 
 
@@ -125,7 +129,7 @@ def test_an_earlier_run_in_the_log_is_not_this_one(tmp_path):
 
 @needs_hosts
 def test_a_node_is_lost_and_comes_back(tmp_path):
-    done = script("lose_node", "rejoin", "--out", tmp_path, "--epochs", 1, "--", *JOB, seconds=2 * launch.LIMIT)
+    done = script(LOSE, "rejoin", "--out", tmp_path, "--epochs", 1, "--", *JOB, seconds=2 * launch.LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     is_lost_and_rejoined(tmp_path)
     assert processes_of(tmp_path) == []
@@ -133,7 +137,7 @@ def test_a_node_is_lost_and_comes_back(tmp_path):
 
 @needs_hosts
 def test_a_cut_link_is_named_by_the_node_that_waits(tmp_path):
-    done = script("lose_node", "cut", "--out", tmp_path, "--epochs", 1, "--", *JOB, "--timeout", 5)
+    done = script(LOSE, "cut", "--out", tmp_path, "--epochs", 1, "--", *JOB, "--timeout", 5)
     assert done.returncode == 0, done.stdout + done.stderr
     is_cut(tmp_path)
     assert processes_of(tmp_path) == []
@@ -166,58 +170,57 @@ def test_the_recorded_runs_are_what_the_lesson_says():
 @pytest.mark.parametrize(("arguments", "said"), [
     (["explode", "--out", "x"], "invalid choice: 'explode'"),
     (["cut"], "--out"),
-    (["cut", "--out", "x", "--epochs", "0"], "--epochs must be at least 1"),
+    (["cut", "--out", "x", "--epochs", "0"], "argument --epochs: 0 is not a positive number"),
     (["cut", "--out", "x", "--", "--log-file=y"], "--log-file after --"),
 ])
 def test_bad_input_of_lose_node_is_one_line(arguments, said):
-    done = script("lose_node", *arguments)
+    done = script(LOSE, *arguments)
     assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (2, 1, "") and said in done.stderr
 
 
 @needs_hosts
 def test_a_job_that_fails_is_named_in_one_line(tmp_path):
-    done = script("lose_node", "cut", "--out", tmp_path, "--", *JOB, "--model", "no-such-model")
+    done = script(LOSE, "cut", "--out", tmp_path, "--", *JOB, "--model", "no-such-model")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "waited for 2 epochs of both nodes, and node0's torchrun ended" in done.stderr and "no-such" in done.stderr
 
 
 def test_trained_by_counts_since_the_last_change_of_size(tmp_path):
     lab = lose_node.Lab.__new__(lose_node.Lab)
-    lab.folder = tmp_path
+    lab.log = tmp_path / "run.jsonl"
     assert lab.trained_by(2) == 0
     lines = [{"kind": "run", "world_size": 2}, {"kind": "epoch"}, {"kind": "epoch"},
              {"kind": "restart", "world_size": 1}, {"kind": "epoch"}]
-    (tmp_path / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "epo')
+    lab.log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "epo')
     assert (lab.trained_by(2), lab.trained_by(1)) == (0, 1)
 
-# -------------------------------------------------------------------------------------------------------- dcp_shards.py
+# ------------------------------------------------------------------------------------------------ sharded_checkpoint.py
 
 
 @pytest.mark.parametrize(("writers", "readers"), [(2, 1), (3, 2)])
 def test_what_many_ranks_wrote_another_number_reads(writers, readers, tmp_path):
-    saved = subprocess.run(torchrun(writers, "scripts/dcp_shards.py", "--save", tmp_path), cwd=launch.ROOT, text=True,
+    saved = subprocess.run(torchrun(writers, SHARDED, "--save", tmp_path), cwd=launch.ROOT, text=True,
                            env=launch.environment(), capture_output=True, timeout=launch.LIMIT)
     assert saved.returncode == 0, saved.stderr
-    pieces = dcp_shards.contents(tmp_path)
+    pieces = sharded_checkpoint.contents(tmp_path)
     assert len({piece["file"] for piece in pieces}) == writers
     names = [piece["name"] for piece in pieces]
-    assert all(names.count(name) == (writers if name == "table" else 1) for name in dcp_shards.expected())
-    read = subprocess.run(torchrun(readers if readers > 1 else 0, "scripts/dcp_shards.py", "--load", tmp_path),
-                          cwd=launch.ROOT, text=True, env=launch.environment(), capture_output=True,
-                          timeout=launch.LIMIT)
+    assert all(names.count(name) == (writers if name == "table" else 1) for name in sharded_checkpoint.expected())
+    read = subprocess.run(torchrun(readers if readers > 1 else 0, SHARDED, "--load", tmp_path), cwd=launch.ROOT,
+                          text=True, env=launch.environment(), capture_output=True, timeout=launch.LIMIT)
     assert read.returncode == 0, read.stderr
     rows = [int(rows) for rows in re.findall(r'"rows of the table": (\d+)', read.stdout)]
-    assert len(rows) == readers and sum(rows) == dcp_shards.ROWS and "bit for bit" in read.stdout
+    assert len(rows) == readers and sum(rows) == sharded_checkpoint.ROWS and "bit for bit" in read.stdout
     lost = next(tmp_path.glob("__0_*.distcp"))
     shutil.move(lost, tmp_path / "elsewhere")
-    assert script("dcp_shards", "--load", tmp_path).returncode != 0, "a part is missing"
+    assert script(SHARDED, "--load", tmp_path).returncode != 0, "a part is missing"
 
 
 def test_no_checkpoint_to_load_and_one_in_the_way_are_one_line_each(tmp_path):
-    done = script("dcp_shards", "--load", tmp_path)
+    done = script(SHARDED, "--load", tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "no checkpoint there" in done.stderr
     (tmp_path / ".metadata").write_bytes(b"another's")
-    done = script("dcp_shards", "--save", tmp_path)
+    done = script(SHARDED, "--save", tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "holds a checkpoint already" in done.stderr
     assert (tmp_path / ".metadata").read_bytes() == b"another's"
 

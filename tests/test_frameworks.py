@@ -8,7 +8,7 @@ import launch
 import pytest
 import torch
 
-from scripts import runs
+from course import runs
 
 # 601 images: they do not divide by 2 or 3, and the last batch is smaller
 SMALL = ["--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--epochs", 2, "--batch-size", 32,
@@ -40,14 +40,15 @@ def expected(request, tmp_path_factory):
     skip_unless_installed(*FRAMEWORKS.values())
     ranks, model = request.param
     options = ["--model", model]
-    return ranks, options, *train(tmp_path_factory.mktemp("main"), ranks, "main.py", *options)
+    return ranks, options, *train(
+        tmp_path_factory.mktemp("main"), ranks, "main.py", *options, "--no-channels-last")  # the frameworks' own layout
 
 
 @each_framework
 def test_it_trains_the_model_of_main_py_and_writes_its_log(name, expected, tmp_path):
     skip_unless_installed(FRAMEWORKS[name])
     ranks, options, weights, log, _ = expected
-    theirs, their_log, said = train(tmp_path, ranks, f"scripts/{name}_loop.py", *options)
+    theirs, their_log, said = train(tmp_path, ranks, f"scripts/rivals/{name}_loop.py", *options)
     assert theirs.keys() == weights.keys()
     for parameter, value in weights.items():
         assert (theirs[parameter].double() - value.double()).abs().max() < 1e-5, parameter
@@ -80,7 +81,7 @@ def test_weights_have_moved(expected):
     (["--epochs", 0], "0 is not a positive number"),
 ])
 def test_bad_input_is_one_line_and_status_2(name, options, said):
-    done = run(0, f"scripts/{name}_loop.py", *options)
+    done = run(0, f"scripts/rivals/{name}_loop.py", *options)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert said.replace("NAME", FRAMEWORKS[name]) in done.stderr
 
@@ -91,7 +92,7 @@ def test_without_the_framework_it_says_what_to_install(name, tmp_path):
     script.write_text(f"""import importlib.util, runpy, sys
 whole = importlib.util.find_spec
 importlib.util.find_spec = lambda wanted, *rest: None if wanted == {FRAMEWORKS[name]!r} else whole(wanted, *rest)
-sys.argv[0] = "scripts/{name}_loop.py"
+sys.argv[0] = "scripts/rivals/{name}_loop.py"
 runpy.run_path(sys.argv[0], run_name="__main__")
 """)
     done = run(0, script, *SMALL, "--log-file", tmp_path / "run.jsonl")

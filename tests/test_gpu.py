@@ -6,6 +6,7 @@ import launch
 import pytest
 import torch
 
+import data
 import utils
 
 GPUS = torch.cuda.device_count()
@@ -44,7 +45,7 @@ def test_sync_bn_reports_the_model_that_it_saves(tmp_path):
     _, epochs, weights, _ = train(tmp_path, GPUS, "--model", "resnet", "--sync-bn")
     model = utils.SmallResNet()
     model.load_state_dict(weights)
-    images, labels = utils.get_dataset("synthetic", launch.ROOT / "data")[1].first(1001).__getitems__(range(1001))
+    images, labels = data.get_dataset("synthetic", launch.ROOT / "data")[1].first(1001).__getitems__(range(1001))
     with torch.no_grad():
         hits = (model.eval()(images).argmax(1) == labels).sum().item()
     assert abs(epochs[-1]["val_accuracy"] * 1001 - hits) <= 2  # the CPU rounds otherwise

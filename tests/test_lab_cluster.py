@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import launch
@@ -17,12 +18,12 @@ import pytest
 import torch
 
 import utils
-from scripts import lab_cluster
-from scripts.lab_cluster import Cluster, ClusterError
+from course import hosts
+from course.hosts import Cluster, ClusterError
 
 WHY_NOT = Cluster.available()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
-SCRIPT = [sys.executable, "scripts/lab_cluster.py"]
+SCRIPT = [sys.executable, "scripts/cluster/lab_cluster.py"]
 
 # Prints a line when it listens, then tells everybody who connects, and then everything they send, its host's name.
 SERVER = """
@@ -216,7 +217,7 @@ def test_clusters_side_by_side_do_not_meet():
 
 
 def test_a_missing_program_is_named(monkeypatch):
-    monkeypatch.setattr(lab_cluster, "TOOLS", "/nowhere")
+    monkeypatch.setattr(hosts, "TOOLS", "/nowhere")
     assert re.fullmatch(r"ip, unshare, .* not found: install iproute2, .*", Cluster.available())
 
 # -------------------------------------------------------------------------------------------------------- command line
@@ -237,12 +238,12 @@ def lab(*arguments, before=(), **options):
     (["--kill", "2@1", "--", "true"], "--kill 2@1: the hosts are 0 to 1"),
     (["--start", "1@5", "--", "true"], "--start 1@5: node1 is up then"),
     (["--kill", "1@5", "--cut", "1@6", "--", "true"], "--cut 1@6: node1 is down then"),
-    (["--timeout", 0, "--", "true"], "--timeout 0: it must be more than 0"),
+    (["--timeout", 0, "--", "true"], "argument --timeout: 0 is not a positive number"),
 ])
 def test_bad_input_is_one_line_and_status_2(options, said):
     done = lab(*options)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert done.stderr.startswith("lab_cluster: error: ") and said in done.stderr
+    assert done.stderr.startswith("lab_cluster.py: error: ") and said in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() or not shutil.which("setpriv"), reason="needs root and setpriv")
@@ -255,13 +256,19 @@ def test_without_the_right_to_make_namespaces_it_says_so_in_one_line():
 @needs_hosts
 @pytest.mark.skipif(os.geteuid() or not shutil.which("setpriv"), reason="needs root and setpriv")
 def test_without_root():
-    """By the system's python, from its standard input: another user may be barred from this folder and this python."""
+    """By the system's python, from a copy: another user may be barred from this folder and this python."""
     path = "/usr/local/bin:/usr/bin:/bin"
     if not shutil.which("python3", path=path):
         pytest.skip("no python3 that every user may run")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    done = subprocess.run([*nobody, "python3", "-", "--", "hostname"], input=(launch.ROOT / SCRIPT[1]).read_text(),
-                          cwd="/", env={"PATH": path}, capture_output=True, text=True, timeout=launch.LIMIT)
+    with tempfile.TemporaryDirectory() as copy:
+        for file in (SCRIPT[1], "options.py", "course/__init__.py", "course/program.py", "course/hosts.py"):
+            Path(copy, file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(launch.ROOT / file, Path(copy, file))
+        subprocess.run(["chmod", "-R", "a+rX", copy], check=True)
+        done = subprocess.run([*nobody, "python3", f"{copy}/{SCRIPT[1]}", "--", "hostname"], cwd="/",
+                              env={"PATH": path, "PYTHONPATH": copy, "PYTHONDONTWRITEBYTECODE": "1"},
+                              capture_output=True, text=True, timeout=launch.LIMIT)
     if "cannot be made here" in done.stderr:
         pytest.skip(done.stderr)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["node0: node0", "node1: node1"]), done.stderr

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scripts import plots_learning, runs, sweep
+from course import plots, runs
+from scripts.measure import sweep
 
 mpl.use("Agg")
 FOLDER = launch.ROOT / "results" / "recorded" / "large-batch"
@@ -21,7 +22,7 @@ TRAIN = ["--dataset", "synthetic", "--device", "cpu", "--samples", 120, "--test-
 
 @pytest.fixture(scope="module")
 def recorded():
-    return plots_learning.last_epochs(runs.read_runs(FOLDER))
+    return plots.learning.last_epochs(runs.read_runs(FOLDER))
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def test_ranks_with_a_rule_are_one_process_with_the_larger_batch_and_rate(ranks,
     launched = [launch.run(ranks, *TRAIN, "--batch-size", 7, "--lr", 0.02, "--lr-scaling", rule, "--log-file", many),
                 launch.run(0, *TRAIN, "--global-batch-size", 7 * ranks, "--lr", 0.02 * factor, "--log-file", one)]
     assert [done.returncode for done in launched] == [0, 0], [done.stderr for done in launched]
-    df = plots_learning.along(runs.read_runs([many, one]))
+    df = plots.learning.along(runs.read_runs([many, one]))
     of_many, of_one = (df[df["label"] == label].reset_index(drop=True) for label in ("many", "one"))
     for name in ("loss", "val_loss", "weight_norm"):
         np.testing.assert_allclose(of_many[name], of_one[name], rtol=1e-5)
@@ -53,7 +54,7 @@ def test_updates_are_counted_as_the_loader_makes_them(samples, ranks, batch_size
     from torch.utils.data import DataLoader, DistributedSampler
 
     loader = DataLoader(range(samples), batch_size, sampler=DistributedSampler(range(samples), ranks, 0))
-    assert plots_learning.updates_an_epoch(samples, ranks, batch_size) == len(loader)
+    assert plots.learning.updates_an_epoch(samples, ranks, batch_size) == len(loader)
 
 
 # ------------------------------------------------------------------------------------------------- the recorded runs
@@ -109,7 +110,7 @@ def said(ax):
 
 
 def test_a_rule_is_drawn_as_recorded_and_by_name():
-    ax = plots_learning.by_rule(made_by_hand(), plt.subplots()[1], "title")
+    ax = plots.learning.by_rule(made_by_hand(), plt.subplots()[1], "title")
     assert [line[2] for line in lines(ax)] == [[0.4, 0.3], [0.45, 0.2]]
     assert {line[:2] for line in lines(ax)} == {("--", "white")}
     assert {"a", "b", "recorded: there"} <= set(said(ax))
@@ -118,7 +119,7 @@ def test_a_rule_is_drawn_as_recorded_and_by_name():
 
 def test_rates_mark_what_broke_off_and_join_what_a_rule_chooses():
     table = made_by_hand(mean=[0.4, 0.3, 0.45, np.nan], sd=[0.01, 0.01, 0.01, np.nan], broken=[0, 0, 0, 2])
-    ax = plots_learning.by_rate(table, plt.subplots()[1], "title", {"a rule": {64: 0.2, 512: 0.1}})
+    ax = plots.learning.by_rate(table, plt.subplots()[1], "title", {"a rule": {64: 0.2, 512: 0.1}})
     crosses = [line.get_xdata().tolist() for line in ax.lines if line.get_marker() == "X"]
     assert crosses == [[], [0.2]]
     assert {"batch 64", "batch 512", "a rule"} <= set(said(ax))
@@ -127,20 +128,20 @@ def test_rates_mark_what_broke_off_and_join_what_a_rule_chooses():
 
 def test_a_run_that_broke_off_takes_its_mean_with_it():
     last = pd.DataFrame({"lr": [1, 1, 2, 2], "result": [0.5, 0.7, 0.9, np.nan]})
-    one, two = plots_learning.over_seeds(last, ["lr"]).to_dict("records")
+    one, two = plots.learning.over_seeds(last, ["lr"]).to_dict("records")
     assert (one["mean"], one["runs"], one["broken"]) == (pytest.approx(0.6), 2, 0)
     assert one["sd"] == pytest.approx(np.std([0.5, 0.7], ddof=1))
     assert np.isnan(two["mean"]) and (two["runs"], two["broken"]) == (2, 1)
 
 
 def test_what_a_run_has_spent_adds_up(recorded):
-    run = plots_learning.along(runs.read_run(FOLDER / "warm-up" / "lenet-ddp8-batch64-lr0.01-seed0.jsonl"))
+    run = plots.learning.along(runs.read_run(FOLDER / "warm-up" / "lenet-ddp8-batch64-lr0.01-seed0.jsonl"))
     assert run["images"].tolist() == [10_000, 20_000, 30_000, 40_000, 50_000]
     assert run["updates"].tolist() == [20, 40, 60, 80, 100] and set(run["global_batch"]) == {512}
     assert run["elapsed"].iloc[-1] == pytest.approx(run["seconds"].sum())
 
 
-@pytest.mark.parametrize("draw", [plots_learning.by_rule, plots_learning.by_rate])
+@pytest.mark.parametrize("draw", [plots.learning.by_rule, plots.learning.by_rate])
 def test_nothing_to_draw_is_said(draw):
     with pytest.raises(ValueError, match="nothing to draw"):
         draw(made_by_hand().iloc[:0], plt.subplots()[1], "title")

@@ -11,11 +11,12 @@ import launch
 import psutil
 import pytest
 
-from scripts import why
-from scripts.checks import lesson_10
+from course import processes
+from course.checks import lesson_10
 
+WHY = [sys.executable, "scripts/cluster/why_it_failed.py"]
 LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
-OLD, NEW, HELLO = (f"scripts/{name}.py" for name in ("local_rank_old", "local_rank_new", "hello_rank"))
+OLD, NEW, HELLO = (f"scripts/lessons/{name}.py" for name in ("local_rank_old", "local_rank_new", "hello_rank"))
 # A rank that notes its process, and works for ten minutes. Rank 1 does something else after a second.
 RANK = """import os, signal, sys, time
 open({folder!r} + f"/started-{{os.getpid()}}", "w")
@@ -32,8 +33,8 @@ def run(*command, **env):
 
 
 def ask(*command, within=100, options=()):
-    """why.py's lines about a command: {"status": ..., "it said": ..., "why": ...}, and its exit status."""
-    done = run(sys.executable, "scripts/why.py", f"--within={within}", "--expect-failure", *options, "--", *command)
+    """why_it_failed.py's lines about a command: {"status": ..., "it said": ..., "why": ...}, and its exit status."""
+    done = run(*WHY, f"--within={within}", "--expect-failure", *options, "--", *command)
     assert done.stderr == "", done.stderr
     lines = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
     return {key: value.strip() for key, value in lines.items()}, done.returncode
@@ -119,7 +120,7 @@ def test_a_rank_that_always_fails_is_restarted_as_often_as_allowed(tmp_path):
     assert len(started(tmp_path)[0]) == lesson_10.processes(2, 2) == 6
 
 
-# ------------------------------------------------------------------------------------------------ why.py
+# ------------------------------------------------------------------------------------------------ why_it_failed.py
 
 
 def free_port():
@@ -149,7 +150,7 @@ def test_a_port_in_use_is_named():
     (second_node("--rdzv-conf=read_timeout=2", rendezvous="unknown"), "this node knows no host no-such-host.invalid"),
     (torchrun(2, "main.py", "--backend", "nccl", "--device", "cpu"), "more ranks than GPUs"),
     (torchrun(2, "main.py", "--strategy", "dp"), "main.py says: --strategy dp is for one process"),
-    ([sys.executable, "scripts/spawn_mnist.py", "--port", "-1"], "spawn_mnist.py says: --port -1 is no port"),
+    ([sys.executable, "scripts/lessons/spawn_mnist.py", "--port", "-1"], "spawn_mnist.py says: --port -1 is no port"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_the_cause_is_named_in_one_line(command, why):
     found, status = ask(*command)
@@ -170,15 +171,13 @@ def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, tmp_path
 def test_the_first_rank_to_fail_is_told_from_those_that_fail_because_of_it(tmp_path):
     """Rank 1 raises, and the others then fail in their collective; each has a traceback, through @record."""
     script = tmp_path / "rank_1_fails.py"
-    script.write_text(f"""import sys
-sys.path.insert(0, {str(launch.ROOT)!r})
-import main, torch.distributed as dist
-whole = main.evaluate
+    script.write_text("""import main, utils, torch.distributed as dist
+whole = utils.evaluate
 def evaluate(*args):
     if dist.get_rank() == 1:
         raise ZeroDivisionError("on purpose")
     return whole(*args)
-main.evaluate = evaluate
+utils.evaluate = evaluate
 main.main()
 """)
     small = ["--dataset", "synthetic", "--samples", 300, "--test-samples", 1001, "--epochs", 1]
@@ -188,7 +187,7 @@ main.main()
 
 def test_a_command_that_takes_too_long_is_ended_with_its_ranks(tmp_path):
     script = write_rank(tmp_path, "pass")
-    done = run(sys.executable, "scripts/why.py", "--within=30", "--", *torchrun(2, script))
+    done = run(*WHY, "--within=30", "--", *torchrun(2, script))
     assert done.returncode == 124 and "status:  124" in done.stdout and "start it on all nodes" in done.stdout
     pids, running = started(tmp_path)
     assert len(pids) == 2 and not running
@@ -196,7 +195,7 @@ def test_a_command_that_takes_too_long_is_ended_with_its_ranks(tmp_path):
 
 def test_stopped_itself_it_leaves_nothing(tmp_path):
     script = write_rank(tmp_path, "pass")
-    process = subprocess.Popen([sys.executable, "scripts/why.py", "--within=100", "--", *torchrun(2, script)],
+    process = subprocess.Popen([*WHY, "--within=100", "--", *torchrun(2, script)],
                                cwd=launch.ROOT, env=launch.environment(), stdout=subprocess.PIPE, text=True)
     launch.wait_for(lambda: len(started(tmp_path)[0]) == 2, "two ranks")
     process.terminate()
@@ -212,24 +211,25 @@ def test_success_and_an_unknown_cause_are_no_expected_failure():
 
 def test_exit_status_is_that_of_the_command():
     for code in (0, 3):
-        done = run(sys.executable, "scripts/why.py", "--", sys.executable, "-c", f"raise SystemExit({code})")
+        done = run(*WHY, "--", sys.executable, "-c", f"raise SystemExit({code})")
         assert done.returncode == code
 
 
 def test_a_log_is_explained_too(tmp_path):
     log = tmp_path / "slurm-1.out"
     log.write_text("0: RuntimeError: rank 0 of 2 waited for the others, 5 s at most, at env:// node1:29500\n")
-    done = run(sys.executable, "scripts/why.py", "--log", log)
+    done = run(*WHY, "--log", log)
     assert done.returncode == 1 and "why:     rank 0 of 2 waited for the others" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["--within", "0", "--", "true"], ["--", "no-such-program"],
                                        ["--log", "no-such-file"], ["--log", "x", "--", "true"]])
 def test_bad_input_is_one_line_and_status_2(arguments):
-    done = run(sys.executable, "scripts/why.py", *arguments)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and done.stderr.startswith("why.py: error: ")
+    done = run(*WHY, *arguments)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("why_it_failed.py: error: ")
 
 
 def test_no_path_of_this_machine_is_shown():
-    assert why.without_folders(f'File "{os.getcwd()}/main.py" {sys.prefix}/bin') in ('File "main.py" (python)/bin',
-                                                                                     'File "main.py" .venv/bin')
+    assert processes.without_folders(f'File "{os.getcwd()}/main.py" {sys.prefix}/bin') in (
+        'File "main.py" (python)/bin', 'File "main.py" .venv/bin')

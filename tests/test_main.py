@@ -13,10 +13,11 @@ import psutil
 import pytest
 import torch
 
+import data
 import main
 import options
 import utils
-from scripts import runs
+from course import runs
 
 # 1206 images in global batches of 96: the last batch has 54, which 2 and 3 ranks share equally. 1001 test images divide
 # by neither. Not Adam: it turns a gradient that is all rounding error into a full step.
@@ -71,7 +72,7 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
     model = utils.SmallResNet()
     model.load_state_dict(weights)
     model.eval()
-    images, labels = utils.get_dataset("synthetic", launch.ROOT / "data")[1].first(1001).__getitems__(range(1001))
+    images, labels = data.get_dataset("synthetic", launch.ROOT / "data")[1].first(1001).__getitems__(range(1001))
     with torch.no_grad():
         logits = model(images)
     assert epochs[-1]["val_accuracy"] * 1001 == pytest.approx((logits.argmax(1) == labels).sum().item(), abs=1e-6)
@@ -202,15 +203,13 @@ def test_bad_input_under_torchrun_is_said_once(ranks, options, said):
 def test_failing_rank_is_named_with_its_traceback(tmp_path):
     """A rank dies in the second epoch: torchrun ends the others and shows that rank's traceback, through @record."""
     script = tmp_path / "rank_1_fails.py"
-    script.write_text(f"""import os, sys
-sys.path.insert(0, {str(launch.ROOT)!r})
-import main
-whole = main.evaluate
+    script.write_text("""import os, main, utils
+whole = utils.evaluate
 def evaluate(*args):
     if os.environ["RANK"] == "1":
         raise ZeroDivisionError("on purpose")
     return whole(*args)
-main.evaluate = evaluate
+utils.evaluate = evaluate
 main.main()
 """)
     done = subprocess.run(launch.command(3, script, *SMALL, "--log-file", tmp_path / "run.jsonl"), cwd=launch.ROOT,
@@ -223,16 +222,13 @@ main.main()
 
 def test_drifted_replicas_stop_the_run(tmp_path):
     script = tmp_path / "rank_1_drifts.py"
-    script.write_text(f"""import os, sys
-sys.path.insert(0, {str(launch.ROOT)!r})
-import main, torch
-whole = main.train_one_epoch
-def train_one_epoch(model, *args):
-    result = whole(model, *args)
+    script.write_text("""import os, checkpoint, main, torch
+whole = checkpoint.Run.end_epoch
+def end_epoch(run, *args):
     if os.environ["RANK"] == "1":
-        torch.nn.init.ones_(model.module.fc3.bias)
-    return result
-main.train_one_epoch = train_one_epoch
+        torch.nn.init.ones_(run.raw_model.fc3.bias)
+    whole(run, *args)
+checkpoint.Run.end_epoch = end_epoch
 main.main()
 """)
     done = subprocess.run(launch.command(2, script, *SMALL), cwd=launch.ROOT, env=launch.environment(),
@@ -355,8 +351,3 @@ def test_what_a_rank_imports():
     done = subprocess.run([sys.executable, "-c", script], cwd=launch.ROOT, env=launch.environment(), text=True,
                           capture_output=True, timeout=launch.LIMIT)
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
-
-
-def test_rooms_stay_small():
-    lines = {path.name: len(path.read_text().splitlines()) for path in launch.ROOT.glob("*.py")}
-    assert lines["main.py"] < 300 and max(lines.values()) < 350, lines

@@ -1,13 +1,12 @@
-"""scripts/memory_model.py: the papers' figures, and which way it chooses. Counted bytes: test_sharded.py."""
+"""course/predict/memory.py and its command: the papers' figures, and what it chooses. Counted: test_sharded.py."""
 
-import json
 import subprocess
 import sys
 
 import launch
 import pytest
 
-from scripts import memory_model as model
+from course.predict import memory as model
 
 MAP = [(parameters, devices) for parameters in (1e8, 1e9, 7e9, 30e9, 70e9, 4e11) for devices in (1, 2, 8, 64, 1024)]
 
@@ -132,17 +131,13 @@ RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], r
 
 
 def run(*arguments, code=RUN):
-    return subprocess.run([sys.executable, "-c", code, "scripts/memory_model.py", *map(str, arguments)],
+    return subprocess.run([sys.executable, "-c", code, "scripts/measure/predict.py", "memory", *map(str, arguments)],
                           cwd=launch.ROOT, capture_output=True, text=True, timeout=60)
 
 
 def test_command_prints_the_choice_and_needs_no_torch():
-    without_torch = ("import json, runpy, sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]\n"
-                     "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
-                     "except SystemExit as end: print(json.dumps(end.code))")
-    done = run("--parameters", 7e9, "--devices", 8, code=without_torch)
+    done = run("--parameters", 7e9, "--devices", 8, code=f"import sys; sys.modules['torch'] = None; {RUN}")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) in (0, None)
     (taken,) = [line for line in done.stdout.splitlines() if "take this" in line]
     plan, _ = model.choose(7e9, model.Cluster(8))
     assert taken.startswith(plan.way) and f"{sum(plan.bytes.values()) / 1e9:.1f}" in taken
@@ -151,9 +146,9 @@ def test_command_prints_the_choice_and_needs_no_torch():
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--parameters", 0, "--devices", 8], "0 is not a positive number"),
-    (["--parameters", 7e9, "--devices", 2.5], "--devices 2.5: give a whole number"),
+    (["--parameters", 7e9, "--devices", 2.5], "argument --devices: invalid number value: '2.5'"),
     (["--parameters", 7e9, "--devices", 12], "do not fill nodes of 8"),
-    (["--parameters", "many", "--devices", 8], "invalid positive value"),
+    (["--parameters", "many", "--devices", 8], "argument --parameters: invalid number value: 'many'"),
     (["--devices", 8], "required: --parameters"),
 ])
 def test_bad_input_is_one_line_and_status_2(arguments, said):

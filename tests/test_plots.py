@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from test_runs import RECORDED, ROOT, as_text, end_record, epoch_record, run_record
 
-from scripts import plots, runs
+from course import plots, png, runs
 
 mpl.use("Agg")
 BY_RUN = [plots.loss_by_epoch, plots.loss_by_time, plots.accuracy_by_epoch, plots.phases]
@@ -344,27 +344,56 @@ def test_the_map_of_ranks_that_see_nothing():
         plots.sampler_map(dealt(3, 2).iloc[:0])
 
 
-# ---------------------------------------------------------------- the command
+# ---------------------------------------------------------------- the files, and the command that writes them
 
 
-def command(*arguments, how=("scripts/plots.py",)):
-    done = subprocess.run(
-        [sys.executable, *how, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    return done.returncode, done.stdout.split(), done.stderr
+def command(*arguments):
+    done = subprocess.run([sys.executable, "scripts/runs.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
+                          text=True, timeout=120)
+    return done.returncode, [line for line in done.stdout.splitlines() if line.endswith(".png")], done.stderr
 
 
-def test_the_command_writes_the_pictures(log, tmp_path):
-    code, out, err = command(log("single", 1), log("ddp2", 2), "--out", tmp_path / "new/plots")
-    assert (code, err) == (0, "")
-    assert out == [str(tmp_path / f"new/plots/{f.__name__}.png") for f in BY_RUN + BY_TABLE]
-    assert sorted(map(str, (tmp_path / "new/plots").iterdir())) == sorted(out)
-    for path in out:
+def test_all_pictures_are_written(live, tmp_path):
+    said, folder = [], tmp_path / "new/plots"
+    written = plots.write_all(live, runs.speedup_table(live), folder, said.append)
+    assert written == [folder / f"{f.__name__}.png" for f in BY_RUN + BY_TABLE]
+    assert sorted(folder.iterdir()) == sorted(written) and not said and not plt.get_fignums()
+    for path in written:
         assert plt.imread(path).std() > 0
 
 
+def test_what_cannot_be_drawn_is_said_and_left_out(tmp_path):
+    df, said = runs.read_run(RECORDED / "eight_gpus.txt"), []
+    written = plots.write_all(df, runs.seconds_per_epoch(df), tmp_path, said.append)
+    assert [path.stem for path in written] == [f.__name__ for f in (*CURVES, plots.seconds_per_epoch)]
+    assert [line.split(":")[0] for line in said] == ["phases", "throughput", "speedup", "efficiency"]
+    assert all("nothing to draw" in line for line in said)
+
+
+def test_drawing_needs_no_torch():
+    code = "import sys; import course.plots; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
+def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):
+    plots.loss_by_epoch(pd.DataFrame({"epoch": [0, 1], "loss": [2.0, 1.0]})).figure.savefig(tmp_path / "plot.png")
+    plt.imsave(tmp_path / "noise.png", np.random.default_rng(0).random((64, 64, 3)))
+    plot, noise = ((tmp_path / name).read_bytes() for name in ("plot.png", "noise.png"))
+    (tmp_path / "small.png").write_bytes(small := png.small_png(plot))
+    before, after = (plt.imread(tmp_path / name)[..., :3] for name in ("plot.png", "small.png"))
+    assert len(small) < len(plot) / 2 and abs(before - after).mean() < 0.5 / 255
+    assert png.small_png(noise) == noise
+
+
+def test_the_command_writes_the_pictures(log, tmp_path):
+    code, out, err = command(log("single", 1), log("ddp2", 2), "--plots", tmp_path / "new/plots")
+    assert (code, err) == (0, "")
+    assert out == [str(tmp_path / f"new/plots/{f.__name__}.png") for f in BY_RUN + BY_TABLE]
+    assert sorted(map(str, (tmp_path / "new/plots").iterdir())) == sorted(out)
+
+
 def test_the_command_leaves_out_what_cannot_be_drawn(tmp_path):
-    code, out, err = command(RECORDED / "eight_gpus.txt", "--out", tmp_path, how=("-m", "scripts.plots"))
+    code, out, err = command(RECORDED / "eight_gpus.txt", "--plots", tmp_path)
     assert code == 0
     assert [path.rsplit("/")[-1] for path in out] == [
         "loss_by_epoch.png", "loss_by_time.png", "accuracy_by_epoch.png", "seconds_per_epoch.png",
@@ -376,14 +405,14 @@ def test_the_command_leaves_out_what_cannot_be_drawn(tmp_path):
 
 @pytest.mark.parametrize("arguments", [["none.jsonl"], [RECORDED, "--baseline", "x"]])
 def test_bad_input_gives_one_line_and_status_2(arguments, tmp_path):
-    code, out, err = command(*arguments, "--out", tmp_path / "plots")
-    assert (code, out, err.count("\n")) == (2, [], 1) and err.startswith("plots.py: ")
+    code, out, err = command(*arguments, "--plots", tmp_path / "plots")
+    assert (code, out, err.count("\n")) == (2, [], 1) and err.startswith("runs.py: ")
     assert not (tmp_path / "plots").exists()
 
 
 def test_pictures_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    code, out, err = command(RECORDED, "--out", tmp_path / "file/plots")
+    code, out, err = command(RECORDED, "--plots", tmp_path / "file/plots")
     assert (code, out, err.count("\n")) == (2, [], 1)
 
 

@@ -14,10 +14,11 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from scripts import bounded, rank_plots, ranks, second_kernel
-from scripts.checks import lesson_03
+from course import meeting, notebook_kernel, plots, processes
+from course.checks import lesson_03
+from scripts.lessons import ranks_meet
 
-SCRIPT = "scripts/ranks.py"
+SCRIPT = "scripts/lessons/ranks_meet.py"
 
 
 def run(count, *arguments, **env):
@@ -27,16 +28,16 @@ def run(count, *arguments, **env):
 
 def by_hand(count, *arguments):
     """What `count` processes return that nobody but this test launches."""
-    for_all = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
+    for_all = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.free_port())}
     processes = [subprocess.Popen(launch.command(0, SCRIPT, *arguments), cwd=launch.ROOT,
                                   env=launch.environment(RANK=str(rank), **for_all)) for rank in range(count)]
     return [process.wait(launch.LIMIT) for process in processes]
 
 
-def meeting(found, url):
+def who_met(found, url):
     """(names of the processes that met there, the links between them)"""
     seen = {name: one for rank in found for name, one in rank["meet"][url]["processes"].items()}
-    return set(seen), ranks.links(seen, found[0]["meet"][url]["port"])
+    return set(seen), meeting.links(seen, found[0]["meet"][url]["port"])
 
 
 def pairs(links, kind):
@@ -51,11 +52,11 @@ def every_pair(count):
 
 
 def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(tmp_path):
-    together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=localhost:{ranks.free_port()}"]
+    together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=localhost:{meeting.free_port()}"]
     nodes = [subprocess.Popen([*launch.command(count, *together, SCRIPT), "--step", "hello", "--out", str(tmp_path)],
                               cwd=launch.ROOT, env=launch.environment()) for count in (2, 3)]
     assert [node.wait(launch.LIMIT) for node in nodes] == [0, 0]
-    found = ranks.read(tmp_path)
+    found = meeting.read(tmp_path)
     assert [one["rank"] for one in found] == list(range(5)) and {one["world_size"] for one in found} == {5}
     assert [one["group_rank"] for one in found] in ([0, 0, 1, 1, 1], [0, 0, 0, 1, 1])
     assert [one["local_rank"] for one in found] in ([0, 1, 0, 1, 2], [0, 1, 2, 0, 1])
@@ -70,12 +71,12 @@ def torchrun(request, tmp_path_factory):
     done = run(request.param, "--step", "hello", "meet", "backends", "--out", folder)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in folder.iterdir()) == [f"rank-{rank}.json" for rank in range(request.param)]
-    return ranks.read(folder)
+    return meeting.read(folder)
 
 
 def test_torchrun_tells_each_process_its_place(torchrun):
     places = [{name: one[name] for name in ("rank", "local_rank", "group_rank")} for one in torchrun]
-    assert places == ranks.placements(1, len(torchrun))
+    assert places == meeting.placements(1, len(torchrun))
     for place, one in zip(places, torchrun, strict=True):
         told = lesson_03.my_environment(place["group_rank"], place["local_rank"], ["here"], len(torchrun), 0)
         assert {name: one["hello"][name] for name in told if "MASTER" not in name} == {
@@ -86,7 +87,7 @@ def test_torchrun_tells_each_process_its_place(torchrun):
 
 
 def test_torchrun_listens_and_all_ranks_connect(torchrun):
-    names, links = meeting(torchrun, "env://")
+    names, links = who_met(torchrun, "env://")
     assert names == {f"rank {one['rank']}" for one in torchrun} | {"torchrun"}
     assert {link["server"] for link in links if link["kind"] == "store"} == {"torchrun"}
     assert {link["client"] for link in links if link["kind"] == "store"} == names
@@ -95,11 +96,11 @@ def test_torchrun_listens_and_all_ranks_connect(torchrun):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_by_hand_rank_0_listens_and_for_a_file_nobody(count, tmp_path):
-    urls = ["env://", f"tcp://127.0.0.1:{ranks.free_port()}", f"file://{tmp_path}/meeting"]
+    urls = ["env://", f"tcp://127.0.0.1:{meeting.free_port()}", f"file://{tmp_path}/meeting"]
     assert by_hand(count, "--step", "meet", "--url", *urls, "--out", tmp_path / "found") == [0] * count
-    found = ranks.read(tmp_path / "found")
+    found = meeting.read(tmp_path / "found")
     for url, listeners in zip(urls, ({"rank 0"}, {"rank 0"}, set()), strict=True):
-        names, links = meeting(found, url)
+        names, links = who_met(found, url)
         assert names == {f"rank {rank}" for rank in range(count)}
         assert {link["server"] for link in links if link["kind"] == "store"} == listeners
         if listeners:
@@ -110,7 +111,7 @@ def test_by_hand_rank_0_listens_and_for_a_file_nobody(count, tmp_path):
 def test_links_are_told_apart_by_the_port():
     seen = {"rank 0": {"listens": [10, 20], "connections": [(20, 31), (10, 32), (33, 20)]},
             "rank 1": {"listens": [], "connections": [(31, 20), (32, 10), (34, 99)]}}
-    assert ranks.links(seen, 20) == [
+    assert meeting.links(seen, 20) == [
         {"client": "rank 0", "server": "rank 0", "kind": "store"},
         {"client": "rank 1", "server": "rank 0", "kind": "store"},
         {"client": "rank 1", "server": "rank 0", "kind": "gloo"}]
@@ -122,14 +123,14 @@ def test_links_are_told_apart_by_the_port():
 def test_gloo_moves_cpu_tensors_with_every_collective(torchrun):
     for one in torchrun:
         assert set(one["backends"]["gloo, CPU"].values()) == {"yes"}, one["backends"]
-        assert set(one["backends"]["gloo, CPU"]) == ranks.NOT_DOCUMENTED["nccl, CPU"]
+        assert set(one["backends"]["gloo, CPU"]) == meeting.NOT_DOCUMENTED["nccl, CPU"]
 
 
 def test_a_wrong_result_is_not_a_yes(monkeypatch):
-    monkeypatch.setattr(ranks, "collectives", lambda *_: {
+    monkeypatch.setattr(ranks_meet, "collectives", lambda *_: {
         "right": (lambda: torch.ones(1), [1.0]), "wrong": (lambda: torch.ones(1), [2.0]),
         "refused": (lambda: torch.ones(1) @ torch.ones(2), [1.0]), "no result": (lambda: None, None)})
-    found = ranks.try_collectives({"rank": 0, "world_size": 1}, None, "cpu")
+    found = ranks_meet.try_collectives({"rank": 0, "world_size": 1}, None, "cpu")
     assert found["right"] == found["no result"] == "yes"
     assert found["wrong"].startswith("no: it gave [1.0]") and found["refused"].startswith("no: RuntimeError")
 
@@ -144,7 +145,7 @@ def test_nccl_without_a_gpu_says_so_and_the_group_goes_on(torchrun):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_tensors_as_documented(torchrun):
     for one in torchrun:
-        for column, denied in ranks.NOT_DOCUMENTED.items():
+        for column, denied in meeting.NOT_DOCUMENTED.items():
             if column in one["backends"] and column.startswith("nccl"):  # the table's gloo is behind the code's
                 works = {name for name, said in one["backends"][column].items() if said == "yes"}
                 assert works == set(one["backends"][column]) - denied
@@ -157,7 +158,7 @@ SUM = f": the sum over all ranks is {sum(range(1_000_000))}\n"
 
 
 def test_work_adds_up_on_two_ranks_of_mp_spawn(capfd):
-    mp.spawn(ranks.work, (2, f"tcp://127.0.0.1:{ranks.free_port()}"), nprocs=2)
+    mp.spawn(ranks_meet.work, (2, f"tcp://127.0.0.1:{meeting.free_port()}"), nprocs=2)
     assert capfd.readouterr().out.count(SUM) == 2
 
 
@@ -167,8 +168,8 @@ def test_work_adds_up_on_three_ranks_of_torchrun():
 
 
 def test_hello_and_chatter_do_not_import_torch():
-    code = ("import sys; sys.argv = ['ranks.py', '--step', 'hello', 'chatter', '--lines', '2']\n"
-            "from scripts import ranks; ranks.main(); assert 'torch' not in sys.modules")
+    code = ("import sys; sys.argv = ['ranks_meet.py', '--step', 'hello', 'chatter', '--lines', '2']\n"
+            "from scripts.lessons import ranks_meet; ranks_meet.main(); assert 'torch' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], cwd=launch.ROOT, capture_output=True, text=True, timeout=60,
                           env=launch.environment(RANK="1", WORLD_SIZE="2"))
     assert done.returncode == 0, done.stderr
@@ -180,14 +181,14 @@ def test_hello_and_chatter_do_not_import_torch():
 
 def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
     done = run(0, "--step", "meet", "--timeout", 2, "--out", tmp_path, RANK="0", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ranks.free_port()))
+               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(meeting.free_port()))
     assert done.returncode == 1 and not list(tmp_path.iterdir())
-    assert done.stderr.splitlines()[-1].startswith("RuntimeError: rank 0 of 2 waited for the others at env://, 2 s")
+    assert done.stderr.splitlines()[-1].startswith("ConnectionError: rank 0 of 2 waited for the others, 2.0 s")
 
 
 def test_the_limit_ends_a_rank_and_says_where_it_was():
     done = run(0, "--step", "meet", "--timeout", 100, "--limit", 5, RANK="0", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ranks.free_port()))
+               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(meeting.free_port()))
     assert done.returncode == 1 and done.stderr.startswith("Timeout (0:00:05)!") and "in main" in done.stderr
 
 
@@ -196,10 +197,9 @@ def test_the_limit_ends_a_rank_and_says_where_it_was():
     ({"RANK": "0"}, ["--step", "hello"], "WORLD_SIZE is not set"),
     ({"RANK": "one", "WORLD_SIZE": "2"}, ["--step", "hello"], "not usable"),
     ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "helo"], "invalid choice: 'helo'"),
-    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "answer"], "needs an existing file"),
     ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "meet", "--url", "http://x"], "each begins with env://"),
     ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "meet", "--timeout", "0"], "0 is not a positive number"),
-    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "meet", "--timeout", "soon"], "soon is not a positive number"),
+    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "meet", "--timeout", "soon"], "invalid number value: 'soon'"),
     ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "hello", "--lines", "-1"], "-1 is not a positive number"),
 ])
 def test_bad_input_is_one_line(env, options, said, monkeypatch, capfd):
@@ -209,7 +209,7 @@ def test_bad_input_is_one_line(env, options, said, monkeypatch, capfd):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", [SCRIPT, *options])
     with pytest.raises(SystemExit, match="2"):
-        ranks.main()
+        ranks_meet.main()
     stderr = capfd.readouterr().err
     assert said in stderr and len(stderr.splitlines()) == 1
 
@@ -223,37 +223,38 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 def test_what_an_earlier_run_wrote_is_not_taken_for_this_one(tmp_path):
     for rank in range(3):
         assert run(0, "--step", "hello", "--out", tmp_path, RANK=str(rank), WORLD_SIZE="3").returncode == 0
-    assert len(ranks.read(tmp_path)) == 3
+    assert len(meeting.read(tmp_path)) == 3
     assert run(0, "--step", "hello", "--out", tmp_path, RANK="0", WORLD_SIZE="2").returncode == 0
     assert run(0, "--step", "meet", "--timeout", 1, "--out", tmp_path, RANK="1", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ranks.free_port())).returncode == 1
+               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(meeting.free_port())).returncode == 1
     with pytest.raises(FileNotFoundError):
-        ranks.read(tmp_path)
+        meeting.read(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ the exercise on ranks
 
 
-@pytest.mark.parametrize(("answer", "outcome", "said"), [
-    (lesson_03.join, "right", "Right."),
-    (lesson_03.join_all_as_rank_0, "wrong", "rank 0 and 0 and 0"),
+@pytest.mark.parametrize(("called_with", "outcome", "said"), [
+    ("rank=rank", "right", "Right."),
+    ("rank=0", "wrong", "rank 0 and 0 and 0"),
     (None, "untried", "Not tried yet."),
 ])
-def test_the_answer_of_a_file_on_three_ranks(answer, outcome, said, tmp_path):
-    body = inspect.getsource(answer).replace(f"def {answer.__name__}(", "def join(") if answer else (
+def test_the_answer_of_a_file_on_three_ranks(called_with, outcome, said, tmp_path):
+    body = inspect.getsource(lesson_03.join).replace("rank=rank", called_with) if called_with else (
         "def join(rank, world_size, file):\n    raise NotImplementedError\n")
-    (tmp_path / "found").mkdir()
-    (tmp_path / "found" / "meeting-1-1").write_text("of an earlier run")
     (tmp_path / "answer.py").write_text("from datetime import timedelta\nimport torch.distributed as dist\n" + body)
-    done = run(3, "--step", "answer", "--answer", tmp_path / "answer.py", "--out", tmp_path / "found")
+    command = launch.command(3, "course/checks/answer.py", "--lesson", "03", "--timeout", 5, "--answer",
+                             tmp_path / "answer.py", "--out", tmp_path / "found.json")
+    done = subprocess.run(command, cwd=launch.ROOT, env=launch.environment(TMPDIR=str(tmp_path)), capture_output=True,
+                          text=True, timeout=launch.LIMIT)
     assert done.returncode == 0, done.stderr
-    assert lesson_03.joined.verdict(tmp_path / "found")[0] == outcome
-    assert said in lesson_03.joined.verdict(tmp_path / "found")[1]
-    assert not (tmp_path / "found" / "meeting-1-1").exists()
+    assert lesson_03.joined.verdict(tmp_path / "found.json")[0] == outcome
+    assert said in lesson_03.joined.verdict(tmp_path / "found.json")[1]
+    assert not list(tmp_path.rglob("*meeting*")), "a file where ranks met is left"
 
 
 def test_no_run_is_untried(tmp_path):
-    assert lesson_03.joined.verdict(tmp_path) == ("untried", "Not tried yet.")
+    assert lesson_03.joined.verdict(tmp_path / "found.json") == ("untried", "Not tried yet.")
 
 
 # ------------------------------------------------------------------------------------------------ the second kernel
@@ -261,13 +262,13 @@ def test_no_run_is_untried(tmp_path):
 
 @pytest.fixture
 def second():
-    kernel = second_kernel.SecondKernel(number=3)
+    kernel = notebook_kernel.SecondKernel(number=3)
     yield kernel
     kernel.end()
 
 
 def marked(mark):
-    return [process.pid for process in bounded.marked(mark)]
+    return [process.pid for process in processes.marked(mark)]
 
 
 def test_an_attempt_that_works_and_one_that_fails(second):
@@ -316,7 +317,7 @@ def test_ctrl_c_ends_the_second_kernel(second, monkeypatch):
 
 
 def test_nothing_is_left_where_the_notebook_is_killed(tmp_path):
-    code = ("from scripts.second_kernel import SecondKernel\nsecond = SecondKernel()\nsecond.start()\n"
+    code = ("from course.notebook_kernel import SecondKernel\nsecond = SecondKernel()\nsecond.start()\n"
             "print(second.mark, flush=True)\n"
             "second.attempt('hang', 'import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(600)', 600)")
     notebook = subprocess.Popen([sys.executable, "-c", code], cwd=launch.ROOT, stdout=subprocess.PIPE, text=True,
@@ -345,7 +346,7 @@ def test_a_set_up_that_fails_says_why(second):
     ("[rank1]: Traceback\n[rank1]: ValueError: bad\n", "CalledProcessError: 1", "ValueError: bad"),
 ])
 def test_the_line_to_look_at(said, error, essential):
-    outcome = second_kernel.Outcome("failed", 1, "", said, "trace\n", error, "", 0)
+    outcome = notebook_kernel.Outcome("failed", 1, "", said, "trace\n", error, "", 0)
     assert outcome.essential == essential
     assert str(outcome).splitlines()[1] == essential
 
@@ -355,7 +356,7 @@ def test_the_line_to_look_at(said, error, essential):
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (2, 4), (3, 1), (8, 8)])
 def test_ranks_map_draws_every_process_in_its_place(nodes, per_node):
-    ax = rank_plots.ranks_map(pd.DataFrame(ranks.placements(nodes, per_node)), plt.subplots(figsize=(14, 6))[1])
+    ax = plots.ranks.ranks_map(pd.DataFrame(meeting.placements(nodes, per_node)), plt.subplots(figsize=(14, 6))[1])
     texts = {text.get_text(): text.get_position() for text in ax.texts if text.get_text().startswith("rank ")}
     assert {name: (x, round(y)) for name, (x, y) in texts.items()} == {
         f"rank {node * per_node + local}": (local, node) for node in range(nodes) for local in range(per_node)}
@@ -365,7 +366,7 @@ def test_ranks_map_draws_every_process_in_its_place(nodes, per_node):
 
 def test_ranks_map_draws_unequal_nodes():
     places = [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 2, 1)]
-    ax = rank_plots.ranks_map(pd.DataFrame(places, columns=["rank", "local_rank", "group_rank"]), plt.subplots()[1])
+    ax = plots.ranks.ranks_map(pd.DataFrame(places, columns=["rank", "local_rank", "group_rank"]), plt.subplots()[1])
     assert sum(text.get_text().startswith("rank ") for text in ax.texts) == 4
     plt.close(ax.figure)
 
@@ -373,7 +374,7 @@ def test_ranks_map_draws_unequal_nodes():
 def test_links_map_draws_every_link_and_marks_who_listens():
     links = [{"client": "rank 0", "server": "torchrun", "kind": "store"}, {"client": "torchrun", "server": "torchrun",
              "kind": "store"}, {"client": "rank 1", "server": "rank 0", "kind": "gloo"}]
-    ax = rank_plots.links_map(["rank 0", "rank 1", "torchrun"], links, plt.subplots()[1])
+    ax = plots.ranks.links_map(["rank 0", "rank 1", "torchrun"], links, plt.subplots()[1])
     assert sum(text.get_text() == "" for text in ax.texts) == len(links)  # an arrow is an annotation without text
     inks = {text.get_text(): text.get_color() for text in ax.texts}
     assert (inks["torchrun"], inks["rank 0"], inks["rank 1"]) == ("white", "black", "black")
@@ -382,13 +383,13 @@ def test_links_map_draws_every_link_and_marks_who_listens():
 
 def test_lines_map_cuts_the_cell_of_lines_that_ran_together():
     lines = ["print: rank 0, step 0", "print: rank 1, step 0print: rank 12, step 0", "", "print: rank 1, step 1"]
-    ax = rank_plots.lines_map(lines, plt.subplots()[1])
+    ax = plots.ranks.lines_map(lines, plt.subplots()[1])
     assert [patch.get_height() for patch in ax.patches] == [1, 0.5, 0.5, 1]
     assert [text.get_text() for text in ax.texts] == ["0", "1", "12", "∅", "1"]
     plt.close(ax.figure)
 
 
 def test_the_placements_are_those_of_the_formula():
-    assert json.loads(json.dumps(ranks.placements(2, 2))) == [
+    assert json.loads(json.dumps(meeting.placements(2, 2))) == [
         {"rank": 0, "local_rank": 0, "group_rank": 0}, {"rank": 1, "local_rank": 1, "group_rank": 0},
         {"rank": 2, "local_rank": 0, "group_rank": 1}, {"rank": 3, "local_rank": 1, "group_rank": 1}]

@@ -14,15 +14,16 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from scripts import run_notebooks
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["setup", "run", "test", "lab"]
 FIRST_CELL = """\
-import os, sys
-from pathlib import Path
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "utils.py").is_file() and (p / "main.py").is_file())
-os.chdir(root); sys.path[:1] != [str(root)] and sys.path.insert(0, str(root))
-get_ipython().system_raise_on_error = True
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 """
+NEEDED = ["__init__", "execution", "lesson", "pages", "png", "processes", "program", "twins"]  # of course/
 TWIN = (
     "# ---\n# jupyter:\n#   course: {seconds: 5}\n# ---\n\n# %% [markdown]\n# # A title\n\n# %%\n"
     + FIRST_CELL
@@ -43,11 +44,13 @@ def run(*command, cwd, **changes):
 
 def make_course(folder):
     """The least that scripts/run needs: nothing in requirements.txt is missing, and the data is there."""
-    for place in ("scripts", "notebooks/text", "data"):
+    for place in ("scripts", "notebooks/text", "data", "course"):
         (folder / place).mkdir(parents=True)
-    for script in ("setup", "run", "run_notebooks.py"):
-        shutil.copy2(ROOT / "scripts" / script, folder / "scripts")
-    for empty in ("main.py", "utils.py", "data/cifar10.pt", "data/mnist.pt"):
+    names = ["scripts/setup", "scripts/run", "scripts/run_notebooks.py", "options.py"]
+    names += [f"course/{name}.py" for name in NEEDED]
+    for name in names:
+        shutil.copy2(ROOT / name, folder / name)
+    for empty in ("data/cifar10.pt", "data/mnist.pt"):
         (folder / empty).touch()
     (folder / "requirements.txt").write_text("nbformat # there\n")
     return folder
@@ -143,7 +146,7 @@ def test_papermill_itself_fails_where_a_command_fails(quick_run):
 @pytest.mark.parametrize("arguments", [["nope"], ["0"], ["--timeout", "0"], ["--quick", "--in-place"], ["--bad"]])
 def test_bad_arguments_end_with_status_2(quick_run, arguments):
     course, _ = quick_run
-    result = run(sys.executable, "scripts/run_notebooks.py", *arguments, cwd=course)
+    result = run("scripts/run", *arguments, cwd=course)
     assert result.returncode == 2 and not result.stdout
     assert "Traceback" not in result.stderr
 
@@ -155,10 +158,8 @@ def test_an_unknown_name_lists_the_names(quick_run):
 
 
 @pytest.mark.parametrize("name", ["00", "00_first", "notebooks/00_first.ipynb", "/else/notebooks/text/00_first.py"])
-def test_a_notebook_has_several_names(name, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    from run_notebooks import choose
-
+def test_a_notebook_has_several_names(name):
+    choose = run_notebooks.choose
     assert choose([name], ["00_first", "01_second"]) == ["00_first"]
     assert choose(["01", name, name], ["00_first", "01_second"]) == ["00_first", "01_second"]
 
@@ -257,7 +258,7 @@ def test_ctrl_c_names_what_finished_and_leaves_no_process(tmp_path):
 # Stands for python3: real for everything but venv and pip, which it notes in `calls`, and plays as told.
 PYTHON_STUB = f"""#!/usr/bin/env bash
 case "$1 $2 $3" in
-  "-m venv "*) mkdir -p .venv/bin; cp "$0" .venv/bin/python; echo venv >> calls ;;
+  "-m venv "*) mkdir -p .venv/bin .venv/lib/python3/site-packages; cp "$0" .venv/bin/python; echo venv >> calls ;;
   "-m pip install") echo pip >> calls; echo "Collecting all"; sleep "${{PIP_SECONDS:-0}}"; exit "${{PIP_STATUS:-0}}" ;;
   "-m pip "*) ;;
   "scripts/prepare_data.py "*) echo data >> calls; exit "${{DATA_STATUS:-0}}" ;;
@@ -432,5 +433,6 @@ def test_scripts_have_help(script, tmp_path):
 
 def test_help_of_run_names_every_option(tmp_path):
     told = run(ROOT / "scripts/run", "--help", cwd=tmp_path).stdout
-    options = run(sys.executable, ROOT / "scripts/run_notebooks.py", "--help", cwd=tmp_path).stdout
+    command = [sys.executable, ROOT / "scripts/run_notebooks.py", "--help"]
+    options = run(*command, cwd=tmp_path, PYTHONPATH=str(ROOT)).stdout
     assert set(re.findall(r"--[a-z-]+", options)) - {"--help"} <= set(re.findall(r"--[a-z-]+", told))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts import runs
+from course import runs
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "results/recorded/tutorial-one-gpu-vs-eight"
@@ -164,6 +164,15 @@ def test_without_its_run_record_a_run_is_still_read(read):
     df = read(as_text([epoch_record(0, run_id="old", loss=3.5), *whole_log()[1:]]))
     assert df["epoch"].tolist() == [0, 1, 2] and 3.5 not in df["loss"].tolist()
     assert df["world_size"].isna().all() and "no run record" in df["note"].iloc[0]
+
+
+@pytest.mark.parametrize(("size", "note"), [(4, "world size changed: 2, 4"), ([4], None), ("4", None), (None, None)])
+def test_a_restart_may_change_the_world_size(read, size, note):
+    log = whole_log()
+    log.insert(2, {"kind": "restart", "run_id": "a1", "restarts": 1, "epoch": 1, "step": 0, "world_size": size})
+    df = read(as_text(log))
+    assert set(df["restarts"]) == {1} and df["epoch"].tolist() == [0, 1, 2]
+    assert df["note"].iloc[0] == "; ".join(filter(None, ["went on from a checkpoint 1 time", note]))
 
 
 def test_a_cut_last_line_is_called_so(read):
@@ -778,5 +787,5 @@ def test_the_table_cannot_be_written(tmp_path):
 
 
 def test_reading_logs_needs_no_torch():
-    code = "import sys; import scripts.runs, scripts.plots; sys.exit('torch' in sys.modules)"
+    code = "import sys; import course.runs, course.plots; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-import main
+import data
 import utils
-from scripts.checks import lesson_05
+from course.checks import lesson_05
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 20, 21, 97, 100]
 WORLDS = [1, 2, 3, 4, 5, 7, 8, 64]
@@ -108,7 +108,7 @@ def test_the_solutions_agree_with_the_sampler(n, world_size):
         assert lesson_05.steps.answer(n, world_size, batch_size, drop_last) == len(list(loader))
 
 
-class Watched(utils.ImageSet):
+class Watched(data.ImageSet):
     """An image set that notes which images it was asked for."""
 
     def __getitems__(self, indices):
@@ -123,7 +123,7 @@ def test_main_py_evaluates_each_image_once(n, world_size):
     model = utils.ConvNet()
     for rank in range(min(n, world_size)):  # where there is no process group, evaluate() takes its shard's sums alone
         here = types.SimpleNamespace(rank=rank, world_size=world_size, device=torch.device("cpu"))
-        main.evaluate(model, images, here)
+        utils.evaluate(model, images, here)
     assert sorted(images.asked) == list(range(n))
 
 

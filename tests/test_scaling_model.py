@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import runs, scaling_model
-from scripts.scaling_model import Hierarchy, Job, Link, Links, Measured, StepTime
+from course import predict, runs
+from course.predict.scaling import Hierarchy, Job, Link, Links, Measured, StepTime
 
 matplotlib.use("Agg")
-ROOT = scaling_model.__file__.rsplit("/", 2)[0]
+ROOT = predict.scaling.__file__.rsplit("/", 3)[0]
 STEP = StepTime(fixed=0.002, per_image=0.0001, backward=0.5)  # 64 images: 8.4 ms, of which backward takes 4.2
 MEASURED = Measured({2: (0.001, 1e-9), 4: (0.002, 2e-9), 8: (0.003, 4e-9)})
 JOB = Job(STEP, gradient_bytes=1e6, all_reduce=MEASURED, overlap=False)
@@ -34,16 +34,16 @@ def test_one_rank_is_one_device_whatever_the_links():
         step = job.predict(1, 64)
         assert step.seconds == step.compute == STEP.seconds(64) == exactly(0.0084)
         assert step.communication == step.exposed == 0
-        assert scaling_model.speedup(job, 1, 64) == scaling_model.speedup(job, 1, 64, strong=True) == (1, 1)
+        assert predict.scaling.speedup(job, 1, 64) == predict.scaling.speedup(job, 1, 64, strong=True) == (1, 1)
 
 
 def test_without_overlap_compute_and_communication_add_up():
     step = JOB.predict(2, 64)
     assert step.communication == step.exposed == exactly(0.001 + 1e-9 * 1e6)  # α + β · bytes
     assert step.seconds == exactly(0.0084 + 0.002)
-    assert scaling_model.speedup(JOB, 2, 64) == (exactly(2 * 8.4 / 10.4), exactly(8.4 / 10.4))
+    assert predict.scaling.speedup(JOB, 2, 64) == (exactly(2 * 8.4 / 10.4), exactly(8.4 / 10.4))
     # strong: each rank has 32 images, 5.2 ms
-    assert scaling_model.speedup(JOB, 2, 64, strong=True)[0] == exactly(8.4 / (5.2 + 2))
+    assert predict.scaling.speedup(JOB, 2, 64, strong=True)[0] == exactly(8.4 / (5.2 + 2))
     assert replace(JOB, buckets=4).predict(2, 64).communication == exactly(4 * 0.001 + 1e-9 * 1e6)  # an α each
 
 
@@ -73,28 +73,28 @@ def test_the_formula_of_overlap_is_what_following_each_bucket_gives(buckets, wor
 
 def test_rings_and_trees():
     link = Link(latency=1e-3, bandwidth=1e6)
-    assert scaling_model.ring(4e6, 4, link) == exactly(6 * (1e-3 + 1))
-    assert scaling_model.halving_doubling(4e6, 4, link) == exactly(4e-3 + 6)
-    assert scaling_model.recursive_doubling(4e6, 4, link) == exactly(2 * (1e-3 + 4))
-    assert scaling_model.recursive_doubling(4e6, 3, link) == exactly(3 * (1e-3 + 4))  # 2 pair up, 1 in, 1 back
-    assert scaling_model.recursive_doubling(4e6, 8, link) == exactly(3 * (1e-3 + 4))
-    for way in (scaling_model.ring, scaling_model.halving_doubling, scaling_model.recursive_doubling):
+    assert predict.scaling.ring(4e6, 4, link) == exactly(6 * (1e-3 + 1))
+    assert predict.scaling.halving_doubling(4e6, 4, link) == exactly(4e-3 + 6)
+    assert predict.scaling.recursive_doubling(4e6, 4, link) == exactly(2 * (1e-3 + 4))
+    assert predict.scaling.recursive_doubling(4e6, 3, link) == exactly(3 * (1e-3 + 4))  # 2 pair up, 1 in, 1 back
+    assert predict.scaling.recursive_doubling(4e6, 8, link) == exactly(3 * (1e-3 + 4))
+    for way in (predict.scaling.ring, predict.scaling.halving_doubling, predict.scaling.recursive_doubling):
         assert way(4e6, 1, link) == 0
     with pytest.raises(ValueError, match="a power of two, not 6 ranks"):
-        scaling_model.halving_doubling(1, 6, link)
+        predict.scaling.halving_doubling(1, 6, link)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 100])
 def test_a_ring_has_the_bus_bandwidth_of_its_links(ranks):
-    seconds = scaling_model.ring(1e9, ranks, Link(0, 25e9))
+    seconds = predict.scaling.ring(1e9, ranks, Link(0, 25e9))
     assert 2 * (ranks - 1) / ranks * 1e9 / seconds == exactly(25e9)  # nccl-tests, doc/PERFORMANCE.md
 
 
 def test_a_hierarchy_of_one_level_is_a_ring():
     fast, slow = Link(1e-6, 100e9), Link(1e-5, 10e9)
     both = Hierarchy(fast, slow)
-    assert both.seconds(1e8, nodes=1, ranks_per_node=8) == scaling_model.ring(1e8, 8, fast)
-    assert both.seconds(1e8, nodes=8, ranks_per_node=1) == scaling_model.ring(1e8, 8, slow)
+    assert both.seconds(1e8, nodes=1, ranks_per_node=8) == predict.scaling.ring(1e8, 8, fast)
+    assert both.seconds(1e8, nodes=8, ranks_per_node=1) == predict.scaling.ring(1e8, 8, slow)
     # 2 nodes of 4: 6 messages of 25 MB within, 2 of 50 MB between
     assert both.seconds(1e8, 2, 4) == exactly(6 * (1e-6 + 25e6 / 100e9) + 2 * (1e-5 + 50e6 / 10e9))
     # a flat ring goes through the slow link in every step
@@ -110,7 +110,7 @@ def test_more_ranks_than_cores_take_turns():
     assert replace(JOB, cores=4, threads=2).predict(4, 64).compute == exactly(2 * 0.0084)
     assert replace(JOB, cores=2, ranks_per_node=2).predict(8, 64).compute == exactly(0.0084)  # two on each of 4 nodes
     free = replace(job, all_reduce=Links(Link(0, math.inf)))
-    assert [scaling_model.speedup(free, ranks, 64)[0] for ranks in (1, 2, 4, 8)] == [1, 2, 2, 2]
+    assert [predict.scaling.speedup(free, ranks, 64)[0] for ranks in (1, 2, 4, 8)] == [1, 2, 2, 2]
 
 
 def test_an_epoch_is_its_steps_with_a_short_last_one():
@@ -123,11 +123,10 @@ def test_an_epoch_is_its_steps_with_a_short_last_one():
 def test_the_buckets_of_ddp():
     mb = 2**20
     sizes = [0, 0.25 * mb, mb, mb + 1, 26 * mb, 26 * mb + 1, 97.5 * mb]
-    assert [scaling_model.ddp_buckets(size) for size in sizes] == [1, 1, 1, 2, 2, 3, 5]
+    assert [predict.scaling.ddp_buckets(size) for size in sizes] == [1, 1, 1, 2, 2, 3, 5]
 
 
 def test_the_fit_is_the_line_through_the_steps():
-    pytest.importorskip("torch")
     step = StepTime.fit([16, 32, 64], [0.002 + 0.0001 * n for n in (16, 32, 64)], backward=0.6)
     assert (step.fixed, step.per_image, step.backward) == (pytest.approx(0.002), pytest.approx(0.0001), 0.6)
 
@@ -141,7 +140,7 @@ JOBS = st.builds(
     gradient_bytes=st.floats(0, 1e10),
     all_reduce=st.one_of(
         st.builds(Links, st.builds(Link, SECONDS, st.floats(1e3, 1e12)),
-                  st.sampled_from([scaling_model.ring, scaling_model.recursive_doubling])),
+                  st.sampled_from([predict.scaling.ring, predict.scaling.recursive_doubling])),
         st.builds(Hierarchy, *[st.builds(Link, SECONDS, st.floats(1e3, 1e12))] * 2)),
     buckets=st.integers(1, 50),
     overlap=st.booleans(),
@@ -163,8 +162,8 @@ def test_overlap_is_never_slower_nor_better_than_the_longer_of_the_two(job, rank
 @given(JOBS, RANKS, st.integers(1, 1000), st.integers(1, 100_000), st.booleans())
 def test_efficiency_is_above_0_and_at_most_1(job, ranks, batch, samples, strong):
     batch = batch * ranks if strong else batch
-    ratio, efficiency = scaling_model.speedup(job, ranks, batch, strong)
-    (row,) = scaling_model.table(job, [ranks], batch, samples, strong)
+    ratio, efficiency = predict.scaling.speedup(job, ranks, batch, strong)
+    (row,) = predict.scaling.table(job, [ranks], batch, samples, strong)
     for value in (efficiency, row["efficiency"]):
         assert 0 < value <= SLACK
     assert ratio == pytest.approx(efficiency * ranks) and row["speedup"] == pytest.approx(row["efficiency"] * ranks)
@@ -173,10 +172,10 @@ def test_efficiency_is_above_0_and_at_most_1(job, ranks, batch, samples, strong)
 @given(JOBS, RANKS, st.integers(1, 1000))
 def test_strong_and_weak_agree_where_the_global_batch_is_the_same(job, ranks, batch):
     alone, whole = job.predict(1, batch).seconds, job.predict(1, batch * ranks).seconds
-    weak = scaling_model.speedup(job, ranks, batch)[0]
-    strong = scaling_model.speedup(job, ranks, batch * ranks, strong=True)[0]
+    weak = predict.scaling.speedup(job, ranks, batch)[0]
+    strong = predict.scaling.speedup(job, ranks, batch * ranks, strong=True)[0]
     assert ranks * alone / weak == pytest.approx(whole / strong)  # the step of all ranks, from either speed-up
-    (one,), (other,) = (scaling_model.table(job, [ranks], size, 50_000, how)
+    (one,), (other,) = (predict.scaling.table(job, [ranks], size, 50_000, how)
                         for size, how in ((batch, False), (batch * ranks, True)))
     assert one["seconds"] == other["seconds"] and one["step_seconds"] == other["step_seconds"]
 
@@ -185,9 +184,9 @@ def test_strong_and_weak_agree_where_the_global_batch_is_the_same(job, ranks, ba
 def test_free_communication_and_enough_cores_are_ideal(job, ranks, batch, samples):
     free = replace(job, all_reduce=Links(Link(0, math.inf)), cores=None)
     assert free.predict(ranks, batch).exposed == 0
-    assert scaling_model.speedup(free, ranks, batch) == (pytest.approx(ranks), pytest.approx(1))
+    assert predict.scaling.speedup(free, ranks, batch) == (pytest.approx(ranks), pytest.approx(1))
     whole = samples * ranks * batch  # divides into whole steps on one rank and on all
-    assert scaling_model.table(free, [ranks], batch, whole)[0]["efficiency"] == pytest.approx(1)
+    assert predict.scaling.table(free, [ranks], batch, whole)[0]["efficiency"] == pytest.approx(1)
 
 
 @given(st.lists(st.floats(0, 0.1), min_size=2, max_size=2), st.lists(st.floats(0, 1e-6), min_size=2, max_size=2),
@@ -208,23 +207,21 @@ def test_more_latency_fewer_bytes_a_second_or_more_bytes_never_help(alphas, beta
 def test_when_ddp_is_slower_than_one_process():
     """Weak: two ranks lose while the all-reduce takes longer than a + b·n, for 2 (a + b·n) < a + b·n + all-reduce."""
     slow = replace(JOB, all_reduce=Measured({2: (0.00395, 0)}), gradient_bytes=0)  # a + b·n = 3.95 ms where n = 19.5
-    rows = scaling_model.when_slower(slow, [1, 2], [1, 19, 20, 21, 64])
-    assert {row["batch_size"]: row["slower"] for row in rows if row["world_size"] == 2} == {
+    assert {n: predict.scaling.speedup(slow, 2, n)[0] < 1 for n in (1, 19, 20, 21, 64)} == {
         1: True, 19: True, 20: False, 21: False, 64: False}
-    assert not any(row["slower"] for row in rows if row["world_size"] == 1)
-    # strong: a + b·n against a + b·n/2 + 3.95 ms, equal where n = 79; odd batches have no row
-    rows = scaling_model.when_slower(slow, [2], [77, 78, 80], strong=True)
-    assert [(row["batch_size"], row["slower"]) for row in rows] == [(78, True), (80, False)]
+    assert not any(predict.scaling.speedup(slow, 1, n)[0] < 1 for n in (1, 19, 20, 21, 64))
+    # strong: a + b·n against a + b·n/2 + 3.95 ms, equal where n = 79
+    assert [predict.scaling.speedup(slow, 2, n, strong=True)[0] < 1 for n in (78, 80)] == [True, False]
 
 
 # ---------------------------------------------------------------- beside measured runs
 
 
 def test_rows_stand_beside_measured_runs_in_the_same_plots(tmp_path):
-    from scripts import plots
+    from course import plots
 
     measured = runs.speedup_table(runs.read_runs(f"{ROOT}/results/recorded/two-cpu-cores"))
-    predicted = pd.DataFrame(scaling_model.table(replace(JOB, cores=2), [1, 2, 4, 8], 64, 50_000))
+    predicted = pd.DataFrame(predict.scaling.table(replace(JOB, cores=2), [1, 2, 4, 8], 64, 50_000))
     unknown = set(predicted) - set(measured)
     assert unknown == {f"{part}_seconds" for part in ("step", "compute", "communication", "exposed")}
     both = pd.concat([measured, predicted], ignore_index=True)
@@ -246,7 +243,7 @@ def test_rows_stand_beside_measured_runs_in_the_same_plots(tmp_path):
     (lambda: JOB.predict(3, 64), "no α and β for 3 ranks; there are some for 2, 4, 8"),
     (lambda: JOB.predict(0, 64), "at least 1 is needed"),
     (lambda: replace(JOB, ranks_per_node=4).predict(6, 64), "6 ranks do not fill nodes of 4"),
-    (lambda: scaling_model.speedup(JOB, 2, 7, strong=True), "2 ranks do not divide a batch of 7"),
+    (lambda: predict.scaling.speedup(JOB, 2, 7, strong=True), "2 ranks do not divide a batch of 7"),
 ])
 def test_what_cannot_be_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
@@ -254,8 +251,8 @@ def test_what_cannot_be_is_refused(wrong, said):
 
 
 def command(*arguments):
-    done = subprocess.run([sys.executable, "scripts/scaling_model.py", *map(str, arguments)], cwd=ROOT, text=True,
-                          capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "scripts/measure/predict.py", "time", *map(str, arguments)], cwd=ROOT,
+                          text=True, capture_output=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -267,9 +264,10 @@ def test_the_command_prints_the_table():
     assert out.splitlines()[2].split() == ["2", "64", "10.40", "2.000", "2.000", "0.01", "12,308", "1.62", "81%"]
     for wrong in (["--bandwidth-gbs", 0], ["--batch-size", 0], ["--world-sizes", 2, "--strong", "--batch-size", 7]):
         code, out, err = command(*options, *wrong)
-        assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("scaling_model.py: error: ")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(("predict.py: error: ", "predict.py time: error: "))
 
 
 def test_it_needs_no_torch():
-    code = "import sys; import scripts.scaling_model; sys.exit('torch' in sys.modules)"
+    code = "import sys; import course.predict.scaling; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

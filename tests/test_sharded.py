@@ -1,4 +1,4 @@
-"""scripts/sharded.py: each way trains the model of one process, and holds the bytes that the memory model says."""
+"""scripts/lessons/shard_model.py: each way trains the model of one process, and holds the bytes that are predicted."""
 
 import json
 import subprocess
@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import options
-from scripts import memory_model, plots, plots_sharded, sharded, sharded_ways, tiny_transformer
+from course import plots, predict
+from scripts.lessons import shard_model, shard_ways, tiny_transformer
 
-SCRIPT = "scripts/sharded.py"
+SCRIPT = "scripts/lessons/shard_model.py"
 RUNS = {2: [], 3: [], 4: ["--way", "fsdp", "fsdp_tp", "gpipe", "1f1b"]}  # four ranks: what two and three cannot show
 
 
@@ -47,8 +48,8 @@ def test_each_way_trains_the_model_of_one_process(found):
 
 def test_counted_bytes_are_those_of_the_memory_model(found):
     for way, result in found["ways"].items():
-        expected = memory_model.count(tiny_transformer.SHAPE, way, found["world_size"], found["batch"],
-                                      found["micro_batches"])
+        expected = predict.memory.count(tiny_transformer.SHAPE, way, found["world_size"], found["batch"],
+                                        found["micro_batches"])
         counted = [{part: held[part] for part in expected[0]} for held in result["ranks"]]
         assert counted == expected, way
 
@@ -56,10 +57,10 @@ def test_counted_bytes_are_those_of_the_memory_model(found):
 def test_the_paper_s_equations_are_the_counts_but_for_whole_tensors(found):
     """ZeRO shares out single values; PyTorch whole tensors (ZeRO-1) and whole rows (FSDP)."""
     ranks = found["world_size"]
-    parameters = sum(map(memory_model.values, tiny_transformer.SHAPE.tensors().values()))
+    parameters = sum(map(predict.memory.values, tiny_transformer.SHAPE.tensors().values()))
     for way, stage in {"ddp": 0, "zero1": 1, "fsdp": 3}.items():
         if way in found["ways"]:
-            for part, size in memory_model.model_states(parameters, ranks, stage, memory_model.FLOAT32).items():
+            for part, size in predict.memory.model_states(parameters, ranks, stage, predict.memory.FLOAT32).items():
                 fullest = max(held[part] for held in found["ways"][way]["ranks"])
                 assert size <= fullest <= 1.05 * size, (way, part)
 
@@ -84,7 +85,7 @@ def test_pieces_cover_each_weight(found):
 def test_zero_shares_the_state_of_whole_tensors(found):
     if "zero1" not in found["ways"]:
         pytest.skip("not among the ways of this run")
-    dealt = memory_model.greedy(tiny_transformer.SHAPE.tensors(), found["world_size"])
+    dealt = predict.memory.greedy(tiny_transformer.SHAPE.tensors(), found["world_size"])
     assert [sorted(names) for names in found["ways"]["zero1"]["state_of"]] == [sorted(names) for names in dealt]
 
 
@@ -110,15 +111,16 @@ def test_limits_are_said(found):
 
 def test_pictures_show_what_was_counted(found):
     _, axes = plt.subplots(1, 2)
-    plots_sharded.memory(found, axes)
+    plots.sharded.memory(found, axes)
     drawn = {round(bar.get_width() * 1e6) for bar in axes[0].patches}
     counted = {held[part] for way, result in found["ways"].items() for held in result["ranks"][:1]
-               for part in plots_sharded.PARTS if part != "activations" and held[part]}
+               for part in plots.sharded.PARTS if part != "activations" and held[part]}
     assert drawn >= counted
-    fig = plots_sharded.pieces(found, ["fsdp"], ["head.weight"])
+    fig = plots.sharded.pieces(found, ["fsdp"], ["head.weight"])
     (ax,) = fig.axes
     heights = [patch.get_height() for patch in ax.patches]
-    assert heights == [memory_model.rows((97, 48), rank, found["world_size"])[0] for rank in range(found["world_size"])]
+    ranks = found["world_size"]
+    assert heights == [predict.memory.rows((97, 48), rank, ranks)[0] for rank in range(ranks)]
     plt.close("all")
 
 
@@ -135,14 +137,14 @@ def placed(ranks, nodes=1):
 ])
 def test_what_cannot_work_is_said_before_any_rank_waits(way, here, said, tmp_path):
     with pytest.raises(ValueError, match=said):
-        sharded.check(SimpleNamespace(way=way, out=tmp_path / "x.json"), here)
+        shard_model.check(SimpleNamespace(way=way, out=tmp_path / "x.json"), here)
 
 
 def test_all_ways_that_fit_the_ranks_are_the_default(tmp_path):
     for ranks, without in ((2, {"fsdp_tp"}), (4, set())):
         args = SimpleNamespace(way=None, out=tmp_path / "x.json")
-        sharded.check(args, placed(ranks))
-        assert set(args.way) == {*sharded_ways.WAYS, "limits"} - without
+        shard_model.check(args, placed(ranks))
+        assert set(args.way) == {*shard_ways.WAYS, "limits"} - without
 
 
 def test_bad_input_is_one_line_and_status_2(tmp_path):
@@ -157,20 +159,21 @@ def test_what_this_torch_lacks_is_reported_and_other_errors_are_not_hidden(error
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr(sharded, "compare", fail)
-    assert sharded.compare_or_say("fsdp") == {"unsupported": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    monkeypatch.setattr(shard_model, "compare", fail)
+    said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    assert shard_model.compare_or_say("fsdp") == {"unsupported": said}
     error = RuntimeError("Connection closed by peer")
     with pytest.raises(RuntimeError, match="closed by peer"):
-        sharded.compare_or_say("fsdp")
+        shard_model.compare_or_say("fsdp")
 
 
 def test_a_wait_without_end_is_ended_and_says_where():
     code = """
 import sys, time
-sys.argv[0] = "scripts/sharded.py"
+sys.argv[0] = "scripts/lessons/shard_model.py"
 from types import SimpleNamespace
-from scripts import sharded
-dog = sharded.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.0)
+from scripts.lessons import shard_model
+dog = shard_model.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.0)
 for step in range(4):  # longer than the limit in all, but alive
     dog.beat(f"fsdp_tp, step {step}")
     time.sleep(0.4)
@@ -184,10 +187,10 @@ time.sleep(60)
 
 def test_a_piece_that_is_nowhere_in_the_weight_is_an_error():
     weight = torch.arange(12.0).reshape(4, 3)
-    assert sharded.piece(weight[2:, 1:], weight) == {"shape": [2, 2], "first": [2, 1]}
-    assert sharded.piece(weight[:0], weight) == {"shape": [0, 3], "first": None}
+    assert shard_model.piece(weight[2:, 1:], weight) == {"shape": [2, 2], "first": [2, 1]}
+    assert shard_model.piece(weight[:0], weight) == {"shape": [0, 3], "first": None}
     with pytest.raises(RuntimeError, match="nowhere"):
-        sharded.piece(weight[2:, 1:] + 1, weight)
+        shard_model.piece(weight[2:, 1:] + 1, weight)
 
 
 def test_saved_bytes_are_counted_once_and_let_go_after_backward():
@@ -218,10 +221,10 @@ def test_text_gives_the_tokens_that_follow():
 
 def test_a_map_shows_what_the_model_chooses():
     devices, parameters = [1, 8, 64], [1e8, 1e9, 1e10, 1e11]
-    ways = plots_sharded.grid(memory_model.Cluster, devices, parameters)
-    assert ways[2][1] == memory_model.choose(1e10, memory_model.Cluster(8))[0].way and ways[3][0] is None
-    ax = plots_sharded.chart(ways, devices, parameters, plt.subplots()[1], "map")
-    names = [None, *plots_sharded.WAYS]
+    ways = plots.sharded.grid(predict.memory.Cluster, devices, parameters)
+    assert ways[2][1] == predict.memory.choose(1e10, predict.memory.Cluster(8))[0].way and ways[3][0] is None
+    ax = plots.sharded.chart(ways, devices, parameters, plt.subplots()[1], "map")
+    names = [None, *plots.sharded.WAYS]
     assert ax.collections[0].get_array().ravel().tolist() == [names.index(way) for row in ways for way in row]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["100 M", "1 B", "10 B", "100 B"]
     plt.close("all")
@@ -229,7 +232,7 @@ def test_a_map_shows_what_the_model_chooses():
 
 def test_options_are_the_parser_s(capsys):
     with pytest.raises(SystemExit, match="2"):
-        sharded.get_parser().parse_args(["--way", "dp", "--out", "x"])
-    assert len(capsys.readouterr().err.splitlines()) == 1 and isinstance(sharded.get_parser(), options.Parser)
-    assert set(plots_sharded.NAMES) == set(sharded_ways.WAYS) and set(plots_sharded.WAYS) == set(memory_model.WAYS)
+        shard_model.get_parser().parse_args(["--way", "dp", "--out", "x"])
+    assert len(capsys.readouterr().err.splitlines()) == 1 and isinstance(shard_model.get_parser(), options.Parser)
+    assert set(plots.sharded.NAMES) == set(shard_ways.WAYS) and set(plots.sharded.WAYS) == set(predict.memory.WAYS)
     assert plots.COLOURS

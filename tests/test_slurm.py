@@ -15,9 +15,10 @@ import torch
 
 import placement
 import utils
-from scripts import runs
-from scripts.slurm import lab
+from course import runs
+from course import slurm as slurm_lab
 
+SCRIPT = [sys.executable, "scripts/cluster/slurm_lab.py"]
 FILES = {"ranks": "srun", "torchrun": "torchrun"}  # each sbatch file, and who starts its ranks
 ONE_EACH = ["--gpus-per-node=0", "--ntasks-per-node=1", "--cpus-per-task=1"]  # two nodes, a rank on each
 
@@ -27,15 +28,15 @@ SMALL = ["--device", "cpu", "--dataset", "synthetic", "--samples", 1200, "--test
          "--optimizer", "sgd", "--lr", 0.01, "--no-shuffle"]
 LONG = [*SMALL, "--epochs", 1_000_000, "--batch-size", 48]
 
-installed = pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing()))
+installed = pytest.mark.skipif(bool(slurm_lab.missing()), reason=str(slurm_lab.missing()))
 each_file = pytest.mark.parametrize("file", FILES)
 
 
 @pytest.fixture(scope="module")
 def slurm():
-    if reason := lab.missing():
+    if reason := slurm_lab.missing():
         pytest.skip(reason)
-    with lab.Slurm(nodes=2, gpus=8) as running:
+    with slurm_lab.Slurm(nodes=2, gpus=8) as running:
         yield running
 
 
@@ -55,7 +56,7 @@ def environment(**changes):
 
 def submit(slurm, folder, file, *options, sbatch=ONE_EACH, **env):
     """The number of the job. Its logs go into `folder`."""
-    path = launch.ROOT / "scripts" / "slurm" / f"{file}.sbatch"
+    path = launch.ROOT / "scripts" / "cluster" / f"{file}.sbatch"
     done = slurm.run(["sbatch", "--parsable", *sbatch, path, *options], cwd=folder, env=environment(**env))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -280,7 +281,7 @@ os.write(1, f"{' '.join(said)}\n".encode())  # in one go: the ranks of a torchru
 @each_file
 def test_the_files_as_they_stand_are_accepted(file, slurm):
     """Two nodes, 8 GPUs and 64 cores each. --test-only: 16 ranks are too many for a test."""
-    path = launch.ROOT / "scripts" / "slurm" / f"{file}.sbatch"
+    path = launch.ROOT / "scripts" / "cluster" / f"{file}.sbatch"
     done = slurm.run(["sbatch", "--test-only", "--verbose", path], env=environment())
     assert done.returncode == 0 and "using 128 processors on nodes node[1-2]" in done.stderr, done.stderr
     assert re.search(r"signal +: USR1@120", done.stderr)
@@ -317,8 +318,8 @@ def test_a_missing_slurm_variable_is_one_line_and_status_2(missing, slurm, cours
 
 def test_a_second_lab_without_gpus_beside_the_first(slurm, tmp_path):
     script(tmp_path, "print('CUDA_VISIBLE_DEVICES' in os.environ, flush=True)")
-    path = launch.ROOT / "scripts" / "slurm" / "ranks.sbatch"
-    with lab.Slurm(nodes=1) as second:
+    path = launch.ROOT / "scripts" / "cluster" / "ranks.sbatch"
+    with slurm_lab.Slurm(nodes=1) as second:
         refused = second.run(["sbatch", "--nodes=1", path], cwd=tmp_path, env=environment())
         assert refused.returncode != 0 and "Invalid generic resource" in refused.stderr
         job = submit(second, tmp_path, "ranks", sbatch=["--nodes=1", *ONE_EACH])
@@ -332,9 +333,8 @@ def test_a_second_lab_without_gpus_beside_the_first(slurm, tmp_path):
 @installed
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 def test_a_lab_that_is_killed_leaves_no_process(sign):
-    process = subprocess.Popen([sys.executable, "scripts/slurm/lab.py", "--nodes", "1", "--", "sh", "-c",
-                                "echo $SLURM_LAB; exec sleep 600"], cwd=launch.ROOT, env=environment(), text=True,
-                               stdout=subprocess.PIPE)
+    process = subprocess.Popen([*SCRIPT, "--nodes", "1", "--", "sh", "-c", "echo $SLURM_LAB; exec sleep 600"],
+                               cwd=launch.ROOT, env=environment(), text=True, stdout=subprocess.PIPE)
     folder = process.stdout.readline().strip()
     assert len(processes(SLURM_LAB=folder)) >= 4  # munged, slurmctld, slurmd, sleep
     process.send_signal(sign)
@@ -348,8 +348,8 @@ def test_a_lab_that_is_killed_leaves_no_process(sign):
 @installed
 def test_a_lab_ends_with_the_status_of_its_command():
     command = ["--nodes", "1", "--", "srun", "sh", "-c", "hostname; exit 7"]
-    done = subprocess.run([sys.executable, "scripts/slurm/lab.py", *command], cwd=launch.ROOT, env=environment(),
-                          capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*SCRIPT, *command], cwd=launch.ROOT, env=environment(), capture_output=True, text=True,
+                          timeout=60)
     assert (done.returncode, done.stdout) == (7, "node1\n")
 
 
@@ -359,13 +359,12 @@ def test_a_lab_ends_with_the_status_of_its_command():
     ([], "the following arguments are required: COMMAND"),
 ])
 def test_bad_input_to_the_lab_is_one_line_and_status_2(options, said):
-    done = subprocess.run([sys.executable, "scripts/slurm/lab.py", *options], cwd=launch.ROOT, capture_output=True,
-                          text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, f"lab.py: error: {said}\n")
+    done = subprocess.run([*SCRIPT, *options], cwd=launch.ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, f"slurm_lab.py: error: {said}\n")
 
 
 def test_where_slurm_is_missing_the_lab_names_the_packages(monkeypatch):
-    monkeypatch.setattr(lab, "TOOLS", "/nowhere")
-    assert lab.missing().endswith("apt-get install slurmctld slurmd slurm-client munge")
-    with pytest.raises(lab.ClusterError, match="Slurm is not installed here"):
-        lab.Slurm()
+    monkeypatch.setattr(slurm_lab, "TOOLS", "/nowhere")
+    assert slurm_lab.missing().endswith("apt-get install slurmctld slurmd slurm-client munge")
+    with pytest.raises(slurm_lab.ClusterError, match="Slurm is not installed here"):
+        slurm_lab.Slurm()

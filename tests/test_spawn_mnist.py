@@ -1,4 +1,4 @@
-"""scripts/spawn_mnist.py as it is used. Each way to start the ranks trains the same model; none leaves a process."""
+"""scripts/lessons/spawn_mnist.py as it is used. Each launcher trains the same model; none leaves a process."""
 
 import os
 import re
@@ -13,14 +13,16 @@ import psutil
 import pytest
 import torch
 
+import data
 import utils
-from scripts import runs, spawn_mnist
+from course import runs
+from scripts.lessons import spawn_mnist
 
-SCRIPT = "scripts/spawn_mnist.py"
+SCRIPT = "scripts/lessons/spawn_mnist.py"
 # 1206 images in global batches of 96: the last has 54, which 2 and 3 ranks share equally. 1001 test images divide by
 # neither 2 nor 3.
 SMALL = ["--samples", 1206, "--test-samples", 1001, "--epochs", 2, "--lr", 0.01]
-MAIN = ["main.py", "--dataset", "mnist", "--optimizer", "sgd", *SMALL]
+MAIN = ["main.py", "--dataset", "mnist", "--optimizer", "sgd", "--no-channels-last", *SMALL]  # spawn_mnist's layout
 LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
 COMMANDS = {  # what comes before --batch-size
     "one process": (1, [sys.executable, *MAIN]),
@@ -47,7 +49,7 @@ def spawn(*options, **env):
 def mnist():
     """(training set, test set); skips where no source answers."""
     try:
-        return utils.get_dataset("mnist", launch.ROOT / "data")
+        return data.get_dataset("mnist", launch.ROOT / "data")
     except ConnectionError as error:
         pytest.skip(str(error))
 

@@ -11,7 +11,8 @@ import launch
 import psutil
 import pytest
 
-from scripts import bounded, runs, sweep
+from course import processes, runs
+from scripts.measure import sweep
 
 SMALL = ["--dataset", "synthetic", "--test-samples", 11, "--epochs", 1]
 # 2 images cannot be shared by 3 ranks: that run fails, in the middle of the others
@@ -22,7 +23,7 @@ ENDLESS = ["--world-sizes", 2, "--", "--dataset", "synthetic", "--test-samples",
 
 
 def command(out, *arguments):
-    return launch.command(0, "scripts/sweep.py", "--out", out, *arguments)
+    return launch.command(0, "scripts/measure/sweep.py", "--out", out, *arguments)
 
 
 def run(out, *arguments):
@@ -36,7 +37,7 @@ def contents(folder):
 
 def marked(out):
     """Processes that a sweep of this folder started."""
-    return bounded.marked(out.resolve())
+    return processes.marked(out.resolve())
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def look(swept, tmp_path):
         log.write_text("".join(json.dumps(record) + "\n" for record in records))
         args = Namespace(threads=fields.pop("asked_threads", None))
         options = [*map(str, SMALL), "--samples", "2", *map(str, passed_on)]
-        return sweep.look(log, sweep.wanted_options(sweep.Cell("lenet", "single", 1, 5, 0, 1), args, options))
+        return sweep.look(log, sweep.wanted_options(sweep.Cell("lenet", "single", 1, 5, 0), args, options))
     return look
 
 
@@ -198,39 +199,38 @@ def test_bad_input_is_one_line_and_status_2(arguments, said, monkeypatch, capsys
     assert ended.value.code == 2 and told.out == "" and len(told.err.splitlines()) == 1 and said in told.err
 
 
-def test_the_grid_interleaves_repeats_and_leaves_out_what_cannot_be():
+def test_the_grid_interleaves_seeds_and_leaves_out_what_cannot_be():
     args = Namespace(world_sizes=[1, 2], strategies=["auto", "dp", "ddp"], models=["lenet", "resnet"],
-                         batch_sizes=[8], seeds=[0, 7], repeats=2)
+                         batch_sizes=[8], seeds=[0, 7], lrs=[None])
     cells = sweep.make_grid(args)
     names = list(map(str, cells))
-    assert len(set(names)) == len(names) == 2 * 2 * 2 * 4  # of each: single, dp, ddp on 1, ddp on 2
+    assert len(set(names)) == len(names) == 2 * 2 * 4  # of each: single, dp, ddp on 1, ddp on 2
     assert names[:4] == [f"lenet-{how}-batch8-seed0" for how in ("single", "dp", "ddp1", "ddp2")]
-    assert [(cell.repeat, cell.seed) for cell in cells[::8]] == [(1, 0), (1, 7), (2, 0), (2, 7)]
-    assert names[16] == "lenet-single-batch8-seed0-repeat2"
+    assert [cell.seed for cell in cells[::8]] == [0, 7]
 
 
 def test_the_time_left_comes_from_runs_that_are_alike():
-    one, two = (sweep.Cell("lenet", "ddp", ranks, 8, 0, 1) for ranks in (1, 2))
+    one, two = (sweep.Cell("lenet", "ddp", ranks, 8, 0) for ranks in (1, 2))
     known = {one: 10.0, one._replace(seed=1): 20.0, two: 60.0}
-    assert sweep.time_left([one._replace(repeat=2), two._replace(seed=5)], known) == "; about 75 s left"
+    assert sweep.time_left([one._replace(seed=2), two._replace(seed=5)], known) == "; about 75 s left"
     assert sweep.time_left([one._replace(model="resnet")], known) == "; about 30 s left"  # the mean of all
     assert sweep.time_left([one], {}) == sweep.time_left([], known) == ""
 
 
-def test_bounded_run_ends_sessions_of_their_own_and_spares_others(tmp_path):
+def test_a_run_with_a_limit_ends_sessions_of_their_own_and_spares_others(tmp_path):
     pids = tmp_path / "pids"
     child = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
     parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True); "
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
-                             env={**os.environ, bounded.MARK: "another mark"})
+                             env={**os.environ, processes.MARK: "another mark"})
     try:
-        status = bounded.run([sys.executable, "-c", f"{parent}{child}"], 10, "a mark")
+        status = processes.run([sys.executable, "-c", f"{parent}{child}"], 10, "a mark")
         assert status is None
         started = list(map(int, pids.read_text().split()))
         assert len(started) == 2 and not [pid for pid in started if psutil.pid_exists(pid)
                                           and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
         # a command that ends by itself, and leaves a child
-        assert bounded.run([sys.executable, "-c", parent + "raise SystemExit(3)"], 60, "a mark") == 3
+        assert processes.run([sys.executable, "-c", parent + "raise SystemExit(3)"], 60, "a mark") == 3
         assert not [p for p in psutil.process_iter(["cmdline"]) if str(pids) in " ".join(p.info["cmdline"] or [])]
         assert other.poll() is None
     finally:

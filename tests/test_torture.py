@@ -1,4 +1,4 @@
-"""A few of each attack of scripts/torture.py: the command makes many. And an attack must notice harm."""
+"""A few of each attack of scripts/cluster/torture.py: the command makes many. And an attack must notice harm."""
 
 import subprocess
 import sys
@@ -6,13 +6,13 @@ import sys
 import launch
 import pytest
 
-from scripts import torture
+from scripts.cluster import torture
 
 
 @pytest.mark.parametrize("attack", sorted(torture.ATTACKS))
 def test_a_few_of_each_attack(attack):
-    done = subprocess.run([sys.executable, "scripts/torture.py", "--kills", "2", "--inputs", "300", "--only", attack],
-                          cwd=launch.ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, "scripts/cluster/torture.py", "--kills", "2", "--inputs", "300", "--only",
+                           attack], cwd=launch.ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "survived" in done.stdout and "FAILED" not in done.stdout
 

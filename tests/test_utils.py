@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import data
 import utils
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1",
@@ -14,7 +15,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", 
 @pytest.mark.parametrize("name", utils.MODELS)
 @pytest.mark.parametrize("dataset", ["cifar10", "mnist"])
 def test_models_give_logits_and_every_weight_a_gradient(name, dataset):
-    channels, size, _ = utils.DATASETS[dataset].shape
+    channels, size, _ = data.DATASETS[dataset].shape
     torch.manual_seed(0)
     model = utils.MODELS[name](channels, 10, size)
     logits = model(torch.randn(8, channels, size, size))
@@ -56,8 +57,26 @@ def test_missing_slurm_variable_is_named(missing):
         utils.find_placement("cpu", env={k: v for k, v in STEP.items() if k != missing})
 
 
+def see(monkeypatch, kind, count):
+    """Let torch see so many accelerators of a kind."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+
+
+def test_a_mac_gpu_is_for_one_process(monkeypatch):
+    see(monkeypatch, "mps", 1)
+    assert str(utils.find_placement(env={}).device) == "mps:0"
+    two = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert str(utils.find_placement(env=two).device) == "cpu"
+    with pytest.raises(ValueError, match="--device mps is for one process"):
+        utils.find_placement("mps", env=two)
+    with pytest.raises(ValueError, match="torch sees no such GPU"):
+        utils.find_placement("cuda", env={})
+
+
 def test_slurm_that_shows_each_task_its_own_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    see(monkeypatch, "cuda", 1)
     assert utils.find_placement(env=dict(STEP)).backend == "gloo", "two tasks of this node share what they see"
     here = utils.find_placement(env={**STEP, "SLURM_GPUS_PER_TASK": "1"})
     assert (here.backend, str(here.device)) == ("nccl", "cuda:0")
@@ -81,7 +100,7 @@ def test_unusable_launcher_environment_is_named():
     (0, 2, "gloo", "cpu"), (4, 4, "nccl", "cuda:3"), (4, 2, "nccl", "cuda:1"), (2, 4, "gloo", "cuda:1"),
 ])
 def test_backend_and_device_by_gpus_and_local_ranks(gpus, local_ranks, backend, device, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    see(monkeypatch, "cuda", gpus)
     env = {"RANK": str(local_ranks - 1), "WORLD_SIZE": str(local_ranks), "LOCAL_RANK": str(local_ranks - 1),
            "LOCAL_WORLD_SIZE": str(local_ranks)}
     here = utils.find_placement(env=env)

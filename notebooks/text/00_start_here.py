@@ -26,22 +26,17 @@
 # - With GPUs the same files and the same commands use them, and *NCCL* carries the gradients.
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import math
+import os
 import re
 import time
 from collections import Counter
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -50,29 +45,23 @@ import torch
 import torch.distributed as dist
 from IPython.display import Markdown, display
 
+import data
 import utils
-from scripts import plots, runs
-from scripts.checks import lesson_00 as check
+from course import plots, runs
+from course.checks import lesson_00 as check
 
 # %% tags=["parameters"]
 samples = 10_000  # training images of the two runs below
 ranks = 2  # processes of the second run
 
-
 # %% [markdown]
 # ## What this machine has
 
 # %%
-def show(table):
-    """A table of words, aligned to the left."""
-    rows = [table.columns, [":--"] * len(table.columns), *table.itertuples(index=False)]
-    display(Markdown("\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)))
-
-
 cores, gpus = utils.cores(), torch.cuda.device_count()
 names = Counter(torch.cuda.get_device_name(gpu) for gpu in range(gpus))
-train_set, test_set = utils.get_dataset("auto")
-info = utils.DATASETS[train_set.name]
+train_set, test_set = data.get_dataset("auto")
+info = data.DATASETS[train_set.name]
 synthetic = train_set.name == "synthetic"
 
 machine = {
@@ -86,7 +75,7 @@ machine = {
     + (" (SYNTHETIC: made from a seed, not photographs)" if synthetic else ""),
     "one image": f"{' × '.join(map(str, info.shape))} numbers (colours × height × width), {len(info.classes)} classes",
 }
-show(pd.DataFrame(machine.items(), columns=["what", "on this machine"]))
+lesson.table(pd.DataFrame(machine.items(), columns=["what", "on this machine"]))
 
 # %% [markdown]
 # The network learns from images like these, and sees them no larger:
@@ -252,7 +241,7 @@ plt.show()
 
 # %%
 meet = "--rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=FIRST_NODE:29400"
-show(pd.DataFrame([
+lesson.table(pd.DataFrame([
     ("One process", "`python main.py`"),
     ("DataParallel", "`python main.py --strategy dp`"),
     ("DDP", "`torchrun --nproc_per_node=8 main.py`"),
@@ -309,7 +298,7 @@ words = {
 }
 files = sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
 lessons = {file.name: nbformat.read(file, as_version=4) for file in files}
-text = {name: "\n".join(cell.source for cell in lesson.cells) for name, lesson in lessons.items()}
+text = {name: "\n".join(cell.source for cell in page.cells) for name, page in lessons.items()}
 
 
 def used_most(word):
@@ -320,7 +309,7 @@ def used_most(word):
     return f"[{best[:2]}]({best})" if best and uses[best] else "–"
 
 
-show(pd.DataFrame([(f"**{word}**", meaning, used_most(word)) for word, meaning in words.items()],
+lesson.table(pd.DataFrame([(f"**{word}**", meaning, used_most(word)) for word, meaning in words.items()],
                   columns=["word", "meaning", "see lesson"]))
 
 # %% [markdown]
@@ -329,13 +318,13 @@ show(pd.DataFrame([(f"**{word}**", meaning, used_most(word)) for word, meaning i
 # As they lie in `notebooks/`. The seconds are what the lesson's file expects on two cores.
 
 # %%
-course = []
-for name, lesson in lessons.items():
-    heading, _, below = lesson.cells[0].source.partition("\n")
+rows = []
+for name, page in lessons.items():
+    heading, _, below = page.cells[0].source.partition("\n")
     question = " ".join(below.strip().split("\n\n")[0].split())
-    seconds = lesson.metadata.get("course", {}).get("seconds", "?")
-    course.append((f"[{heading.strip('# ')}]({name})", question, f"{seconds} s"))
-show(pd.DataFrame(course, columns=["lesson", "its question", "takes about"]))
+    seconds = page.metadata.get("course", {}).get("seconds", "?")
+    rows.append((f"[{heading.strip('# ')}]({name})", question, f"{seconds} s"))
+lesson.table(pd.DataFrame(rows, columns=["lesson", "its question", "takes about"]))
 
 # %% [markdown]
 # ## Where next

@@ -19,16 +19,9 @@
 # Before we use many devices: how fast is one, and where does its time go?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import math
@@ -43,9 +36,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
+import data
 import utils
-from scripts import plots, runs, textbook
-from scripts.checks import lesson_01 as check
+from course import plots, runs
+from scripts.rivals import textbook
+from course.checks import lesson_01 as check
 
 # %% tags=["parameters"]
 samples = 20_000  # train on the first so many images, at least 2,000
@@ -59,7 +54,7 @@ dataset = "auto"  # cifar10, or synthetic where it cannot be had
 # %%
 device = utils.find_placement().device
 torch.set_num_threads(1)
-cpu_set = utils.get_dataset(dataset)[0].first(samples)
+cpu_set = data.get_dataset(dataset)[0].first(samples)
 train_set = cpu_set.first(samples, device)  # on a GPU the images lie in its memory
 synthetic = train_set.name == "synthetic"
 
@@ -249,12 +244,12 @@ check.step_seconds(my_step_seconds)
 # ## One image at a time, or a batch at a time?
 #
 # Most first tutorials prepare each image on its own: a PIL image, `ToTensor`, `Normalize`, and the loader stacks 64 of
-# them. `utils.ImageSet` keeps all images as one uint8 tensor. It picks 64 of them by index and normalises them in one go.
+# them. `data.ImageSet` keeps all images as one uint8 tensor. It picks 64 of them by index and normalises them in one go.
 #
 # First the proof that both give the same.
 
 # %%
-info = utils.DATASETS[train_set.name]
+info = data.DATASETS[train_set.name]
 transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(info.mean, info.std)])
 one_by_one = textbook.OneByOne(cpu_set.images, cpu_set.labels, transform)  # what torchvision.datasets.CIFAR10 does
 

@@ -18,23 +18,18 @@
 # One process, several GPUs, one changed line: what does `nn.DataParallel` do in a step, and what does it cost?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import copy
 import inspect
 import math
+import os
 import re
 import subprocess
+import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -51,8 +46,8 @@ from torch.func import functional_call
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 import utils
-from scripts import plots
-from scripts.checks import lesson_02 as check
+from course import plots
+from course.checks import lesson_02 as check
 
 # %% tags=["parameters"]
 devices = 4  # pretend devices, at least 2: each is a thread of this process

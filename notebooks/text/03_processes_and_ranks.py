@@ -21,21 +21,16 @@
 # A job is many processes. How are they started, how does each know which one it is, and how do they find each other?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import inspect
+import os
 import re
 import socket
+import sys
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -43,10 +38,10 @@ import torch
 import torch.distributed as dist
 from IPython.display import Markdown, display
 
-from scripts import plots, rank_plots
-from scripts import ranks as script
-from scripts.checks import lesson_03 as check
-from scripts.second_kernel import SecondKernel
+from course import meeting, plots
+from scripts.lessons import ranks_meet as script
+from course.checks import lesson_03 as check
+from course.notebook_kernel import SecondKernel
 
 # %% tags=["parameters"]
 nodes = 2  # of the job in the first section
@@ -56,14 +51,6 @@ by_hand = 3  # processes that we start without a launcher
 wait = 3  # the timeout of a process group that never gets complete, seconds
 patience = 8  # seconds until we say that a run hangs
 lines = 20  # that each rank prints
-
-
-# %%
-def show(rows):
-    """A table: one dict a row."""
-    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (rows[0].keys(), *(row.values() for row in rows))]
-    display(Markdown("\n".join(f"| {' | '.join(row)} |" for row in [cells[0], [":--"] * len(rows[0]), *cells[1:]])))
-
 
 # %% [markdown]
 # ## A kernel that may hang
@@ -92,10 +79,10 @@ os.makedirs("results/live", exist_ok=True)
 my_rank_prediction = 4  # change it
 
 # %%
-places = pd.DataFrame(script.placements(nodes, per_node))
-rank_plots.ranks_map(places, plt.subplots(figsize=(3 + 3 * per_node, 1.5 + 2.2 * nodes))[1])
+places = pd.DataFrame(meeting.placements(nodes, per_node))
+plots.ranks.ranks_map(places, plt.subplots(figsize=(3 + 3 * per_node, 1.5 + 2.2 * nodes))[1])
 plt.show()
-two_by_four = pd.DataFrame(script.placements(2, 4)).set_index(["group_rank", "local_rank"])["rank"]
+two_by_four = pd.DataFrame(meeting.placements(2, 4)).set_index(["group_rank", "local_rank"])["rank"]
 print(f"2 nodes x 4 processes, local rank 2 on node 1: rank {two_by_four[1, 2]} (you said {my_rank_prediction})")
 
 # %% [markdown]
@@ -107,20 +94,20 @@ print(f"2 nodes x 4 processes, local rank 2 on node 1: rank {two_by_four[1, 2]} 
 import os
 import subprocess
 
-from scripts.ranks import free_port
+from course.meeting import free_port
 
 torchrun = ["torchrun", f"--nnodes={nodes}", f"--nproc_per_node={per_node}", "--rdzv-backend=c10d", "--rdzv-id=03",
             f"--rdzv-endpoint=localhost:{free_port()}"]
-program = ["scripts/ranks.py", "--step", "hello", "chatter", "--lines", str(lines), "--out", "results/live/03_hello"]
+program = ["scripts/lessons/ranks_meet.py", "--step", "hello", "chatter", "--lines", str(lines), "--out", "results/live/03_hello"]
 launchers = [subprocess.Popen(torchrun + program, env=os.environ | {"OMP_NUM_THREADS": "1"}) for node in range(nodes)]
 print("exit status of each torchrun:", [launcher.wait() for launcher in launchers])
 
 # %%
-told = script.read("results/live/03_hello")
-rank_plots.ranks_map(pd.DataFrame(told), plt.subplots(figsize=(3 + 3 * per_node, 1.5 + 2.2 * nodes))[1])
+told = meeting.read("results/live/03_hello")
+plots.ranks.ranks_map(pd.DataFrame(told), plt.subplots(figsize=(3 + 3 * per_node, 1.5 + 2.2 * nodes))[1])
 plt.title(f"As torchrun numbered {len(told)} real processes")
 plt.show()
-same = [{name: process[name] for name in ("rank", "local_rank", "group_rank")} for process in told] == script.placements(nodes, per_node)
+same = [{name: process[name] for name in ("rank", "local_rank", "group_rank")} for process in told] == meeting.placements(nodes, per_node)
 print(f"the same as computed: {same}; {len({process['pid'] for process in told})} different processes")
 
 # %% [markdown]
@@ -133,7 +120,7 @@ meaning = {"RANK": "rank", "LOCAL_RANK": "local rank", "GROUP_RANK": "group rank
            "LOCAL_WORLD_SIZE": "processes on this node", "GROUP_WORLD_SIZE": "nodes", "MASTER_ADDR": "where all ranks meet: the host …",
            "MASTER_PORT": "… and the port"}
 us = {socket.gethostname(), socket.getfqdn(), "localhost"}
-show([{"variable": f"`{name}`", "says": meaning[name], "value": "this machine" if value in us else value}
+lesson.table([{"variable": f"`{name}`", "says": meaning[name], "value": "this machine" if value in us else value}
       for name, value in told[-1]["hello"].items()])
 
 # %% [markdown]
@@ -150,7 +137,7 @@ except ImportError:
 
 def map_of(nodes, processes):
     fig, ax = plt.subplots(figsize=(14, 1.5 + 1.8 * nodes))
-    rank_plots.ranks_map(pd.DataFrame(script.placements(nodes, processes)), ax)
+    plots.ranks.ranks_map(pd.DataFrame(meeting.placements(nodes, processes)), ax)
     plt.close(fig)  # it is shown by display, once
     return fig
 
@@ -263,12 +250,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.ranks import free_port
+from course.meeting import free_port
 
 Path("results/live/03_meeting").unlink(missing_ok=True)
 urls = ["env://", f"tcp://127.0.0.1:{free_port()}", f"file://{os.getcwd()}/results/live/03_meeting"]
 for_all = {"WORLD_SIZE": str(by_hand), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-program = [sys.executable, "scripts/ranks.py", "--step", "meet", "--url", *urls, "--out", "results/live/03_by_hand"]
+program = [sys.executable, "scripts/lessons/ranks_meet.py", "--step", "meet", "--url", *urls, "--out", "results/live/03_by_hand"]
 processes = [subprocess.Popen(program, env=os.environ | for_all | {"RANK": str(rank)}) for rank in range(by_hand)]
 print("exit status of each rank:", [process.wait() for process in processes])
 
@@ -276,19 +263,19 @@ print("exit status of each rank:", [process.wait() for process in processes])
 # Then with torchrun, as everywhere in this course. (The same run also tries the backends, for the next section.)
 
 # %%
-# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} scripts/ranks.py --step meet backends --out results/live/03_torchrun
+# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} scripts/lessons/ranks_meet.py --step meet backends --out results/live/03_torchrun
 
 # %%
 meetings = {}
 for how, folder in (("by hand", "results/live/03_by_hand"), ("torchrun", "results/live/03_torchrun")):
-    of_ranks = script.read(folder)
+    of_ranks = meeting.read(folder)
     for url, met in of_ranks[0]["meet"].items():
         seen = {name: sockets for rank in of_ranks for name, sockets in rank["meet"][url]["processes"].items()}
-        meetings[f"{url.split('//')[0]}// {how}"] = (seen, script.links(seen, met["port"]))
+        meetings[f"{url.split('//')[0]}// {how}"] = (seen, meeting.links(seen, met["port"]))
 
 fig, axes = plt.subplots(2, 2, figsize=(16, 11), gridspec_kw={"height_ratios": [2, 3]})
 for ax, (name, (seen, links)) in zip(axes.flat, meetings.items(), strict=True):
-    rank_plots.links_map(list(seen), links, ax)
+    plots.ranks.links_map(list(seen), links, ax)
     listeners = sorted({link["server"] for link in links if link["kind"] == "store"})
     ax.set_title(f"{name}: {' and '.join(listeners) or 'nobody'} listens")
 plt.show()
@@ -324,19 +311,19 @@ print(f"GPUs here: {torch.cuda.device_count()}")
 my_count = 5
 
 # %%
-tried = script.read("results/live/03_torchrun")
+tried = meeting.read("results/live/03_torchrun")
 names = list(tried[0]["backends"]["gloo, CPU"])
-columns = {"gloo, CPU": "here"} | {column: "here" if column in tried[0]["backends"] else "documented" for column in script.NOT_DOCUMENTED}
+columns = {"gloo, CPU": "here"} | {column: "here" if column in tried[0]["backends"] else "documented" for column in meeting.NOT_DOCUMENTED}
 
 
 def cell(column, name):
     if columns[column] == "documented":
-        return "(no)" if name in script.NOT_DOCUMENTED[column] else "(yes)"
+        return "(no)" if name in meeting.NOT_DOCUMENTED[column] else "(yes)"
     on_ranks = {rank["backends"][column].get(name, "–") for rank in tried}
     return "yes" if on_ranks == {"yes"} else next(iter(on_ranks - {"yes"}))[:60]
 
 
-show([{"collective": f"`{name}`", **{f"{column}: {'tried here' if how == 'here' else '*documented*'}": cell(column, name)
+lesson.table([{"collective": f"`{name}`", **{f"{column}: {'tried here' if how == 'here' else '*documented*'}": cell(column, name)
        for column, how in columns.items()}} for name in names])
 works = sum(cell("gloo, CPU", name) == "yes" for name in names)
 print(f"gloo with CPU tensors: {works} of {len(names)} on {len(tried)} ranks (you said {my_count})")
@@ -370,7 +357,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from scripts.ranks import free_port
+from course.meeting import free_port
 
 
 def join(rank, url, seconds):
@@ -431,7 +418,7 @@ for way in ("rank 1 never comes", "rank 0 never comes", "rank 1 does not take pa
     counts = {kind: sum(re.match(pattern, line) is not None for line in text) for kind, pattern in kinds.items()}
     rows.append({"attempt": way, "lines": len(text), **counts, "Python's traceback": len(text) - sum(counts.values()),
                  "**the line to look at**": f"`{outcome.essential.split('] ')[-1]}`", "after": f"{outcome.seconds:.1f} s"})
-show(rows)
+lesson.table(rows)
 
 
 # %% [markdown]
@@ -487,7 +474,7 @@ mp.spawn(work, (ranks, f"tcp://127.0.0.1:{free_port()}"), nprocs=ranks)
 
 # %%
 # %%attempt 2. mp.spawn, importable function
-from scripts import ranks as script
+from scripts.lessons import ranks_meet as script
 
 mp.spawn(script.work, (ranks, f"tcp://127.0.0.1:{free_port()}"), nprocs=ranks)
 
@@ -551,7 +538,7 @@ mp.start_processes(work_with_one_thread, (ranks, f"tcp://127.0.0.1:{free_port()}
 
 # %%
 # %%attempt 7. !torchrun, a script
-# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} --tee=3 scripts/ranks.py --step work
+# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} --tee=3 scripts/lessons/ranks_meet.py --step work
 
 # %% [markdown]
 # With GPUs `fork` has a second trap. A process that has once used a GPU cannot be copied:
@@ -586,7 +573,7 @@ for way, outcome in sorted(ways.items()):
 if gpu_way not in ways:
     rows.append({"way": gpu_way, "works?": "not tried: no GPU", "seconds": "", "ranks with the right sum": "",
                      "what came of it": f"source of torch: `{refused[1].split('.')[0]}`"})
-show(rows)
+lesson.table(rows)
 
 # %%
 fig, ax = plt.subplots(figsize=(14, 6.5))
@@ -635,10 +622,10 @@ halves = {"print(line)": [line for line in screen if "write:" not in line or "pr
           'sys.stdout.write(line + "\\n")': [line for line in screen if "write:" in line and "print:" not in line]}
 fig, axes = plt.subplots(2, 1, figsize=(16, 7))
 for ax, (how, text) in zip(axes, halves.items(), strict=True):
-    rank_plots.lines_map(text, ax)
+    plots.ranks.lines_map(text, ax)
     ax.set_title(f"{how}: the rank of each line")
 plt.show()
-broken = {how: sum(len(rank_plots.SAID.findall(line)) > 1 for line in text) for how, text in halves.items()}
+broken = {how: sum(len(plots.ranks.SAID.findall(line)) > 1 for line in text) for how, text in halves.items()}
 last = re.findall(rf"print: rank (\d+), step {lines - 1}(?!\d)", "\n".join(screen))
 print(f"You said: {my_order}. Their last lines came in the order {', '.join(last)}.")
 print("Lines that hold several:", ", ".join(f"{count} with {how}" for how, count in broken.items()), f"(of {len(told) * lines} each).")
@@ -669,10 +656,10 @@ def join(rank, world_size, file):
 
 
 # %%
-# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} scripts/ranks.py --step answer --limit 40 --answer results/live/03_answer.py --out results/live/03_answer
+# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} course/checks/answer.py --lesson 03 --timeout 5 --answer results/live/03_answer.py --out results/live/03_answer.json
 
 # %%
-check.joined("results/live/03_answer")
+check.joined("results/live/03_answer.json")
 # check.joined.hint()
 # check.joined.solution()
 

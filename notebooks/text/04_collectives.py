@@ -21,23 +21,18 @@
 # move, and how long does it take?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import inspect
 import json
+import os
 import re
 import shlex
 import textwrap
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -46,8 +41,10 @@ from IPython.display import HTML, Markdown, display
 from matplotlib.ticker import FuncFormatter
 
 import utils
-from scripts import collectives, collectives_demo, hang, plots, plots_collectives
-from scripts.checks import lesson_04 as check
+from course import plots, predict
+from course.lesson import code
+from scripts.lessons import collectives_shown, hang_on_purpose
+from course.checks import lesson_04 as check
 
 # %% tags=["parameters"]
 ranks = 4  # of most runs below; 2 to 7
@@ -62,27 +59,16 @@ patience = 3  # seconds that the ranks wait which hang on purpose
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
 Path("results/live").mkdir(parents=True, exist_ok=True)
-# !torchrun --nproc_per_node={ranks} scripts/collectives_demo.py --out results/live/04_collectives.json
+# !torchrun --nproc_per_node={ranks} scripts/lessons/collectives_shown.py --out results/live/04_collectives.json
 
 # %%
 demo = json.loads(Path("results/live/04_collectives.json").read_text())
 
 
-def code(*functions):
-    """The source of functions of a script, as it stands in the file."""
-    display(Markdown("```python\n" + "\n\n".join(inspect.getsource(function).rstrip() for function in functions) + "\n```"))
-
-
 def show(name, labels=None):
     """What the script did, and what each rank held."""
-    code(collectives_demo.COLLECTIVES[name])
-    display(plots_collectives.picture(plots_collectives.before_after(demo[name]["states"], name, labels)))
-
-
-def table(rows):
-    """A table: one dict a row."""
-    lines = [rows[0].keys(), [":--"] + ["--:"] * (len(rows[0]) - 1), *(row.values() for row in rows)]
-    display(Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)))
+    code(collectives_shown.COLLECTIVES[name])
+    display(plots.picture(plots.collectives.before_after(demo[name]["states"], name, labels)))
 
 
 unsupported = [name for name, found in demo.items() if isinstance(found, dict) and "unsupported" in found]
@@ -176,9 +162,9 @@ show("send_recv")
 # No tensor here, only time. Each rank works a little longer than the one before (it sleeps).
 
 # %%
-code(collectives_demo.barrier)
+code(collectives_shown.barrier)
 states = demo["barrier"]["states"]
-events = pd.DataFrame(plots_collectives.intervals(states, {"work": ("start", "arrives"), "wait": ("arrives", "leaves")}))
+events = pd.DataFrame(plots.collectives.intervals(states, {"work": ("start", "arrives"), "wait": ("arrives", "leaves")}))
 plots.timeline(events, plt.subplots(figsize=(13, 1.4 + ranks))[1]).set_title("Barrier: who waits how long", pad=34)
 plt.show()
 arrives, leaves = (dict(zip(range(ranks), state["seconds"], strict=True)) for state in states[1:])
@@ -196,7 +182,7 @@ Markdown(f"The last rank arrives after {1000 * max(arrives.values()):.0f} ms, th
 # %%
 show("async_handle", ["before the call", "before wait()", "after wait()"])
 states = demo["async_handle"]["states"]
-events = pd.DataFrame(plots_collectives.intervals(states, {
+events = pd.DataFrame(plots.collectives.intervals(states, {
     "late": ("start", "before the call"), "own work": ("after the call", "before wait()"), "wait": ("before wait()", "after wait()")}))
 plots.timeline(events, plt.subplots(figsize=(13, 1.4 + ranks))[1]).set_title("Call, go on working, wait", pad=34)
 plt.show()
@@ -248,7 +234,7 @@ def my_all_reduce(tensor):
 
 
 # %%
-# !torchrun --nproc_per_node=2 scripts/collectives_demo.py --show answer --answer results/live/04_answer.py \
+# !torchrun --nproc_per_node=2 course/checks/answer.py --lesson 04 --answer results/live/04_answer.py \
 #     --timeout 8 --out results/live/04_answer.json
 
 # %%
@@ -270,7 +256,7 @@ my_times = 3.0
 
 # %%
 ring = demo["ring"]
-display(HTML(plots_collectives.play_ring(ring)))
+display(HTML(plots.collectives.play_ring(ring)))
 
 # %% [markdown]
 # Press *play* (or *next*). An arrow is a chunk on its way to the next rank; the arrow that leaves below comes in above. A thick frame is
@@ -283,9 +269,9 @@ for ax in axes.flat:
 for step, ax in enumerate(axes.T.flat):
     if step < len(ring["steps"]):
         ax.axis("on")
-        plots_collectives.ring_state(ring, step, ax, fontsize=15)
+        plots.collectives.ring_state(ring, step, ax, fontsize=15)
 fig.suptitle("Ring all-reduce, recorded on each rank", x=0.01, ha="left", fontweight="bold")
-plots_collectives.picture(fig)
+plots.picture(fig)
 
 
 # %% [markdown]
@@ -314,22 +300,22 @@ check.chunk(my_chunk)
 # Now the code. `batch_isend_irecv` starts a send and a receive together: if all ranks sent first, they could all wait.
 
 # %%
-code(collectives_demo.ring_steps)
+code(collectives_shown.ring_steps)
 
 # %% [markdown]
 # Is it right? The script compares it with `dist.all_reduce`: on the numbers above, and on floats. And it counts the bytes.
 # Three ranks with ten values each make a harder case: ten does not divide by three.
 
 # %%
-# !torchrun --nproc_per_node=3 scripts/collectives_demo.py --show ring --values 10 --out results/live/04_ring.json
+# !torchrun --nproc_per_node=3 scripts/lessons/collectives_shown.py --show ring --values 10 --out results/live/04_ring.json
 
 # %%
 three = json.loads(Path("results/live/04_ring.json").read_text())["ring"]
 fig, axes = plt.subplots(len(three["steps"]), 1, figsize=(13, 3 * len(three["steps"])))
 for step, ax in enumerate(axes):
-    plots_collectives.ring_state(three, step, ax)
+    plots.collectives.ring_state(three, step, ax)
 fig.suptitle(f"Three ranks, chunks of {', '.join(map(str, three['chunks']))} values", x=0.01, ha="left", fontweight="bold")
-plots_collectives.picture(fig)
+plots.picture(fig)
 
 # %%
 rows = []
@@ -340,7 +326,7 @@ for run in (ring, three):
     rows.append({"ranks": n, "tensor, bytes": run["bytes"], "sent by each rank": ", ".join(map(str, sent)), "mean / tensor": f"{sum(sent) / n / run['bytes']:.3f}",
                  "2(n − 1)/n": f"{2 * (n - 1) / n:.3f}", "equal to all_reduce": "yes" if all(run["equal"]) else "NO",
                  "floats: largest difference": f"{run['floats']['off']:.0e}"})
-table(rows)
+lesson.table(rows)
 Markdown(f"You said {my_times:g} times. It is **2(n − 1)/n = {2 * (ranks - 1) / ranks:g}** for {ranks} ranks, and never more than 2. The floats differ from `all_reduce` "
          "by rounding: they were added in another order. But all ranks have the same bits, since each sum was made once and then copied.")
 
@@ -366,7 +352,7 @@ plt.show()
 #
 # ## Time against message size
 #
-# `scripts/collectives.py` times a collective for messages of many sizes: warm-up first, then rounds over all sizes, medians,
+# `scripts/measure/message_time.py` times a collective for messages of many sizes: warm-up first, then rounds over all sizes, medians,
 # and the slowest rank counts. Where each rank has a GPU of its own it uses NCCL, else gloo.
 #
 # **Predict.** How long does the all-reduce of 1 KiB take on this machine with four ranks, in microseconds?
@@ -375,7 +361,7 @@ plt.show()
 my_microseconds = 100
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/collectives.py --op all_reduce send_recv --max-bytes {shlex.quote(largest)} --rounds {rounds} \
+# !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py --op all_reduce send_recv --max-bytes {shlex.quote(largest)} --rounds {rounds} \
 #     --out results/live/04_time.json
 
 # %%
@@ -436,13 +422,13 @@ half = size_name(alpha / beta) if beta else "any size"
 display(Markdown(f"{size_name(first['bytes'])} on {ranks} ranks took **{plain(1e6 * first['seconds'])} µs** (you said {my_microseconds:,}). Below α / β = **{half}** latency is more "
                  f"than half of the time. The fit misses the medians by {misses.abs().median():.0%} (median), at most by {misses.abs().max():.0%}. "
                  f"{ranks} ranks share {timed['cores']} cores here: where ranks are more than cores, a message has to wait for a core, too."))
-table([{"all-reduce": "measured and fitted", "α, µs": plain(1e6 * alpha), "β, ns a byte": plain(1e9 * beta)},
-       {"all-reduce": "predicted, as a ring of `send_recv`", "α, µs": plain(1e6 * collectives.ring_seconds(0, ranks, step["alpha"], 0)),
-        "β, ns a byte": plain(1e9 * collectives.ring_seconds(1, ranks, 0, step["beta"]))}])
+lesson.table([{"all-reduce": "measured and fitted", "α, µs": plain(1e6 * alpha), "β, ns a byte": plain(1e9 * beta)},
+       {"all-reduce": "predicted, as a ring of `send_recv`", "α, µs": plain(1e6 * predict.fit.ring_seconds(0, ranks, step["alpha"], 0)),
+        "β, ns a byte": plain(1e9 * predict.fit.ring_seconds(1, ranks, 0, step["beta"]))}])
 
 # %% [markdown]
 # The second row is a test of the model. We also timed one step of a ring (`send_recv`: each rank sends to the next and receives
-# from the one before). The ring makes 2(n − 1) such steps with chunks of bytes/n, so `collectives.ring_seconds` can predict the all-reduce. Is the
+# from the one before). The ring makes 2(n − 1) such steps with chunks of bytes/n, so `predict.fit.ring_seconds` can predict the all-reduce. Is the
 # prediction near? It leaves out the additions, and all that disturbs ranks which share cores.
 #
 # ## algbw and busbw
@@ -453,7 +439,7 @@ table([{"all-reduce": "measured and fitted", "α, µs": plain(1e6 * alpha), "β,
 # - **busbw** = algbw × 2(n − 1)/n. How fast do *the links* work? It can be compared with the speed of a link, and between numbers of ranks.
 
 # %%
-table([{"collective": name, **{f"{n} ranks": f"{factor(n):.3f}" for n in (2, 4, 8, 64)}} for name, factor in collectives.BUS_FACTORS.items()])
+lesson.table([{"collective": name, **{f"{n} ranks": f"{factor(n):.3f}" for n in (2, 4, 8, 64)}} for name, factor in predict.fit.BUS_FACTORS.items()])
 largest_point = points.iloc[-1]
 Markdown(f"The table holds busbw / algbw. Our largest message, {size_name(largest_point['bytes'])} on {ranks} ranks: algbw **{plain(largest_point['algbw'] / 1e9)} GB/s**, "
          f"busbw **{plain(largest_point['busbw'] / 1e9)} GB/s**.")
@@ -510,13 +496,13 @@ plt.show()
 rows, lenet = [], sum(parameter.nbytes for parameter in utils.ConvNet().parameters())
 fits = {f"here, {ranks} ranks": (alpha, beta)}
 for name, (n, busbw) in published.items():
-    seconds = [size * collectives.BUS_FACTORS["all_reduce"](n) / (1e9 * speed) for size, speed in zip(published_sizes, busbw, strict=True)]
-    fits[f"{name} (published)"] = collectives.fit(published_sizes, seconds)
+    seconds = [size * predict.fit.BUS_FACTORS["all_reduce"](n) / (1e9 * speed) for size, speed in zip(published_sizes, busbw, strict=True)]
+    fits[f"{name} (published)"] = predict.fit.fit(published_sizes, seconds)
 for name, (latency, per_byte) in fits.items():
     times = {f"{label}, ms": plain(1e3 * (latency + per_byte * size)) for label, size in
              ((f"LeNet ({lenet / 1e3:.0f} kB)", lenet), ("10⁸ values (0.4 GB)", 4e8), ("10⁹ values (4 GB)", 4e9))}
     rows.append({"": name, "α, µs": plain(1e6 * latency), "1/β, GB/s": plain(1e-9 / per_byte) if per_byte else "", **times})
-table(rows)
+lesson.table(rows)
 (_, one_node), (_, h200), (_, four_nodes) = published.values()
 ratio = {size_name(size): a / b for size, a, b in zip(published_sizes, one_node, four_nodes, strict=True)}
 lines = ["The same `fit` for all. The last three columns are what it predicts for one all-reduce of all gradients, in float32.",
@@ -534,7 +520,7 @@ Markdown("\n".join(f"- {line}" for line in lines))
 # A collective works only if **all ranks call the same one, in the same order**. Here the last rank calls another:
 
 # %%
-code(hang.different, hang.one_stays_away)
+code(hang_on_purpose.different, hang_on_purpose.one_stays_away)
 
 # %% [markdown]
 # **Predict.** Three ranks run `different`. Which of them notice that something is wrong, and when?
@@ -543,7 +529,7 @@ code(hang.different, hang.one_stays_away)
 my_ranks = [2]
 
 # %%
-# !torchrun --nproc_per_node=3 scripts/hang.py --timeout {patience} --out results/live/04_hang.json
+# !torchrun --nproc_per_node=3 scripts/lessons/hang_on_purpose.py --timeout {patience} --out results/live/04_hang.json
 
 # %%
 seen = json.loads(Path("results/live/04_hang.json").read_text())
@@ -560,13 +546,13 @@ print(f"\nyou said: {my_ranks}; it was {[number for number, rank in enumerate(se
 # Three ways to find out who waits where.
 #
 # **1. The stack of every rank.** `faulthandler.dump_traceback_later(seconds)` prints where Python is, if it is still running then. For each
-# rank we take the line of `hang.py`, and the function that it waits in:
+# rank we take the line of `hang_on_purpose.py`, and the function that it waits in:
 
 # %%
 bars = []
 for number, rank in enumerate(seen["stack"]):
     inside = rank["stack"][1].split(" in ")[-1]
-    line = next(line for line in rank["stack"] if "scripts/hang.py" in line).strip()
+    line = next(line for line in rank["stack"] if "scripts/lessons/hang_on_purpose.py" in line).strip()
     print(f"rank {number} waits in {inside}:  {line}")
     bars.append({"rank": number, "event": f"waits in {inside}", "text": "line" + line.split("line")[1], "start": 1000 * rank["start"], "end": 1000 * rank["end"]})
 plots.timeline(pd.DataFrame(bars), plt.subplots(figsize=(13, 4))[1]).set_title("Who waited where, until the timeout", pad=34)
@@ -611,4 +597,4 @@ print(textwrap.fill(re.sub(r"TensorOptions\(.*?\)\)\)", "…", rank["error"]), 1
 #
 # - [05 · Who sees which image](05_distributed_sampler.ipynb), and [06 · DistributedDataParallel](06_ddp.ipynb), where all-reduce trains a model.
 # - Run this notebook again with `ranks = 2`, and with 3. How do the pictures change, and how do α, β, algbw and busbw?
-# - On a machine with GPUs: `torchrun --nproc_per_node=8 scripts/collectives.py --max-bytes 1G --out nccl.json`.
+# - On a machine with GPUs: `torchrun --nproc_per_node=8 scripts/measure/message_time.py --max-bytes 1G --out nccl.json`.

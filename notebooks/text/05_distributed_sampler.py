@@ -19,16 +19,9 @@
 # Many ranks train on one set of images. How do they share it without talking? And does each image count once?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import itertools
@@ -39,9 +32,10 @@ import torch
 from IPython.display import Markdown, display
 from torch.utils.data import DataLoader, DistributedSampler
 
+import data
 import utils
-from scripts import plots, runs
-from scripts.checks import lesson_05 as check
+from course import plots, runs
+from course.checks import lesson_05 as check
 
 # %% tags=["parameters"]
 samples = 10_000  # training images of the model in the padding lab
@@ -385,7 +379,7 @@ check.steps(my_steps)
 
 # %%
 run = runs.read_run("results/live/05_lab.jsonl").iloc[-1]
-test_set, info = utils.get_dataset(run["dataset"])[1], utils.DATASETS[run["dataset"]]
+test_set, info = data.get_dataset(run["dataset"])[1], data.DATASETS[run["dataset"]]
 model = utils.MODELS[run["model"]](info.shape[0], len(info.classes), info.shape[1])
 model.load_state_dict(torch.load("results/live/05_model.pt", map_location="cpu", weights_only=True))
 model.eval()
@@ -535,10 +529,10 @@ print(table.to_string(index=False, float_format="{:.3f}".format))
 # 10,000 divides by 8, by 4 and by 2. On the usual numbers of GPUs the mistake shows nothing. And where it does pad, the set is so large that the error
 # is smaller than what anybody looks at. The same code is wrong on your own small test set.
 #
-# `main.py` evaluates exactly, with a plain slice as the sampler, and adds sums:
+# `main.py` evaluates exactly (`utils.evaluate`), with a plain slice as the sampler, and adds sums:
 
 # %%
-# !grep -n -A 6 "shard = range" main.py
+# !grep -n -A 6 "shard = range" utils.py
 
 # %% [markdown]
 # Now the ranks' shards may differ in length, and so may their steps. This is safe because no collective runs in the loop: it calls the raw model, not the DDP wrapper. The ranks

@@ -20,22 +20,17 @@
 # We start with nothing, add one thing at a time, and end at DDP.
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import difflib
 import inspect
 import json
+import os
 import textwrap
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -43,9 +38,12 @@ import torch
 from IPython.display import Markdown, display
 from matplotlib.ticker import MaxNLocator
 
+import data
 import utils
-from scripts import ddp_steps, plots, runs
-from scripts.checks import lesson_06 as check
+from course import plots, runs
+from course.lesson import code
+from scripts.lessons import ddp_from_scratch, ddp_questions
+from course.checks import lesson_06 as check
 
 # %% tags=["parameters"]
 ranks = 2  # processes of every run below; 2 or more
@@ -53,30 +51,19 @@ steps = 20  # updates of each training run
 width = 1024  # of the layers in the model whose step we draw
 
 # %% [markdown]
-# Everything below is run by one script, `scripts/ddp_steps.py`. Each of its first six functions is a whole training loop,
-# and differs from the one before in a few lines. **The ranks are processes on the CPU, also where there are GPUs**:
+# Two scripts run everything below. Each of the six first functions of `scripts/lessons/ddp_from_scratch.py` is a whole training loop,
+# and differs from the one before in a few lines. `scripts/lessons/ddp_questions.py`, beside it, asks what follows from them. **The ranks are processes on the CPU, also where there are GPUs**:
 # so everybody sees the same, and a GPU would change nothing but the speed. (Only `SyncBatchNorm` asks for a GPU.)
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
-data = utils.get_dataset("auto")[0].name  # once, before the ranks ask for it
+dataset = data.get_dataset("auto")[0].name  # once, before the ranks ask for it
 Path("results/live").mkdir(parents=True, exist_ok=True)
 
 
 def found(name):
     """What a run wrote for us."""
     return json.loads(Path(f"results/live/06_{name}.json").read_text())
-
-
-def show(rows):
-    """A table: one dict a row."""
-    lines = [rows[0].keys(), [":--"] + ["--:"] * (len(rows[0]) - 1), *(row.values() for row in rows)]
-    display(Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)))
-
-
-def code(*functions):
-    """The source of functions of the script, as it stands in the file."""
-    display(Markdown("```python\n" + "\n\n".join(inspect.getsource(function).rstrip() for function in functions) + "\n```"))
 
 
 def difference(old, new):
@@ -86,7 +73,7 @@ def difference(old, new):
     display(Markdown("```diff\n" + "\n".join(lines) + "\n```"))
 
 
-print(f"{ranks} ranks, {ddp_steps.get_parser().get_default('batch_size')} images of {data} a step for each")
+print(f"{ranks} ranks, {ddp_from_scratch.get_parser().get_default('batch_size')} images of {dataset} a step for each")
 
 # %% [markdown]
 # ## Nothing: each rank for itself
@@ -94,7 +81,7 @@ print(f"{ranks} ranks, {ddp_steps.get_parser().get_default('batch_size')} images
 # This is the loop that everybody writes. `batches` holds the rank's own images: its shard of each whole batch.
 
 # %%
-code(ddp_steps.independent)
+code(ddp_from_scratch.independent)
 
 # %% [markdown]
 # Started as several ranks, it trains as many models: other first weights (a seed for each rank), other images.
@@ -104,7 +91,7 @@ code(ddp_steps.independent)
 # `dist.broadcast(tensor, src=0)` gives every rank the values that rank 0 has. The green lines are new.
 
 # %%
-difference(ddp_steps.independent, ddp_steps.broadcast)
+difference(ddp_from_scratch.independent, ddp_from_scratch.broadcast)
 
 # %% [markdown]
 # **Predict.** All ranks now begin with the same weights. Are these still the same after the last update?
@@ -113,7 +100,7 @@ difference(ddp_steps.independent, ddp_steps.broadcast)
 my_prediction = "the same"  # or "not the same"
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/ddp_steps.py --step independent broadcast \
+# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_from_scratch.py --step independent broadcast \
 #     --steps {steps} --out results/live/06_start.json
 
 # %%
@@ -125,7 +112,7 @@ for number, name in enumerate(["independent", "broadcast"]):
     ax.annotate(name, (steps, line[-1]), (10, 0), textcoords="offset points", va="center", color=plots.COLOURS[number], fontweight="bold")
 ax.set(xlabel="updates", ylabel="largest difference of a weight", ylim=(-0.002, None))
 ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-ax.set_title("How far the ranks' models are apart" + (" (SYNTHETIC DATA)" if data == "synthetic" else ""))
+ax.set_title("How far the ranks' models are apart" + (" (SYNTHETIC DATA)" if dataset == "synthetic" else ""))
 plt.show()
 first, last = (proofs["broadcast"]["between_ranks"][i] for i in (0, -1))
 Markdown(f"You said: {my_prediction}. With `broadcast` the difference is {first:g} at the start, and **{last:.4f}** after {steps} updates: "
@@ -140,7 +127,7 @@ Markdown(f"You said: {my_prediction}. With `broadcast` the difference is {first:
 # `dist.all_reduce(tensor)` adds the tensor up over all ranks, and leaves the sum on each.
 
 # %%
-difference(ddp_steps.broadcast, ddp_steps.average)
+difference(ddp_from_scratch.broadcast, ddp_from_scratch.average)
 
 # %% [markdown]
 # We judge it twice: **between the ranks**, and **against one process** that trains on the whole batches, without any
@@ -152,17 +139,17 @@ difference(ddp_steps.broadcast, ddp_steps.average)
 my_difference = 0.01
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/ddp_steps.py --step average scale \
-#     --steps {steps} --out results/live/06_average.json
+# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_from_scratch.py --step average --steps {steps} --out results/live/06_average.json
+# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_questions.py --step scale --out results/live/06_scale.json
 
 # %%
 proofs |= found("average")
 apart, off = (proofs["average"][key][-1] for key in ("between_ranks", "from_one_process"))
 display(Markdown(f"You said {my_difference:g}. Between the ranks: **{apart:g}**. From one process: **{off:.1e}**. "
                  "That is rounding: the same numbers, added in another order."))
-show([{"the loss is the … over a rank's images": row["loss"], "over the ranks we take the …": row["over_ranks"],
+lesson.table([{"the loss is the … over a rank's images": row["loss"], "over the ranks we take the …": row["over_ranks"],
        "times the whole batch's gradient": f"{row['times']:.4f}", "rest (relative)": f"{row['relative_difference']:.0e}"}
-      for row in proofs["scale"]])
+      for row in found("scale")["scale"]])
 
 # %% [markdown]
 # **Sum or mean?** The loss decides. A mean over the images (PyTorch's default) needs the mean over the ranks. A sum over
@@ -174,10 +161,10 @@ show([{"the loss is the … over a rank's images": row["loss"], "over the ranks 
 # Each all-reduce costs some time, however small the tensor. So pack several gradients into one flat tensor, a *bucket*:
 
 # %%
-difference(ddp_steps.average, ddp_steps.bucketed)
+difference(ddp_from_scratch.average, ddp_from_scratch.bucketed)
 
 # %%
-code(ddp_steps.make_buckets, ddp_steps.pack, ddp_steps.unpack)
+code(ddp_from_scratch.make_buckets, ddp_from_scratch.pack, ddp_from_scratch.unpack)
 
 # %% [markdown]
 # ## Overlap: do not wait for the end of backward
@@ -187,7 +174,7 @@ code(ddp_steps.make_buckets, ddp_steps.pack, ddp_steps.unpack)
 # Before the update we wait for all of them.
 
 # %%
-difference(ddp_steps.bucketed, ddp_steps.overlapped)
+difference(ddp_from_scratch.bucketed, ddp_from_scratch.overlapped)
 
 # %% [markdown]
 # ## DistributedDataParallel
@@ -195,23 +182,23 @@ difference(ddp_steps.bucketed, ddp_steps.overlapped)
 # It does all this: broadcast in its constructor, buckets, hooks, overlap, the mean. Compared with what we wrote it is mostly red …
 
 # %%
-difference(ddp_steps.overlapped, ddp_steps.ddp)
+difference(ddp_from_scratch.overlapped, ddp_from_scratch.ddp)
 
 # %% [markdown]
 # … and compared with the loop that we began with:
 
 # %%
-difference(ddp_steps.independent, ddp_steps.ddp)
+difference(ddp_from_scratch.independent, ddp_from_scratch.ddp)
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/ddp_steps.py --step bucketed overlapped ddp \
+# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_from_scratch.py --step bucketed overlapped ddp \
 #     --steps {steps} --out results/live/06_ddp.json
 
 # %%
 proofs |= found("ddp")
 messages = {"independent": 0, "broadcast": 0, "average": proofs["average"]["tensors"],
             "bucketed": proofs["average"]["buckets"], "overlapped": proofs["average"]["buckets"], "ddp": "DDP decides"}
-show([{"step": f"`{name}`", "between ranks": f"{proofs[name]['between_ranks'][-1]:.1e}",
+lesson.table([{"step": f"`{name}`", "between ranks": f"{proofs[name]['between_ranks'][-1]:.1e}",
        "from one process": f"{proofs[name]['from_one_process'][-1]:.1e}", "all-reduces an update": messages[name],
        "ms an update": f"{1000 * proofs[name]['seconds_a_step']:.1f}"} for name in messages])
 
@@ -230,7 +217,7 @@ if together:
 ax.set(xlabel="updates", ylabel="largest difference of a weight")
 ax.set_yticks([1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1], ["0", "10⁻⁸", "10⁻⁶", "10⁻⁴", "10⁻²", "1"])
 ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-ax.set_title("How far from one process on the whole batches" + (" (SYNTHETIC DATA)" if data == "synthetic" else ""))
+ax.set_title("How far from one process on the whole batches" + (" (SYNTHETIC DATA)" if dataset == "synthetic" else ""))
 plt.show()
 Markdown(f"**{len(together)} of the {len(messages)} are the training of one process**, up to rounding: {', '.join(f'`{name}`' for name in together)}.")
 
@@ -250,7 +237,7 @@ Markdown(f"**{len(together)} of the {len(messages)} are the training of one proc
 my_choice = "small buckets"  # or "one bucket"
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/ddp_steps.py --step timeline --bucket-mb 4 1000 --width {width} \
+# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_questions.py --step timeline --bucket-mb 4 1000 --width {width} \
 #     --out results/live/06_timeline.json
 
 # %%
@@ -270,7 +257,7 @@ small, one = drawn
 total = {run["bucket_cap_mb"]: sum(run["medians"][name] for name in ("forward", "backward", "wait", "update")) for run in drawn}
 rows = [{"bucket_cap_mb": f"{run['bucket_cap_mb']:g}", **{f"{name}, ms": f"{run['medians'][name]:.1f}" for name in
          ("forward", "backward", "wait", "update")}, "together, ms": f"{total[run['bucket_cap_mb']]:.1f}"} for run in drawn]
-show(rows)
+lesson.table(rows)
 ratio = total[one["bucket_cap_mb"]] / total[small["bucket_cap_mb"]]
 shorter = "neither" if abs(ratio - 1) < 0.03 else "small buckets" if ratio > 1 else "one bucket"
 
@@ -284,7 +271,7 @@ def hidden(run):
     return below.sum() / (bars["end"] - bars["start"]).sum()
 
 
-lines = [f"Medians over {ddp_steps.TIMED} steps and all ranks. After its last gradient a rank waits **{small['medians']['wait']:.1f} ms** with small "
+lines = [f"Medians over {ddp_questions.TIMED} steps and all ranks. After its last gradient a rank waits **{small['medians']['wait']:.1f} ms** with small "
          f"buckets, and **{one['medians']['wait']:.1f} ms** with one bucket.",
          f"In the steps drawn, `backward` hides {hidden(small):.0%} of the time that the all-reduces take with small buckets, and {hidden(one):.0%} with one.",
          f"`backward` takes {small['medians']['backward']:.1f} ms with small buckets, {one['medians']['backward']:.1f} ms with one."
@@ -312,7 +299,7 @@ Markdown("\n".join(f"- {line}" for line in lines))
 my_list = ["dropout"]
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/ddp_steps.py --step equality no_sync unused metrics save memory \
+# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_questions.py --step equality no_sync unused metrics save memory \
 #     --steps {steps} --out results/live/06_questions.json
 
 # %%
@@ -328,7 +315,7 @@ ax.set(xscale="log", xlabel="largest difference of a weight from one process", x
 ax.set_yticks(range(len(cases)), cases)
 ax.invert_yaxis()
 ax.grid(axis="y", visible=False)
-ax.set_title(f"DDP against one process, {steps} updates (green: rounding)" + (", SYNTHETIC DATA" if data == "synthetic" else ""))
+ax.set_title(f"DDP against one process, {steps} updates (green: rounding)" + (", SYNTHETIC DATA" if dataset == "synthetic" else ""))
 plt.show()
 
 # %%
@@ -361,7 +348,7 @@ Markdown(f"You said: {', '.join(my_list)}.\n" + "\n".join(f"- {line}" for line i
 # the last one. Inside `no_sync` DDP makes none. Here are two ways to write it:
 
 # %%
-difference(ddp_steps.synchronise_last, ddp_steps.misplaced)
+difference(ddp_questions.synchronise_last, ddp_questions.misplaced)
 
 # %% [markdown]
 # The run above tried these two, and three more: without `no_sync`, with `no_sync` around everything, and a call of `ddp.module(images)`
@@ -375,7 +362,7 @@ my_counts = [4, 1, 1, 0, 1]  # without, all but the last, around backward only, 
 # %%
 names = {"synchronise_each": "no `no_sync`", "synchronise_last": "around forward and backward, all but the last",
          "misplaced": "around backward only", "never": "around everything", "around_ddp": "`ddp.module(images)`"}
-show([{"way": names[way], "all-reduces": row["all_reduces"], "you said": guess, "KiB all-reduced": f"{row['bytes'] / 1024:.0f}",
+lesson.table([{"way": names[way], "all-reduces": row["all_reduces"], "you said": guess, "KiB all-reduced": f"{row['bytes'] / 1024:.0f}",
        "gradient: between ranks": f"{row['between_ranks']:.0e}", "from one process": f"{row['from_one_process']:.0e}"}
       for guess, (way, row) in zip(my_counts, questions["no_sync"].items(), strict=True)])
 
@@ -407,7 +394,7 @@ Markdown(f"It said so in step {silent['steps'] + 1}, not in step 1: only the nex
 # %%
 metrics = questions["metrics"]
 shards = " and ".join(f"{rank['hits']} of {rank['images']}" for rank in metrics["ranks"])
-show([{"way": "rank 0's hits / all images", "accuracy": f"{metrics['own_hits_of_all_images'][0]:.4f}"},
+lesson.table([{"way": "rank 0's hits / all images", "accuracy": f"{metrics['own_hits_of_all_images'][0]:.4f}"},
       {"way": "mean of the ranks' accuracies", "accuracy": f"{metrics['average_of_averages']:.4f}"},
       {"way": "all hits / all images (sums and counts all-reduced)", "accuracy": f"{metrics['sums']:.4f}"},
       {"way": "one process on the whole set", "accuracy": f"{metrics['one_process']:.4f}"}])
@@ -432,14 +419,14 @@ Markdown(f"Printed in epoch {recorded['epoch']:.0f}: **{recorded['accuracy']:.2f
 # All ranks hold the same weights, so one of them writes. Four things to know. Here is what the script does:
 
 # %%
-source = inspect.getsource(ddp_steps.save).splitlines()
+source = inspect.getsource(ddp_questions.save).splitlines()
 begin, end = (next(i for i, line in enumerate(source) if text in line) for text in ("if lab.here.rank == 0", "model.load_state_dict(torch"))
 display(Markdown("```python\n" + textwrap.dedent("\n".join(source[begin:end + 1])) + "\n```"))
 
 # %%
 saving = questions["save"]
 rank_1 = saving["file_there"][1]
-model = ddp_steps.Lab(None, None, None, utils.get_dataset(data, verify=False)[1]).model()
+model = ddp_from_scratch.Lab(None, None, None, data.get_dataset(dataset, verify=False)[1]).model()
 weights = torch.load("results/live/06_questions.pt", map_location="cpu", weights_only=True)
 loaded = model.load_state_dict(weights)  # no DDP, no ranks: this notebook
 with_prefix, without = saving["names"].values()
@@ -518,7 +505,7 @@ def train(ddp, batches, optimizer, every):
 
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/ddp_steps.py --step answer --answer results/live/06_answer.py \
+# !torchrun --nproc_per_node={ranks} course/checks/answer.py --lesson 06 --answer results/live/06_answer.py \
 #     --timeout 20 --out results/live/06_answer.json
 
 # %%

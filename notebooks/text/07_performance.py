@@ -21,19 +21,13 @@
 # How much faster is that than one process, and what sets the limit?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import math
+import os
 import time
 
 import matplotlib.pyplot as plt
@@ -43,9 +37,11 @@ import psutil
 import torch
 from IPython.display import Markdown, display
 
+import data
 import utils
-from scripts import plots, runs
-from scripts.checks import lesson_07 as check
+from course import plots, runs
+from course.lesson import some
+from course.checks import lesson_07 as check
 
 # %% tags=["parameters"]
 epochs = 3  # passes over the training images; the first one warms up and is left out of the timing
@@ -66,10 +62,6 @@ cores, gpus = utils.cores(), torch.cuda.device_count()
 devices, kind = (gpus, "GPU") if gpus else (cores, "core")
 busy = psutil.cpu_percent(interval=1)  # what other programs use now, % of all cores
 os.environ["OMP_NUM_THREADS"] = "1"  # for all commands below: one thread a process, so that a rank is one core
-
-
-def some(number, what):
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 Markdown(f"This machine has {some(cores, 'CPU core')} and {some(gpus, 'GPU') if gpus else 'no GPU'}. "
@@ -101,13 +93,7 @@ names = {ranks: some(ranks, "rank") + f" on {some(devices, kind)}" * (ranks > de
 steps = {ranks: math.ceil(math.ceil(samples / ranks) / batch_size) for ranks in sizes}
 
 
-def show(rows):
-    """A table: one dict a row."""
-    lines = [rows[0].keys(), [":--"] + ["--:"] * (len(rows[0]) - 1), *(row.values() for row in rows)]
-    display(Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)))
-
-
-show([{"ranks": ranks, f"min(ranks, {devices}): most speed-up": limit[ranks], "images a step, each rank": batch_size,
+lesson.table([{"ranks": ranks, f"min(ranks, {devices}): most speed-up": limit[ranks], "images a step, each rank": batch_size,
        "global batch": ranks * batch_size, "steps an epoch": steps[ranks]} for ranks in sizes])
 
 # %% [markdown]
@@ -190,7 +176,7 @@ assert len(df[same].drop_duplicates()) == 1, f"the runs differ:\n{df.groupby('la
 assert (last.samples, last.batch_size) == (samples, batch_size)
 table = runs.speedup_table(df)
 
-show([{"run": run.label, "data": run.dataset, "images": f"{run.samples:,}", "seconds an epoch": f"{run.seconds:.2f}",
+lesson.table([{"run": run.label, "data": run.dataset, "images": f"{run.samples:,}", "seconds an epoch": f"{run.seconds:.2f}",
        "images/s": f"{run.images_per_second:,.0f}", "speed-up": f"{run.speedup:.2f}", "efficiency": f"{run.efficiency:.0%}",
        "loss": f"{run.loss:.2f}", "status": run.status} for run in table.itertuples()])
 Markdown(f"All on {last.device_name}" + (", one core a rank." if not gpus else "."))
@@ -218,7 +204,7 @@ allowed = np.minimum(many, devices)
 
 
 def draw_limit(ax, y, x, side, corner):
-    """Before the measured points, whose labels then keep clear of it. For cores plots.py shades by itself."""
+    """Before the measured points, whose labels then keep clear of it. For cores `plots.speedup` shades by itself."""
     if devices < max(sizes):
         ax.plot(many, y, ":", color=plots.COLOURS[2])
         ax.annotate(f"min(ranks, {some(devices, kind)})", (x, np.interp(x, many, y)), (0, 8), textcoords="offset points", ha=side,
@@ -389,7 +375,7 @@ plt.show()
 target = df.groupby("label")["loss"].min().max()  # a loss that all runs get down to
 df["elapsed"] = df.groupby("label")["seconds"].cumsum()
 reached = df[df["loss"] <= target].groupby("label")["elapsed"].first()
-show([{"run": run.label, "global batch": run.world_size * batch_size, "updates made": steps[run.world_size] * epochs,
+lesson.table([{"run": run.label, "global batch": run.world_size * batch_size, "updates made": steps[run.world_size] * epochs,
        f"loss after {some(epochs, 'epoch')}": f"{run.loss:.2f}", f"training seconds until loss ≤ {target:.2f}": f"{reached[run.label]:.1f}"}
       for run in table.itertuples()])
 first = reached.idxmin()
@@ -468,7 +454,7 @@ lines = [f"The run on {rec.label} is **{rec.status}**: its log breaks off after 
          f"Speed-up **{rec.speedup:.1f}**, efficiency {rec.efficiency:.0%}, against its own one-GPU run.",
          f"But one GPU took between {one_s.min():.0f} and {one_s.max():.0f} s for the same work. Epoch against epoch, the speed-up is anything "
          f"between {one_s.min() / eight_s.max():.1f} and {one_s.max() / eight_s.min():.1f}. Such a figure is worth one digit."]
-if not gpus and not last.synthetic and samples == len(utils.get_dataset(last.dataset, verify=False)[0]):
+if not gpus and not last.synthetic and samples == len(data.get_dataset(last.dataset, verify=False)[0]):
     lines.append(f"For comparison, live: **one core of this machine takes {row_of(1).seconds:.1f} s** for all {samples:,} images of {last.dataset}. "
                  f"The tutorial's GPU took {rec_table.iloc[0].seconds:.0f} s, if its epochs held as many. So the GPU's speed was hardly the limit there.")
 Markdown("\n".join(f"- {line}" for line in lines))
@@ -484,7 +470,7 @@ Markdown("\n".join(f"- {line}" for line in lines))
 # numbers first, then write down your guess.
 
 # %%
-show([{"epoch": one.epoch, "loss, one GPU": f"{one.loss:.2f}", "loss, eight": f"{eight.loss:.2f}", "accuracy, one GPU": f"{one.accuracy:.2f}",
+lesson.table([{"epoch": one.epoch, "loss, one GPU": f"{one.loss:.2f}", "loss, eight": f"{eight.loss:.2f}", "accuracy, one GPU": f"{one.accuracy:.2f}",
        "accuracy, eight": f"{eight.accuracy:.2f}"} for one, eight in zip(one_gpu.itertuples(), eight_gpus.itertuples(), strict=False)])
 
 # %% [markdown]
@@ -507,11 +493,11 @@ Markdown(f"In epoch {epoch}: {printed:.2f} × 8 = **{8 * printed:.2f}**. One GPU
 # as eight ranks would side by side.
 
 # %%
-info, weights = utils.DATASETS[last.dataset], torch.load("results/live/07_8.pt", map_location="cpu", weights_only=True)
+info, weights = data.DATASETS[last.dataset], torch.load("results/live/07_8.pt", map_location="cpu", weights_only=True)
 model = utils.MODELS[last.model](info.shape[0], len(info.classes), info.shape[1])
 model.load_state_dict(weights)
 model.eval()
-test_set = utils.get_dataset(last.dataset, verify=False)[1].first(test_samples)
+test_set = data.get_dataset(last.dataset, verify=False)[1].first(test_samples)
 
 hits, shard_sizes = [], []
 for rank in range(8):
@@ -520,7 +506,7 @@ for rank in range(8):
         hits.append((model(images).argmax(1) == labels).sum().item())
     shard_sizes.append(len(labels))
 
-show([{"rank": rank, "hits": hit, "hits / whole set (the mistake)": f"{hit / len(test_set):.3f}", "hits / own shard": f"{hit / size:.3f}"}
+lesson.table([{"rank": rank, "hits": hit, "hits / whole set (the mistake)": f"{hit / len(test_set):.3f}", "hits / own shard": f"{hit / size:.3f}"}
       for rank, (hit, size) in enumerate(zip(hits, shard_sizes, strict=True))])
 logged = df[(df["world_size"] == 8) & (df["epoch"] == epochs - 1)]["val_accuracy"].item()
 summed = sum(hits) / sum(shard_sizes)
@@ -535,7 +521,7 @@ Markdown(f"- The mistake, as rank 0 would print it: **{hits[0] / len(test_set):.
 # These are the lines, with their numbers:
 
 # %%
-# !grep -nE "sums|def count|return torch.stack|return loss" main.py
+# !grep -nE "sums \+=|sums = torch|def count|return loss" utils.py checkpoint.py
 # !grep -n -A 4 "def all_sum" utils.py
 
 # %% [markdown]
@@ -547,9 +533,9 @@ Markdown(f"- The mistake, as rank 0 would print it: **{hits[0] / len(test_set):.
 
 # %%
 bert = {"1 GPU": 122, "2 GPUs": 115, "4 GPUs": 111, "8 GPUs": 110, "2 × 8 GPUs": 80}  # samples/s of each GPU
-show([{"BERT": where, "samples/s, each GPU": speed, "efficiency": f"{speed / bert['1 GPU']:.0%}"} for where, speed in bert.items()])
+lesson.table([{"BERT": where, "samples/s, each GPU": speed, "efficiency": f"{speed / bert['1 GPU']:.0%}"} for where, speed in bert.items()])
 gpt2 = {"DDP, with NVLink": 101.9003, "DDP, without NVLink": 131.4367, "DataParallel, with NVLink": 110.5948}  # seconds for 200 steps
-show([{"GPT-2 on two GPUs": way, "seconds, 200 steps": f"{seconds:.1f}", "time against the first": f"{seconds / gpt2['DDP, with NVLink']:.0%}"}
+lesson.table([{"GPT-2 on two GPUs": way, "seconds, 200 steps": f"{seconds:.1f}", "time against the first": f"{seconds / gpt2['DDP, with NVLink']:.0%}"}
       for way, seconds in gpt2.items()])
 
 # %% [markdown]

@@ -25,22 +25,17 @@
 # fast would 1,024 GPUs be, which we do not have?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import json
+import os
 import shlex
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -49,10 +44,12 @@ import psutil
 import torch
 from IPython.display import Markdown, display
 
+import data
 import utils
-from scripts import plots, plots_scaling, runs, scaling_model
-from scripts.checks import lesson_08 as check
-from scripts.scaling_model import Hierarchy, Job, Link, Measured, StepTime
+from course import plots, predict, runs, program
+from course.lesson import some
+from course.checks import lesson_08 as check
+from course.predict.scaling import Hierarchy, Job, Link, Measured, StepTime
 
 # %% tags=["parameters"]
 ranks_to_run = "1 2 4 8"  # begin with 1; 2 must be there
@@ -73,8 +70,8 @@ devices, kind = (gpus, "GPU") if gpus else (cores, "core")
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank, for all commands below: a rank is one core
 folder = f"results/live/08/{time.strftime('%Y%m%d-%H%M%S')}"  # a new one for each run of this cell: nothing old is re-used
 Path(folder).mkdir(parents=True)
-data = utils.get_dataset("auto")[0].name
-synthetic = " (SYNTHETIC DATA)" if data == "synthetic" else ""
+dataset = data.get_dataset("auto")[0].name
+synthetic = " (SYNTHETIC DATA)" if dataset == "synthetic" else ""
 others = psutil.cpu_percent(interval=1)  # what other programs use now, % of all cores
 
 
@@ -83,27 +80,17 @@ def found(name):
     return json.loads(Path(folder, f"{name}.json").read_text())
 
 
-def show(rows):
-    """A table: one dict a row."""
-    lines = [rows[0].keys(), [":--"] + ["--:"] * (len(rows[0]) - 1), *(row.values() for row in rows)]
-    display(Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)))
-
-
-def some(number, what):
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
-
-
 Markdown(f"Here: {some(devices, kind)}. Other programs use {others:.0f} % of the cores just now"
          + (": **close them, or no prediction can hold.**" if others > 10 else ": good, we may measure.") + f" All that this run measures goes to `{folder}`.")
 
 # %% [markdown]
 # ## Three measurements
 #
-# **1. A step on one rank, against the batch size.** `scripts/step_time.py` runs the step of `main.py`: LeNet, one process,
+# **1. A step on one rank, against the batch size.** `scripts/measure/step_time.py` runs the step of `main.py`: LeNet, one process,
 # several batch sizes. The one that we want to predict is not among them.
 
 # %%
-# !python scripts/step_time.py --batch-sizes {first_sizes} --rounds {rounds} --out {folder}/one.json
+# !python scripts/measure/step_time.py --batch-sizes {first_sizes} --rounds {rounds} --out {folder}/one.json
 
 # %%
 points = pd.DataFrame(found("one")["models"]["lenet"]["points"])
@@ -137,14 +124,14 @@ print(f"LeNet: {gradient_bytes // 4:,} parameters, {gradient_bytes:,} bytes of g
 
 # %%
 several = " ".join(str(ranks) for ranks in world_sizes if ranks > 1)
-# !printf '%s\n' {several} | xargs -I W torchrun --nproc_per_node=W scripts/collectives.py \
+# !printf '%s\n' {several} | xargs -I W torchrun --nproc_per_node=W scripts/measure/message_time.py \
 #     --max-bytes 1M --rounds {rounds} --out {folder}/all_reduce_W.json
 
 # %%
 alpha_beta = {ranks: tuple(found(f"all_reduce_{ranks}")["ops"]["all_reduce"][name] for name in ("alpha", "beta"))
               for ranks in world_sizes if ranks > 1}
 all_reduce = Measured(alpha_beta)
-show([{"ranks": ranks, "α, ms": f"{1e3 * alpha:.2f}", "β, ns a byte": f"{1e9 * beta:.2f}",
+lesson.table([{"ranks": ranks, "α, ms": f"{1e3 * alpha:.2f}", "β, ns a byte": f"{1e9 * beta:.2f}",
        "all-reduce of LeNet's gradients, ms": f"{1e3 * all_reduce.seconds(gradient_bytes, 1, ranks):.2f}"}
       for ranks, (alpha, beta) in alpha_beta.items()])
 
@@ -152,7 +139,7 @@ show([{"ranks": ranks, "α, ms": f"{1e3 * alpha:.2f}", "β, ns a byte": f"{1e9 *
 # %% [markdown]
 # ## The model
 #
-# A step of W ranks = a step of one rank + what of the all-reduce is not hidden. That is all. It stands in `scripts/scaling_model.py`,
+# A step of W ranks = a step of one rank + what of the all-reduce is not hidden. That is all. It stands in `course/predict/scaling.py`,
 # with equations and sources:
 #
 # - ranks beyond the devices take turns: the step gets W / devices times as long;
@@ -195,16 +182,16 @@ naive = Job(step, gradient_bytes, all_reduce, buckets=1, cores=devices)
 in_buckets = replace(naive, buckets=small_buckets)
 
 
-def predict(job, strong=False):
+def predicted_epochs(job, strong=False):
     """{ranks: seconds an epoch}"""
     ranks = [ranks for ranks in world_sizes if not strong or batch_size % ranks == 0]
-    return {row["world_size"]: row["seconds"] for row in scaling_model.table(job, ranks, batch_size, samples, strong)}
+    return {row["world_size"]: row["seconds"] for row in predict.scaling.table(job, ranks, batch_size, samples, strong)}
 
 
-predicted = {"weak": predict(naive), "weak, overlap": predict(in_buckets), "strong": predict(naive, strong=True),
-             "strong, overlap": predict(in_buckets, strong=True)}
-utils.write_json(Path(folder, "prediction.json"), {"time": time.time(), "samples": samples, "batch_size": batch_size, "seconds": predicted})
-show([{"ranks": ranks, **{f"weak, {name}": f"{1e3 * job.predict(ranks, batch_size).seconds:.2f} ms" for name, job in
+predicted = {"weak": predicted_epochs(naive), "weak, overlap": predicted_epochs(in_buckets), "strong": predicted_epochs(naive, strong=True),
+             "strong, overlap": predicted_epochs(in_buckets, strong=True)}
+program.write_json(Path(folder, "prediction.json"), {"time": time.time(), "samples": samples, "batch_size": batch_size, "seconds": predicted})
+lesson.table([{"ranks": ranks, **{f"weak, {name}": f"{1e3 * job.predict(ranks, batch_size).seconds:.2f} ms" for name, job in
                           (("no overlap", naive), (f"{small_buckets} buckets, overlap", in_buckets))},
        **{f"an epoch: {name}": f"{seconds[ranks]:.2f} s" if ranks in seconds else "–" for name, seconds in predicted.items()}} for ranks in world_sizes])
 
@@ -213,11 +200,11 @@ show([{"ranks": ranks, **{f"weak, {name}": f"{1e3 * job.predict(ranks, batch_siz
 #
 # ## Measure
 #
-# `scripts/sweep.py` starts `main.py` for each world size, one run after another, and keeps a log of each.
+# `scripts/measure/sweep.py` starts `main.py` for each world size, one run after another, and keeps a log of each.
 
 # %%
 sizes = " ".join(map(str, world_sizes))
-# !python scripts/sweep.py --out {folder}/weak --world-sizes {sizes} --batch-sizes {batch_size} \
+# !python scripts/measure/sweep.py --out {folder}/weak --world-sizes {sizes} --batch-sizes {batch_size} \
 #     --threads 1 -- --epochs {epochs} --samples {samples} --test-samples {test_samples}
 
 # %%
@@ -232,7 +219,7 @@ def epochs_of(name):
 logs, measured = epochs_of("weak")
 written, first_run = found("prediction")["time"], pd.to_datetime(logs["started"]).min().timestamp()
 assert first_run >= int(written), "a run is older than the prediction: run all cells from the parameters on"
-plots_scaling.overlay(measured, {"predicted from three measurements": predicted["weak"]}, plt.subplots(figsize=(14, 7.5))[1],
+plots.scaling.overlay(measured, {"predicted from three measurements": predicted["weak"]}, plt.subplots(figsize=(14, 7.5))[1],
                       f"LeNet, {samples:,} images, batch {batch_size} a rank{synthetic}")
 plt.show()
 
@@ -243,12 +230,12 @@ def error(seconds, ranks, measured=measured):
 
 
 one_two = {ranks: error(predicted["weak"], ranks) for ranks in (1, 2)}
-verdict = {ranks: f"{off:+.0%} ({'within' if abs(off) <= plots_scaling.AIM else '**not within**'} {plots_scaling.AIM:.0%})" for ranks, off in one_two.items()}
+verdict = {ranks: f"{off:+.0%} ({'within' if abs(off) <= plots.scaling.AIM else '**not within**'} {plots.scaling.AIM:.0%})" for ranks, off in one_two.items()}
 lines = [f"The prediction was written {first_run - written:.0f} s before the first run began.",
          f"You said that two ranks need {my_part:g} of one rank's time. The model said {predicted['weak'][2] / predicted['weak'][1]:.2f}. "
          f"They needed **{measured[2][0] / measured[1][0]:.2f}**.",
          f"The model is off by {verdict[1]} for one rank, and by {verdict[2]} for two."]
-if abs(one_two[1]) > plots_scaling.AIM:
+if abs(one_two[1]) > plots.scaling.AIM:
     lines.append("One rank alone is off already: the machine was busier, or quieter, when `main.py` ran than when the step was timed. Only the ratio of the two can be judged.")
 if (1 + one_two[2]) / (1 + one_two[1]) < 0.95:
     lines.append("Beside one rank, it promised too much for two. **Something that costs time is missing in the model. What?**")
@@ -271,7 +258,7 @@ Markdown("\n".join(f"- {line}" for line in lines))
 # %%
 sides = [batch_size // 4, batch_size, 2 * batch_size]
 side_sizes = " ".join(map(str, sides))
-# !torchrun --nproc_per_node=2 scripts/step_time.py \
+# !torchrun --nproc_per_node=2 scripts/measure/step_time.py \
 #     --ways alone side_by_side by_hand --batch-sizes {side_sizes} --rounds {rounds} --out {folder}/two.json
 
 # %%
@@ -283,7 +270,7 @@ beside, slowdown = (max(1.0, float(np.median([seconds[n] / two["alone", n]["seco
 quiet, (alpha, beta) = all_reduce.seconds(gradient_bytes, 1, 2), alpha_beta[2]
 waits = {n: max(0.0, two["by_hand", n]["phases"]["wait"] - alpha) / turns for n in sides}  # without α, the price of the message itself
 amid = {n: two["by_hand", n]["phases"]["all_reduce"] for n in sides}
-show([{"batch of each rank": n, "a step alone, ms": f"{1e3 * two['alone', n]['seconds']:.2f}", "side by side, ms": f"{1e3 * two['side_by_side', n]['seconds']:.2f}",
+lesson.table([{"batch of each rank": n, "a step alone, ms": f"{1e3 * two['alone', n]['seconds']:.2f}", "side by side, ms": f"{1e3 * two['side_by_side', n]['seconds']:.2f}",
        "by hand: the step itself, ms": f"{1e3 * own[n]:.2f}", "waiting for the other, ms": f"{1e3 * turns * waits[n]:.2f}", "all-reduce amid work, ms": f"{1e3 * amid[n]:.2f}",
        "all-reduce in peace, ms": f"{1e3 * quiet:.2f}"} for n in sides])
 lines = [f"Side by side a step takes **{beside:.2f} times** as long as alone, without a single message. Between all-reduces its own work takes **{slowdown:.2f} times** as long.",
@@ -321,7 +308,7 @@ def mended_seconds(job, strong=False):
 fig, ax = plt.subplots(figsize=(14, 5.5))
 alone_ms, steps = 1e3 * step.seconds(batch_size), samples / 2 / batch_size
 wait_ms, after = 1e3 * float(np.interp(batch_size, sides, list(waits.values()))), mended(naive, batch_size).predict(2, batch_size)
-plots_scaling.parts([
+plots.scaling.parts([
     ("three measurements", False, {"a step alone": turns * alone_ms, "all-reduce": 1e3 * quiet}),
     ("with the fourth", False, {"a step alone": turns * alone_ms, "slower together": max(0.0, 1e3 * after.compute / turns - wait_ms - alone_ms) * turns,
                                 "waiting for the other": turns * wait_ms, "all-reduce": 1e3 * after.exposed}),
@@ -339,11 +326,11 @@ plt.show()
 
 # %%
 again = {"strong": mended_seconds(naive, strong=True), "overlap": mended_seconds(in_buckets)}
-utils.write_json(Path(folder, "prediction_2.json"), {"time": time.time(), "seconds": again})
+program.write_json(Path(folder, "prediction_2.json"), {"time": time.time(), "seconds": again})
 print({name: f"2 ranks: {seconds[2]:.2f} s" for name, seconds in again.items()})
-# !python scripts/sweep.py --out {folder}/strong --world-sizes 2 --batch-sizes {shared} \
+# !python scripts/measure/sweep.py --out {folder}/strong --world-sizes 2 --batch-sizes {shared} \
 #     --threads 1 -- --epochs {epochs} --samples {samples} --test-samples {test_samples}
-# !python scripts/sweep.py --out {folder}/overlap --world-sizes 2 --batch-sizes {batch_size} \
+# !python scripts/measure/sweep.py --out {folder}/overlap --world-sizes 2 --batch-sizes {batch_size} \
 #     --threads 1 -- --epochs {epochs} --samples {samples} --test-samples {test_samples} --bucket-cap-mb 0.04
 
 # %%
@@ -353,18 +340,18 @@ cases = [("weak, 1 rank", predicted["weak"][1], weak_mended[1], measured[1][0], 
          ("weak, 2 ranks", predicted["weak"][2], weak_mended[2], measured[2][0], "before / **after**"),
          ("strong, 2 ranks", predicted["strong"][2], again["strong"][2], later["strong"][2][0], "before / before"),
          (f"weak, 2 ranks, {small_buckets} buckets", predicted["weak, overlap"][2], again["overlap"][2], later["overlap"][2][0], "before / before")]
-show([{"an epoch": name, "three measurements": f"{three:.2f} s", "with the fourth": f"{four:.2f} s", "measured": f"{real:.2f} s",
+lesson.table([{"an epoch": name, "three measurements": f"{three:.2f} s", "with the fourth": f"{four:.2f} s", "measured": f"{real:.2f} s",
        "off by (three)": f"{three / real - 1:+.0%}", "off by (four)": f"{four / real - 1:+.0%}", "predicted before or after measuring": when}
       for name, three, four, real, when in cases])
-plots_scaling.overlay(measured, {"predicted from three measurements": predicted["weak"], "with the fourth": weak_mended},
+plots.scaling.overlay(measured, {"predicted from three measurements": predicted["weak"], "with the fourth": weak_mended},
                       plt.subplots(figsize=(14, 7.5))[1], f"LeNet, {samples:,} images, batch {batch_size} a rank{synthetic}")
 plt.show()
 
 
 # %%
 def verdict_of(pairs):
-    inside = sum(abs(off) <= plots_scaling.AIM for off in pairs)
-    return f"{inside} of {len(pairs)} within {plots_scaling.AIM:.0%}, the worst off by {max(pairs, key=abs):+.0%}"
+    inside = sum(abs(off) <= plots.scaling.AIM for off in pairs)
+    return f"{inside} of {len(pairs)} within {plots.scaling.AIM:.0%}, the worst off by {max(pairs, key=abs):+.0%}"
 
 
 off_three, off_four = ([case[column] / case[3] - 1 for case in cases] for column in (1, 2))
@@ -402,7 +389,7 @@ my_smallest = 8
 
 # %%
 models, batches = shlex.join(heat_models), " ".join(map(str, heat_batches))
-# !torchrun --nproc_per_node=2 scripts/step_time.py --models {models} --batch-sizes {batches} \
+# !torchrun --nproc_per_node=2 scripts/measure/step_time.py --models {models} --batch-sizes {batches} \
 #     --ways alone ddp --rounds 3 --samples 4096 --out {folder}/heat.json
 
 # %%
@@ -422,7 +409,7 @@ for model, of_model in found("heat")["models"].items():
 
 fig, axes = plt.subplots(1, len(heat), figsize=(8.5 * len(heat), 1.5 + 1.5 * len(heat_batches)), squeeze=False)
 for (model, rows), ax in zip(heat.items(), axes.flat, strict=True):
-    plots_scaling.heat_map(rows, ax, f"{model}: images/s against one process")
+    plots.scaling.heat_map(rows, ax, f"{model}: images/s against one process")
 plt.show()
 
 
@@ -486,7 +473,7 @@ imagenet = 90 * 1_281_167  # images in 90 epochs
 def far_away(step_seconds, backward, parameters, nvlink, network, per_node):
     """Link speeds in bytes a second and direction: a GPU's NVLink, and all cards of a node together."""
     return Job(StepTime(step_seconds, 0, backward), 4 * parameters, Hierarchy(Link(within, nvlink), Link(between, network)),
-               buckets=scaling_model.ddp_buckets(4 * parameters), ranks_per_node=per_node)
+               buckets=predict.scaling.ddp_buckets(4 * parameters), ranks_per_node=per_node)
 
 
 p100_step = 32 / (imagenet / (29 * 3600) / 8)
@@ -513,21 +500,21 @@ thousand = [2**power for power in range(11)]
 curves, misses = {}, []
 for name, job in far.items():
     base = min(published[name])
-    alone = scaling_model.speedup(job, base, 1)[1]
-    curves[name] = {n: scaling_model.speedup(job, n, 1)[1] / alone for n in thousand if n >= base}
+    alone = predict.scaling.speedup(job, base, 1)[1]
+    curves[name] = {n: predict.scaling.speedup(job, n, 1)[1] / alone for n in thousand if n >= base}
     misses += [{"": name, "GPUs": n, "predicted": f"{curves[name][n]:.0%}", "published": f"{real:.0%}", "miss, percentage points": f"{100 * (curves[name][n] - real):+.0f}",
                 "missing time, ms a step": f"{1e3 * job.step.fixed * (1 / real - 1 / curves[name][n]):.0f}"} for n, real in published[name].items() if n > base]
-plots_scaling.to_many(curves, published, plt.subplots(figsize=(15, 8.5))[1], "Weak scaling to 1,024 GPUs")
+plots.scaling.to_many(curves, published, plt.subplots(figsize=(15, 8.5))[1], "Weak scaling to 1,024 GPUs")
 plt.show()
 
 # %%
-show(misses)
+lesson.table(misses)
 most = max(curves, key=lambda name: curves[name][1024])
 lines = [f"You said {my_percent} %. The model says {curves['ResNet-50, P100'][1024]:.0%} for ResNet-50 on 1,024 GPUs.",
          f"**It is too hopeful in {sum(not row['miss, percentage points'].startswith('-') for row in misses)} of {len(misses)} published points.** "
          "The last column is the time a step that it does not know of.",
          f"Here, from what was measured in peace, the epoch of two ranks came out {abs(one_two[2]):.0%} too {'short' if one_two[2] < 0 else 'long'}. The fourth measurement "
-         "(who waits for whom, amid work) is one that none of these three series has. Nor does the model know of loading data, or of a network shared with others."]
+         "(who waits for whom, amid work) is one that none of these three series has. Nor does the model know of loading dataset, or of a network shared with others."]
 Markdown("\n".join(f"- {line}" for line in lines))
 
 
@@ -561,7 +548,7 @@ check.link(my_bandwidth)
 #
 # ## Where next
 #
-# - `python scripts/scaling_model.py --help` predicts for your own figures.
+# - `python scripts/measure/predict.py time --help` predicts for your own figures.
 # - Run this notebook with `batch_size = 128`, or on another machine. Which term grows?
 # - [09 · A larger batch](09_large_batch.ipynb): weak scaling makes the global batch grow. What does that do to the training?
 # - [10 · Launchers](10_launchers.ipynb): start the ranks on other machines.

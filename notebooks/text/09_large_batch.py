@@ -21,16 +21,9 @@
 # Eight ranks make the batch of each update eight times as large. What does that do to learning, and what can one do?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import math
@@ -43,9 +36,11 @@ import pandas as pd
 import torch
 from IPython.display import Markdown, display
 
+import data
 import utils
-from scripts import plots, plots_learning, runs
-from scripts.checks import lesson_09 as check
+from course import plots, runs
+from course.lesson import some
+from course.checks import lesson_09 as check
 
 # %% tags=["parameters"]
 ranks_to_run = "1 2 4 8"  # the last is the one that we look at closely
@@ -65,22 +60,12 @@ lr = 0.01  # the learning rate of one rank; the recorded runs below show how goo
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank: a rank is a core
 shutil.rmtree("results/live/09", ignore_errors=True)  # a sweep leaves alone what is finished; here it shall run
 sizes = [int(number) for number in ranks_to_run.split()]
-data, most, batch_size, cores = utils.get_dataset("auto")[0].name, sizes[-1], 64, utils.cores()
+dataset, most, batch_size, cores = data.get_dataset("auto")[0].name, sizes[-1], 64, utils.cores()
 common = f"--device cpu --epochs {epochs} --samples {samples} --test-samples {test_samples} --optimizer sgd"
 
 
-def some(number, what):
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
-
-
-def show(rows):
-    """A table: one dict a row."""
-    lines = [rows[0].keys(), [":--"] + ["--:"] * (len(rows[0]) - 1), *(row.values() for row in rows)]
-    display(Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)))
-
-
-steps = {ranks: plots_learning.updates_an_epoch(samples, ranks, batch_size) for ranks in sizes}
-show([{"ranks": ranks, "global batch": ranks * batch_size, "updates an epoch": steps[ranks], f"in {some(epochs, 'epoch')}": epochs * steps[ranks]}
+steps = {ranks: plots.learning.updates_an_epoch(samples, ranks, batch_size) for ranks in sizes}
+lesson.table([{"ranks": ranks, "global batch": ranks * batch_size, "updates an epoch": steps[ranks], f"in {some(epochs, 'epoch')}": epochs * steps[ranks]}
       for ranks in sizes])
 
 # %% [markdown]
@@ -91,11 +76,11 @@ show([{"ranks": ranks, "global batch": ranks * batch_size, "updates an epoch": s
 my_share = 1.0  # 1.0: the images are the same, so the accuracy is
 
 # %% [markdown]
-# `scripts/sweep.py` runs `main.py` for each number of ranks: plain `python` for one, `torchrun` for more.
+# `scripts/measure/sweep.py` runs `main.py` for each number of ranks: plain `python` for one, `torchrun` for more.
 
 # %%
 world_sizes = " ".join(map(str, sizes))
-# !python scripts/sweep.py --out results/live/09 --world-sizes {world_sizes} --threads 1 -- {common} --lr {lr}
+# !python scripts/measure/sweep.py --out results/live/09 --world-sizes {world_sizes} --threads 1 -- {common} --lr {lr}
 
 # %%
 def log_of(ranks):
@@ -115,7 +100,7 @@ alone = completed({some(ranks, "rank"): log_of(ranks) for ranks in sizes})
 final = alone.groupby("label", sort=False)["val_accuracy"].last()
 first, last = final.iloc[0], final.iloc[-1]
 Markdown(f"One rank: **{first:.1%}** of the test images. {some(most, 'rank')}: **{last:.1%}**. That is {last / first:.2f} of it; you said {my_share:g}. "
-         f"({len(utils.DATASETS[data].classes)} classes: blind guessing gets {1 / len(utils.DATASETS[data].classes):.0%}. "
+         f"({len(data.DATASETS[dataset].classes)} classes: blind guessing gets {1 / len(data.DATASETS[dataset].classes):.0%}. "
          f"{test_samples:,} test images: one standard error is {math.sqrt(first * (1 - first) / test_samples):.1%}.)")
 
 # %% [markdown]
@@ -127,7 +112,7 @@ Markdown(f"One rank: **{first:.1%}** of the test images. {some(most, 'rank')}: *
 fig, axes = plt.subplots(1, 3, figsize=(24, 7.5), sharey=True)
 for ax, x, title in zip(axes, ["images", "updates", "elapsed"],
                         [f"For the same images (an epoch: {samples:,})", "For the same updates", "For the same time"], strict=True):
-    plots_learning.accuracy_along(alone, x, ax, title)
+    plots.learning.accuracy_along(alone, x, ax, title)
 for ax in axes[1:]:
     ax.set_ylabel("")
 plt.show()
@@ -150,7 +135,7 @@ global_batch = most * batch_size
 # %%
 one_process = completed({"one process": "results/live/09/one_process.jsonl"})
 ranks_run = alone[alone["world_size"] == most].reset_index(drop=True)
-show([{"epoch": epoch, f"loss, {some(most, 'rank')}": f"{theirs.loss:.7f}", "loss, one process": f"{its.loss:.7f}",
+lesson.table([{"epoch": epoch, f"loss, {some(most, 'rank')}": f"{theirs.loss:.7f}", "loss, one process": f"{its.loss:.7f}",
        "difference": f"{abs(theirs.loss - its.loss):.0e}", "difference of the weights' norm": f"{abs(theirs.weight_norm - its.weight_norm):.0e}"}
       for epoch, (theirs, its) in enumerate(zip(ranks_run.itertuples(), one_process.itertuples(), strict=True))])
 apart = (ranks_run["loss"] - one_process["loss"]).abs()
@@ -197,7 +182,7 @@ rate_sqrt, rate_linear = scaled.values()
 warm = completed({"linear, warm-up": "results/live/09/warm_up.jsonl"})
 rules = completed({"1 rank": log_of(1), "rate left alone": log_of(most), "square root, one process": "results/live/09/sqrt.jsonl",
                    "linear, one process": "results/live/09/linear.jsonl", "linear, warm-up": "results/live/09/warm_up.jsonl"})
-ax = plots_learning.accuracy_along(rules, "images", plt.subplots(figsize=(14, 8))[1], f"1 rank, and {some(most, 'rank')} with each rule")
+ax = plots.learning.accuracy_along(rules, "images", plt.subplots(figsize=(14, 8))[1], f"1 rank, and {some(most, 'rank')} with each rule")
 plt.show()
 
 # %%
@@ -267,7 +252,7 @@ left.invert_yaxis()
 left.set(xlabel="images/s")
 left.xaxis.set_major_formatter("{x:,.0f}")
 right.set(xlabel="seconds of training")
-left.set_title("Throughput" + (" (SYNTHETIC DATA)" if data == "synthetic" else ""))
+left.set_title("Throughput" + (" (SYNTHETIC DATA)" if dataset == "synthetic" else ""))
 right.set_title(f"Time to {target:.0%} of the test images")
 for ax in (left, right):
     ax.margins(x=0.25)
@@ -331,7 +316,7 @@ my_gain = 8.0
 
 # %%
 torch.set_num_threads(1)
-train_set, info = utils.get_dataset(data, verify=False)[0].first(samples), utils.DATASETS[data]
+train_set, info = data.get_dataset(dataset, verify=False)[0].first(samples), data.DATASETS[dataset]
 torch.manual_seed(0)
 models = {name: utils.MODELS["lenet"](info.shape[0], len(info.classes), info.shape[1]) for name in ("first weights", "after training")}
 models["after training"].load_state_dict(torch.load("results/live/09/linear.pt", map_location="cpu", weights_only=True))
@@ -372,7 +357,7 @@ ax.minorticks_off()
 marks = [mark for mark in (0.1, 0.2, 0.5, 1, 2, 5, 10) if ax.get_ylim()[0] < mark < ax.get_ylim()[1]]
 ax.set_yticks(marks, marks)
 ax.set(xlabel="images of the gradient", ylabel="error / true gradient", xlim=(55, 2600))
-ax.set_title("How wrong is a batch's gradient? (dotted: 1 / √images)" + (", SYNTHETIC DATA" if data == "synthetic" else ""))
+ax.set_title("How wrong is a batch's gradient? (dotted: 1 / √images)" + (", SYNTHETIC DATA" if dataset == "synthetic" else ""))
 plt.show()
 
 gains = {name: error[batch_size] / error[8 * batch_size] for name, error in errors.items()}
@@ -421,7 +406,7 @@ for number, (name, model) in enumerate(models.items()):
 ax.axhline(1 - 1 / 8, linestyle="--", color=plots.GREY, linewidth=2)
 ax.text(rates[0], 0.9, "rate left alone: 7/8 are missing", color=plots.GREY, fontsize=15)
 ax.set(xlabel="learning rate of the small steps (plain SGD)", ylabel="apart / way of the small steps", ylim=(0, None))
-ax.set_title("One long step instead of 8 small ones" + (", SYNTHETIC DATA" if data == "synthetic" else ""))
+ax.set_title("One long step instead of 8 small ones" + (", SYNTHETIC DATA" if dataset == "synthetic" else ""))
 plt.show()
 Markdown("The long step comes closer than the rate left alone up to a rate of about "
          + ", ".join(f"**{rate:g}** ({name})" if rate else f"less than {rates[0]:g} ({name})" for name, rate in fits.items())
@@ -442,7 +427,7 @@ Markdown("The long step comes closer than the rate left alone up to a rate of ab
 
 # %%
 recorded = runs.read_runs("results/recorded/large-batch")
-ended = plots_learning.last_epochs(recorded)
+ended = plots.learning.last_epochs(recorded)
 wide, when = ended.iloc[0], pd.to_datetime(ended["started"].min()).date() if ended["started"].notna().any() else None
 alike = ["dataset", "samples", "test_samples", "epochs", "model", "optimizer"]
 assert len(ended[alike].drop_duplicates()) == 1, ended[alike].drop_duplicates()
@@ -458,9 +443,9 @@ def chosen(factor):
 
 warm_ups = ended[~by_hand & (ended["lr"] == base)]
 table = pd.concat(
-    plots_learning.over_seeds(rows, ["global_batch", "source", "machine"]).assign(rule=rule) for rule, rows in
+    plots.learning.over_seeds(rows, ["global_batch", "source", "machine"]).assign(rule=rule) for rule, rows in
     {"rate left alone": ended[chosen(1)], "square root": ended[chosen(np.sqrt(k))], "linear": ended[chosen(k)], "linear, warm-up (8 ranks)": warm_ups}.items())
-ax = plots_learning.by_rule(table, plt.subplots(figsize=(14, 8.5))[1], f"After {some(wide.epochs, 'epoch')}: mean ± one sd of {table['runs'].max()} seeds")
+ax = plots.learning.by_rule(table, plt.subplots(figsize=(14, 8.5))[1], f"After {some(wide.epochs, 'epoch')}: mean ± one sd of {table['runs'].max()} seeds")
 ax.set_xlabel("images an update (one process stands for the ranks, but for the warm-up)")
 plt.show()
 Markdown(f"{wide.model} on the first {wide.samples:,} images of {wide.dataset}, {wide.test_samples:,} test images, {wide.optimizer} with momentum 0.9, "
@@ -475,7 +460,7 @@ def result(row):
     return f"{row['mean']:.1%} ± {row['sd']:.1%}" if row["broken"] == 0 else f"{row['broken']} of {row['runs']} runs broke off"
 
 
-show([{"8 × 64 images an update": rule, "rate": rate, "test accuracy": result(row),
+lesson.table([{"8 × 64 images an update": rule, "rate": rate, "test accuracy": result(row),
        "of the loss made good": "" if rule == "rate left alone" or row["broken"] else f"{(row['mean'] - none['mean']) / (one_rank['mean'] - none['mean']):.0%}"}
       for rule, rate in {"rate left alone": f"{base:g}", "square root": f"{base * math.sqrt(8):.3g}", "linear": f"{8 * base:g}",
                          "linear, warm-up (8 ranks)": f"{base:g} to {8 * base:g}"}.items() for row in [points.loc[(rule, 8 * small)]]])
@@ -494,10 +479,10 @@ Markdown(f"64 images an update: {result(one_rank)}. With the rate left alone, 51
 # best rate move, and where does each curve break down?
 
 # %%
-rates_table = plots_learning.over_seeds(ended[by_hand], ["global_batch", "lr", "source", "machine"])
+rates_table = plots.learning.over_seeds(ended[by_hand], ["global_batch", "lr", "source", "machine"])
 way = {"linear rule": {batch: base * batch / small for batch in (64, 128, 256, 512)},
        "square-root rule": {batch: base * math.sqrt(batch / small) for batch in (64, 128, 256, 512)}}
-ax = plots_learning.by_rate(rates_table, plt.subplots(figsize=(15, 9))[1], f"Accuracy after {some(wide.epochs, 'epoch')}, by rate", way)
+ax = plots.learning.by_rate(rates_table, plt.subplots(figsize=(15, 9))[1], f"Accuracy after {some(wide.epochs, 'epoch')}, by rate", way)
 ax.set_xlabel("learning rate (one process stands for the ranks)")
 plt.show()
 
@@ -509,9 +494,9 @@ for batch, tried in rates_table.groupby("global_batch"):
     good[batch] = near["lr"].min(), near["lr"].max()
     rows.append({"images an update": batch, "best rate tried": f"{best['lr'][batch]:.3g}", "test accuracy": result(best.loc[batch]),
                  "about as good": f"{near['lr'].min():.3g} to {near['lr'].max():.3g}", "linear rule says": f"{base * batch / small:.3g}"})
-show(rows)
+lesson.table(rows)
 top = {warmed: ended[(ended["global_batch"] == 512) & (np.isclose(ended["lr"], 0.02 if warmed else 0.16)) & (by_hand != warmed)] for warmed in (False, True)}
-without, with_warm_up = (plots_learning.over_seeds(rows, ["global_batch"]).iloc[0] for rows in top.values())
+without, with_warm_up = (plots.learning.over_seeds(rows, ["global_batch"]).iloc[0] for rows in top.values())
 Markdown(f"The best rate tried for 512 images is {best['lr'][512] / best['lr'][64]:.3g} times that for 64; with all that are about as good, "
          f"**{good[512][0] / good[64][1]:.3g} to {good[512][1] / good[64][0]:.3g} times**. Linear would be 8, square root {math.sqrt(8):.1f}. "
          f"Had we begun with 0.02 for 64 images, linear would say 0.16: without warm-up {result(without)}, with it {result(with_warm_up)}.")
@@ -527,7 +512,7 @@ Markdown(f"The best rate tried for 512 images is {best['lr'][512] / best['lr'][6
 published = {"8,192, rate left alone": ("0.1", 41.67, 0.10), "8,192, square root": ("0.1 · √32", 26.22, 0.03),
              "8,192, linear, no warm-up": ("3.2", 24.84, 0.37), "8,192, linear, constant warm-up": ("3.2", 25.88, 0.56),
              "8,192, linear, gradual warm-up": ("3.2", 23.74, 0.09), "256": ("0.1", 23.60, 0.12)}
-show([{"images an update": name, "rate": rate, "top-1 error, % (published)": f"{error:.2f} ± {sd:.2f}"} for name, (rate, error, sd) in published.items()])
+lesson.table([{"images an update": name, "rate": rate, "top-1 error, % (published)": f"{error:.2f} ± {sd:.2f}"} for name, (rate, error, sd) in published.items()])
 (_, left_alone, _), (_, root, _), (_, gradual, _), (_, small_batch, _) = (published[name] for name in (
     "8,192, rate left alone", "8,192, square root", "8,192, linear, gradual warm-up", "256"))
 Markdown(f"There, linear with a gradual warm-up wins back {(left_alone - gradual) / (left_alone - small_batch):.0%} of what the large batch lost, "
@@ -547,5 +532,5 @@ Markdown(f"There, linear with a gradual warm-up wins back {(left_alone - gradual
 # - Judge by **time to an accuracy**, over several seeds. Images a second is half of the answer.
 # - Want the training of before, only faster? Keep the *global* batch: `--global-batch-size`. Each rank then has less to do a step.
 #
-# **Where next**: [05](05_distributed_sampler.ipynb) for who sees which image, [07](07_performance.ipynb) for the throughput. `scripts/sweep.py --help`: your own
+# **Where next**: [05](05_distributed_sampler.ipynb) for who sees which image, [07](07_performance.ipynb) for the throughput. `scripts/measure/sweep.py --help`: your own
 # rates, seeds and ranks.

@@ -22,26 +22,22 @@
 # on one node, and on two.
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import difflib
 import inspect
 import json
+import os
 import re
 import shlex
 import socket
 import subprocess
+import sys
 import time
+from pathlib import Path
 from unittest import mock
 
 import matplotlib.pyplot as plt
@@ -53,11 +49,13 @@ from matplotlib.ticker import MaxNLocator
 from torch.distributed import run as torchrun
 
 import placement
+import data
 import utils
-from scripts import plots, runs, spawn_mnist
-from scripts.checks import lesson_10 as check
-from scripts.lab_cluster import Cluster
-from scripts.slurm import lab
+from course import plots, runs
+from scripts.lessons import spawn_mnist
+from course.checks import lesson_10 as check
+from course import slurm
+from course.hosts import Cluster
 
 # %% tags=["parameters"]
 samples = 6000  # training images of MNIST
@@ -67,18 +65,12 @@ several_nodes = True  # two nodes and Slurm, live where this machine can; False 
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
-utils.get_dataset("mnist")  # once, before the ranks ask for it
+data.get_dataset("mnist")  # once, before the ranks ask for it
 live = Path("results/live")
 live.mkdir(parents=True, exist_ok=True)
 for old in live.glob("10_*"):
     old.unlink()
 us = {socket.gethostname(), socket.getfqdn()}
-
-
-def show(rows):
-    """A table: one dict a row."""
-    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (rows[0].keys(), *(row.values() for row in rows))]
-    display(Markdown("\n".join(f"| {' | '.join(row)} |" for row in [cells[0], [":--"] * len(rows[0]), *cells[1:]])))
 
 
 def told(name):
@@ -95,7 +87,7 @@ def told(name):
 # - `python -m torch.distributed.launch script.py`: its predecessor. It still works, with a warning.
 # - `mp.spawn(function, nprocs=2)`: your script, started once by plain `python`, starts the processes itself.
 #
-# `scripts/hello_rank.py` trains nothing. Each rank says what it was told: the environment variables that its launcher does not have itself.
+# `scripts/lessons/hello_rank.py` trains nothing. Each rank says what it was told: the environment variables that its launcher does not have itself.
 #
 # **Predict.** How many variables does `torchrun` set for a rank? And `mp.spawn`?
 
@@ -104,9 +96,9 @@ my_torchrun, my_spawn = 4, 4  # your numbers
 
 # %%
 start = {"torchrun": time.time()}
-# !env -u OMP_NUM_THREADS torchrun --nproc_per_node=2 scripts/hello_rank.py --out results/live/10_torchrun.jsonl
+# !env -u OMP_NUM_THREADS torchrun --nproc_per_node=2 scripts/lessons/hello_rank.py --out results/live/10_torchrun.jsonl
 start["mp.spawn"] = time.time()
-# !python scripts/hello_rank.py --spawn 2 --out results/live/10_spawn.jsonl
+# !python scripts/lessons/hello_rank.py --spawn 2 --out results/live/10_spawn.jsonl
 
 # %% [markdown]
 # (The banner is about the one variable that `torchrun` would rather leave to you: [07](07_performance.ipynb) tells the story.)
@@ -131,7 +123,7 @@ def value(rank, name):
 
 
 names = sorted(by_torchrun[1]["told"], key=lambda name: (list(meaning).index(name) if name in meaning else 99, name))
-show([{"variable": f"`{name}`", "says": meaning.get(name, ""), "torchrun, rank 0": value(by_torchrun[0], name),
+lesson.table([{"variable": f"`{name}`", "says": meaning.get(name, ""), "torchrun, rank 0": value(by_torchrun[0], name),
        "rank 1": value(by_torchrun[1], name), "mp.spawn, rank 1": value(by_spawn[1], name)} for name in names])
 Markdown(f"`torchrun` sets **{len(names)}** (you said {my_torchrun}), `mp.spawn` **{len(by_spawn[1]['told'])}** (you said {my_spawn}). "
          f"It passes the function one number, here {by_spawn[0]['passed']} and {by_spawn[1]['passed']}: the rank. Everything else is up to the script.")
@@ -162,7 +154,7 @@ Markdown(f"`torchrun` needs {alone['torchrun']:.1f} s before a rank runs its fir
 # %% [markdown]
 # ## One training, three launchers
 #
-# `scripts/spawn_mnist.py` trains LeNet on MNIST with `mp.spawn`. This is all that it does in place of `torchrun`:
+# `scripts/lessons/spawn_mnist.py` trains LeNet on MNIST with `mp.spawn`. This is all that it does in place of `torchrun`:
 
 # %%
 display(Markdown(f"```python\n{inspect.getsource(spawn_mnist.be_rank)}```"))
@@ -181,7 +173,7 @@ my_difference = 0.01
 # %%
 seen = "auto" if not torch.cuda.is_available() else "cpu"  # CPUs for all, so that the weights can be compared; where there are GPUs, say so
 options = f"--epochs {epochs} --lr 0.01 --samples {samples} --test-samples 1000"
-training = f"main.py --dataset mnist --optimizer sgd --device cpu {options}"
+training = f"main.py --dataset mnist --optimizer sgd --device cpu --no-channels-last {options}"
 # !python {training} --batch-size 64 --save-model results/live/10_one.pt --log-file results/live/10_one.jsonl
 # !torchrun --nproc_per_node=2 {training} --batch-size 32 --save-model results/live/10_torchrun.pt --log-file results/live/10_torchrun_mnist.jsonl
 
@@ -190,13 +182,13 @@ if old_launcher:
     get_ipython().system(f"python -W ignore -m torch.distributed.launch --nproc_per_node=2 {training} --batch-size 32 --save-model results/live/10_launch.pt")
 
 # %%
-# !python scripts/spawn_mnist.py --n-gpus 2 --device {seen} {options} --batch-size 32 --save-model results/live/10_spawn.pt
+# !python scripts/lessons/spawn_mnist.py --n-gpus 2 --device {seen} {options} --batch-size 32 --save-model results/live/10_spawn.pt
 
 # %%
 launched = {"torchrun": "10_torchrun.pt", "torch.distributed.launch": "10_launch.pt", "mp.spawn": "10_spawn.pt"}
 if not old_launcher:
     del launched["torch.distributed.launch"]
-_, test_set = utils.get_dataset("mnist", verify=False)
+_, test_set = data.get_dataset("mnist", verify=False)
 test_images, test_labels = test_set.first(1000).__getitems__(range(1000))
 
 
@@ -237,7 +229,7 @@ def draw_differences(launched):
 
 
 bars = draw_differences(launched)
-show([{"launcher": name, "accuracy on 1000 test images": f"{accuracy(weights(file)):.3f}"} for name, file in
+lesson.table([{"launcher": name, "accuracy on 1000 test images": f"{accuracy(weights(file)):.3f}"} for name, file in
       {"one process": "10_one.pt", **launched}.items()])
 apart = max(size for name, size in bars.items() if name in launched)
 assert apart < 1e-5, bars
@@ -251,7 +243,7 @@ Markdown(f"You said {my_difference:g}. The largest difference is **{apart:.0e}**
 # %%
 gpus = torch.cuda.device_count()
 if gpus:
-    print(subprocess.run([sys.executable, "scripts/spawn_mnist.py", f"--n-gpus={gpus}", *options.split()], check=True, capture_output=True, text=True,
+    print(subprocess.run([sys.executable, "scripts/lessons/spawn_mnist.py", f"--n-gpus={gpus}", *options.split()], check=True, capture_output=True, text=True,
                          timeout=300).stdout)
 else:
     print("No GPU here, so the run above was on the CPU, and its first line says so.")
@@ -262,19 +254,19 @@ else:
 # Many scripts from before PyTorch 2.0 have these lines. Their launcher passed `--local_rank`:
 
 # %%
-old, new = (Path(f"scripts/local_rank_{which}.py").read_text() for which in ("old", "new"))
+old, new = (Path(f"scripts/lessons/local_rank_{which}.py").read_text() for which in ("old", "new"))
 display(Markdown(f"```python\n{old.split('import argparse', 1)[1].strip()}\n```"))
 
 # %% [markdown]
-# **Predict.** What does it do today? We run it with `scripts/why.py`. It waits for a command no longer than we allow, and if it fails, looks for the
+# **Predict.** What does it do today? We run it with `scripts/cluster/why_it_failed.py`. It waits for a command no longer than we allow, and if it fails, looks for the
 # line that says why. (`--expect-failure`: here we want it to fail.)
 
 # %%
 my_guess = "it prints two local ranks"
 
 # %%
-# !python scripts/why.py --expect-failure --within 60 -- \
-#     python -W ignore -m torch.distributed.launch --nproc_per_node=2 scripts/local_rank_old.py
+# !python scripts/cluster/why_it_failed.py --expect-failure --within 60 -- \
+#     python -W ignore -m torch.distributed.launch --nproc_per_node=2 scripts/lessons/local_rank_old.py
 
 # %% [markdown]
 # The old launcher adds an argument to the command line of each rank. Since 2.0 that argument is spelled with a dash. The cure:
@@ -284,7 +276,7 @@ lines = list(difflib.unified_diff(old.split('"""')[2].strip().splitlines(), new.
 display(Markdown("```diff\n" + "\n".join(lines) + "\n```"))
 
 # %%
-# !python -W ignore -m torch.distributed.launch --nproc_per_node=2 scripts/local_rank_new.py --epochs 3
+# !python -W ignore -m torch.distributed.launch --nproc_per_node=2 scripts/lessons/local_rank_new.py --epochs 3
 
 # %% [markdown]
 # The changed line reads both spellings, and without either the environment variable. So it works with every launcher. If you only use
@@ -323,8 +315,8 @@ print("\nChanged in version", "\n\n".join(change.split("\n\n")[:3]))
 my_processes = 4
 
 # %%
-# !python scripts/why.py --all --within 60 -- torchrun --nproc_per_node=3 --max-restarts=1 \
-#     scripts/hello_rank.py --fail 1 --out results/live/10_restart.jsonl
+# !python scripts/cluster/why_it_failed.py --all --within 60 -- torchrun --nproc_per_node=3 --max-restarts=1 \
+#     scripts/lessons/hello_rank.py --fail 1 --out results/live/10_restart.jsonl
 
 # %%
 attempts = told("restart")
@@ -365,7 +357,7 @@ for words, what in ways.items():
     config = launch.call_args.kwargs["config"]
     rows.append({"torchrun …": f"`{words}`" if words else "", "": what, "nodes": f"{config.min_nodes} to {config.max_nodes}", "rendezvous": config.rdzv_backend,
                  "they meet at": config.rdzv_endpoint, "job": f"{config.run_id[:8]}…" if len(config.run_id) > 8 else config.run_id})
-show(rows)
+lesson.table(rows)
 ports = {name: told(name)[0]["told"]["MASTER_PORT"] for name in ("torchrun", "restart")}
 Markdown(f"Port 0 means *any that is free*. The two torchruns above got {' and '.join(ports.values())}: on one node you need not choose a port.")
 
@@ -376,7 +368,7 @@ Markdown(f"Port 0 means *any that is free*. The two torchruns above got {' and '
 #
 # ## When it does not start
 #
-# Five mistakes, all at once. The launcher's own output is often a page a rank. `why.py` prints the one line.
+# Five mistakes, all at once. The launcher's own output is often a page a rank. `why_it_failed.py` prints the one line.
 #
 # **Predict.** Which of them end by themselves at once, and which would you still be waiting for after a minute?
 
@@ -387,17 +379,17 @@ my_list = ["a master that is not there"]
 taken = socket.create_server(("", 0))  # some other program's port
 closed = socket.socket()
 closed.bind(("127.0.0.1", 0))  # nobody listens here
-hello = "scripts/local_rank_new.py"
+hello = "scripts/lessons/local_rank_new.py"
 join = f"torchrun --nnodes=2 --node-rank=1 --master-addr=127.0.0.1 --master-port={closed.getsockname()[1]}"
 too_many = torch.cuda.device_count() + 1
 mistakes = {  # what to start, and how many seconds we give it
     "a port in use": (f"torchrun --nproc_per_node=2 --master-port={taken.getsockname()[1]} {hello}", 60),
-    "a port in use, mp.spawn": (f"python scripts/spawn_mnist.py --n-gpus 2 --device cpu --port {taken.getsockname()[1]}", 60),
+    "a port in use, mp.spawn": (f"python scripts/lessons/spawn_mnist.py --n-gpus 2 --device cpu --port {taken.getsockname()[1]}", 60),
     "a master that is not there": (f"{join} {hello}", 7),
     "the same, and no patience": (f"{join} --rdzv-conf=timeout=2 {hello}", 60),
     "more ranks than GPUs": (f"torchrun --nproc_per_node={too_many} main.py --backend nccl", 60),
 }
-started = {name: subprocess.Popen([sys.executable, "scripts/why.py", f"--within={seconds}", "--", *shlex.split(command)],
+started = {name: subprocess.Popen([sys.executable, "scripts/cluster/why_it_failed.py", f"--within={seconds}", "--", *shlex.split(command)],
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for name, (command, seconds) in mistakes.items()}
 said = {name: process.communicate(timeout=120)[0] for name, process in started.items()}
 taken.close()
@@ -415,7 +407,7 @@ Markdown(f"You said: {', '.join(my_list)}. Had to be ended: **{', '.join(ended) 
 # ## Two nodes
 #
 # On two machines you would type a command on each. Here the two machines are *network namespaces* of this one, each with a name, an address and
-# processes of its own (`scripts/lab_cluster.py`). They share the cores: this shows what happens, not how fast. It needs Linux and some rights.
+# processes of its own (`scripts/cluster/lab_cluster.py`). They share the cores: this shows what happens, not how fast. It needs Linux and some rights.
 
 # %%
 not_asked = None if several_nodes else "several_nodes is False"
@@ -426,7 +418,7 @@ recorded = Path("results/recorded/two-nodes-namespaces")
 def run(command, within):
     """Show the command and what it says. It must end well, and in time."""
     print(f"$ {command}\n")
-    done = subprocess.run([sys.executable, "scripts/why.py", "--all", f"--within={within}", "--", *shlex.split(command)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "scripts/cluster/why_it_failed.py", "--all", f"--within={within}", "--", *shlex.split(command)], capture_output=True, text=True)
     print(done.stdout, done.stderr)
     assert done.returncode == 0
 
@@ -447,7 +439,7 @@ if no_nodes:
     logs = {"one node, 1 rank": "one-node-1-rank", "one node, 2 ranks": "one-node-2-ranks", "two nodes, 1 rank each": "two-nodes-1-rank-each"}
     logs = {name: recorded / f"{file}.jsonl" for name, file in logs.items()}
 else:
-    run(f"python scripts/lab_cluster.py --nodes 2 --timeout 90 -- '{static} {training} --batch-size 32 --save-model results/live/10_nodes.pt "
+    run(f"python scripts/cluster/lab_cluster.py --nodes 2 --timeout 90 -- '{static} {training} --batch-size 32 --save-model results/live/10_nodes.pt "
         "--log-file results/live/10_nodes.jsonl'", within=100)
     launched["two nodes, torchrun"] = "10_nodes.pt"
     logs = {"one node, 1 rank": live / "10_one.jsonl", "one node, 2 ranks": live / "10_torchrun_mnist.jsonl", "two nodes, 1 rank each": live / "10_nodes.jsonl"}
@@ -543,11 +535,11 @@ Markdown(f"You said: {my_guess}. The rest formed a new job, of {parts[1][0]} nod
 # ## Slurm
 #
 # On a cluster Slurm starts processes on the nodes it gives you. So it can be the launcher itself, or start one `torchrun` on each node. Both files are in
-# `scripts/slurm/`, and this is the command that counts in each:
+# `scripts/cluster/`, and this is the command that counts in each:
 
 # %%
 for way in ("ranks", "torchrun"):
-    command = re.search(r"^srun (?:.*\\\n)*.*", Path(f"scripts/slurm/{way}.sbatch").read_text(), re.M)[0]  # to the first line that goes on no more
+    command = re.search(r"^srun (?:.*\\\n)*.*", Path(f"scripts/cluster/{way}.sbatch").read_text(), re.M)[0]  # to the first line that goes on no more
     print(f"{way}.sbatch:\n{command}\n")
 
 # %% [markdown]
@@ -560,27 +552,27 @@ for way in ("ranks", "torchrun"):
 display(Markdown(f"```python\n{inspect.getsource(placement.adopt_slurm)}```"))
 
 # %%
-no_slurm = not_asked or lab.missing() or no_nodes
+no_slurm = not_asked or slurm.missing() or no_nodes
 recorded_slurm = Path("results/recorded/slurm-two-nodes")
 if no_slurm:
     print(f"RECORDED on another machine ({recorded_slurm}), because {no_slurm}\n")
     outputs = {way: recorded_slurm / f"{way}.out" for way in ("ranks", "torchrun")}
 else:
     job = f"{training} --batch-size 32".removeprefix("main.py ")
-    submit = "; ".join(f"sbatch --gpus-per-node=0 --ntasks-per-node=1 --cpus-per-task=1 --output=results/live/10_slurm_{way}.txt scripts/slurm/{way}.sbatch "
+    submit = "; ".join(f"sbatch --gpus-per-node=0 --ntasks-per-node=1 --cpus-per-task=1 --output=results/live/10_slurm_{way}.txt scripts/cluster/{way}.sbatch "
                        f"{job} --log-file results/live/10_slurm_{way}.jsonl --save-model results/live/10_slurm_{way}.pt" for way in ("ranks", "torchrun"))
-    run(f"python scripts/slurm/lab.py --nodes 2 -- sh -c 'sinfo; {submit}; sleep 4; squeue; while squeue --noheader | grep -q .; do sleep 0.5; done'", within=110)
+    run(f"python scripts/cluster/slurm_lab.py --nodes 2 -- sh -c 'sinfo; {submit}; sleep 4; squeue; while squeue --noheader | grep -q .; do sleep 0.5; done'", within=110)
     outputs = {way: live / f"10_slurm_{way}.txt" for way in ("ranks", "torchrun")}
     launched |= {"Slurm starts the ranks": "10_slurm_ranks.pt", "Slurm starts torchrun": "10_slurm_torchrun.pt"}
 for way, output in outputs.items():
     print(f"--- {way}.sbatch", *(line[:150] for line in output.read_text().splitlines() if not re.search("frame|Exception raised", line)), sep="\n")
 df = runs.read_runs({f"{way}.sbatch": output.with_suffix(".jsonl") for way, output in outputs.items()})
 assert set(df["status"]) == {"completed"}, df["note"]
-show([{"file": label, "started by": run.launcher, "nodes": run.nodes, "ranks": run.world_size, "loss": f"{run.loss:.6f}"}
+lesson.table([{"file": label, "started by": run.launcher, "nodes": run.nodes, "ranks": run.world_size, "loss": f"{run.loss:.6f}"}
       for label, run in df.groupby("label", sort=False).last().iterrows()])
 
 # %% [markdown]
-# Live, this is a real Slurm on the namespaces of this machine, for as long as the two jobs run (`scripts/slurm/lab.py`). Each line of a job begins with
+# Live, this is a real Slurm on the namespaces of this machine, for as long as the two jobs run (`scripts/cluster/slurm_lab.py`). Each line of a job begins with
 # the task that printed it (`srun --label`). Two jobs may share a node, so each meets at a port made from its job's number. With one port written
 # into the file, the second job on a node would fail.
 #
@@ -645,4 +637,4 @@ check.restarts(my_count)
 #
 # - [03 · Processes and ranks](03_processes_and_ranks.ipynb): the names, process groups, and starting ranks from a notebook.
 # - [07 · Performance](07_performance.ipynb): what more ranks gain.
-# - Your own cluster: copy `scripts/slurm/torchrun.sbatch`, change its head, and read `python scripts/why.py --log slurm-JOB.out` when it fails.
+# - Your own cluster: copy `scripts/cluster/torchrun.sbatch`, change its head, and read `python scripts/cluster/why_it_failed.py --log slurm-JOB.out` when it fails.

@@ -21,24 +21,20 @@
 # One of many ranks dies, a node is lost, a cable is cut. What becomes of the training, and how much work is lost?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -48,10 +44,12 @@ from IPython.display import Markdown, display
 from matplotlib.ticker import MaxNLocator
 
 import options as main_options
+import data
 import utils
-from scripts import dcp_shards, plots, runs, why
-from scripts.checks import lesson_11 as check
-from scripts.lab_cluster import Cluster
+from course import plots, processes, runs
+from scripts.lessons import sharded_checkpoint
+from course.checks import lesson_11 as check
+from course.hosts import Cluster
 
 # %% tags=["parameters"]
 samples = 6000  # training images
@@ -62,18 +60,12 @@ several_nodes = True  # two nodes, live where this machine can; False shows a re
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
-data = utils.get_dataset("auto")[0].name  # once, before the ranks ask for it
-made_up = ", SYNTHETIC DATA" if data == "synthetic" else ""
+dataset = data.get_dataset("auto")[0].name  # once, before the ranks ask for it
+made_up = ", SYNTHETIC DATA" if dataset == "synthetic" else ""
 live = Path("results/live")
 live.mkdir(parents=True, exist_ok=True)
 for old in live.glob("11_*"):
     shutil.rmtree(old) if old.is_dir() else old.unlink()
-
-
-def show(rows):
-    """A table: one dict a row."""
-    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in (rows[0].keys(), *(row.values() for row in rows))]
-    display(Markdown("\n".join(f"| {' | '.join(row)} |" for row in [cells[0], [":--"] * len(rows[0]), *cells[1:]])))
 
 
 def records(log):
@@ -96,7 +88,7 @@ def records(log):
 my_second_attempt, my_files = "goes well", 1
 
 # %%
-# !python scripts/why.py --expect-failure --within 120 -- torchrun --nproc_per_node=2 --max-restarts=1 --log-dir=results/live/11_errors \
+# !python scripts/cluster/why_it_failed.py --expect-failure --within 120 -- torchrun --nproc_per_node=2 --max-restarts=1 --log-dir=results/live/11_errors \
 #     main.py --device cpu --samples 500 --test-samples 100 --epochs 1 --lr 1e30
 
 # %%
@@ -108,8 +100,8 @@ for rank in sorted(job.glob("attempt_*/*")):
     errors.append({"restart count": rank.parent.name.removeprefix("attempt_"), "rank": rank.name, "error.json says": error["message"]})
     if file.exists():
         traceback = error["extraInfo"]["py_callstack"]
-show(errors)
-print(textwrap.indent(why.without_folders(traceback), "  "))
+lesson.table(errors)
+print(textwrap.indent(processes.without_folders(traceback), "  "))
 left = sum("no error file" not in row["error.json says"] for row in errors)
 Markdown(f"You said: the second attempt {my_second_attempt}, {my_files} file(s). There were **{len(errors)}** processes and **{left}** error files, and both attempts "
          "failed in the same way. **A restart cures an accident, and repeats a mistake.**")
@@ -133,7 +125,7 @@ training = f"main.py --device cpu --samples {samples} --test-samples 1000 --epoc
 # !torchrun --nproc_per_node=2 {training} --save-model results/live/11_whole.pt --log-file results/live/11_whole.jsonl
 
 # %% [markdown]
-# And now you kill one: `victim` and `moment` stand at the top of this notebook. `scripts/kill_rank.py` looks into the run's log, and at the moment you chose it sends SIGKILL, which no
+# And now you kill one: `victim` and `moment` stand at the top of this notebook. `scripts/cluster/kill_rank.py` looks into the run's log, and at the moment you chose it sends SIGKILL, which no
 # program can catch. Linux does the same to a process when the machine has no memory left.
 #
 # **Predict.** How many seconds longer will it take? How many steps are made twice? How far are its weights from those of the undisturbed run?
@@ -142,7 +134,7 @@ training = f"main.py --device cpu --samples {samples} --test-samples 1000 --epoc
 my_seconds, my_steps, my_difference = 1, 100, 0.01
 
 # %%
-# !python scripts/kill_rank.py --kill {victim}@{moment} --within 150 --out results/live/11_kill.json -- torchrun --nproc_per_node=2 --max-restarts=1 \
+# !python scripts/cluster/kill_rank.py --kill {victim}@{moment} --within 150 --out results/live/11_kill.json -- torchrun --nproc_per_node=2 --max-restarts=1 \
 #     {training} --checkpoint results/live/11_kept.pt --checkpoint-every {every} --save-model results/live/11_killed.pt --log-file results/live/11_killed.jsonl
 
 # %%
@@ -278,14 +270,14 @@ Markdown(f"Young: every **{young:.1f} s**, Daly: every {daly:.1f} s (you said {6
 # Large jobs fail more often: any node that fails stops the job, so its M is that of one node divided by the number of nodes. For the write above:
 
 # %%
-show([{"nodes": f"{nodes:,}", "M": f"{hours_between_failures / nodes:.3g} h", "best interval": f"{math.sqrt(2 * write_seconds * M / nodes):.1f} s",
+lesson.table([{"nodes": f"{nodes:,}", "M": f"{hours_between_failures / nodes:.3g} h", "best interval": f"{math.sqrt(2 * write_seconds * M / nodes):.1f} s",
        "time that is lost": f"{math.sqrt(2 * write_seconds * nodes / M):.2%}"} for nodes in (1, 8, 64, 1024)])
 
 # %% [markdown]
 # ## A node is lost, and comes back
 #
 # Two nodes, out of network namespaces of this machine (lesson [10](10_launchers.ipynb)). The job is *elastic*: `--nnodes=1:2`, one node is enough, two are welcome.
-# `scripts/lose_node.py` kills node1 while both train, and starts it again a little later. In the end it sends SIGTERM, as a cluster does when it wants its machines back.
+# `scripts/cluster/lose_node.py` kills node1 while both train, and starts it again a little later. In the end it sends SIGTERM, as a cluster does when it wants its machines back.
 # Beside it runs a second pair of nodes, for the next section.
 #
 # **Predict.** Both nodes together take 64 images a step. How many does node0 take when it is alone? And does the run begin again at epoch 0?
@@ -297,13 +289,13 @@ my_images, my_first_epoch = 32, 0
 why_not = None if several_nodes else "several_nodes is False"
 why_not = why_not or Cluster.available()
 recorded = Path("results/recorded/elastic-two-nodes")
-options = f"--dataset {data} --device cpu --samples 3000 --test-samples 500 --global-batch-size 64".split()
+options = f"--dataset {dataset} --device cpu --samples 3000 --test-samples 500 --global-batch-size 64".split()
 if why_not:
     print(f"RECORDED on another machine ({recorded}), because {why_not}\n")
     lost_and_back, cut = recorded / "rejoin", recorded / "cut"
 else:
     lost_and_back, cut = live / "11_rejoin", live / "11_cut"
-    labs = [subprocess.Popen([sys.executable, "scripts/lose_node.py", what, "--out", folder, "--epochs", str(parts), "--", *options, *more],
+    labs = [subprocess.Popen([sys.executable, "scripts/cluster/lose_node.py", what, "--out", folder, "--epochs", str(parts), "--", *options, *more],
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             for what, folder, parts, more in (("rejoin", lost_and_back, 2, []), ("cut", cut, 1, ["--timeout", "5"]))]
     for lab in labs:  # each of its waits is bounded
@@ -353,7 +345,7 @@ Markdown(f"Alone, node0 took **{alone[2]}** images a step (you said {my_images})
 # %% [markdown]
 # - When node1 comes back, nothing has failed. `torchrun` stops the healthy rank with SIGTERM. `main.py` then writes a checkpoint and ends with status 75, so no step is lost. SIGUSR1, which Slurm can send
 #   before a job's time is over, does the same.
-# - Coming back needs the environment variable `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on all nodes; `scripts/lose_node.py` sets it. Without it, we have seen it fail with torch 2.14
+# - Coming back needs the environment variable `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on all nodes; `scripts/cluster/lose_node.py` sets it. Without it, we have seen it fail with torch 2.14
 #   and 2.15.
 # - `--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3` makes the survivor notice the loss sooner.
 # - node0 keeps the rendezvous (`--rdzv-endpoint=node0:…`). If that one is lost, all is lost: give that task to a machine that does not train.
@@ -404,7 +396,7 @@ Markdown(f"node0 gave up after **{silence:.1f} s** (you said {my_gave_up}), and 
 # ## Many writers, another number of readers
 #
 # In DDP each rank holds the whole model, so rank 0 can write it alone. When the ranks *divide* a model among them (FSDP), none of them has it all.
-# `torch.distributed.checkpoint` (DCP) lets each write its part. `scripts/dcp_shards.py` saves LeNet, which is whole on every rank, and a table whose rows
+# `torch.distributed.checkpoint` (DCP) lets each write its part. `scripts/lessons/sharded_checkpoint.py` saves LeNet, which is whole on every rank, and a table whose rows
 # are divided among the ranks.
 #
 # **Predict.** Two ranks hold LeNet twice. How often does it stand in the folder?
@@ -413,10 +405,10 @@ Markdown(f"node0 gave up after **{silence:.1f} s** (you said {my_gave_up}), and 
 my_copies = 2
 
 # %%
-# !torchrun --nproc_per_node=2 scripts/dcp_shards.py --save results/live/11_dcp
+# !torchrun --nproc_per_node=2 scripts/lessons/sharded_checkpoint.py --save results/live/11_dcp
 
 # %%
-pieces = dcp_shards.contents("results/live/11_dcp")
+pieces = sharded_checkpoint.contents("results/live/11_dcp")
 files = sorted({piece["file"] for piece in pieces})
 fig, ax = plt.subplots(figsize=(15, 4.8))
 for y, file in enumerate(files):
@@ -440,7 +432,7 @@ Markdown(f"LeNet stands there **{copies}** time (you said {my_copies}): what all
 # Now we read it **here**, in this notebook: one process, no process group. No file holds all of it.
 
 # %%
-loaded, expected = dcp_shards.load("results/live/11_dcp"), dcp_shards.expected()
+loaded, expected = sharded_checkpoint.load("results/live/11_dcp"), sharded_checkpoint.expected()
 assert all(torch.equal(loaded[name], value) for name, value in expected.items())
 Markdown(f"One process has read what two wrote: a table of {loaded['table'].shape[0]} rows, and {len(loaded) - 1} tensors of LeNet, bit for bit. DCP reads into the tensors that you have, whatever "
          "number of ranks they are shared by. The same folder would load on three.")
@@ -476,7 +468,7 @@ check.young(my_interval)
 # check.young.solution()
 
 # %% [markdown]
-# 3. `my_save(path, data)` replaces the file `path` by the bytes `data`. It may be killed at any moment: then `path` must hold all of the old data, or all of the new. The check runs your function in a process of its own
+# 3. `my_save(path, data)` replaces the file `path` by the bytes `data`. It may be killed at any moment: then `path` must hold all of the old dataset, or all of the new. The check runs your function in a process of its own
 #    and kills that process, once before each single instruction. (`os`, `shutil`, `tempfile` and `Path` are imported there.)
 
 # %%
@@ -499,5 +491,5 @@ check.never_half(my_save)
 # ## Where next
 #
 # - Choose another `victim` and `moment` at the top, 0 and 1.2, and run this notebook again. Rank 0 is the one that writes: what changes?
-# - `python scripts/torture.py --kills 3 --only kill-a-rank kill-the-write` kills ranks at random moments, and a checkpoint in the middle of its write.
+# - `python scripts/cluster/torture.py --kills 3 --only kill-a-rank kill-the-write` kills ranks at random moments, and a checkpoint in the middle of its write.
 # - [10 · Launchers](10_launchers.ipynb): nodes, rendezvous, Slurm.

@@ -18,26 +18,21 @@
 # The mistakes that people really make with several processes: what does each look like, how do you find it, and what is the smallest repair?
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import json
+import os
 import shlex
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 from IPython.display import Markdown
 
-from scripts import gallery, plots
-from scripts.checks import lesson_12 as check
+from course import gallery, plots
+from course.checks import lesson_12 as check
 
 # %% tags=["parameters"]
 subset = "all"  # "quick" runs six of the mistakes
@@ -74,7 +69,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # A model has a head that the loss does not use. The first step works; what happens in the second?
 
 # %%
-# !python scripts/gallery.py show unused_parameter --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show unused_parameter --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 2. unrecognized arguments
@@ -82,7 +77,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # An old script, started the old way. (Lesson [10](10_launchers.ipynb) tells how the launchers differ.)
 
 # %%
-# !python scripts/gallery.py show local_rank --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show local_rank --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 3. Address already in use
@@ -90,7 +85,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # You start a second job beside the first, with the same script. Both meet at the port that the script names.
 
 # %%
-# !python scripts/gallery.py show address_in_use --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show address_in_use --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 4. Names that begin with module
@@ -98,7 +93,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # The run is over, the weights are saved. Can a plain model load them?
 
 # %%
-# !python scripts/gallery.py show module_prefix --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show module_prefix --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 5. Accuracy depends on the number of ranks
@@ -106,7 +101,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # Nine test images on two ranks. Nine does not divide by two; what does the sampler do? (Lesson [05](05_distributed_sampler.ipynb) says how wrong it can get.)
 
 # %%
-# !python scripts/gallery.py show padded_evaluation --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show padded_evaluation --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 6. The same order in every epoch
@@ -114,7 +109,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # `DistributedSampler(shuffle=True)` shuffles. Each epoch anew?
 
 # %%
-# !python scripts/gallery.py show set_epoch --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show set_epoch --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 7. Fewer updates with more ranks
@@ -122,7 +117,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # The same options, with two ranks in place of one process. Is it the same training?
 
 # %%
-# !python scripts/gallery.py show batch_per_process --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show batch_per_process --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 8. Slower with more ranks
@@ -130,7 +125,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # Two ranks have twice the cores. Are they faster? (Lesson [07](07_performance.ipynb) measures where the time goes.)
 
 # %%
-# !python scripts/gallery.py show slower --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show slower --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 9a. A hang, ranks in different places
@@ -138,7 +133,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # A hang says nothing by itself. Here each wait ends after 6 seconds; by default it is much longer (lesson [11](11_fault_tolerance.ipynb) reads the defaults). And each rank says after 3 seconds where it stands.
 
 # %%
-# !python scripts/gallery.py show hang_different --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show hang_different --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 9b. A hang, rank 0 alone in a collective
@@ -146,7 +141,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # Rank 0 writes the log. So it alone needs the mean loss, and the other need not compute it …
 
 # %%
-# !python scripts/gallery.py show hang_rank_0 --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show hang_rank_0 --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 9c. A hang at the end of an epoch
@@ -154,7 +149,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # Rank 0 has five batches, and rank 1 has four.
 
 # %%
-# !python scripts/gallery.py show hang_uneven --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show hang_uneven --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 10. multiprocessing from a notebook
@@ -162,7 +157,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # A function in a notebook, and `mp.spawn` to start it twice.
 
 # %%
-# !python scripts/gallery.py show notebook_spawn --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show notebook_spawn --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 11a. Every process on GPU 0
@@ -170,7 +165,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # `.to("cuda")` works on one GPU. Where do the tensors of rank 1 go?
 
 # %%
-# !python scripts/gallery.py show all_on_gpu_0 --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show all_on_gpu_0 --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 11b. A checkpoint goes back to GPU 0
@@ -178,7 +173,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # A checkpoint was saved on GPU 0. Each rank loads it.
 
 # %%
-# !python scripts/gallery.py show map_location --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show map_location --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 12a. The same noise on all ranks
@@ -186,7 +181,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # All ranks begin with `torch.manual_seed(0)`, so that the run can be repeated. What else is the same now?
 
 # %%
-# !python scripts/gallery.py show same_seed --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show same_seed --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 12b. Other weights on each rank
@@ -194,7 +189,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # The opposite: each rank has a seed of its own from the start. DDP would mend that in its constructor; a loop by hand does not.
 
 # %%
-# !python scripts/gallery.py show other_weights --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show other_weights --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 13. The loss of rank 0 alone
@@ -202,7 +197,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # Only rank 0 prints. Of which images is the loss that it prints?
 
 # %%
-# !python scripts/gallery.py show rank_0_loss --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show rank_0_loss --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 14. BatchNorm sees one rank only
@@ -210,7 +205,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # Lesson [06](06_ddp.ipynb) found it among the conditions for equality with one process. Here it is alone.
 
 # %%
-# !python scripts/gallery.py show batchnorm --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show batchnorm --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 15. DataParallel fills GPU 0
@@ -218,7 +213,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # `nn.DataParallel` divides the batch. Does it divide the memory, too? (Lesson [02](02_data_parallel.ipynb) draws all of it.)
 
 # %%
-# !python scripts/gallery.py show dp_gpu_0 --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show dp_gpu_0 --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 16. The average of averages
@@ -226,7 +221,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # Each rank has computed its accuracy. Add up, divide by the ranks?
 
 # %%
-# !python scripts/gallery.py show average_of_averages --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show average_of_averages --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 17. no_sync that saves nothing
@@ -234,7 +229,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # Gradients of two batches are added up before each update. `no_sync` leaves out the all-reduce of the first. Where does it belong?
 
 # %%
-# !python scripts/gallery.py show no_sync --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show no_sync --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 18. model.module drifts apart
@@ -242,7 +237,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # `model.module` is the model inside DDP. People reach through to it to call a method of their own, or to be rid of DDP for a moment.
 
 # %%
-# !python scripts/gallery.py show ddp_module --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show ddp_module --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 19. Slurm tasks that never meet
@@ -250,7 +245,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # Each task of a job works out by itself where to meet the others.
 
 # %%
-# !python scripts/gallery.py show slurm_rendezvous --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show slurm_rendezvous --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 20. Every rank downloads
@@ -258,7 +253,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # `if not file.exists(): download(file)` is right in one process.
 
 # %%
-# !python scripts/gallery.py show all_download --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show all_download --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 21. A link that looks slower than it is
@@ -266,7 +261,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # The link is said to carry so many GB/s, and an all-reduce moves fewer. Is the link bad? It takes three ranks to see it: with two both figures are the same.
 
 # %%
-# !python scripts/gallery.py show busbw --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show busbw --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 22. The wrong traceback
@@ -274,7 +269,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # A job of many ranks dies, and the console is full. Which traceback does one read?
 
 # %%
-# !python scripts/gallery.py show wrong_traceback --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show wrong_traceback --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 23a. Every rank writes the checkpoint
@@ -282,7 +277,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # `torch.save` at the end of the epoch. Who calls it?
 
 # %%
-# !python scripts/gallery.py show every_rank_writes --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show every_rank_writes --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## 23b. A resumed run that is another run
@@ -290,7 +285,7 @@ Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a mess
 # A run is stopped and goes on from its checkpoint. Is it the same run? (Lesson [11](11_fault_tolerance.ipynb) has all that belongs in a checkpoint.)
 
 # %%
-# !python scripts/gallery.py show optimizer_left_out --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py show optimizer_left_out --subset {shlex.quote(subset)} --out {live}
 
 # %% [markdown]
 # ## How much of what is printed matters
@@ -382,8 +377,8 @@ check.unpadded(my_accuracy)
 # - [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) has all of it on one page. It is made from the same table, and this says whether it is up to date:
 
 # %%
-# !python scripts/gallery.py guide --check
+# !python scripts/broken/gallery.py guide --check
 
 # %% [markdown]
-# - `python scripts/gallery.py run set_epoch` prints all that a broken script says. Change the script, and run it again.
+# - `python scripts/broken/gallery.py run set_epoch` prints all that a broken script says. Change the script, and run it again.
 # - [11 · Fault tolerance](11_fault_tolerance.ipynb): when nothing is wrong with the program, and still a rank dies.

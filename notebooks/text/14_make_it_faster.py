@@ -24,30 +24,26 @@
 # thing, and measure again. **Many changes do not pay. They stay in the table.**
 
 # %%
-import os
-import sys
-from pathlib import Path
-
-root = next(p for p in (Path.cwd(), *Path.cwd().parents) if (p / "main.py").is_file() and (p / "utils.py").is_file())
-os.chdir(root)  # the repository, whether Jupyter began there or in notebooks/
-if str(root) not in sys.path:
-    sys.path.insert(0, str(root))
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # this environment's torchrun
-get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell and the notebook
+import glob, sys
+sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+from course import lesson; lesson.begin()
 
 # %%
 import json
 import math
+import os
 import shlex
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from IPython.display import Markdown, display
 
+import data
 import utils
-from scripts import gains, plots, plots_faster
-from scripts.checks import lesson_14 as check
-from scripts.variants import CHANGES
+from course import plots, predict
+from course.checks import lesson_14 as check
+from scripts.measure.adjustable_training import CHANGES
 
 # %% tags=["parameters"]
 ranks = 2  # processes of the runs with several; 2 or more
@@ -60,11 +56,11 @@ together = "nothing threads bucket-view first-bucket small-buckets fp16-hook bf1
 
 # %% [markdown]
 # **All runs here are on the CPU, also where there are GPUs**, with one thread a rank: so everybody sees the same operators. On a GPU
-# the same programs give other answers (`scripts/faster.py --device cuda`). The way to find them stays.
+# the same programs give other answers (`scripts/measure/compare_changes.py --device cuda`). The way to find them stays.
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"
-data = utils.get_dataset("auto")[0].name  # once, before the ranks ask for it
+dataset = data.get_dataset("auto")[0].name  # once, before the ranks ask for it
 Path("results/live").mkdir(parents=True, exist_ok=True)
 LABEL = {"lenet": "LeNet", "resnet": "small ResNet", "wide": "three wide layers"}
 
@@ -74,13 +70,7 @@ def found(name):
     return json.loads(Path(f"results/live/14_{name}.json").read_text())
 
 
-def show(rows):
-    """A table: one dict a row."""
-    lines = [rows[0].keys(), [":--"] + ["--:"] * (len(rows[0]) - 1), *(row.values() for row in rows)]
-    display(Markdown("\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)))
-
-
-Markdown(f"{utils.cores()} cores; images of {data}" + (" (SYNTHETIC)." if data == "synthetic" else "."))
+Markdown(f"{utils.cores()} cores; images of {dataset}" + (" (SYNTHETIC)." if dataset == "synthetic" else "."))
 
 # %% [markdown]
 # ## One rank: where does the time go?
@@ -99,7 +89,7 @@ Markdown(f"Of {sum(weights.values()):,} weights **{connected / sum(weights.value
 my_guess = "fully connected"
 
 # %%
-# !python scripts/step_profile.py --model lenet resnet --steps {steps} --out results/live/14_profile_one.json
+# !python scripts/measure/step_profile.py --model lenet resnet --steps {steps} --out results/live/14_profile_one.json
 
 # %% [markdown]
 # `torch.profiler` writes down when each operator begins and ends. **Self time** is the time in an operator without that of
@@ -109,24 +99,24 @@ my_guess = "fully connected"
 one = found("profile_one")
 fig, axes = plt.subplots(1, 2, figsize=(20, 8))
 for ax, (model, profile) in zip(axes, one["models"].items(), strict=True):
-    plots_faster.operators(profile["operators"], ax)
-    ax.set_title(f"{LABEL[model]}: {gains.step(profile):.1f} ms a step of {profile['batch_size']} images")
+    plots.changes.operators(profile["operators"], ax)
+    ax.set_title(f"{LABEL[model]}: {predict.gains.step(profile):.1f} ms a step of {profile['batch_size']} images")
 plt.show()
 
 
 # %%
 def parts(profile):
     """{what: share of the step}"""
-    kinds = {"convolution": lambda name: "conv" in name, "fully connected": lambda name: gains.is_product(name) and "conv" not in name,
+    kinds = {"convolution": lambda name: "conv" in name, "fully connected": lambda name: predict.gains.is_product(name) and "conv" not in name,
              "optimizer": lambda name: "adam" in name.lower() or name == "update"}
     total = sum(row["ms"] for row in profile["operators"])
     # what normalises images has the names of operators elsewhere, so the phase tells: timed without the profiler
-    return {"data": profile["phases"]["data"] / gains.step(profile)} | {kind: sum(row["ms"] for row in profile["operators"] if holds(row["name"])) / total for kind, holds in kinds.items()}
+    return {"data": profile["phases"]["data"] / predict.gains.step(profile)} | {kind: sum(row["ms"] for row in profile["operators"] if holds(row["name"])) / total for kind, holds in kinds.items()}
 
 
 shares = {model: parts(profile) for model, profile in one["models"].items()}
-show([{"part": kind, **{LABEL[model]: f"{shares[model][kind]:.0%}" for model in shares},
-       "if it took no time, LeNet would be": f"{gains.amdahl(shares['lenet'][kind], math.inf):.2f}× as fast"} for kind in shares["lenet"]])
+lesson.table([{"part": kind, **{LABEL[model]: f"{shares[model][kind]:.0%}" for model in shares},
+       "if it took no time, LeNet would be": f"{predict.gains.amdahl(shares['lenet'][kind], math.inf):.2f}× as fast"} for kind in shares["lenet"]])
 most = max(shares["lenet"], key=shares["lenet"].get)
 Markdown(f"Of these four, most of LeNet's time goes to **{most}** (you said: {my_guess}). The weights say little about the time: a convolution uses each of its weights "
          "at every place of every image, a fully connected layer uses it once an image.")
@@ -140,10 +130,10 @@ Markdown(f"Of these four, most of LeNet's time goes to **{most}** (you said: {my
 # %%
 rows = []
 for model, profile in one["models"].items():
-    under = sum(profile["medians"].get(name, 0) for name in (*gains.LABELS, "wait"))
-    rows.append({"model": LABEL[model], **{f"{phase}, ms": f"{profile['phases'][phase]:.2f}" for phase in gains.LABELS},
-                 "a step": f"{gains.step(profile):.1f}", "under the profiler": f"{under:.1f}"})
-show(rows)
+    under = sum(profile["medians"].get(name, 0) for name in (*predict.gains.LABELS, "wait"))
+    rows.append({"model": LABEL[model], **{f"{phase}, ms": f"{profile['phases'][phase]:.2f}" for phase in predict.gains.LABELS},
+                 "a step": f"{predict.gains.step(profile):.1f}", "under the profiler": f"{under:.1f}"})
+lesson.table(rows)
 
 # %% [markdown]
 # ## What the profile does not name
@@ -162,12 +152,12 @@ show(rows)
 my_faults = 1024
 
 # %%
-# !python scripts/page_faults.py --model lenet resnet --rounds {rounds} --out results/live/14_pages.json
+# !python scripts/measure/page_faults.py --model lenet resnet --rounds {rounds} --out results/live/14_pages.json
 
 # %%
 pages, can_keep = (found("pages")[name] for name in ("models", "can_keep"))
-show([{"model": LABEL[model], "page faults a step": f"{row['returned']['faults']:,.0f}", "of the time in the operating system": f"{row['returned']['system']:.0%}",
-       "predicted gain, with none of it": f"{gains.amdahl(row['returned']['system'], math.inf):.2f}", "memory kept: page faults": f"{row['kept']['faults']:,.0f}",
+lesson.table([{"model": LABEL[model], "page faults a step": f"{row['returned']['faults']:,.0f}", "of the time in the operating system": f"{row['returned']['system']:.0%}",
+       "predicted gain, with none of it": f"{predict.gains.amdahl(row['returned']['system'], math.inf):.2f}", "memory kept: page faults": f"{row['kept']['faults']:,.0f}",
        "measured gain": f"{row['gain']:.2f} ({row['low']:.2f}–{row['high']:.2f})"} for model, row in pages.items()])
 Markdown(f"You said {my_faults:,}. The small ResNet made **{pages['resnet']['returned']['faults']:,.0f}** (a page is {os.sysconf('SC_PAGESIZE') // 1024} KiB here), "
          f"LeNet, which needs less memory, {pages['lenet']['returned']['faults']:,.0f}. With its memory kept the small ResNet is **{pages['resnet']['gain']:.2f} times as fast**."
@@ -189,7 +179,7 @@ Markdown(f"You said {my_faults:,}. The small ResNet made **{pages['resnet']['ret
 my_waiting = [0.05, 0.05]
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/step_profile.py --model lenet wide --steps {steps} --out results/live/14_profile_ranks.json
+# !torchrun --nproc_per_node={ranks} scripts/measure/step_profile.py --model lenet wide --steps {steps} --out results/live/14_profile_ranks.json
 
 # %%
 many = found("profile_ranks")
@@ -209,15 +199,15 @@ plt.show()
 # (Open `results/live/14_profile_ranks.lenet.rank0.trace.json` at [ui.perfetto.dev](https://ui.perfetto.dev) to see every operator.)
 
 # %%
-waits = {model: profile["medians"]["wait"] / sum(profile["medians"][name] for name in (*gains.LABELS, "wait"))
+waits = {model: profile["medians"]["wait"] / sum(profile["medians"][name] for name in (*predict.gains.LABELS, "wait"))
          for model, profile in many["models"].items()}
-show([{"model": LABEL[model], **{f"{name}, ms": f"{profile['medians'][name]:.1f}" for name in (*gains.LABELS, "wait", "all-reduce")},
+lesson.table([{"model": LABEL[model], **{f"{name}, ms": f"{profile['medians'][name]:.1f}" for name in (*predict.gains.LABELS, "wait", "all-reduce")},
        "waits": f"{waits[model]:.0%}", "you said": f"{guess:.0%}",
-       "if it never waited": f"{gains.amdahl(waits[model], math.inf):.2f}×"}
+       "if it never waited": f"{predict.gains.amdahl(waits[model], math.inf):.2f}×"}
       for guess, (model, profile) in zip(my_waiting, many["models"].items(), strict=True)])
 before, after = ({row["name"]: row["ms"] for row in which["models"]["lenet"]["operators"]} for which in (one, many))
 grown = sorted(after, key=lambda name: before.get(name, 0) - after[name])[:4]
-show([{"LeNet: what grew most": f"`{plots_faster.shorten(name)}`", "one rank, ms": f"{before.get(name, 0):.2f}",
+lesson.table([{"LeNet: what grew most": f"`{plots.changes.shorten(name)}`", "one rank, ms": f"{before.get(name, 0):.2f}",
        f"{ranks} ranks, ms": f"{after[name]:.2f}"} for name in grown])
 
 # %% [markdown]
@@ -245,10 +235,10 @@ def predicted(run, names):
     models = list(run["models"])
     rows = []
     for name in names.split():
-        told = {model: gains.predict(name, profile_of(run, model)) for model in models}
+        told = {model: predict.gains.predict(name, profile_of(run, model)) for model in models}
         rows.append({"change": CHANGES[name].text, **{LABEL[model]: f"{gain:.2f}" if gain else "–" for model, (gain, _) in told.items()},
                      "you said": my_gains.get(name, 1), "how": told[models[0]][1]})
-    show(rows)
+    lesson.table(rows)
 
 
 predicted(one, alone)
@@ -256,40 +246,40 @@ predicted(many, together)
 
 
 # %% [markdown]
-# Two of these are what `main.py` does already (`images a batch at a time`, `fused optimizer`). There the training *without* it comes first.
+# Three of these are what `main.py` does already (`images a batch at a time`, `fused optimizer`, and `channels_last` on a CPU). There the training *without* it comes first.
 #
 # ## One rank: measure
 #
-# `scripts/faster.py` trains two models in turns, with the change and without: A B, B A, A B … Both see the same images, from the same
+# `scripts/measure/compare_changes.py` trains two models in turns, with the change and without: A B, B A, A B … Both see the same images, from the same
 # first weights. What disturbs the machine disturbs both. And it compares **the training with itself**: what that shows is noise.
 
 # %%
-# !python scripts/faster.py --model lenet --change {shlex.join(alone.split())} --rounds {rounds} --seconds {seconds} --out results/live/14_lenet.json
-# !python scripts/faster.py --model resnet --change {shlex.join(alone_resnet.split())} --rounds {rounds} --seconds {seconds} --out results/live/14_resnet.json
+# !python scripts/measure/compare_changes.py --model lenet --change {shlex.join(alone.split())} --rounds {rounds} --seconds {seconds} --out results/live/14_lenet.json
+# !python scripts/measure/compare_changes.py --model resnet --change {shlex.join(alone_resnet.split())} --rounds {rounds} --seconds {seconds} --out results/live/14_resnet.json
 
 # %%
-def table(measured, run, model, names):
+def changes_of(measured, run, model, names):
     """A line a change of `names`: predicted, measured, and what that says."""
     of_model = measured["models"][model]
     rows = []
     for name in names.split():
         row = of_model.get(name, {"error": "not tried with this model"})
-        rows.append({"change": name, "text": CHANGES[name].text, "predicted": gains.predict(name, profile_of(run, model))[0], **row,
-                     "verdict": gains.verdict(row, of_model["nothing"]) if "gain" in row else "did not run" if name in of_model else "not tried"})
+        rows.append({"change": name, "text": CHANGES[name].text, "predicted": predict.gains.predict(name, profile_of(run, model))[0], **row,
+                     "verdict": predict.gains.verdict(row, of_model["nothing"]) if "gain" in row else "did not run" if name in of_model else "not tried"})
     return pd.DataFrame(rows, columns=["change", "text", "predicted", "gain", "low", "high", "quartiles", "error", "verdict", "losses", "gradient_off"])
 
 
 def draw(tables, title):
     fig, axes = plt.subplots(1, 2, figsize=(20, 3.2 + 0.62 * len(tables[0][1])), sharey=True)
     for ax, (name, rows) in zip(axes, tables, strict=True):
-        plots_faster.changes(rows, ax, f"{name}, {title}")
-    plots_faster.key(fig)
+        plots.changes.changes(rows, ax, f"{name}, {title}")
+    plots.changes.key(fig)
     plt.show()
 
 
 of_lenet, of_resnet = found("lenet"), found("resnet")
 names = " ".join(dict.fromkeys((alone + " " + alone_resnet).split()))
-on_one = {"lenet": table(of_lenet, one, "lenet", names), "resnet": table(of_resnet, one, "resnet", names)}
+on_one = {"lenet": changes_of(of_lenet, one, "lenet", names), "resnet": changes_of(of_resnet, one, "resnet", names)}
 draw([(LABEL[model], rows) for model, rows in on_one.items()], "one rank")
 
 
@@ -308,7 +298,7 @@ def verdicts(tables):
                 row = rows_of.iloc[number]
                 line |= {label: row["verdict"] if pd.isna(row["gain"]) else f"{row['gain']:.2f} ({row['low']:.2f}–{row['high']:.2f}), **{row['verdict']}**"}
             rows.append(line)
-    show(rows)
+    lesson.table(rows)
     known = pd.concat([rows_of.assign(label=label) for label, rows_of in tables]).dropna(subset=["gain", "predicted"])
     worst = known.iloc[(known["gain"] / known["predicted"]).map(math.log).abs().argmax()]
     display(Markdown(f"Furthest from its prediction: **{worst['text']}**, {worst['label']}. Predicted {worst['predicted']:.2f}, measured {worst['gain']:.2f}."))
@@ -349,7 +339,7 @@ elif "error" in compiled:
 else:
     blocks = pd.DataFrame(compiled["seconds_an_image"]).median() * compiled["images_an_update"][0]  # seconds an update
     starts = compiled["first_update_seconds"]
-    back = gains.payback(*starts, *blocks)
+    back = predict.gains.payback(*starts, *blocks)
     longest = 2 * back if back < math.inf else 20_000
     fig, ax = plt.subplots(figsize=(12, 6))
     for number, name in enumerate(("as it is", "compiled")):
@@ -359,7 +349,7 @@ else:
     ax.set(xlabel="updates", ylabel="seconds since the start", ylim=(0, None))
     ax.set_title("Compiling LeNet: computed from its start and its step")
     plt.show()
-    epochs, seen = back * compiled["images_an_update"][0] / 50_000, gains.verdict(compiled, of_lenet["models"]["lenet"]["nothing"])
+    epochs, seen = back * compiled["images_an_update"][0] / 50_000, predict.gains.verdict(compiled, of_lenet["models"]["lenet"]["nothing"])
     text = (f"The first update takes {starts[0]:.2f} s, compiled **{starts[1]:.0f} s**; every other one {1000 * blocks[0]:.1f} and {1000 * blocks[1]:.1f} ms. "
             + ((f"The start is paid back after **{back:,} updates**, that is {epochs:.1f} epochs of 50,000 images."
                 + ("" if seen == "pays" else f" But do not build on it: the verdict above is *{seen}*, so the two steps may be equally long."))
@@ -375,7 +365,7 @@ Markdown(text)
 
 # %%
 def numerics(tables):
-    show([{"change": row.text, "model": label, "first gradient is off by": f"{row.gradient_off:.0e}" if row.gradient_off else "0",
+    lesson.table([{"change": row.text, "model": label, "first gradient is off by": f"{row.gradient_off:.0e}" if row.gradient_off else "0",
            "loss without it": f"{row.losses[0]:.3f}", "loss with it": f"{row.losses[1]:.3f}"}
           for label, rows in tables for row in rows.itertuples() if isinstance(row.losses, list) and row.change != "nothing"])
 
@@ -391,11 +381,11 @@ numerics([(LABEL[model], rows) for model, rows in on_one.items()])
 # The same program under `torchrun`. All changes share one process group. What is measured is the slowest rank.
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/faster.py --model lenet wide --change {shlex.join(together.split())} --rounds {rounds} --seconds {seconds} --out results/live/14_ranks.json
+# !torchrun --nproc_per_node={ranks} scripts/measure/compare_changes.py --model lenet wide --change {shlex.join(together.split())} --rounds {rounds} --seconds {seconds} --out results/live/14_ranks.json
 
 # %%
 of_ranks = found("ranks")
-on_many = {model: table(of_ranks, many, model, together) for model in ("lenet", "wide")}
+on_many = {model: changes_of(of_ranks, many, model, together) for model in ("lenet", "wide")}
 draw([(LABEL[model], rows) for model, rows in on_many.items()], f"{ranks} ranks")
 
 # %%
@@ -404,13 +394,13 @@ numerics([(LABEL[model], rows) for model, rows in on_many.items()])
 
 # %%
 sent = {model: profile_of(many, model) for model in ("lenet", "wide")}
-show([{"a step sends, KiB": LABEL[model], "float32": f"{p['gradient_bytes'] / 1024:,.0f}", "fp16, bf16": f"{p['gradient_bytes'] / 2048:,.0f}",
-       "PowerSGD": f"{gains.powersgd_values(p['shapes']) * 4 / 1024:,.0f}"} for model, p in sent.items()])
-show([{"an all-reduce alone, ms": LABEL[model], **{kind: f"{ms:.2f}" for kind, ms in p["all_reduce"].items()},
+lesson.table([{"a step sends, KiB": LABEL[model], "float32": f"{p['gradient_bytes'] / 1024:,.0f}", "fp16, bf16": f"{p['gradient_bytes'] / 2048:,.0f}",
+       "PowerSGD": f"{predict.gains.powersgd_values(p['shapes']) * 4 / 1024:,.0f}"} for model, p in sent.items()])
+lesson.table([{"an all-reduce alone, ms": LABEL[model], **{kind: f"{ms:.2f}" for kind, ms in p["all_reduce"].items()},
        "fp16 / float32": f"{p['all_reduce']['fp16'] / p['all_reduce']['float32']:.2f}",
        "bf16 / float32": f"{p['all_reduce']['bf16'] / p['all_reduce']['float32']:.2f}"} for model, p in sent.items()])
 caps = {"main.py's 25 MiB": [25 * 2**20], "None": [2**20, 25 * 2**20]}
-Markdown("\n".join(f"- `bucket_cap_mb`, {LABEL[model]}: " + "; ".join(f"{name} makes {len(gains.fill(p['shapes'], cap))} bucket(s)" for name, cap in caps.items()) + "."
+Markdown("\n".join(f"- `bucket_cap_mb`, {LABEL[model]}: " + "; ".join(f"{name} makes {len(predict.gains.fill(p['shapes'], cap))} bucket(s)" for name, cap in caps.items()) + "."
                    for model, p in sent.items()))
 
 # %% [markdown]
@@ -431,17 +421,17 @@ Markdown("\n".join(f"- `bucket_cap_mb`, {LABEL[model]}: " + "; ".join(f"{name} m
 
 # %%
 IN_MAIN = {"whole-batches": "always", "fused": "always", "bucket-view": "always", "threads": "OMP_NUM_THREADS; cores / ranks by itself", "batch": "--batch-size",
-           "bf16": "--bf16", "channels-last": "--channels-last", "compile": "--compile", "first-bucket": "--bucket-cap-mb", "small-buckets": "--bucket-cap-mb",
+           "bf16": "--bf16", "channels-last": "on a CPU; elsewhere --channels-last", "compile": "--compile", "first-bucket": "--bucket-cap-mb", "small-buckets": "--bucket-cap-mb",
            "fp16-hook": "--comm-hook fp16", "bf16-hook": "--comm-hook bf16", "powersgd": "no: another gradient", "accumulate": "no: --batch-size 256 is the same training, if the memory is there"}
 here = {}
 for rows in (*on_one.values(), *on_many.values()):
     for row in rows.itertuples():
         here.setdefault(row.change, []).append(row.verdict)
-kept = [gains.verdict(row, of["models"][model]["nothing"]) for (model, row), of in zip(pages.items(), (of_lenet, of_resnet), strict=True)]
-show([{"change": CHANGES[name].text, "paid here": f"{here[name].count('pays')} of {sum(v not in ('did not run', 'not tried') for v in here[name])} times",
+kept = [predict.gains.verdict(row, of["models"][model]["nothing"]) for (model, row), of in zip(pages.items(), (of_lenet, of_resnet), strict=True)]
+lesson.table([{"change": CHANGES[name].text, "paid here": f"{here[name].count('pays')} of {sum(v not in ('did not run', 'not tried') for v in here[name])} times",
        "cost": f"{here[name].count('costs')} times", "in main.py": place} for name, place in IN_MAIN.items() if name in here]
      + [{"change": "freed memory is kept", "paid here": f"{kept.count('pays')} of {len(kept)} times", "cost": f"{kept.count('costs')} times", "in main.py": "always" if can_keep else "always, where the C library can"}])
-# !grep -nE "gradient_as_bucket_view|fused\"|bucket_cap_mb|keep_memory" main.py
+# !grep -nE "gradient_as_bucket_view|fused\"|bucket_cap_mb|keep_memory" main.py utils.py
 # !grep -nE "bf16|channels-last|--compile|comm-hook|bucket-cap" options.py
 
 # %% [markdown]
@@ -473,7 +463,7 @@ check.gain(my_gain)
 
 # %% [markdown]
 # 3. The first step takes `start_before` seconds, with a change `start_after`. Every other step takes `before` and `after` seconds. After how many
-#    steps is the slower start paid back? (`math.inf`, if never)
+#    whole steps is the slower start paid back? (`math.inf`, if never)
 
 # %%
 def my_payback(start_before, start_after, before, after):
@@ -508,5 +498,5 @@ check.all_reduces(my_all_reduces)
 # ## Where next
 #
 # - Raise `ranks` at the top. Which gains change, and does the profile say so before?
-# - On a GPU: `python scripts/faster.py --device cuda --model resnet --out results/live/14_gpu.json`. Predict bf16, channels_last and compile first.
+# - On a GPU: `python scripts/measure/compare_changes.py --device cuda --model resnet --out results/live/14_gpu.json`. Predict bf16, channels_last and compile first.
 # - [07 · Performance](07_performance.ipynb): what more ranks gain. [06 · DDP](06_ddp.ipynb): buckets, overlap and `no_sync` from nothing.

@@ -2,31 +2,17 @@
 
     torchrun --nproc_per_node=2 scripts/broken/detective.py --out results/live/12_detective.json
 
-It prints what each run would have logged. The letters are shuffled.
+It prints what each run would have logged. The letters are shuffled: course/checks has them.
 """
 
-import argparse
-import json
 import os
-import random
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # the repository root
+import options
+from course import program
+from course.checks.lesson_12 import TRUTH
 
-SAMPLES, TESTS, BATCH, EPOCHS, SHUFFLE = 96, 25, 16, 2, 12
-FAULTS = {
-    "set_epoch": "set_epoch is forgotten",
-    "rank_0_loss": "the loss is that of rank 0 alone",
-    "batch_per_process": "the batch size is meant for all ranks, and each takes it",
-    "ddp_module": "model.module(x) is called in place of model(x)",
-    "padded_evaluation": "test images are padded",
-}
-
-
-def letters(seed=SHUFFLE):
-    """{"A": fault, …}: the truth."""
-    return dict(zip("ABCDE", random.Random(seed).sample(list(FAULTS), len(FAULTS)), strict=True))
+SAMPLES, TESTS, BATCH, EPOCHS = 96, 25, 16, 2
 
 
 def training(fault):
@@ -88,26 +74,24 @@ def text(letter, log):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = program.parser(__doc__)
     parser.add_argument("--out", type=Path, help="write the logs to this file, as JSON")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", 1)) < 2:
-        parser.exit(2, "detective.py: error: this needs two ranks: torchrun --nproc_per_node=2 …\n")
+        parser.error("this needs two ranks: torchrun --nproc_per_node=2 …")
     if args.out:
-        try:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            parser.exit(2, f"detective.py: error: --out {args.out}: {error.strerror}\n")
+        with parser.one_line():
+            options.check_out(args.out)
     import torch.distributed as dist
 
     import utils
 
     dist.init_process_group("gloo")
-    logs = {letter: training(fault) for letter, fault in letters().items()}
+    logs = {letter: training(fault) for letter, fault in TRUTH.items()}
     if dist.get_rank() == 0:
         print("\n\n".join(text(letter, log) for letter, log in logs.items()), flush=True)
         if args.out:
-            args.out.write_text(json.dumps(logs))
+            program.write_json(args.out, logs)
     utils.exit_now()
 
 

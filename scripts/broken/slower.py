@@ -1,6 +1,5 @@
 """Ten small layers, trained by one process and by two ranks that all-reduce each gradient."""
 
-import statistics
 import time
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 def samples_per_second(batch_size, ranks):
     seconds = []
-    for _ in range(5):
+    for _ in range(max(5, 40 // batch_size)):
         start = time.perf_counter()
         model.zero_grad()
         model(torch.ones(batch_size, 64)).sum().backward()
@@ -18,7 +17,7 @@ def samples_per_second(batch_size, ranks):
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
         seconds.append(time.perf_counter() - start)
-    return batch_size * ranks / statistics.median(seconds)
+    return batch_size * ranks / min(seconds)  # what other programs disturb is slower
 
 
 dist.init_process_group("gloo")

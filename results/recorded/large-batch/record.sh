@@ -10,10 +10,10 @@ cd -- "$here/../../.." > /dev/null
 export PATH="$PWD/.venv/bin:$PATH"
 out=build/large-batch
 options="--dataset cifar10 --device cpu --samples 10000 --test-samples 3000 --epochs 5 --optimizer sgd"
-python -c 'import utils; utils.get_dataset("cifar10")' # before the ranks ask for it
+python -c 'import data; data.get_dataset("cifar10")' # before the ranks ask for it
 
 sweep() { # status 1: a run failed. A loss that is no longer a number is a result here.
-  python scripts/sweep.py --threads 1 --seeds "$seed" --run-timeout 500 "$@" -- $options ${warmup-} || [ $? = 1 ]
+  python scripts/measure/sweep.py --threads 1 --seeds "$seed" --run-timeout 500 "$@" -- $options ${warmup-} || [ $? = 1 ]
 }
 
 for seed in 0 1 2; do # a seed at a time: what there is after an interruption is whole

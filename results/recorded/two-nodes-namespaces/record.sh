@@ -10,15 +10,15 @@ cd -- "$here/../../.." > /dev/null
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 # one thread a rank, so that two ranks have a core each
 out=build/two-nodes-namespaces
 rm -rf "$out" && mkdir -p "$out"
-python -c 'import utils; utils.get_dataset("cifar10")' # the hosts see no network
+python -c 'import data; data.get_dataset("cifar10")' # the hosts see no network
 train='main.py --dataset cifar10 --samples 20000 --test-samples 2000 --device cpu'
 c10d='--rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=$MASTER:29400'
 quick='--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3' # see a lost node soon
 
 prefix=$(python -c 'import sys; print(sys.base_prefix)')
 lab() { # prints the command, runs it, and leaves out where the repository and python are
-  printf '$ scripts/lab_cluster.py'; printf " %s" "${@:1:$#-1}"; printf " '%s'\n" "${*: -1}"
-  python scripts/lab_cluster.py "$@" 2>&1 | sed -u "s#$PWD/##g; s#$prefix#PYTHON#g"
+  printf '$ scripts/cluster/lab_cluster.py'; printf " %s" "${@:1:$#-1}"; printf " '%s'\n" "${*: -1}"
+  python scripts/cluster/lab_cluster.py "$@" 2>&1 | sed -u "s#$PWD/##g; s#$prefix#PYTHON#g"
 }
 
 lab --nodes 1 -- "torchrun --nproc-per-node=1 $train --epochs 3 --log-file $out/one-node-1-rank.jsonl"

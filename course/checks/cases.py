@@ -1,0 +1,55 @@
+"""The cases of an exercise: an answer is tried on each, and where it is wrong, the mistake behind it is looked for."""
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from course.checks import Exercise, Wrong
+
+
+def same(got, right, rel_tol=1e-6):
+    """Are the two answers the same? Floats nearly, so that a float32 will do; all else exactly."""
+    if isinstance(got, float) and isinstance(right, int | float):
+        return math.isclose(got, right, rel_tol=rel_tol, abs_tol=1e-9)
+    return got == right
+
+
+@dataclass
+class Miss:
+    """A case of an exercise, as its arguments, and the answer that is wrong there."""
+
+    exercise: Exercise
+    asked: tuple
+    got: Any
+    right: Any
+    read: Any = float
+    rel_tol: float = 1e-6
+
+    def explain(self, said, messages, otherwise=""):
+        """Raise Wrong: what is `said`, and the message of the first typical mistake that gives this answer, too.
+
+        messages: {the mistake's name in the exercise: message}. otherwise: for an answer that is none of them.
+        """
+        for mistake, message in messages.items():
+            if same(self.got, self.read(self.exercise.mistakes[mistake](*self.asked)), self.rel_tol):
+                raise Wrong(f"{said} {message}".strip())
+        raise Wrong(f"{said} {otherwise}".strip())
+
+
+def exactly(answer):
+    """An answer as it is."""
+    return answer
+
+
+def misses(exercise, attempt, cases, right=None, read=float, rel_tol=1e-6):
+    """Yield a Miss for each of the cases, tuples of arguments, in which the attempt is not right.
+
+    right: says what is, given the same arguments; the exercise's solution, if left out. read: makes of an answer what
+    is compared, such as a float.
+    """
+    for asked in cases:
+        got = read(attempt(*copy.deepcopy(asked)))  # what an attempt does to its arguments, the message must not see
+        truth = read((right or exercise.answer)(*asked))
+        if not same(got, truth, rel_tol):
+            yield Miss(exercise, asked, got, truth, read, rel_tol)

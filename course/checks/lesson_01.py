@@ -1,0 +1,191 @@
+"""Exercises of notebook 01: time a step, see which phase limits, and give each kind of output its loss."""
+
+import math
+
+import torch
+from torch import nn
+
+from course.checks import Wrong, exercise
+from course.checks.cases import misses, same
+
+# ---------------------------------------------------------------------------------- 1: seconds a step
+
+STEP = 0.004  # seconds that a step of the device below takes
+
+
+class Device:
+    """Steps on a clock of their own, so that the verdict does not depend on what else this machine does just now.
+
+    warm_up: so many first steps take 25 times as long. queued: step() returns early, as on a GPU, and wait() ends when
+    the work is done. disturbed: one step in 20, that of this number, takes 30 times as long,
+    as when another program runs.
+    """
+
+    def __init__(self, warm_up=0, queued=False, disturbed=None):
+        self.warm_up, self.queued, self.disturbed = warm_up, queued, disturbed
+        self.now = self.done = 0.0
+        self.steps = self.looks = 0
+
+    def step(self):
+        self.steps += 1
+        if self.steps > 100_000:
+            raise Wrong("More than 100,000 steps, and no end. A hundred are enough.")
+        seconds = STEP * (25 if self.steps <= self.warm_up else 1)
+        if self.steps % 20 == self.disturbed:
+            seconds *= 30
+        self.done = max(self.done, self.now) + seconds
+        self.now += 0.01 * STEP if self.queued else seconds
+
+    def wait(self):
+        self.now = max(self.now, self.done)
+
+    def clock(self):
+        self.looks += 1
+        return self.now
+
+
+def my_step_seconds(step, wait, clock):
+    for _ in range(10):  # warm-up, left out
+        step()
+    seconds = []
+    for _ in range(50):
+        wait()
+        start = clock()
+        step()
+        wait()
+        seconds.append(clock() - start)
+    return sorted(seconds)[len(seconds) // 2]
+
+
+def together(step, wait, clock, skipped=0, counted=100):
+    """Seconds a step, of `counted` steps that are timed as one."""
+    for _ in range(skipped):
+        step()
+    wait()
+    start = clock()
+    for _ in range(counted):
+        step()
+    wait()
+    return (clock() - start) / counted
+
+
+@exercise(
+    solution=my_step_seconds,
+    hint="Make ten steps that nobody times. Then time fifty, each by itself: wait, look at the clock, step, wait, look "
+    "again. Return the median: sorted(seconds)[25], or statistics.median(seconds).",
+    mistakes={
+        "the warm-up counted": together,
+        "the first step taken for all": lambda *device: together(*device, counted=1),
+        "no waiting": lambda step, wait, clock: my_step_seconds(step, lambda: None, clock),
+        "one step taken for all": lambda *device: together(*device, skipped=10, counted=1),
+        "the mean": lambda *device: together(*device, skipped=10),
+        "all steps together": lambda *device: 100 * together(*device, skipped=10),
+    },
+)
+def step_seconds(attempt):
+    """Your clock is not misled by a warm-up, by a device that only queues its work, or by steps that another program
+    disturbs. All devices that it timed take 4 ms for a step."""
+    for device, trap in (
+        (Device(), "That was a device without any trap. Return the seconds of one step."),
+        (Device(warm_up=10), "The first 10 steps of this device take longer. Make some steps before you time any."),
+        (Device(queued=True),
+         "This device only queues the work, and step() returns at once. Call wait() before you look at the clock: "
+         "before the step, so that it is idle, and after it, so that it is done."),
+        *((Device(warm_up=10, queued=True, disturbed=number),
+           "Here one step in 20 is disturbed by another program, and takes 30 times as long. It is in your result. "
+           "Time each step by itself, and take the median.") for number in range(20)),  # wherever one looks
+    ):
+        seconds = float(attempt(device.step, device.wait, device.clock))
+        if not device.steps:
+            raise Wrong("Your function never calls step().")
+        if not device.looks:
+            raise Wrong("Use the clock that your function is given: clock() is the time in seconds.")
+        if not same(seconds, STEP, rel_tol=0.05):
+            raise Wrong(f"A step takes {1000 * STEP:g} ms, you measured {1000 * seconds:.3g} ms. {trap}")
+
+
+# ---------------------------------------------------------------------------------- 2: which phase limits
+
+
+def my_gain(phases, name, times):
+    before = sum(phases.values())
+    return before / (before - phases[name] + phases[name] / times)
+
+
+def weighted_gain(phases, name, times):
+    share = phases[name] / sum(phases.values())
+    return 1 - share + share * times
+
+
+@exercise(
+    solution=my_gain,
+    hint="Add up the seconds before. Then again with this one phase shorter: phases[name] / times. How many times does "
+    "the second go into the first?",
+    mistakes={
+        "the gain of the phase alone": lambda phases, name, times: times,
+        "the gain times the share": lambda phases, name, times: times * phases[name] / sum(phases.values()),
+        "an average of gains": weighted_gain,
+        "new time by old time": lambda *asked: 1 / my_gain(*asked),
+        "as if the phase took no time at all": lambda phases, name, times: my_gain(phases, name, math.inf),
+    },
+)
+def gain(attempt):
+    """What you leave alone sets the limit. Even infinitely fast, a phase that is half of the epoch makes it twice as
+    fast, and one that is 3 % of it hardly changes anything. This is Amdahl's law; so look where the time goes before
+    you make anything faster."""
+    epoch = {"data": 6.0, "forward": 2.0, "backward": 3.0, "update": 1.0}
+    before = sum(epoch.values())
+
+    def right(phases, name, times):
+        return before / sum(seconds / times if phase == name else seconds for phase, seconds in phases.items())
+
+    faster = ("data", 10), ("update", 10), ("backward", 2), ("data", math.inf)
+    for miss in misses(gain, attempt, [(epoch, *phase) for phase in faster], right):
+        _, name, times = miss.asked
+        miss.explain(f"Of {epoch}, {name} {times:g} times as fast: you said {miss.got:.3g}.", {
+            "new time by old time": "That is the new time by the old. How many times as FAST is old by new.",
+            "the gain of the phase alone": "Only this phase is so much faster. The others take as long as before.",
+            "the gain times the share": "A gain cannot be multiplied by a share of the time: add up the seconds.",
+            "an average of gains": "Gains cannot be averaged: add up the seconds, then divide.",
+            "as if the phase took no time at all": "That is the limit, as if the phase took no time at all.",
+        }, f"The epoch takes {before:g} s before and {before / miss.right:.3g} s after.")
+
+
+# ---------------------------------------------------------------------------------- 3: outputs and their loss
+
+
+def my_loss(outputs, labels, kind):
+    if kind == "probabilities":
+        return nn.functional.nll_loss(outputs.log(), labels)
+    return nn.functional.cross_entropy(outputs, labels)  # a log-softmax of log-probabilities changes nothing
+
+
+@exercise(
+    solution=my_loss,
+    hint="The loss is the mean of -log(probability of the right class). nn.functional.nll_loss(x, labels) is the mean "
+    "of -x at the right class: what must x be? nn.functional.cross_entropy takes a log-softmax of x first.",
+    mistakes={
+        "cross_entropy for all": lambda outputs, labels, kind: nn.functional.cross_entropy(outputs, labels),
+        "probabilities without their logarithm": lambda outputs, labels, kind: (
+            nn.functional.cross_entropy if kind == "logits" else nn.functional.nll_loss)(outputs, labels),
+        "nll_loss for all": lambda outputs, labels, kind: nn.functional.nll_loss(outputs, labels),
+        "the sum": lambda outputs, labels, kind: my_loss(outputs, labels, kind) * len(labels),
+    },
+)
+def loss(attempt):
+    """Three models that say the same have the same loss. A log-softmax applied twice does no harm: log-probabilities
+    come out of it as they went in, so cross_entropy is right for them, too. A softmax applied twice is not one
+    softmax."""
+    logits = 3 * torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(6)
+    truth = -logits.double().softmax(1)[range(6), labels].log().mean().item()  # by definition
+    cases = ((logits, labels, "logits"), (logits.log_softmax(1), labels, "log-probabilities"),
+             (logits.softmax(1), labels, "probabilities"))
+    for miss in misses(loss, attempt, cases, lambda *asked: truth, rel_tol=1e-4):
+        miss.explain(f"For {miss.asked[2]} you gave {miss.got:.4f}; the loss is {truth:.4f}.", {
+            "the sum": "This is the sum over the images. CrossEntropyLoss gives the mean.",
+            "cross_entropy for all": "cross_entropy takes a softmax, and these have had theirs. This is the mistake of "
+            "the lesson. Take the logarithm, and leave the second softmax out.",
+            "nll_loss for all": "nll_loss takes no logarithm and no softmax, whatever its name says: it wants "
+            "log-probabilities.",
+        })

@@ -1,0 +1,129 @@
+"""Reads the console text of a run, as any launcher wrote it: banners, `[rank0]:` and `0: ` prefixes, colour codes,
+lines glued together, a last line cut off. A number that may have been cut is no number."""
+
+import json
+import re
+from contextlib import suppress
+
+from course import fields
+from course.lesson import some
+
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
+HEADER = re.compile(r"#[ \t]*([A-Za-z][\w ]*?)[ \t]*:[ \t]*(.*?)[ \t]*\n")
+# `[rank0]:` (PyTorch), `[default0]:` (torchrun --tee), `0: ` (srun --label), alone or one after the other
+PREFIX = r"\[[A-Za-z]+[0-9]+\]:?[ \t]*|[0-9]+:[ \t]+"
+RANK = re.compile(rf"(?:^[ \t]*|(?<=[0-9]s)|(?<=[0-9])(?=\[))((?:{PREFIX})+)")
+EPOCH = re.compile(r"[ \t]*([0-9]{1,9}),")
+NUMBER = r"[-+]?(?:[0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][-+]?[0-9]{1,3})?|[nN]a[nN]|inf|Infinity)"
+# A number counts only with what shows that it was written to its end: its unit, a comma, or the line's end.
+FIELD = re.compile(
+    rf",[ \t]+([A-Za-z][A-Za-z /_]{{0,30}}?)[ \t]*:[ \t]*({NUMBER})"
+    rf"(?:(s)(?=,?\s|\Z|Epoch:|\[|{PREFIX})|(?=(,\s|[ \t]*\n)))"
+)
+NAMES = {"loss": "loss", "acc": "accuracy", "accuracy": "accuracy", "time cost": "seconds", "val loss": "val_loss",
+         "val acc": "val_accuracy", "images/s": "images_per_second"}
+ALWAYS_THERE = ("loss", "accuracy", "seconds")
+
+
+def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
+    """What the text says of its run, and {epoch: the figures of its line}; what is in doubt is added to `notes`."""
+    info, body = _header(ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n"), notes)
+    printed = []  # (rank or None, row), as they stand in the file
+    in_part = 0
+    lines = body.split("\n")
+    for number, line in enumerate(lines, 1):
+        before, *pieces = line.split("Epoch:")
+        rank = _rank(before)
+        for place, piece in enumerate(pieces, 1):
+            row = _row(piece + ("Epoch:" if place < len(pieces) else "\n" if number < len(lines) else ""))
+            if len(row) > 1:  # an epoch number without any figure says nothing
+                printed.append((rank, row))
+            in_part += not _is_whole(row)
+            rank = _rank(piece) or rank
+    cut_off = "Epoch:" in lines[-1] and not re.search(r"[0-9]s\s*$", lines[-1])
+    if cut_off:
+        notes.append("last line cut off")
+        in_part -= not _is_whole(_row(lines[-1].rsplit("Epoch:", 1)[1]))
+    if in_part:
+        notes.append(f"{some(in_part, 'epoch line')} not read in full")
+
+    rows = _one_row_an_epoch(printed, notes)
+    if rows:
+        _count_ranks(body, info, notes)
+        if re.search(r"\bSYNTHETIC\b", body):  # main.py says so at the start
+            info.setdefault("synthetic", True)
+    if info or rows:
+        expected = info.get("epochs")
+        finished = "unknown" if expected is None else "completed" if len(rows) >= expected else "unfinished"
+        info["status"] = "unfinished" if cut_off else finished
+    return info, rows
+
+
+def _header(text: str, notes: list[str]) -> tuple[dict, str]:
+    """Lines `# key: value` at the top of a text file fill the run's fields."""
+    info, end = {}, 0
+    while match := HEADER.match(text, end):
+        end = match.end()
+        name, value = match[1].lower().replace(" ", "_"), match[2]
+        name = "origin" if name == "source" else name
+        if name not in fields.RUN:
+            notes.append(f"header {name} is not a field of a run")
+            continue
+        if fields.RUN[name] != fields.TEXT:
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value.lower())  # a number, true or false
+        fields.put(info, name, value, notes)
+    return info, text[end:]
+
+
+def _rank(before: str) -> tuple[int, ...] | None:
+    """The rank that a line says it came from; with srun and torchrun both at work, (node, local rank)."""
+    prefixes = RANK.findall(before)
+    return tuple(int(n[-9:]) for n in re.findall(r"[0-9]+", prefixes[-1])) if prefixes else None
+
+
+def _row(piece: str) -> dict:
+    """The figures between one `Epoch:` and the next, found by name; empty if they make no epoch."""
+    epoch = EPOCH.match(piece)
+    if not epoch:
+        return {}
+    row = {"epoch": int(epoch[1])}
+    for name, value, unit, after in FIELD.findall(piece, epoch.end() - 1):
+        column = NAMES.get(name.lower())
+        whole = unit if column == "seconds" else not unit and (after[0] == "," or column not in ALWAYS_THERE)
+        if column and whole:
+            row.setdefault(column, float(value))
+    return fields.epoch_row(row) or {}
+
+
+def _is_whole(row: dict) -> bool:
+    return row.keys() >= {"epoch", *ALWAYS_THERE}
+
+
+def _one_row_an_epoch(printed: list[tuple], notes: list[str]) -> dict[int, dict]:
+    """Rank 0's line of each epoch; the first line where lines do not say their rank."""
+    ranks = {rank for rank, _ in printed if rank is not None}
+    speaker = min(ranks, key=lambda rank: (any(rank), rank), default=None)
+    if ranks and any(speaker):
+        notes.append(f"rank 0 is not in this file: rank {'.'.join(map(str, speaker))} read instead")
+    rows: dict[int, dict] = {}
+    disagree = set()
+    for rank, row in printed:
+        if rank in (None, speaker) and repr(rows.setdefault(row["epoch"], row)) != repr(row):
+            disagree.add(row["epoch"])
+    if disagree:
+        notes.append(f"{some(len(disagree), 'epoch')} printed more than once with other values: first kept")
+    return rows
+
+
+def _count_ranks(body: str, info: dict, notes: list[str]) -> None:
+    said = re.findall(r"distributed init \(rank ([0-9]{1,6})\): (\w+://)", body)
+    if not said:
+        return
+    distinct = {int(rank) for rank, _ in said}
+    # A line that other output has torn apart leaves one of these without the others.
+    whole = all(body.count(piece) == len(said) for piece in ("distributed init", "(rank ", said[0][1]))
+    if not whole or distinct != set(range(len(distinct))):
+        notes.append("the list of ranks is not whole")
+    elif info.setdefault("world_size", len(distinct)) != len(distinct):
+        notes.append(f"{some(len(distinct), 'rank')} announced themselves")

@@ -1,0 +1,149 @@
+"""Executes a lesson with papermill: shows how far it is, says what failed, and leaves nothing running."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+
+import nbformat
+import papermill
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbconvert.filters import strip_ansi
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
+
+from course import pages, processes, twins
+
+MARK = uuid.uuid4().hex  # finds what a notebook left running
+
+
+@dataclass
+class Result:
+    """What came of one notebook; kept in the executed notebook's metadata, where the index finds it."""
+
+    name: str
+    title: str
+    tier: str
+    status: str = "passed"  # passed, failed or stopped
+    seconds: float = 0.0
+    cell: int = 0  # number of the failing one, as in `In [cell]`; 0 when none ran
+    error: list[str] = field(default_factory=list)  # the last lines of what it said, without colour codes
+    finished: str = ""
+
+
+class Progress:
+    """Shows cell and time while a notebook runs: one live line on a terminal, else a line now and then."""
+
+    def __init__(self, label):
+        self.label, self.cells, self.cell, self.expected, self.seconds = label, 0, 0, "", 0.0
+        self.live, self.done = sys.stdout.isatty(), threading.Event()
+        self.ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self):
+        self.start = time.monotonic()
+        self.ticker.start()
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.ticker.join()
+        self.seconds = time.monotonic() - self.start
+
+    def cell_starts(self, **_):
+        self.cell += 1
+
+    def _tick(self):
+        while not self.done.is_set():
+            self.seconds = time.monotonic() - self.start
+            self.say(f"cell {self.cell}/{self.cells}")
+            self.done.wait(1 if self.live else 20)
+
+    def say(self, what, last=False):
+        line = f"{self.label}: {what}, {self.seconds:.0f} s{self.expected}"
+        if self.live:  # return to the line's start, clear it; cut, because a wrapped line cannot be cleared
+            line = f"\r\033[K{line if last else line[: shutil.get_terminal_size().columns - 1]}"
+        print(line, end="\n" if last or not self.live else "", flush=True)
+
+
+def use_this_python():
+    """Makes kernels use the environment of this program, and marks whatever they start."""
+    paths = f"{sys.prefix}/share/jupyter", os.environ.get("JUPYTER_PATH")
+    os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
+    os.environ.pop("MPLBACKEND", None)  # pictures belong into the notebook
+    os.environ.update(processes.environment(MARK))
+
+
+def execute(name, label, quick, in_place, timeout):
+    """Runs one notebook, writes build/notebooks/NAME.ipynb and .html; refreshes the committed notebook when `in_place`
+    and nothing failed. `timeout`: the longest time of a cell, seconds. Call use_this_python before."""
+    target = pages.FOLDER / f"{name}.ipynb"
+    for stale in (target, target.with_suffix(".html")):
+        stale.unlink(missing_ok=True)
+    result, progress, error = Result(name, name, "quick" if quick else "full"), Progress(label), None
+    try:
+        built = twins.build(name) if in_place else nbformat.read(twins.NOTEBOOKS / f"{name}.ipynb", as_version=4)
+        result.title = title_of(built, name)
+        course = built.metadata.get("course", {})
+        tier = course.get("quick", {}) if quick else course
+        parameters = tier.get("parameters", {}) if quick else {}
+        progress.expected = f" of about {tier['seconds']:.0f} s" if "seconds" in tier else ""
+        code = [cell for cell in built.cells if cell.cell_type == "code" and cell.source.strip()]
+        progress.cells = len(code) + bool(parameters)  # papermill puts what it sets into a cell of its own
+        twins.write(built, target)
+        with progress:
+            papermill.execute_notebook(target, target, parameters=parameters, kernel_name="python3", progress_bar=False,
+                                       execution_timeout=timeout, on_cell_execute=progress.cell_starts,
+                                       extra_arguments=["--log-level=CRITICAL"])  # its log would break the live line
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut short what follows
+        result.status, error = "stopped", RuntimeError("stopped by Ctrl-C")
+    except Exception as problem:  # whatever a notebook does wrong, the next one gets its turn
+        result.status, error = "failed", problem
+    finally:
+        processes.end(MARK)  # torchrun's ranks have sessions of their own, and outlive a kernel that is killed
+    result.seconds, result.finished = round(progress.seconds, 1), f"{datetime.now():%Y-%m-%d %H:%M}"
+    # where the source itself could not be read, there is no target
+    notebook = nbformat.read(target, as_version=4) if target.exists() else nbformat.v4.new_notebook()
+    tidy_streams(notebook)
+    if error:
+        result.cell, result.error = failure(notebook, error, progress.cell, timeout)
+    progress.say(f"{result.status.upper()} in cell [{result.cell}]" if error else result.status, last=True)
+    notebook.metadata["course_run"] = asdict(result)
+    twins.write(notebook, target)
+    pages.write_page(notebook, name)
+    if in_place and result.status == "passed":
+        twins.commit(twins.as_committed(notebook, built), name)
+    return result
+
+
+def title_of(notebook, name):
+    headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in notebook.cells if cell.cell_type == "markdown")
+    return next((found[1].strip() for found in headings if found), name)
+
+
+def tidy_streams(notebook):
+    """Merges what a cell printed in pieces, and leaves of a line rewritten in place (a progress bar) its end."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                output.text = re.sub(r"\r+\n", "\n", output.text)  # `!command` runs on a pseudo-terminal
+    CoalesceStreamsPreprocessor().preprocess(notebook, {})
+
+
+def failure(notebook, error, cell, timeout):
+    """Number of the failing cell and the last lines of what it said, without colour codes."""
+    if isinstance(error, CellTimeoutError):
+        return cell, [f"the cell took longer than {timeout} s and was stopped (--timeout sets the limit)"]
+    if isinstance(error, DeadKernelError):
+        return cell, ["the kernel died: often the machine ran out of memory"]
+    if not isinstance(error, papermill.PapermillExecutionError):
+        return cell, f"{type(error).__name__}: {strip_ansi(str(error)).strip()}".splitlines()[-6:]
+    outputs = [output for each in notebook.cells if each.get("execution_count") == error.exec_count
+               for output in each.get("outputs", [])]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")  # a command says there why
+    lines = printed.splitlines()[-6:] + f"{error.ename}: {error.evalue}".splitlines()[-6:]
+    return error.exec_count, [strip_ansi(line) for line in lines if line.strip()]

@@ -1,0 +1,100 @@
+"""The gallery of mistakes as a table, and what is made of it in Markdown: lesson 12's contents, TROUBLESHOOTING.md.
+
+The table is scripts/broken/gallery.toml. scripts/broken/gallery.py runs what stands in it.
+"""
+
+import ast
+import difflib
+import os
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One mistake. gallery.toml says what each field is."""
+
+    number: str
+    name: str
+    title: str
+    symptom: str
+    shows: str
+    proof: str
+    tool: str
+    why: str
+    repair: str
+    lines: str = "."
+    look: str = ""
+    broken: str = ""
+    repaired: str = ""
+    run: str = "torchrun --nproc_per_node=2 {script}"
+    env: dict = field(default_factory=dict)
+    ranks: int = 2
+    silent: bool = False
+    also_repaired_fails: bool = False
+    fork: bool = True
+    apart: bool = False
+    gpu: str = ""
+    source: str = ""
+
+    @property
+    def heading(self):
+        return f"{self.number}. {self.title}"
+
+    @property
+    def seen(self):
+        """What one sees, as a cell of a Markdown table: `__main__` must stay what it is, for the page's search."""
+        return "*silent:* " * self.silent + re.sub(r"([|<_*])", r"\\\1", self.symptom)
+
+    def script(self, form):
+        """Path of a form, "broken" or "repaired", from the repository's root."""
+        return getattr(self, form) or f"scripts/broken/{self.name}{'_repaired' * (form == 'repaired')}.py"
+
+    def command(self, form):
+        """The command line, as a shell reads it."""
+        env = "".join(f"{name}={value} " for name, value in self.env.items()) if form == "broken" else ""
+        return env + self.run.format(script=self.script(form), job=os.getpid())
+
+    def difference(self):
+        """Lines of the smallest diff, without the docstrings and empty lines: "+…" is the repair."""
+        sources = ((ROOT / self.script(form)).read_text() for form in ("broken", "repaired"))
+        forms = [source.splitlines()[ast.parse(source).body[0].end_lineno:] for source in sources]
+        lines = list(difflib.unified_diff(*forms, n=1, lineterm=""))[2:]
+        return [line for line in lines if line[1:].strip() and not line.startswith("@@")]
+
+
+def read_table():
+    """{name: Entry}, most reported first."""
+    rows = tomllib.loads((ROOT / "scripts/broken/gallery.toml").read_text())["entry"]
+    return {row["name"]: Entry(**row) for row in rows}
+
+
+def contents(table, anchor):
+    """Lines of a Markdown table: what one sees of each mistake, with a link to its entry at anchor(entry)."""
+    return ["| what you see | |", "|:--|:--|",
+            *(f"| {entry.seen} | [{entry.heading}](#{anchor(entry)}) |" for entry in table.values())]
+
+
+def guide(table):
+    """The text of TROUBLESHOOTING.md."""
+    def anchor(entry):  # as code-hosting sites make it from a heading
+        return re.sub(r"[^\w\- ]", "", entry.heading.lower()).replace(" ", "-")
+
+    lines = ["# Troubleshooting", "",
+             "Search this page for a few words of what you see. Each entry is demonstrated live in [lesson "
+             "12](notebooks/12_break_it.ipynb); `python scripts/broken/gallery.py show NAME` runs it on your machine. "
+             "Most reported first; *silent*: no error, a wrong result.", "",
+             "*(Made by `python scripts/broken/gallery.py guide` from `scripts/broken/`. Do not edit it here.)*", "",
+             *contents(table, anchor)]
+    for entry in table.values():
+        lines += ["", f"## {entry.heading}", "", "```text", entry.symptom, "```", "",
+                  f"**Look:** {entry.tool}", "", f"**Why:** {entry.why}", "", f"**Repair:** {entry.repair}", "",
+                  "```diff", *entry.difference(), "```", ""]
+        source = ("Reported here", ", among other places") if "/issues/" in entry.source else ("Read more", "")
+        lines.append(" · ".join(filter(None, (f"`python scripts/broken/gallery.py show {entry.name}`", entry.gpu,
+                                              entry.source and f"[{source[0]}]({entry.source}){source[1]}."))))
+    return "\n".join(lines) + "\n"

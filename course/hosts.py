@@ -1,0 +1,184 @@
+"""Several hosts on one Linux machine, out of network namespaces: `with Cluster(2) as hosts: hosts.start(1, ["ls"])`.
+
+It needs Linux, `ip` (iproute2), `unshare` and `nsenter` (util-linux), and root, or a kernel that lets users make
+namespaces. scripts/cluster/lab_cluster.py is its command; course/slurm.py starts a Slurm on such hosts.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+LIMIT = 20  # seconds for what takes some hundredths: starting a host, ending one
+TOOLS = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"  # not every user's PATH goes where `ip` is
+
+# Namespaces live as long as a process is in them. The first process of the switch, and of each host, becomes a `cat`
+# that reads a pipe from us. When we end, however we end, the kernel closes the pipe, and `cat` ends. On a host it is
+# process 1, and when that ends the kernel kills all others. No namespace has a name, so nothing is left.
+SWITCH = "ip link add switch type bridge && ip link set switch up && echo up && exec cat"
+HOST = """
+set -e
+hostname "$HOST_NAME"
+mount -t tmpfs none /tmp  # its own /etc/hosts is a file in memory
+echo "$HOST_TABLE" > /tmp/hosts
+mount --bind /tmp/hosts /etc/hosts
+umount /tmp
+ip link set lo up
+echo up
+trap '' CHLD  # orphans that end do not stay as zombies
+exec cat
+"""
+
+
+class ClusterError(OSError):
+    """What cannot be done; one line says why."""
+
+
+class Process(subprocess.Popen):
+    """A command on a host. Signals go to the command: the process that we see, nsenter, only waits for it."""
+
+    def commands(self):
+        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+
+    def send_signal(self, number):
+        for pid in self.commands() if self.poll() is None else []:
+            with contextlib.suppress(ProcessLookupError):  # as Popen's own: it has just ended
+                os.kill(pid, number)
+
+
+class Cluster(contextlib.AbstractContextManager):
+    """Hosts 0 to nodes-1. They, and all that runs on them, end with the `with` block, or with this process.
+
+    `as_root=False` makes them in a user namespace, as any user can; default: whether we are root. Raises ClusterError
+    where the system does not permit it.
+    """
+
+    def __init__(self, nodes, as_root=None):
+        needed = ("ip", "unshare", "nsenter", "mount", "hostname")
+        if missing := [tool for tool in needed if not shutil.which(tool, path=TOOLS)]:
+            raise ClusterError(f"{', '.join(missing)} not found: install iproute2, util-linux, hostname (Linux only)")
+        self.nodes, self.hosts, self.processes = nodes, [None] * nodes, [[] for _ in range(nodes)]
+        as_root = os.geteuid() == 0 if as_root is None else as_root
+        make_user, self.join_user = ([], []) if as_root else (["--user", "--map-root-user"],
+                                                              ["--user", "--preserve-credentials"])
+        self.switch = _spawn(["unshare", *make_user, "--net", "sh", "-c", SWITCH])
+        try:
+            _wait_until_up(self.switch, "the switch")
+            for node in range(nodes):
+                self._boot(node)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def available(cls):
+        """None where hosts can be made, else one line: why not, and what to do."""
+        try:
+            cls(1).close()
+        except ClusterError as error:
+            return str(error)
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _enter(self, process, *namespaces):
+        return ["nsenter", f"--target={process.pid}", "--net", *self.join_user, *namespaces]
+
+    def _enter_host(self, node):
+        host = self.hosts[node]
+        if not host or host.poll() is not None:
+            raise ClusterError(f"node{node} is down: restart({node}) starts it again")
+        # The host is `unshare`. It made a namespace of processes for its children, and stays outside.
+        return self._enter(host, "--mount", "--uts", f"--pid=/proc/{host.pid}/ns/pid_for_children")
+
+    def _on_switch(self, command):
+        _run([*self._enter(self.switch), *command.split()])
+
+    def _boot(self, node):
+        # torch looks up an IPv4 address in its IPv6 form, and would warn at each connection if it had no name.
+        hosts = ["127.0.0.1 localhost", *(f"10.0.0.{n + 1} node{n}" for n in range(self.nodes))]
+        table = "\n".join(["::1 localhost", *hosts, *(f"::ffff:{host}" for host in hosts)])
+        options = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        host = self.hosts[node] = _spawn([*self._enter(self.switch), "unshare", *options, "sh", "-c", HOST],
+                                         HOST_NAME=f"node{node}", HOST_TABLE=table)
+        _wait_until_up(host, f"node{node}")
+        self._on_switch(f"ip link add port{node} type veth peer name eth0 netns {host.pid}")
+        self._on_switch(f"ip link set port{node} master switch up")
+        for setting in (f"address add 10.0.0.{node + 1}/24 dev eth0", "link set eth0 up"):
+            _run([*self._enter_host(node), "ip", *setting.split()])
+
+    def start(self, node, command, env=None, cwd=None, **options):
+        """Start `command`, a list of words, on a host; a Popen. `options` are those of subprocess.Popen.
+
+        It has NODE and MASTER in its environment, and finds the programs beside this Python first (torchrun).
+        """
+        path = f"{Path(sys.executable).parent}:{(env or os.environ).get('PATH', os.defpath)}"
+        setting = ["env", f"--chdir={cwd or os.getcwd()}", f"NODE={node}", "MASTER=node0", f"PATH={path}"]
+        process = Process([*self._enter_host(node), *setting, *map(str, command)], env=env, **options)
+        self.processes[node].append(process)
+        while process.poll() is None and not process.commands():  # once nsenter has started it, it can get signals
+            time.sleep(0.002)
+        return process
+
+    def cut(self, node):
+        """Pull the host's cable: packets from and to it are lost, and nobody is told."""
+        self._on_switch(f"ip link set port{node} down")
+
+    def mend(self, node):
+        self._on_switch(f"ip link set port{node} up")
+
+    def kill(self, node):
+        """Kill everything on the host at once. Its connections close, so that the others notice, as in a reboot.
+
+        `cut` it first for a loss of power: the others then hear nothing.
+        """
+        host, self.hosts[node] = self.hosts[node], None
+        if host:
+            _end(host, f"node{node}")
+            for process in self.processes[node]:
+                process.wait(LIMIT)
+            self.processes[node] = []
+            # The kernel removes the link some time after the host's last process. It may have done so: no check.
+            _run([*self._enter(self.switch), "ip", "link", "delete", f"port{node}"], check=False)
+
+    def restart(self, node):
+        """Start the host again, with its link; nothing runs on it."""
+        self.kill(node)
+        self._boot(node)
+
+    def close(self):
+        for node in range(self.nodes):
+            self.kill(node)
+        _end(self.switch, "the switch")
+
+
+def _spawn(command, **env):
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            env={**os.environ, "PATH": TOOLS, **env}, start_new_session=True)  # Ctrl-C is for us alone
+
+
+def _wait_until_up(process, name):
+    heard = select.select([process.stdout], [], [], LIMIT)[0]
+    said = process.stdout.readline().strip() if heard else f"it did not answer within {LIMIT} s"
+    if said != "up":
+        raise ClusterError(f"the namespaces of {name} cannot be made here ({said}): try as root on the machine itself, "
+                           "or in a container that is started with --privileged")
+
+
+def _run(command, check=True):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, "PATH": TOOLS})
+    if check and done.returncode:
+        raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _end(process, name):
+    process.stdin.close()
+    try:
+        process.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"waited {LIMIT} s for {name} to end") from None
+    process.stdout.close()

@@ -1,0 +1,48 @@
+"""How a lesson begins, and how it shows a table or a function. What is taught stays in the notebook."""
+
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def begin():
+    """Make a cell's surroundings the course's: the folder, this environment's programs, and commands that fail loudly.
+
+    The first cell of every lesson calls it, from the root or from notebooks/, any number of times.
+    """
+    os.chdir(ROOT)
+    sys.path[:] = [str(ROOT), *(path for path in sys.path if path not in (".", "..", str(ROOT)))]
+    for variable, first in (("PATH", str(Path(sys.executable).parent)), ("PYTHONPATH", str(ROOT))):  # of each !command
+        paths = os.environ.get(variable, "").split(os.pathsep)
+        os.environ[variable] = os.pathsep.join([first, *(path for path in paths if path not in ("", first))])
+    get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell, the notebook and papermill
+
+
+def table(rows):
+    """Show a table: a DataFrame, or a list with a dict a row. Columns of figures stand to the right."""
+    rows = rows if isinstance(rows, list) else rows.to_dict("records")
+    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in (rows[0], *(row.values() for row in rows))]
+    columns = zip(*cells[1:], strict=True)
+    figures = [all(re.match(r"[-+–−<]? ?[\d.]|–$|nan$", cell) for cell in column) for column in columns]
+    cells.insert(1, ["--:" if right else ":--" for right in figures])
+    _show("\n".join(f"| {' | '.join(line)} |" for line in cells))
+
+
+def code(*functions):
+    """Show the source of functions as it stands in their files."""
+    _show("```python\n" + "\n\n".join(inspect.getsource(function).rstrip() for function in functions) + "\n```")
+
+
+def some(number, what):
+    """"1 rank", "8 ranks", "50,000 images"."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
+def _show(text):
+    from IPython.display import Markdown, display  # late: whoever only wants `some` needs no notebook
+
+    display(Markdown(text))

@@ -1,0 +1,49 @@
+"""Where the processes of a job stand, what each of them wrote down, and who connected to whom. Notebook 03 is about it.
+
+It imports no torch: a rank that only says hello starts in a tenth of a second.
+"""
+
+import json
+import socket
+from pathlib import Path
+
+# https://docs.pytorch.org/docs/stable/distributed.html, section Backends: what is not tried on this machine
+NOT_DOCUMENTED = {  # the collectives that the table there denies a backend
+    "gloo, GPU": {"send, recv", "barrier"},
+    "nccl, CPU": {"send, recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
+                  "reduce_scatter", "all_to_all", "barrier"},
+    "nccl, GPU": set(),
+    "mpi, CPU": {"reduce_scatter"},
+}
+
+
+def placements(nodes, per_node):
+    """{rank, local_rank, group_rank} of each process, when every node has as many: what torchrun gives."""
+    return [{"rank": node * per_node + local_rank, "local_rank": local_rank, "group_rank": node}
+            for node in range(nodes) for local_rank in range(per_node)]
+
+
+def free_port():
+    """A TCP port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def rank_file(folder, rank):
+    """The file of its own in which a rank writes what it found."""
+    return Path(folder, f"rank-{rank}.json")
+
+
+def read(folder):
+    """What each rank of the last run wrote there, rank 0 first. FileNotFoundError if one has not come to its end."""
+    first = json.loads(rank_file(folder, 0).read_text())
+    return [first] + [json.loads(rank_file(folder, rank).read_text()) for rank in range(1, first["world_size"])]
+
+
+def links(processes, store_port=None):
+    """Who connected to whom: {client, server, kind} for {process: its sockets}, all on one machine. `kind` is "store"
+    where the server's port is the one where the ranks meet, else "gloo"."""
+    owner = {port: name for name, one in processes.items() for port in one["listens"]}
+    return [{"client": name, "server": owner[theirs], "kind": "store" if theirs == store_port else "gloo"}
+            for name, one in processes.items() for _, theirs in one["connections"] if theirs in owner]

@@ -1,0 +1,38 @@
+"""Pictures as files."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pandas as pd
+
+import options
+from course.plots import comparison, training
+
+OF_RUNS = (training.loss_by_epoch, training.loss_by_time, training.accuracy_by_epoch, training.phases)
+OF_TABLE = (comparison.seconds_per_epoch, comparison.throughput, comparison.speedup, comparison.efficiency)
+
+
+def write_all(df: pd.DataFrame, table: pd.DataFrame, folder, say) -> list[Path]:
+    """Writes a PNG, named after its function, for each picture that can be drawn; returns their paths.
+
+    `df` is of `runs.read_runs`, `table` its `runs.speedup_table`, or, where nothing can be compared, its
+    `runs.seconds_per_epoch`. `say(line)` is told what cannot be drawn, and why. OSError where `folder` cannot be
+    written.
+    """
+    mpl.use("Agg")  # no window
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for draw, data in [*((draw, df) for draw in OF_RUNS), *((draw, table) for draw in OF_TABLE)]:
+        try:
+            figure = draw(data).figure
+        except ValueError as error:
+            say(f"{draw.__name__}: {error}")
+            continue
+        path = folder / f"{draw.__name__}.png"
+        with options.whole(path) as part:
+            figure.savefig(part, format="png")
+        plt.close(figure)
+        written.append(path)
+    return written

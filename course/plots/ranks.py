@@ -1,0 +1,95 @@
+"""Lesson 03: which process is which rank, who connects to whom, whose line comes when."""
+
+import re
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from course.plots.common import COLOURS, GREY, WARNING, bare, colour_of, write_in
+
+SAID = re.compile(r"rank (\d+), step")  # by scripts/lessons/ranks_meet.py --step chatter
+ROUND = "round,pad=0,rounding_size=0.08"
+
+
+def ranks_map(processes: pd.DataFrame, ax: Axes) -> Axes:
+    """A row a node, a box a process: `processes` has the columns `rank`, `local_rank` and `group_rank`, a line each.
+
+    Any number of nodes and processes, also unequal nodes.
+    """
+    columns, rows = processes["local_rank"].max() + 1, processes["group_rank"].max() + 1
+    ax.set(xlim=(-0.6, columns - 0.4), ylim=(rows - 0.4, -0.6), xticks=range(columns), yticks=range(rows))
+    ax.set_xlabel("local rank: which process of its node")
+    ax.set_ylabel("group rank: which node")
+    ax.set_title(f"{rows} node{'s' if rows > 1 else ''}, world size {len(processes)}")
+    ax.figure.draw_without_rendering()  # lays out the figure: the size of a box decides the size of its text
+    width, height = abs(ax.transData.transform((1, 1)) - ax.transData.transform((0, 0))) * 72 / ax.figure.dpi
+    size = max(6, min(28, 0.13 * width, 0.18 * height))
+    for node, of_node in processes.groupby("group_rank"):
+        colour = colour_of(node)
+        ax.add_patch(FancyBboxPatch((-0.44, node - 0.42), of_node["local_rank"].max() + 0.88, 0.84, boxstyle=ROUND,
+                                    linewidth=2, facecolor="none", edgecolor=colour))
+        for rank, x in zip(of_node["rank"], of_node["local_rank"], strict=True):
+            ax.add_patch(Rectangle((x - 0.38, node - 0.36), 0.76, 0.72, facecolor=colour))
+            write_in(ax, x, node - 0.04, f"rank {rank}", colour, fontsize=1.25 * size, va="bottom")
+            write_in(ax, x, node - 0.02, f"local rank {x}\ngroup rank {node}", colour, fontsize=0.75 * size, va="top",
+                     fontweight="normal")
+    bare(ax)
+    return ax
+
+
+def links_map(names: list[str], links: list[dict], ax: Axes) -> Axes:
+    """Processes as boxes, their TCP connections as lines: `links` holds {"client", "server", "kind"} of each: who
+    called whom, for the "store" or for "gloo".
+
+    An arrow goes from a process to the one whose port is the meeting point. "torchrun" stands above the ranks.
+    """
+    ranks = [name for name in names if name != "torchrun"]
+    places = {name: (x, 0) for x, name in enumerate(ranks)} | {"torchrun": ((len(ranks) - 1) / 2, 0.9)}
+    listeners = {link["server"] for link in links if link["kind"] == "store"}
+    for name in names:
+        x, y = places[name]
+        fill, edge, ink = (WARNING, WARNING, "white") if name in listeners else ("white", "black", "black")
+        ax.add_patch(FancyBboxPatch((x - 0.33, y - 0.16), 0.66, 0.32, boxstyle=ROUND, zorder=3, linewidth=3,
+                                    facecolor=fill, edgecolor=edge))
+        ax.text(x, y, name, ha="center", va="center", fontsize=20, fontweight="bold", color=ink, zorder=4)
+    for link in links:
+        (x0, y0), (x1, y1) = places[link["client"]], places[link["server"]]
+        if link["kind"] == "gloo":
+            start, end, bow = (x0, y0 - 0.16), (x1, y1 - 0.16), -0.35 if x0 > x1 else 0.35
+            look = {"arrowstyle": "-", "color": COLOURS[0]}
+        else:
+            look = {"arrowstyle": "-|>", "color": WARNING, "mutation_scale": 25}
+            if link["client"] == link["server"]:  # it is a client of its own store
+                start, end, bow = (x0 - 0.15, y0 + 0.16), (x0 + 0.15, y0 + 0.16), -1.2
+            elif y0 < y1:
+                start, end, bow = (x0, y0 + 0.16), (x1, y1 - 0.16), 0
+            else:
+                start, end, bow = (x0, y0 + 0.16), (x1 + 0.28, y1 + 0.16), 0.35
+        ax.annotate("", end, start, arrowprops=look | {"connectionstyle": f"arc3,rad={bow}", "linewidth": 3})
+    if any(link["kind"] == "gloo" for link in links):
+        ax.text((len(ranks) - 1) / 2, -0.75, "data (gloo)", ha="center", color=COLOURS[0], fontsize=20,
+                fontweight="bold")
+    if listeners:
+        place = ((len(ranks) - 1) / 2 + 0.4, 0.9) if "torchrun" in names else (0.45, 0.62)
+        ax.text(*place, "meeting (store)", va="center", color=WARNING, fontsize=20, fontweight="bold")
+    ax.set(xlim=(-0.5, len(ranks) - 0.5), ylim=(-0.85, 1.4 if "torchrun" in names else 0.75))
+    ax.axis("off")
+    return ax
+
+
+def lines_map(lines: list[str], ax: Axes, most: int = 40) -> Axes:
+    """Whose line comes when: a cell for each of the first `most` lines, with the rank that it names. Where it names
+    several, for they ran together, the cell is cut; ∅ is an empty line."""
+    said = [[int(rank) for rank in SAID.findall(line)] for line in lines[:most]]
+    for place, ranks in enumerate(said):
+        look = {"linewidth": 4, "edgecolor": "black"} if len(ranks) > 1 else {"linewidth": 1, "edgecolor": "white"}
+        for slot, rank in enumerate(ranks):
+            ax.add_patch(Rectangle((place, slot / len(ranks)), 1, 1 / len(ranks), facecolor=colour_of(rank), **look,
+                                   zorder=len(ranks)))
+            write_in(ax, place + 0.5, (slot + 0.5) / len(ranks), rank, colour_of(rank), zorder=9)
+        if not ranks:
+            ax.text(place + 0.5, 0.5, "∅", ha="center", va="center", color=GREY)
+    ax.set(xlim=(-0.05, max(1, len(said)) + 0.05), ylim=(-0.05, 1.05), yticks=[], xlabel="line on the screen")
+    bare(ax)
+    return ax

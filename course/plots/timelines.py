@@ -1,0 +1,45 @@
+"""What each rank did, and when."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from course.plots.common import COLOURS, PHASES, head, name_rows, write_in
+from course.plots.tables import field, need, plain
+
+EVENTS = PHASES | {"wait": "#BDBDBD", "all-reduce": "#D55E00"}  # these always have the same colour
+
+
+def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """What each rank did, and when: a bar an event, a lane for each `rank` and, if there is such a column, `lane`.
+
+    Columns: `rank`, `event` (what was done: the colour), `start` and `end` (ms); a `text` stands in its bar where it
+    fits. Bars of a lane that overlap in time stand below each other.
+    """
+    need(events, "start", "end")
+    ax = ax or plt.subplots()[1]
+    events = events.assign(lane=events.get("lane", "")).sort_values("start", kind="stable")
+    names = list(dict.fromkeys(events["event"]))
+    others = iter([colour for colour in COLOURS if colour not in EVENTS.values()] * len(names))
+    colours = {name: EVENTS.get(name) or next(others) for name in names}
+    names.sort(key=lambda name: list(EVENTS).index(name) if name in EVENTS else len(EVENTS))
+    inch = (events["end"].max() - events["start"].min()) / (ax.figure.get_figwidth() * ax.get_position().width)
+    top, lanes = 0.0, {}
+    for rank, of_rank in events.groupby("rank"):
+        for lane, bars in of_rank.groupby("lane", sort=False):
+            free = []  # from when on, for each row of this lane
+            for _, bar in bars.iterrows():
+                row = next((row for row, end in enumerate(free) if end <= bar["start"] + 1e-9), len(free))
+                free[row:row + 1] = [bar["end"]]
+                colour, length = colours[bar["event"]], bar["end"] - bar["start"]
+                ax.barh(top + row, length, left=bar["start"], height=0.85, color=colour, edgecolor="white", linewidth=1)
+                text = plain(field(bar, "text", ""))
+                if length > 0.12 * inch * len(text):  # a character of 14 points takes about that
+                    write_in(ax, bar["start"] + length / 2, top + row, text, colour, fontsize=14)
+            lanes[top + (len(free) - 1) / 2] = f"rank {rank}" + (f"\n{plain(lane)}" if lane else "")
+            top += len(free)
+        top += 0.6
+    name_rows(ax, lanes.values(), lanes.keys(), bottom=top - 0.9)
+    ax.set_xlabel("milliseconds")
+    head(ax, "What each rank did, and when", events, {name: colours[name] for name in names}, columns=len(names))
+    return ax

@@ -1,0 +1,112 @@
+"""How runs learned, and where their time went: from the table of `runs.read_runs`, a row an epoch."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from course.plots.common import GREY, PHASES, head, line_style, percent, stacked
+from course.plots.labels import BESIDE_AN_END, write_beside
+from course.plots.tables import by_run, name_of, need, numbers, source_of
+
+COMMAND = {"starting": GREY, "training": PHASES["backward"], "evaluating, and the rest": PHASES["forward"]}
+
+
+def loss_by_epoch(df: pd.DataFrame, ax: Axes | None = None, column: str = "loss") -> Axes:
+    """Training loss of each run against epoch; `column="val_loss"` for that of the test images."""
+    return curves(df, "epoch", column, f"{_images(column)} loss by epoch", "epoch", "loss (cross-entropy)", ax)
+
+
+def loss_by_time(df: pd.DataFrame, ax: Axes | None = None, column: str = "loss") -> Axes:
+    """Loss of each run against the seconds it has trained for; missing from the first epoch of unknown length on."""
+    need(df, "seconds")
+    return curves(df.assign(elapsed=elapsed(df)), "elapsed", column, f"{_images(column)} loss by time",
+                  "training time (s)", "loss (cross-entropy)", ax)
+
+
+def accuracy_by_epoch(df: pd.DataFrame, ax: Axes | None = None, column: str = "accuracy") -> Axes:
+    """Training accuracy of each run, in percent; `column="val_accuracy"` for that of the test images."""
+    ax = curves(df, "epoch", column, f"{_images(column)} accuracy by epoch", "epoch", "accuracy (% of images)", ax)
+    percent(ax)
+    return ax
+
+
+def _images(column):
+    return "Test" if column.startswith("val_") else "Training"
+
+
+def elapsed(df: pd.DataFrame) -> pd.Series:
+    """Seconds of training at the end of each row's epoch. Beyond a lost epoch nobody knows."""
+    parts = []
+    for rows in by_run(df):
+        follows = rows["epoch"].diff().fillna(1).eq(1) & (rows["epoch"].iloc[0] == 0)
+        known = (follows & rows["seconds"].notna()).cumprod().astype(bool)
+        parts.append(rows["seconds"].cumsum().where(known))
+    return pd.concat(parts)
+
+
+def curves(df: pd.DataFrame, x: str, y: str, title: str, xlabel: str, ylabel: str, ax: Axes | None = None) -> Axes:
+    """A line a run, column `y` against column `x`, broken where an epoch is lost; its name stands at its end."""
+    need(df, x, y)
+    ax = ax or plt.subplots()[1]
+    ends = []
+    for number, rows in enumerate(by_run(df)):
+        run = rows.iloc[-1]
+        style = line_style(number, source_of(run))
+        gaps = np.flatnonzero(np.diff(numbers(rows["epoch"])) > 1) + 1
+        xs, ys = (np.insert(numbers(rows[name]), gaps, np.nan) for name in (x, y))
+        ax.plot(xs, ys, **style)
+        drawn = np.flatnonzero(np.isfinite(xs) & np.isfinite(ys))
+        if len(drawn):
+            ends.append((xs[drawn[-1]], ys[drawn[-1]], name_of(run), style["color"]))
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    if x == "epoch":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        ax.set_xlim(left=0)
+    head(ax, title, df)
+    write_beside(ax, ends, BESIDE_AN_END)
+    return ax
+
+
+def phases(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Where an epoch's seconds go: data, forward, backward, update, stacked, one bar a run.
+
+    Medians over the epochs, without the first one, which warms up, if there are more.
+    """
+    columns = {f"{phase}_seconds": phase for phase in PHASES}
+    need(df, *columns, enough=any)
+    bars = []
+    for rows in by_run(df):
+        medians = rows.reindex(columns=list(columns)).iloc[int(len(rows) > 1):].median()
+        bars.append(medians.dropna().rename(columns).to_dict())
+    return _stacked(df, bars, PHASES, "phases not in this log", "Where the time goes", ax, "seconds an epoch")
+
+
+def whole_command(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """From typing a command to its end: starting, training, and the rest, stacked, one bar a run.
+
+    The logs know nothing of the time before they were opened, so `df` needs one more column: `command_seconds`, what
+    the clock said of the whole command.
+    """
+    need(df, "command_seconds", "total_seconds", "seconds")
+    bars = []
+    for rows in by_run(df):
+        whole, logged = (rows[name].iloc[-1] for name in ("command_seconds", "total_seconds"))
+        trained = rows["seconds"].sum(min_count=1)
+        parts = pd.Series([whole - logged, trained, logged - trained], COMMAND)
+        bars.append({} if parts.isna().any() else parts.to_dict())  # a part alone would look like the whole
+    return _stacked(df, bars, COMMAND, "no end in this log", "The whole command", ax, "seconds", unit="s")
+
+
+def _stacked(df, bars, colours, unknown, title, ax, xlabel, unit="") -> Axes:
+    """A bar a run, made of its {part: seconds}; `unknown` is written where it has none."""
+    ax = ax or plt.subplots()[1]
+    key = stacked(ax, [name_of(rows.iloc[-1], 20) for rows in by_run(df)], bars, colours, unit)
+    for y, parts in enumerate(bars):
+        if not parts:
+            ax.text(0, y, f" {unknown}", va="center", color=GREY)
+    ax.set_xlabel(xlabel)
+    head(ax, title, df, key, columns=len(key))
+    return ax

@@ -1,0 +1,3 @@
+"""Models of time and memory, to be held against a measurement. No torch in here."""
+
+from course.predict import fit, gains, memory, scaling  # noqa: F401

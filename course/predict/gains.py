@@ -1,0 +1,163 @@
+"""What a change can gain, computed from a profile alone; and what a measurement says of it. Notebook 14 compares both.
+
+A `profile` is what step_profile.py found for one model, with `world_size` and `cores` beside it. No torch here.
+A gain is how many times as fast a step becomes: 1 is no gain.
+"""
+
+import math
+
+SPLIT = 0.05  # ms: an operator whose calls are shorter is not worth cutting up for threads
+MIB = 2**20
+LABELS = ("data", "forward", "backward", "update")  # self time of these: Python, autograd's engine, waiting
+
+
+def step(profile):
+    """Milliseconds of an update, without the profiler."""
+    return sum(profile["phases"].values())
+
+
+def is_product(name):
+    """Convolutions and matrix products, forward or backward."""
+    return "conv" in name or name in ("aten::mm", "aten::addmm", "aten::bmm")
+
+
+def is_operator(name):
+    return name.startswith("aten::")
+
+
+def share(profile, counts):
+    """Part of all self time that lies in operators with counts(row)."""
+    rows = profile["operators"]
+    return sum(row["ms"] for row in rows if is_operator(row["name"]) and counts(row)) / sum(row["ms"] for row in rows)
+
+
+def amdahl(part, times):
+    """Gain of the whole when a part (0 to 1) of its time becomes `times` times as fast (Amdahl 1967); math.inf: none of
+    it is left."""
+    return 1 / (1 - part + part / times)
+
+
+def fill(shapes, caps):
+    """Bytes of each of DDP's buckets: last layer first, a bucket is full when it holds its cap or more."""
+    buckets, caps = [0], list(caps)
+    for shape in reversed(shapes):
+        if buckets[-1] >= caps[min(len(buckets), len(caps)) - 1]:
+            buckets.append(0)
+        buckets[-1] += 4 * math.prod(shape)
+    return buckets
+
+
+def powersgd_values(shapes, rank=1):
+    """Values that PowerSGD sends of tensors of these shapes: two thin matrices for each large one (Vogels et al. 2019,
+    arXiv 1905.13727); a tensor stays whole unless that halves it, as torch does it."""
+    total = 0
+    for shape in shapes:
+        rows, values = shape[0], math.prod(shape)
+        thin = (rows + values // rows) * rank
+        total += thin if len(shape) > 1 and 2 * thin < values else values
+    return total
+
+
+# ------------------------------------------------------------------------------- one model for each change
+
+
+def send(profile, size):
+    """ms of an all-reduce of so many bytes: α + β · bytes."""
+    return profile["alpha"] + profile["beta"] * size
+
+
+def save(profile, ms):
+    return step(profile) / max(step(profile) - ms, 0.1 * step(profile))  # parts timed in a bad moment: 10 times at most
+
+
+def least_wait(profile):
+    """ms of a step without the profiler, which makes waits and work longer: only their ratio is taken from it."""
+    medians = profile["medians"]
+    return step(profile) * medians["least wait"] / sum(medians[name] for name in (*LABELS, "wait"))
+
+
+def save_sending(profile, ms):
+    """No change of the messages can save more than the rank that comes last waits."""
+    return save(profile, min(ms, least_wait(profile)))
+
+
+def hidden(profile, caps):
+    """All buckets but the last lie below backward; each one more costs α."""
+    buckets = fill(profile["shapes"], caps)
+    saved = send(profile, sum(buckets)) - send(profile, buckets[-1]) - (len(buckets) - 1) * profile["alpha"]
+    return save_sending(profile, saved)
+
+
+def threads(profile):
+    part = share(profile, lambda row: row["ms"] / row["calls"] >= SPLIT)
+    return amdahl(part, max(1, min(2, profile["cores"] / profile["world_size"])))
+
+
+def larger_batch(profile, size=256):
+    """The line a + b · images through a small batch and the usual one, continued."""
+    usual, ms = profile["batch_size"], step(profile)
+    b = max(0.0, (ms - profile["small_batch_step"]) / (usual - profile["small_batch"]))
+    a = max(0.0, ms - b * usual)
+    return (ms / usual) / ((a + b * size) / size)
+
+
+def whole_batches(profile):
+    return (step(profile) - profile["phases"]["data"] + profile["one_by_one_data"]) / step(profile)
+
+
+MODELS = {
+    "nothing": (lambda p: 1.0, "nothing changed"),
+    "whole-batches": (whole_batches, "a batch fetched singly, timed alone, in place of `data`"),
+    "threads": (threads, f"Amdahl: operators with calls of {SPLIT} ms or more are shared by min(2, cores a rank)"),
+    "batch": (larger_batch, "a step takes a + b · images: the line through batch 16 and 64, continued"),
+    "bf16": (lambda p: amdahl(share(p, lambda row: is_product(row["name"])), 2),
+             "if products took half the time, and casting none"),
+    "compile": (lambda p: amdahl(1 - share(p, lambda row: is_product(row["name"])), math.inf),
+                "at most: all but the products vanishes"),
+    "bucket-view": (lambda p: save(p, 2 * p["copy"]), "the gradients are not copied twice"),
+    "first-bucket": (lambda p: hidden(p, [MIB, 25 * MIB]), "α + β · bytes; backward hides all but the last bucket"),
+    "small-buckets": (lambda p: hidden(p, [p["gradient_bytes"] / 4]), "the same, with smaller buckets"),
+    "fp16-hook": (lambda p: save_sending(p, send(p, p["gradient_bytes"]) - send(p, p["gradient_bytes"] / 2)),
+                  "half the bytes, casting costs nothing"),
+    "bf16-hook": (lambda p: save_sending(p, send(p, p["gradient_bytes"]) - send(p, p["gradient_bytes"] / 2)),
+                  "half the bytes, casting costs nothing"),
+    "powersgd": (lambda p: save_sending(p, send(p, p["gradient_bytes"]) - 2 * p["alpha"]
+                                        - send(p, 4 * powersgd_values(p["shapes"]))),
+                 "three small messages, compressing costs nothing"),
+    "accumulate": (lambda p: save(p, 3 / 4 * (least_wait(p) + p["phases"]["update"])),
+                   "three of four batches neither wait nor update"),
+}
+
+
+def predict(name, profile):
+    """(gain, how it was computed) of a change of compare_changes.py; (None, why not) where there is no honest model."""
+    if name not in MODELS:
+        return None, "no prediction: the profile does not tell how fast other code would be"
+    model, reason = MODELS[name]
+    return model(profile), reason
+
+
+# ------------------------------------------------------------------------------- what a measurement says
+
+
+def noise(nothing):
+    """By which factor a training differed from itself in some round: 1.1 for 0.95 to 1.1, as for 0.91 to 1."""
+    return max(nothing["high"], 1 / nothing["low"], 1)
+
+
+def verdict(found, nothing):
+    """pays, costs, or `no difference seen`: for the first two the middle half of the rounds is on one side of 1, and
+    the median is beyond the noise."""
+    low, high = found["quartiles"]
+    if low > 1 and found["gain"] > noise(nothing):
+        return "pays"
+    if high < 1 and found["gain"] < 1 / noise(nothing):
+        return "costs"
+    return "no difference seen"
+
+
+def payback(start_before, start_after, before, after):
+    """Updates until a slower start has paid back: math.inf where an update is not faster. All in the same unit."""
+    if after >= before:
+        return math.inf
+    return max(0, math.ceil((start_after - start_before) / (before - after)))

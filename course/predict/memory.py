@@ -1,0 +1,296 @@
+"""What each rank must hold to train a transformer, and which way of sharing it out is the simplest that is fast enough.
+
+Bytes of parameters, gradients, optimizer state and activations, by strategy, from the equations of the papers named at
+each function; and seconds a step, from three rates. `scripts/measure/predict.py memory` prints them. `count` gives the
+exact bytes of scripts/lessons/tiny_transformer.py; tests/test_sharded.py compares them with those that ranks hold.
+Left out: the logits, the workspace of kernels, and memory lost to fragmentation; a tenth of the device is kept for it.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+PARTS = ["parameters", "gradients", "optimizer state", "activations"]
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Of one value of the model."""
+
+    parameter: float
+    gradient: float
+    state: float
+    """Of the optimizer."""
+    activation: float
+
+
+FLOAT32 = Bytes(4, 4, 8, 4)  # Adam keeps two averages of each gradient
+MIXED = Bytes(2, 2, 12, 2)  # Adam in mixed precision: 16-bit, and a float32 copy beside the averages (1910.02054, 3.1)
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A decoder like GPT-2, no biases but LayerNorm's, and 4 x hidden within the MLP."""
+
+    layers: float
+    hidden: float
+    heads: float
+    sequence: int
+    """Tokens."""
+    vocabulary: int = 0
+
+    @classmethod
+    def of_size(cls, parameters, sequence=4096):
+        """The shape of GPT-3's larger models (Brown et al. 2020, 2005.14165, table 2.1): hidden = 128 layers, heads =
+        layers, 12 hidden^2 parameters a layer. No whole numbers: it is for estimates."""
+        layers = (parameters / 12 / 128**2) ** (1 / 3)
+        return cls(layers, 128 * layers, layers, sequence)
+
+    def tensors(self):
+        """{name: shape}, in the order of the model."""
+        h, wide = self.hidden, 4 * self.hidden
+        block = {"norm1.weight": (h,), "norm1.bias": (h,), "query.weight": (h, h), "key.weight": (h, h),
+                 "value.weight": (h, h), "out.weight": (h, h), "norm2.weight": (h,), "norm2.bias": (h,),
+                 "up.weight": (wide, h), "down.weight": (h, wide)}
+        return {"position": (self.sequence, h), "embedding.weight": (self.vocabulary, h),
+                **{f"blocks.{i}.{name}": shape for i in range(self.layers) for name, shape in block.items()},
+                "norm.weight": (h,), "norm.bias": (h,), "head.weight": (self.vocabulary, h)}
+
+
+# ------------------------------------------------------------------------------------------ the papers' equations
+
+
+def model_states(parameters, ranks, stage=0, size=MIXED):
+    """{part: bytes a rank}. Stage 0 is DDP; 1, 2, 3 share out the state, the gradients too, and the parameters too.
+
+    ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), section 5 and figure 1: with K = 12 bytes of state a parameter,
+    (2 + 2 + K), 2 + 2 + K/N, 2 + (2 + K)/N, (2 + 2 + K)/N. FSDP is stage 3.
+    """
+    own = [parameters / (ranks if stage >= needed else 1) for needed in (3, 2, 1)]
+    return dict(zip(PARTS, (n * b for n, b in zip(own, (size.parameter, size.gradient, size.state), strict=True)),
+                    strict=False))
+
+
+def activations(model, micro_batch, tensor=1, recompute="none", dropout=True, size=2, stats=False):
+    """Bytes that backward needs of one layer, on each of `tensor` ranks.
+
+    Korthikanti et al. 2022 (arXiv 2205.05198): with 16-bit values s b h (34 + 5 a s / h) on one rank (equation 1), and
+    s b h (10 + 24 / t + 5 a s / (h t)) on t (equation 2). `recompute` "attention" leaves out the last term (its section
+    5; FlashAttention has the same effect), "all" keeps a layer's input alone: 2 s b h. Without dropout there are no
+    masks (a byte a value) and no second copy of the attention: s b h (8 + 24 / t + 2 a s / (h t)). With `size` 4 for
+    float32 all of it doubles. `stats`: LayerNorm also keeps a mean and a deviation of each token, which they neglect.
+    """
+    s, b, h, a, t = model.sequence, micro_batch, model.hidden, model.heads, tensor
+    whole, shared, scores = (10, 24, 5) if dropout else (8, 24, 2)
+    if recompute == "all":
+        return s * b * h * size
+    squares = 0 if recompute == "attention" else scores * a * s / h / t
+    return s * b * h * (whole + shared / t + squares) * size / 2 + stats * 4 * s * b * size
+
+
+def bubble(stages, micro_batches):
+    """The share of a step in which a stage waits: (p - 1) / (m + p - 1) (GPipe: Huang et al. 2019, 1811.06965)."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+# ------------------------------------------------------------------------------------ exact counts, for whole tensors
+
+values = math.prod  # of a tensor, from its shape
+
+
+def greedy(shapes, ranks):
+    """[rank] -> names: how ZeroRedundancyOptimizer deals whole tensors out, the largest first, to the emptiest rank."""
+    dealt, load = [[] for _ in range(ranks)], [0] * ranks
+    for name in sorted(shapes, key=lambda name: -values(shapes[name])):
+        rank = load.index(min(load))
+        dealt[rank].append(name)
+        load[rank] += values(shapes[name])
+    return dealt
+
+
+def rows(shape, rank, ranks, dim=0):
+    """The shape of a rank's chunk: ceil(n / ranks) rows each, as long as there are any (torch.chunk)."""
+    chunk = math.ceil(shape[dim] / ranks)
+    mine = min(chunk, max(0, shape[dim] - rank * chunk))
+    return (*shape[:dim], mine, *shape[dim + 1:])
+
+
+SPLIT = {"query": 0, "key": 0, "value": 0, "up": 0, "head": 0, "out": 1, "down": 1, "embedding": 1}  # dim, under TP
+
+
+def tensor_parallel(shapes, rank, ranks):
+    """{name: shape} on a rank: columns and rows of the matrices (Shoeybi et al. 2019, 1909.08053); norms whole."""
+    dims = {name: SPLIT.get(name.split(".")[-2] if "." in name else name) for name in shapes}
+    return {name: shape if dims[name] is None else rows(shape, rank, ranks, dims[name])
+            for name, shape in shapes.items()}
+
+
+def stage_layers(layers, stages):
+    """[stage] -> its layers: as equal as can be, the first stages get what is left over."""
+    sizes = [layers // stages + (stage < layers % stages) for stage in range(stages)]
+    return [range(sum(sizes[:stage]), sum(sizes[:stage + 1])) for stage in range(stages)]
+
+
+def stage_tensors(model, stage, stages):
+    """{name: shape} of a pipeline stage; the first has the embedding, the last the head."""
+    mine = {f"blocks.{i}." for i in stage_layers(model.layers, stages)[stage]}
+    first = ("position", "embedding.") if stage == 0 else ()
+    last = ("norm.", "head.") if stage == stages - 1 else ()
+    return {name: shape for name, shape in model.tensors().items() if name.startswith((*first, *mine, *last))}
+
+
+def count(model, way, ranks, batch, micro_batches=4, size=FLOAT32):
+    """[rank] -> {part: bytes}, exact, of the small transformer as scripts/lessons/shard_model.py trains it, with Adam.
+
+    `way`: one, ddp, zero1, fsdp, tp, fsdp_tp (two ranks of TP, the rest FSDP), gpipe or 1f1b. `batch` sequences of all
+    ranks together. Adam also has a step count of 4 bytes for each tensor. "gathered": the weights that FSDP has whole
+    at one time, one block and what stands outside the blocks.
+    """
+    everything, found = model.tensors(), []
+    for rank in range(ranks):
+        held = everything
+        tensor = 2 if way == "fsdp_tp" else ranks if way == "tp" else 1
+        if tensor > 1:
+            held = tensor_parallel(everything, rank % tensor, tensor)
+        if way in ("gpipe", "1f1b"):
+            held = stage_tensors(model, rank, ranks)
+        gathered = 0
+        if way in ("fsdp", "fsdp_tp"):
+            gathered = sum(values(shape) for name, shape in held.items()
+                           if not name.startswith("blocks.") or name.startswith("blocks.0."))
+            held = {name: rows(shape, rank // tensor, ranks // tensor) for name, shape in held.items()}
+        stepped = greedy(everything, ranks)[rank] if way == "zero1" else held
+        kept = sum(map(values, held.values()))
+        found.append({"parameters": size.parameter * kept, "gradients": size.gradient * kept,
+                      "optimizer state": sum(size.state * values(held[name]) + 4 for name in stepped),
+                      "activations": count_activations(model, way, rank, ranks, batch, micro_batches, size.activation),
+                      "gathered": size.parameter * gathered})
+    return found
+
+
+def count_activations(model, way, rank, ranks, batch, micro_batches, size):
+    """Bytes, at most at one time: layers and, where the rank has the head, the loss with its log-probabilities."""
+    tensor = 2 if way == "fsdp_tp" else ranks if way == "tp" else 1
+    layers, last, in_flight = model.layers, True, 1
+    if way in ("ddp", "zero1", "fsdp", "fsdp_tp"):
+        batch //= ranks // tensor
+    if way in ("gpipe", "1f1b"):  # 1F1B begins a backward as soon as it can: fewer micro-batches wait for theirs
+        layers, last = len(stage_layers(layers, ranks)[rank]), rank == ranks - 1
+        in_flight = micro_batches if way == "gpipe" else min(micro_batches, ranks - rank)
+        batch //= micro_batches
+    tokens = batch * model.sequence
+    of_a_layer = activations(model, batch, tensor, dropout=False, size=size, stats=True)
+    of_the_head = size * (tokens * (2 * model.hidden + 2 + model.vocabulary) + 1)  # 1: how many targets the mean is of
+    return round(in_flight * (layers * of_a_layer + last * of_the_head))
+
+
+# ------------------------------------------------------------------------------------------------ which way to choose
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices all alike. The defaults are those of an NVIDIA H100 SXM (its data sheet: 80 GB, 989 Tflop/s in bfloat16,
+    900 GB/s of NVLink, half in each direction) with a 400 Gbit/s InfiniBand card each, as in a DGX H100."""
+
+    devices: int
+    memory: float = 80e9
+    """Bytes of a device."""
+    flops: float = 989e12
+    """Floating-point operations a second of a device, at best."""
+    used: float = 0.4
+    """Share of them that training reaches: Llama 3 reports 0.38 to 0.43 (2407.21783, table 4)."""
+    per_node: int = 8
+    within: float = 450e9
+    """Bytes a second between two devices of a node."""
+    between: float = 50e9
+    """Bytes a second of each device to another node, when all of the node send."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A way to train, what it holds on the fullest device, and how long a step takes it."""
+
+    way: str
+    data: int
+    tensor: int
+    pipeline: int
+    micro_batch: int
+    """Sequences."""
+    recompute: str
+    bytes: dict
+    """{part: bytes}; "gathered" are the layers that FSDP has whole for a moment."""
+    compute: float
+    """Seconds a step, and what comes on top of it:"""
+    communication: float
+    bubble: float
+
+    @property
+    def seconds(self):
+        return self.compute + self.communication + self.bubble
+
+
+# The simplest first. name: (ZeRO stage, tensor parallel within the node, pipeline over nodes)
+WAYS = {"one device": (0, False, False), "DDP": (0, False, False), "ZeRO-1": (1, False, False),
+        "FSDP": (3, False, False), "TP + FSDP": (3, True, False), "TP + PP + ZeRO-1": (1, True, True)}
+
+
+def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, sequence=4096):
+    """The Plan, or None where the devices cannot be shared out like this. `sequences` a step, of all devices together.
+
+    Seconds: 6 operations a parameter and token, 8 with everything recomputed (Kaplan et al. 2020, 2001.08361). A
+    collective goes through the node first, so that between nodes each device carries a part of it (BlueConnect: Cho et
+    al., MLSys 2019). ZeRO sends as much as DDP, twice the parameters; FSDP half as much again, with each micro-batch
+    (1910.02054, section 7). Either hides behind computing where that takes longer. TP has 4 all-reduces of the
+    activations a layer, 6 with everything recomputed (1909.08053), and nothing to hide them.
+    """
+    stage, in_node, over_nodes = WAYS[way]
+    tensor = min(cluster.per_node, cluster.devices) if in_node else 1
+    data = cluster.devices / tensor / stages
+    if (way == "one device") != (cluster.devices == 1) or (in_node and tensor == 1) or (stages > 1) != over_nodes:
+        return None
+    if data < 1 or data != int(data) or sequences < data * micro_batch:
+        return None
+    model = Transformer.of_size(parameters, sequence)
+    micro_batches = sequences / data / micro_batch
+    if model.layers < stages or micro_batches < stages:
+        return None
+    own = parameters / tensor / stages
+    held = model_states(own, data, stage)
+    layer = activations(model, micro_batch, tensor, "attention")
+    in_flight = model.layers / stages * min(stages, micro_batches)  # layers x micro-batches: 2205.05198, equation 5
+    held["activations"] = in_flight * layer if recompute != "all" else (
+        layer + in_flight * activations(model, micro_batch, recompute="all"))
+    held["gathered"] = 0 if stage < 3 else (2 * MIXED.parameter + MIXED.gradient) * own / model.layers
+
+    compute = (8 if recompute == "all" else 6) * parameters * sequences * sequence / (
+        cluster.devices * cluster.flops * cluster.used)
+    local = min(data, cluster.per_node / tensor)  # of the devices that share the data, those in one node
+    sent = MIXED.gradient * own * ((local - 1) / local / cluster.within
+                                   + (data / local - 1) / (data / local) / local / cluster.between)
+    if stage == 3:
+        communication = max(0, 3 * micro_batches * sent - compute)
+    else:  # the gradients leave during the last backward
+        communication = max(0, 2 * sent - 2 / 3 * compute / micro_batches)
+    if tensor > 1:
+        message = sequence * micro_batch * model.hidden * MIXED.activation
+        times = (6 if recompute == "all" else 4) * micro_batches * model.layers / stages
+        communication += times * 2 * (tensor - 1) / tensor * message / cluster.within
+    return Plan(way, int(data), tensor, stages, micro_batch, recompute, held, compute, communication,
+                compute * (stages - 1) / micro_batches)
+
+
+def choose(parameters, cluster, sequences=1024, sequence=4096, usable=0.9, close=1.2):
+    """(the Plan to take or None, {way: its fastest Plan that fits}).
+
+    Of the ways that fit into `usable` of the memory, the simplest that takes at most `close` times as long as the
+    fastest. Micro-batches of 1, 2, 4, ..., everything recomputed or not, and pipelines of 2, 4, ... stages are tried.
+    """
+    fits = {}
+    for way, micro_batch, recompute, stages in product(WAYS, (1, 2, 4, 8, 16), ("attention", "all"),
+                                                       (1, 2, 4, 8, 16, 32, 64)):
+        one = plan(parameters, way, cluster, sequences, micro_batch, recompute, stages, sequence)
+        if one and sum(one.bytes.values()) <= usable * cluster.memory and (
+                way not in fits or one.seconds < fits[way].seconds):
+            fits[way] = one
+    fastest = min((one.seconds for one in fits.values()), default=math.inf)
+    return next((fits[way] for way in WAYS if way in fits and fits[way].seconds <= close * fastest), None), fits

@@ -1,0 +1,264 @@
+"""Predict the time of a step and of an epoch on W ranks, from what was measured on one rank and on the links.
+
+A step of one rank takes a + b · batch seconds (`StepTime`), and an all-reduce of the gradients what its α and β, or the
+links, say (`Measured`, `Links`, `Hierarchy`). `Job` puts the two together. The rows of `table` have the columns of
+runs.speedup_table: predicted and measured runs stand in one plot. `scripts/measure/predict.py time` prints them.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from course.predict.fit import fit, ring_seconds
+
+# ---------------------------------------------------------------- one rank
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a training step of one rank that talks to nobody: fixed + per_image · batch."""
+
+    fixed: float
+    """a, in seconds: what a step costs however small the batch (calls, kernel launches, the optimizer's update)."""
+    per_image: float
+    """b, in seconds: what each image adds."""
+    backward: float = 2 / 3
+    """Backward's share of the step, 0 to 1: only it can hide an all-reduce. It computes two products for each one of
+    forward, the gradients of inputs and of weights (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A run log has
+    the measured share: backward_seconds / seconds on one rank."""
+
+    def __post_init__(self):
+        _need(self.fixed >= 0 and self.per_image >= 0, "a step cannot take less than 0 seconds")
+        _need(0 <= self.backward <= 1, f"backward is a share of the step, 0 to 1, not {self.backward}")
+
+    @classmethod
+    def fit(cls, batch_sizes, seconds, backward=2 / 3):
+        """The line through measured steps; see fit.fit."""
+        return cls(*fit(batch_sizes, seconds), backward)
+
+    def seconds(self, batch: float) -> float:
+        return self.fixed + self.per_image * batch
+
+
+# ---------------------------------------------------------------- all-reduce
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins two ranks, or two nodes."""
+
+    latency: float
+    """Seconds a message takes, however short."""
+    bandwidth: float
+    """Bytes a second, in each direction at once; of a node: all its network cards together."""
+
+    def __post_init__(self):
+        _need(self.latency >= 0, "a latency cannot be less than 0")
+        _need(self.bandwidth > 0, "a bandwidth must be more than 0")
+
+
+def ring(bytes: float, ranks: int, link: Link) -> float:
+    """Seconds of an all-reduce around a ring: 2 (W - 1) steps, in each of which every rank sends bytes / W.
+
+    2 (W - 1) latency + 2 (W - 1) / W · bytes / bandwidth: Thakur, Rabenseifner, Gropp 2005 (Int. J. High Performance
+    Computing Applications 19:1), a ring reduce-scatter and a ring all-gather; their time for adding is left out. The
+    second factor is what nccl-tests divides by, so that busbw is the bandwidth of a link (its doc/PERFORMANCE.md).
+    """
+    return ring_seconds(bytes, ranks, link.latency, 1 / link.bandwidth)
+
+
+def recursive_doubling(bytes: float, ranks: int, link: Link) -> float:
+    """Seconds of an all-reduce in log2 W exchanges of the whole message: best for short ones (Thakur et al. 2005).
+
+    Where W is no power of two, the ranks beyond one hand theirs to a neighbour first and get the sum back at the end:
+    two more messages, as in MPICH.
+    """
+    whole = ranks.bit_length() - 1
+    return (whole + 2 * (ranks != 2**whole)) * (link.latency + bytes / link.bandwidth)
+
+
+def halving_doubling(bytes: float, ranks: int, link: Link) -> float:
+    """Seconds of Rabenseifner's all-reduce, W a power of two: the ring's bytes in 2 log2 W messages.
+
+    2 log2 W · latency + 2 (W - 1) / W · bytes / bandwidth (Thakur et al. 2005, without their time for adding).
+    """
+    _need(ranks & (ranks - 1) == 0, f"halving and doubling needs a power of two, not {ranks} ranks")
+    return 2 * (ranks.bit_length() - 1) * link.latency + 2 * (ranks - 1) / ranks * bytes / link.bandwidth
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All-reduce as it was measured: α + β · bytes for each world size; message_time.py measures and fits."""
+
+    alpha_beta: Mapping[int, tuple[float, float]]
+    """{world size: (α in seconds, β in seconds a byte)}. One rank alone needs no entry."""
+
+    def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
+        ranks = nodes * ranks_per_node
+        _need(ranks == 1 or ranks in self.alpha_beta,
+              f"no α and β for {ranks} ranks; there are some for {', '.join(map(str, sorted(self.alpha_beta)))}")
+        alpha, beta = self.alpha_beta.get(ranks, (0, 0))
+        return (alpha + beta * bytes) * (ranks > 1)
+
+
+@dataclass(frozen=True)
+class Links:
+    """All-reduce over links that are all equal; of unequal ones the slowest decides."""
+
+    link: Link
+    """From each rank to the next."""
+    algorithm: Callable[[float, int, Link], float] = ring
+    """`ring`, `recursive_doubling` or `halving_doubling`."""
+
+    def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
+        return self.algorithm(bytes, nodes * ranks_per_node, self.link)
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """All-reduce with fast links within a node and slower ones between nodes.
+
+    Reduce-scatter within the node, then each local rank all-reduces its part with its like on the other nodes, then
+    all-gather within the node; a ring each time (BlueConnect: Cho et al., MLSys 2019). The local ranks share the node's
+    link, so that the second part costs what one ring of nodes with the whole message costs.
+    """
+
+    within: Link
+    """Between the ranks of a node."""
+    between: Link
+    """Between nodes."""
+
+    def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
+        return ring(bytes, ranks_per_node, self.within) + ring(bytes, nodes, self.between)
+
+
+# ---------------------------------------------------------------- many ranks
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the seconds of a step go."""
+
+    compute: float
+    """Forward, backward and update, with waiting for a turn on shared cores."""
+    communication: float
+    """All-reduces, one after the other."""
+    exposed: float
+    """The part of the communication that backward does not hide."""
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.exposed
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model, a machine, and how DDP joins them."""
+
+    step: StepTime
+    """Of one rank, with as many threads as `threads` says."""
+    gradient_bytes: float
+    """4 bytes for each trained parameter, in float32."""
+    all_reduce: Measured | Links | Hierarchy
+    """What it costs to add up the gradients."""
+    buckets: int = 1
+    """Parts in which the gradients are sent, all of one size; see `ddp_buckets`."""
+    overlap: bool = True
+    """Whether a bucket is sent while backward goes on, as DDP does, or after it."""
+    cores: int | None = None
+    """Of a node, and shared by its ranks (GPUs, where ranks share those); None: there are enough."""
+    threads: int = 1
+    """Cores that each rank keeps busy."""
+    ranks_per_node: int | None = None
+    """None: all ranks are on one node."""
+
+    def __post_init__(self):
+        _need(self.gradient_bytes >= 0, "gradients cannot have less than 0 bytes")
+        _need(self.buckets >= 1 and self.threads >= 1, "buckets and threads are at least 1")
+        _need(self.cores is None or self.cores >= self.threads, f"one rank has {self.threads} threads, and a node "
+              f"{self.cores} cores: its step was not measured so")
+
+    def nodes(self, world_size: int) -> tuple[int, int]:
+        """(nodes, ranks of each). ValueError where the ranks do not fill whole nodes."""
+        _need(world_size >= 1, f"{world_size} ranks: at least 1 is needed")
+        local = min(world_size, self.ranks_per_node or world_size)
+        _need(world_size % local == 0, f"{world_size} ranks do not fill nodes of {local}")
+        return world_size // local, local
+
+    def predict(self, world_size: int, batch: float) -> Step:
+        """A step with `batch` images on each of `world_size` ranks.
+
+        More threads than cores take turns, each step as long as threads / cores of them. With k buckets, of which each
+        all-reduce takes c, and a backward of B seconds that fills them evenly, bucket i can leave at i/k · B, and not
+        before bucket i - 1 has arrived. The last arrives at the latest of i/k · B + (k - i + 1) c, which is that of
+        i = 1 or i = k: what is left after backward is max(c, k c - (k - 1)/k · B). That buckets are sent in order, one
+        at a time, while backward goes on: Li et al., VLDB 2020, arXiv 2006.15704, sections 3.2 and 4.2.
+        It is the bound for links that cost the cores nothing; where they do, backward itself gets slower.
+        """
+        nodes, local = self.nodes(world_size)
+        turns = max(1, local * self.threads / self.cores) if self.cores else 1
+        compute = turns * self.step.seconds(batch)
+        bucket = self.all_reduce.seconds(self.gradient_bytes / self.buckets, nodes, local) if world_size > 1 else 0
+        communication = exposed = self.buckets * bucket
+        if self.overlap:
+            hidden = (self.buckets - 1) / self.buckets * self.step.backward * compute
+            exposed = max(bucket, communication - hidden)
+        return Step(compute, communication, exposed)
+
+    def epoch_seconds(self, world_size: int, batch: int, samples: int) -> float:
+        """Seconds for `samples` images, `batch` a rank. Shards are DistributedSampler's; the last step may be short."""
+        full, rest = divmod(math.ceil(samples / world_size), batch)
+        last = self.predict(world_size, rest).seconds if rest else 0
+        return full * self.predict(world_size, batch).seconds + last
+
+
+def ddp_buckets(gradient_bytes: float, cap_mb: float = 25, first_mb: float = 1) -> int:
+    """How many buckets DDP makes with its defaults: one of 1 MiB, which leaves early, then of 25 MiB (bucket_cap_mb).
+
+    As if a parameter could be cut; DDP keeps each whole, so that its buckets are larger and may be fewer.
+    """
+    return 1 + math.ceil(max(0, gradient_bytes - first_mb * 2**20) / (cap_mb * 2**20))
+
+
+def speedup(job: Job, world_size: int, batch_size: int, strong: bool = False) -> tuple[float, float]:
+    """(speed-up, efficiency) in images a second against one rank, which takes `batch_size` images a step.
+
+    Weak scaling: so does each of the ranks. `strong`: they share the batch, which they must divide.
+    """
+    one, many = job.predict(1, batch_size), job.predict(world_size, _of_each_rank(batch_size, world_size, strong))
+    ratio = one.seconds / many.seconds * (1 if strong else world_size)
+    return ratio, ratio / world_size
+
+
+def table(job: Job, world_sizes, batch_size: int, samples: int, strong: bool = False, label="predicted") -> list[dict]:
+    """An epoch on each world size, one row each, named as in runs.speedup_table: pandas.DataFrame(table(...)).
+
+    The baseline is one rank with `batch_size`. `seconds` is an epoch of `samples` images; `step_seconds` and the
+    columns after it are of one whole step (`Step`). `batch_size` in a row is that of each rank. Seconds throughout.
+    `label` is also the `machine`, so that several predictions are several curves.
+    """
+    rows, one = [], job.epoch_seconds(1, batch_size, samples)
+    for world_size in world_sizes:
+        batch = _of_each_rank(batch_size, world_size, strong)
+        step, seconds = job.predict(world_size, batch), job.epoch_seconds(world_size, batch, samples)
+        nodes, local = job.nodes(world_size)
+        rows.append({
+            "label": f"{label}, {world_size}", "source": "predicted", "machine": label,
+            "strategy": "ddp" if world_size > 1 else "single", "world_size": world_size, "nodes": nodes,
+            "local_world_size": local, "cores": job.cores, "threads": job.threads,
+            "oversubscribed": job.cores is not None and local > job.cores, "samples": samples, "batch_size": batch,
+            "seconds": seconds, "images_per_second": samples / seconds, "speedup": one / seconds,
+            "efficiency": one / seconds / world_size, "step_seconds": step.seconds, "compute_seconds": step.compute,
+            "communication_seconds": step.communication, "exposed_seconds": step.exposed,
+        })  # fmt: skip
+    return rows
+
+
+def _of_each_rank(batch_size, world_size, strong):
+    _need(not strong or batch_size % world_size == 0, f"{world_size} ranks do not divide a batch of {batch_size}")
+    return batch_size // world_size if strong else batch_size
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

@@ -1,0 +1,107 @@
+"""How a program of the lessons begins and ends: its command line, its ranks, and the file of what it found.
+
+Nothing here imports torch before ranks meet: a program that only says hello starts in a tenth of a second.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import options
+
+
+def parser(description, out=None, dataset=False, timeout=None):
+    """A parser whose errors are one line, with the options that most programs share.
+
+    `out`: what --out is told to hold; that file is then required. `dataset`: --dataset and --data-path. `timeout`: the
+    default of --timeout, in seconds.
+    """
+    made = options.Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if out:
+        made.add_argument("--out", type=Path, required=True, help=out)
+    if dataset:
+        import data
+
+        made.add_argument("--dataset", choices=["auto", *data.DATASETS], default="auto",
+                          help="auto: cifar10, or else synthetic")
+        made.add_argument("--data-path", default="./data", help="folder of the data files")
+    if timeout:
+        made.add_argument("--timeout", type=options.positive(float), default=timeout,
+                          help="longest wait for another rank, seconds")
+    return made
+
+
+@contextmanager
+def stoppable(parser, sigterm=lambda *_: sys.exit(128 + signal.SIGTERM)):
+    """parser.one_line(); and Ctrl-C or SIGTERM end the program without a traceback, when the block has cleaned up.
+
+    `sigterm`: its handler. With signal.default_int_handler it is as Ctrl-C, status 130 and not 143.
+    """
+    signal.signal(signal.SIGTERM, sigterm)
+    try:
+        with parser.one_line():
+            yield
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+@contextmanager
+def ranks(here, timeout):
+    """The process group of several ranks, for as long as the block runs; at its end each waits for all the others.
+
+    Ranks that do not meet end the program with one line, status 2.
+    """
+    import torch.distributed as dist
+
+    import utils
+
+    if here.world_size > 1:
+        with options.Parser().one_line():
+            utils.init_distributed_mode(here, timeout=timeout)
+    try:
+        yield
+        if dist.is_initialized():
+            dist.barrier()
+    finally:
+        utils.end_distributed_mode()
+
+
+def gathered(mine):
+    """What every rank has, a list with rank 0's first: anything that can be pickled."""
+    import torch.distributed as dist
+
+    of_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, mine)
+    return of_ranks
+
+
+def dataset(args):
+    """data.get_dataset for --dataset and --data-path; its ConnectionError says what to do."""
+    import data
+
+    try:
+        return data.get_dataset(args.dataset, args.data_path, verify=False)
+    except ConnectionError as error:
+        raise ConnectionError(f"{error}: use --dataset synthetic") from None
+
+
+def measured_on(here):
+    """Who measured: {world_size, device, device_name, cores, threads, torch, host}."""
+    import platform
+
+    import torch
+
+    import utils
+
+    return {"world_size": here.world_size, "device": here.device.type, "device_name": utils.device_name(here.device),
+            "cores": utils.cores(), "threads": torch.get_num_threads(), "torch": torch.__version__,
+            "host": f"{platform.system()} {platform.machine()}"}
+
+
+def write_json(path, found):
+    """Write `found` to `path`, whole or not at all."""
+    with options.whole(path) as part:
+        part.write_text(json.dumps(found, indent=1), encoding="utf-8")

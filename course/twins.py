@@ -1,0 +1,75 @@
+"""Text twin -> notebook: the .ipynb is built from notebooks/text/, and keeps what its unchanged cells once printed.
+
+All paths are relative to the root of the course, so that no path of this machine gets into a notebook.
+"""
+
+import base64
+from contextlib import suppress
+from pathlib import Path
+
+import jupytext
+import nbformat
+from jupytext.combine import combine_inputs_with_outputs
+
+import options
+from course.png import small_png
+
+NOTEBOOKS = Path("notebooks")
+TWINS = NOTEBOOKS / "text"
+# Written instead of what the kernel reports, so that another Python version changes no committed notebook.
+KERNEL = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"codemirror_mode": {"name": "ipython", "version": 3}, "file_extension": ".py",
+                      "mimetype": "text/x-python", "name": "python", "nbconvert_exporter": "python",
+                      "pygments_lexer": "ipython3", "version": "3"},
+}
+
+
+def build(name):
+    """The notebook that the text twin describes, with the committed notebook's cell ids, and its outputs where the code
+    of the cell is unchanged."""
+    twin, notebook = (jupytext.read(TWINS / f"{name}.py") for _ in range(2))
+    with suppress(FileNotFoundError, nbformat.reader.NotJSONError):  # as after a merge that went wrong
+        old = nbformat.v4.upgrade(nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4))
+        code = {cell.id: cell.source for cell in old.cells}
+        notebook = combine_inputs_with_outputs(notebook, old)
+        for cell in notebook.cells:
+            # jupytext also pairs cells by position; what changed code once printed must not stay
+            if cell.cell_type == "code" and code.get(cell.id) != cell.source:
+                cell.outputs, cell.execution_count = [], None
+    return as_committed(notebook, twin)
+
+
+def as_committed(notebook, twin):
+    """`notebook` with the metadata of its `twin` alone: no timestamps, no paths, no versions."""
+    kept = {key: value for key, value in twin.metadata.items() if key not in ("jupytext", "widgets")}
+    if widgets := notebook.metadata.get("widgets"):
+        kept["widgets"] = widgets
+    notebook.metadata = nbformat.from_dict(kept | KERNEL)
+    for cell, source in zip(notebook.cells, twin.cells, strict=True):
+        # jupytext's own notes on blank lines concern the twin alone
+        cell.metadata = nbformat.from_dict({k: v for k, v in source.metadata.items() if not k.startswith("lines_to_")})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def commit(notebook, name):
+    """Writes the notebook, and its twin with the blank lines that jupytext would write: JupyterLab refuses to open a
+    notebook that is newer than its twin (as one is after `git pull`) while their texts differ in even one of them."""
+    for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])):
+        if picture := data.get("image/png"):
+            data["image/png"] = base64.b64encode(small_png(base64.b64decode(picture))).decode()
+    write(notebook, NOTEBOOKS / f"{name}.ipynb")
+    twin = TWINS / f"{name}.py"
+    if [cell.source for cell in jupytext.read(twin).cells] == [cell.source for cell in notebook.cells]:
+        head = twin.read_text(encoding="utf-8").split("# ---\n", 2)[:2]
+        body = jupytext.writes(notebook, fmt="py:percent").split("# ---\n", 2)[2]
+        with options.whole(twin) as part:
+            part.write_text("# ---\n".join([*head, body]), encoding="utf-8")
+    # else somebody has edited it since, and keeps what they wrote
+
+
+def write(notebook, path):
+    """Writes `path` whole or not at all."""
+    with options.whole(path) as part:
+        nbformat.write(notebook, part)

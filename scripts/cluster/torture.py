@@ -1,0 +1,398 @@
+"""Try to break a run: kill ranks, kill the write of a checkpoint, fill the disk, damage files. Print what survived.
+
+    python scripts/cluster/torture.py                      everything, about half an hour on two cores
+    python scripts/cluster/torture.py --kills 3 --inputs 200 --only kill-a-rank damaged-log
+    python scripts/cluster/torture.py --json build/torture.json
+
+Each attack checks its outcome against an undisturbed run or the undamaged file. Status 0: all survived; 1: the table
+says what did not. The same --seed makes the same attacks (when a process dies depends on the machine's speed, too).
+"""
+
+import contextlib
+import io
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+import warnings
+from pathlib import Path
+
+import jupytext
+import nbformat
+import numpy as np
+import torch
+
+import checkpoint
+import data
+import options
+import utils
+from course import processes, program, runs
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIMIT = 300  # seconds for one run, its restarts included
+JOB = ["--dataset", "synthetic", "--samples", "1206", "--test-samples", "101", "--epochs", "6",
+       "--global-batch-size", "96"]
+
+
+class Broken(AssertionError):
+    """An attack that did harm. One line says which."""
+
+
+def expect(condition, otherwise):
+    if not condition:
+        raise Broken(otherwise)
+
+
+def expect_none_left(mark):
+    """Broken where a process with this mark is still there after 20 s."""
+    give_up = time.monotonic() + 20
+    while left := processes.marked(mark):
+        if time.monotonic() > give_up:
+            processes.end(mark)
+            raise Broken(f"{len(left)} process(es) left behind")
+        time.sleep(0.1)
+
+
+def environment(mark="torture"):
+    """Of a command: nothing of a launcher, and the mark."""
+    foreign = ("RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCAL_")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return processes.environment(mark, own)
+
+
+class Job:
+    """A torchrun of main.py, which runs. `mark` finds its processes."""
+
+    def __init__(self, ranks, *options, restarts=0):
+        self.mark = uuid.uuid4().hex
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - finish() reads it
+        self.torchrun = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}",
+                                          f"--max-restarts={restarts}", "main.py", *JOB, *map(str, options)], cwd=ROOT,
+                                         stdout=self.said, stderr=subprocess.STDOUT, env=environment(self.mark))
+
+    def wait_for(self, condition):
+        """Until the condition holds; Broken where the run ends first."""
+        give_up = time.monotonic() + LIMIT
+        while not condition():
+            expect(time.monotonic() < give_up and self.torchrun.poll() is None, "the run did not begin")
+            time.sleep(0.1)
+
+    def finish(self, seconds=LIMIT):
+        """(exit status, what was said); Broken where it hangs or leaves a process."""
+        try:
+            self.torchrun.wait(seconds)
+        except subprocess.TimeoutExpired:
+            processes.end(self.mark)
+            raise Broken(f"still running after {seconds} s") from None
+        expect_none_left(self.mark)
+        self.said.seek(0)
+        return self.torchrun.returncode, self.said.read()
+
+
+def main_py(*options):
+    """A finished main.py, one process."""
+    return subprocess.run([sys.executable, "main.py", *JOB, "--epochs", "2", *map(str, options)], cwd=ROOT,
+                          capture_output=True, text=True, timeout=LIMIT, env=environment())
+
+
+# ------------------------------------------------------------------------------------------------- attacks: the run
+
+
+def kill_a_rank(folder, rng, args):
+    """A random rank gets SIGKILL at a random moment; torchrun restarts. Weights and log are the undisturbed run's."""
+    expected = {}
+    for ranks in (2, 3):
+        model, log = folder / f"{ranks}.pt", folder / f"{ranks}.jsonl"
+        begin = time.monotonic()
+        status, said = Job(ranks, "--save-model", model, "--log-file", log).finish()
+        expect(status == 0, f"the undisturbed run failed: {said[-300:]}")
+        expected[ranks] = torch.load(model, weights_only=True), runs.read_run(log), time.monotonic() - begin
+    killed = number = 0
+    while killed < args.kills:
+        number += 1
+        expect(number < 3 * args.kills + 10, f"only {killed} of {number} runs lasted until they were killed")
+        ranks, here = rng.choice((2, 3)), folder / f"kill-{number}"
+        here.mkdir()
+        weights, table, seconds = expected[ranks]
+        moment, victim = rng.uniform(0.2, 1.0) * seconds, rng.randrange(ranks)
+        job = Job(ranks, "--save-model", here / "m.pt", "--log-file", here / "l.jsonl", "--checkpoint", here / "c",
+                  "--checkpoint-every", rng.choice((1, 5, 13)), restarts=3)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.torchrun.wait(moment)
+        alive = processes.find_rank(job.mark, victim)
+        if alive:  # else the run was faster than our moment: nobody disturbed it, and it does not count
+            alive.kill()
+        status, said = job.finish()
+        what = f"kill {number}: rank {victim} of {ranks} after {moment:.1f} s"
+        expect(status == 0, f"{what}: status {status}: {said[-200:]}")
+        got = torch.load(here / "m.pt", weights_only=True)
+        expect(all(torch.equal(got[name], value) for name, value in weights.items()), f"{what}: other weights")
+        log = runs.read_run(here / "l.jsonl")
+        expect(list(log["epoch"]) == list(table["epoch"]) and set(log["status"]) == {"completed"}, f"{what}: log")
+        expect(list(log["loss"]) == list(table["loss"]), f"{what}: other losses in the log")
+        shutil.rmtree(here)
+        if alive:
+            killed += 1
+            yield
+
+
+def hang_a_rank(folder, rng, args):
+    """A rank stops without dying (SIGSTOP). The others end within --timeout, and name it."""
+    for number in range(max(1, args.kills // 10)):
+        log = folder / f"{number}.jsonl"
+        job, victim = Job(3, "--epochs", 1000, "--timeout", 15, "--log-file", log), rng.randrange(3)
+        job.wait_for(lambda log=log: log.exists() and '"epoch"' in log.read_text())
+        processes.find_rank(job.mark, victim).suspend()
+        status, said = job.finish(15 + 120)
+        expect(status != 0 and f"no word from rank(s) {victim}" in said, f"rank {victim} is not named: {said[-300:]}")
+        yield
+
+
+KILLED_AT_LINE = """
+import os, signal, sys
+import checkpoint, utils
+keeper = checkpoint.Checkpoint(sys.argv[1])
+code, lines = checkpoint.Checkpoint.write.__code__, 0
+def trace(frame, event, argument):
+    global lines
+    if frame.f_code is not code:
+        return None
+    lines += event == "line"
+    if lines == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return trace
+sys.settrace(trace)
+keeper.write({"value": 2})
+"""
+
+
+def kill_the_write(folder, rng, args):
+    """SIGKILL before each line of Checkpoint.write, where each system call (open, write, fsync, rename) has its own:
+    a whole checkpoint is found, the old one until the rename and the new one after it."""
+    path, values, line = folder / "c", [], 0
+    while True:
+        line += 1
+        for old in folder.iterdir():
+            old.unlink()
+        write(path, 1)
+        done = subprocess.run([sys.executable, "-c", KILLED_AT_LINE, path, str(line)], cwd=ROOT, capture_output=True,
+                              text=True, timeout=LIMIT)
+        expect(done.returncode in (0, -signal.SIGKILL), done.stderr[-200:])
+        values.append(read(path)["value"])
+        expect(values == sorted(values), f"line {line}: the new checkpoint was there, and is gone")
+        yield
+        if done.returncode == 0:
+            expect(values[-1] == 2 and len(values) > 12, f"only {len(values)} lines")
+            return
+
+
+def write(path, value):
+    keeper = checkpoint.Checkpoint(path)
+    keeper.write({"value": value, "weights": torch.arange(500.0)})
+    keeper.lock.close()
+
+
+def read(path):
+    keeper = checkpoint.Checkpoint(path)
+    try:
+        return keeper.read()
+    finally:
+        keeper.lock.close()
+
+
+# ------------------------------------------------------------------------------------------------ attacks: the disk
+
+
+def fill_the_disk(folder, rng, args):
+    """A file system that is full, or turns read-only, while a checkpoint or the log is written: one line, status not 0,
+    and the last checkpoint is whole. Needs the right to mount; the log is tried on /dev/full everywhere."""
+    done = main_py("--log-file", "/dev/full")
+    expect(done.returncode == 2 and "Traceback" not in done.stderr and "No space left" in done.stderr,
+           done.stderr[-300:])
+    yield
+    for number, (size, remount) in enumerate((("1200k", ""), ("9m", 'mount -t tmpfs -o ro tmpfs "$1"'))):
+        place = folder / str(number)
+        place.mkdir()
+        script = f"""mount -t tmpfs -o size={size} tmpfs "$1" || exit 99
+            {sys.executable} main.py {' '.join(JOB)} --epochs 200 --checkpoint "$1/c" & run=$!
+            while [ ! -e "$1/c" ] && kill -0 $run; do sleep 0.1; done
+            {remount}
+            wait $run; status=$?
+            {"umount $1" if remount else ""}
+            mkdir "$2"; cp "$1"/c* "$2"; exit $status"""
+        kept = folder / f"kept-{number}"
+        user = ["--map-root-user"] if os.getuid() else []
+        done = subprocess.run(["unshare", "--mount", *user, "bash", "-c", script, "_", place, kept], cwd=ROOT,
+                              capture_output=True, text=True, timeout=LIMIT, env=environment())
+        if done.returncode == 99 or "unshare" in done.stderr:
+            return  # not permitted here
+        reason = "Read-only file system" if remount else "No space left on device"
+        expect(done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr,
+               f"status {done.returncode}: {done.stderr[-300:]}")
+        expect("parts" in read(kept / "c"), "the checkpoint before is not whole")
+        yield
+
+
+def share_a_path(folder, rng, args):
+    """A second job on the checkpoint or the log of a running one is refused; once the first is killed, it is not."""
+    for option in ("--checkpoint", "--log-file"):
+        file = folder / option.strip("-")
+        first = Job(2, "--epochs", 1000, option, file)
+        first.wait_for(lambda file=file: file.exists() and file.stat().st_size)
+        second = main_py(option, file)
+        processes.end(first.mark)
+        first.finish()
+        expect(second.returncode == 2 and "another run is writing to it" in second.stderr, second.stderr[-200:])
+        if option == "--log-file":
+            expect(main_py(option, file).returncode == 0, "the lock outlived its process")
+        yield
+
+
+# ---------------------------------------------------------------------------------------------- attacks: damaged files
+
+
+def damage(raw, rng):
+    """A copy of `raw` that is cut short, or has a byte changed, or a stretch missing or doubled."""
+    place, kind = rng.randrange(len(raw)), rng.randrange(4)
+    if kind == 0:
+        return raw[:place]
+    if kind == 1:
+        return raw[:place] + bytes([raw[place] ^ 1 << rng.randrange(8)]) + raw[place + 1:]
+    end = min(len(raw), place + rng.randrange(1, 200))
+    return raw[:place] + (raw[end:] if kind == 2 else raw[place:end] + raw[place:])
+
+
+def damaged_checkpoint(folder, rng, args):
+    """Any damage is found: a damaged checkpoint is never loaded."""
+    write(folder / "c", 1)
+    raw = (folder / "c").read_bytes()
+    for number in range(args.inputs):
+        bad = damage(raw, rng)
+        if bad != raw:
+            try:
+                checkpoint.parse(bad)
+            except checkpoint.Unusable:
+                yield
+            else:
+                raise Broken(f"input {number} was loaded")
+
+
+def damaged_log(folder, rng, args):
+    """A row that the reader gives is the row that was written; what is missing is said."""
+    path = folder / "log.jsonl"
+    with utils.RunLog(path) as log:
+        log.write("run", epochs=8, model="lenet", world_size=2, batch_size=48)
+        for epoch in range(8):
+            log.write("epoch", epoch=epoch, loss=2.3 / (1 + epoch), accuracy=0.1 * epoch, seconds=1.5,
+                      images_per_second=800.0)
+    raw, whole = path.read_bytes(), runs.read_run(path)
+    written = {row["epoch"]: row for row in whole.to_dict("records")}
+    for number in range(args.inputs):
+        path.write_bytes(bad := damage(raw, rng))
+        try:
+            table = runs.read_run(path)
+        except runs.RunError:
+            yield
+            continue
+        rows = table[table["epoch"].notna()].to_dict("records")
+        for row in rows:
+            for name in ("loss", "accuracy", "seconds", "images_per_second"):
+                expect(row[name] == written[row["epoch"]][name],
+                       f"input {number}: {name} of epoch {row['epoch']} is wrong")
+        if bad.strip() != raw.strip() and (len(rows) < 8 or table["status"][0] != "completed"):
+            expect(table["note"][0], f"input {number}: a partial read that says nothing")
+        yield
+
+
+def damaged_data(folder, rng, args):
+    """A damaged data file is found and built again, or refused: never trained on."""
+    prepare = folder / "synthetic.pt"
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        data.prepare("synthetic", prepare)
+        size, sound = prepare.stat().st_size, data.get_dataset("synthetic", folder)[0]
+        images = sound.images[::997].clone()
+        for _ in range(max(2, args.kills // 5)):
+            place = rng.randrange(size)
+            if rng.random() < 0.5:
+                os.truncate(prepare, place)
+            else:
+                np.memmap(prepare, mode="r+")[place] ^= 1 << rng.randrange(8)
+            again = data.get_dataset("synthetic", folder)[0]
+            expect(torch.equal(again.images[::997], images), f"damage at byte {place} of {size} went unseen")
+            for old in folder.glob("*.damaged*"):
+                old.unlink()
+            yield
+
+
+# ------------------------------------------------------------------------------------------- attacks: the notebook
+
+
+def unruly_command(folder, rng, args):
+    """A command of a notebook that fails, hangs, or writes no log: its cell fails, and papermill says which command,
+    after how long, or which log. No process is left."""
+    lesson = jupytext.read(ROOT / "notebooks/text/00_start_here.py")
+    setup = next(cell.source for cell in lesson.cells if cell.cell_type == "code")
+    cells = [  # source, the cell's limit in seconds, what papermill must say
+        ("!torchrun --nproc_per_node=2 main.py --batch-size=0", LIMIT, ["--batch-size=0", "exit status 1"]),
+        ("!torchrun --nproc_per_node=2 --no-python sleep 999999", 20, ["sleep", "20 seconds"]),
+        (f"!python -c pass\nfrom course import runs\nruns.read_run('{folder}/never.jsonl')", LIMIT, ["never.jsonl"]),
+    ]
+    tries, mark = [], uuid.uuid4().hex
+    for number, (source, limit, words) in enumerate(cells):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in (setup, source)])
+        notebook.metadata.kernelspec = lesson.metadata.kernelspec
+        nbformat.write(notebook, folder / f"{number}.ipynb")
+        tries.append((source.splitlines()[0], words, subprocess.Popen(
+            [sys.executable, "-m", "papermill", folder / f"{number}.ipynb", folder / f"{number}-run.ipynb",
+             "--execution-timeout", str(limit), "--no-progress-bar"], cwd=ROOT, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, env=environment(mark))))
+    said = [process.communicate(timeout=LIMIT)[1] for _, _, process in tries]
+    expect_none_left(mark)
+    for (source, words, process), text in zip(tries, said, strict=True):
+        expect(process.returncode != 0, f"papermill passed {source}")
+        expect(all(word in text for word in words), f"{source}: papermill does not say {words}: {text[-300:]}")
+        yield
+
+
+ATTACKS = {attack.__name__.replace("_", "-"): attack for attack in (
+    kill_a_rank, hang_a_rank, kill_the_write, fill_the_disk, share_a_path, damaged_checkpoint, damaged_log,
+    damaged_data, unruly_command)}
+
+
+def main():
+    parser = program.parser(__doc__)
+    add = parser.add_argument
+    add("--kills", type=options.positive(int), default=50, help="runs of kill-a-rank; others go by it")
+    add("--inputs", type=options.positive(int), default=5000, help="damaged inputs for each reader")
+    add("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), metavar="ATTACK", help=", ".join(ATTACKS))
+    add("--seed", type=int, default=0)
+    add("--json", type=Path, help="write the table to this file as well")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    table = []
+    for name in args.only:
+        rng, tried, failure, begin = random.Random(f"{args.seed} {name}"), 0, None, time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+            try:
+                for _ in ATTACKS[name](Path(folder), rng, args):
+                    tried += 1
+            except Broken as error:
+                failure = str(error)
+        what, seconds = " ".join(ATTACKS[name].__doc__.split()), round(time.monotonic() - begin)
+        table.append({"attack": name, "survived": tried, "failed": failure, "seconds": seconds, "what": what})
+        print(f"{name:20} {f'FAILED: {failure}' if failure else f'{tried} survived'} ({seconds} s)", flush=True)
+    print("\n| attack | survived | what holds |\n|---|---|---|")
+    for row in table:
+        print(f"| {row['attack']} | {row['survived']}{' and then FAILED' if row['failed'] else ''} | {row['what']} |")
+    if args.json:
+        program.write_json(args.json, table)
+    sys.exit(any(row["failed"] for row in table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""DistributedDataParallel from nothing, a small difference at a time. Notebook 06 reads and draws this.
+
+    torchrun --nproc_per_node=2 scripts/lessons/ddp_from_scratch.py --step independent broadcast \
+        --out results/live/06_start.json
+
+The steps are whole training loops. Each starts from other weights on every rank, and is compared after every update
+between the ranks, and with one process that trains on the whole batches. It runs on CPUs with gloo, so that every
+machine shows the same. ddp_questions.py, beside it, asks DDP the questions that follow.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import data
+import utils
+from course import program
+from options import check_out, positive
+
+BUCKET_BYTES = 40_000  # of the steps `bucketed` and `overlapped`: LeNet's gradients then fill three
+LR = 0.05
+TEST_IMAGES = 1000
+
+# ---------------------------------------------------------------------------------------------- from nothing to DDP
+
+
+def independent(model, batches, optimizer):
+    for images, labels in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+
+def broadcast(model, batches, optimizer):
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, src=0)
+    for images, labels in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+
+def average(model, batches, optimizer):
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, src=0)
+    for images, labels in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+
+
+def bucketed(model, batches, optimizer):
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, src=0)
+    buckets = make_buckets(model)
+    for images, labels in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        for bucket in buckets:
+            flat = pack(bucket)
+            dist.all_reduce(flat)
+            unpack(flat / dist.get_world_size(), bucket)
+        optimizer.step()
+
+
+def overlapped(model, batches, optimizer):
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, src=0)
+    buckets = make_buckets(model)
+    underway = []
+
+    def gradient_is_there(bucket, parameter):
+        if all(other.grad is not None for other in bucket):  # full: send it, while backward goes on
+            flat = pack(bucket)
+            underway.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+    for bucket in buckets:
+        for parameter in bucket:
+            parameter.register_post_accumulate_grad_hook(partial(gradient_is_there, bucket))
+    for images, labels in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        for bucket, flat, work in underway:
+            work.wait()
+            unpack(flat / dist.get_world_size(), bucket)
+        underway.clear()
+        optimizer.step()
+
+
+def ddp(model, batches, optimizer):
+    parallel = DistributedDataParallel(model)
+    for images, labels in batches:
+        optimizer.zero_grad()
+        cross_entropy(parallel(images), labels).backward()
+        optimizer.step()
+
+
+def make_buckets(model):
+    """The parameters in lists of about BUCKET_BYTES; the last layer first, as backward reaches it first."""
+    buckets, filled = [[]], 0
+    for parameter in reversed(list(model.parameters())):
+        if filled >= BUCKET_BYTES:
+            buckets, filled = [*buckets, []], 0
+        buckets[-1].append(parameter)
+        filled += parameter.nbytes
+    return buckets
+
+
+def pack(bucket):
+    return torch.cat([parameter.grad.flatten() for parameter in bucket])
+
+
+def unpack(flat, bucket):
+    for parameter, part in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
+        parameter.grad.copy_(part.view_as(parameter))
+
+
+# ---------------------------------------------------------------------------------------------- the proof
+
+
+@dataclass
+class Lab:
+    """What every step gets: who this rank is, and the images."""
+
+    args: object
+    here: utils.Placement
+    whole: list
+    """(images, labels) of each training step, for one process: all ranks' images."""
+    test_set: data.ImageSet
+
+    @property
+    def shards(self):
+        """This rank's part of each whole batch, strided as DistributedSampler's."""
+        return [(images[self.here.rank::self.here.world_size], labels[self.here.rank::self.here.world_size])
+                for images, labels in self.whole]
+
+    def model(self, kind=utils.ConvNet, seed=0):
+        torch.manual_seed(seed)
+        info = data.DATASETS[self.test_set.name]
+        return kind(info.shape[0], len(info.classes), info.shape[1])
+
+    def sgd(self, model):
+        return torch.optim.SGD(model.parameters(), lr=LR)
+
+
+def flat_weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def between_ranks(rows):
+    """Largest difference between any two ranks in each row of [n, values], as a list of n."""
+    high, low = rows.clone(), rows.clone()
+    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    dist.all_reduce(low, op=dist.ReduceOp.MIN)
+    return (high - low).amax(dim=1).tolist()
+
+
+def worst(differences):
+    """Largest absolute value in each row of [n, values] on any rank, as a list of n."""
+    rows = differences.abs().amax(dim=1)
+    dist.all_reduce(rows, op=dist.ReduceOp.MAX)
+    return rows.tolist()
+
+
+def watched(batches, model, states, clock):
+    """The batches, with the weights and the time before each step and after the last."""
+    for batch in batches:
+        states.append(flat_weights(model))
+        clock.append(time.perf_counter())
+        yield batch
+    states.append(flat_weights(model))
+    clock.append(time.perf_counter())
+
+
+def prove(step, lab):
+    """Largest difference of a weight, between the ranks and from one process: a value before and after each update."""
+    states, truth, clock = [], [], []
+    model, reference = lab.model(seed=lab.here.rank), lab.model(seed=0)
+    step(model, watched(lab.shards, model, states, clock), lab.sgd(model))
+    independent(reference, watched(lab.whole, reference, truth, []), lab.sgd(reference))
+    states, truth = torch.stack(states), torch.stack(truth)
+    seconds = torch.tensor(clock, dtype=torch.float64).diff().median().item()
+    return {"between_ranks": between_ranks(states), "from_one_process": worst(states - truth),
+            "seconds_a_step": seconds, "tensors": len(list(model.parameters())), "buckets": len(make_buckets(model)),
+            "bytes": flat_weights(model).nbytes}
+
+
+STEPS = {step.__name__: step for step in (independent, broadcast, average, bucketed, overlapped, ddp)}
+
+# ---------------------------------------------------------------------------------------------- command
+
+
+def get_parser(description=__doc__, steps=STEPS):
+    parser = program.parser(description, out="write what was found to this file, as JSON: {step: findings}",
+                            dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--step", nargs="+", required=True, choices=steps, metavar="NAME", help=f"one or more of: {', '.join(steps)}")
+    add("--steps", type=positive(int), default=20, help="updates of each training loop")
+    add("--batch-size", type=positive(int), default=16, help="images a step, for each rank (8, 12, 16 ...)")
+    return parser
+
+
+def check(args, here):
+    """ValueError, one line, for what cannot work; before any rank waits for another."""
+    if here.world_size < 2:
+        raise ValueError("this compares ranks: start two or more, torchrun --nproc_per_node=2 scripts/lessons/...")
+    if args.batch_size < 8 or args.batch_size % 4:
+        raise ValueError(f"--batch-size {args.batch_size}: some steps cut each rank's batch in four equal parts, so "
+                         "take 8, 12, 16 ...")
+    there = data.DATASETS["cifar10" if args.dataset == "auto" else args.dataset].sizes[0]
+    needed = args.steps * args.batch_size * here.world_size
+    if needed > there:
+        raise ValueError(f"{needed} training images are asked for; {args.dataset} has {there}: use less --steps or "
+                         "--batch-size")
+    check_out(args.out)
+
+
+def run(parser, steps, say=lambda found: "done"):
+    """Join the ranks, take each --step, and write what was found. `steps`: {name: step(lab)}."""
+    args = parser.parse_args()
+    with parser.one_line():
+        here = utils.find_placement(backend="gloo")
+        check(args, here)
+        train_set, test_set = program.dataset(args)
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: SyncBatchNorm is compared in full precision
+    torch.set_num_threads(utils.threads_per_rank(here))
+    size = args.batch_size * here.world_size
+    lab = Lab(args, here, [train_set.__getitems__(range(step * size, (step + 1) * size)) for step in range(args.steps)],
+              test_set.first(TEST_IMAGES))
+    found = {"world_size": here.world_size, "dataset": train_set.name, "batch_size": args.batch_size}
+    with program.ranks(here, args.timeout):
+        utils.defer_compiler()  # nothing is compiled here
+        for name in args.step:
+            start = time.perf_counter()
+            found[name] = steps[name](lab)
+            if here.rank == 0:
+                print(f"{name:11} {say(found[name])} in {time.perf_counter() - start:.1f} s", flush=True)
+    if here.rank == 0:  # all have come this far: the findings are whole
+        program.write_json(args.out, found)
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    run(get_parser(), {name: partial(prove, step) for name, step in STEPS.items()},
+        say=lambda found: f"largest difference of a weight: between ranks {found['between_ranks'][-1]:.1e}, "
+                          f"from one process {found['from_one_process'][-1]:.1e};")
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

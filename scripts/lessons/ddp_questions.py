@@ -1,0 +1,387 @@
+"""Questions about DistributedDataParallel, each answered by a small experiment. Notebook 06 draws the answers.
+
+    torchrun --nproc_per_node=2 scripts/lessons/ddp_questions.py --step scale unused --out results/live/06_scale.json
+
+It runs on CPUs with gloo, so that every machine shows the same; only SyncBatchNorm asks for a GPU.
+"""
+
+import time
+from collections import Counter
+from functools import partial
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.nn.parallel import DistributedDataParallel
+
+import utils
+from course import program
+from options import positive
+from scripts.lessons import ddp_from_scratch
+from scripts.lessons.ddp_from_scratch import LR, between_ranks, ddp, flat_weights, pack, worst
+
+WARM_UP, TIMED = 3, 9  # steps of `timeline`
+LAYERS, ROWS = 6, 128  # of its model, and samples a step for each rank
+CPU = torch.device("cpu")
+
+# ---------------------------------------------------------------------------------------------- when equal, when not
+
+
+def scale(lab):
+    """How many times the whole batch's gradient comes out, for each way to reduce losses and gradients."""
+
+    def gradient(batch, reduction):
+        model = lab.model()
+        cross_entropy(model(batch[0]), batch[1], reduction=reduction).backward()
+        return pack(list(model.parameters()))
+
+    found = []
+    for loss in ("mean", "sum"):
+        whole, total = gradient(lab.whole[0], loss), gradient(lab.shards[0], loss)
+        dist.all_reduce(total)
+        for over_ranks, reduced in (("sum", total), ("mean", total / lab.here.world_size)):
+            times = (reduced @ whole / (whole @ whole)).item()
+            off = ((reduced / times - whole).abs().max() / whole.abs().max()).item()
+            found.append({"loss": loss, "over_ranks": over_ranks, "times": times, "relative_difference": off})
+    return found
+
+
+class WithDropout(nn.Module):
+    def __init__(self, channels, classes, side, rate=0.5):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 64), nn.ReLU(), nn.Dropout(rate),
+                                    nn.Linear(64, classes))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+def equality(lab):
+    """Largest difference of a weight between DDP and one process on the whole batches, case by case."""
+    rank, ranks, size = lab.here.rank, lab.here.world_size, len(lab.whole[0][1])
+    few = size // (2 * ranks)  # images of every rank but 0, which gets all the others
+    sizes = [size - (ranks - 1) * few] + [few] * (ranks - 1)
+    uneven = [tuple(part.split(sizes)[rank] for part in batch) for batch in lab.whole]
+
+    def summed(logits, labels):
+        return cross_entropy(logits, labels, reduction="sum")
+
+    def by_share(logits, labels):  # DDP divides by the ranks: these add up to the mean over all images
+        return summed(logits, labels) * ranks / size
+
+    def sgd_for_sums(model):  # a sum over all images is so many times as large as their mean
+        return torch.optim.SGD(model.parameters(), lr=LR / size)
+
+    def fit(model, batches, optimizer, loss, device):
+        for images, labels in batches:
+            optimizer.zero_grad()
+            loss(model(images.to(device)), labels.to(device)).backward()
+            optimizer.step()
+
+    def compare(kind=utils.ConvNet, shards=lab.shards, loss=cross_entropy, loss_of_one=cross_entropy,
+                optimizer=lab.sgd, seed=0, device=CPU, convert=lambda model: model):
+        reference, model = lab.model(kind).to(device), convert(lab.model(kind)).to(device)
+        fit(reference, lab.whole, optimizer(reference), loss_of_one, device)
+        parallel = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        torch.manual_seed(seed)  # of the dropout masks
+        fit(parallel, shards, optimizer(model), loss, device)
+        return worst((flat_weights(model) - flat_weights(reference)).cpu()[None])[0], model
+
+    off, resnet = compare(utils.SmallResNet)
+    found = {"weights": {
+        "equal shards": compare()[0],
+        "unequal shards": compare(shards=uneven)[0],
+        "unequal shards, loss weighted": compare(shards=uneven, loss=by_share)[0],
+        "reduction='sum'": compare(loss=summed, loss_of_one=summed, optimizer=sgd_for_sums)[0],
+        "dropout, one seed": compare(WithDropout, seed=0)[0],
+        "dropout, a seed a rank": compare(WithDropout, seed=rank)[0],
+        "dropout switched off": compare(partial(WithDropout, rate=0))[0],
+        "BatchNorm": off,
+        "Adam, equal shards": compare(optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=LR))[0],
+    }, "shard_sizes": sizes, "adam_updates": len(lab.whole), "lr": LR,
+        "running_means": between_ranks(resnet.stem[1].running_mean[None])[0]}
+
+    for name, seed in (("one seed", 0), ("a seed a rank", rank)):
+        torch.manual_seed(seed)
+        mask = nn.functional.dropout(torch.ones(10_000)).bool()
+        first = mask.clone()
+        dist.broadcast(first, src=0)
+        agreeing = (mask == first).double().mean()[None]
+        dist.all_reduce(agreeing, op=dist.ReduceOp.MIN)
+        found[f"masks_agree, {name}"] = agreeing.item()
+
+    try:
+        synced, _ = compare(utils.SmallResNet, device=lab.here.device, convert=nn.SyncBatchNorm.convert_sync_batchnorm)
+        plain, _ = compare(utils.SmallResNet, device=lab.here.device)
+        found["sync_batchnorm"] = {"weights": synced, "plain": plain}
+    except ValueError as error:  # on a CPU
+        found["sync_batchnorm"] = {"error": f"{type(error).__name__}: {error}"}
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- what DDP does, and when
+
+
+def recorded(events, bucket):
+    """A communication hook that does what DDP does without one, and writes down each bucket's all-reduce."""
+    event = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "start": time.perf_counter(),
+             "storage": bucket.buffer().untyped_storage().data_ptr()}
+    events.append(event)
+
+    def arrived(future):
+        event["end"] = time.perf_counter()
+        return future.value()[0]
+
+    mean = bucket.buffer().div_(dist.get_world_size())
+    return dist.all_reduce(mean, async_op=True).get_future().then(arrived)
+
+
+def timeline(lab):
+    """For each bucket size the events of a typical step, in milliseconds since a barrier, and all steps' medians.
+
+    After `bucket_cap_mb` MiB or more a bucket is full. `wait` is what backward() does after the last bucket has
+    started: nothing is left to compute. Clocks start when a rank leaves the barrier.
+    """
+    width = lab.args.width
+    inputs = torch.randn(ROWS, width)
+
+    def start(cap):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[part for _ in range(LAYERS) for part in (nn.Linear(width, width), nn.ReLU())])
+        parallel, buckets = DistributedDataParallel(model, bucket_cap_mb=cap), []
+        parallel.register_comm_hook(buckets, recorded)
+        return parallel, torch.optim.SGD(model.parameters(), lr=0.01), buckets
+
+    runs, steps_of_run = [start(cap) for cap in lab.args.bucket_mb], [[] for _ in lab.args.bucket_mb]
+    for _ in range(WARM_UP + TIMED):
+        for run, steps in zip(runs, steps_of_run, strict=True):  # in turn: what disturbs one disturbs all
+            steps.append([{**event, "rank": lab.here.rank} for event in timed_step(*run, inputs)])
+    found = []
+    for cap, (parallel, *_), mine in zip(lab.args.bucket_mb, runs, steps_of_run, strict=True):
+        steps = [[event for events in one for event in events]
+                 for one in zip(*program.gathered(mine[WARM_UP:]), strict=True)]
+        steps.sort(key=lambda events: max(event["end"] for event in events))
+        found.append({"bucket_cap_mb": cap, "events": steps[len(steps) // 2],
+                      "bytes": sum(parameter.nbytes for parameter in parallel.parameters()),
+                      "medians": medians(steps)})
+    return found
+
+
+def timed_step(parallel, optimizer, buckets, inputs):
+    """This rank's events of one step, a dict each, in milliseconds since a barrier."""
+    buckets.clear()
+    dist.barrier()
+    marks = [time.perf_counter()]
+    loss = parallel(inputs).square().mean()
+    marks.append(time.perf_counter())
+    loss.backward()
+    marks.append(time.perf_counter())
+    optimizer.step()
+    optimizer.zero_grad()
+    marks.append(time.perf_counter())
+    start = marks[0]
+    marks.insert(2, max(bucket["start"] for bucket in buckets))  # after it backward() only waits
+    events = [{"lane": "compute", "event": name, "start": begin, "end": end} for name, begin, end in
+              zip(("forward", "backward", "wait", "update"), marks, marks[1:], strict=False)]
+    events += [{"lane": "all-reduce", "event": "all-reduce", "text": str(bucket["bucket"]), **{
+        key: bucket[key] for key in ("start", "end", "bytes")}} for bucket in buckets]
+    return [{**event, "start": 1000 * (event["start"] - start), "end": 1000 * (event["end"] - start)}
+            for event in events]
+
+
+def medians(steps):
+    """{event: milliseconds in a step on a rank}, medians over all steps and ranks."""
+    sums = Counter()
+    for number, events in enumerate(steps):
+        for event in events:
+            sums[event["event"], number, event["rank"]] += event["end"] - event["start"]
+    return {name: median(value for key, value in sums.items() if key[0] == name)
+            for name in sorted({name for name, *_ in sums})}
+
+
+# ---------------------------------------------------------------------------------------------- gradient accumulation
+
+
+def synchronise_each(parallel, parts):
+    for images, labels in parts:
+        loss = cross_entropy(parallel(images), labels) / len(parts)
+        loss.backward()
+
+
+def synchronise_last(parallel, parts):
+    with parallel.no_sync():
+        for images, labels in parts[:-1]:
+            loss = cross_entropy(parallel(images), labels) / len(parts)
+            loss.backward()
+    images, labels = parts[-1]
+    loss = cross_entropy(parallel(images), labels) / len(parts)
+    loss.backward()
+
+
+def misplaced(parallel, parts):
+    for images, labels in parts[:-1]:
+        loss = cross_entropy(parallel(images), labels) / len(parts)
+        with parallel.no_sync():
+            loss.backward()
+    images, labels = parts[-1]
+    loss = cross_entropy(parallel(images), labels) / len(parts)
+    loss.backward()
+
+
+def never(parallel, parts):
+    with parallel.no_sync():
+        synchronise_each(parallel, parts)
+
+
+def around_ddp(parallel, parts):
+    synchronise_each(parallel.module, parts)
+
+
+def no_sync(lab):
+    """The gradient of a batch from four parts of it, in five ways: all-reduces, and how far from one process's."""
+    whole, found = lab.model(), {}
+    cross_entropy(whole(lab.whole[0][0]), lab.whole[0][1]).backward()
+    truth = pack(list(whole.parameters()))
+    images, labels = lab.shards[0]
+    parts = list(zip(images.chunk(4), labels.chunk(4), strict=True))
+    for way in (synchronise_each, synchronise_last, misplaced, never, around_ddp):
+        model, events = lab.model(), []
+        parallel = DistributedDataParallel(model)
+        parallel.register_comm_hook(events, recorded)
+        way(parallel, parts)
+        gradient = pack(list(model.parameters()))
+        found[way.__name__] = {
+            "parts": len(parts), "all_reduces": len(events), "bytes": sum(event["bytes"] for event in events),
+            "between_ranks": between_ranks(gradient[None])[0], "from_one_process": worst((gradient - truth)[None])[0]}
+    return found
+
+
+class WithSpareLayer(utils.ConvNet):
+    """A layer that forward leaves out: it gets no gradient."""
+
+    def __init__(self, channels, classes, side):
+        super().__init__(channels, classes, side)
+        self.spare = nn.Linear(84, classes)
+
+
+def unused(lab):
+    """What DDP says when a parameter gets no gradient, with `find_unused_parameters` and without."""
+    found = {}
+    for option in (False, True):
+        model = lab.model(WithSpareLayer)
+        parallel = DistributedDataParallel(model, find_unused_parameters=option)
+        try:
+            steps = 0
+            for images, labels in lab.shards[:3]:
+                cross_entropy(parallel(images), labels).backward()
+                steps += 1
+            error = None
+        except RuntimeError as raised:
+            error = str(raised)
+        found[str(option)] = {"error": error, "steps": steps, "spare_has_gradient": model.spare.weight.grad is not None}
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- around the training
+
+
+def metrics(lab):
+    """Accuracy of one model on a test set cut in unequal shards, computed in three ways, and by one process."""
+    model = lab.model()
+    ddp(model, 5 * lab.shards, torch.optim.Adam(model.parameters(), lr=0.002))  # to be better than blind guessing
+    model.eval()
+    count, ranks = len(lab.test_set), lab.here.world_size
+    few = count // (4 * (ranks - 1))
+    cuts = [count - (ranks - 1) * few] + [few] * (ranks - 1)
+    first = sum(cuts[:lab.here.rank])
+    images, labels = lab.test_set.__getitems__(range(first, first + cuts[lab.here.rank]))
+    with torch.no_grad():
+        hits = (model(images).argmax(1) == labels).sum().item()
+        everything, answers = lab.test_set.__getitems__(range(count))
+        truth = (model(everything).argmax(1) == answers).sum().item() / count
+
+    own = program.gathered({"hits": hits, "images": len(labels)})
+    average = torch.tensor(hits / len(labels), dtype=torch.float64)
+    dist.all_reduce(average)
+    sums = torch.tensor([hits, len(labels)], dtype=torch.float64)
+    dist.all_reduce(sums)
+    return {"ranks": own, "own_hits_of_all_images": [one["hits"] / count for one in own],
+            "average_of_averages": average.item() / ranks, "sums": (sums[0] / sums[1]).item(), "one_process": truth}
+
+
+def save(lab):
+    """Rank 0 writes the weights beside --out, and all ranks read them: the barrier, and the names of the weights."""
+    file = lab.args.out.with_suffix(".pt")
+    parallel = DistributedDataParallel(lab.model(seed=lab.here.rank))
+    if lab.here.rank == 0:
+        file.unlink(missing_ok=True)
+    dist.barrier()
+    if lab.here.rank == 0:
+        time.sleep(0.3)  # stands for a model of some gigabytes
+        torch.save(parallel.module.state_dict(), file)
+    before = file.exists()
+    dist.barrier()
+    after = file.exists()
+    model = lab.model(seed=100 + lab.here.rank)
+    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+
+    found = {"file_there": program.gathered({"before": before, "after": after}),
+             "from_saved": worst((flat_weights(model) - flat_weights(parallel.module))[None])[0],
+             "names": {"parallel.state_dict()": list(parallel.state_dict())[:2],
+                       "parallel.module.state_dict()": list(parallel.module.state_dict())[:2]}}
+    prefixed = parallel.state_dict()
+    try:
+        model.load_state_dict(prefixed)
+    except RuntimeError as error:
+        found["error"] = str(error)
+    consume_prefix_in_state_dict_if_present(prefixed, "module.")
+    found["after_cutting_the_prefix"] = str(model.load_state_dict(prefixed))
+    return found
+
+
+def memory(lab):
+    """Bytes that each rank holds for training, by kind, as DDP is by default and with gradient_as_bucket_view=True."""
+    found = []
+    for view in (False, True):
+        model, events = lab.model(), []
+        parallel = DistributedDataParallel(model, gradient_as_bucket_view=view)
+        parallel.register_comm_hook(events, recorded)
+        optimizer = torch.optim.Adam(model.parameters())
+        for batch in lab.shards[:3]:  # DDP orders its buckets anew after the first
+            events.clear()
+            optimizer.zero_grad()
+            cross_entropy(parallel(batch[0]), batch[1]).backward()
+            optimizer.step()
+        in_buckets = {event["storage"] for event in events}
+        own = [parameter.grad for parameter in model.parameters()
+               if parameter.grad.untyped_storage().data_ptr() not in in_buckets]
+        state = [value for values in optimizer.state.values() for value in values.values()]
+        sizes = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in
+                 (("parameters", model.parameters()), ("gradients", own), ("Adam's state", state))}
+        sizes["buckets"] = sum(event["bytes"] for event in events)
+        found.append({"gradient_as_bucket_view": view, "values": flat_weights(model).numel(),
+                      "ranks": program.gathered(sizes)})
+    return found
+
+
+QUESTIONS = {step.__name__: step for step in (scale, equality, timeline, no_sync, unused, metrics, save, memory)}
+
+# ---------------------------------------------------------------------------------------------- command
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    parser = ddp_from_scratch.get_parser(__doc__, QUESTIONS)
+    add = parser.add_argument
+    add("--bucket-mb", type=positive(float), nargs="+", default=[4, 1000], help="bucket_cap_mb of each `timeline`, MiB")
+    add("--width", type=positive(int), default=1024, help="of the layers in `timeline`")
+    ddp_from_scratch.run(parser, QUESTIONS)
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

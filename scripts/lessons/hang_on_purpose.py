@@ -1,0 +1,95 @@
+"""Ranks that wait for each other for ever, on purpose, and three ways to see who waits where. Notebook 04 draws it.
+
+    torchrun --nproc_per_node=3 scripts/lessons/hang_on_purpose.py --out results/live/04_hang.json
+
+"For ever" is --timeout seconds here. Every try has a process group of its own, so that a try that breaks its group
+leaves the next one alone. All of it runs on CPUs with gloo.
+"""
+
+import faulthandler
+import re
+import tempfile
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+import utils
+from course import program
+from options import check_out
+
+
+def different(rank, ranks, tensor, group, timeout):
+    if rank == ranks - 1:
+        dist.broadcast(tensor, src=0, group=group)
+    else:
+        dist.all_reduce(tensor, group=group)
+
+
+def one_stays_away(rank, ranks, tensor, group, timeout):
+    if rank == 1:
+        return
+    dist.monitored_barrier(group, timeout, wait_all_ranks=True)  # it does not take the group's own timeout
+    dist.all_reduce(tensor, group=group)
+
+
+# What went wrong, and whether TORCH_DISTRIBUTED_DEBUG=DETAIL was set.
+TRIES = {"stack": (different, False), "barrier": (one_stays_away, False), "detail": (different, True)}
+
+
+def attempt(name, timeout):
+    """What each rank saw: {"start", "end" (seconds), "error" (None if it returned), "stack"}, a dict a rank."""
+    fault, detail = TRIES[name]
+    timeout = timedelta(seconds=timeout)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if detail:  # as the environment variable does, for groups that are made from now on
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group = dist.new_group(timeout=timeout)
+    if detail:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    tensor, error = torch.ones(4), None
+    with tempfile.TemporaryFile("w+") as stack:
+        dist.barrier()
+        faulthandler.dump_traceback_later(timeout.total_seconds() / 2, file=stack)  # by a thread, while this one waits
+        start = time.perf_counter()
+        try:
+            fault(rank, ranks, tensor, group, timeout)
+        except RuntimeError as raised:
+            error = str(raised)
+        end = time.perf_counter()
+        faulthandler.cancel_dump_traceback_later()
+        stack.seek(0)
+        lines = [re.sub(r'"[^"]*/((torch|scripts)/)', r'"\1', line) for line in stack.read().splitlines()[1:]]
+    return {"start": start, "end": end, "error": error, "stack": lines}
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    parser = program.parser(__doc__, out="write what each rank saw to this file, as JSON", timeout=3)  # of each try
+    args = parser.parse_args()
+    with parser.one_line():
+        here = utils.find_placement("cpu", "gloo")
+        if here.world_size < 3 or here.nodes > 1:
+            raise ValueError("this needs three ranks or more of one machine: "
+                             "torchrun --nproc_per_node=3 scripts/lessons/hang_on_purpose.py")
+        check_out(args.out)
+        torch.set_num_threads(1)
+        utils.init_distributed_mode(here, timeout=30 + 2 * args.timeout)
+    found = {"world_size": here.world_size, "timeout": args.timeout}
+    for name in TRIES:
+        seen = program.gathered(attempt(name, args.timeout))
+        first = min(rank["start"] for rank in seen)  # the ranks of one machine share a clock
+        found[name] = [{**rank, "start": rank["start"] - first, "end": rank["end"] - first} for rank in seen]
+        if not any(rank["error"] for rank in seen):
+            raise RuntimeError(f"{name}: no rank failed, which this program is about")
+    if here.rank == 0:
+        program.write_json(args.out, found)
+    dist.barrier()
+    utils.end_distributed_mode()
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

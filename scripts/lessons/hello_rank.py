@@ -1,0 +1,80 @@
+"""A rank that says who it is and what its launcher told it, and no more. Notebook 10 starts it in every way.
+
+    torchrun --nproc_per_node=2 scripts/lessons/hello_rank.py
+    python -m torch.distributed.launch --nproc_per_node=2 scripts/lessons/hello_rank.py
+    python scripts/lessons/hello_rank.py --spawn 2      mp.spawn starts the ranks
+    torchrun --nproc_per_node=2 --max-restarts=1 scripts/lessons/hello_rank.py --fail 1      rank 1 fails at first
+"""
+
+# ruff: noqa: E402
+import time
+
+first_line = time.time()  # seconds since 1970; before anything else is imported
+
+import argparse
+import json
+import os
+import signal
+import sys
+
+import psutil
+
+from course import program
+
+
+def told_by_launcher():
+    """What this process finds in its environment, and its parent, the launcher, did not find in its own."""
+    theirs = psutil.Process(os.getppid()).environ()
+    return {name: value for name, value in sorted(os.environ.items()) if theirs.get(name) != value}
+
+
+def hello(number, args):
+    """The life of a rank. `number` is what mp.spawn passes to its function; None from the other launchers."""
+    rank, attempt = int(os.environ.get("RANK", number or 0)), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    record = {"rank": rank, "attempt": attempt, "pid": os.getpid(), "first_line": first_line, "passed": number,
+              "arguments": [word for word in sys.argv if word.startswith("--local")], "told": told_by_launcher()}
+    passed = record["arguments"] + [f"the number {number}"] * (number is not None)
+    print(f"rank {rank}, attempt {attempt}, process {os.getpid()}: told {len(record['told'])} variables", *passed,
+          sep=" and ", flush=True)
+    try:
+        work(args.fail, rank, attempt)
+        record["end"] = f"rank {rank} is done"
+    except SystemExit as end:
+        record["end"] = end.code
+        raise
+    finally:
+        record["ready"] = time.time()
+        if args.out:
+            with open(args.out, "a", encoding="utf-8") as file:  # one short write: the ranks' lines do not mix
+                file.write(json.dumps(record) + "\n")
+
+
+def work(fails, rank, attempt):
+    """`import torch`, as any training begins. Where rank `fails` is to fail at its first attempt: a second of sleep."""
+    if fails is None:
+        import torch  # noqa: F401
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"rank {rank} gets SIGTERM"))  # so torchrun ends the others
+    time.sleep(1)
+    if attempt == 0:
+        if rank == fails:
+            sys.exit(f"rank {rank} fails")
+        time.sleep(60)  # in the middle of its work, as the others are then
+
+
+def main():
+    parser = program.parser(__doc__)
+    parser.add_argument("--spawn", type=int, metavar="N", help="start N ranks with mp.spawn")
+    parser.add_argument("--fail", type=int, metavar="RANK", help="this rank fails at its first attempt")
+    parser.add_argument("--out", metavar="FILE", help="append what each rank found to this file, JSON lines")
+    parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)  # torch.distributed.launch
+    args = parser.parse_args()
+    if args.spawn is None:
+        return hello(None, args)
+    import torch.multiprocessing as mp
+
+    mp.spawn(hello, (args,), nprocs=args.spawn, daemon=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""What the processes of notebook 03 do: say who they are, talk, work, meet, try the backends.
+
+Four ranks say who they are     torchrun --nproc_per_node=4 scripts/lessons/ranks_meet.py --step hello
+Two ranks add numbers up        torchrun --nproc_per_node=2 scripts/lessons/ranks_meet.py --step work
+Who listens, who connects       torchrun --nproc_per_node=3 scripts/lessons/ranks_meet.py --step meet --out FOLDER
+What each backend can move      torchrun --nproc_per_node=2 scripts/lessons/ranks_meet.py --step backends --out FOLDER
+
+Each rank writes a file of its own, --out/rank-0.json and so on; course/meeting.py reads them. What needs no process
+group does not import torch: such a rank starts in a tenth of a second. It runs on CPUs, and tries GPUs where there are
+any.
+"""
+
+import faulthandler
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from course import program
+from course.meeting import rank_file
+from options import check_out, positive
+
+# set by torchrun for each rank
+VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR",
+             "MASTER_PORT")
+
+# -------------------------------------------------------------------------------------------- who a process is
+
+
+def identity(env=os.environ):
+    """Who this process is, as its launcher says. ValueError, one line, where none has said anything usable."""
+    try:
+        rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        return {"rank": rank, "local_rank": int(env.get("LOCAL_RANK", rank)), "world_size": world_size,
+                "group_rank": int(env.get("GROUP_RANK", 0)), "pid": os.getpid()}
+    except KeyError as missing:
+        raise ValueError(f"{missing.args[0]} is not set: start with torchrun") from None
+    except ValueError as error:
+        raise ValueError(f"the launcher's environment is not usable ({error}): start with torchrun") from None
+
+
+def hello(me, args):
+    print(f"rank {me['rank']} of {me['world_size']}: local rank {me['local_rank']} on node {me['group_rank']}, "
+          f"process {me['pid']}\n", end="", flush=True)
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def chatter(me, args):
+    """--lines lines with print, then as many with one write each. DDP ends a step on all ranks at one moment. So do
+    these ranks, by the clock: they begin together at an even second, and a step takes 20 ms."""
+    time.sleep(2 - time.time() % 2)
+    for name, say in (("print", print), ("write", lambda line: sys.stdout.write(line + "\n"))):
+        for number in range(args.lines):
+            time.sleep(0.02 - time.time() % 0.02)
+            say(f"{name}: rank {me['rank']}, step {number}")
+    sys.stdout.flush()
+
+
+# -------------------------------------------------------------------------------------------- in a process group
+
+
+def work(rank, ranks, meet, timeout=20):
+    """Each rank adds up its share of the numbers 0, 1, ..., 999999; the sum of all shares. Also what notebook 03
+    starts in various ways: an importable function."""
+    import torch
+    import torch.distributed as dist
+
+    share = torch.arange(1_000_000)[rank::ranks].sum()
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
+    dist.all_reduce(share)
+    print(f"rank {rank}: the sum over all ranks is {share}\n", end="", flush=True)
+    dist.destroy_process_group()
+    return share.item()
+
+
+def meet(me, args):
+    """For each --url: the TCP sockets of this rank once all have met; and those of torchrun, which started it."""
+    import psutil
+    import torch.distributed as dist
+
+    import utils
+
+    found = {}
+    for url in args.url:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        utils.init_distributed_mode(utils.find_placement("cpu", "gloo"), url, args.timeout)
+        dist.barrier()  # all are connected
+        port = os.environ["MASTER_PORT"] if url == "env://" else url.rpartition(":")[2] if "tcp://" in url else 0
+        found[url] = {"port": int(port), "processes": {f"rank {me['rank']}": sockets(psutil.Process())}}
+        if me["rank"] == 0 and "TORCHELASTIC_RUN_ID" in os.environ:
+            found[url]["processes"]["torchrun"] = sockets(psutil.Process().parent())
+        dist.barrier()  # all have looked
+    return found
+
+
+def sockets(process):
+    """The TCP ports that a process listens on, and its connections, (own port, other port) each."""
+    look = getattr(process, "net_connections", None) or process.connections  # psutil < 6 has another name
+    seen = look(kind="tcp")
+    return {"listens": [one.laddr.port for one in seen if one.status == "LISTEN"],
+            "connections": [(one.laddr.port, one.raddr.port) for one in seen if one.status == "ESTABLISHED"]}
+
+
+def backends(me, args):
+    """{backend and device: {collective: "yes" or what it said}}: each collective, tried and its result checked."""
+    import torch
+    import torch.distributed as dist
+
+    import utils
+
+    if not dist.is_initialized():  # torchrun's store serves one group a run: `meet` before this has made it
+        utils.init_distributed_mode(utils.find_placement("cpu", "gloo"), timeout=args.timeout)
+    gpus = torch.cuda.device_count()
+    found = {"gloo, CPU": try_collectives(me, None, "cpu")}
+    if gpus:
+        torch.cuda.set_device(me["local_rank"] % gpus)
+        found["gloo, GPU"] = try_collectives(me, None, "cuda")
+    if not gpus or gpus >= me["world_size"]:  # two ranks on one GPU: NCCL would refuse
+        try:
+            group = dist.new_group(backend="nccl")
+            found |= {f"nccl, {name}": try_collectives(me, group, device)
+                      for name, device in (("CPU", "cpu"), ("GPU", "cuda"))}
+        except (RuntimeError, ValueError) as error:
+            found["nccl"] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    dist.barrier()  # all are done
+    return found
+
+
+def try_collectives(me, group, device):
+    import torch
+
+    outcome = {}
+    for name, (call, expected) in collectives(me["rank"], me["world_size"], group, device).items():
+        if name == "barrier" and (group is None) != (device == "cpu"):
+            continue  # it moves no tensor: tried once for each backend
+        try:
+            got = call()
+            right = expected is None or torch.equal(got.cpu(), torch.tensor(expected))
+            outcome[name] = "yes" if right else f"no: it gave {got.tolist()} for {expected}"
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            outcome[name] = f"no: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return outcome
+
+
+def collectives(rank, ranks, group, device):
+    """{name: (a function that returns what this rank has then, what it should be)}; rank r holds the number r + 1."""
+    import torch
+    import torch.distributed as dist
+
+    everyone = [float(r + 1) for r in range(ranks)]
+
+    def mine():
+        return torch.tensor([rank + 1.0], device=device)
+
+    def room():
+        return [torch.zeros(1, device=device) for _ in range(ranks)]
+
+    def ring():
+        got = torch.zeros(1, device=device)
+        waits = [dist.P2POp(dist.isend, mine(), (rank + 1) % ranks, group),
+                 dist.P2POp(dist.irecv, got, (rank - 1) % ranks, group)]
+        for wait in dist.batch_isend_irecv(waits):
+            wait.wait()
+        return got
+
+    def then(tensor, call, *arguments, **options):
+        call(tensor, *arguments, group=group, **options)
+        return torch.cat(tensor) if isinstance(tensor, list) else tensor
+
+    first = rank == 0
+    return {
+        "send, recv": (ring, [everyone[rank - 1]]),
+        "broadcast": (lambda: then(mine(), dist.broadcast, src=0), [1.0]),
+        "all_reduce": (lambda: then(mine(), dist.all_reduce), [sum(everyone)]),
+        "reduce": (lambda: then(mine(), dist.reduce, dst=0), [sum(everyone)] if first else None),
+        "all_gather": (lambda: then(room(), dist.all_gather, mine()), everyone),
+        "gather": (lambda: then(room(), lambda out, group: dist.gather(mine(), out if first else None, 0, group)),
+                   everyone if first else None),
+        "scatter": (lambda: then(torch.zeros(1, device=device), dist.scatter,
+                                 list(torch.tensor(everyone, device=device).split(1)) if first else None, src=0),
+                    [everyone[rank]]),
+        "reduce_scatter": (lambda: then(torch.zeros(1, device=device), dist.reduce_scatter, [mine()] * ranks),
+                           [sum(everyone)]),
+        "all_to_all": (lambda: then(room(), dist.all_to_all, [mine()] * ranks), everyone),
+        "barrier": (lambda: dist.barrier(group), None),
+    }
+
+
+# -------------------------------------------------------------------------------------------- command
+
+
+STEPS = {step.__name__: step for step in (hello, chatter, meet, backends)}
+STEPS["work"] = lambda me, args: work(me["rank"], me["world_size"], "env://", args.timeout)
+WITHOUT_TORCH = {"hello", "chatter"}
+
+
+def get_parser():
+    parser = program.parser(__doc__, timeout=20)
+    add = parser.add_argument
+    add("--step", nargs="+", required=True, choices=STEPS, metavar="NAME", help=f"one or more of: {', '.join(STEPS)}")
+    add("--out", type=Path, help="each rank writes what it found into this folder, rank-0.json and so on")
+    add("--url", nargs="+", default=["env://"], help="where the ranks of `meet` meet, one after the other")
+    add("--lines", type=positive(int), default=20, help="lines of `chatter`, of each kind")
+    add("--limit", type=positive(float), default=120, help="this process ends after so many seconds, whatever it does")
+    return parser
+
+
+def main():
+    parser = get_parser()
+    args = parser.parse_args()
+    with parser.one_line():
+        me = identity()
+        if any(not url.startswith(("env://", "tcp://", "file:///")) for url in args.url):
+            raise ValueError(f"--url {' '.join(args.url)}: each begins with env://, tcp:// or file:///")
+        file = args.out and rank_file(args.out, me["rank"])
+        if file:
+            check_out(file)
+            file.unlink(missing_ok=True)  # what an earlier run found is not this one's
+    faulthandler.dump_traceback_later(args.limit, exit=True)  # says where it hangs; works even where Python is stuck
+    found = {name: STEPS[name](me, args) for name in args.step}
+    if file:
+        program.write_json(file, me | found)
+    if not WITHOUT_TORCH.issuperset(args.step):
+        import utils
+
+        utils.exit_now()
+
+
+if __name__ == "__main__":
+    main()

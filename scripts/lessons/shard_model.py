@@ -1,0 +1,186 @@
+"""One small transformer trained in seven ways on the same ranks, and what each rank held. Notebook 13 draws it.
+
+    torchrun --nproc_per_node=2 scripts/lessons/shard_model.py --out results/live/13_two.json
+    torchrun --nproc_per_node=4 scripts/lessons/shard_model.py --way fsdp tp fsdp_tp --out results/live/13_four.json
+
+Each way starts from the same weights, trains on the same batches with Adam, and is compared with one process that
+has the whole batches: the greatest difference of any weight, and of the loss. Bytes are counted on each rank, of
+parameters, gradients, optimizer state, and what autograd keeps for backward. All on CPUs with gloo, in float32, so
+that every machine shows the same. What this torch or gloo lacks is reported as such, and the next way is tried.
+"""
+
+import contextlib
+import logging
+import threading
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+import utils
+from course import program
+from options import check_out, positive
+from scripts.lessons import tiny_transformer as tiny
+from scripts.lessons.shard_ways import MICRO_BATCHES, WAYS, limits
+
+MOST_RANKS = 4  # the model has four layers, one a stage
+TIMED = 4  # steps of a pipeline with the model LARGER, of which the shortest is drawn
+LARGER = replace(tiny.SHAPE, hidden=144, sequence=64)
+
+
+# ------------------------------------------------------------------------------------------------ train and count
+
+
+class Watchdog:
+    """Ends this process where `beat` is not called for so many seconds: a mesh's groups would wait half an hour."""
+
+    def __init__(self, here, seconds):
+        self.seconds, self.timer = seconds, threading.Timer(seconds, utils.give_up)
+        self.who = f"rank {here.rank} of {here.world_size} has waited {seconds:g} s for the others in"
+
+    def beat(self, doing):
+        self.timer.cancel()
+        self.timer = threading.Timer(self.seconds, utils.give_up, [f"{self.who}: {doing}"])
+        self.timer.daemon = True
+        self.timer.start()
+
+
+def train(way, here, steps, watchdog):
+    """(the trained Setup, the losses, {part: bytes} of this rank)."""
+    torch.manual_seed(0)  # the same weights for each way, and on each rank
+    setup, losses = WAYS[way](tiny.TinyTransformer(), here), []
+    saved = tiny.SavedForBackward(setup.model)
+    for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
+        watchdog.beat(f"{way}, step {step}")
+        setup.optimizer.zero_grad()
+        with saved if step == steps else contextlib.nullcontext():  # each step keeps as much as the last
+            losses.append(setup.backward(tokens, targets).item())
+        setup.optimizer.step()
+    return setup, losses, tiny.held(setup.model, setup.optimizer, saved)
+
+
+def whole(parameter):
+    """The value that all ranks hold together, on each of them."""
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # "two all-gathers are slow"
+    return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach()
+
+
+def compare(way, here, steps, watchdog, reference, expected_losses):
+    """What the JSON says of one way."""
+    setup, losses, held = train(way, here, steps, watchdog)
+    names = {parameter: name for name, parameter in setup.model.named_parameters()}
+    weights = {name: whole(parameter) for parameter, name in names.items()}
+    off = max((weights[name] - reference[name]).abs().max().item() for name in weights)
+    state_of = [names[parameter] for parameter in tiny.state_of(setup.optimizer)]
+    pieces = {name: piece(tiny.plain(parameter).detach(), weights[name]) for parameter, name in names.items()}
+    held, off, state_of, pieces = zip(*program.gathered((held, off, state_of, pieces)), strict=True)  # of all ranks
+    if lost := set(reference).difference(*pieces):
+        raise RuntimeError(f"{way}: no rank has {lost}")
+    return {"ranks": held, "losses": losses, "weights_off": max(off), "state_of": state_of,
+            "loss_off": max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True)),
+            "pieces": {name: [of_rank.get(name) for of_rank in pieces] for name in reference},
+            "timeline": timeline(way, here, watchdog) if setup.events else []}
+
+
+def compare_or_say(*arguments):
+    """The same; {"unsupported": ...} where this torch or gloo has not what the way needs, on all ranks alike."""
+    try:
+        return compare(*arguments)
+    except (ImportError, RuntimeError) as error:
+        if not isinstance(error, ImportError | NotImplementedError) and "does not support" not in str(error):
+            raise
+        return {"unsupported": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+
+
+def piece(mine, everything):
+    """{shape, first}: what this rank has of a weight, and where its first value stands there; found by the values.
+
+    A vector's `first` is None: its values may be all alike.
+    """
+    if mine.dim() != 2 or mine.numel() == 0:
+        return {"shape": list(mine.shape), "first": None}
+    for first in (everything == mine[0, 0]).nonzero().tolist():
+        if torch.equal(everything[first[0]:, first[1]:][:mine.shape[0], :mine.shape[1]], mine):
+            return {"shape": list(mine.shape), "first": first}
+    raise RuntimeError("what this rank holds is nowhere in the whole weight")
+
+
+def timeline(way, here, watchdog):
+    """The events of all ranks in one step of a larger model, with `rank`, in ms since the first.
+
+    The shortest of a few steps: on a busy machine a rank may lose its core in the middle. The small model's
+    micro-batches would take no longer than it takes to send them.
+    """
+    steps, setup = [], WAYS[way](tiny.TinyTransformer(LARGER), here)
+    for tokens, targets in tiny.batches(TIMED, LARGER):
+        watchdog.beat(f"{way}, timed")
+        setup.events.clear()
+        dist.barrier()
+        setup.backward(tokens, targets)
+        steps.append([{"rank": rank, **event} for rank, own in enumerate(program.gathered(setup.events))
+                      for event in own])
+    for events in steps:  # the ranks of one machine share a clock
+        first = min(event["start"] for event in events)
+        for event in events:
+            event.update(start=1000 * (event["start"] - first), end=1000 * (event["end"] - first))
+    return min(steps, key=lambda events: max(event["end"] for event in events))
+
+
+# ------------------------------------------------------------------------------------------------ command
+
+
+def get_parser():
+    parser = program.parser(__doc__, out="write what was found to this file, as JSON", timeout=60)
+    names = [*WAYS, "limits"]
+    parser.add_argument("--way", nargs="+", choices=names, metavar="NAME", help="one or more of: "
+                        f"{', '.join(names)}; default: all that fit the ranks (fsdp_tp needs four)")
+    parser.add_argument("--steps", type=positive(int), default=4, help="updates of each way")
+    return parser
+
+
+def check(args, here):
+    """ValueError, one line, for what cannot work; before any rank waits for another."""
+    if not 2 <= here.world_size <= MOST_RANKS or here.nodes > 1:
+        raise ValueError(f"this is for 2 to {MOST_RANKS} ranks of one machine: "
+                         "torchrun --nproc_per_node=2 scripts/lessons/shard_model.py")
+    if args.way is None:
+        args.way = [way for way in (*WAYS, "limits") if way != "fsdp_tp" or here.world_size == 4]
+    if "fsdp_tp" in args.way and here.world_size != 4:
+        raise ValueError(f"--way fsdp_tp is a mesh of 2 x 2 ranks, and there are {here.world_size}: "
+                         "torchrun --nproc_per_node=4")
+    check_out(args.out)
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    parser = get_parser()
+    args = parser.parse_args()
+    with parser.one_line():
+        here = utils.find_placement("cpu", "gloo")
+        check(args, here)
+    torch.set_num_threads(1)
+    with program.ranks(here, args.timeout):
+        watchdog = Watchdog(here, args.timeout + 30)  # later than the collective's own timeout, which says more
+        setup, losses, _ = train("one", here, args.steps, watchdog)
+        reference = {name: parameter.detach() for name, parameter in setup.model.named_parameters()}
+        shapes = {name: list(value.shape) for name, value in reference.items()}
+        found = {"world_size": here.world_size, "torch": torch.__version__, "steps": args.steps, "batch": tiny.BATCH,
+                 "micro_batches": MICRO_BATCHES, "shapes": shapes, "ways": {}}
+        for way in args.way:
+            watchdog.beat(way)
+            if way == "limits":
+                found["limits"] = limits(here)
+            else:
+                found["ways"][way] = compare_or_say(way, here, args.steps, watchdog, reference, losses)
+            dist.barrier()
+    if here.rank == 0:
+        program.write_json(args.out, found)
+        for way, result in found["ways"].items():
+            print(f"{way:8}", result.get("unsupported") or f"weights off by {result['weights_off']:.1e}, loss by "
+                  f"{result['loss_off']:.1e}")
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

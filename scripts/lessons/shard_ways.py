@@ -1,0 +1,190 @@
+"""The ways to train one model on several ranks, each a few lines of PyTorch. shard_model.py runs and compares them.
+
+Each way takes the whole model, the same on every rank, keeps of it what this rank needs, and hands back a `Setup`. Then
+`setup.backward(tokens, targets)` leaves the gradients of the whole batch, and `setup.optimizer.step()` updates.
+"""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from scripts.lessons.tiny_transformer import ADAM, SHAPE, Block, TinyTransformer, batches, loss_of
+
+MICRO_BATCHES = 4
+
+
+@dataclass
+class Setup:
+    """A model made ready for one way of training it."""
+
+    model: nn.Module
+    """Its parameters are what this rank keeps."""
+    optimizer: torch.optim.Optimizer
+    backward: Callable
+    """(tokens, targets) of the whole batch -> the loss, over all ranks; afterwards the gradients are there."""
+    events: list = field(default_factory=list)
+    """Of a pipeline: what this rank did, see `timed`."""
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), **ADAM)
+
+
+def whole_batch(model):
+    def backward(tokens, targets):
+        loss = loss_of(model(tokens), targets)
+        loss.backward()
+        return loss.detach()
+    return backward
+
+
+def own_share(model, rank, ranks):
+    """Each rank has some of the sequences, as many as the others: the mean of the ranks' losses is that of all."""
+    def backward(tokens, targets):
+        loss = loss_of(model(tokens[rank::ranks]), targets[rank::ranks])
+        loss.backward()
+        sum_of_losses = loss.detach()
+        dist.all_reduce(sum_of_losses)
+        return sum_of_losses / dist.get_world_size()
+    return backward
+
+
+# ------------------------------------------------------------------------------------------------ the ways
+
+
+def one(model, here):
+    return Setup(model, adam(model), whole_batch(model))
+
+
+def ddp(model, here):
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return Setup(model, adam(model), own_share(parallel, here.rank, here.world_size))
+
+
+def zero1(model, here):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, **ADAM)
+    return Setup(model, optimizer, own_share(parallel, here.rank, here.world_size))
+
+
+def fsdp(model, here):
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (here.world_size,))
+    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh)  # gathered, used and given back one by one
+    fully_shard(model, mesh=mesh)  # what stands outside the blocks
+    return Setup(model, adam(model), own_share(model, here.rank, here.world_size))
+
+
+def tp(model, here):
+    mesh = init_device_mesh("cpu", (here.world_size,))
+    split_matrices(model, mesh)
+    return Setup(model, adam(model), whole_batch(model))
+
+
+def split_matrices(model, mesh):
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    for block in model.blocks.values():
+        parallelize_module(block, mesh, {
+            "query": ColwiseParallel(), "key": ColwiseParallel(), "value": ColwiseParallel(), "out": RowwiseParallel(),
+            "up": ColwiseParallel(), "down": RowwiseParallel()})
+    # The embedding by columns, too: by rows (of the vocabulary) its gradient would be whole on each rank (torch 2.14).
+    parallelize_module(model, mesh, dict.fromkeys(("embedding", "head"), ColwiseParallel(output_layouts=Replicate())))
+
+
+def fsdp_tp(model, here):
+    from torch.distributed.fsdp import fully_shard
+
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing here writes to the logits
+    mesh = init_device_mesh("cpu", (here.world_size // 2, 2), mesh_dim_names=("data", "tensor"))
+    split_matrices(model, mesh["tensor"])
+    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    return Setup(model, adam(model), own_share(model, here.rank // 2, here.world_size // 2))
+
+
+def pipeline(model, here, kind, micro_batches=MICRO_BATCHES):
+    """`kind` is ScheduleGPipe or Schedule1F1B."""
+    from torch.distributed import pipelining
+
+    model.keep_stage(here.rank, here.world_size)
+    stage = pipelining.PipelineStage(model, here.rank, here.world_size, torch.device("cpu"))
+    schedule = getattr(pipelining, kind)(stage, n_microbatches=micro_batches, loss_fn=loss_of)
+    events = []
+    stage.forward_one_chunk = timed(stage.forward_one_chunk, "forward", events)
+    stage.backward_one_chunk = timed(stage.backward_one_chunk, "backward", events)
+
+    def backward(tokens, targets):
+        losses = []
+        if here.rank == 0:
+            schedule.step(tokens)
+        elif here.rank == here.world_size - 1:
+            schedule.step(target=targets, losses=losses)
+        else:
+            schedule.step()
+        loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        dist.all_reduce(loss)  # the last stage alone has it
+        return loss
+    return Setup(model, adam(model), backward, events)
+
+
+def timed(function, name, events):
+    """`function`, whose first argument is the micro-batch, as it writes down {event, text, start, end} in seconds."""
+    def wrapped(micro_batch, *args, **kwargs):
+        start = time.perf_counter()
+        result = function(micro_batch, *args, **kwargs)
+        events.append({"event": name, "text": str(micro_batch), "start": start, "end": time.perf_counter()})
+        return result
+    return wrapped
+
+
+WAYS = {"one": one, "ddp": ddp, "zero1": zero1, "fsdp": fsdp, "tp": tp, "fsdp_tp": fsdp_tp,
+        "gpipe": partial(pipeline, kind="ScheduleGPipe"), "1f1b": partial(pipeline, kind="Schedule1F1B")}
+
+
+# ------------------------------------------------------------------------------------------------ what does not work
+
+
+def tensor_parallel_that_does_not_divide(here):
+    """An MLP whose width the ranks do not divide."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    block = Block(SHAPE.hidden, SHAPE.heads)
+    width = 193 if 193 % here.world_size else 194
+    block.up, block.down = (nn.Linear(*size, bias=False) for size in ((SHAPE.hidden, width), (width, SHAPE.hidden)))
+    mesh = init_device_mesh("cpu", (here.world_size,))
+    parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    block(torch.zeros(1, SHAPE.sequence, SHAPE.hidden))
+
+
+def pipeline_with_too_few_micro_batches(here):
+    """1F1B with one micro-batch less than stages."""
+    pipeline(TinyTransformer(), here, "Schedule1F1B", here.world_size - 1).backward(*next(batches(1)))
+
+
+def limits(here):
+    """{what was tried: the first line of what torch said, or None if it works}."""
+    found = {}
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # it prints a page before the error
+    for attempt in (tensor_parallel_that_does_not_divide, pipeline_with_too_few_micro_batches):
+        try:
+            attempt(here)
+            found[attempt.__doc__] = None
+        except (RuntimeError, ValueError) as error:
+            found[attempt.__doc__] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return found

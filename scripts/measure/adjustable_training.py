@@ -1,0 +1,214 @@
+"""main.py's training step with a setting changed: what compare_changes.py, step_time.py, step_profile.py and
+page_faults.py measure. It is written once more here because it must differ in order to be compared."""
+
+import contextlib
+import itertools
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, default_collate
+
+import data
+import utils
+from scripts.measure.message_time import meet, synchronise
+
+MIB = 2**20
+JUDGED = 1000  # test images that tell what a change does to the loss
+
+# ---------------------------------------------------------------------------------------------- what can be changed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is trained; the defaults are main.py's, with one thread a rank."""
+
+    batch_size: int = 64
+    """images a backward, for each rank"""
+    threads: int = 1
+    one_by_one: bool = False
+    """images fetched and transformed singly, as scripts/rivals/textbook.py does"""
+    fused: bool = True
+    """the optimizer: one pass over all weights"""
+    bf16: bool = False
+    channels_last: bool | None = None
+    """None: as main.py, on a CPU"""
+    compile: bool = False
+    ddp: bool = True
+    """with several ranks; else each trains a model of its own"""
+    bucket_view: bool = True
+    bucket_cap_mb: float | None = 25
+    """MiB of a bucket; None: DDP's own choice"""
+    buckets: int | None = None
+    """how many buckets the gradients should fill, in place of a size"""
+    hook: str = "none"
+    """none, fp16, bf16 or powersgd"""
+    accumulate: int = 1
+    """batches an update, all-reduced once"""
+
+    @property
+    def exact_updates(self):
+        """Updates before the communication hook begins: PowerSGD's error feedback needs two."""
+        return 2 if self.hook == "powersgd" else 0
+
+
+@dataclass(frozen=True)
+class Change:
+    text: str
+    after: dict
+    before: dict
+    ranks: bool = False
+    """it is DDP's"""
+
+
+def change(text, ranks=False, before=None, **after):
+    return Change(text, after, before or {}, ranks)
+
+
+CHANGES = {
+    "nothing": change("nothing changed"),
+    "whole-batches": change("images a batch at a time, not one by one", before={"one_by_one": True}),
+    "fused": change("fused optimizer", before={"fused": False}),
+    "threads": change("2 threads a rank, not 1", threads=2),
+    "batch": change("batch 256, not 64", batch_size=256),
+    "bf16": change("bf16 autocast", bf16=True),
+    "channels-last": change("channels_last", before={"channels_last": False}, channels_last=True),
+    "compile": change("torch.compile", compile=True),
+    "bucket-view": change("gradient_as_bucket_view", ranks=True, before={"bucket_view": False}),
+    "first-bucket": change("bucket_cap_mb=None, not 25", ranks=True, bucket_cap_mb=None),
+    "small-buckets": change("bucket_cap_mb for 4 buckets", ranks=True, buckets=4),
+    "fp16-hook": change("fp16 compression", ranks=True, hook="fp16"),
+    "bf16-hook": change("bf16 compression", ranks=True, hook="bf16"),
+    "powersgd": change("PowerSGD, rank 1", ranks=True, hook="powersgd"),
+    "accumulate": change("an update each 4 batches", ranks=True, accumulate=4),
+}
+ALONE = [name for name, one in CHANGES.items() if not one.ranks]
+TOGETHER = ["nothing", "threads", *(name for name, one in CHANGES.items() if one.ranks)]
+
+
+class Wide(nn.Module):
+    """Three fully connected layers: many weights, and little to compute with each. Images [N, C, S, S] to logits."""
+
+    def __init__(self, channels, classes, side):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 1024), nn.ReLU(),
+                                    nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, classes))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+MODELS = {**utils.MODELS, "wide": Wide}
+
+# ---------------------------------------------------------------------------------------------- a training
+
+
+class Training:
+    """A model in training on this rank, as a Setting says."""
+
+    def __init__(self, setting, model, train_set, here):
+        self.setting, self.here, self.ddp = setting, here, setting.ddp and here.world_size > 1
+        torch.manual_seed(0)
+        info = data.DATASETS[train_set.name]
+        channels_last = here.device.type == "cpu" if setting.channels_last is None else setting.channels_last
+        memory_format = torch.channels_last if channels_last else torch.preserve_format
+        self.raw = MODELS[model](info.shape[0], len(info.classes), info.shape[1]).to(
+            here.device, memory_format=memory_format)
+        self.model = parallelise(self.raw, setting, here) if self.ddp else self.raw
+        if setting.compile:
+            self.model = torch.compile(self.model)
+        self.optimizer = torch.optim.Adam(self.raw.parameters(), lr=0.001, fused=setting.fused)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1)  # main.py steps one, too
+        self.sums = torch.zeros(3, dtype=torch.float64, device=here.device)
+        self.autocast = torch.autocast(here.device.type, torch.bfloat16) if setting.bf16 else contextlib.nullcontext()
+        self.batches = endless(train_set, setting, here)
+        self.gradients = []  # of the first updates, flat
+
+    def update(self, mark=lambda phase: None):
+        """One update of the weights; mark(phase) is called when a phase has ended. Returns the images of this rank."""
+        parts, images_seen = self.setting.accumulate, 0
+        for part in range(parts):
+            images, labels = next(self.batches)
+            mark("data")
+            with self.model.no_sync() if self.ddp and part < parts - 1 else contextlib.nullcontext():
+                with self.autocast:
+                    logits = self.model(images)
+                    loss = cross_entropy(logits, labels)
+                self.sums += utils.count(logits, labels, loss)
+                mark("forward")
+                if part == 0:
+                    self.optimizer.zero_grad()
+                (loss if parts == 1 else loss / parts).backward()
+                mark("backward")
+            images_seen += len(labels)
+        if len(self.gradients) <= 2:
+            self.gradients.append(torch.cat([p.grad.flatten() for p in self.raw.parameters()]))
+        self.optimizer.step()
+        self.scheduler.step()
+        mark("update")
+        return images_seen
+
+    def block(self, images):
+        """Seconds an image, for at least `images` images of this rank, from one meeting of all ranks to done."""
+        torch.set_num_threads(self.setting.threads)
+        meet(self.here.device)
+        start, seen = time.perf_counter(), 0
+        while seen < images:
+            seen += self.update()
+        synchronise(self.here.device)
+        return (time.perf_counter() - start) / seen
+
+    @torch.no_grad()
+    def loss(self, test_set):
+        """Of the first test images, in float32 whatever the training did."""
+        self.raw.eval()
+        images, labels = test_set.__getitems__(range(JUDGED))
+        value = cross_entropy(self.raw(images), labels).item()
+        self.raw.train()
+        return value
+
+
+def parallelise(raw, setting, here):
+    cap = setting.bucket_cap_mb
+    if setting.buckets:
+        cap = sum(p.nbytes for p in raw.parameters()) / setting.buckets / MIB
+    model = DistributedDataParallel(raw, device_ids=[here.device] if here.device.type == "cuda" else None,
+                                    bucket_cap_mb=cap, gradient_as_bucket_view=setting.bucket_view)
+    model.broadcast_buffers = False  # as main.py
+    if setting.hook == "powersgd":
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1,
+                                            start_powerSGD_iter=setting.exact_updates)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif setting.hook != "none":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        model.register_comm_hook(None, getattr(default_hooks, f"{setting.hook}_compress_hook"))
+    return model
+
+
+def endless(train_set, setting, here):
+    """This rank's batches, epoch after epoch; the same images for every Setting."""
+    sampler = DistributedSampler(range(len(train_set)), here.world_size, here.rank)
+    source, collate = train_set, train_set.collate
+    if setting.one_by_one:
+        source, collate = range(len(train_set)), singly(train_set)
+    loader = DataLoader(source, setting.batch_size, sampler=sampler, drop_last=True, collate_fn=collate)
+    for epoch in itertools.count():
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            yield images.to(here.device), labels.to(here.device)
+
+
+def singly(train_set):
+    """Makes a batch of its indices: a PIL image and a transform for each, as torchvision.datasets.CIFAR10."""
+    import torchvision  # late: it takes seconds to import, and only this change needs it
+    from PIL import Image
+
+    info = data.DATASETS[train_set.name]
+    to_tensor, normalise = torchvision.transforms.ToTensor(), torchvision.transforms.Normalize(info.mean, info.std)
+    transform = torchvision.transforms.Compose([to_tensor, normalise])
+    pixels, labels = train_set.images.cpu().permute(0, 2, 3, 1).contiguous().numpy(), train_set.labels.tolist()
+    return lambda batch: default_collate([(transform(Image.fromarray(pixels[i])), labels[i]) for i in batch])

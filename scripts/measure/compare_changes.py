@@ -1,0 +1,151 @@
+"""Train with one change at a time, in turns with the same training without it. Notebook 14 draws what each gains.
+
+    python scripts/measure/compare_changes.py --out results/live/14_one.json
+    torchrun --nproc_per_node=2 scripts/measure/compare_changes.py --model lenet wide --out results/live/14_ranks.json
+    python scripts/measure/compare_changes.py --change nothing bf16 --model resnet --device cuda --out gpu.json
+
+A change is a pair: before and after. Both train from the same first weights on the same images, a block each in turns:
+A B, B A, A B ... A gain is the seconds an image takes before, divided by those after the change, on the slowest rank.
+`nothing` compares main.py's training with itself: what it shows is noise. The file is one JSON object: who measured,
+and `models`, {model: {change: {gain, low, high, quartiles, losses, ...}}}.
+"""
+
+import itertools
+import logging
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, replace
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import record
+
+import utils
+from course import program
+from options import check_out, positive
+from scripts.measure.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
+from scripts.measure.message_time import slowest, synchronise
+
+FEWEST = 3  # rounds
+
+# ---------------------------------------------------------------------------------------------- a comparison
+
+
+def summary(gains):
+    """Median, lowest and highest of some gains, and the middle half of them."""
+    low, middle, high = statistics.quantiles(gains, n=4, method="inclusive")
+    return {"gain": middle, "low": min(gains), "high": max(gains), "quartiles": [low, high]}
+
+
+def compare(one, model, sets, args, here):
+    """A change against no change: gains of each round, and what it did to gradient and loss."""
+    train_set, test_set = sets
+    settings = [replace(Setting(), **values) for values in (one.before, one.after)]
+    pair = [Training(setting, model, train_set, here) for setting in settings]
+    first = []
+    for training in pair:  # the first update brings libraries in, and compiles
+        torch.set_num_threads(training.setting.threads)
+        start = time.perf_counter()
+        try:
+            training.update()
+        except RuntimeError as error:
+            if not training.setting.compile:  # without a C++ compiler, say: that is a finding, too
+                raise
+            return {"error": plain(error)}
+        synchronise(here.device)
+        first.append(time.perf_counter() - start)
+    for training in pair:  # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
+        for _ in range(2):
+            training.update()
+    rounds, spent = [], 0.0
+    while len(rounds) < args.rounds and (len(rounds) < FEWEST or spent < args.seconds):
+        seconds = [0, 0]
+        for which in (0, 1) if len(rounds) % 2 == 0 else (1, 0):
+            seconds[which] = pair[which].block(args.block)
+        rounds.append(slowest(seconds))  # the same on all ranks, which so make as many rounds
+        spent += sum(rounds[-1]) * args.block
+    found = {"text": one.text, "before": one.before, "after": one.after, "first_update_seconds": slowest(first),
+             "seconds_an_image": rounds, **summary([before / after for before, after in rounds])}
+    images = found["images_an_update"] = [setting.batch_size * setting.accumulate for setting in settings]
+    if images[0] == images[1]:  # else the gradients are of other images
+        which = settings[1].exact_updates
+        before, after = (training.gradients[which] for training in pair)
+        found["gradient_off"] = ((after - before).norm() / before.norm()).item()
+        found["losses"] = [training.loss(test_set) for training in pair]
+    return found
+
+
+def plain(error):
+    """The line of a compiler's error that says what is wrong; no paths of this machine."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "/" not in line]
+    telling = [line for line in lines if "ompiler" in line] or lines or ["see compare_changes.py --change compile"]
+    return f"{type(error).__name__}: {telling[0][:200]}"
+
+
+# ---------------------------------------------------------------------------------------------- command
+
+
+def get_parser():
+    parser = program.parser(__doc__, out="write the gains to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--change", nargs="+", choices=CHANGES, metavar="NAME",
+        help=f"one or more of: {', '.join(CHANGES)}; default: all that make sense for one process, or for several")
+    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
+    add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
+    add("--seconds", type=positive(float), default=4, help="after 3 rounds and so many seconds a comparison ends; "
+        "default: 4")
+    add("--block", type=positive(int), default=256, help="images of each rank in a block; default: 256")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
+    return parser
+
+
+def check(args, here):
+    """ValueError, one line, for what cannot work; before any rank waits for another."""
+    args.change = args.change or (ALONE if here.world_size == 1 else TOGETHER)
+    of_ddp = [name for name in args.change if CHANGES[name].ranks]
+    if here.world_size == 1 and of_ddp:
+        raise ValueError(f"--change {of_ddp[0]} is DDP's: start two ranks or more, torchrun --nproc_per_node=2 "
+                         "scripts/measure/compare_changes.py")
+    if here.world_size > 1 and "compile" in args.change:
+        raise ValueError("--change compile is compared in one process: python scripts/measure/compare_changes.py")
+    if args.rounds < FEWEST:
+        raise ValueError(f"--rounds {args.rounds} tells nothing of the spread: take {FEWEST} or more")
+    check_out(args.out)
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    parser = get_parser()
+    args = parser.parse_args()
+    with parser.one_line():
+        here = utils.find_placement(args.device)
+        check(args, here)
+        train_set, test_set = program.dataset(args)
+    if "compile" not in args.change:
+        utils.defer_compiler()
+    utils.keep_memory()  # as main.py
+    torch.set_num_threads(Setting.threads)
+    sets = train_set.first(len(train_set), here.device), test_set.first(JUDGED, here.device)
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA, which nobody asked for
+    with tempfile.TemporaryDirectory() as cache, program.ranks(here, args.timeout):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # else a second start finds what the first has compiled
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more are processes of their own
+        found = {**program.measured_on(here), "dataset": train_set.name, "block": args.block, "rounds": args.rounds,
+                 "setting": asdict(Setting()), "models": {model: {} for model in args.model}}
+        for model, which in itertools.product(args.model, args.change):
+            found["models"][model][which] = one = compare(CHANGES[which], model, sets, args, here)
+            if here.rank == 0:
+                say(model, CHANGES[which], one)
+        if here.rank == 0:
+            program.write_json(args.out, found)
+
+
+def say(model, one, found):
+    told = found.get("error") or f"{found['gain']:.2f} times as fast ({found['low']:.2f} to {found['high']:.2f})"
+    print(f"{model:8}{one.text:42}{told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

@@ -1,0 +1,189 @@
+"""Measure how long a collective takes for messages of many sizes, and fit time = α + β · bytes.
+
+    torchrun --nproc_per_node=4 scripts/measure/message_time.py --out results/live/collectives.json
+    torchrun --nproc_per_node=8 scripts/measure/message_time.py --op all_reduce all_gather --max-bytes 1G --out x.json
+
+Between GPUs with NCCL where each rank has one of its own, else between CPUs with gloo. The file is one JSON object: who
+measured (`world_size`, `backend`, `device_name`, `cores`, ...) and `ops`, which holds for each operation `alpha`
+(seconds), `beta` (seconds a byte) and `points`, one for each message size: `bytes`, `seconds` (median over the rounds),
+`low` and `high` (fastest and slowest round), `algbw` and `busbw` (bytes a second).
+"""
+
+import argparse
+import math
+import re
+import statistics
+import time
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+import utils
+from course import program
+from course.predict.fit import BUS_FACTORS, bandwidth, fit
+from options import check_out, positive
+
+WARM_UP = 3  # calls for each size, before any is timed
+BLOCK = 0.02  # seconds: calls are timed in blocks of about this length, 50 calls at most
+VALUE = 4  # bytes: messages are float32
+
+# The names of torch 2.14, and those of before.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def exchange(outgoing, incoming):
+    """Each rank sends to the next and receives from the one before: a step of a ring."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for transfer in dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, (rank + 1) % ranks),
+                                            dist.P2POp(dist.irecv, incoming, (rank - 1) % ranks)]):
+        transfer.wait()
+
+
+def prepare(op, size, device):
+    """(a function that does `op` once, the bytes of its message): `size`, or a little more: whole values, equal pieces.
+
+    The values stay 0, however often it is called.
+    """
+    ranks = dist.get_world_size()
+    piece = max(1, math.ceil(size / VALUE / ranks))
+    count = piece * ranks if op in ("reduce_scatter", "all_gather", "all_to_all") else math.ceil(size / VALUE)
+    whole, part = torch.full((count,), 0.0, device=device), torch.full((piece,), 0.0, device=device)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "reduce_scatter": lambda: reduce_scatter_single(part, whole),
+        "all_gather": lambda: all_gather_single(whole, part),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "broadcast": lambda: dist.broadcast(whole, src=0),
+        "reduce": lambda: dist.reduce(whole, dst=0),
+        "send_recv": lambda: exchange(whole, other),
+    }
+    other = torch.full_like(whole, 0.0) if op in ("all_to_all", "send_recv") else None
+    return calls[op], count * VALUE
+
+
+def timed(call, calls, device):
+    """Seconds for each of `calls` calls in a row, with everything done, not only begun."""
+    meet(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    synchronise(device)
+    return (time.perf_counter() - start) / calls
+
+
+def meet(device):
+    """Wait until every rank has done all it began. A process alone only waits for its device."""
+    synchronise(device)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def synchronise(device):
+    if device.type == "cuda":  # work on a GPU has only been queued when a call returns
+        torch.cuda.synchronize(device)
+
+
+def slowest(seconds):
+    """Elementwise maximum over the ranks of a list: an operation has ended when the last rank has its result."""
+    values = torch.tensor(seconds, dtype=torch.float64)
+    if dist.is_initialized():
+        values = values.cuda() if dist.get_backend() == "nccl" else values
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values.tolist()
+
+
+def measure(op, sizes, rounds, device):
+    """`points` of one operation. A round measures every size once: what disturbs a while, disturbs all sizes."""
+    prepared = [prepare(op, size, device) for size in sizes]
+    for call, _ in prepared:
+        timed(call, WARM_UP, device)
+    calls = [int(min(50, max(1, BLOCK / seconds)))  # the same on all ranks
+             for seconds in slowest([timed(call, 1, device) for call, _ in prepared])]
+    blocks = [slowest([timed(call, number, device) for (call, _), number in zip(prepared, calls, strict=True)])
+              for _ in range(rounds)]
+    points = []
+    for (_, size), times in zip(prepared, zip(*blocks, strict=True), strict=True):
+        seconds = statistics.median(times)
+        algbw, busbw = bandwidth(size, seconds, dist.get_world_size(), op)
+        points.append({"bytes": size, "seconds": seconds, "low": min(times), "high": max(times), "algbw": algbw,
+                       "busbw": busbw})
+    return points
+
+
+def report(op, points, alpha, beta):
+    print(f"{op}\n{'bytes':>12}{'µs':>12}{'algbw GB/s':>12}{'busbw GB/s':>12}")
+    for point in points:
+        print(f"{point['bytes']:12}{1e6 * point['seconds']:12.1f}{point['algbw'] / 1e9:12.3g}"
+              f"{point['busbw'] / 1e9:12.3g}")
+    speed = f" (1/β: {1e-9 / beta:.2f} GB/s)" if beta else ""
+    print(f"fit: α = {1e6 * alpha:.0f} µs, β = {1e9 * beta:.3f} ns a byte{speed}", flush=True)
+
+
+# ------------------------------------------------------------------------------------------ command
+
+
+def size(text):
+    """Bytes from 4096, 4K, 64M or 1G (K is 1024)."""
+    found = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if not found or int(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a size: write bytes, or 4K, 64M, 1G")
+    return int(found[1]) * 1024 ** " KMG".index(found[2] or " ")
+
+
+def get_parser():
+    parser = program.parser(__doc__, out="write the figures to this file, as JSON", timeout=60)
+    add = parser.add_argument
+    add("--op", nargs="+", choices=BUS_FACTORS, default=["all_reduce"], metavar="NAME",
+        help=f"one or more of: {', '.join(BUS_FACTORS)}; default: all_reduce")
+    add("--min-bytes", type=size, default=1024, help="smallest message; K, M and G may follow; default: 1K")
+    add("--max-bytes", type=size, default=64 * 1024**2, help="largest message; default: 64M")
+    add("--factor", type=positive(int), default=4, help="each message is so many times the last; default: 4")
+    add("--rounds", type=positive(int), default=7, help="times that each size is measured; default: 7")
+    add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
+        help="nccl: between GPUs; gloo: between CPUs; auto: nccl where each rank has a GPU of its own, else gloo")
+    return parser
+
+
+def check(args, here):
+    """The message sizes; ValueError or OSError, one line, for what cannot work, before any rank waits for another."""
+    if here.world_size < 2:
+        raise ValueError("a message needs two ranks: torchrun --nproc_per_node=2 scripts/measure/message_time.py")
+    if args.factor < 2:
+        raise ValueError("--factor 1 makes no other size: take 2 or more")
+    if args.min_bytes < VALUE or args.max_bytes < args.factor * args.min_bytes:
+        raise ValueError(f"--min-bytes {args.min_bytes} --max-bytes {args.max_bytes}: the smallest message has {VALUE} "
+                         f"bytes or more, and the largest at least --factor ({args.factor}) times as many")
+    check_out(args.out)
+    steps = int(math.log(args.max_bytes / args.min_bytes, args.factor) + 1e-9)
+    return [args.min_bytes * args.factor**step for step in range(steps + 1)]
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    parser = get_parser()
+    args = parser.parse_args()
+    with parser.one_line():
+        here = utils.find_placement(backend=args.backend)
+        sizes = check(args, here)
+    if here.backend == "gloo":
+        here = replace(here, device=torch.device("cpu"))
+    torch.set_num_threads(utils.threads_per_rank(here))
+    with program.ranks(here, args.timeout):
+        found = {**program.measured_on(here), "nodes": here.nodes, "backend": here.backend, "rounds": args.rounds,
+                 "time": time.time(), "ops": {}}
+        for op in args.op:
+            points = measure(op, sizes, args.rounds, here.device)
+            alpha, beta = fit([point["bytes"] for point in points], [point["seconds"] for point in points])
+            found["ops"][op] = {"alpha": alpha, "beta": beta, "points": points}
+            if here.rank == 0:
+                report(op, points, alpha, beta)
+        if here.rank == 0:
+            program.write_json(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

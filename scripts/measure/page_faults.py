@@ -1,0 +1,110 @@
+"""What does it cost to take memory from the system anew in each step? main.py's training with and without keeping it.
+
+    python scripts/measure/page_faults.py --out results/live/14_pages.json
+
+Two processes, one thread each, train the same model in turns: A B, B A, A B ... One calls utils.keep_memory(), as
+main.py does; in the other the C library gives freed memory back as it likes. Memory that comes back is mapped and
+cleared by the system, a page at a time: a page fault each. The file is one JSON object: who measured, and `models`,
+{model: {gain, low, high, quartiles, returned: {...}, kept: {...}}}, each with `seconds` and page `faults` a step, and
+the `system` share of the time (0 to 1); `can_keep` is false where the C library has no such setting.
+"""
+
+import multiprocessing
+import resource
+import signal
+import statistics
+import sys
+import time
+from contextlib import suppress
+
+import torch
+
+import data
+import utils
+from course import program
+from options import check_out, positive
+from scripts.measure.adjustable_training import Setting, Training
+from scripts.measure.compare_changes import FEWEST, summary
+
+WAYS = ["returned", "kept"]
+WARM_UP = 5  # steps: they bring libraries in, and show the C library how much memory a step takes
+
+
+def train(pipe, way, dataset, args):
+    """A process that trains. Sent the name of a model, it begins with that; sent a number, it makes so many steps."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the one that asks ends this one
+    torch.set_num_threads(1)
+    train_set = data.get_dataset(dataset, args.data_path, verify=False)[0].first(4096, torch.device("cpu"))
+    if way == "kept":
+        utils.keep_memory()
+    utils.defer_compiler()
+    here, training = utils.find_placement("cpu", env={}), None
+    with suppress(EOFError, ConnectionError):  # whoever asks has ended, and said why
+        while asked := pipe.recv():
+            if isinstance(asked, str):
+                training = Training(Setting(), asked, train_set, here)
+            steps = WARM_UP if isinstance(asked, str) else asked
+            before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+            for _ in range(steps):
+                training.update()
+            seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+            pipe.send({"seconds": seconds / steps, "faults": (after.ru_minflt - before.ru_minflt) / steps,
+                       "system": (after.ru_stime - before.ru_stime) / seconds})
+
+
+def ask(way, pipe, question, timeout):
+    """What the process answers; it ends this program with a line if it is gone, or silent for `timeout` seconds."""
+    try:
+        pipe.send(question)
+        if pipe.poll(timeout):
+            return pipe.recv()
+    except (EOFError, ConnectionError):
+        sys.exit(f"page_faults: the process with memory {way} has ended")
+    sys.exit(f"page_faults: waited {timeout:g} s for the process with memory {way}")
+
+
+def compare(pipes, model, args):
+    """Both ways of one model, in turns."""
+    for way, pipe in pipes.items():
+        ask(way, pipe, model, args.timeout)
+    rounds = [{way: ask(way, pipes[way], args.steps, args.timeout) for way in (WAYS if number % 2 == 0 else WAYS[::-1])}
+              for number in range(args.rounds)]
+    return {**summary([did["returned"]["seconds"] / did["kept"]["seconds"] for did in rounds]),
+            **{way: {what: statistics.median(did[way][what] for did in rounds) for what in rounds[0][way]}
+               for way in WAYS}}
+
+
+def main():
+    parser = program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True)
+    add = parser.add_argument
+    add("--model", nargs="+", choices=utils.MODELS, default=list(utils.MODELS), help="default: all")
+    add("--rounds", type=positive(int), default=7, help="times that both are measured, 3 or more; default: 7")
+    add("--steps", type=positive(int), default=10, help="in a block; default: 10")
+    add("--timeout", type=positive(float), default=120, help="longest wait for a process, seconds")
+    args = parser.parse_args()
+    with parser.one_line():
+        if args.rounds < FEWEST:
+            raise ValueError(f"--rounds {args.rounds} tells nothing of the spread: take {FEWEST} or more")
+        check_out(args.out)
+        dataset = program.dataset(args)[0].name  # the processes load it themselves
+    spawn, pipes = multiprocessing.get_context("spawn"), {}
+    for way in WAYS:
+        pipes[way], theirs = spawn.Pipe()
+        spawn.Process(target=train, args=(theirs, way, dataset, args), daemon=True).start()  # it ends with this one
+        theirs.close()  # the child has it: its end is then heard here
+    found = {**program.measured_on(utils.find_placement("cpu", env={})), "threads": 1, "dataset": dataset,
+             "can_keep": utils.keep_memory(), "models": {}}
+    for model in args.model:
+        found["models"][model] = one = compare(pipes, model, args)
+        for way in WAYS:
+            print(f"{model:8}memory {way:10}{1e3 * one[way]['seconds']:8.2f} ms a step, {one[way]['faults']:6.0f} page "
+                  f"faults, {one[way]['system']:4.0%} of the time in the system")
+        print(f"{model:8}kept: {one['gain']:.2f} times as fast ({one['low']:.2f} to {one['high']:.2f})", flush=True)
+    program.write_json(args.out, found)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,236 @@
+"""Where the time of a training step goes, by torch.profiler: on one rank, or on several with a timeline on one clock.
+
+    python scripts/measure/step_profile.py --out one.json
+    torchrun --nproc_per_node=2 scripts/measure/step_profile.py --model lenet wide --out ranks.json
+
+The training is main.py's (adjustable_training.py). The file holds for each model what course/predict/gains.py needs:
+`phases` (ms of a step, timed without the profiler), `operators` (of rank 0: self time of each in a profiled step),
+`events` of a typical step of every rank, and a few things timed alone. Each rank's Chrome trace is written beside it
+(OUT.MODEL.rankN.trace.json): open it at ui.perfetto.dev.
+"""
+
+import json
+import os
+import statistics
+import time
+from collections import defaultdict
+from functools import partial
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its tracer tells every start and stop
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import utils
+from course import program
+from course.predict.fit import fit
+from options import check_out, positive
+from scripts.measure import message_time
+from scripts.measure.adjustable_training import MODELS, Setting, Training
+
+WARM_UP = 3  # updates before anything is timed
+SMALL = 16  # images: with the usual batch it makes a line
+PHASES = ("data", "forward", "backward", "update")
+SYNCHRONISE = "clock"  # a label whose monotonic time we know: it ties a rank's trace to the clock of the machine
+
+# ---------------------------------------------------------------------------------------------- the profiler
+
+
+class Labels:
+    """Marks as Training.update gives them, turned into labelled regions of the trace: data, forward ..."""
+
+    def __init__(self):
+        self.begin(PHASES[0])
+
+    def begin(self, phase):
+        self.open = record_function(phase)
+        self.open.__enter__()
+
+    def __call__(self, phase):
+        self.open.__exit__(None, None, None)
+        if phase != PHASES[-1]:
+            self.begin(PHASES[PHASES.index(phase) + 1])
+
+
+def profiled(training, steps):
+    """The profiler after so many updates, and the monotonic time, ns, of each `clock` label."""
+    clock = []
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(steps):
+            message_time.meet(training.here.device)
+            with record_function(SYNCHRONISE):
+                clock.append(time.monotonic_ns())
+            training.update(Labels())
+    return profiler, clock
+
+
+def operators(profiler, steps):
+    """A row an operator: ms of self time and calls in a step, largest first. Other threads' all-reduces are no part."""
+    rows = [{"name": event.key, "ms": event.self_cpu_time_total / 1000 / steps, "calls": event.count / steps}
+            for event in profiler.key_averages()
+            if not event.key.startswith(("gloo:", "nccl:", "ProfilerStep", SYNCHRONISE))]
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def read_trace(path, clock, rank):
+    """Events of a Chrome trace, a list for each step: ms on the machine's monotonic clock, the same for all ranks.
+
+    `wait` is what remains of backward after its last operator: the rank has nothing left to compute.
+    """
+    trace = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    labels = sorted((event for event in trace if event["name"] == SYNCHRONISE), key=lambda event: event["ts"])
+    # The time was read inside the label, a little after its start: the smallest delay is the best guess of none.
+    offset = min(ns / 1000 - event["ts"] for ns, event in zip(clock, labels, strict=True))
+    ends = [label["ts"] for label in labels[1:]] + [float("inf")]
+    steps = []
+    for label, end in zip(labels, ends, strict=True):
+        inside = [event for event in trace if label["ts"] <= event["ts"] < end]
+        rows = []
+        for event in inside:
+            start, stop = event["ts"], event["ts"] + event["dur"]
+            thread = event["tid"] == label["tid"]
+            if event["name"] in PHASES and thread:
+                cut = stop
+                if event["name"] == "backward":
+                    cut = max((e["ts"] + e["dur"] for e in inside if e["tid"] == label["tid"] and start < e["ts"]
+                               and e["ts"] + e["dur"] <= stop and e["name"].startswith("autograd::engine")),
+                              default=stop)
+                    rows.append(("compute", "wait", cut, stop))
+                rows.append(("compute", event["name"], start, cut))
+            elif event["name"].startswith(("gloo:", "nccl:")) and "barrier" not in event["name"]:  # that is ours
+                name = event["name"].split(":")[1].replace("_", "-")
+                rows.append((name, name, start, stop))
+        rows.sort(key=lambda row: row[2])
+        steps.append([{"rank": rank, "lane": lane, "event": name, "start": (start + offset) / 1000,
+                       "end": (stop + offset) / 1000} for lane, name, start, stop in rows])
+    return steps
+
+
+def typical(steps_of_ranks):
+    """The step of median length: all ranks' events in it, ms from its first. And each event's median sum in a step.
+
+    `least wait` is that of the rank which waits least: who comes last to the all-reduce waits for nothing but the link.
+    """
+    steps = [[event for events in one for event in events] for one in zip(*steps_of_ranks, strict=True)]
+    sums = defaultdict(list)
+    for events in steps:
+        for name in {event["event"] for event in events}:
+            of_ranks = [sum(e["end"] - e["start"] for e in events if (e["event"], e["rank"]) == (name, rank))
+                        for rank in range(len(steps_of_ranks))]
+            sums[name] += of_ranks
+            if name == "wait":
+                sums["least wait"].append(min(of_ranks))
+    steps.sort(key=lambda events: max(e["end"] for e in events) - min(e["start"] for e in events))
+    chosen = steps[len(steps) // 2]
+    zero = min(event["start"] for event in chosen)
+    return ([event | {"start": event["start"] - zero, "end": event["end"] - zero} for event in chosen],
+            {name: statistics.median(values) for name, values in sums.items()})
+
+
+# ---------------------------------------------------------------------------------------------- timed alone
+
+
+def phases(training, steps):
+    """{phase: ms of an update}, medians, timed without the profiler."""
+    seconds = defaultdict(list)
+    for _ in range(steps):
+        message_time.meet(training.here.device)
+        timer = utils.PhaseTimer(training.here.device)
+        training.update(timer.mark)
+        for phase, value in timer.totals().items():
+            seconds[phase].append(value)
+    return {phase: 1000 * statistics.median(values) for phase, values in seconds.items()}
+
+
+def median_ms(call, times):
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return 1000 * statistics.median(seconds)
+
+
+def alone(training, model, train_set, steps):
+    """What a prediction needs besides the profile, ms: an update with a small batch, one batch fetched singly."""
+    small = Training(Setting(batch_size=SMALL), model, train_set, training.here)
+    phases(small, WARM_UP)
+    single = Training(Setting(one_by_one=True), model, train_set, training.here)
+    next(single.batches)
+    return {"small_batch": SMALL, "small_batch_step": sum(phases(small, steps).values()),
+            "one_by_one_data": median_ms(lambda: next(single.batches), WARM_UP)}
+
+
+def link(gradients, rounds=9):
+    """α (ms) and β (ms a byte) of an all-reduce between these ranks, from one of 4 KiB and one of all gradients; the ms
+    of one with as many values of 16 bits; and the ms in which this rank copies all gradients once."""
+    cpu, values = torch.device("cpu"), gradients // 4
+    sizes = [4096, gradients]
+    calls = [message_time.prepare("all_reduce", size, cpu)[0] for size in sizes]
+    calls += [partial(dist.all_reduce, torch.zeros(values, dtype=kind)) for kind in (torch.float16, torch.bfloat16)]
+    times = [[message_time.timed(call, 3, cpu) for call in calls] for _ in range(rounds)]
+    small, whole, fp16, bf16 = [statistics.median(message_time.slowest(column)) for column in zip(*times, strict=True)]
+    alpha, beta = fit(sizes, [small, whole])
+    source, target = torch.ones(values), torch.ones(values)
+    return {"alpha": 1000 * alpha, "beta": 1000 * beta,
+            "all_reduce": {"float32": 1000 * whole, "fp16": 1000 * fp16, "bf16": 1000 * bf16},
+            "copy": median_ms(lambda: target.copy_(source), rounds)}
+
+
+# ---------------------------------------------------------------------------------------------- command
+
+
+def look(model, train_set, args, here):
+    training = Training(Setting(), model, train_set, here)
+    phases(training, WARM_UP)
+    found = {"batch_size": training.setting.batch_size, "phases": phases(training, args.steps),
+             "shapes": [list(p.shape) for p in training.raw.parameters()],
+             "gradient_bytes": sum(p.nbytes for p in training.raw.parameters())}
+    profiler, clock = profiled(training, args.steps)
+    path = args.out.with_name(f"{args.out.stem}.{model}.rank{here.rank}.trace.json")
+    profiler.export_chrome_trace(str(path))
+    steps = read_trace(path, clock, here.rank)
+    found["events"], found["medians"] = typical(program.gathered(steps) if here.world_size > 1 else [steps])
+    found["operators"] = operators(profiler, args.steps)
+    if here.world_size == 1:
+        found |= alone(training, model, train_set, args.steps)
+    else:
+        found |= link(found["gradient_bytes"])
+    return found
+
+
+def get_parser():
+    parser = program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
+    add("--steps", type=positive(int), default=9, help="updates that are timed, and then profiled; default: 9")
+    return parser
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    parser = get_parser()
+    args = parser.parse_args()
+    with parser.one_line():
+        here = utils.find_placement("cpu")
+        check_out(args.out)
+        train_set = program.dataset(args)[0]
+    torch.set_num_threads(1)
+    utils.keep_memory()  # as main.py
+    utils.defer_compiler()  # nothing is compiled here
+    with program.ranks(here, args.timeout):
+        found = {**program.measured_on(here), "dataset": train_set.name, "models": {}}
+        for model in args.model:
+            found["models"][model] = one = look(model, train_set, args, here)
+            if here.rank == 0:
+                print(f"{model:8}{sum(one['phases'].values()):6.1f} ms an update; most of it: "
+                      f"{one['operators'][0]['name']}", flush=True)
+        if here.rank == 0:
+            program.write_json(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

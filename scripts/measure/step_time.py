@@ -1,0 +1,150 @@
+"""Time main.py's training step for several batch sizes: one rank alone, ranks side by side, ranks that talk.
+
+    python scripts/measure/step_time.py --out one.json
+    torchrun --nproc_per_node=2 scripts/measure/step_time.py --ways alone side_by_side by_hand --out two.json
+    torchrun --nproc_per_node=2 scripts/measure/step_time.py --ways alone ddp --models lenet resnet --out ddp.json
+
+alone         rank 0 trains, the others wait
+side_by_side  each rank trains a model of its own; nobody talks
+by_hand       so it does, but after each backward all ranks all-reduce one number (`wait`: the first waits for the
+              last), and then as many bytes as there are gradients (`all_reduce`)
+ddp           as main.py: DistributedDataParallel
+
+The file is one JSON object: who measured, and `models`, which holds for each model `gradient_bytes` and `points`, one
+for each way and batch size (images a step of each rank). Seconds a step, means over the ranks: `seconds` (median over
+the rounds; of an even number the faster of the middle two), `low` and `high` (fastest and slowest round), and `phases`,
+what the median round is made of. A round is a mean over many steps: an epoch is a sum, and slow steps count in it as
+they are.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+import utils
+from course import program
+from options import check_out, positive
+from scripts.measure.adjustable_training import Setting, Training
+from scripts.measure.message_time import meet
+
+WAYS = ["alone", "side_by_side", "by_hand", "ddp"]
+BLOCK = 0.2  # seconds: a round times about this much of each, MOST steps at most
+LEAST, MOST = 4, 200  # steps
+WARM_UP = 5  # steps: DDP orders its buckets anew after the first
+PHASES = ["data", "forward", "backward", "wait", "all_reduce", "update"]
+
+
+class Trainer:
+    """One model, one batch size, one way: `steps(n)` trains n steps."""
+
+    def __init__(self, model, way, batch_size, args, train_set, here):
+        setting = Setting(batch_size, ddp=way == "ddp", bucket_cap_mb=args.bucket_cap_mb)
+        self.way, self.here, self.training = way, here, Training(setting, model, train_set, here)
+        self.gradients = torch.zeros(sum(p.numel() for p in self.training.raw.parameters()), device=here.device)
+        self.one_number = torch.zeros(1, device=here.device)
+
+    def steps(self, count):
+        """{phase: seconds} of `count` steps; `wait` and `all_reduce` are those by hand."""
+        timer = utils.PhaseTimer(self.here.device)
+
+        def mark(phase):
+            timer.mark(phase)
+            if phase == "backward" and self.way == "by_hand":
+                dist.all_reduce(self.one_number)
+                timer.mark("wait")
+                dist.all_reduce(self.gradients)
+                timer.mark("all_reduce")
+
+        for _ in range(count):
+            self.training.update(mark)
+        return timer.totals()
+
+    def block(self, count):
+        """{phase: seconds a step} of `count` steps, mean over the ranks that train; every rank must call it."""
+        meet(self.here.device)
+        trains = self.way != "alone" or self.here.rank == 0
+        phases = self.steps(count) if trains else {}
+        sums = torch.tensor([*(phases.get(name, 0.0) for name in PHASES), float(trains)], dtype=torch.float64)
+        if self.here.backend == "nccl":
+            sums = sums.cuda()
+        *seconds, ranks = utils.all_sum(sums)  # who waits here did not train: it takes nothing from the others
+        return {name: value / ranks / count for name, value in zip(PHASES, seconds, strict=True)}
+
+
+def measure(trainers, rounds):
+    """A `point` for each trainer. A round measures every trainer once: what disturbs a while, disturbs all."""
+    for trainer in trainers:
+        trainer.block(WARM_UP)
+    counts = []
+    for trainer in trainers:
+        step = sum(trainer.block(LEAST).values())  # the same on all ranks
+        counts.append(int(min(MOST, max(LEAST, BLOCK / step))))
+    blocks = [[trainer.block(count) for trainer, count in zip(trainers, counts, strict=True)] for _ in range(rounds)]
+    points = []
+    for trainer, count, found in zip(trainers, counts, zip(*blocks, strict=True), strict=True):
+        by_time = sorted(found, key=lambda phases: sum(phases.values()))
+        middle = by_time[(len(by_time) - 1) // 2]
+        points.append({"way": trainer.way, "batch_size": trainer.training.setting.batch_size, "steps": count,
+                       "seconds": sum(middle.values()), "low": sum(by_time[0].values()),
+                       "high": sum(by_time[-1].values()), "phases": middle})
+    return points
+
+
+def get_parser():
+    parser = program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--models", nargs="+", choices=utils.MODELS, default=["lenet"], help="default: lenet")
+    add("--batch-sizes", type=positive(int), nargs="+", default=[16, 32, 64, 128], metavar="B",
+        help="images a step of each rank (default: 16 32 64 128)")
+    add("--ways", nargs="+", choices=WAYS, default=["alone"], help="default: alone")
+    add("--rounds", type=positive(int), default=5, help="times that each is measured; default: 5")
+    add("--bucket-cap-mb", type=positive(float), default=25, help="size of DDP's gradient buckets, MiB")
+    add("--samples", type=positive(int), default=8192, help="images that the steps draw from; default: 8192")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
+    return parser
+
+
+def check(args, here):
+    """The training set; ValueError, one line, for what cannot work, before any rank waits for another."""
+    if here.world_size < 2 and set(args.ways) != {"alone"}:
+        raise ValueError("one rank is alone: torchrun --nproc_per_node=2 step_time.py for the other --ways")
+    check_out(args.out)
+    train_set = program.dataset(args)[0].first(args.samples, here.device)
+    if len(train_set) // here.world_size < max(args.batch_sizes):
+        raise ValueError(f"--samples {len(train_set)} are no batch of {max(args.batch_sizes)} for each of "
+                         f"{here.world_size} rank(s)")
+    return train_set
+
+
+@record  # a rank that fails leaves its traceback where torchrun finds it
+def main():
+    parser = get_parser()
+    args = parser.parse_args()
+    with parser.one_line():
+        here = utils.find_placement(args.device)
+        train_set = check(args, here)
+    torch.set_num_threads(utils.threads_per_rank(here))
+    utils.keep_memory()
+    utils.defer_compiler()
+    with program.ranks(here, args.timeout):
+        found = {**program.measured_on(here), "backend": here.backend if here.world_size > 1 else None,
+                 "dataset": train_set.name, "rounds": args.rounds, "time": time.time(), "models": {}}
+        for model in args.models:
+            trainers = [Trainer(model, way, size, args, train_set, here)
+                        for size in args.batch_sizes for way in args.ways]
+            points, size = measure(trainers, args.rounds), trainers[0].gradients.nbytes
+            found["models"][model] = {"gradient_bytes": size, "points": points}
+            if here.rank == 0:
+                print(f"{model}, {size:,} bytes of gradients, {here.world_size} rank(s)")
+                for point in points:
+                    print(f"  {point['way']:13} batch {point['batch_size']:4}: {1e3 * point['seconds']:8.2f} ms a step "
+                          f"({1e3 * point['low']:.2f} to {1e3 * point['high']:.2f})", flush=True)
+        if here.rank == 0:
+            program.write_json(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
+    utils.exit_now()

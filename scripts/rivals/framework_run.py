@@ -1,0 +1,32 @@
+"""What surrounds the training in fabric_loop.py and accelerate_loop.py: main.py's options, log and ending."""
+
+import importlib.util
+
+import checkpoint
+import options
+
+DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook"]  # by the framework
+LEFT_OUT = ["lr_scaling", "warmup_epochs", "bf16", "channels_last", "compile", "checkpoint", "checkpoint_every",
+            "resume"]
+
+
+def run(train, description, package):
+    """main.main, for a `train(args, here, run)` whose process group and DDP are those of `package`."""
+    parser = options.get_parser(description)
+    args = parser.parse_args()
+    for name in DECIDED:
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')}: {package} decides this; leave it out")
+    for name in LEFT_OUT:
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} is not part of this comparison: leave it out")
+    if not importlib.util.find_spec(package):
+        parser.error(f"{package} is not installed: pip install -r requirements-optional.txt")
+    with parser.one_line():
+        here = options.resolve(args)
+        if (here.device.type, here.backend) == ("cuda", "gloo"):
+            raise ValueError("more ranks than GPUs: use --device cpu")
+        args.channels_last = False  # main.py's own choice; the frameworks leave the layout as it is
+        training = checkpoint.Run(args, here)
+    with training:
+        train(args, here, training)

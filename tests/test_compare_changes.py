@@ -1,0 +1,322 @@
+"""What notebook 14 relies on: the profile of real ranks, the predictions' arithmetic, and each change as it is made."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import launch
+import matplotlib.pyplot as plt
+import pandas as pd
+import psutil
+import pytest
+import torch
+
+import data
+import utils
+from course import plots, predict, processes
+from course.checks import lesson_14
+from scripts.measure import adjustable_training, compare_changes, step_profile
+from scripts.measure.adjustable_training import Setting, Training
+
+
+def run(ranks, script, *arguments, **env):
+    return subprocess.run(launch.command(ranks, f"scripts/measure/{script}.py", "--dataset", "synthetic", *arguments),
+                          cwd=launch.ROOT, env=launch.environment(**env), capture_output=True, text=True,
+                          timeout=launch.LIMIT)
+
+
+def no_stray(script):
+    return not [p for p in psutil.Process().children(recursive=True) if script in " ".join(p.cmdline())]
+
+
+def marked(mark):
+    """Processes with that mark in their environment, once those that are ending have had 10 seconds for it."""
+    return psutil.wait_procs(processes.marked(mark), timeout=10)[1]
+
+
+# ---------------------------------------------------------------------------------------------- on ranks
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Every change that DDP has, on two ranks, in one start."""
+    out = tmp_path_factory.mktemp("together") / "found.json"
+    done = run(2, "compare_changes", "--rounds", 3, "--seconds", 0.001, "--block", 128, "--change",
+               *[name for name in compare_changes.TOGETHER if name != "threads"], "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in out.parent.iterdir()] == ["found.json"]
+    assert no_stray("compare_changes.py")
+    return json.loads(out.read_text())
+
+
+def test_memory_that_is_kept_makes_fewer_page_faults(tmp_path):
+    out = tmp_path / "found.json"
+    done = run(0, "page_faults", "--model", "resnet", "--rounds", 3, "--steps", 2, "--out", out,
+               **{processes.MARK: str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert not marked(tmp_path)
+    found, told = json.loads(out.read_text()), "resnet  kept:"
+    resnet = found["models"]["resnet"]
+    assert resnet["low"] <= resnet["gain"] <= resnet["high"] and told in done.stdout
+    if not found["can_keep"] or resnet["returned"]["faults"] < 100:  # huge pages, or another malloc
+        pytest.skip("this system's memory does not come back a page at a time")
+    assert resnet["kept"]["faults"] < resnet["returned"]["faults"] / 2
+
+
+def test_a_c_library_without_mallopt_is_left_alone(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace())
+    assert utils.keep_memory() is False
+
+
+@pytest.mark.parametrize("way", ["returned", "kept"])
+def test_a_process_that_ends_early_is_named(tmp_path, way):
+    (tmp_path / "dies.py").write_text(
+        "import sys\nfrom scripts.measure import page_faults\n"
+        "def train(pipe, way, *rest):\n"
+        f"    sys.exit(3) if way == {way!r} else page_faults_train(pipe, way, *rest)\n"
+        "page_faults_train = page_faults.train\npage_faults.train = train\n"
+        "if __name__ == '__main__':\n    page_faults.main()\n")
+    command = [sys.executable, tmp_path / "dies.py", "--dataset", "synthetic", "--out", tmp_path / "found.json"]
+    env = launch.environment(PYTHONPATH=str(launch.ROOT), **{processes.MARK: str(tmp_path)})
+    done = subprocess.run(command, cwd=launch.ROOT, env=env, capture_output=True, text=True, timeout=launch.LIMIT)
+    assert done.returncode == 1 and f"memory {way} has ended" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "found.json").exists() and not marked(tmp_path)
+
+
+def test_each_change_has_its_rounds_and_the_gain_is_their_median(together):
+    changes = together["models"]["lenet"]
+    assert list(changes) == [name for name in compare_changes.TOGETHER if name != "threads"]
+    for found in changes.values():
+        ratios = [before / after for before, after in found["seconds_an_image"]]
+        assert len(ratios) == 3 and found["gain"] == pytest.approx(sorted(ratios)[1])
+        assert found["low"] == min(ratios) <= found["quartiles"][0] <= found["quartiles"][1] <= max(ratios)
+    assert changes["accumulate"]["images_an_update"] == [64, 256]
+
+
+def test_what_each_change_does_to_the_gradient(together):
+    off = {name: found.get("gradient_off") for name, found in together["models"]["lenet"].items()}
+    assert off["nothing"] == off["bucket-view"] == 0
+    assert off["first-bucket"] < 1e-5 and off["small-buckets"] < 1e-5
+    assert 1e-6 < off["fp16-hook"] < off["bf16-hook"] < 0.02 < off["powersgd"]
+    assert off["accumulate"] is None, "other images: nothing to compare"
+    nothing, other = (together["models"]["lenet"][name]["losses"] for name in ("nothing", "powersgd"))
+    assert nothing[0] == nothing[1] == other[0] != other[1]
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    out = tmp_path_factory.mktemp("profile") / "found.json"
+    done = run(3, "step_profile", "--model", "lenet", "resnet", "--steps", 3, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in out.parent.iterdir()) == ["found.json", *(
+        f"found.{model}.rank{rank}.trace.json" for model in ("lenet", "resnet") for rank in range(3))]
+    assert no_stray("step_profile.py")
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("model", ["lenet", "resnet"])
+def test_timeline_is_a_step_of_every_rank_on_one_clock(profiled, model):
+    events = pd.DataFrame(profiled["models"][model]["events"])
+    assert set(events["rank"]) == {0, 1, 2}
+    for _, compute in events[events["lane"] == "compute"].groupby("rank"):
+        compute = compute.sort_values("start", kind="stable")
+        assert list(compute["event"]) == ["data", "forward", "backward", "wait", "update"]
+        assert (compute["start"].iloc[1:].values >= compute["end"].iloc[:-1].values - 1e-3).all()
+    sent = events[events["event"] == "all-reduce"]
+    assert not events["event"].str.contains("barrier").any()
+    of_gradients = sent.sort_values("start").groupby("rank").last()  # one bucket, after whatever BatchNorm sends
+    assert len(of_gradients) == 3
+    slack = 5  # ms: clocks are tied by a label that the system may have delayed
+    assert of_gradients["start"].max() <= of_gradients["end"].min() + slack, "the sum was there before all had sent"
+
+
+def test_profile_names_the_operators_and_the_waiting(profiled):
+    rows = {row["name"]: row for row in profiled["models"]["lenet"]["operators"]}
+    assert rows["aten::convolution_backward"]["calls"] == 2
+    assert rows["aten::addmm"]["calls"] == 3
+    assert rows["backward"]["ms"] > 0 and rows["c10d::allreduce_"]["calls"] == 1
+    assert not [name for name in rows if name.startswith("gloo:")], "another thread's time"
+    medians = profiled["models"]["lenet"]["medians"]
+    assert 0 < medians["least wait"] <= medians["wait"]
+
+
+def test_every_change_is_predicted_or_says_why_not(profiled):
+    profile = profiled["models"]["lenet"] | {"world_size": 3, "cores": 2}
+    for name in compare_changes.TOGETHER:
+        gain, reason = predict.gains.predict(name, profile)
+        assert 0 < gain < 100 and reason
+    assert predict.gains.predict("threads", profile)[0] == 1, "three ranks on two cores have no core to spare"
+    assert predict.gains.predict("channels-last", profile)[0] is None
+    assert set(predict.gains.MODELS) <= set(adjustable_training.CHANGES)
+
+
+def test_one_process_and_no_compiler(tmp_path):
+    """What comes without a C++ compiler is a line that says so, not the end of the table."""
+    done = run(0, "compare_changes", "--change", "nothing", "whole-batches", "compile", "bf16", "--rounds", 3,
+               "--block", 64, "--seconds", 0.001, "--out", tmp_path / "found.json", CXX="no-such-compiler")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())["models"]["lenet"]
+    assert "ompiler" in found["compile"]["error"] and "/" not in found["compile"]["error"]
+    assert "gain" in found["bf16"], "the changes after it are measured all the same"
+    assert found["whole-batches"]["gradient_off"] < 1e-4, "the same images, fetched in another way"
+    assert 1e-4 < found["bf16"]["gradient_off"] < 0.3
+
+
+def test_one_process_profile_serves_every_prediction(tmp_path):
+    done = run(0, "step_profile", "--steps", 2, "--out", tmp_path / "found.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    profile = found["models"]["lenet"] | {"world_size": 1, "cores": 2}
+    assert set(profile["phases"]) == set(predict.gains.LABELS) and "least wait" in profile["medians"]
+    for name in compare_changes.ALONE:
+        gain, reason = predict.gains.predict(name, profile)
+        assert reason and (gain is None or gain > 0)
+    step_of_products = predict.gains.predict("compile", profile)[0]
+    assert 1 < predict.gains.predict("bf16", profile)[0] < 2 and step_of_products > 1
+
+
+# ---------------------------------------------------------------------------------------------- DDP with a group of one
+
+
+def second_rank():
+    """The placement of a process that believes it has another beside it, though its group is of one."""
+    return replace(utils.find_placement("cpu", env={}), world_size=2)
+
+
+def random_images():
+    torch.manual_seed(0)
+    return data.ImageSet("synthetic", torch.randint(0, 256, (600, 3, 32, 32), dtype=torch.uint8),
+                          torch.randint(0, 10, (600,)))
+
+
+def watched(training):
+    """A list that gets the bytes of each bucket which DDP sends."""
+    sent = []
+
+    def count(_, bucket):
+        sent.append(bucket.buffer().nbytes)
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    training.model.register_comm_hook(None, count)
+    return sent
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@launch.in_a_group_of_one
+def test_all_reduces_of_accumulated_batches_are_as_the_exercise_counts_them(every):
+    setting = Setting(batch_size=8, buckets=4, accumulate=every)
+    training = Training(setting, "lenet", random_images(), second_rank())
+    sent = watched(training)
+    training.update()  # DDP orders its buckets anew after it
+    sent.clear()
+    training.update()
+    buckets = len(sent)
+    assert buckets > 1 and sum(sent) == sum(p.nbytes for p in training.raw.parameters())
+    assert [training.update() for _ in range(2)] == [8 * every] * 2
+    assert len(sent) == lesson_14.my_all_reduces(3 * every, every, buckets)
+
+
+@launch.in_a_group_of_one
+def test_accumulated_gradient_is_that_of_the_large_batch():
+    gradients = []
+    for setting in (Setting(batch_size=32), Setting(batch_size=8, accumulate=4)):
+        training = Training(setting, "lenet", random_images(), second_rank())
+        training.update()
+        gradients.append(training.gradients[0])
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["lenet", "wide"])
+@pytest.mark.parametrize(("changes", "caps"), [({}, [25 * 2**20]), ({"bucket_cap_mb": None}, [2**20, 25 * 2**20]),
+                                               ({"buckets": 4}, None)])
+@launch.in_a_group_of_one
+def test_buckets_are_filled_as_ddp_fills_them(model, changes, caps):
+    setting = Setting(batch_size=4, **changes)
+    training = Training(setting, model, random_images(), second_rank())
+    sent = watched(training)
+    training.update()  # DDP orders its buckets anew after it
+    sent.clear()
+    training.update()
+    shapes = [list(p.shape) for p in training.raw.parameters()]
+    total = sum(p.nbytes for p in training.raw.parameters())
+    ours = predict.gains.fill(shapes, caps or [total / 4])
+    assert sum(ours) == sum(sent) == total and len(ours) == len(sent)
+    assert ours == pytest.approx(sent, rel=0.05), "up to a bias, which comes before or after its weights"
+
+
+@launch.in_a_group_of_one
+def test_powersgd_sends_as_many_values_as_torch_counts():
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    training = Training(Setting(batch_size=4), "wide", random_images(), second_rank())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    training.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for _ in range(3):
+        training.update()
+    before = state.total_numel_before_compression, state.total_numel_after_compression
+    training.update()
+    values = sum(p.numel() for p in training.raw.parameters())
+    assert state.total_numel_before_compression - before[0] == values
+    shapes = [list(p.shape) for p in training.raw.parameters()]
+    assert state.total_numel_after_compression - before[1] == predict.gains.powersgd_values(shapes)
+
+
+# ---------------------------------------------------------------------------------------------- arithmetic, and input
+
+
+def test_amdahl_and_payback():
+    assert predict.gains.amdahl(0.5, 2) == pytest.approx(4 / 3)
+    assert predict.gains.amdahl(0.1, math.inf) == pytest.approx(10 / 9)
+    assert predict.gains.payback(1, 31, 0.02, 0.01) == 3000
+    assert predict.gains.payback(1, 31, 0.01, 0.02) == predict.gains.payback(1, 31, 0.01, 0.01) == math.inf
+
+
+def test_a_gain_within_the_noise_is_none():
+    noise = compare_changes.summary([0.9, 1.0, 1.1, 1.2, 0.95])
+    assert predict.gains.verdict(compare_changes.summary([1.01, 1.02, 1.03]), noise) == "no difference seen"
+    assert predict.gains.verdict(compare_changes.summary([1.5, 1.6, 1.7]), noise) == "pays"
+    assert predict.gains.verdict(compare_changes.summary([0.5, 0.6, 0.7]), noise) == "costs"
+    assert predict.gains.verdict(compare_changes.summary([0.5, 1.6, 1.7]), noise) == "pays", "one was disturbed"
+
+
+def settings(**changes):
+    return SimpleNamespace(**{"change": None, "rounds": 3, "out": SimpleNamespace()} | changes)
+
+
+@pytest.mark.parametrize(("ranks", "changes", "told"), [
+    (1, {"change": ["nothing", "powersgd"]}, "powersgd is DDP's"),
+    (2, {"change": ["compile"]}, "one process"),
+    (1, {"rounds": 2}, "3 or more"),
+])
+def test_what_cannot_work_is_said_before_any_rank_waits(ranks, changes, told):
+    with pytest.raises(ValueError, match=told):
+        compare_changes.check(settings(**changes), SimpleNamespace(world_size=ranks))
+
+
+@pytest.mark.parametrize("script", ["compare_changes", "step_profile"])
+def test_bad_input_is_one_line(script, tmp_path):
+    done = run(0, script, "--out", tmp_path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "folder" in done.stderr
+
+
+def test_pictures_hold_what_did_not_run_and_what_has_no_prediction():
+    rows = [{"text": "nothing changed", "predicted": 1.0, **compare_changes.summary([0.9, 1.0, 1.05])},
+            {"text": "threads", "predicted": None, **compare_changes.summary([0.1, 0.1, 0.2])},
+            {"text": "compile", "predicted": 1.5, "error": "no compiler"}]
+    ax = plots.changes.changes(pd.DataFrame(rows), plt.subplots()[1], "title")
+    plots.changes.key(ax.figure)
+    words = [text.get_text() for text in ax.texts]
+    assert "0.10×" in words and any("did not run" in word for word in words)
+    ax = plots.changes.operators([{"name": "aten::mm", "ms": 3, "calls": 1}, {"name": "backward", "ms": 1, "calls": 1}],
+                                plt.subplots()[1])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["mm", "backward (between operators)"]
+    plt.close("all")
+
+
+def test_parsers_explain_themselves():
+    for module in (compare_changes, step_profile):
+        assert "torchrun --nproc_per_node=2" in module.get_parser().format_help()
