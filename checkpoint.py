@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
 import options
+import run_log
 import utils
 
 log = logging.getLogger("course")
@@ -95,7 +96,7 @@ class Run:
         log.setLevel(logging.INFO if here.rank == 0 else logging.ERROR)
         self.args, self.here, self.progress = args, here, Progress()
         self.file = Checkpoint(args.checkpoint) if args.checkpoint and here.rank == 0 else None
-        self.log = utils.RunLog(args.log_file if here.rank == 0 else None)
+        self.log = run_log.RunLog(args.log_file if here.rank == 0 else None)
         self.random, self.stop_signal, self.stop_at = None, None, None
 
     # ------------------------------------------------------------------------------------------------ the loop
@@ -116,7 +117,7 @@ class Run:
             self.restore(state)
             self.log.resume(self.progress.run_id)
         self.progress.run_id = self.log.run_id
-        utils.describe(self.args, self.here, loader.sampler, self.log)
+        run_log.describe(self.args, self.here, loader.sampler, self.log)
         for epoch, facts in enumerate(self.progress.epochs):  # what the log still has is not written twice
             self.log.write("epoch", epoch=epoch, **facts)
         if state:
@@ -151,18 +152,13 @@ class Run:
 
     def end_epoch(self, val_loss, val_accuracy):
         """Log the epoch, over all ranks, and save. RuntimeError where the ranks' models differ, as DDP's never do."""
-        seconds, epoch = self.timer.totals(), self.progress.epoch
-        loss, hits, images = utils.all_sum(self.sums)
-        loss, accuracy, total = loss / images, hits / images, sum(seconds.values())
-        facts = {"loss": loss, "accuracy": accuracy, "seconds": total, "images_per_second": images / total,
-                 **{f"{phase}_seconds": s for phase, s in seconds.items()},
-                 "val_loss": val_loss, "val_accuracy": val_accuracy,
-                 "weight_norm": utils.weight_norm(self.raw_model)}
+        epoch = self.progress.epoch
+        facts = run_log.epoch_facts(utils.all_sum(self.sums), self.timer.totals(), val_loss, val_accuracy,
+                                    utils.weight_norm(self.raw_model))
         self.log.write("epoch", epoch=epoch, **facts)
-        log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f",
-                 epoch, loss, accuracy, total, val_loss, val_accuracy, images / total)
-        if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss} after epoch {epoch}: try a smaller --lr")
+        run_log.say_epoch(epoch, facts)
+        if not math.isfinite(facts["loss"]):
+            raise FloatingPointError(f"the loss is {facts['loss']} after epoch {epoch}: try a smaller --lr")
         self.progress.next_epoch(facts)
         if self.args.checkpoint:
             self.save()

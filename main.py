@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import checkpoint
 import data
+import models
 import options
 import utils
 
@@ -46,7 +47,7 @@ def train(args, here, run):
     """What every rank does. `run` counts, times, logs and saves it, and goes on where an earlier run stopped."""
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, here)
-    raw_model = utils.make_model(args, train_set, here.device)
+    raw_model = models.make_model(args, train_set, here.device)
     model = parallelise(raw_model, args, here)
     # With one process the sampler has one shard: the same images in the same order as all ranks together see.
     sampler = checkpoint.Shard(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)

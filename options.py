@@ -45,7 +45,7 @@ def positive(kind):
 
 def get_parser(description=None):
     import data
-    import utils
+    import models
 
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -54,7 +54,7 @@ def get_parser(description=None):
     add("--data-path", default="./data", help="folder of the data files")
     add("--samples", type=positive(int), help="train on the first so many images; default: all")
     add("--test-samples", type=positive(int), help="evaluate on the first so many images; default: all")
-    add("--model", choices=utils.MODELS, default="lenet", help="resnet is small and has BatchNorm")
+    add("--model", choices=models.MODELS, default="lenet", help="resnet is small and has BatchNorm")
     add("--epochs", type=positive(int), default=10, help="passes over the training images")
     add("--batch-size", type=positive(int), default=64, help="images a step, for each process")
     add("--global-batch-size", type=positive(int), help="images a step, over all processes: in place of --batch-size")

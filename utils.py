@@ -1,32 +1,25 @@
-"""What runs inside a rank: models, process group, sums over all ranks, timer and run log.
+"""What runs inside a rank: optimizer, process group, sums over all ranks, timer.
 
 Every rank imports this, so it imports no more than it must: no torchvision, say (only who prepares data needs it).
 """
 
 import fcntl
 import importlib
-import json
 import logging
 import math
 import os
-import platform
-import resource
 import socket
 import sys
 import threading
 import time
 import types
-import uuid
-import zlib
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-import data
 from placement import (  # noqa: F401 - utils.cores()
     Placement,
     cores,
@@ -39,66 +32,7 @@ from placement import (  # noqa: F401 - utils.cores()
 log = logging.getLogger("course")
 RESUMABLE = 75  # exit status of a run that a signal stopped, and that goes on from its checkpoint
 
-# --------------------------------------------------------------------------------------------------------------- models
-
-class ConvNet(nn.Module):
-    """LeNet as most first tutorials write it: images [N, C, S, S] to logits [N, classes].
-
-    Logits, not probabilities: CrossEntropyLoss applies log-softmax itself (notebook 01 measures what a second
-    softmax costs).
-    """
-
-    def __init__(self, channels=3, classes=10, image_size=32):
-        super().__init__()
-        side = ((image_size - 4) // 2 - 4) // 2  # a 5x5 convolution without padding takes 4, a pool halves
-        self.conv1 = nn.Conv2d(channels, 6, 5)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.fc1 = nn.Linear(16 * side * side, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc3 = nn.Linear(84, classes)
-
-    def forward(self, images):
-        x = torch.relu(nn.functional.max_pool2d(self.conv1(images), 2))  # pool, then ReLU: the same values as
-        x = torch.relu(nn.functional.max_pool2d(self.conv2(x), 2))  # ReLU, then pool, for a quarter of the ReLUs
-        x = torch.relu(self.fc1(x.flatten(1)))
-        return self.fc3(torch.relu(self.fc2(x)))
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with BatchNorm that halve the side, and a 1x1 shortcut (He et al. 2015, 1512.03385)."""
-
-    def __init__(self, channels_in, channels_out):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(channels_in, channels_out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(channels_out),
-            nn.ReLU(), nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False), nn.BatchNorm2d(channels_out))
-        self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride=2, bias=False)
-
-    def forward(self, x):
-        return torch.relu(self.body(x) + self.shortcut(x))
-
-
-class SmallResNet(nn.Module):
-    """A residual network small enough for a CPU: images [N, C, S, S], any S, to logits [N, classes]."""
-
-    def __init__(self, channels=3, classes=10, image_size=None):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        self.blocks = nn.Sequential(ResidualBlock(16, 16), ResidualBlock(16, 32), ResidualBlock(32, 64))
-        self.fc = nn.Linear(64, classes)
-
-    def forward(self, images):
-        return self.fc(self.blocks(self.stem(images)).mean(dim=(2, 3)))
-
-
-MODELS = {"lenet": ConvNet, "resnet": SmallResNet}
-
-def make_model(args, train_set, device):
-    """The raw model on `device`, with the weights that torch's seed gives: the same on every rank."""
-    info = data.DATASETS[train_set.name]
-    layout = torch.channels_last if args.channels_last else torch.preserve_format
-    return MODELS[args.model](info.shape[0], len(info.classes), info.shape[1]).to(device, memory_format=layout)
-
+# ------------------------------------------------------------------------------------------------------------ optimizer
 
 def make_optimizer(parameters, args):
     settings = {"params": parameters, "lr": args.lr, "fused": True}  # fused: one pass over all weights
@@ -262,7 +196,7 @@ def weight_norm(raw_model):
         raise RuntimeError(f"the ranks' models have drifted apart: weight norms {-low_high[0]} to {low_high[1]}")
     return norm.item()
 
-# ----------------------------------------------------------------------------------------------- timing and the run log
+# -------------------------------------------------------------------------------------------------- timing and locks
 
 class PhaseTimer:
     """Seconds in each phase of a step: `mark(phase)` counts the time since the last mark to `phase`.
@@ -295,77 +229,6 @@ class PhaseTimer:
         return seconds
 
 
-class RunLog:
-    """JSON lines, flushed one by one: `run`, an `epoch` each, and `end` when the `with` block is left.
-
-    A log without `end` is a run that did not finish. A file is appended to; one that another run is writing to raises
-    BlockingIOError. Without a path nothing is written.
-    """
-
-    def __init__(self, path):
-        self.file, self.run_id, self.started, self.logged = None, uuid.uuid4().hex[:12], time.time(), set()
-        if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - __exit__ closes it
-            lock(self.file)
-
-    def resume(self, run_id):
-        """Go on with run `run_id`: what the file holds of it is not written again. A line that a kill cut goes."""
-        self.run_id = run_id
-        if self.file:
-            raw = Path(self.file.name).read_bytes()
-            os.truncate(self.file.name, raw.rfind(b"\n") + 1)
-            for line in raw.splitlines():
-                try:
-                    record = json.loads(line)
-                    if record["kind"] == "run":
-                        self.logged.clear()  # a reader takes the last run in the file
-                    if record["run_id"] == run_id:
-                        self.logged.add((record["kind"], record.get("epoch")))
-                except (ValueError, KeyError, TypeError):
-                    continue  # not a record of ours
-
-    def write(self, kind, **fields):
-        if self.file and ((kind, fields.get("epoch")) not in self.logged or kind not in ("run", "epoch")):
-            text = json.dumps({"kind": kind, "time": time.time(), "run_id": self.run_id, **fields})[:-1]
-            print(f'{text}, "crc": {zlib.crc32(text.encode())}}}', file=self.file, flush=True)  # a reader sees damage
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, error_type, error, traceback):
-        outcome = {"status": "failed", "error": repr(error)} if error else {"status": "completed"}
-        if isinstance(error, SystemExit) and error.code == RESUMABLE:
-            outcome = {"status": "resumable"}
-        self.write("end", **outcome, seconds=time.time() - self.started, peak_memory_bytes=peak_memory())
-        if self.file:
-            self.file.close()
-
-
-def describe(args, here, sampler, run_log):
-    """Say what runs where, in the log's `run` record and on the console."""
-    train_set, processor = sampler.dataset, device_name(here.device)
-    gpus, threads = torch.cuda.device_count(), torch.get_num_threads()
-    synthetic, padding = train_set.name == "synthetic", sampler.total_size - len(train_set)
-    run_log.write("run", **{**vars(args), "dataset": train_set.name}, synthetic=synthetic, world_size=here.world_size,
-                  local_world_size=here.local_world_size, nodes=here.nodes, launcher=here.launcher,
-                  device_name=processor, device_count=gpus, cores=cores(), threads=threads,
-                  host=f"{platform.system()} {platform.machine()}", torch=torch.__version__,
-                  python=platform.python_version())
-    log.info("%s%s: %d training and %d test images", train_set.name,
-             " (SYNTHETIC: made from a seed, not photographs)" if synthetic else "", args.samples, args.test_samples)
-    log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
-             here.world_size, args.batch_size, here.world_size * args.batch_size,
-             ", ".join(filter(None, [processor, args.backend])), threads)
-    if args.device == "cuda" and args.backend == "gloo" and here.local_world_size > gpus:
-        log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
-                    here.local_world_size, gpus)
-    if args.device == "cpu" and here.local_world_size > cores():
-        log.warning("%d ranks share %d cores: they take turns.", here.local_world_size, cores())
-    if padding:
-        log.warning("%d image(s) are trained on twice an epoch, so that all shards are equally long.", padding)
-
-
 def lock(file):
     """Take an open file for this process, until it ends. BlockingIOError where another has it."""
     try:
@@ -374,11 +237,3 @@ def lock(file):
         raise BlockingIOError(error.errno, "another run is writing to it", file.name.removesuffix(".lock")) from None
     except OSError as error:  # some network file systems have no locks
         log.warning("%s cannot be locked (%s): take care that no second run writes to it", file.name, error.strerror)
-
-
-def peak_memory():
-    """Bytes, the most this process has held: on its GPU if it uses one, else in main memory."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated()
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kilobytes on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -5,7 +5,7 @@ import json
 import re
 from contextlib import suppress
 
-from course import fields
+from course import log_fields
 from course.lesson import some
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
@@ -66,13 +66,13 @@ def _header(text: str, notes: list[str]) -> tuple[dict, str]:
         end = match.end()
         name, value = match[1].lower().replace(" ", "_"), match[2]
         name = "origin" if name == "source" else name
-        if name not in fields.RUN:
+        if name not in log_fields.RUN:
             notes.append(f"header {name} is not a field of a run")
             continue
-        if fields.RUN[name] != fields.TEXT:
+        if log_fields.RUN[name] != log_fields.TEXT:
             with suppress(ValueError, RecursionError):
                 value = json.loads(value.lower())  # a number, true or false
-        fields.put(info, name, value, notes)
+        log_fields.put(info, name, value, notes)
     return info, text[end:]
 
 
@@ -93,7 +93,7 @@ def _row(piece: str) -> dict:
         whole = unit if column == "seconds" else not unit and (after[0] == "," or column not in ALWAYS_THERE)
         if column and whole:
             row.setdefault(column, float(value))
-    return fields.epoch_row(row) or {}
+    return log_fields.epoch_row(row) or {}
 
 
 def _is_whole(row: dict) -> bool:

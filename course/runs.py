@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from course import console, fields
+from course import console, log_fields
 from course.lesson import some
 
-READER_FIELDS = dict.fromkeys(["path", "source", "machine", "status", "note"], fields.TEXT)
+READER_FIELDS = dict.fromkeys(["path", "source", "machine", "status", "note"], log_fields.TEXT)
 LOG_ENDINGS = {".jsonl", ".txt", ".log"}
 RUN_KEYS = ["label", "path"]  # together they name one run
 
@@ -155,12 +155,12 @@ def _frame(parsed: list[tuple[dict, list[dict]]]) -> pd.DataFrame:
     infos = [info for info, _ in parsed]
     rows = [row for _, rows in parsed for row in rows or [{}]]
     run_of_row = np.repeat(np.arange(len(parsed)), [max(1, len(rows)) for _, rows in parsed])
-    known = READER_FIELDS | fields.RUN | fields.END
+    known = READER_FIELDS | log_fields.RUN | log_fields.END
     run_columns = {}
     for name in [*known, *dict.fromkeys(key for info in infos for key in info if key not in known)]:
         values = [info.get(name) for info in infos]
         if name in known:
-            column = pd.array(values, dtype=fields.COLUMNS[known[name]])
+            column = pd.array(values, dtype=log_fields.COLUMNS[known[name]])
         else:
             column = pd.Series(values, dtype=object).convert_dtypes().array
         run_columns[name] = column.take(run_of_row)
@@ -168,7 +168,7 @@ def _frame(parsed: list[tuple[dict, list[dict]]]) -> pd.DataFrame:
     columns = {"label": run_columns.pop("label")}
     columns["epoch"] = pd.array([row.get("epoch") for row in rows], dtype="Int64")
     seen = dict.fromkeys(map(tuple, rows))  # the rows of a log have the same keys, nearly all
-    names = list(dict.fromkeys([*fields.EPOCH, *(key for keys in seen for key in keys if key != "epoch")]))
+    names = list(dict.fromkeys([*log_fields.EPOCH, *(key for keys in seen for key in keys if key != "epoch")]))
     empty = dict.fromkeys(names)
     table = np.array([*map(itemgetter(*names), (empty | row for row in rows))], dtype=float)  # rows: faster
     for name, values in zip(names, table.T, strict=True):
@@ -249,7 +249,7 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
     run_id = head.get("run_id", epochs[-1].get("run_id") if epochs else None)
 
     info = _run_fields(head, notes) | {"status": "unfinished", "restarts": 0}
-    if "started" not in info and fields.is_a(head.get("time"), fields.REAL) and 0 <= head["time"] < 1e10:
+    if "started" not in info and log_fields.is_a(head.get("time"), log_fields.REAL) and 0 <= head["time"] < 1e10:
         info["started"] = datetime.fromtimestamp(int(head["time"]), UTC).isoformat()
     end, sizes = None, [info.get("world_size")]
     rows: dict[int, dict] = {}
@@ -259,7 +259,7 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
         if run_id is not None and record.get("run_id", run_id) != run_id:
             left_out["of another run"] += 1
         elif kind == "epoch":
-            row = fields.epoch_row(record)
+            row = log_fields.epoch_row(record)
             if row is None:
                 left_out["with an impossible value"] += 1
             elif rows.setdefault(row["epoch"], row) is not row:
@@ -268,8 +268,8 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
             end = record
         elif kind == "restart":  # the run went on: what ended before was not its end
             end, info["restarts"] = None, info["restarts"] + 1
-            sizes += [size] if fields.is_a(size := record.get("world_size"), fields.COUNT) else []
-            if fields.is_a(record.get("epochs"), fields.COUNT):
+            sizes += [size] if log_fields.is_a(size := record.get("world_size"), log_fields.COUNT) else []
+            if log_fields.is_a(record.get("epochs"), log_fields.COUNT):
                 info["epochs"] = record["epochs"]  # a run that goes on may be asked for more
         else:
             left_out["of unknown kind"] += 1
@@ -290,23 +290,23 @@ def _run_fields(head: dict, notes: list[str]) -> dict:
     for name, value in head.items():
         if name in ("kind", "time") or value is None:
             continue
-        if name in fields.RUN:
-            fields.put(info, name, value, notes)
-        elif name in {"epoch", *READER_FIELDS, *fields.END, *fields.EPOCH}:
+        if name in log_fields.RUN:
+            log_fields.put(info, name, value, notes)
+        elif name in {"epoch", *READER_FIELDS, *log_fields.END, *log_fields.EPOCH}:
             notes.append(f"field {name} of the run record left out")
-        elif NAME.fullmatch(name) and (type(value) is not int or abs(value) < fields.LARGEST_INT):
+        elif NAME.fullmatch(name) and (type(value) is not int or abs(value) < log_fields.LARGEST_INT):
             info[name] = json.dumps(value) if type(value) in (dict, list) else value
     return info
 
 
 def _put_end(record: dict, info: dict, notes: list[str]) -> None:
-    if record.get("status") in fields.STATUSES:
+    if record.get("status") in log_fields.STATUSES:
         info["status"] = record["status"]
     else:
         notes.append("the end record has no known status")
-    for name, kind in fields.END.items():
+    for name, kind in log_fields.END.items():
         value = record.get("seconds" if name == "total_seconds" else name)
-        if fields.is_a(value, kind) and (kind == fields.TEXT or value >= 0):
+        if log_fields.is_a(value, kind) and (kind == log_fields.TEXT or value >= 0):
             info[name] = value
     if info["status"] == "failed" and "error" in info:
         notes.append(" ".join(info["error"].split())[:200])

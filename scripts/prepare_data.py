@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import data
-from course import program
+from course import rank_program
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     parser.add_argument("names", nargs="+", choices=sorted(data.DATASETS), metavar="NAME",
                         help=f"one or more of {', '.join(sorted(data.DATASETS))}")
     parser.add_argument("--data-path", default="data", help="folder for the files (default: %(default)s)")

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import options
-from course import program
+from course import rank_program
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,7 +37,7 @@ def choose(wanted, available):
 
 def parse():
     """(the options, the names of all notebooks)"""
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     parser.prog = "scripts/run"
     parser.add_argument("names", nargs="*", metavar="NAME", help="07, 07_performance or its path; default: all")
     modes = parser.add_mutually_exclusive_group()
@@ -63,7 +63,7 @@ def parse():
 def main():
     os.chdir(ROOT)
     args, course = parse()
-    from course import execution, pages, twins  # late: bad input is told at once, and these take seconds
+    from course import notebook_runs, pages, twins  # late: bad input is told at once, and these take seconds
 
     if args.build:
         for name in args.names:
@@ -75,11 +75,11 @@ def main():
     logging.getLogger("papermill").addHandler(logging.NullHandler())  # failures are told below, once
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop from outside leaves nothing running either
     pages.FOLDER.mkdir(parents=True, exist_ok=True)
-    execution.use_this_python()
+    notebook_runs.use_this_python()
     results = []
     for number, name in enumerate(args.names, 1):
         label = f"[{number}/{len(args.names)}] {name}"
-        results.append(execution.execute(name, label, args.quick, args.in_place, args.timeout))
+        results.append(notebook_runs.execute(name, label, args.quick, args.in_place, args.timeout))
         pages.write_index(course)
         if results[-1].status == "stopped":
             break

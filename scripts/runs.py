@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import options
-from course import program, runs
+from course import rank_program, runs
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     parser.add_argument("logs", nargs="+", help="run logs, folders of them, or globs")
     parser.add_argument("--baseline", action="append", help="label of the run to compare with (default: world size 1)")
     parser.add_argument("--csv", type=Path, help="write the table, unrounded, to this file as well")

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("*.py", "course/**/*.py", "scripts/**/*.py", "notebooks/text/*.py", "tests/*.py")
 LEAVES = {"data", "placement"}
-TORCHLESS = ("options", "course.console", "course.fields", "course.lesson", "course.plots", "course.predict",
-             "course.processes", "course.program", "course.runs")  # and the modules in them
+TORCHLESS = ("options", "course.console", "course.log_fields", "course.lesson", "course.plots", "course.predict",
+             "course.processes", "course.rank_program", "course.runs")  # and the modules in them
 
 
 def our_modules(root):
@@ -119,8 +119,8 @@ SOUND = {
     "course/__init__.py": "",
     "course/runs.py": "import pandas\nfrom course import console\nfrom course.plots import common",
     "course/console.py": "import re",
-    "course/plots/__init__.py": "from course.plots.common import draw",
-    "course/plots/common.py": "def draw():\n    import torch",
+    "course/plots/__init__.py": "from course.plots.style import draw",
+    "course/plots/style.py": "def draw():\n    import torch",
     "course/checks/__init__.py": "",
     "course/checks/lesson_01.py": "import torch\nfrom . import Wrong\nfrom course.runs import read_run",
     "scripts/runs.py": "import options\nfrom course import runs",
@@ -164,8 +164,8 @@ def test_a_tree_that_keeps_the_rules_has_no_breach(tmp_path):
          "scripts/lessons/hello.py:1 imports scripts.runs: a script imports none of another room"),
         ("course/console.py", "if True:\n    import torch.nn",
          "course/console.py:2 imports torch.nn: needs no torch"),
-        ("course/plots/common.py", "from utils import MODELS",
-         "course/plots/common.py:1 imports utils: needs no torch"),
+        ("course/plots/style.py", "from utils import MODELS",
+         "course/plots/style.py:1 imports utils: needs no torch"),
         ("course/console.py", "def late():\n    from .runs import read_run",
          "course/console.py:2 imports course.runs: a circle: course.runs -> course.console -> course.runs"),
         ("scripts/lessons/shapes.py", "import hello",

@@ -20,7 +20,7 @@ import pytest
 
 from course import processes
 from course.checks import lesson_12
-from course.gallery import read_table
+from course.gallery_table import read_table
 from scripts.broken import detective, gallery
 
 GALLERY = [sys.executable, "scripts/broken/gallery.py"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import utils
+import models
 from course.checks import answer, lesson_06
 from scripts.lessons import ddp_from_scratch, ddp_questions
 
@@ -76,7 +76,7 @@ def test_averaged_gradients_are_the_training_of_one_process(found, step):
 
 
 def test_buckets_are_fewer_than_gradients_and_hold_each_once():
-    model = utils.ConvNet()
+    model = models.ConvNet()
     buckets = ddp_from_scratch.make_buckets(model)
     assert 1 < len(buckets) < len(list(model.parameters()))
     assert [id(p) for bucket in buckets for p in bucket] == [id(p) for p in reversed(list(model.parameters()))]
@@ -180,7 +180,7 @@ def test_rank_0_saves_weights_without_prefix_that_all_ranks_load(found):
     assert saving["from_saved"] == 0
     weights = torch.load(found["folder"] / "found.pt", map_location="cpu", weights_only=True)
     assert all(not name.startswith("module.") for name in weights)
-    utils.ConvNet().load_state_dict(weights)
+    models.ConvNet().load_state_dict(weights)
     assert "module.conv1.weight" in saving["error"] and "All keys matched" in saving["after_cutting_the_prefix"]
 
 

@@ -66,10 +66,10 @@ def test_it_trains_the_model_of_main_py_and_writes_its_log(name, expected, tmp_p
 
 def test_weights_have_moved(expected):
     """Else the test above could show nothing."""
-    import utils
+    import models
 
     torch.manual_seed(0)
-    start = utils.MODELS[expected[1][1]](3, 10, 32).state_dict()
+    start = models.MODELS[expected[1][1]](3, 10, 32).state_dict()
     moved = [name for name, value in expected[2].items() if (value.double() - start[name].double()).abs().max() > 1e-4]
     assert set(moved) >= {name for name in start if re.search(r"(conv|fc|body).*weight", name)}
 

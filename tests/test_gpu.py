@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import data
-import utils
+import models
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no GPU")]
@@ -43,7 +43,7 @@ def test_more_ranks_than_gpus_share_them_over_gloo_and_say_so(tmp_path):
 
 def test_sync_bn_reports_the_model_that_it_saves(tmp_path):
     _, epochs, weights, _ = train(tmp_path, GPUS, "--model", "resnet", "--sync-bn")
-    model = utils.SmallResNet()
+    model = models.SmallResNet()
     model.load_state_dict(weights)
     images, labels = data.get_dataset("synthetic", launch.ROOT / "data")[1].first(1001).__getitems__(range(1001))
     with torch.no_grad():

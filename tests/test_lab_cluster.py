@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-import utils
+import models
 from course import hosts
 from course.hosts import Cluster, ClusterError
 
@@ -262,7 +262,7 @@ def test_without_root():
         pytest.skip("no python3 that every user may run")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     with tempfile.TemporaryDirectory() as copy:
-        for file in (SCRIPT[1], "options.py", "course/__init__.py", "course/program.py", "course/hosts.py"):
+        for file in (SCRIPT[1], "options.py", "course/__init__.py", "course/rank_program.py", "course/hosts.py"):
             Path(copy, file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(launch.ROOT / file, Path(copy, file))
         subprocess.run(["chmod", "-R", "a+rX", copy], check=True)
@@ -339,7 +339,7 @@ def test_two_nodes_train_the_model_of_one_process(cluster, tmp_path):
     assert (ours["accuracy"], ours["val_accuracy"]) == (theirs["accuracy"], theirs["val_accuracy"])
     one, two = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("one", "two"))
     torch.manual_seed(0)
-    start = utils.ConvNet().state_dict()
+    start = models.ConvNet().state_dict()
     for name, value in one.items():
         assert (value - start[name]).abs().max() > 1e-4, f"{name} has not moved, so it can show nothing"
         assert (two[name] - value).abs().max() < 1e-5, name

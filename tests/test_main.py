@@ -15,6 +15,7 @@ import torch
 
 import data
 import main
+import models
 import options
 import utils
 from course import runs
@@ -50,7 +51,7 @@ def one_process(tmp_path_factory):
 def test_ddp_equals_one_process_on_the_whole_batch(ranks, one_process, tmp_path):
     (expected, expected_epochs), (weights, epochs) = one_process, train(tmp_path, ranks, "--no-shuffle")
     torch.manual_seed(0)
-    start = utils.ConvNet().state_dict()
+    start = models.ConvNet().state_dict()
     for name, value in expected.items():
         assert (value - start[name]).abs().max() > 1e-3, f"{name} has not moved, so it can show nothing"
         assert (weights[name] - value).abs().max() < 1e-5, name
@@ -69,7 +70,7 @@ def test_shuffled_ranks_together_see_what_one_process_sees(tmp_path):
 def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
     """With BatchNorm the ranks' statistics differ: what is reported must be what is saved."""
     weights, epochs = train(tmp_path, 3, "--model", "resnet")
-    model = utils.SmallResNet()
+    model = models.SmallResNet()
     model.load_state_dict(weights)
     model.eval()
     images, labels = data.get_dataset("synthetic", launch.ROOT / "data")[1].first(1001).__getitems__(range(1001))
@@ -83,7 +84,7 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
 def test_ddp_sends_no_batchnorm_statistics_at_each_step():
     """evaluate() does, once: the test above. An attribute that a later PyTorch does not read would send them again."""
     args = options.get_parser().parse_args(["--strategy", "ddp", "--device", "cpu"])
-    model = main.parallelise(utils.SmallResNet(), args, None)
+    model = main.parallelise(models.SmallResNet(), args, None)
     assert list(model.module.buffers()) and not model.will_sync_module_buffers()
 
 

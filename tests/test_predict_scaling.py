@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import utils
+import models
 from course import plots, predict
 from scripts.measure import step_time
 
@@ -60,7 +60,7 @@ def test_a_step_is_the_sum_of_its_phases_and_only_by_hand_talks_apart(found):
 
 def test_gradients_are_four_bytes_a_parameter(found):
     for name, model in found[1]["models"].items():
-        assert model["gradient_bytes"] == 4 * sum(p.numel() for p in utils.MODELS[name]().parameters())
+        assert model["gradient_bytes"] == 4 * sum(p.numel() for p in models.MODELS[name]().parameters())
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -150,7 +150,7 @@ def note(sizes, bucket):  # a communication hook: DDP calls it for each bucket t
 @launch.in_a_group_of_one
 def test_ddp_cuts_lenet_into_as_many_buckets_as_the_notebook_says():
     for cap, expected in ((25, 1), (0.04, 3)):
-        model, sizes = DistributedDataParallel(utils.ConvNet(), bucket_cap_mb=cap), []
+        model, sizes = DistributedDataParallel(models.ConvNet(), bucket_cap_mb=cap), []
         model.register_comm_hook(sizes, note)
         for _ in range(2):  # the buckets are made anew after the first step
             sizes.clear()

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from course import meeting, notebook_kernel, plots, processes
+from course import notebook_kernel, plots, processes, rendezvous
 from course.checks import lesson_03
 from scripts.lessons import ranks_meet
 
@@ -28,7 +28,7 @@ def run(count, *arguments, **env):
 
 def by_hand(count, *arguments):
     """What `count` processes return that nobody but this test launches."""
-    for_all = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.free_port())}
+    for_all = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(rendezvous.free_port())}
     processes = [subprocess.Popen(launch.command(0, SCRIPT, *arguments), cwd=launch.ROOT,
                                   env=launch.environment(RANK=str(rank), **for_all)) for rank in range(count)]
     return [process.wait(launch.LIMIT) for process in processes]
@@ -37,7 +37,7 @@ def by_hand(count, *arguments):
 def who_met(found, url):
     """(names of the processes that met there, the links between them)"""
     seen = {name: one for rank in found for name, one in rank["meet"][url]["processes"].items()}
-    return set(seen), meeting.links(seen, found[0]["meet"][url]["port"])
+    return set(seen), rendezvous.links(seen, found[0]["meet"][url]["port"])
 
 
 def pairs(links, kind):
@@ -52,11 +52,12 @@ def every_pair(count):
 
 
 def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(tmp_path):
-    together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=localhost:{meeting.free_port()}"]
+    endpoint = f"localhost:{rendezvous.free_port()}"
+    together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint={endpoint}"]
     nodes = [subprocess.Popen([*launch.command(count, *together, SCRIPT), "--step", "hello", "--out", str(tmp_path)],
                               cwd=launch.ROOT, env=launch.environment()) for count in (2, 3)]
     assert [node.wait(launch.LIMIT) for node in nodes] == [0, 0]
-    found = meeting.read(tmp_path)
+    found = rendezvous.read(tmp_path)
     assert [one["rank"] for one in found] == list(range(5)) and {one["world_size"] for one in found} == {5}
     assert [one["group_rank"] for one in found] in ([0, 0, 1, 1, 1], [0, 0, 0, 1, 1])
     assert [one["local_rank"] for one in found] in ([0, 1, 0, 1, 2], [0, 1, 2, 0, 1])
@@ -71,12 +72,12 @@ def torchrun(request, tmp_path_factory):
     done = run(request.param, "--step", "hello", "meet", "backends", "--out", folder)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in folder.iterdir()) == [f"rank-{rank}.json" for rank in range(request.param)]
-    return meeting.read(folder)
+    return rendezvous.read(folder)
 
 
 def test_torchrun_tells_each_process_its_place(torchrun):
     places = [{name: one[name] for name in ("rank", "local_rank", "group_rank")} for one in torchrun]
-    assert places == meeting.placements(1, len(torchrun))
+    assert places == rendezvous.placements(1, len(torchrun))
     for place, one in zip(places, torchrun, strict=True):
         told = lesson_03.my_environment(place["group_rank"], place["local_rank"], ["here"], len(torchrun), 0)
         assert {name: one["hello"][name] for name in told if "MASTER" not in name} == {
@@ -96,9 +97,9 @@ def test_torchrun_listens_and_all_ranks_connect(torchrun):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_by_hand_rank_0_listens_and_for_a_file_nobody(count, tmp_path):
-    urls = ["env://", f"tcp://127.0.0.1:{meeting.free_port()}", f"file://{tmp_path}/meeting"]
+    urls = ["env://", f"tcp://127.0.0.1:{rendezvous.free_port()}", f"file://{tmp_path}/meeting"]
     assert by_hand(count, "--step", "meet", "--url", *urls, "--out", tmp_path / "found") == [0] * count
-    found = meeting.read(tmp_path / "found")
+    found = rendezvous.read(tmp_path / "found")
     for url, listeners in zip(urls, ({"rank 0"}, {"rank 0"}, set()), strict=True):
         names, links = who_met(found, url)
         assert names == {f"rank {rank}" for rank in range(count)}
@@ -111,7 +112,7 @@ def test_by_hand_rank_0_listens_and_for_a_file_nobody(count, tmp_path):
 def test_links_are_told_apart_by_the_port():
     seen = {"rank 0": {"listens": [10, 20], "connections": [(20, 31), (10, 32), (33, 20)]},
             "rank 1": {"listens": [], "connections": [(31, 20), (32, 10), (34, 99)]}}
-    assert meeting.links(seen, 20) == [
+    assert rendezvous.links(seen, 20) == [
         {"client": "rank 0", "server": "rank 0", "kind": "store"},
         {"client": "rank 1", "server": "rank 0", "kind": "store"},
         {"client": "rank 1", "server": "rank 0", "kind": "gloo"}]
@@ -123,7 +124,7 @@ def test_links_are_told_apart_by_the_port():
 def test_gloo_moves_cpu_tensors_with_every_collective(torchrun):
     for one in torchrun:
         assert set(one["backends"]["gloo, CPU"].values()) == {"yes"}, one["backends"]
-        assert set(one["backends"]["gloo, CPU"]) == meeting.NOT_DOCUMENTED["nccl, CPU"]
+        assert set(one["backends"]["gloo, CPU"]) == rendezvous.NOT_DOCUMENTED["nccl, CPU"]
 
 
 def test_a_wrong_result_is_not_a_yes(monkeypatch):
@@ -145,7 +146,7 @@ def test_nccl_without_a_gpu_says_so_and_the_group_goes_on(torchrun):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_tensors_as_documented(torchrun):
     for one in torchrun:
-        for column, denied in meeting.NOT_DOCUMENTED.items():
+        for column, denied in rendezvous.NOT_DOCUMENTED.items():
             if column in one["backends"] and column.startswith("nccl"):  # the table's gloo is behind the code's
                 works = {name for name, said in one["backends"][column].items() if said == "yes"}
                 assert works == set(one["backends"][column]) - denied
@@ -158,7 +159,7 @@ SUM = f": the sum over all ranks is {sum(range(1_000_000))}\n"
 
 
 def test_work_adds_up_on_two_ranks_of_mp_spawn(capfd):
-    mp.spawn(ranks_meet.work, (2, f"tcp://127.0.0.1:{meeting.free_port()}"), nprocs=2)
+    mp.spawn(ranks_meet.work, (2, f"tcp://127.0.0.1:{rendezvous.free_port()}"), nprocs=2)
     assert capfd.readouterr().out.count(SUM) == 2
 
 
@@ -181,14 +182,14 @@ def test_hello_and_chatter_do_not_import_torch():
 
 def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
     done = run(0, "--step", "meet", "--timeout", 2, "--out", tmp_path, RANK="0", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(meeting.free_port()))
+               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(rendezvous.free_port()))
     assert done.returncode == 1 and not list(tmp_path.iterdir())
     assert done.stderr.splitlines()[-1].startswith("ConnectionError: rank 0 of 2 waited for the others, 2.0 s")
 
 
 def test_the_limit_ends_a_rank_and_says_where_it_was():
     done = run(0, "--step", "meet", "--timeout", 100, "--limit", 5, RANK="0", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(meeting.free_port()))
+               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(rendezvous.free_port()))
     assert done.returncode == 1 and done.stderr.startswith("Timeout (0:00:05)!") and "in main" in done.stderr
 
 
@@ -223,12 +224,12 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 def test_what_an_earlier_run_wrote_is_not_taken_for_this_one(tmp_path):
     for rank in range(3):
         assert run(0, "--step", "hello", "--out", tmp_path, RANK=str(rank), WORLD_SIZE="3").returncode == 0
-    assert len(meeting.read(tmp_path)) == 3
+    assert len(rendezvous.read(tmp_path)) == 3
     assert run(0, "--step", "hello", "--out", tmp_path, RANK="0", WORLD_SIZE="2").returncode == 0
     assert run(0, "--step", "meet", "--timeout", 1, "--out", tmp_path, RANK="1", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(meeting.free_port())).returncode == 1
+               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(rendezvous.free_port())).returncode == 1
     with pytest.raises(FileNotFoundError):
-        meeting.read(tmp_path)
+        rendezvous.read(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ the exercise on ranks
@@ -356,7 +357,8 @@ def test_the_line_to_look_at(said, error, essential):
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (2, 4), (3, 1), (8, 8)])
 def test_ranks_map_draws_every_process_in_its_place(nodes, per_node):
-    ax = plots.ranks.ranks_map(pd.DataFrame(meeting.placements(nodes, per_node)), plt.subplots(figsize=(14, 6))[1])
+    processes = pd.DataFrame(rendezvous.placements(nodes, per_node))
+    ax = plots.rank_maps.ranks_map(processes, plt.subplots(figsize=(14, 6))[1])
     texts = {text.get_text(): text.get_position() for text in ax.texts if text.get_text().startswith("rank ")}
     assert {name: (x, round(y)) for name, (x, y) in texts.items()} == {
         f"rank {node * per_node + local}": (local, node) for node in range(nodes) for local in range(per_node)}
@@ -366,7 +368,8 @@ def test_ranks_map_draws_every_process_in_its_place(nodes, per_node):
 
 def test_ranks_map_draws_unequal_nodes():
     places = [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 2, 1)]
-    ax = plots.ranks.ranks_map(pd.DataFrame(places, columns=["rank", "local_rank", "group_rank"]), plt.subplots()[1])
+    processes = pd.DataFrame(places, columns=["rank", "local_rank", "group_rank"])
+    ax = plots.rank_maps.ranks_map(processes, plt.subplots()[1])
     assert sum(text.get_text().startswith("rank ") for text in ax.texts) == 4
     plt.close(ax.figure)
 
@@ -374,7 +377,7 @@ def test_ranks_map_draws_unequal_nodes():
 def test_links_map_draws_every_link_and_marks_who_listens():
     links = [{"client": "rank 0", "server": "torchrun", "kind": "store"}, {"client": "torchrun", "server": "torchrun",
              "kind": "store"}, {"client": "rank 1", "server": "rank 0", "kind": "gloo"}]
-    ax = plots.ranks.links_map(["rank 0", "rank 1", "torchrun"], links, plt.subplots()[1])
+    ax = plots.rank_maps.links_map(["rank 0", "rank 1", "torchrun"], links, plt.subplots()[1])
     assert sum(text.get_text() == "" for text in ax.texts) == len(links)  # an arrow is an annotation without text
     inks = {text.get_text(): text.get_color() for text in ax.texts}
     assert (inks["torchrun"], inks["rank 0"], inks["rank 1"]) == ("white", "black", "black")
@@ -383,13 +386,13 @@ def test_links_map_draws_every_link_and_marks_who_listens():
 
 def test_lines_map_cuts_the_cell_of_lines_that_ran_together():
     lines = ["print: rank 0, step 0", "print: rank 1, step 0print: rank 12, step 0", "", "print: rank 1, step 1"]
-    ax = plots.ranks.lines_map(lines, plt.subplots()[1])
+    ax = plots.rank_maps.lines_map(lines, plt.subplots()[1])
     assert [patch.get_height() for patch in ax.patches] == [1, 0.5, 0.5, 1]
     assert [text.get_text() for text in ax.texts] == ["0", "1", "12", "∅", "1"]
     plt.close(ax.figure)
 
 
 def test_the_placements_are_those_of_the_formula():
-    assert json.loads(json.dumps(meeting.placements(2, 2))) == [
+    assert json.loads(json.dumps(rendezvous.placements(2, 2))) == [
         {"rank": 0, "local_rank": 0, "group_rank": 0}, {"rank": 1, "local_rank": 1, "group_rank": 0},
         {"rank": 2, "local_rank": 0, "group_rank": 1}, {"rank": 3, "local_rank": 1, "group_rank": 1}]

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import data
+import models
 import utils
 from course.checks import lesson_05
 
@@ -120,7 +121,7 @@ class Watched(data.ImageSet):
 @pytest.mark.parametrize("n", [n for n in SIZES if n < 25])
 def test_main_py_evaluates_each_image_once(n, world_size):
     images = Watched("synthetic", torch.zeros(n, 3, 32, 32, dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
-    model = utils.ConvNet()
+    model = models.ConvNet()
     for rank in range(min(n, world_size)):  # where there is no process group, evaluate() takes its shard's sums alone
         here = types.SimpleNamespace(rank=rank, world_size=world_size, device=torch.device("cpu"))
         utils.evaluate(model, images, here)

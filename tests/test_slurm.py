@@ -13,8 +13,8 @@ import psutil
 import pytest
 import torch
 
+import models
 import placement
-import utils
 from course import runs
 from course import slurm as slurm_lab
 
@@ -162,7 +162,7 @@ def test_all_ranks_train_the_model_of_one_process(file, local_ranks, sbatch, env
 
     weights, (expected, expected_epochs) = torch.load(course / "model.pt", weights_only=True), one_process
     torch.manual_seed(0)
-    start = utils.ConvNet().state_dict()
+    start = models.ConvNet().state_dict()
     for name, value in expected.items():
         assert (value - start[name]).abs().max() > 1e-3, f"{name} has not moved, so it can show nothing"
         assert (weights[name] - value).abs().max() < 1e-5, name

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import data
-import utils
+import models
 from course import runs
 from scripts.lessons import spawn_mnist
 
@@ -69,7 +69,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("way", list(COMMANDS)[1:])
 def test_each_launcher_trains_the_same_model(way, trained):
     torch.manual_seed(0)
-    start = utils.ConvNet(channels=1, image_size=28).state_dict()
+    start = models.ConvNet(channels=1, image_size=28).state_dict()
     expected, weights = trained["one process"][0], trained[way][0]
     assert set(weights) == set(start), "the saved names are the plain model's"
     for name, value in expected.items():
@@ -80,7 +80,7 @@ def test_each_launcher_trains_the_same_model(way, trained):
 @pytest.mark.parametrize("way", ["spawn 1", "spawn 2", "spawn 3"])
 def test_reported_accuracy_is_that_of_the_saved_model_on_every_test_image_once(way, trained, mnist, tmp_path):
     weights, console = trained[way]
-    model = utils.ConvNet(channels=1, image_size=28)
+    model = models.ConvNet(channels=1, image_size=28)
     model.load_state_dict(weights)
     images, labels = mnist[1].first(1001).__getitems__(range(1001))
     with torch.no_grad():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import data
+import models
 import utils
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1",
@@ -12,12 +13,12 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", 
         "SLURM_JOB_ID": "4200001"}
 
 
-@pytest.mark.parametrize("name", utils.MODELS)
+@pytest.mark.parametrize("name", models.MODELS)
 @pytest.mark.parametrize("dataset", ["cifar10", "mnist"])
 def test_models_give_logits_and_every_weight_a_gradient(name, dataset):
     channels, size, _ = data.DATASETS[dataset].shape
     torch.manual_seed(0)
-    model = utils.MODELS[name](channels, 10, size)
+    model = models.MODELS[name](channels, 10, size)
     logits = model(torch.randn(8, channels, size, size))
     assert logits.shape == (8, 10)
     assert not torch.allclose(logits.sum(1), torch.ones(8)), "these are probabilities"

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import utils
-from course import program
-from course.checks.ranks import Here, first_line
+from course import rank_program
+from course.checks.on_ranks import Here, first_line
 from options import check_out, positive
 
 
 def get_parser():
-    parser = program.parser(__doc__, out="write what the ranks saw to this file, as JSON", timeout=20)
+    parser = rank_program.parser(__doc__, out="write what the ranks saw to this file, as JSON", timeout=20)
     add = parser.add_argument
     add("--lesson", required=True, choices=["03", "04", "06"], help="the notebook's number")
     add("--answer", type=Path, required=True, help="file of the learner's functions")
@@ -61,7 +61,7 @@ def main():
         here.folder = here.gather("folder", folder)[0]
         found = look(importlib.import_module(f"course.checks.lesson_{args.lesson}").answers, args.answer, here)
     if here.rank == 0:
-        program.write_json(args.out, found)
+        rank_program.write_json(args.out, found)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 import utils
 from course.checks import Wrong, because, exercise
-from course.checks.ranks import Answers, first_line
-from course.meeting import placements
+from course.checks.on_ranks import Answers, first_line
+from course.rendezvous import placements
 
 SHAPES = [(2, 4), (1, 8), (3, 1), (4, 3)]  # nodes, processes a node
 

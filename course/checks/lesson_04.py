@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from course.checks import Wrong, exercise
-from course.checks.ranks import Answers
+from course.checks.on_ranks import Answers
 
 # ------------------------------------------------------------------------------------- 2: all_reduce from two others
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course.checks import Wrong, exercise
-from course.checks.ranks import Answers
+from course.checks.on_ranks import Answers
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from course import predict
-from course.plots.common import COLOURS, GREY, PALE, PHASES, handles, key_below, line_key, name_rows, ticks
+from course.plots.style import COLOURS, GREY, PALE, PHASES, handles, key_below, line_key, name_rows, ticks
 
 KINDS = {"product": PHASES["backward"], "other operator": PHASES["forward"], "between operators": COLOURS[3]}
 PREDICTED = {"marker": "D", "linestyle": "", "color": COLOURS[1], "markerfacecolor": "none", "markersize": 14}

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib import animation
 from matplotlib.patches import Rectangle
 
-from course.plots.common import GREY, bare, colour_of, darker
+from course.plots.style import GREY, bare, colour_of, darker
 from course.png import small_png
 
 BUTTONS = {"minus": "slower", "fast-backward": "first", "step-backward": "back", "play fa-flip-horizontal": "reverse",

@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from course.plots.common import GREY, WARNING, bar_style, head, key_of, line_key, line_style, name_rows, percent, ticks
 from course.plots.labels import BESIDE_A_POINT, write_beside
+from course.plots.style import GREY, WARNING, bar_style, head, key_of, line_key, line_style, name_rows, percent, ticks
 from course.plots.tables import by_machine, field, machine_of, name_of, need, numbers, plain, source_of, unfinished
 
 

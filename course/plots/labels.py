@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
-from course.plots.common import darker, halo
+from course.plots.style import darker, halo
 
 # Where a text may stand beside its point, best first: offset in points, and which side of the text is there.
 BESIDE_AN_END = [(12, dy, "left", "center") for dy in sorted(range(-250, 251, 5), key=abs)]

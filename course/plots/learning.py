@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from course.plots.common import GREY, colour_of, head, line_style, percent, ticks
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
+from course.plots.style import GREY, colour_of, head, line_style, percent, ticks
 from course.plots.tables import need, source_of
 from course.plots.training import curves, elapsed
 

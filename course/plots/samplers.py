@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from course.plots.common import bare, colour_of, handles, head, line_key, write_in
+from course.plots.style import bare, colour_of, handles, head, line_key, write_in
 from course.plots.tables import need
 
 

@@ -5,8 +5,8 @@ import math
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.patches import Patch, Rectangle
 
-from course.plots.common import COLOURS, GREY, PALE, bare, head, line_key, line_style, percent, stacked, ticks, write_in
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
+from course.plots.style import COLOURS, GREY, PALE, bare, head, line_key, line_style, percent, stacked, ticks, write_in
 
 AIM = 0.15  # relative error that the course hopes for
 PARTS = {"a step alone": COLOURS[0], "slower together": COLOURS[5], "waiting for the other": COLOURS[3],

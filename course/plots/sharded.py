@@ -10,7 +10,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
 
 from course import predict
-from course.plots.common import COLOURS, WARNING, bare, colour_of, key_below, name_rows, stack, stacked, write_in
+from course.plots.style import COLOURS, WARNING, bare, colour_of, key_below, name_rows, stack, stacked, write_in
 
 SHARED = "#D9D9D9"  # by all ranks
 NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2", "tp": "TP", "fsdp_tp": "FSDP2 × TP",

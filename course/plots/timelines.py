@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from course.plots.common import COLOURS, PHASES, head, name_rows, write_in
+from course.plots.style import COLOURS, PHASES, head, name_rows, write_in
 from course.plots.tables import field, need, plain
 
 EVENTS = PHASES | {"wait": "#BDBDBD", "all-reduce": "#D55E00"}  # these always have the same colour

@@ -6,8 +6,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from course.plots.common import GREY, PHASES, head, line_style, percent, stacked
 from course.plots.labels import BESIDE_AN_END, write_beside
+from course.plots.style import GREY, PHASES, head, line_style, percent, stacked
 from course.plots.tables import by_run, name_of, need, numbers, source_of
 
 COMMAND = {"starting": GREY, "training": PHASES["backward"], "evaluating, and the rest": PHASES["forward"]}

@@ -37,6 +37,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 import data
+import models
 import utils
 from course import plots, runs
 from scripts.rivals import textbook
@@ -76,7 +77,7 @@ my_images_per_second = 1000  # your number
 
 # %%
 torch.manual_seed(0)
-model = utils.ConvNet().to(device)  # LeNet
+model = models.ConvNet().to(device)  # LeNet
 loader = DataLoader(train_set, batch_size, shuffle=True, collate_fn=train_set.collate)
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)  # fused: one pass over all weights
@@ -198,7 +199,7 @@ def seconds_per_epoch(steps):
 # **Predict**: which share of a step is data, forward, backward, update? Four numbers that add up to 100 %.
 
 # %%
-logits_run = train(utils.ConvNet, loader, epochs)
+logits_run = train(models.ConvNet, loader, epochs)
 one_epoch = seconds_per_epoch(logits_run)
 
 
@@ -283,7 +284,7 @@ for label, each in loaders.items():
         images.to(device)
     wait_for_device()
     data_only[label] = time.perf_counter() - start
-    pipeline_epoch[label] = seconds_per_epoch(train(utils.ConvNet, each, epochs=1))
+    pipeline_epoch[label] = seconds_per_epoch(train(models.ConvNet, each, epochs=1))
 
 ax = plots.phases(phase_rows(pipeline_epoch), plt.subplots(figsize=(12, 4))[1])
 
@@ -340,7 +341,7 @@ check.gain(my_gain)
 # **Predict**: with perfect answers, how small can the loss of such a model get?
 
 # %%
-class WithSoftmax(utils.ConvNet):
+class WithSoftmax(models.ConvNet):
     def forward(self, images):
         return super().forward(images).softmax(1)
 
@@ -401,10 +402,10 @@ Markdown(f"Softmax first came to accuracy {best['accuracy']:.3f} after {best['ep
 # step, over all weights; then that of one image whose right class is 0, while the model has put class 1 ahead.
 
 # %%
-models = {"logits": utils.ConvNet, "softmax first": WithSoftmax}
+variants = {"logits": models.ConvNet, "softmax first": WithSoftmax}
 images, labels = train_set.__getitems__(range(batch_size))
 first_step = {}
-for label, model_class in models.items():
+for label, model_class in variants.items():
     torch.manual_seed(0)
     model = model_class().to(device)
     criterion(model(images), labels).backward()

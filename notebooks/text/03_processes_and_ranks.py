@@ -38,7 +38,7 @@ import torch
 import torch.distributed as dist
 from IPython.display import Markdown, display
 
-from course import meeting, plots
+from course import rendezvous, plots
 from scripts.lessons import ranks_meet as script
 from course.checks import lesson_03 as check
 from course.notebook_kernel import SecondKernel
@@ -79,10 +79,10 @@ os.makedirs("results/live", exist_ok=True)
 my_rank_prediction = 4  # change it
 
 # %%
-places = pd.DataFrame(meeting.placements(nodes, per_node))
-plots.ranks.ranks_map(places, plt.subplots(figsize=(3 + 3 * per_node, 1.5 + 2.2 * nodes))[1])
+places = pd.DataFrame(rendezvous.placements(nodes, per_node))
+plots.rank_maps.ranks_map(places, plt.subplots(figsize=(3 + 3 * per_node, 1.5 + 2.2 * nodes))[1])
 plt.show()
-two_by_four = pd.DataFrame(meeting.placements(2, 4)).set_index(["group_rank", "local_rank"])["rank"]
+two_by_four = pd.DataFrame(rendezvous.placements(2, 4)).set_index(["group_rank", "local_rank"])["rank"]
 print(f"2 nodes x 4 processes, local rank 2 on node 1: rank {two_by_four[1, 2]} (you said {my_rank_prediction})")
 
 # %% [markdown]
@@ -94,7 +94,7 @@ print(f"2 nodes x 4 processes, local rank 2 on node 1: rank {two_by_four[1, 2]} 
 import os
 import subprocess
 
-from course.meeting import free_port
+from course.rendezvous import free_port
 
 torchrun = ["torchrun", f"--nnodes={nodes}", f"--nproc_per_node={per_node}", "--rdzv-backend=c10d", "--rdzv-id=03",
             f"--rdzv-endpoint=localhost:{free_port()}"]
@@ -103,11 +103,11 @@ launchers = [subprocess.Popen(torchrun + program, env=os.environ | {"OMP_NUM_THR
 print("exit status of each torchrun:", [launcher.wait() for launcher in launchers])
 
 # %%
-told = meeting.read("results/live/03_hello")
-plots.ranks.ranks_map(pd.DataFrame(told), plt.subplots(figsize=(3 + 3 * per_node, 1.5 + 2.2 * nodes))[1])
+told = rendezvous.read("results/live/03_hello")
+plots.rank_maps.ranks_map(pd.DataFrame(told), plt.subplots(figsize=(3 + 3 * per_node, 1.5 + 2.2 * nodes))[1])
 plt.title(f"As torchrun numbered {len(told)} real processes")
 plt.show()
-same = [{name: process[name] for name in ("rank", "local_rank", "group_rank")} for process in told] == meeting.placements(nodes, per_node)
+same = [{name: process[name] for name in ("rank", "local_rank", "group_rank")} for process in told] == rendezvous.placements(nodes, per_node)
 print(f"the same as computed: {same}; {len({process['pid'] for process in told})} different processes")
 
 # %% [markdown]
@@ -137,7 +137,7 @@ except ImportError:
 
 def map_of(nodes, processes):
     fig, ax = plt.subplots(figsize=(14, 1.5 + 1.8 * nodes))
-    plots.ranks.ranks_map(pd.DataFrame(meeting.placements(nodes, processes)), ax)
+    plots.rank_maps.ranks_map(pd.DataFrame(rendezvous.placements(nodes, processes)), ax)
     plt.close(fig)  # it is shown by display, once
     return fig
 
@@ -250,7 +250,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from course.meeting import free_port
+from course.rendezvous import free_port
 
 Path("results/live/03_meeting").unlink(missing_ok=True)
 urls = ["env://", f"tcp://127.0.0.1:{free_port()}", f"file://{os.getcwd()}/results/live/03_meeting"]
@@ -268,14 +268,14 @@ print("exit status of each rank:", [process.wait() for process in processes])
 # %%
 meetings = {}
 for how, folder in (("by hand", "results/live/03_by_hand"), ("torchrun", "results/live/03_torchrun")):
-    of_ranks = meeting.read(folder)
+    of_ranks = rendezvous.read(folder)
     for url, met in of_ranks[0]["meet"].items():
         seen = {name: sockets for rank in of_ranks for name, sockets in rank["meet"][url]["processes"].items()}
-        meetings[f"{url.split('//')[0]}// {how}"] = (seen, meeting.links(seen, met["port"]))
+        meetings[f"{url.split('//')[0]}// {how}"] = (seen, rendezvous.links(seen, met["port"]))
 
 fig, axes = plt.subplots(2, 2, figsize=(16, 11), gridspec_kw={"height_ratios": [2, 3]})
 for ax, (name, (seen, links)) in zip(axes.flat, meetings.items(), strict=True):
-    plots.ranks.links_map(list(seen), links, ax)
+    plots.rank_maps.links_map(list(seen), links, ax)
     listeners = sorted({link["server"] for link in links if link["kind"] == "store"})
     ax.set_title(f"{name}: {' and '.join(listeners) or 'nobody'} listens")
 plt.show()
@@ -311,14 +311,14 @@ print(f"GPUs here: {torch.cuda.device_count()}")
 my_count = 5
 
 # %%
-tried = meeting.read("results/live/03_torchrun")
+tried = rendezvous.read("results/live/03_torchrun")
 names = list(tried[0]["backends"]["gloo, CPU"])
-columns = {"gloo, CPU": "here"} | {column: "here" if column in tried[0]["backends"] else "documented" for column in meeting.NOT_DOCUMENTED}
+columns = {"gloo, CPU": "here"} | {column: "here" if column in tried[0]["backends"] else "documented" for column in rendezvous.NOT_DOCUMENTED}
 
 
 def cell(column, name):
     if columns[column] == "documented":
-        return "(no)" if name in meeting.NOT_DOCUMENTED[column] else "(yes)"
+        return "(no)" if name in rendezvous.NOT_DOCUMENTED[column] else "(yes)"
     on_ranks = {rank["backends"][column].get(name, "–") for rank in tried}
     return "yes" if on_ranks == {"yes"} else next(iter(on_ranks - {"yes"}))[:60]
 
@@ -357,7 +357,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from course.meeting import free_port
+from course.rendezvous import free_port
 
 
 def join(rank, url, seconds):
@@ -622,10 +622,10 @@ halves = {"print(line)": [line for line in screen if "write:" not in line or "pr
           'sys.stdout.write(line + "\\n")': [line for line in screen if "write:" in line and "print:" not in line]}
 fig, axes = plt.subplots(2, 1, figsize=(16, 7))
 for ax, (how, text) in zip(axes, halves.items(), strict=True):
-    plots.ranks.lines_map(text, ax)
+    plots.rank_maps.lines_map(text, ax)
     ax.set_title(f"{how}: the rank of each line")
 plt.show()
-broken = {how: sum(len(plots.ranks.SAID.findall(line)) > 1 for line in text) for how, text in halves.items()}
+broken = {how: sum(len(plots.rank_maps.SAID.findall(line)) > 1 for line in text) for how, text in halves.items()}
 last = re.findall(rf"print: rank (\d+), step {lines - 1}(?!\d)", "\n".join(screen))
 print(f"You said: {my_order}. Their last lines came in the order {', '.join(last)}.")
 print("Lines that hold several:", ", ".join(f"{count} with {how}" for how, count in broken.items()), f"(of {len(told) * lines} each).")

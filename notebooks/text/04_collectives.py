@@ -40,7 +40,7 @@ import pandas as pd
 from IPython.display import HTML, Markdown, display
 from matplotlib.ticker import FuncFormatter
 
-import utils
+import models
 from course import plots, predict
 from course.lesson import code
 from scripts.lessons import collectives_shown, hang_on_purpose
@@ -493,7 +493,7 @@ ax.set_title(f"Bus bandwidth of all-reduce. Here: {where}")
 plt.show()
 
 # %%
-rows, lenet = [], sum(parameter.nbytes for parameter in utils.ConvNet().parameters())
+rows, lenet = [], sum(parameter.nbytes for parameter in models.ConvNet().parameters())
 fits = {f"here, {ranks} ranks": (alpha, beta)}
 for name, (n, busbw) in published.items():
     seconds = [size * predict.fit.BUS_FACTORS["all_reduce"](n) / (1e9 * speed) for size, speed in zip(published_sizes, busbw, strict=True)]

@@ -33,6 +33,7 @@ from IPython.display import Markdown, display
 from torch.utils.data import DataLoader, DistributedSampler
 
 import data
+import models
 import utils
 from course import plots, runs
 from course.checks import lesson_05 as check
@@ -380,7 +381,7 @@ check.steps(my_steps)
 # %%
 run = runs.read_run("results/live/05_lab.jsonl").iloc[-1]
 test_set, info = data.get_dataset(run["dataset"])[1], data.DATASETS[run["dataset"]]
-model = utils.MODELS[run["model"]](info.shape[0], len(info.classes), info.shape[1])
+model = models.MODELS[run["model"]](info.shape[0], len(info.classes), info.shape[1])
 model.load_state_dict(torch.load("results/live/05_model.pt", map_location="cpu", weights_only=True))
 model.eval()
 with torch.no_grad():

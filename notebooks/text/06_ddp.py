@@ -39,7 +39,6 @@ from IPython.display import Markdown, display
 from matplotlib.ticker import MaxNLocator
 
 import data
-import utils
 from course import plots, runs
 from course.lesson import code
 from scripts.lessons import ddp_from_scratch, ddp_questions

@@ -38,6 +38,7 @@ import torch
 from IPython.display import Markdown, display
 
 import data
+import models
 import utils
 from course import plots, runs
 from course.lesson import some
@@ -494,7 +495,7 @@ Markdown(f"In epoch {epoch}: {printed:.2f} × 8 = **{8 * printed:.2f}**. One GPU
 
 # %%
 info, weights = data.DATASETS[last.dataset], torch.load("results/live/07_8.pt", map_location="cpu", weights_only=True)
-model = utils.MODELS[last.model](info.shape[0], len(info.classes), info.shape[1])
+model = models.MODELS[last.model](info.shape[0], len(info.classes), info.shape[1])
 model.load_state_dict(weights)
 model.eval()
 test_set = data.get_dataset(last.dataset, verify=False)[1].first(test_samples)

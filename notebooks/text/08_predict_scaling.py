@@ -45,8 +45,9 @@ import torch
 from IPython.display import Markdown, display
 
 import data
+import models
 import utils
-from course import plots, predict, runs, program
+from course import plots, predict, runs, rank_program
 from course.lesson import some
 from course.checks import lesson_08 as check
 from course.predict.scaling import Hierarchy, Job, Link, Measured, StepTime
@@ -115,7 +116,7 @@ Markdown(f"A step takes **a + b · batch**, with a = {1e3 * step.fixed:.2f} ms a
 # **2. The bytes of the gradients.** No need to run anything: 4 bytes for each parameter.
 
 # %%
-gradient_bytes = sum(4 * p.numel() for p in utils.ConvNet().parameters())
+gradient_bytes = sum(4 * p.numel() for p in models.ConvNet().parameters())
 assert gradient_bytes == found("one")["models"]["lenet"]["gradient_bytes"]
 print(f"LeNet: {gradient_bytes // 4:,} parameters, {gradient_bytes:,} bytes of gradients")
 
@@ -190,7 +191,7 @@ def predicted_epochs(job, strong=False):
 
 predicted = {"weak": predicted_epochs(naive), "weak, overlap": predicted_epochs(in_buckets), "strong": predicted_epochs(naive, strong=True),
              "strong, overlap": predicted_epochs(in_buckets, strong=True)}
-program.write_json(Path(folder, "prediction.json"), {"time": time.time(), "samples": samples, "batch_size": batch_size, "seconds": predicted})
+rank_program.write_json(Path(folder, "prediction.json"), {"time": time.time(), "samples": samples, "batch_size": batch_size, "seconds": predicted})
 lesson.table([{"ranks": ranks, **{f"weak, {name}": f"{1e3 * job.predict(ranks, batch_size).seconds:.2f} ms" for name, job in
                           (("no overlap", naive), (f"{small_buckets} buckets, overlap", in_buckets))},
        **{f"an epoch: {name}": f"{seconds[ranks]:.2f} s" if ranks in seconds else "–" for name, seconds in predicted.items()}} for ranks in world_sizes])
@@ -326,7 +327,7 @@ plt.show()
 
 # %%
 again = {"strong": mended_seconds(naive, strong=True), "overlap": mended_seconds(in_buckets)}
-program.write_json(Path(folder, "prediction_2.json"), {"time": time.time(), "seconds": again})
+rank_program.write_json(Path(folder, "prediction_2.json"), {"time": time.time(), "seconds": again})
 print({name: f"2 ranks: {seconds[2]:.2f} s" for name, seconds in again.items()})
 # !python scripts/measure/sweep.py --out {folder}/strong --world-sizes 2 --batch-sizes {shared} \
 #     --threads 1 -- --epochs {epochs} --samples {samples} --test-samples {test_samples}
@@ -388,8 +389,8 @@ Markdown("\n".join(f"- {line}" for line in lines))
 my_smallest = 8
 
 # %%
-models, batches = shlex.join(heat_models), " ".join(map(str, heat_batches))
-# !torchrun --nproc_per_node=2 scripts/measure/step_time.py --models {models} --batch-sizes {batches} \
+swept, batches = shlex.join(heat_models), " ".join(map(str, heat_batches))
+# !torchrun --nproc_per_node=2 scripts/measure/step_time.py --models {swept} --batch-sizes {batches} \
 #     --ways alone ddp --rounds 3 --samples 4096 --out {folder}/heat.json
 
 # %%

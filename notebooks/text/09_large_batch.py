@@ -37,6 +37,7 @@ import torch
 from IPython.display import Markdown, display
 
 import data
+import models
 import utils
 from course import plots, runs
 from course.lesson import some
@@ -318,8 +319,8 @@ my_gain = 8.0
 torch.set_num_threads(1)
 train_set, info = data.get_dataset(dataset, verify=False)[0].first(samples), data.DATASETS[dataset]
 torch.manual_seed(0)
-models = {name: utils.MODELS["lenet"](info.shape[0], len(info.classes), info.shape[1]) for name in ("first weights", "after training")}
-models["after training"].load_state_dict(torch.load("results/live/09/linear.pt", map_location="cpu", weights_only=True))
+weights = {name: models.MODELS["lenet"](info.shape[0], len(info.classes), info.shape[1]) for name in ("first weights", "after training")}
+weights["after training"].load_state_dict(torch.load("results/live/09/linear.pt", map_location="cpu", weights_only=True))
 drawing = torch.Generator().manual_seed(0)
 drawn = torch.randint(samples, (128, batch_size), generator=drawing)
 
@@ -340,7 +341,7 @@ def relative_errors(model):
     return {k * batch_size: ((mean - true).norm(dim=1).square().mean().sqrt() / true.norm()).item() for k, mean in means.items()}
 
 
-errors = {name: relative_errors(model) for name, model in models.items()}
+errors = {name: relative_errors(model) for name, model in weights.items()}
 
 # %%
 fig, ax = plt.subplots(figsize=(12, 7.5))
@@ -411,7 +412,7 @@ plt.show()
 Markdown("The long step comes closer than the rate left alone up to a rate of about "
          + ", ".join(f"**{rate:g}** ({name})" if rate else f"less than {rates[0]:g} ({name})" for name, rate in fits.items())
          + f". (Momentum 0.9 lets each gradient act 1 + 0.9 + 0.81 + … = 10 times, so {lr:g} with momentum goes as far as {10 * lr:g} without. "
-         f"There the trained model's long step is {distance(models['after training'], 10 * lr, 8):.2f} of the way apart, and yet the linear run of above reached "
+         f"There the trained model's long step is {distance(weights['after training'], 10 * lr, 8):.2f} of the way apart, and yet the linear run of above reached "
          f"{after['linear, one process']:.1%}. So this is the argument for the rule, not a proof of it.)")
 
 # %% [markdown]

@@ -50,7 +50,7 @@ from torch.distributed import run as torchrun
 
 import placement
 import data
-import utils
+import models
 from course import plots, runs
 from scripts.lessons import spawn_mnist
 from course.checks import lesson_10 as check
@@ -197,7 +197,7 @@ def weights(file):
 
 
 def accuracy(state):
-    model = utils.ConvNet(channels=1, image_size=28)
+    model = models.ConvNet(channels=1, image_size=28)
     model.load_state_dict(state)
     with torch.no_grad():
         return (model(test_images).argmax(1) == test_labels).float().mean().item()
@@ -211,7 +211,7 @@ def draw_differences(launched):
     """How far each launcher's weights are from those of one process; and how far the training has moved them."""
     one = weights("10_one.pt")
     torch.manual_seed(0)
-    first = utils.ConvNet(channels=1, image_size=28).state_dict()
+    first = models.ConvNet(channels=1, image_size=28).state_dict()
     bars = {"(before any training)": farthest(first, one)} | {name: farthest(weights(file), one) for name, file in launched.items()}
     fig, ax = plt.subplots(figsize=(14, 2.5 + 0.8 * len(bars)))
     for y, (name, size) in enumerate(bars.items()):

@@ -45,7 +45,6 @@ from matplotlib.ticker import MaxNLocator
 
 import options as main_options
 import data
-import utils
 from course import plots, processes, runs
 from scripts.lessons import sharded_checkpoint
 from course.checks import lesson_11 as check

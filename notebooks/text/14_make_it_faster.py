@@ -40,6 +40,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 import data
+import models
 import utils
 from course import plots, predict
 from course.checks import lesson_14 as check
@@ -78,7 +79,7 @@ Markdown(f"{utils.cores()} cores; images of {dataset}" + (" (SYNTHETIC)." if dat
 # LeNet has two convolutions and three fully connected layers. Where are its weights?
 
 # %%
-weights = {name: p.numel() for name, p in utils.ConvNet().named_parameters()}
+weights = {name: p.numel() for name, p in models.ConvNet().named_parameters()}
 connected = sum(count for name, count in weights.items() if name.startswith("fc"))
 Markdown(f"Of {sum(weights.values()):,} weights **{connected / sum(weights.values()):.0%}** are in the fully connected layers.")
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import options
-from course import program
+from course import rank_program
 from course.checks.lesson_12 import TRUTH
 
 SAMPLES, TESTS, BATCH, EPOCHS = 96, 25, 16, 2
@@ -74,7 +74,7 @@ def text(letter, log):
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     parser.add_argument("--out", type=Path, help="write the logs to this file, as JSON")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", 1)) < 2:
@@ -91,7 +91,7 @@ def main():
     if dist.get_rank() == 0:
         print("\n\n".join(text(letter, log) for letter, log in logs.items()), flush=True)
         if args.out:
-            program.write_json(args.out, logs)
+            rank_program.write_json(args.out, logs)
     utils.exit_now()
 
 

@@ -6,8 +6,8 @@
     python scripts/broken/gallery.py check              # runs all pairs, and judges them
     python scripts/broken/gallery.py guide              # writes TROUBLESHOOTING.md; --check: is it up to date?
 
-The table is gallery.toml, which course/gallery.py reads; the scripts stand beside it. Nothing runs longer than its
-limit, and no process is left. Exit status: 0, 1 where something did not behave as it should, 2 for bad input.
+The table is gallery.toml, which course/gallery_table.py reads; the scripts stand beside it. Nothing runs longer than
+its limit, and no process is left. Exit status: 0, 1 where something did not behave as it should, 2 for bad input.
 """
 
 import os
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import options
-from course import processes, program
-from course.gallery import ROOT, guide, read_table
+from course import processes, rank_program
+from course.gallery_table import ROOT, guide, read_table
 from scripts.broken import forked
 
 LIMIT = 120  # seconds; the longest wait of a script itself is 7 s, the rest is start-up on a busy machine
@@ -163,7 +163,7 @@ def show(entry, folder=None):
     if wrong:
         print(broken.output[-2000:], repaired.output[-2000:], sep="\n----\n")
     if folder:
-        program.write_json(folder / f"{entry.name}.json", {
+        rank_program.write_json(folder / f"{entry.name}.json", {
             "number": entry.number, "silent": entry.silent, "lines": len(broken.output.splitlines()),
             "matter": len(matter)})
     return len(wrong)
@@ -181,7 +181,7 @@ def check(entries, fork, out):
     with workers(4 if fork else 2) as pool:
         found = list(pool.map(judge, entries))
     if out:
-        program.write_json(out, found)
+        rank_program.write_json(out, found)
     return sum(bool(one["complaints"]) for one in found)
 
 
@@ -189,7 +189,7 @@ def check(entries, fork, out):
 
 
 def get_parser(table):
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("list", help="the mistakes, and what one sees of each")
     one = commands.add_parser("show", help="run both forms of a mistake: symptom, diagnosis, repair, proof")
@@ -250,7 +250,7 @@ def main(arguments=None):
     args = parser.parse_args(arguments)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # told to stop, it leaves nothing running either
-    with program.stoppable(parser, signal.default_int_handler), suppress(BrokenPipeError):  # `gallery.py list | head`
+    with rank_program.stoppable(parser, signal.default_int_handler), suppress(BrokenPipeError):  # list | head
         return do(args, table)
 
 

@@ -20,7 +20,7 @@ import uuid
 from pathlib import Path
 
 import options
-from course import processes, program
+from course import processes, rank_program
 from scripts.cluster.lab_cluster import moment
 
 POLL = 0.05  # seconds between two looks at the log
@@ -78,7 +78,7 @@ class Killer(threading.Thread):
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     add = parser.add_argument
     add("--kill", type=moment("RANK@EPOCH", 1, "ranks count from 0, and the first epoch that can be hit is 1"),
         metavar="RANK@EPOCH", action="append", required=True, help="may be repeated")
@@ -92,7 +92,7 @@ def main():
         parser.error("the command has no --log-file: without the log nobody knows which epoch it is")
     mark = uuid.uuid4().hex
     killer = Killer(args.kill, log, mark)
-    with program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the run, too
+    with rank_program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the run, too
         if args.out:
             options.check_out(args.out)
         killer.start()
@@ -103,7 +103,7 @@ def main():
             killer.join()
     print(said, end="", flush=True)
     if args.out:
-        program.write_json(args.out, {"kills": killer.done, "said": said.splitlines()})
+        rank_program.write_json(args.out, {"kills": killer.done, "said": said.splitlines()})
     if status is None:
         killer.error = f"not done within {args.within:g} s, and ended"
     missing = [f"rank {rank} at epoch {epoch:g}" for rank, epoch in killer.plan[len(killer.done):]]

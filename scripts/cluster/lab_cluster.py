@@ -26,7 +26,7 @@ import threading
 import time
 
 import options
-from course import program
+from course import rank_program
 from course.hosts import LIMIT, Cluster
 
 ACTIONS = {"cut": "cut the link of a host", "mend": "mend it", "kill": "kill everything on a host at once",
@@ -116,10 +116,10 @@ def run(args):
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     args = get_arguments(parser)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `lab_cluster.py ... | head` ends as other programs do
-    with program.stoppable(parser):
+    with rank_program.stoppable(parser):
         sys.exit(run(args))
 
 

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import options
-from course import processes, program
+from course import processes, rank_program
 from course.hosts import Cluster
 from scripts.cluster.kill_rank import records
 from scripts.cluster.why_it_failed import explain
@@ -115,7 +115,7 @@ def cut(lab):
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     parser.usage = "%(prog)s {rejoin,cut} --out FOLDER [options] -- [main.py's options]"
     add = parser.add_argument
     add("what", choices=["rejoin", "cut"])
@@ -130,13 +130,13 @@ def main():
     if own := {"--epochs", "--log-file", "--checkpoint", "--checkpoint-every"} & given:
         parser.error(f"{', '.join(sorted(own))} after --: this script sets it")
     try:
-        with program.stoppable(parser), Cluster(2) as cluster:
+        with rank_program.stoppable(parser), Cluster(2) as cluster:
             args.out.mkdir(parents=True, exist_ok=True)
             for name in FILES:
                 (args.out / name).unlink(missing_ok=True)
             lab = Lab(cluster, args)
             {"rejoin": rejoin, "cut": cut}[args.what](lab)
-            program.write_json(args.out / "moments.json", lab.moments)
+            rank_program.write_json(args.out / "moments.json", lab.moments)
             for torchrun in lab.torchruns.values():  # the agents' own last words; one that is cut off may have none
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     torchrun.wait(5)

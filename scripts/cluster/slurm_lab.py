@@ -23,7 +23,7 @@ Exit status: COMMAND's; 2 for bad input, and where no lab can be made: course/sl
 
 import sys
 
-from course import program
+from course import rank_program
 from course.slurm import Slurm
 
 COUNTS = {"nodes": (1, 2, "compute nodes"), "cpus": (1, 64, "CPU cores that each node claims to have"),
@@ -31,7 +31,7 @@ COUNTS = {"nodes": (1, 2, "compute nodes"), "cpus": (1, 64, "CPU cores that each
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     for name, (_, default, what) in COUNTS.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: %(default)s)")
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="a program and its options, for the login node")
@@ -39,7 +39,7 @@ def main():
     for name, (least, _, _) in COUNTS.items():
         if not least <= getattr(args, name) <= 99:
             parser.error(f"--{name} {getattr(args, name)}: it must be {least} to 99")
-    with program.stoppable(parser), Slurm(args.nodes, args.cpus, args.gpus) as slurm:
+    with rank_program.stoppable(parser), Slurm(args.nodes, args.cpus, args.gpus) as slurm:
         status = slurm.start(args.command).wait()
     sys.exit(status if status >= 0 else 128 - status)
 

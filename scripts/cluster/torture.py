@@ -30,8 +30,8 @@ import torch
 import checkpoint
 import data
 import options
-import utils
-from course import processes, program, runs
+import run_log
+from course import processes, rank_program, runs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT = 300  # seconds for one run, its restarts included
@@ -285,7 +285,7 @@ def damaged_checkpoint(folder, rng, args):
 def damaged_log(folder, rng, args):
     """A row that the reader gives is the row that was written; what is missing is said."""
     path = folder / "log.jsonl"
-    with utils.RunLog(path) as log:
+    with run_log.RunLog(path) as log:
         log.write("run", epochs=8, model="lenet", world_size=2, batch_size=48)
         for epoch in range(8):
             log.write("epoch", epoch=epoch, loss=2.3 / (1 + epoch), accuracy=0.1 * epoch, seconds=1.5,
@@ -365,7 +365,7 @@ ATTACKS = {attack.__name__.replace("_", "-"): attack for attack in (
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     add = parser.add_argument
     add("--kills", type=options.positive(int), default=50, help="runs of kill-a-rank; others go by it")
     add("--inputs", type=options.positive(int), default=5000, help="damaged inputs for each reader")
@@ -390,7 +390,7 @@ def main():
     for row in table:
         print(f"| {row['attack']} | {row['survived']}{' and then FAILED' if row['failed'] else ''} | {row['what']} |")
     if args.json:
-        program.write_json(args.json, table)
+        rank_program.write_json(args.json, table)
     sys.exit(any(row["failed"] for row in table))
 
 

@@ -19,7 +19,7 @@ import uuid
 from pathlib import Path
 
 import options
-from course import processes, program
+from course import processes, rank_program
 
 # What a launcher's output holds -> cause and cure. The first that is found counts: the particular stand first.
 CAUSES = {
@@ -62,7 +62,7 @@ def explain(output):
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     add = parser.add_argument
     add("--within", type=options.positive(float), default=60, metavar="SECONDS",
         help="end the command then; default: 60")
@@ -74,7 +74,7 @@ def main():
     if bool(args.log) == bool(args.command):
         parser.error("give a command after --, or --log FILE")
     start = time.monotonic()
-    with program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the command, too
+    with rank_program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the command, too
         status, output = ((1, processes.without_folders(args.log.read_text(errors="replace"))) if args.log else
                           processes.run_and_read(args.command, args.within, mark=uuid.uuid4().hex))
     seconds, ended = time.monotonic() - start, status is None

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import utils
-from course import program
-from course.program import gathered
+from course import rank_program
+from course.rank_program import gathered
 from options import check_out, positive
 
 MOST_RANKS = 7  # the pictures have a colour for each
@@ -231,7 +231,7 @@ def ring(values):
 
 
 def get_parser():
-    parser = program.parser(__doc__, out="write what was found to this file, as JSON: {name: findings}", timeout=30)
+    parser = rank_program.parser(__doc__, out="write what was found to this file: {name: findings}", timeout=30)
     names = [*COLLECTIVES, "ring"]
     add = parser.add_argument
     add("--show", nargs="+", choices=names, default=names, metavar="NAME",
@@ -257,7 +257,7 @@ def main():
         found[name] = ring(args.values or here.world_size) if name == "ring" else show(name)
     dist.barrier()  # all have come this far: the findings are whole
     if here.rank == 0:
-        program.write_json(args.out, found)
+        rank_program.write_json(args.out, found)
         print(f"{here.world_size} ranks, {', '.join(args.show)}: written")
     utils.end_distributed_mode()
 

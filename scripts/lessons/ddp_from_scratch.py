@@ -20,8 +20,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import data
+import models
 import utils
-from course import program
+from course import rank_program
 from options import check_out, positive
 
 BUCKET_BYTES = 40_000  # of the steps `bucketed` and `overlapped`: LeNet's gradients then fill three
@@ -144,7 +145,7 @@ class Lab:
         return [(images[self.here.rank::self.here.world_size], labels[self.here.rank::self.here.world_size])
                 for images, labels in self.whole]
 
-    def model(self, kind=utils.ConvNet, seed=0):
+    def model(self, kind=models.ConvNet, seed=0):
         torch.manual_seed(seed)
         info = data.DATASETS[self.test_set.name]
         return kind(info.shape[0], len(info.classes), info.shape[1])
@@ -201,7 +202,7 @@ STEPS = {step.__name__: step for step in (independent, broadcast, average, bucke
 
 
 def get_parser(description=__doc__, steps=STEPS):
-    parser = program.parser(description, out="write what was found to this file, as JSON: {step: findings}",
+    parser = rank_program.parser(description, out="write what was found to this file, as JSON: {step: findings}",
                             dataset=True, timeout=60)
     add = parser.add_argument
     add("--step", nargs="+", required=True, choices=steps, metavar="NAME", help=f"one or more of: {', '.join(steps)}")
@@ -231,14 +232,14 @@ def run(parser, steps, say=lambda found: "done"):
     with parser.one_line():
         here = utils.find_placement(backend="gloo")
         check(args, here)
-        train_set, test_set = program.dataset(args)
+        train_set, test_set = rank_program.dataset(args)
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: SyncBatchNorm is compared in full precision
     torch.set_num_threads(utils.threads_per_rank(here))
     size = args.batch_size * here.world_size
     lab = Lab(args, here, [train_set.__getitems__(range(step * size, (step + 1) * size)) for step in range(args.steps)],
               test_set.first(TEST_IMAGES))
     found = {"world_size": here.world_size, "dataset": train_set.name, "batch_size": args.batch_size}
-    with program.ranks(here, args.timeout):
+    with rank_program.ranks(here, args.timeout):
         utils.defer_compiler()  # nothing is compiled here
         for name in args.step:
             start = time.perf_counter()
@@ -246,7 +247,7 @@ def run(parser, steps, say=lambda found: "done"):
             if here.rank == 0:
                 print(f"{name:11} {say(found[name])} in {time.perf_counter() - start:.1f} s", flush=True)
     if here.rank == 0:  # all have come this far: the findings are whole
-        program.write_json(args.out, found)
+        rank_program.write_json(args.out, found)
 
 
 @record  # a rank that fails leaves its traceback where torchrun finds it

@@ -18,8 +18,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
+import models
 import utils
-from course import program
+from course import rank_program
 from options import positive
 from scripts.lessons import ddp_from_scratch
 from scripts.lessons.ddp_from_scratch import LR, between_ranks, ddp, flat_weights, pack, worst
@@ -82,7 +83,7 @@ def equality(lab):
             loss(model(images.to(device)), labels.to(device)).backward()
             optimizer.step()
 
-    def compare(kind=utils.ConvNet, shards=lab.shards, loss=cross_entropy, loss_of_one=cross_entropy,
+    def compare(kind=models.ConvNet, shards=lab.shards, loss=cross_entropy, loss_of_one=cross_entropy,
                 optimizer=lab.sgd, seed=0, device=CPU, convert=lambda model: model):
         reference, model = lab.model(kind).to(device), convert(lab.model(kind)).to(device)
         fit(reference, lab.whole, optimizer(reference), loss_of_one, device)
@@ -91,7 +92,7 @@ def equality(lab):
         fit(parallel, shards, optimizer(model), loss, device)
         return worst((flat_weights(model) - flat_weights(reference)).cpu()[None])[0], model
 
-    off, resnet = compare(utils.SmallResNet)
+    off, resnet = compare(models.SmallResNet)
     found = {"weights": {
         "equal shards": compare()[0],
         "unequal shards": compare(shards=uneven)[0],
@@ -115,8 +116,8 @@ def equality(lab):
         found[f"masks_agree, {name}"] = agreeing.item()
 
     try:
-        synced, _ = compare(utils.SmallResNet, device=lab.here.device, convert=nn.SyncBatchNorm.convert_sync_batchnorm)
-        plain, _ = compare(utils.SmallResNet, device=lab.here.device)
+        synced, _ = compare(models.SmallResNet, device=lab.here.device, convert=nn.SyncBatchNorm.convert_sync_batchnorm)
+        plain, _ = compare(models.SmallResNet, device=lab.here.device)
         found["sync_batchnorm"] = {"weights": synced, "plain": plain}
     except ValueError as error:  # on a CPU
         found["sync_batchnorm"] = {"error": f"{type(error).__name__}: {error}"}
@@ -163,7 +164,7 @@ def timeline(lab):
     found = []
     for cap, (parallel, *_), mine in zip(lab.args.bucket_mb, runs, steps_of_run, strict=True):
         steps = [[event for events in one for event in events]
-                 for one in zip(*program.gathered(mine[WARM_UP:]), strict=True)]
+                 for one in zip(*rank_program.gathered(mine[WARM_UP:]), strict=True)]
         steps.sort(key=lambda events: max(event["end"] for event in events))
         found.append({"bucket_cap_mb": cap, "events": steps[len(steps) // 2],
                       "bytes": sum(parameter.nbytes for parameter in parallel.parameters()),
@@ -260,7 +261,7 @@ def no_sync(lab):
     return found
 
 
-class WithSpareLayer(utils.ConvNet):
+class WithSpareLayer(models.ConvNet):
     """A layer that forward leaves out: it gets no gradient."""
 
     def __init__(self, channels, classes, side):
@@ -304,7 +305,7 @@ def metrics(lab):
         everything, answers = lab.test_set.__getitems__(range(count))
         truth = (model(everything).argmax(1) == answers).sum().item() / count
 
-    own = program.gathered({"hits": hits, "images": len(labels)})
+    own = rank_program.gathered({"hits": hits, "images": len(labels)})
     average = torch.tensor(hits / len(labels), dtype=torch.float64)
     dist.all_reduce(average)
     sums = torch.tensor([hits, len(labels)], dtype=torch.float64)
@@ -329,7 +330,7 @@ def save(lab):
     model = lab.model(seed=100 + lab.here.rank)
     model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
-    found = {"file_there": program.gathered({"before": before, "after": after}),
+    found = {"file_there": rank_program.gathered({"before": before, "after": after}),
              "from_saved": worst((flat_weights(model) - flat_weights(parallel.module))[None])[0],
              "names": {"parallel.state_dict()": list(parallel.state_dict())[:2],
                        "parallel.module.state_dict()": list(parallel.module.state_dict())[:2]}}
@@ -364,7 +365,7 @@ def memory(lab):
                  (("parameters", model.parameters()), ("gradients", own), ("Adam's state", state))}
         sizes["buckets"] = sum(event["bytes"] for event in events)
         found.append({"gradient_as_bucket_view": view, "values": flat_weights(model).numel(),
-                      "ranks": program.gathered(sizes)})
+                      "ranks": rank_program.gathered(sizes)})
     return found
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import utils
-from course import program
+from course import rank_program
 from options import check_out
 
 
@@ -67,7 +67,7 @@ def attempt(name, timeout):
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
-    parser = program.parser(__doc__, out="write what each rank saw to this file, as JSON", timeout=3)  # of each try
+    parser = rank_program.parser(__doc__, out="write to this file what each rank saw", timeout=3)  # of each try
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement("cpu", "gloo")
@@ -79,13 +79,13 @@ def main():
         utils.init_distributed_mode(here, timeout=30 + 2 * args.timeout)
     found = {"world_size": here.world_size, "timeout": args.timeout}
     for name in TRIES:
-        seen = program.gathered(attempt(name, args.timeout))
+        seen = rank_program.gathered(attempt(name, args.timeout))
         first = min(rank["start"] for rank in seen)  # the ranks of one machine share a clock
         found[name] = [{**rank, "start": rank["start"] - first, "end": rank["end"] - first} for rank in seen]
         if not any(rank["error"] for rank in seen):
             raise RuntimeError(f"{name}: no rank failed, which this program is about")
     if here.rank == 0:
-        program.write_json(args.out, found)
+        rank_program.write_json(args.out, found)
     dist.barrier()
     utils.end_distributed_mode()
 

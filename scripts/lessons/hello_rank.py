@@ -19,7 +19,7 @@ import sys
 
 import psutil
 
-from course import program
+from course import rank_program
 
 
 def told_by_launcher():
@@ -63,7 +63,7 @@ def work(fails, rank, attempt):
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     parser.add_argument("--spawn", type=int, metavar="N", help="start N ranks with mp.spawn")
     parser.add_argument("--fail", type=int, metavar="RANK", help="this rank fails at its first attempt")
     parser.add_argument("--out", metavar="FILE", help="append what each rank found to this file, JSON lines")

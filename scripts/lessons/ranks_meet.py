@@ -5,7 +5,7 @@ Two ranks add numbers up        torchrun --nproc_per_node=2 scripts/lessons/rank
 Who listens, who connects       torchrun --nproc_per_node=3 scripts/lessons/ranks_meet.py --step meet --out FOLDER
 What each backend can move      torchrun --nproc_per_node=2 scripts/lessons/ranks_meet.py --step backends --out FOLDER
 
-Each rank writes a file of its own, --out/rank-0.json and so on; course/meeting.py reads them. What needs no process
+Each rank writes a file of its own, --out/rank-0.json and so on; course/rendezvous.py reads them. What needs no process
 group does not import torch: such a rank starts in a tenth of a second. It runs on CPUs, and tries GPUs where there are
 any.
 """
@@ -17,8 +17,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from course import program
-from course.meeting import rank_file
+from course import rank_program
+from course.rendezvous import rank_file
 from options import check_out, positive
 
 # set by torchrun for each rank
@@ -197,7 +197,7 @@ WITHOUT_TORCH = {"hello", "chatter"}
 
 
 def get_parser():
-    parser = program.parser(__doc__, timeout=20)
+    parser = rank_program.parser(__doc__, timeout=20)
     add = parser.add_argument
     add("--step", nargs="+", required=True, choices=STEPS, metavar="NAME", help=f"one or more of: {', '.join(STEPS)}")
     add("--out", type=Path, help="each rank writes what it found into this folder, rank-0.json and so on")
@@ -221,7 +221,7 @@ def main():
     faulthandler.dump_traceback_later(args.limit, exit=True)  # says where it hangs; works even where Python is stuck
     found = {name: STEPS[name](me, args) for name in args.step}
     if file:
-        program.write_json(file, me | found)
+        rank_program.write_json(file, me | found)
     if not WITHOUT_TORCH.issuperset(args.step):
         import utils
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import utils
-from course import program
+from course import rank_program
 from options import check_out, positive
 from scripts.lessons import tiny_transformer as tiny
 from scripts.lessons.shard_ways import MICRO_BATCHES, WAYS, limits
@@ -74,7 +74,7 @@ def compare(way, here, steps, watchdog, reference, expected_losses):
     off = max((weights[name] - reference[name]).abs().max().item() for name in weights)
     state_of = [names[parameter] for parameter in tiny.state_of(setup.optimizer)]
     pieces = {name: piece(tiny.plain(parameter).detach(), weights[name]) for parameter, name in names.items()}
-    held, off, state_of, pieces = zip(*program.gathered((held, off, state_of, pieces)), strict=True)  # of all ranks
+    held, off, state_of, pieces = zip(*rank_program.gathered((held, off, state_of, pieces)), strict=True)
     if lost := set(reference).difference(*pieces):
         raise RuntimeError(f"{way}: no rank has {lost}")
     return {"ranks": held, "losses": losses, "weights_off": max(off), "state_of": state_of,
@@ -118,7 +118,7 @@ def timeline(way, here, watchdog):
         setup.events.clear()
         dist.barrier()
         setup.backward(tokens, targets)
-        steps.append([{"rank": rank, **event} for rank, own in enumerate(program.gathered(setup.events))
+        steps.append([{"rank": rank, **event} for rank, own in enumerate(rank_program.gathered(setup.events))
                       for event in own])
     for events in steps:  # the ranks of one machine share a clock
         first = min(event["start"] for event in events)
@@ -131,7 +131,7 @@ def timeline(way, here, watchdog):
 
 
 def get_parser():
-    parser = program.parser(__doc__, out="write what was found to this file, as JSON", timeout=60)
+    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", timeout=60)
     names = [*WAYS, "limits"]
     parser.add_argument("--way", nargs="+", choices=names, metavar="NAME", help="one or more of: "
                         f"{', '.join(names)}; default: all that fit the ranks (fsdp_tp needs four)")
@@ -160,7 +160,7 @@ def main():
         here = utils.find_placement("cpu", "gloo")
         check(args, here)
     torch.set_num_threads(1)
-    with program.ranks(here, args.timeout):
+    with rank_program.ranks(here, args.timeout):
         watchdog = Watchdog(here, args.timeout + 30)  # later than the collective's own timeout, which says more
         setup, losses, _ = train("one", here, args.steps, watchdog)
         reference = {name: parameter.detach() for name, parameter in setup.model.named_parameters()}
@@ -175,7 +175,7 @@ def main():
                 found["ways"][way] = compare_or_say(way, here, args.steps, watchdog, reference, losses)
             dist.barrier()
     if here.rank == 0:
-        program.write_json(args.out, found)
+        rank_program.write_json(args.out, found)
         for way, result in found["ways"].items():
             print(f"{way:8}", result.get("unsupported") or f"weights off by {result['weights_off']:.1e}, loss by "
                   f"{result['loss_off']:.1e}")

@@ -18,8 +18,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.elastic.multiprocessing.errors import record
 
+import models
 import utils
-from course import program
+from course import rank_program
 from options import check_writable
 
 ROWS, COLUMNS = 1001, 64  # a number of rows that two ranks cannot share equally
@@ -28,7 +29,7 @@ ROWS, COLUMNS = 1001, 64  # a number of rows that two ranks cannot share equally
 def expected():
     """{name: tensor}, whole: LeNet's weights and the table [ROWS, COLUMNS]."""
     torch.manual_seed(0)
-    weights = utils.ConvNet().state_dict()
+    weights = models.ConvNet().state_dict()
     return {**weights, "table": torch.randn(ROWS, COLUMNS)}
 
 
@@ -68,7 +69,7 @@ def contents(folder):
 
 @record
 def main():
-    parser = program.parser(__doc__, timeout=60)
+    parser = rank_program.parser(__doc__, timeout=60)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--save", type=Path, metavar="FOLDER", help="write it there")
     what.add_argument("--load", type=Path, metavar="FOLDER", help="read it from there")
@@ -81,7 +82,7 @@ def main():
         here = utils.find_placement("cpu", "gloo")
         if args.save:
             check_writable("--save", args.save)
-    with program.ranks(here, args.timeout):
+    with rank_program.ranks(here, args.timeout):
         state = state_of_this_rank(expected())
         if args.save:
             dcp.save(state, storage_writer=dcp.FileSystemWriter(args.save))

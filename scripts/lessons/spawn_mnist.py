@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import checkpoint
 import data
+import models
 import utils
-from course import program
+from course import rank_program
 from options import check_writable, positive
 
 
@@ -80,7 +81,7 @@ def train(here, args):
     torch.manual_seed(here.rank)  # dropout must differ between ranks; the first weights not: DDP sends rank 0's to all
     utils.defer_compiler()  # nothing is compiled here
     train_set, test_set = data.load(args, here)
-    raw_model = utils.ConvNet(channels=1, image_size=28).to(here.device)
+    raw_model = models.ConvNet(channels=1, image_size=28).to(here.device)
     model = DistributedDataParallel(raw_model, device_ids=[here.device] if here.device.type == "cuda" else None)
     sampler = DistributedSampler(train_set)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
@@ -107,7 +108,7 @@ def train(here, args):
 
 
 def main():
-    parser = program.parser(__doc__, timeout=60)
+    parser = rank_program.parser(__doc__, timeout=60)
     parser.set_defaults(dataset="mnist")
     add = parser.add_argument
     add("--n-gpus", type=positive(int), default=1, metavar="N",

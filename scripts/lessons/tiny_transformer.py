@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, gelu
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import utils
-from course import predict, program
+from course import predict, rank_program
 
 TEXT = Path(__file__).resolve().parent.parent.parent / "LICENSE"
 LETTERS = "".join(map(chr, range(32, 127))) + "\n"  # and one for all others
@@ -173,7 +173,7 @@ def held(model, optimizer, saved):
 
 
 def main():
-    program.parser(__doc__).parse_args()
+    rank_program.parser(__doc__).parse_args()
     torch.manual_seed(0)
     model = TinyTransformer()
     optimizer = torch.optim.Adam(model.parameters(), **ADAM)

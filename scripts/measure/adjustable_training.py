@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, default_collate
 
 import data
+import models
 import utils
 from scripts.measure.message_time import meet, synchronise
 
@@ -101,7 +102,7 @@ class Wide(nn.Module):
         return self.layers(images)
 
 
-MODELS = {**utils.MODELS, "wide": Wide}
+MODELS = {**models.MODELS, "wide": Wide}
 
 # ---------------------------------------------------------------------------------------------- a training
 

@@ -30,7 +30,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from course import processes, program
+from course import processes, rank_program
 from options import check_out, positive
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -145,7 +145,7 @@ def frameworks_round(number, samples):
 
 
 def logs_round(number, samples):
-    import utils  # here, for it imports torch
+    import run_log
     from course import runs
 
     lines = next((ROOT / "results/recorded/two-cpu-cores").glob("*.jsonl")).read_text().splitlines()
@@ -153,7 +153,7 @@ def logs_round(number, samples):
               for line in lines[:2]]
     with tempfile.TemporaryDirectory() as folder:
         for each in range(1000):
-            with utils.RunLog(Path(folder, f"{each}.jsonl")) as log:
+            with run_log.RunLog(Path(folder, f"{each}.jsonl")) as log:
                 log.write("run", **fields[0] | {"epochs": 100})
                 for epoch in range(100):
                     log.write("epoch", **fields[1] | {"epoch": epoch})
@@ -188,7 +188,7 @@ ROUNDS = {"epoch": epoch_round, "ranks": ranks_round, "start": start_round, "fra
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     add = parser.add_argument
     add("--only", choices=ROUNDS, action="append", help="measure this one; may be repeated")
     add("--rounds", type=positive(int), default=5, help="how often each comparison is run (default: %(default)s)")
@@ -210,7 +210,7 @@ def main():
         print("\nbenchmark: stopped; nothing was written", file=sys.stderr)
         sys.exit(130)
     machine = {"system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count()}
-    program.write_json(args.out, {"time": time.time(), "machine": machine, "versions": versions(),
+    rank_program.write_json(args.out, {"time": time.time(), "machine": machine, "versions": versions(),
                                   "samples": args.samples, "rounds": figures})
     print(f"every figure: {args.out}")
 

@@ -22,7 +22,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import utils
-from course import program
+from course import rank_program
 from options import check_out, positive
 from scripts.measure.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
 from scripts.measure.message_time import slowest, synchronise
@@ -87,7 +87,7 @@ def plain(error):
 
 
 def get_parser():
-    parser = program.parser(__doc__, out="write the gains to this file, as JSON", dataset=True, timeout=60)
+    parser = rank_program.parser(__doc__, out="write the gains to this file, as JSON", dataset=True, timeout=60)
     add = parser.add_argument
     add("--change", nargs="+", choices=CHANGES, metavar="NAME",
         help=f"one or more of: {', '.join(CHANGES)}; default: all that make sense for one process, or for several")
@@ -121,24 +121,24 @@ def main():
     with parser.one_line():
         here = utils.find_placement(args.device)
         check(args, here)
-        train_set, test_set = program.dataset(args)
+        train_set, test_set = rank_program.dataset(args)
     if "compile" not in args.change:
         utils.defer_compiler()
     utils.keep_memory()  # as main.py
     torch.set_num_threads(Setting.threads)
     sets = train_set.first(len(train_set), here.device), test_set.first(JUDGED, here.device)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA, which nobody asked for
-    with tempfile.TemporaryDirectory() as cache, program.ranks(here, args.timeout):
+    with tempfile.TemporaryDirectory() as cache, rank_program.ranks(here, args.timeout):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # else a second start finds what the first has compiled
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more are processes of their own
-        found = {**program.measured_on(here), "dataset": train_set.name, "block": args.block, "rounds": args.rounds,
-                 "setting": asdict(Setting()), "models": {model: {} for model in args.model}}
+        found = {**rank_program.measured_on(here), "dataset": train_set.name, "block": args.block,
+                 "rounds": args.rounds, "setting": asdict(Setting()), "models": {model: {} for model in args.model}}
         for model, which in itertools.product(args.model, args.change):
             found["models"][model][which] = one = compare(CHANGES[which], model, sets, args, here)
             if here.rank == 0:
                 say(model, CHANGES[which], one)
         if here.rank == 0:
-            program.write_json(args.out, found)
+            rank_program.write_json(args.out, found)
 
 
 def say(model, one, found):

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import utils
-from course import program
+from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
 from options import check_out, positive
 
@@ -134,7 +134,7 @@ def size(text):
 
 
 def get_parser():
-    parser = program.parser(__doc__, out="write the figures to this file, as JSON", timeout=60)
+    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", timeout=60)
     add = parser.add_argument
     add("--op", nargs="+", choices=BUS_FACTORS, default=["all_reduce"], metavar="NAME",
         help=f"one or more of: {', '.join(BUS_FACTORS)}; default: all_reduce")
@@ -171,8 +171,8 @@ def main():
     if here.backend == "gloo":
         here = replace(here, device=torch.device("cpu"))
     torch.set_num_threads(utils.threads_per_rank(here))
-    with program.ranks(here, args.timeout):
-        found = {**program.measured_on(here), "nodes": here.nodes, "backend": here.backend, "rounds": args.rounds,
+    with rank_program.ranks(here, args.timeout):
+        found = {**rank_program.measured_on(here), "nodes": here.nodes, "backend": here.backend, "rounds": args.rounds,
                  "time": time.time(), "ops": {}}
         for op in args.op:
             points = measure(op, sizes, args.rounds, here.device)
@@ -181,7 +181,7 @@ def main():
             if here.rank == 0:
                 report(op, points, alpha, beta)
         if here.rank == 0:
-            program.write_json(args.out, found)
+            rank_program.write_json(args.out, found)
 
 
 if __name__ == "__main__":

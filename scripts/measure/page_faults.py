@@ -20,8 +20,9 @@ from contextlib import suppress
 import torch
 
 import data
+import models
 import utils
-from course import program
+from course import rank_program
 from options import check_out, positive
 from scripts.measure.adjustable_training import Setting, Training
 from scripts.measure.compare_changes import FEWEST, summary
@@ -75,9 +76,9 @@ def compare(pipes, model, args):
 
 
 def main():
-    parser = program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True)
+    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True)
     add = parser.add_argument
-    add("--model", nargs="+", choices=utils.MODELS, default=list(utils.MODELS), help="default: all")
+    add("--model", nargs="+", choices=models.MODELS, default=list(models.MODELS), help="default: all")
     add("--rounds", type=positive(int), default=7, help="times that both are measured, 3 or more; default: 7")
     add("--steps", type=positive(int), default=10, help="in a block; default: 10")
     add("--timeout", type=positive(float), default=120, help="longest wait for a process, seconds")
@@ -86,13 +87,13 @@ def main():
         if args.rounds < FEWEST:
             raise ValueError(f"--rounds {args.rounds} tells nothing of the spread: take {FEWEST} or more")
         check_out(args.out)
-        dataset = program.dataset(args)[0].name  # the processes load it themselves
+        dataset = rank_program.dataset(args)[0].name  # the processes load it themselves
     spawn, pipes = multiprocessing.get_context("spawn"), {}
     for way in WAYS:
         pipes[way], theirs = spawn.Pipe()
         spawn.Process(target=train, args=(theirs, way, dataset, args), daemon=True).start()  # it ends with this one
         theirs.close()  # the child has it: its end is then heard here
-    found = {**program.measured_on(utils.find_placement("cpu", env={})), "threads": 1, "dataset": dataset,
+    found = {**rank_program.measured_on(utils.find_placement("cpu", env={})), "threads": 1, "dataset": dataset,
              "can_keep": utils.keep_memory(), "models": {}}
     for model in args.model:
         found["models"][model] = one = compare(pipes, model, args)
@@ -100,7 +101,7 @@ def main():
             print(f"{model:8}memory {way:10}{1e3 * one[way]['seconds']:8.2f} ms a step, {one[way]['faults']:6.0f} page "
                   f"faults, {one[way]['system']:4.0%} of the time in the system")
         print(f"{model:8}kept: {one['gain']:.2f} times as fast ({one['low']:.2f} to {one['high']:.2f})", flush=True)
-    program.write_json(args.out, found)
+    rank_program.write_json(args.out, found)
 
 
 if __name__ == "__main__":

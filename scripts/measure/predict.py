@@ -7,7 +7,7 @@
 The models are course/predict/scaling.py and course/predict/memory.py, where nodes, buckets and cores can be set, too.
 """
 
-from course import program
+from course import rank_program
 from course.predict import memory, scaling
 from options import positive
 
@@ -45,7 +45,7 @@ def predict_memory(args):
 
 
 def main():
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     kinds = parser.add_subparsers(required=True, metavar="time|memory")
     kind = kinds.add_parser("time", help="of a step and of an epoch, from one rank's step and the links")
     kind.set_defaults(predict=predict_time)

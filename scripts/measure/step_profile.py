@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import utils
-from course import program
+from course import rank_program
 from course.predict.fit import fit
 from options import check_out, positive
 from scripts.measure import message_time
@@ -192,7 +192,7 @@ def look(model, train_set, args, here):
     path = args.out.with_name(f"{args.out.stem}.{model}.rank{here.rank}.trace.json")
     profiler.export_chrome_trace(str(path))
     steps = read_trace(path, clock, here.rank)
-    found["events"], found["medians"] = typical(program.gathered(steps) if here.world_size > 1 else [steps])
+    found["events"], found["medians"] = typical(rank_program.gathered(steps) if here.world_size > 1 else [steps])
     found["operators"] = operators(profiler, args.steps)
     if here.world_size == 1:
         found |= alone(training, model, train_set, args.steps)
@@ -202,7 +202,7 @@ def look(model, train_set, args, here):
 
 
 def get_parser():
-    parser = program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
+    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
     add = parser.add_argument
     add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
     add("--steps", type=positive(int), default=9, help="updates that are timed, and then profiled; default: 9")
@@ -216,19 +216,19 @@ def main():
     with parser.one_line():
         here = utils.find_placement("cpu")
         check_out(args.out)
-        train_set = program.dataset(args)[0]
+        train_set = rank_program.dataset(args)[0]
     torch.set_num_threads(1)
     utils.keep_memory()  # as main.py
     utils.defer_compiler()  # nothing is compiled here
-    with program.ranks(here, args.timeout):
-        found = {**program.measured_on(here), "dataset": train_set.name, "models": {}}
+    with rank_program.ranks(here, args.timeout):
+        found = {**rank_program.measured_on(here), "dataset": train_set.name, "models": {}}
         for model in args.model:
             found["models"][model] = one = look(model, train_set, args, here)
             if here.rank == 0:
                 print(f"{model:8}{sum(one['phases'].values()):6.1f} ms an update; most of it: "
                       f"{one['operators'][0]['name']}", flush=True)
         if here.rank == 0:
-            program.write_json(args.out, found)
+            rank_program.write_json(args.out, found)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+import models
 import utils
-from course import program
+from course import rank_program
 from options import check_out, positive
 from scripts.measure.adjustable_training import Setting, Training
 from scripts.measure.message_time import meet
@@ -93,9 +94,9 @@ def measure(trainers, rounds):
 
 
 def get_parser():
-    parser = program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
+    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
     add = parser.add_argument
-    add("--models", nargs="+", choices=utils.MODELS, default=["lenet"], help="default: lenet")
+    add("--models", nargs="+", choices=models.MODELS, default=["lenet"], help="default: lenet")
     add("--batch-sizes", type=positive(int), nargs="+", default=[16, 32, 64, 128], metavar="B",
         help="images a step of each rank (default: 16 32 64 128)")
     add("--ways", nargs="+", choices=WAYS, default=["alone"], help="default: alone")
@@ -111,7 +112,7 @@ def check(args, here):
     if here.world_size < 2 and set(args.ways) != {"alone"}:
         raise ValueError("one rank is alone: torchrun --nproc_per_node=2 step_time.py for the other --ways")
     check_out(args.out)
-    train_set = program.dataset(args)[0].first(args.samples, here.device)
+    train_set = rank_program.dataset(args)[0].first(args.samples, here.device)
     if len(train_set) // here.world_size < max(args.batch_sizes):
         raise ValueError(f"--samples {len(train_set)} are no batch of {max(args.batch_sizes)} for each of "
                          f"{here.world_size} rank(s)")
@@ -128,8 +129,8 @@ def main():
     torch.set_num_threads(utils.threads_per_rank(here))
     utils.keep_memory()
     utils.defer_compiler()
-    with program.ranks(here, args.timeout):
-        found = {**program.measured_on(here), "backend": here.backend if here.world_size > 1 else None,
+    with rank_program.ranks(here, args.timeout):
+        found = {**rank_program.measured_on(here), "backend": here.backend if here.world_size > 1 else None,
                  "dataset": train_set.name, "rounds": args.rounds, "time": time.time(), "models": {}}
         for model in args.models:
             trainers = [Trainer(model, way, size, args, train_set, here)
@@ -142,7 +143,7 @@ def main():
                     print(f"  {point['way']:13} batch {point['batch_size']:4}: {1e3 * point['seconds']:8.2f} ms a step "
                           f"({1e3 * point['low']:.2f} to {1e3 * point['high']:.2f})", flush=True)
         if here.rank == 0:
-            program.write_json(args.out, found)
+            rank_program.write_json(args.out, found)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from typing import NamedTuple
 import pandas as pd
 
 import data
-import utils
-from course import processes, program, runs
+import models
+from course import processes, rank_program, runs
 from options import get_parser, positive
 
 MAIN = Path(__file__).resolve().parent.parent.parent / "main.py"
@@ -159,13 +159,13 @@ def main():
     own, passed_on = sys.argv[1:], []
     if "--" in own:
         own, passed_on = own[:own.index("--")], own[own.index("--") + 1:]
-    parser = program.parser(__doc__)
+    parser = rank_program.parser(__doc__)
     add = parser.add_argument
     add("--out", type=Path, default="results/live/sweep", help="folder of the logs (default: %(default)s)")
     add("--world-sizes", type=positive(int), nargs="+", default=[1, 2], metavar="W", help="ranks (default: 1 2)")
     add("--strategies", choices=["auto", "single", "dp", "ddp"], nargs="+", default=["auto"],
         help="auto (default): single for one rank, else ddp; single and dp run with world size 1 alone")
-    add("--models", choices=utils.MODELS, nargs="+", default=["lenet"], help="default: lenet")
+    add("--models", choices=models.MODELS, nargs="+", default=["lenet"], help="default: lenet")
     add("--batch-sizes", type=positive(int), nargs="+", default=[64], metavar="B", help="of each rank (default: 64)")
     add("--lrs", type=positive(float), nargs="+", default=[None], metavar="LR",
         help="learning rates (default: main.py's)")

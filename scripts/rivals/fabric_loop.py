@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import checkpoint
 import data
+import models
 import utils
 from scripts.rivals import framework_run
 
@@ -31,7 +32,7 @@ def train(args, here, run):
     torch.set_num_threads(utils.threads_per_rank(here))
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, here)
-    raw_model = utils.make_model(args, train_set, fabric.device)
+    raw_model = models.make_model(args, train_set, fabric.device)
     model, optimizer = fabric.setup(raw_model, utils.make_optimizer(raw_model.parameters(), args))
     sampler = DistributedSampler(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)

@@ -21,10 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import data
+import models
 import utils
 
 
-class TextbookNet(utils.ConvNet):
+class TextbookNet(models.ConvNet):
     """The same function with the same weights, in the usual order: ReLU, then pool."""
 
     def forward(self, images):

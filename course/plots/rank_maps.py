@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from course.plots.common import COLOURS, GREY, WARNING, bare, colour_of, write_in
+from course.plots.style import COLOURS, GREY, WARNING, bare, colour_of, write_in
 
 SAID = re.compile(r"rank (\d+), step")  # by scripts/lessons/ranks_meet.py --step chatter
 ROUND = "round,pad=0,rounding_size=0.08"

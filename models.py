@@ -1,0 +1,66 @@
+"""The models: images [N, C, S, S] to logits [N, classes]. Another model is a class here and a line in MODELS."""
+
+import torch
+from torch import nn
+
+import data
+
+
+class ConvNet(nn.Module):
+    """LeNet as most first tutorials write it: images [N, C, S, S] to logits [N, classes].
+
+    Logits, not probabilities: CrossEntropyLoss applies log-softmax itself (notebook 01 measures what a second
+    softmax costs).
+    """
+
+    def __init__(self, channels=3, classes=10, image_size=32):
+        super().__init__()
+        side = ((image_size - 4) // 2 - 4) // 2  # a 5x5 convolution without padding takes 4, a pool halves
+        self.conv1 = nn.Conv2d(channels, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * side * side, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+
+    def forward(self, images):
+        x = torch.relu(nn.functional.max_pool2d(self.conv1(images), 2))  # pool, then ReLU: the same values as
+        x = torch.relu(nn.functional.max_pool2d(self.conv2(x), 2))  # ReLU, then pool, for a quarter of the ReLUs
+        x = torch.relu(self.fc1(x.flatten(1)))
+        return self.fc3(torch.relu(self.fc2(x)))
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with BatchNorm that halve the side, and a 1x1 shortcut (He et al. 2015, 1512.03385)."""
+
+    def __init__(self, channels_in, channels_out):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels_in, channels_out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(channels_out),
+            nn.ReLU(), nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False), nn.BatchNorm2d(channels_out))
+        self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride=2, bias=False)
+
+    def forward(self, x):
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+class SmallResNet(nn.Module):
+    """A residual network small enough for a CPU: images [N, C, S, S], any S, to logits [N, classes]."""
+
+    def __init__(self, channels=3, classes=10, image_size=None):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.blocks = nn.Sequential(ResidualBlock(16, 16), ResidualBlock(16, 32), ResidualBlock(32, 64))
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, images):
+        return self.fc(self.blocks(self.stem(images)).mean(dim=(2, 3)))
+
+
+MODELS = {"lenet": ConvNet, "resnet": SmallResNet}
+
+
+def make_model(args, train_set, device):
+    """The raw model on `device`, with the weights that torch's seed gives: the same on every rank."""
+    info = data.DATASETS[train_set.name]
+    layout = torch.channels_last if args.channels_last else torch.preserve_format
+    return MODELS[args.model](info.shape[0], len(info.classes), info.shape[1]).to(device, memory_format=layout)

@@ -1,0 +1,116 @@
+"""What a run says: the run log, in JSON lines, and the same facts on the console. Written by rank 0.
+
+A new column is a line in `epoch_facts` or `describe`; course/log_fields.py says what readers make of it.
+"""
+
+import json
+import logging
+import os
+import platform
+import resource
+import sys
+import time
+import uuid
+import zlib
+from pathlib import Path
+
+import torch
+
+import utils
+from placement import cores, device_name
+
+log = logging.getLogger("course")
+
+
+class RunLog:
+    """JSON lines, flushed one by one: `run`, an `epoch` each, and `end` when the `with` block is left.
+
+    A log without `end` is a run that did not finish. A file is appended to; one that another run is writing to raises
+    BlockingIOError. Without a path nothing is written.
+    """
+
+    def __init__(self, path):
+        self.file, self.run_id, self.started, self.logged = None, uuid.uuid4().hex[:12], time.time(), set()
+        if path:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - __exit__ closes it
+            utils.lock(self.file)
+
+    def resume(self, run_id):
+        """Go on with run `run_id`: what the file holds of it is not written again. A line that a kill cut goes."""
+        self.run_id = run_id
+        if self.file:
+            raw = Path(self.file.name).read_bytes()
+            os.truncate(self.file.name, raw.rfind(b"\n") + 1)
+            for line in raw.splitlines():
+                try:
+                    record = json.loads(line)
+                    if record["kind"] == "run":
+                        self.logged.clear()  # a reader takes the last run in the file
+                    if record["run_id"] == run_id:
+                        self.logged.add((record["kind"], record.get("epoch")))
+                except (ValueError, KeyError, TypeError):
+                    continue  # not a record of ours
+
+    def write(self, kind, **fields):
+        if self.file and ((kind, fields.get("epoch")) not in self.logged or kind not in ("run", "epoch")):
+            text = json.dumps({"kind": kind, "time": time.time(), "run_id": self.run_id, **fields})[:-1]
+            print(f'{text}, "crc": {zlib.crc32(text.encode())}}}', file=self.file, flush=True)  # a reader sees damage
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        outcome = {"status": "failed", "error": repr(error)} if error else {"status": "completed"}
+        if isinstance(error, SystemExit) and error.code == utils.RESUMABLE:
+            outcome = {"status": "resumable"}
+        self.write("end", **outcome, seconds=time.time() - self.started, peak_memory_bytes=peak_memory())
+        if self.file:
+            self.file.close()
+
+
+def describe(args, here, sampler, run_log):
+    """Say what runs where, in the log's `run` record and on the console."""
+    train_set, processor = sampler.dataset, device_name(here.device)
+    gpus, threads = torch.cuda.device_count(), torch.get_num_threads()
+    synthetic, padding = train_set.name == "synthetic", sampler.total_size - len(train_set)
+    run_log.write("run", **{**vars(args), "dataset": train_set.name}, synthetic=synthetic, world_size=here.world_size,
+                  local_world_size=here.local_world_size, nodes=here.nodes, launcher=here.launcher,
+                  device_name=processor, device_count=gpus, cores=cores(), threads=threads,
+                  host=f"{platform.system()} {platform.machine()}", torch=torch.__version__,
+                  python=platform.python_version())
+    log.info("%s%s: %d training and %d test images", train_set.name,
+             " (SYNTHETIC: made from a seed, not photographs)" if synthetic else "", args.samples, args.test_samples)
+    log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
+             here.world_size, args.batch_size, here.world_size * args.batch_size,
+             ", ".join(filter(None, [processor, args.backend])), threads)
+    if args.device == "cuda" and args.backend == "gloo" and here.local_world_size > gpus:
+        log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
+                    here.local_world_size, gpus)
+    if args.device == "cpu" and here.local_world_size > cores():
+        log.warning("%d ranks share %d cores: they take turns.", here.local_world_size, cores())
+    if padding:
+        log.warning("%d image(s) are trained on twice an epoch, so that all shards are equally long.", padding)
+
+
+def epoch_facts(sums, seconds, val_loss, val_accuracy, weight_norm):
+    """{column: value} of an epoch. `sums` over all ranks: loss, hits, images; `seconds`: rank 0's in each phase."""
+    loss, hits, images = sums
+    total = sum(seconds.values())
+    return {"loss": loss / images, "accuracy": hits / images, "seconds": total, "images_per_second": images / total,
+            **{f"{phase}_seconds": spent for phase, spent in seconds.items()},
+            "val_loss": val_loss, "val_accuracy": val_accuracy, "weight_norm": weight_norm}
+
+
+def say_epoch(epoch, facts):
+    log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f", epoch,
+             *(facts[name] for name in ("loss", "accuracy", "seconds", "val_loss", "val_accuracy",
+                                        "images_per_second")))
+
+
+def peak_memory():
+    """Bytes, the most this process has held: on its GPU if it uses one, else in main memory."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kilobytes on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
