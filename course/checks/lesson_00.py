@@ -1,19 +1,16 @@
 """Exercises of notebook 00: the command for a machine, and when a slow start is paid back. What a command means comes
 from torchrun's own parser, not from a copy of its rules."""
 
-import contextlib
-import io
 import math
 import shlex
 
 from torch.distributed.run import get_args_parser
 
 from course.checks import Wrong, exercise
-from course.checks.cases import exactly, misses
-
-# ---------------------------------------------------------------------------------- 1: which way when
+from course.checks.cases import exactly, misses, without_exit
 
 
+# Exercise 1: which way when
 def my_command(nodes, devices):
     if nodes == devices == 1:
         return "python main.py"
@@ -38,10 +35,9 @@ def parsed(command):
     if words[:1] != ["torchrun"] and words[:2] != ["python", "main.py"]:
         raise Wrong(f"{command!r} begins with neither `torchrun` nor `python main.py`.")
     try:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            options = get_args_parser().parse_args(words[1:])
-    except SystemExit:  # argparse ends the program
-        raise Wrong(f"torchrun does not understand {command!r}: {said.getvalue().strip().splitlines()[-1]}") from None
+        options = without_exit(get_args_parser().parse_args, words[1:])
+    except Wrong as wrong:
+        raise Wrong(f"torchrun does not understand {command!r}: {wrong}") from None
     if options.training_script != "main.py":
         raise Wrong(f"{command!r} starts {options.training_script}, not main.py.")
     options.by_torchrun = words[0] == "torchrun"
@@ -114,9 +110,7 @@ def command(attempt):
                         "door. Give the name of one of them.")
 
 
-# ---------------------------------------------------------------------------------- 2: when a slow start pays
-
-
+# Exercise 2: when a slow start pays
 def my_epochs(start_one, epoch_one, start_many, epoch_many):
     saved = epoch_one - epoch_many  # in each epoch
     if saved <= 0:
