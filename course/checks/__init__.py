@@ -69,7 +69,6 @@ class Exercise:
         print(textwrap.fill(self.hint_text, 100))
 
     def solution(self):
-        """Print the solution."""
         print(textwrap.dedent(inspect.getsource(self.answer)) if callable(self.answer) else self.answer)
 
 

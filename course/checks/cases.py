@@ -1,9 +1,7 @@
 """The cases of an exercise: an answer is tried on each, and where it is wrong, the mistake behind it is looked for."""
 
-import contextlib
 import copy
 import inspect
-import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,17 +47,6 @@ class Miss:
     def explain(self, said, messages, otherwise=""):
         """tell() for mistakes that have short names, messages: {name: message}. All is said as it is, braces too."""
         raise Wrong(f"{said} {next((messages[name] for name in messages if self.is_of(name)), otherwise)}".strip())
-
-
-def without_exit(function, *arguments):
-    """What the function returns. An argparse that gives up would end the program: here it is Wrong, in its words."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return function(*arguments)
-    except SystemExit as end:
-        line = (said.getvalue().splitlines() or [f"exit status {end.code}"])[-1]
-        raise Wrong(f"{line.partition('error: ')[2] or line}.") from None
 
 
 def exactly(answer):

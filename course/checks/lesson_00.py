@@ -2,12 +2,10 @@
 from torchrun's own parser, not from a copy of its rules."""
 
 import math
-import shlex
-
-from torch.distributed.run import get_args_parser
 
 from course.checks import Wrong, exercise
-from course.checks.cases import exactly, misses, without_exit
+from course.checks.cases import exactly, misses
+from course.checks.commands import parsed
 
 
 # Exercise 1: which way when
@@ -23,25 +21,6 @@ def my_command(nodes, devices):
 def but_in_one_machine(command):
     """The mistake of saying `command` for several devices in one machine."""
     return lambda nodes, devices: command.format(devices) if nodes == 1 < devices else my_command(nodes, devices)
-
-
-def parsed(command):
-    """torchrun's own reading of the command; for `python main.py` that of one process. Raises Wrong."""
-    if not isinstance(command, str):
-        raise Wrong(f"Return the command as text, in quotes; this is {command!r}.")
-    words = shlex.split(command)
-    while words and "=" in words[0]:  # OMP_NUM_THREADS=1 torchrun ...
-        words.pop(0)
-    if words[:1] != ["torchrun"] and words[:2] != ["python", "main.py"]:
-        raise Wrong(f"{command!r} begins with neither `torchrun` nor `python main.py`.")
-    try:
-        options = without_exit(get_args_parser().parse_args, words[1:])
-    except Wrong as wrong:
-        raise Wrong(f"torchrun does not understand {command!r}: {wrong}") from None
-    if options.training_script != "main.py":
-        raise Wrong(f"{command!r} starts {options.training_script}, not main.py.")
-    options.by_torchrun = words[0] == "torchrun"
-    return options
 
 
 @exercise(

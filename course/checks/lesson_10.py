@@ -2,12 +2,10 @@
 launchers pass are held against real launchers in tests/test_launchers.py."""
 
 import argparse
-import shlex
-
-from torch.distributed.run import get_args_parser
 
 from course.checks import Wrong, exercise
-from course.checks.cases import exactly, misses, without_exit
+from course.checks.cases import exactly, misses
+from course.checks.commands import parsed, without_exit
 
 
 # Exercise 1: the local rank
@@ -18,7 +16,7 @@ def local_rank(arguments, environment):
     return parser.parse_args(arguments).local_rank
 
 
-def parsed(arguments, environment, *names):
+def local_rank_of(arguments, environment, *names):
     """The local rank of a program that knows only these spellings of the option, maybe none."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
@@ -42,10 +40,11 @@ LAUNCHERS = {
     hint="add_argument takes several spellings: add_argument(\"--one\", \"--other\", ...). Its default may come from "
     "the environment: environment.get(\"LOCAL_RANK\", 0) is text where the launcher has set it.",
     mistakes={
-        "only the underscore": lambda arguments, environment: parsed(arguments, environment, "--local_rank"),
-        "only the dash": lambda arguments, environment: parsed(arguments, environment, "--local-rank"),
-        "only the argument": lambda arguments, environment: parsed(arguments, {}, "--local-rank", "--local_rank"),
-        "only the environment": parsed,
+        "only the underscore": lambda arguments, environment: local_rank_of(arguments, environment, "--local_rank"),
+        "only the dash": lambda arguments, environment: local_rank_of(arguments, environment, "--local-rank"),
+        "only the argument":
+            lambda arguments, environment: local_rank_of(arguments, {}, "--local-rank", "--local_rank"),
+        "only the environment": local_rank_of,
     },
 )
 def device(attempt):
@@ -91,18 +90,9 @@ TASK = ("torchrun --nnodes=2 --node-rank=1 --master-addr=node-a --master-port=29
 def command(attempt):
     """torchrun's own parser reads it as the second of two nodes, four ranks on each, meeting at node-a:29500; and
     main.py gets its options."""
-    launcher, *words = shlex.split(attempt() if callable(attempt) else attempt)
-    if words[:2] == ["-m", "torch.distributed.run"]:
-        words = words[2:]
-    elif launcher != "torchrun":
-        raise Wrong(f"It begins with {launcher}. Begin with torchrun.")
-    try:
-        found = without_exit(get_args_parser().parse_args, words)
-    except Wrong as wrong:
-        raise Wrong(f"torchrun does not understand it: {wrong} What is main.py's stands after main.py.") from None
-    if found.training_script != "main.py":
-        raise Wrong(f"torchrun would start {found.training_script!r}. The first word that is no option of torchrun is "
-                    "the script.")
+    found = parsed(attempt() if callable(attempt) else attempt)
+    if not found.by_torchrun:
+        raise Wrong("That is one process. Begin with torchrun.")
     if any(word.split("=")[0].replace("_", "-") in ("--nnodes", "--node-rank", "--master-addr", "--rdzv-endpoint",
                                                    "--nproc-per-node") for word in found.training_script_args):
         raise Wrong("What stands after main.py goes to main.py. torchrun's own options must come before it.")

@@ -35,11 +35,6 @@ def most_of(own, events):
     return max(total, key=total.get)
 
 
-def largest_single_self(events):
-    singles = [{**event, "name": number} for number, event in enumerate(events)]
-    return events[my_largest(singles)]["name"]
-
-
 def spans(*rows):
     return [{"name": name, "start": start, "end": end} for name, start, end in rows]
 
@@ -65,7 +60,8 @@ TRACES = [
             lambda events: most_of(seconds, events),
         "{got} is called most often. Many short calls can be cheap: add up their time.":
             lambda events: most_of(lambda event: 1, events),
-        "{got} has the longest single call. Calls of one name belong together: add them up.": largest_single_self,
+        "{got} has the longest single call. Calls of one name belong together: add them up.":
+            lambda events: events[my_largest([{**event, "name": n} for n, event in enumerate(events)])]["name"],
         "You said {got}. If a child holds a grandchild, the grandchild's time is part of the child's: you took it off "
         "twice. Take off the direct children only.":
             lambda events: most_of(lambda event: seconds(event) - sum(map(seconds, inside(event, events))), events),
