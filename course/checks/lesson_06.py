@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from course.checks import Wrong, because, exercise
 from course.checks.on_ranks import Answers
 
+BATCHES, ROWS, EVERY = 6, 4, 3  # what `train` is given on each rank: batches of so many rows, and when to update
+
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
 
@@ -39,15 +41,15 @@ def measure_accuracy(function, here):
 
 
 def measure_train(function, here):
-    """All-reduces and weights after two updates of three batches each, beside one process on all ranks' batches."""
-    rank, ranks, every = here.rank, here.world_size, 3
+    """All-reduces and weights after the updates of BATCHES, beside one process on all ranks' batches."""
     numbers = torch.Generator().manual_seed(0)
-    inputs, labels = torch.randn(6, ranks, 4, 5, generator=numbers), torch.randint(3, (6, ranks, 4), generator=numbers)
+    inputs = torch.randn(BATCHES, here.world_size, ROWS, 5, generator=numbers)
+    labels = torch.randint(3, (BATCHES, here.world_size, ROWS), generator=numbers)
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     start, reference = model.weight.detach().clone(), copy.deepcopy(model)
     sgd = torch.optim.SGD(reference.parameters(), lr=0.01)
-    for batch, truth in zip(inputs.split(every), labels.split(every), strict=True):
+    for batch, truth in zip(inputs.split(EVERY), labels.split(EVERY), strict=True):
         sgd.zero_grad()
         cross_entropy(reference(batch.flatten(0, -2)), truth.flatten()).backward()
         sgd.step()
@@ -61,11 +63,10 @@ def measure_train(function, here):
     model.register_forward_pre_hook(lambda _, arguments: rows.extend(map(len, arguments)))
     parallel = DistributedDataParallel(model)
     parallel.register_comm_hook(None, count)
-    batches = list(zip(inputs[:, rank], labels[:, rank], strict=True))
-    function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), every)
+    batches = list(zip(inputs[:, here.rank], labels[:, here.rank], strict=True))
+    function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), EVERY)
     path, wanted = (model.weight.detach() - start).flatten(), (reference.weight.detach() - start).flatten()
-    return {"batches": len(batches), "every": every, "all_reduces": len(buckets), "rows": max(rows, default=0),
-            "rows_of_a_batch": len(batches[0][0]), "weights": model.weight.flatten().tolist(),
+    return {"all_reduces": len(buckets), "rows": max(rows, default=0), "weights": model.weight.flatten().tolist(),
             "off": (path - wanted).abs().max().item(), "size": wanted.abs().max().item(),
             "times": (path @ wanted / (wanted @ wanted)).item()}
 
@@ -245,27 +246,26 @@ def accumulate(attempt):
     """One all-reduce an update, not one a batch, and the weights are those of one process with the large batch."""
     ranks = answers.findings("train", attempt)
     one, off = ranks[0], max(rank["off"] for rank in ranks)
-    batches, every = one["batches"], one["every"]
-    if one["rows"] > one["rows_of_a_batch"]:
-        raise Wrong(f"A forward saw {one['rows']} rows, and a batch has {one['rows_of_a_batch']}. Batches are "
-                    "accumulated because the large one does not fit in memory: give ddp one batch at a time.")
+    if one["rows"] > ROWS:
+        raise Wrong(f"A forward saw {one['rows']} rows, and a batch has {ROWS}. Batches are accumulated because the "
+                    "large one does not fit in memory: give ddp one batch at a time.")
     if one["all_reduces"] == 0:
         apart = max(abs(a - b) for a, b in zip(one["weights"], ranks[-1]["weights"], strict=True))
         raise Wrong(f"No all-reduce at all: the ranks' weights differ by {apart:.1e}. The last batch before each "
                     "update must be outside no_sync: its backward brings the gradients of all of them together.")
-    if one["all_reduces"] == batches:
-        raise Wrong(f"{batches} all-reduces for {batches} batches: nothing was saved. Outside no_sync each backward "
+    if one["all_reduces"] == BATCHES:
+        raise Wrong(f"{BATCHES} all-reduces for {BATCHES} batches: nothing was saved. Outside no_sync each backward "
                     "makes one. And around backward alone no_sync does nothing: the forward decides whether DDP will "
                     "synchronise, so it must be inside, too.")
-    if one["all_reduces"] != batches // every:
-        raise Wrong(f"{one['all_reduces']} all-reduces for {batches} batches. With an update each {every} batches, "
-                    f"{batches // every} are enough.")
-    if abs(one["times"] - every) < 0.1:
+    if one["all_reduces"] != BATCHES // EVERY:
+        raise Wrong(f"{one['all_reduces']} all-reduces for {BATCHES} batches. With an update each {EVERY} batches, "
+                    f"{BATCHES // EVERY} are enough.")
+    if abs(one["times"] - EVERY) < 0.1:
         raise Wrong(f"The all-reduces are right, but the weights moved {one['times']:.1f} times as far as with one "
-                    f"large batch. Gradients of {every} batches add up: divide each loss by {every}.")
+                    f"large batch. Gradients of {EVERY} batches add up: divide each loss by {EVERY}.")
     if off > 1e-4 * one["size"]:
         raise Wrong("The all-reduces are right, but the weights are not those of one process with the large batch: "
-                    f"they differ by {off:.1e}. Is there an update, then a zero_grad, after each {every} batches?")
+                    f"they differ by {off:.1e}. Is there an update, then a zero_grad, after each {EVERY} batches?")
 
 
 # ------------------------------------------------------------------------------------- 4: the global batch

@@ -120,7 +120,7 @@ def see(measure, function, here):
         return {"untried": True}
     except Wrong as wrong:
         return {"wrong": str(wrong)}
-    except Exception as error:  # the learner's: to be told, not to end the rank
+    except (Exception, SystemExit) as error:  # the learner's: to be told, not to end the rank
         return {"raised": first_line(error), "broken": isinstance(error, RuntimeError)}
 
 
