@@ -108,7 +108,7 @@ class Answers:
             try:
                 return pool.starmap_async(be_rank, ranks, chunksize=1).get(LIMIT)[0]
             except multiprocessing.TimeoutError:
-                raise Wrong(f"No end within {LIMIT} s. {SAME_CALLS}.") from None
+                raise Wrong(f"No end within {LIMIT} s: a rank waits, or its process died. {SAME_CALLS}.") from None
 
 
 def see(measure, function, here):
