@@ -5,7 +5,7 @@ import math
 from course import predict
 from course.checks import Wrong, exercise
 from course.checks.cases import Miss, exactly, misses
-from course.predict.scaling import Job, Link, Links, Measured, StepTime
+from course.predict.scaling import Job, Link, Measured, StepTime
 
 # ---------------------------------------------------------------------------------- 1: strong or weak?
 
@@ -140,7 +140,7 @@ def link(attempt):
                 f"{miss.got / 1e9:.4g} GB/s.")
         if not miss.got > 0:
             raise Wrong(f"{case} A bandwidth is more than 0.")
-        job = Job(StepTime(step, 0), gradient_bytes, Links(Link(0, miss.got)), overlap=False)
+        job = Job(StepTime(step, 0), gradient_bytes, Link(0, miss.got), overlap=False)
         reached = predict.scaling.speedup(job, ranks, 1)[1]
         if math.isclose(reached, efficiency, rel_tol=1e-6):
             continue
