@@ -318,6 +318,8 @@ def test_pictures_hold_what_did_not_run_and_what_has_no_prediction():
     plt.close("all")
 
 
-def test_parsers_explain_themselves():
-    for module in (compare_changes, step_profile):
-        assert "torchrun --nproc_per_node=2" in module.get_parser().format_help()
+@pytest.mark.parametrize("module", [compare_changes, step_profile])
+def test_programs_explain_themselves(module, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [module.__name__, "--help"])
+    module.main()
+    assert "torchrun --nproc_per_node=2" in capsys.readouterr().out

@@ -53,11 +53,9 @@ class Link:
         _need(self.bandwidth > 0, "a bandwidth must be more than 0")
 
     def ring(self, bytes: float, ranks: int) -> float:
-        """Seconds of an all-reduce around a ring: 2 (W - 1) steps, in each of which every rank sends bytes / W.
+        """Seconds of an all-reduce around a ring of such links: 2 (W - 1) latency + 2 (W - 1) / W · bytes / bandwidth.
 
-        2 (W - 1) latency + 2 (W - 1) / W · bytes / bandwidth: Thakur, Rabenseifner, Gropp 2005 (Int. J. High
-        Performance Computing Applications 19:1), a ring reduce-scatter and a ring all-gather; their time for adding is
-        left out. The second factor is what nccl-tests divides by, so that busbw is the bandwidth of a link.
+        The second factor is what nccl-tests divides by, so that busbw is the bandwidth of a link.
         """
         return ring_seconds(bytes, ranks, self.latency, 1 / self.bandwidth)
 

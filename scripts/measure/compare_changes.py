@@ -81,20 +81,6 @@ def plain(error):
 # ---------------------------------------------------------------------------------------------- command
 
 
-def get_parser():
-    parser = rank_program.parser(__doc__, out="write the gains to this file, as JSON", dataset=True, timeout=60)
-    add = parser.add_argument
-    add("--change", nargs="+", choices=CHANGES, metavar="NAME",
-        help=f"one or more of: {', '.join(CHANGES)}; default: all that make sense for one process, or for several")
-    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
-    add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
-    add("--seconds", type=positive(float), default=4, help="after 3 rounds and so many seconds a comparison ends; "
-        "default: 4")
-    add("--block", type=positive(int), default=256, help="images of each rank in a block; default: 256")
-    add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
-    return parser
-
-
 def check(args, here):
     """ValueError, one line, for what cannot work; before any rank waits for another."""
     args.change = args.change or (ALONE if here.world_size == 1 else TOGETHER)
@@ -111,7 +97,16 @@ def check(args, here):
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
-    parser = get_parser()
+    parser = rank_program.parser(__doc__, out="write the gains to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--change", nargs="+", choices=CHANGES, metavar="NAME",
+        help=f"one or more of: {', '.join(CHANGES)}; default: all that make sense for one process, or for several")
+    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
+    add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
+    add("--seconds", type=positive(float), default=4, help="after 3 rounds and so many seconds a comparison ends; "
+        "default: 4")
+    add("--block", type=positive(int), default=256, help="images of each rank in a block; default: 256")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement(args.device)

@@ -14,7 +14,6 @@ import json
 import os
 import statistics
 import time
-from collections import defaultdict
 from functools import partial
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its tracer tells every start and stop
@@ -126,14 +125,13 @@ def typical(steps_of_ranks):
 
 def phases(training, steps):
     """{phase: ms of an update}, medians, timed without the profiler."""
-    seconds = defaultdict(list)
+    seconds = []
     for _ in range(steps):
         message_time.meet(training.here.device)
         timer = utils.PhaseTimer(training.here.device)
         training.update(timer.mark)
-        for phase, value in timer.totals().items():
-            seconds[phase].append(value)
-    return {phase: 1000 * statistics.median(values) for phase, values in seconds.items()}
+        seconds.append(timer.totals())
+    return {phase: 1000 * statistics.median(one[phase] for one in seconds) for phase in PHASES}
 
 
 def median_ms(call, times):
@@ -181,24 +179,16 @@ def look(model, train_set, args, here):
     steps = read_trace(path, clock, here.rank)
     found["events"], found["medians"] = typical(rank_program.gathered(steps) if here.world_size > 1 else [steps])
     found["operators"] = operators(profiler, args.steps)
-    if here.world_size == 1:
-        found |= alone(training, model, train_set, args.steps)
-    else:
-        found |= link(found["gradient_bytes"])
-    return found
-
-
-def get_parser():
-    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
-    add = parser.add_argument
-    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
-    add("--steps", type=positive(int), default=9, help="updates that are timed, and then profiled; default: 9")
-    return parser
+    return found | (alone(training, model, train_set, args.steps) if here.world_size == 1
+                    else link(found["gradient_bytes"]))
 
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
-    parser = get_parser()
+    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
+    add("--steps", type=positive(int), default=9, help="updates that are timed, and then profiled; default: 9")
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement("cpu")

@@ -86,20 +86,6 @@ def measure(trainers, rounds):
     return points
 
 
-def get_parser():
-    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
-    add = parser.add_argument
-    add("--models", nargs="+", choices=models.MODELS, default=["lenet"], help="default: lenet")
-    add("--batch-sizes", type=positive(int), nargs="+", default=[16, 32, 64, 128], metavar="B",
-        help="images a step of each rank (default: 16 32 64 128)")
-    add("--ways", nargs="+", choices=WAYS, default=["alone"], help="default: alone")
-    add("--rounds", type=positive(int), default=5, help="times that each is measured; default: 5")
-    add("--bucket-cap-mb", type=positive(float), default=25, help="size of DDP's gradient buckets, MiB")
-    add("--samples", type=positive(int), default=8192, help="images that the steps draw from; default: 8192")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
-    return parser
-
-
 def check(args, here):
     """The training set; ValueError, one line, for what cannot work, before any rank waits for another."""
     if here.world_size < 2 and set(args.ways) != {"alone"}:
@@ -114,7 +100,16 @@ def check(args, here):
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
-    parser = get_parser()
+    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--models", nargs="+", choices=models.MODELS, default=["lenet"], help="default: lenet")
+    add("--batch-sizes", type=positive(int), nargs="+", default=[16, 32, 64, 128], metavar="B",
+        help="images a step of each rank (default: 16 32 64 128)")
+    add("--ways", nargs="+", choices=WAYS, default=["alone"], help="default: alone")
+    add("--rounds", type=positive(int), default=5, help="times that each is measured; default: 5")
+    add("--bucket-cap-mb", type=positive(float), default=25, help="size of DDP's gradient buckets, MiB")
+    add("--samples", type=positive(int), default=8192, help="images that the steps draw from; default: 8192")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement(args.device)
