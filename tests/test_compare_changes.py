@@ -217,7 +217,8 @@ def test_all_reduces_of_accumulated_batches_are_as_the_exercise_counts_them(ever
     training.update()
     buckets = len(sent)
     assert buckets > 1 and sum(sent) == sum(p.nbytes for p in training.raw.parameters())
-    assert [training.update() for _ in range(2)] == [8 * every] * 2
+    for _ in range(2):
+        training.update()
     assert len(sent) == lesson_14.my_all_reduces(3 * every, every, buckets)
 
 
@@ -317,6 +318,9 @@ def test_pictures_hold_what_did_not_run_and_what_has_no_prediction():
     plt.close("all")
 
 
-def test_parsers_explain_themselves():
-    for module in (compare_changes, step_profile):
-        assert "torchrun --nproc_per_node=2" in module.get_parser().format_help()
+@pytest.mark.parametrize("module", [compare_changes, step_profile])
+def test_programs_explain_themselves(module, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [module.__name__, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        module.main.__wrapped__()  # without torch's `record`, which takes a fault handler for the whole process
+    assert "torchrun --nproc_per_node=2" in capsys.readouterr().out

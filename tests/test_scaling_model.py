@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course import predict, runs
-from course.predict.scaling import Hierarchy, Job, Link, Links, Measured, StepTime
+from course.predict.scaling import Hierarchy, Job, Link, Measured, StepTime
 
 matplotlib.use("Agg")
 ROOT = predict.scaling.__file__.rsplit("/", 3)[0]
@@ -29,7 +29,7 @@ def exactly(value):
 
 
 def test_one_rank_is_one_device_whatever_the_links():
-    for job in (JOB, replace(JOB, overlap=True, buckets=7), replace(JOB, all_reduce=Links(Link(1, 1))),
+    for job in (JOB, replace(JOB, overlap=True, buckets=7), replace(JOB, all_reduce=Link(1, 1)),
                 replace(JOB, all_reduce=Hierarchy(Link(1, 1), Link(1, 1)), ranks_per_node=8, cores=1)):
         step = job.predict(1, 64)
         assert step.seconds == step.compute == STEP.seconds(64) == exactly(0.0084)
@@ -71,34 +71,27 @@ def test_the_formula_of_overlap_is_what_following_each_bucket_gives(buckets, wor
     assert job.predict(world_size, 64).seconds == exactly(arrival(job, world_size, 64))
 
 
-def test_rings_and_trees():
+def test_a_ring_sends_each_of_its_pieces_in_turn():
     link = Link(latency=1e-3, bandwidth=1e6)
-    assert predict.scaling.ring(4e6, 4, link) == exactly(6 * (1e-3 + 1))
-    assert predict.scaling.halving_doubling(4e6, 4, link) == exactly(4e-3 + 6)
-    assert predict.scaling.recursive_doubling(4e6, 4, link) == exactly(2 * (1e-3 + 4))
-    assert predict.scaling.recursive_doubling(4e6, 3, link) == exactly(3 * (1e-3 + 4))  # 2 pair up, 1 in, 1 back
-    assert predict.scaling.recursive_doubling(4e6, 8, link) == exactly(3 * (1e-3 + 4))
-    for way in (predict.scaling.ring, predict.scaling.halving_doubling, predict.scaling.recursive_doubling):
-        assert way(4e6, 1, link) == 0
-    with pytest.raises(ValueError, match="a power of two, not 6 ranks"):
-        predict.scaling.halving_doubling(1, 6, link)
+    assert link.ring(4e6, 4) == exactly(6 * (1e-3 + 1)) and link.ring(4e6, 1) == 0
+    assert link.seconds(4e6, nodes=2, ranks_per_node=2) == link.ring(4e6, 4)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 100])
 def test_a_ring_has_the_bus_bandwidth_of_its_links(ranks):
-    seconds = predict.scaling.ring(1e9, ranks, Link(0, 25e9))
+    seconds = Link(0, 25e9).ring(1e9, ranks)
     assert 2 * (ranks - 1) / ranks * 1e9 / seconds == exactly(25e9)  # nccl-tests, doc/PERFORMANCE.md
 
 
 def test_a_hierarchy_of_one_level_is_a_ring():
     fast, slow = Link(1e-6, 100e9), Link(1e-5, 10e9)
     both = Hierarchy(fast, slow)
-    assert both.seconds(1e8, nodes=1, ranks_per_node=8) == predict.scaling.ring(1e8, 8, fast)
-    assert both.seconds(1e8, nodes=8, ranks_per_node=1) == predict.scaling.ring(1e8, 8, slow)
+    assert both.seconds(1e8, nodes=1, ranks_per_node=8) == fast.ring(1e8, 8)
+    assert both.seconds(1e8, nodes=8, ranks_per_node=1) == slow.ring(1e8, 8)
     # 2 nodes of 4: 6 messages of 25 MB within, 2 of 50 MB between
     assert both.seconds(1e8, 2, 4) == exactly(6 * (1e-6 + 25e6 / 100e9) + 2 * (1e-5 + 50e6 / 10e9))
     # a flat ring goes through the slow link in every step
-    assert both.seconds(1e8, 2, 4) < Links(slow).seconds(1e8, 2, 4)
+    assert both.seconds(1e8, 2, 4) < slow.seconds(1e8, 2, 4)
     job = Job(STEP, 1e8, both, ranks_per_node=4)
     assert job.nodes(8) == (2, 4) and job.nodes(2) == (1, 2)
     assert job.predict(8, 64).communication == both.seconds(1e8, 2, 4)
@@ -109,7 +102,7 @@ def test_more_ranks_than_cores_take_turns():
     assert [job.predict(ranks, 64).compute for ranks in (1, 2, 4, 8)] == [exactly(0.0084 * n) for n in (1, 1, 2, 4)]
     assert replace(JOB, cores=4, threads=2).predict(4, 64).compute == exactly(2 * 0.0084)
     assert replace(JOB, cores=2, ranks_per_node=2).predict(8, 64).compute == exactly(0.0084)  # two on each of 4 nodes
-    free = replace(job, all_reduce=Links(Link(0, math.inf)))
+    free = replace(job, all_reduce=Link(0, math.inf))
     assert [predict.scaling.speedup(free, ranks, 64)[0] for ranks in (1, 2, 4, 8)] == [1, 2, 2, 2]
 
 
@@ -139,8 +132,7 @@ JOBS = st.builds(
     step=st.builds(StepTime, st.floats(1e-6, 1), st.floats(0, 0.01), st.floats(0, 1)),
     gradient_bytes=st.floats(0, 1e10),
     all_reduce=st.one_of(
-        st.builds(Links, st.builds(Link, SECONDS, st.floats(1e3, 1e12)),
-                  st.sampled_from([predict.scaling.ring, predict.scaling.recursive_doubling])),
+        st.builds(Link, SECONDS, st.floats(1e3, 1e12)),
         st.builds(Hierarchy, *[st.builds(Link, SECONDS, st.floats(1e3, 1e12))] * 2)),
     buckets=st.integers(1, 50),
     overlap=st.booleans(),
@@ -182,7 +174,7 @@ def test_strong_and_weak_agree_where_the_global_batch_is_the_same(job, ranks, ba
 
 @given(JOBS, RANKS, st.integers(1, 1000), st.integers(1, 100_000))
 def test_free_communication_and_enough_cores_are_ideal(job, ranks, batch, samples):
-    free = replace(job, all_reduce=Links(Link(0, math.inf)), cores=None)
+    free = replace(job, all_reduce=Link(0, math.inf), cores=None)
     assert free.predict(ranks, batch).exposed == 0
     assert predict.scaling.speedup(free, ranks, batch) == (pytest.approx(ranks), pytest.approx(1))
     whole = samples * ranks * batch  # divides into whole steps on one rank and on all

@@ -5,7 +5,7 @@ import math
 from course import predict
 from course.checks import Wrong, exercise
 from course.checks.cases import Miss, exactly, misses
-from course.predict.scaling import Job, Link, Links, Measured, StepTime
+from course.predict.scaling import Job, Link, Measured, StepTime
 
 # Exercise 1: strong or weak?
 CASES = {  # ranks and batch of each rank: first the small run, then the large one
@@ -131,7 +131,7 @@ def link(attempt):
         miss = Miss(link, asked, float(attempt(*asked)), my_bandwidth(*asked))
         if not miss.got > 0:
             raise Wrong(f"You said {miss.got:g}. A bandwidth is more than 0.")
-        job = Job(StepTime(step, 0), gradient_bytes, Links(Link(0, miss.got)), overlap=False)
+        job = Job(StepTime(step, 0), gradient_bytes, Link(0, miss.got), overlap=False)
         reached = predict.scaling.speedup(job, ranks, 1)[1]
         if not math.isclose(reached, efficiency, rel_tol=1e-6):
             miss.tell("A step of {step:g} s, {megabytes:g} MB, {ranks} ranks, {efficiency:.0%}: you said {said:.4g} "

@@ -54,7 +54,8 @@ def fit(sizes, seconds):
 def ring_seconds(bytes, ranks, alpha, beta):
     """Time of a ring all-reduce, from one step between neighbours that takes α + β · bytes seconds (`send_recv`).
 
-    2 (n - 1) steps, each with a message of bytes / n (Patarasuk and Yuan 2009; the additions cost nothing here). So
+    A reduce-scatter and an all-gather, n - 1 steps each, with messages of bytes / n (Thakur, Rabenseifner, Gropp 2005,
+    Int. J. High Performance Computing Applications 19:1; Patarasuk and Yuan 2009; the additions cost nothing here). So
     the all-reduce itself has α(n) = 2 (n - 1) α, and β(n) = 2 (n - 1) / n · β.
     """
     return 2 * (ranks - 1) * (alpha + beta * bytes / ranks)

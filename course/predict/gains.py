@@ -61,11 +61,6 @@ def powersgd_values(shapes, rank=1):
 # ------------------------------------------------------------------------------- one model for each change
 
 
-def send(profile, size):
-    """ms of an all-reduce of so many bytes: α + β · bytes."""
-    return profile["alpha"] + profile["beta"] * size
-
-
 def save(profile, ms):
     return step(profile) / max(step(profile) - ms, 0.1 * step(profile))  # parts timed in a bad moment: 10 times at most
 
@@ -76,16 +71,15 @@ def least_wait(profile):
     return step(profile) * medians["least wait"] / sum(medians[name] for name in (*LABELS, "wait"))
 
 
-def save_sending(profile, ms):
-    """No change of the messages can save more than the rank that comes last waits."""
-    return save(profile, min(ms, least_wait(profile)))
+def send_less(profile, size, more_messages=0):
+    """An all-reduce takes α + β · bytes. No change of it can save more than the rank that comes last waits."""
+    return save(profile, min(profile["beta"] * size - profile["alpha"] * more_messages, least_wait(profile)))
 
 
 def hidden(profile, caps):
     """All buckets but the last lie below backward; each one more costs α."""
-    buckets = fill(profile["shapes"], caps)
-    saved = send(profile, sum(buckets)) - send(profile, buckets[-1]) - (len(buckets) - 1) * profile["alpha"]
-    return save_sending(profile, saved)
+    *below, _ = fill(profile["shapes"], caps)
+    return send_less(profile, sum(below), more_messages=len(below))
 
 
 def threads(profile):
@@ -117,12 +111,9 @@ MODELS = {
     "bucket-view": (lambda p: save(p, 2 * p["copy"]), "the gradients are not copied twice"),
     "first-bucket": (lambda p: hidden(p, [MIB, 25 * MIB]), "α + β · bytes; backward hides all but the last bucket"),
     "small-buckets": (lambda p: hidden(p, [p["gradient_bytes"] / 4]), "the same, with smaller buckets"),
-    "fp16-hook": (lambda p: save_sending(p, send(p, p["gradient_bytes"]) - send(p, p["gradient_bytes"] / 2)),
-                  "half the bytes, casting costs nothing"),
-    "bf16-hook": (lambda p: save_sending(p, send(p, p["gradient_bytes"]) - send(p, p["gradient_bytes"] / 2)),
-                  "half the bytes, casting costs nothing"),
-    "powersgd": (lambda p: save_sending(p, send(p, p["gradient_bytes"]) - 2 * p["alpha"]
-                                        - send(p, 4 * powersgd_values(p["shapes"]))),
+    "fp16-hook": (lambda p: send_less(p, p["gradient_bytes"] / 2), "half the bytes, casting costs nothing"),
+    "bf16-hook": (lambda p: send_less(p, p["gradient_bytes"] / 2), "half the bytes, casting costs nothing"),
+    "powersgd": (lambda p: send_less(p, p["gradient_bytes"] - 4 * powersgd_values(p["shapes"]), more_messages=2),
                  "three small messages, compressing costs nothing"),
     "accumulate": (lambda p: save(p, 3 / 4 * (least_wait(p) + p["phases"]["update"])),
                    "three of four batches neither wait nor update"),

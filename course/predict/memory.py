@@ -19,8 +19,7 @@ class Bytes:
 
     parameter: float
     gradient: float
-    state: float
-    """Of the optimizer."""
+    state: float  # of the optimizer
     activation: float
 
 
@@ -35,8 +34,7 @@ class Transformer:
     layers: float
     hidden: float
     heads: float
-    sequence: int
-    """Tokens."""
+    sequence: int  # tokens
     vocabulary: int = 0
 
     @classmethod
@@ -66,9 +64,9 @@ def model_states(parameters, ranks, stage=0, size=MIXED):
     ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), section 5 and figure 1: with K = 12 bytes of state a parameter,
     (2 + 2 + K), 2 + 2 + K/N, 2 + (2 + K)/N, (2 + 2 + K)/N. FSDP is stage 3.
     """
-    own = [parameters / (ranks if stage >= needed else 1) for needed in (3, 2, 1)]
-    return dict(zip(PARTS, (n * b for n, b in zip(own, (size.parameter, size.gradient, size.state), strict=True)),
-                    strict=False))
+    sizes, shared_from = (size.parameter, size.gradient, size.state), (3, 2, 1)
+    return {part: each * parameters / (ranks if stage >= first else 1)
+            for part, each, first in zip(PARTS[:3], sizes, shared_from, strict=True)}
 
 
 def activations(model, micro_batch, tensor=1, recompute="none", dropout=True, size=2, stats=False):
@@ -147,14 +145,11 @@ def count(model, way, ranks, batch, micro_batches=4, size=FLOAT32):
     at one time, one block and what stands outside the blocks.
     """
     everything, found = model.tensors(), []
+    tensor = {"tp": ranks, "fsdp_tp": 2}.get(way, 1)
     for rank in range(ranks):
-        held = everything
-        tensor = 2 if way == "fsdp_tp" else ranks if way == "tp" else 1
-        if tensor > 1:
-            held = tensor_parallel(everything, rank % tensor, tensor)
+        held, gathered = tensor_parallel(everything, rank % tensor, tensor), 0
         if way in ("gpipe", "1f1b"):
             held = stage_tensors(model, rank, ranks)
-        gathered = 0
         if way in ("fsdp", "fsdp_tp"):
             gathered = sum(values(shape) for name, shape in held.items()
                            if not name.startswith("blocks.") or name.startswith("blocks.0."))
@@ -163,21 +158,21 @@ def count(model, way, ranks, batch, micro_batches=4, size=FLOAT32):
         kept = sum(map(values, held.values()))
         found.append({"parameters": size.parameter * kept, "gradients": size.gradient * kept,
                       "optimizer state": sum(size.state * values(held[name]) + 4 for name in stepped),
-                      "activations": count_activations(model, way, rank, ranks, batch, micro_batches, size.activation),
+                      "activations": count_activations(model, way, rank, ranks, tensor, batch, micro_batches,
+                                                       size.activation),
                       "gathered": size.parameter * gathered})
     return found
 
 
-def count_activations(model, way, rank, ranks, batch, micro_batches, size):
+def count_activations(model, way, rank, ranks, tensor, batch, micro_batches, size):
     """Bytes, at most at one time: layers and, where the rank has the head, the loss with its log-probabilities."""
-    tensor = 2 if way == "fsdp_tp" else ranks if way == "tp" else 1
     layers, last, in_flight = model.layers, True, 1
-    if way in ("ddp", "zero1", "fsdp", "fsdp_tp"):
-        batch //= ranks // tensor
     if way in ("gpipe", "1f1b"):  # 1F1B begins a backward as soon as it can: fewer micro-batches wait for theirs
         layers, last = len(stage_layers(layers, ranks)[rank]), rank == ranks - 1
         in_flight = micro_batches if way == "gpipe" else min(micro_batches, ranks - rank)
         batch //= micro_batches
+    elif way != "one":
+        batch //= ranks // tensor
     tokens = batch * model.sequence
     of_a_layer = activations(model, batch, tensor, dropout=False, size=size, stats=True)
     of_the_head = size * (tokens * (2 * model.hidden + 2 + model.vocabulary) + 1)  # 1: how many targets the mean is of
@@ -193,17 +188,12 @@ class Cluster:
     900 GB/s of NVLink, half in each direction) with a 400 Gbit/s InfiniBand card each, as in a DGX H100."""
 
     devices: int
-    memory: float = 80e9
-    """Bytes of a device."""
-    flops: float = 989e12
-    """Floating-point operations a second of a device, at best."""
-    used: float = 0.4
-    """Share of them that training reaches: Llama 3 reports 0.38 to 0.43 (2407.21783, table 4)."""
+    memory: float = 80e9  # bytes of a device
+    flops: float = 989e12  # floating-point operations a second of a device, at best
+    used: float = 0.4  # share of them that training reaches: Llama 3 reports 0.38 to 0.43 (2407.21783, table 4)
     per_node: int = 8
-    within: float = 450e9
-    """Bytes a second between two devices of a node."""
-    between: float = 50e9
-    """Bytes a second of each device to another node, when all of the node send."""
+    within: float = 450e9  # bytes a second between two devices of a node
+    between: float = 50e9  # bytes a second of each device to another node, when all of the node send
 
 
 @dataclass(frozen=True)
@@ -214,13 +204,10 @@ class Plan:
     data: int
     tensor: int
     pipeline: int
-    micro_batch: int
-    """Sequences."""
+    micro_batch: int  # sequences
     recompute: str
-    bytes: dict
-    """{part: bytes}; "gathered" are the layers that FSDP has whole for a moment."""
-    compute: float
-    """Seconds a step, and what comes on top of it:"""
+    bytes: dict  # {part: bytes}; "gathered" are the layers that FSDP has whole for a moment
+    compute: float  # seconds a step, and what comes on top of it:
     communication: float
     bubble: float
 

@@ -1,12 +1,12 @@
 """Predict the time of a step and of an epoch on W ranks, from what was measured on one rank and on the links.
 
 A step of one rank takes a + b · batch seconds (`StepTime`), and an all-reduce of the gradients what its α and β, or the
-links, say (`Measured`, `Links`, `Hierarchy`). `Job` puts the two together. The rows of `table` have the columns of
+links, say (`Measured`, `Link`, `Hierarchy`). `Job` puts the two together. The rows of `table` have the columns of
 runs.speedup_table: predicted and measured runs stand in one plot. `scripts/measure/predict.py time` prints them.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from course.predict.fit import fit, ring_seconds
@@ -18,14 +18,12 @@ from course.predict.fit import fit, ring_seconds
 class StepTime:
     """Seconds of a training step of one rank that talks to nobody: fixed + per_image · batch."""
 
-    fixed: float
-    """a, in seconds: what a step costs however small the batch (calls, kernel launches, the optimizer's update)."""
-    per_image: float
-    """b, in seconds: what each image adds."""
+    fixed: float  # a, in seconds: what a step costs however small the batch (calls, launches, the optimizer's update)
+    per_image: float  # b, in seconds: what each image adds
+    # Backward's share of the step, 0 to 1: only it can hide an all-reduce. It computes two products for each one of
+    # forward, the gradients of inputs and of weights (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A run log has
+    # the measured share: backward_seconds / seconds on one rank.
     backward: float = 2 / 3
-    """Backward's share of the step, 0 to 1: only it can hide an all-reduce. It computes two products for each one of
-    forward, the gradients of inputs and of weights (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A run log has
-    the measured share: backward_seconds / seconds on one rank."""
 
     def __post_init__(self):
         _need(self.fixed >= 0 and self.per_image >= 0, "a step cannot take less than 0 seconds")
@@ -45,73 +43,38 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two ranks, or two nodes."""
+    """What joins two ranks, or two nodes. As a job's `all_reduce`: all its links are equal, or this is the slowest."""
 
-    latency: float
-    """Seconds a message takes, however short."""
-    bandwidth: float
-    """Bytes a second, in each direction at once; of a node: all its network cards together."""
+    latency: float  # seconds a message takes, however short
+    bandwidth: float  # bytes a second, in each direction at once; of a node: all its network cards together
 
     def __post_init__(self):
         _need(self.latency >= 0, "a latency cannot be less than 0")
         _need(self.bandwidth > 0, "a bandwidth must be more than 0")
 
+    def ring(self, bytes: float, ranks: int) -> float:
+        """Seconds of an all-reduce around a ring of such links: 2 (W - 1) latency + 2 (W - 1) / W · bytes / bandwidth.
 
-def ring(bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of an all-reduce around a ring: 2 (W - 1) steps, in each of which every rank sends bytes / W.
+        The second factor is what nccl-tests divides by, so that busbw is the bandwidth of a link.
+        """
+        return ring_seconds(bytes, ranks, self.latency, 1 / self.bandwidth)
 
-    2 (W - 1) latency + 2 (W - 1) / W · bytes / bandwidth: Thakur, Rabenseifner, Gropp 2005 (Int. J. High Performance
-    Computing Applications 19:1), a ring reduce-scatter and a ring all-gather; their time for adding is left out. The
-    second factor is what nccl-tests divides by, so that busbw is the bandwidth of a link (its doc/PERFORMANCE.md).
-    """
-    return ring_seconds(bytes, ranks, link.latency, 1 / link.bandwidth)
-
-
-def recursive_doubling(bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of an all-reduce in log2 W exchanges of the whole message: best for short ones (Thakur et al. 2005).
-
-    Where W is no power of two, the ranks beyond one hand theirs to a neighbour first and get the sum back at the end:
-    two more messages, as in MPICH.
-    """
-    whole = ranks.bit_length() - 1
-    return (whole + 2 * (ranks != 2**whole)) * (link.latency + bytes / link.bandwidth)
-
-
-def halving_doubling(bytes: float, ranks: int, link: Link) -> float:
-    """Seconds of Rabenseifner's all-reduce, W a power of two: the ring's bytes in 2 log2 W messages.
-
-    2 log2 W · latency + 2 (W - 1) / W · bytes / bandwidth (Thakur et al. 2005, without their time for adding).
-    """
-    _need(ranks & (ranks - 1) == 0, f"halving and doubling needs a power of two, not {ranks} ranks")
-    return 2 * (ranks.bit_length() - 1) * link.latency + 2 * (ranks - 1) / ranks * bytes / link.bandwidth
+    def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
+        return self.ring(bytes, nodes * ranks_per_node)
 
 
 @dataclass(frozen=True)
 class Measured:
     """All-reduce as it was measured: α + β · bytes for each world size; message_time.py measures and fits."""
 
-    alpha_beta: Mapping[int, tuple[float, float]]
-    """{world size: (α in seconds, β in seconds a byte)}. One rank alone needs no entry."""
+    alpha_beta: Mapping[int, tuple[float, float]]  # {world size, 2 or more: (α in seconds, β in seconds a byte)}
 
     def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
         ranks = nodes * ranks_per_node
-        _need(ranks == 1 or ranks in self.alpha_beta,
+        _need(ranks in self.alpha_beta,
               f"no α and β for {ranks} ranks; there are some for {', '.join(map(str, sorted(self.alpha_beta)))}")
-        alpha, beta = self.alpha_beta.get(ranks, (0, 0))
-        return (alpha + beta * bytes) * (ranks > 1)
-
-
-@dataclass(frozen=True)
-class Links:
-    """All-reduce over links that are all equal; of unequal ones the slowest decides."""
-
-    link: Link
-    """From each rank to the next."""
-    algorithm: Callable[[float, int, Link], float] = ring
-    """`ring`, `recursive_doubling` or `halving_doubling`."""
-
-    def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
-        return self.algorithm(bytes, nodes * ranks_per_node, self.link)
+        alpha, beta = self.alpha_beta[ranks]
+        return alpha + beta * bytes
 
 
 @dataclass(frozen=True)
@@ -123,13 +86,11 @@ class Hierarchy:
     link, so that the second part costs what one ring of nodes with the whole message costs.
     """
 
-    within: Link
-    """Between the ranks of a node."""
-    between: Link
-    """Between nodes."""
+    within: Link  # between the ranks of a node
+    between: Link  # between nodes
 
     def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
-        return ring(bytes, ranks_per_node, self.within) + ring(bytes, nodes, self.between)
+        return self.within.ring(bytes, ranks_per_node) + self.between.ring(bytes, nodes)
 
 
 # ---------------------------------------------------------------- many ranks
@@ -139,12 +100,9 @@ class Hierarchy:
 class Step:
     """Where the seconds of a step go."""
 
-    compute: float
-    """Forward, backward and update, with waiting for a turn on shared cores."""
-    communication: float
-    """All-reduces, one after the other."""
-    exposed: float
-    """The part of the communication that backward does not hide."""
+    compute: float  # forward, backward and update, with waiting for a turn on shared cores
+    communication: float  # all-reduces, one after the other
+    exposed: float  # the part of the communication that backward does not hide
 
     @property
     def seconds(self) -> float:
@@ -155,22 +113,14 @@ class Step:
 class Job:
     """A model, a machine, and how DDP joins them."""
 
-    step: StepTime
-    """Of one rank, with as many threads as `threads` says."""
-    gradient_bytes: float
-    """4 bytes for each trained parameter, in float32."""
-    all_reduce: Measured | Links | Hierarchy
-    """What it costs to add up the gradients."""
-    buckets: int = 1
-    """Parts in which the gradients are sent, all of one size; see `ddp_buckets`."""
-    overlap: bool = True
-    """Whether a bucket is sent while backward goes on, as DDP does, or after it."""
-    cores: int | None = None
-    """Of a node, and shared by its ranks (GPUs, where ranks share those); None: there are enough."""
-    threads: int = 1
-    """Cores that each rank keeps busy."""
-    ranks_per_node: int | None = None
-    """None: all ranks are on one node."""
+    step: StepTime  # of one rank, with as many threads as `threads` says
+    gradient_bytes: float  # 4 for each trained parameter, in float32
+    all_reduce: Measured | Link | Hierarchy  # what it costs to add up the gradients
+    buckets: int = 1  # parts in which the gradients are sent, all of one size; see `ddp_buckets`
+    overlap: bool = True  # a bucket is sent while backward goes on, as DDP does; else after it
+    cores: int | None = None  # of a node, and shared by its ranks (GPUs, where ranks share those); None: enough
+    threads: int = 1  # cores that each rank keeps busy
+    ranks_per_node: int | None = None  # None: all ranks are on one node
 
     def __post_init__(self):
         _need(self.gradient_bytes >= 0, "gradients cannot have less than 0 bytes")

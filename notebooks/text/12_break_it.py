@@ -31,7 +31,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from IPython.display import Markdown
 
-from course import gallery, plots
+from course import gallery_table, plots
 from course.checks import lesson_12 as check
 
 # %% tags=["parameters"]
@@ -53,12 +53,12 @@ subset = "all"  # "quick" runs six of the mistakes
 my_percent = 80
 
 # %%
-table = gallery.read_table()
+table = gallery_table.read_table()
 live = Path(f"results/live/12_gallery/{os.getpid()}")  # two notebooks may run at once
 live.mkdir(parents=True, exist_ok=True)
 for old in live.glob("*.json"):
     old.unlink(missing_ok=True)
-lines = gallery.contents(table, anchor=lambda entry: entry.heading.replace(" ", "-"))  # as Jupyter makes it from a heading
+lines = gallery_table.contents(table, anchor=lambda entry: entry.heading.replace(" ", "-"))  # as Jupyter makes it from a heading
 loud = sum(not entry.silent for entry in table.values()) / len(table)
 Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a message (you said {my_percent} %). Most reported first; "
          "search this page for the words that you see.")

@@ -188,28 +188,6 @@ def check(entries, fork, out):
 # ---- command line --------------------------------------------------------------------------------------------
 
 
-def get_parser(table):
-    parser = rank_program.parser(__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", help="the mistakes, and what one sees of each")
-    one = commands.add_parser("show", help="run both forms of a mistake: symptom, diagnosis, repair, proof")
-    one.add_argument("--subset", choices=["all", "quick"], default="all",
-                     help="quick: leave out what is not in the quick tier")
-    one.add_argument("--out", type=Path, metavar="FOLDER", help="write how many lines it printed there, as JSON")
-    all_it_says = commands.add_parser("run", help="run one form, print all that it says")
-    all_it_says.add_argument("--repaired", action="store_true", help="the repaired form")
-    for each in (one, all_it_says):
-        each.add_argument("name", choices=table, metavar="NAME", help="of `list`")
-    many = commands.add_parser("check", help="run pairs and judge them")
-    many.add_argument("names", nargs="*", metavar="NAME", help="default: all")
-    many.add_argument("--fork", action="store_true", help="fork the ranks from one process, where torchrun is not "
-                      "itself the subject: faster")
-    many.add_argument("--out", type=Path, help="write what was found to this file, as JSON")
-    write = commands.add_parser("guide", help="write TROUBLESHOOTING.md")
-    write.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    return parser
-
-
 def do(args, table):
     """The exit status. ValueError for bad input."""
     if args.command == "list":
@@ -246,7 +224,24 @@ def do(args, table):
 
 def main(arguments=None):
     table = read_table()
-    parser = get_parser(table)
+    parser = rank_program.parser(__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("list", help="the mistakes, and what one sees of each")
+    one = commands.add_parser("show", help="run both forms of a mistake: symptom, diagnosis, repair, proof")
+    one.add_argument("--subset", choices=["all", "quick"], default="all",
+                     help="quick: leave out what is not in the quick tier")
+    one.add_argument("--out", type=Path, metavar="FOLDER", help="write how many lines it printed there, as JSON")
+    all_it_says = commands.add_parser("run", help="run one form, print all that it says")
+    all_it_says.add_argument("--repaired", action="store_true", help="the repaired form")
+    for each in (one, all_it_says):
+        each.add_argument("name", choices=table, metavar="NAME", help="of `list`")
+    many = commands.add_parser("check", help="run pairs and judge them")
+    many.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    many.add_argument("--fork", action="store_true", help="fork the ranks from one process, where torchrun is not "
+                      "itself the subject: faster")
+    many.add_argument("--out", type=Path, help="write what was found to this file, as JSON")
+    write = commands.add_parser("guide", help="write TROUBLESHOOTING.md")
+    write.add_argument("--check", action="store_true", help="only say whether it is up to date")
     args = parser.parse_args(arguments)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # told to stop, it leaves nothing running either

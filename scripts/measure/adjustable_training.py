@@ -3,8 +3,8 @@ page_faults.py measure. It is written once more here because it must differ in o
 
 import contextlib
 import itertools
-import time
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, default_collate
 import data
 import models
 import utils
-from scripts.measure.message_time import meet, synchronise
+from scripts.measure.message_time import timed
 
 MIB = 2**20
 JUDGED = 1000  # test images that tell what a change does to the loss
@@ -27,28 +27,23 @@ JUDGED = 1000  # test images that tell what a change does to the loss
 class Setting:
     """How a model is trained; the defaults are main.py's, with one thread a rank."""
 
-    batch_size: int = 64
-    """images a backward, for each rank"""
+    batch_size: int = 64  # images a backward, for each rank
     threads: int = 1
-    one_by_one: bool = False
-    """images fetched and transformed singly, as scripts/rivals/textbook.py does"""
-    fused: bool = True
-    """the optimizer: one pass over all weights"""
+    one_by_one: bool = False  # images fetched and transformed singly, as scripts/rivals/textbook.py does
+    fused: bool = True  # the optimizer: one pass over all weights
     bf16: bool = False
-    channels_last: bool | None = None
-    """None: as main.py, on a CPU"""
+    channels_last: bool | None = None  # None: as main.py, on a CPU
     compile: bool = False
-    ddp: bool = True
-    """with several ranks; else each trains a model of its own"""
+    ddp: bool = True  # with several ranks; else each trains a model of its own
     bucket_view: bool = True
-    bucket_cap_mb: float | None = 25
-    """MiB of a bucket; None: DDP's own choice"""
-    buckets: int | None = None
-    """how many buckets the gradients should fill, in place of a size"""
-    hook: str = "none"
-    """none, fp16, bf16 or powersgd"""
-    accumulate: int = 1
-    """batches an update, all-reduced once"""
+    bucket_cap_mb: float | None = 25  # MiB of a bucket; None: DDP's own choice
+    buckets: int | None = None  # how many buckets the gradients should fill, in place of a size
+    hook: str = "none"  # none, fp16, bf16 or powersgd
+    accumulate: int = 1  # batches an update, all-reduced once
+
+    @property
+    def images_an_update(self):
+        return self.batch_size * self.accumulate
 
     @property
     def exact_updates(self):
@@ -59,50 +54,39 @@ class Setting:
 @dataclass(frozen=True)
 class Change:
     text: str
-    after: dict
-    before: dict
-    ranks: bool = False
-    """it is DDP's"""
-
-
-def change(text, ranks=False, before=None, **after):
-    return Change(text, after, before or {}, ranks)
+    after: dict = field(default_factory=dict)  # what differs from Setting()
+    before: dict = field(default_factory=dict)
+    ranks: bool = False  # it is DDP's
 
 
 CHANGES = {
-    "nothing": change("nothing changed"),
-    "whole-batches": change("images a batch at a time, not one by one", before={"one_by_one": True}),
-    "fused": change("fused optimizer", before={"fused": False}),
-    "threads": change("2 threads a rank, not 1", threads=2),
-    "batch": change("batch 256, not 64", batch_size=256),
-    "bf16": change("bf16 autocast", bf16=True),
-    "channels-last": change("channels_last", before={"channels_last": False}, channels_last=True),
-    "compile": change("torch.compile", compile=True),
-    "bucket-view": change("gradient_as_bucket_view", ranks=True, before={"bucket_view": False}),
-    "first-bucket": change("bucket_cap_mb=None, not 25", ranks=True, bucket_cap_mb=None),
-    "small-buckets": change("bucket_cap_mb for 4 buckets", ranks=True, buckets=4),
-    "fp16-hook": change("fp16 compression", ranks=True, hook="fp16"),
-    "bf16-hook": change("bf16 compression", ranks=True, hook="bf16"),
-    "powersgd": change("PowerSGD, rank 1", ranks=True, hook="powersgd"),
-    "accumulate": change("an update each 4 batches", ranks=True, accumulate=4),
+    "nothing": Change("nothing changed"),
+    "whole-batches": Change("images a batch at a time, not one by one", before={"one_by_one": True}),
+    "fused": Change("fused optimizer", before={"fused": False}),
+    "threads": Change("2 threads a rank, not 1", {"threads": 2}),
+    "batch": Change("batch 256, not 64", {"batch_size": 256}),
+    "bf16": Change("bf16 autocast", {"bf16": True}),
+    "channels-last": Change("channels_last", {"channels_last": True}, before={"channels_last": False}),
+    "compile": Change("torch.compile", {"compile": True}),
+    "bucket-view": Change("gradient_as_bucket_view", before={"bucket_view": False}, ranks=True),
+    "first-bucket": Change("bucket_cap_mb=None, not 25", {"bucket_cap_mb": None}, ranks=True),
+    "small-buckets": Change("bucket_cap_mb for 4 buckets", {"buckets": 4}, ranks=True),
+    "fp16-hook": Change("fp16 compression", {"hook": "fp16"}, ranks=True),
+    "bf16-hook": Change("bf16 compression", {"hook": "bf16"}, ranks=True),
+    "powersgd": Change("PowerSGD, rank 1", {"hook": "powersgd"}, ranks=True),
+    "accumulate": Change("an update each 4 batches", {"accumulate": 4}, ranks=True),
 }
 ALONE = [name for name, one in CHANGES.items() if not one.ranks]
 TOGETHER = ["nothing", "threads", *(name for name, one in CHANGES.items() if one.ranks)]
 
 
-class Wide(nn.Module):
+def wide(channels, classes, side):
     """Three fully connected layers: many weights, and little to compute with each. Images [N, C, S, S] to logits."""
-
-    def __init__(self, channels, classes, side):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 1024), nn.ReLU(),
-                                    nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, classes))
-
-    def forward(self, images):
-        return self.layers(images)
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 1024), nn.ReLU(),
+                         nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, classes))
 
 
-MODELS = {**models.MODELS, "wide": Wide}
+MODELS = {**models.MODELS, "wide": wide}
 
 # ---------------------------------------------------------------------------------------------- a training
 
@@ -123,14 +107,14 @@ class Training:
             self.model = torch.compile(self.model)
         self.optimizer = torch.optim.Adam(self.raw.parameters(), lr=0.001, fused=setting.fused)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1)  # main.py steps one, too
-        self.sums = torch.zeros(3, dtype=torch.float64, device=here.device)
-        self.autocast = torch.autocast(here.device.type, torch.bfloat16) if setting.bf16 else contextlib.nullcontext()
+        self.sums = torch.zeros(3, dtype=utils.sum_type(here.device), device=here.device)
+        self.autocast = torch.autocast(here.device.type, torch.bfloat16, enabled=setting.bf16)
         self.batches = endless(train_set, setting, here)
         self.gradients = []  # of the first updates, flat
 
     def update(self, mark=lambda phase: None):
-        """One update of the weights; mark(phase) is called when a phase has ended. Returns the images of this rank."""
-        parts, images_seen = self.setting.accumulate, 0
+        """One update of the weights; mark(phase) is called when a phase has ended."""
+        parts = self.setting.accumulate
         for part in range(parts):
             images, labels = next(self.batches)
             mark("data")
@@ -144,23 +128,17 @@ class Training:
                     self.optimizer.zero_grad()
                 (loss if parts == 1 else loss / parts).backward()
                 mark("backward")
-            images_seen += len(labels)
         if len(self.gradients) <= 2:
             self.gradients.append(torch.cat([p.grad.flatten() for p in self.raw.parameters()]))
         self.optimizer.step()
         self.scheduler.step()
         mark("update")
-        return images_seen
 
     def block(self, images):
         """Seconds an image, for at least `images` images of this rank, from one meeting of all ranks to done."""
         torch.set_num_threads(self.setting.threads)
-        meet(self.here.device)
-        start, seen = time.perf_counter(), 0
-        while seen < images:
-            seen += self.update()
-        synchronise(self.here.device)
-        return (time.perf_counter() - start) / seen
+        each = self.setting.images_an_update
+        return timed(self.update, math.ceil(images / each), self.here.device) / each
 
     @torch.no_grad()
     def loss(self, test_set):

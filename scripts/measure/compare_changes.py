@@ -15,7 +15,6 @@ import logging
 import os
 import statistics
 import tempfile
-import time
 from dataclasses import asdict, replace
 
 import torch
@@ -25,7 +24,7 @@ import utils
 from course import rank_program
 from options import check_out, positive
 from scripts.measure.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
-from scripts.measure.message_time import slowest, synchronise
+from scripts.measure.message_time import slowest, timed
 
 FEWEST = 3  # rounds
 
@@ -44,19 +43,15 @@ def compare(one, model, sets, args, here):
     settings = [replace(Setting(), **values) for values in (one.before, one.after)]
     pair = [Training(setting, model, train_set, here) for setting in settings]
     first = []
-    for training in pair:  # the first update brings libraries in, and compiles
+    for training in pair:
         torch.set_num_threads(training.setting.threads)
-        start = time.perf_counter()
         try:
-            training.update()
+            first.append(timed(training.update, 1, here.device))  # it brings libraries in, and compiles
         except RuntimeError as error:
             if not training.setting.compile:  # without a C++ compiler, say: that is a finding, too
                 raise
             return {"error": plain(error)}
-        synchronise(here.device)
-        first.append(time.perf_counter() - start)
-    for training in pair:  # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
-        for _ in range(2):
+        for _ in range(2):  # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
             training.update()
     rounds, spent = [], 0.0
     while len(rounds) < args.rounds and (len(rounds) < FEWEST or spent < args.seconds):
@@ -67,7 +62,7 @@ def compare(one, model, sets, args, here):
         spent += sum(rounds[-1]) * args.block
     found = {"text": one.text, "before": one.before, "after": one.after, "first_update_seconds": slowest(first),
              "seconds_an_image": rounds, **summary([before / after for before, after in rounds])}
-    images = found["images_an_update"] = [setting.batch_size * setting.accumulate for setting in settings]
+    images = found["images_an_update"] = [setting.images_an_update for setting in settings]
     if images[0] == images[1]:  # else the gradients are of other images
         which = settings[1].exact_updates
         before, after = (training.gradients[which] for training in pair)
@@ -86,20 +81,6 @@ def plain(error):
 # ---------------------------------------------------------------------------------------------- command
 
 
-def get_parser():
-    parser = rank_program.parser(__doc__, out="write the gains to this file, as JSON", dataset=True, timeout=60)
-    add = parser.add_argument
-    add("--change", nargs="+", choices=CHANGES, metavar="NAME",
-        help=f"one or more of: {', '.join(CHANGES)}; default: all that make sense for one process, or for several")
-    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
-    add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
-    add("--seconds", type=positive(float), default=4, help="after 3 rounds and so many seconds a comparison ends; "
-        "default: 4")
-    add("--block", type=positive(int), default=256, help="images of each rank in a block; default: 256")
-    add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
-    return parser
-
-
 def check(args, here):
     """ValueError, one line, for what cannot work; before any rank waits for another."""
     args.change = args.change or (ALONE if here.world_size == 1 else TOGETHER)
@@ -116,7 +97,16 @@ def check(args, here):
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
-    parser = get_parser()
+    parser = rank_program.parser(__doc__, out="write the gains to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--change", nargs="+", choices=CHANGES, metavar="NAME",
+        help=f"one or more of: {', '.join(CHANGES)}; default: all that make sense for one process, or for several")
+    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
+    add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
+    add("--seconds", type=positive(float), default=4, help="after 3 rounds and so many seconds a comparison ends; "
+        "default: 4")
+    add("--block", type=positive(int), default=256, help="images of each rank in a block; default: 256")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement(args.device)
@@ -136,14 +126,10 @@ def main():
         for model, which in itertools.product(args.model, args.change):
             found["models"][model][which] = one = compare(CHANGES[which], model, sets, args, here)
             if here.rank == 0:
-                say(model, CHANGES[which], one)
+                told = one.get("error") or f"{one['gain']:.2f} times as fast ({one['low']:.2f} to {one['high']:.2f})"
+                print(f"{model:8}{CHANGES[which].text:42}{told}", flush=True)
         if here.rank == 0:
             rank_program.write_json(args.out, found)
-
-
-def say(model, one, found):
-    told = found.get("error") or f"{found['gain']:.2f} times as fast ({found['low']:.2f} to {found['high']:.2f})"
-    print(f"{model:8}{one.text:42}{told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -133,20 +133,6 @@ def size(text):
     return int(found[1]) * 1024 ** " KMG".index(found[2] or " ")
 
 
-def get_parser():
-    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", timeout=60)
-    add = parser.add_argument
-    add("--op", nargs="+", choices=BUS_FACTORS, default=["all_reduce"], metavar="NAME",
-        help=f"one or more of: {', '.join(BUS_FACTORS)}; default: all_reduce")
-    add("--min-bytes", type=size, default=1024, help="smallest message; K, M and G may follow; default: 1K")
-    add("--max-bytes", type=size, default=64 * 1024**2, help="largest message; default: 64M")
-    add("--factor", type=positive(int), default=4, help="each message is so many times the last; default: 4")
-    add("--rounds", type=positive(int), default=7, help="times that each size is measured; default: 7")
-    add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
-        help="nccl: between GPUs; gloo: between CPUs; auto: nccl where each rank has a GPU of its own, else gloo")
-    return parser
-
-
 def check(args, here):
     """The message sizes; ValueError or OSError, one line, for what cannot work, before any rank waits for another."""
     if here.world_size < 2:
@@ -163,7 +149,16 @@ def check(args, here):
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
-    parser = get_parser()
+    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", timeout=60)
+    add = parser.add_argument
+    add("--op", nargs="+", choices=BUS_FACTORS, default=["all_reduce"], metavar="NAME",
+        help=f"one or more of: {', '.join(BUS_FACTORS)}; default: all_reduce")
+    add("--min-bytes", type=size, default=1024, help="smallest message; K, M and G may follow; default: 1K")
+    add("--max-bytes", type=size, default=64 * 1024**2, help="largest message; default: 64M")
+    add("--factor", type=positive(int), default=4, help="each message is so many times the last; default: 4")
+    add("--rounds", type=positive(int), default=7, help="times that each size is measured; default: 7")
+    add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
+        help="nccl: between GPUs; gloo: between CPUs; auto: nccl where each rank has a GPU of its own, else gloo")
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement(backend=args.backend)

@@ -15,8 +15,8 @@ from options import positive
 def predict_time(args):
     """A row for each world size; ValueError, one line, for what cannot be."""
     step, gradient_bytes = scaling.StepTime(args.fixed_ms / 1e3, args.image_us / 1e6), args.gradient_mb * 1e6
-    links = scaling.Links(scaling.Link(args.latency_us / 1e6, args.bandwidth_gbs * 1e9))
-    job = scaling.Job(step, gradient_bytes, links, scaling.ddp_buckets(gradient_bytes))
+    link = scaling.Link(args.latency_us / 1e6, args.bandwidth_gbs * 1e9)
+    job = scaling.Job(step, gradient_bytes, link, scaling.ddp_buckets(gradient_bytes))
     rows = scaling.table(job, args.world_sizes, args.batch_size, args.samples, args.strong)
     print("ranks  batch  step ms  all-reduce ms  not hidden ms  s/epoch   images/s  speed-up  efficiency")
     for row in rows:

@@ -9,15 +9,16 @@ The training is main.py's (adjustable_training.py). The file holds for each mode
 (OUT.MODEL.rankN.trace.json): open it at ui.perfetto.dev.
 """
 
+import itertools
 import json
 import os
 import statistics
 import time
-from collections import defaultdict
 from functools import partial
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its tracer tells every start and stop
 
+import pandas as pd
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -38,20 +39,18 @@ SYNCHRONISE = "clock"  # a label whose monotonic time we know: it ties a rank's 
 # ---------------------------------------------------------------------------------------------- the profiler
 
 
-class Labels:
-    """Marks as Training.update gives them, turned into labelled regions of the trace: data, forward ..."""
+def labelled_update(training):
+    """An update whose phases are labelled regions of the trace: each begins where the one before it is marked."""
+    regions = {phase: record_function(phase) for phase in PHASES}
+    following = dict(itertools.pairwise(PHASES))
 
-    def __init__(self):
-        self.begin(PHASES[0])
+    def mark(phase):
+        regions[phase].__exit__(None, None, None)
+        if phase in following:
+            regions[following[phase]].__enter__()
 
-    def begin(self, phase):
-        self.open = record_function(phase)
-        self.open.__enter__()
-
-    def __call__(self, phase):
-        self.open.__exit__(None, None, None)
-        if phase != PHASES[-1]:
-            self.begin(PHASES[PHASES.index(phase) + 1])
+    regions[PHASES[0]].__enter__()
+    training.update(mark)
 
 
 def profiled(training, steps):
@@ -62,7 +61,7 @@ def profiled(training, steps):
             message_time.meet(training.here.device)
             with record_function(SYNCHRONISE):
                 clock.append(time.monotonic_ns())
-            training.update(Labels())
+            labelled_update(training)
     return profiler, clock
 
 
@@ -79,24 +78,22 @@ def read_trace(path, clock, rank):
 
     `wait` is what remains of backward after its last operator: the rank has nothing left to compute.
     """
-    trace = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+    trace = [event | {"end": event["ts"] + event["dur"]} for event in json.loads(path.read_text())["traceEvents"]
+             if event.get("ph") == "X"]
     labels = sorted((event for event in trace if event["name"] == SYNCHRONISE), key=lambda event: event["ts"])
     # The time was read inside the label, a little after its start: the smallest delay is the best guess of none.
     offset = min(ns / 1000 - event["ts"] for ns, event in zip(clock, labels, strict=True))
-    ends = [label["ts"] for label in labels[1:]] + [float("inf")]
     steps = []
-    for label, end in zip(labels, ends, strict=True):
-        inside = [event for event in trace if label["ts"] <= event["ts"] < end]
+    for label, following in itertools.zip_longest(labels, labels[1:], fillvalue={"ts": float("inf")}):
+        inside = [event for event in trace if label["ts"] <= event["ts"] < following["ts"]]
         rows = []
         for event in inside:
-            start, stop = event["ts"], event["ts"] + event["dur"]
-            thread = event["tid"] == label["tid"]
-            if event["name"] in PHASES and thread:
+            start, stop = event["ts"], event["end"]
+            if event["name"] in PHASES and event["tid"] == label["tid"]:
                 cut = stop
                 if event["name"] == "backward":
-                    cut = max((e["ts"] + e["dur"] for e in inside if e["tid"] == label["tid"] and start < e["ts"]
-                               and e["ts"] + e["dur"] <= stop and e["name"].startswith("autograd::engine")),
-                              default=stop)
+                    cut = max((e["end"] for e in inside if e["name"].startswith("autograd::engine")
+                               and e["tid"] == label["tid"] and start < e["ts"] and e["end"] <= stop), default=stop)
                     rows.append(("compute", "wait", cut, stop))
                 rows.append(("compute", event["name"], start, cut))
             elif event["name"].startswith(("gloo:", "nccl:")) and "barrier" not in event["name"]:  # that is ours
@@ -113,20 +110,14 @@ def typical(steps_of_ranks):
 
     `least wait` is that of the rank which waits least: who comes last to the all-reduce waits for nothing but the link.
     """
-    steps = [[event for events in one for event in events] for one in zip(*steps_of_ranks, strict=True)]
-    sums = defaultdict(list)
-    for events in steps:
-        for name in {event["event"] for event in events}:
-            of_ranks = [sum(e["end"] - e["start"] for e in events if (e["event"], e["rank"]) == (name, rank))
-                        for rank in range(len(steps_of_ranks))]
-            sums[name] += of_ranks
-            if name == "wait":
-                sums["least wait"].append(min(of_ranks))
-    steps.sort(key=lambda events: max(e["end"] for e in events) - min(e["start"] for e in events))
-    chosen = steps[len(steps) // 2]
-    zero = min(event["start"] for event in chosen)
-    return ([event | {"start": event["start"] - zero, "end": event["end"] - zero} for event in chosen],
-            {name: statistics.median(values) for name, values in sums.items()})
+    events = pd.DataFrame([event | {"step": number} for steps in steps_of_ranks
+                           for number, step in enumerate(steps) for event in step])
+    sums = (events["end"] - events["start"]).groupby([events["step"], events["rank"], events["event"]]).sum().unstack()
+    least_wait = sums["wait"].groupby("step").min()
+    length = events.groupby("step")["end"].max() - events.groupby("step")["start"].min()
+    chosen = events[events["step"] == length.sort_values().index[len(length) // 2]].drop(columns="step")
+    chosen[["start", "end"]] -= chosen["start"].min()
+    return chosen.to_dict("records"), sums.median().to_dict() | {"least wait": least_wait.median()}
 
 
 # ---------------------------------------------------------------------------------------------- timed alone
@@ -134,23 +125,17 @@ def typical(steps_of_ranks):
 
 def phases(training, steps):
     """{phase: ms of an update}, medians, timed without the profiler."""
-    seconds = defaultdict(list)
+    seconds = []
     for _ in range(steps):
         message_time.meet(training.here.device)
         timer = utils.PhaseTimer(training.here.device)
         training.update(timer.mark)
-        for phase, value in timer.totals().items():
-            seconds[phase].append(value)
-    return {phase: 1000 * statistics.median(values) for phase, values in seconds.items()}
+        seconds.append(timer.totals())
+    return {phase: 1000 * statistics.median(one[phase] for one in seconds) for phase in PHASES}
 
 
 def median_ms(call, times):
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return 1000 * statistics.median(seconds)
+    return 1000 * statistics.median(message_time.timed(call, 1, torch.device("cpu")) for _ in range(times))
 
 
 def alone(training, model, train_set, steps):
@@ -194,24 +179,16 @@ def look(model, train_set, args, here):
     steps = read_trace(path, clock, here.rank)
     found["events"], found["medians"] = typical(rank_program.gathered(steps) if here.world_size > 1 else [steps])
     found["operators"] = operators(profiler, args.steps)
-    if here.world_size == 1:
-        found |= alone(training, model, train_set, args.steps)
-    else:
-        found |= link(found["gradient_bytes"])
-    return found
-
-
-def get_parser():
-    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
-    add = parser.add_argument
-    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
-    add("--steps", type=positive(int), default=9, help="updates that are timed, and then profiled; default: 9")
-    return parser
+    return found | (alone(training, model, train_set, args.steps) if here.world_size == 1
+                    else link(found["gradient_bytes"]))
 
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
-    parser = get_parser()
+    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
+    add("--steps", type=positive(int), default=9, help="updates that are timed, and then profiled; default: 9")
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement("cpu")

@@ -38,7 +38,7 @@ PHASES = ["data", "forward", "backward", "wait", "all_reduce", "update"]
 
 
 class Trainer:
-    """One model, one batch size, one way: `steps(n)` trains n steps."""
+    """One model, one batch size, one way."""
 
     def __init__(self, model, way, batch_size, args, train_set, here):
         setting = Setting(batch_size, ddp=way == "ddp", bucket_cap_mb=args.bucket_cap_mb)
@@ -46,9 +46,11 @@ class Trainer:
         self.gradients = torch.zeros(sum(p.numel() for p in self.training.raw.parameters()), device=here.device)
         self.one_number = torch.zeros(1, device=here.device)
 
-    def steps(self, count):
-        """{phase: seconds} of `count` steps; `wait` and `all_reduce` are those by hand."""
-        timer = utils.PhaseTimer(self.here.device)
+    def block(self, count):
+        """{phase: seconds a step} of `count` steps, mean over the ranks that train; every rank must call it."""
+        device, trains = self.here.device, self.way != "alone" or self.here.rank == 0
+        meet(device)
+        timer = utils.PhaseTimer(device)
 
         def mark(phase):
             timer.mark(phase)
@@ -58,19 +60,12 @@ class Trainer:
                 dist.all_reduce(self.gradients)
                 timer.mark("all_reduce")
 
-        for _ in range(count):
+        for _ in range(count if trains else 0):
             self.training.update(mark)
-        return timer.totals()
-
-    def block(self, count):
-        """{phase: seconds a step} of `count` steps, mean over the ranks that train; every rank must call it."""
-        meet(self.here.device)
-        trains = self.way != "alone" or self.here.rank == 0
-        phases = self.steps(count) if trains else {}
-        sums = torch.tensor([*(phases.get(name, 0.0) for name in PHASES), float(trains)], dtype=torch.float64)
-        if self.here.backend == "nccl":
-            sums = sums.cuda()
-        *seconds, ranks = utils.all_sum(sums)  # who waits here did not train: it takes nothing from the others
+        phases = timer.totals()
+        # Who did not train waits in the sum: it takes nothing from the others.
+        sums = [*(phases.get(name, 0.0) for name in PHASES), trains]
+        *seconds, ranks = utils.all_sum(torch.tensor(sums, dtype=utils.sum_type(device), device=device))
         return {name: value / ranks / count for name, value in zip(PHASES, seconds, strict=True)}
 
 
@@ -78,10 +73,8 @@ def measure(trainers, rounds):
     """A `point` for each trainer. A round measures every trainer once: what disturbs a while, disturbs all."""
     for trainer in trainers:
         trainer.block(WARM_UP)
-    counts = []
-    for trainer in trainers:
-        step = sum(trainer.block(LEAST).values())  # the same on all ranks
-        counts.append(int(min(MOST, max(LEAST, BLOCK / step))))
+    steps = [sum(trainer.block(LEAST).values()) for trainer in trainers]  # the same on all ranks
+    counts = [int(min(MOST, max(LEAST, BLOCK / step))) for step in steps]
     blocks = [[trainer.block(count) for trainer, count in zip(trainers, counts, strict=True)] for _ in range(rounds)]
     points = []
     for trainer, count, found in zip(trainers, counts, zip(*blocks, strict=True), strict=True):
@@ -91,20 +84,6 @@ def measure(trainers, rounds):
                        "seconds": sum(middle.values()), "low": sum(by_time[0].values()),
                        "high": sum(by_time[-1].values()), "phases": middle})
     return points
-
-
-def get_parser():
-    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
-    add = parser.add_argument
-    add("--models", nargs="+", choices=models.MODELS, default=["lenet"], help="default: lenet")
-    add("--batch-sizes", type=positive(int), nargs="+", default=[16, 32, 64, 128], metavar="B",
-        help="images a step of each rank (default: 16 32 64 128)")
-    add("--ways", nargs="+", choices=WAYS, default=["alone"], help="default: alone")
-    add("--rounds", type=positive(int), default=5, help="times that each is measured; default: 5")
-    add("--bucket-cap-mb", type=positive(float), default=25, help="size of DDP's gradient buckets, MiB")
-    add("--samples", type=positive(int), default=8192, help="images that the steps draw from; default: 8192")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
-    return parser
 
 
 def check(args, here):
@@ -121,7 +100,16 @@ def check(args, here):
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
-    parser = get_parser()
+    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--models", nargs="+", choices=models.MODELS, default=["lenet"], help="default: lenet")
+    add("--batch-sizes", type=positive(int), nargs="+", default=[16, 32, 64, 128], metavar="B",
+        help="images a step of each rank (default: 16 32 64 128)")
+    add("--ways", nargs="+", choices=WAYS, default=["alone"], help="default: alone")
+    add("--rounds", type=positive(int), default=5, help="times that each is measured; default: 5")
+    add("--bucket-cap-mb", type=positive(float), default=25, help="size of DDP's gradient buckets, MiB")
+    add("--samples", type=positive(int), default=8192, help="images that the steps draw from; default: 8192")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement(args.device)

@@ -60,26 +60,29 @@ class Cell(NamedTuple):
 
 def make_grid(args):
     """The cells, in the order of running. single and dp are for one process: they have no cell with more."""
-    cells = {}  # a dict, because `auto ddp` names some twice
+    cells = []
     for seed, model, batch_size, world_size, strategy, lr in itertools.product(
             args.seeds, args.models, args.batch_sizes, args.world_sizes, args.strategies, args.lrs):
         if strategy == "auto":
             strategy = "ddp" if world_size > 1 else "single"
         if strategy == "ddp" or world_size == 1:
-            cells[Cell(model, strategy, world_size, batch_size, seed, lr)] = None
-    return list(cells)
+            cells.append(Cell(model, strategy, world_size, batch_size, seed, lr))
+    return list(dict.fromkeys(cells))  # `auto ddp` names some twice
 
 
 def wanted_options(cell, args, passed_on):
     """{name: value, or several that will do} that the log of this cell must have."""
-    wanted = vars(get_parser().parse_args([*cell.options(), *passed_on])) | {"world_size": cell.world_size}
-    if wanted["dataset"] == "auto":
-        wanted["dataset"] = ("cifar10", "synthetic")
-    sizes = data.DATASETS["cifar10" if isinstance(wanted["dataset"], tuple) else wanted["dataset"]].sizes
-    wanted |= {"samples": wanted["samples"] or sizes[0], "test_samples": wanted["test_samples"] or sizes[1]}
-    wanted |= {"threads": args.threads} if args.threads else {}
-    wanted |= {"channels_last": "auto"} if wanted["channels_last"] is None else {}
-    return {name: value for name, value in wanted.items() if name not in NO_MATTER}
+    wanted = get_parser().parse_args([*cell.options(), *passed_on])
+    sizes = data.DATASETS["cifar10" if wanted.dataset == "auto" else wanted.dataset].sizes
+    wanted.samples, wanted.test_samples = wanted.samples or sizes[0], wanted.test_samples or sizes[1]
+    if wanted.dataset == "auto":
+        wanted.dataset = ("cifar10", "synthetic")
+    if wanted.channels_last is None:
+        wanted.channels_last = "auto"
+    if args.threads:
+        wanted.threads = args.threads
+    wanted.world_size = cell.world_size
+    return {name: value for name, value in vars(wanted).items() if name not in NO_MATTER}
 
 
 def look(log, wanted):
@@ -156,9 +159,8 @@ def sweep(cells, args, passed_on):
 
 
 def main():
-    own, passed_on = sys.argv[1:], []
-    if "--" in own:
-        own, passed_on = own[:own.index("--")], own[own.index("--") + 1:]
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    own, passed_on = sys.argv[1:end], sys.argv[end + 1:]
     parser = rank_program.parser(__doc__)
     add = parser.add_argument
     add("--out", type=Path, default="results/live/sweep", help="folder of the logs (default: %(default)s)")
