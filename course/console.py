@@ -1,6 +1,7 @@
 """Reads the console text of a run, as any launcher wrote it: banners, `[rank0]:` and `0: ` prefixes, colour codes,
 lines glued together, a last line cut off. A number that may have been cut is no number."""
 
+import io
 import json
 import re
 from contextlib import suppress
@@ -30,20 +31,20 @@ def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
     info, body = _header(ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n"), notes)
     printed = []  # (rank or None, row), as they stand in the file
     in_part = 0
-    lines = body.split("\n")
-    for number, line in enumerate(lines, 1):
-        before, *pieces = line.split("Epoch:")
+    for line in io.StringIO(body):
+        before, *pieces = re.split("(?<=Epoch:)", line)  # each with what follows it, which shows that it is whole
         rank = _rank(before)
-        for place, piece in enumerate(pieces, 1):
-            row = _row(piece + ("Epoch:" if place < len(pieces) else "\n" if number < len(lines) else ""))
+        for piece in pieces:
+            row = _row(piece)
             if len(row) > 1:  # an epoch number without any figure says nothing
                 printed.append((rank, row))
             in_part += not _is_whole(row)
             rank = _rank(piece) or rank
-    cut_off = "Epoch:" in lines[-1] and not re.search(r"[0-9]s\s*$", lines[-1])
+    last = body.rpartition("\n")[2]
+    cut_off = "Epoch:" in last and not re.search(r"[0-9]s\s*$", last)
     if cut_off:
         notes.append("last line cut off")
-        in_part -= not _is_whole(_row(lines[-1].rsplit("Epoch:", 1)[1]))
+        in_part -= not _is_whole(_row(last.rpartition("Epoch:")[2]))
     if in_part:
         notes.append(f"{some(in_part, 'epoch line')} not read in full")
 

@@ -65,9 +65,8 @@ class Cluster(contextlib.AbstractContextManager):
         as_root = os.geteuid() == 0 if as_root is None else as_root
         make_user, self.join_user = ([], []) if as_root else (["--user", "--map-root-user"],
                                                               ["--user", "--preserve-credentials"])
-        self.switch = _spawn(["unshare", *make_user, "--net", "sh", "-c", SWITCH])
+        self.switch = _spawn("the switch", ["unshare", *make_user, "--net", "sh", "-c", SWITCH])
         try:
-            _wait_until_up(self.switch, "the switch")
             for node in range(nodes):
                 self._boot(node)
         except BaseException:
@@ -82,9 +81,6 @@ class Cluster(contextlib.AbstractContextManager):
         except ClusterError as error:
             return str(error)
 
-    def __exit__(self, *_):
-        self.close()
-
     def _enter(self, process, *namespaces):
         return ["nsenter", f"--target={process.pid}", "--net", *self.join_user, *namespaces]
 
@@ -95,17 +91,16 @@ class Cluster(contextlib.AbstractContextManager):
         # The host is `unshare`. It made a namespace of processes for its children, and stays outside.
         return self._enter(host, "--mount", "--uts", f"--pid=/proc/{host.pid}/ns/pid_for_children")
 
-    def _on_switch(self, command):
-        _run([*self._enter(self.switch), *command.split()])
+    def _on_switch(self, command, check=True):
+        _run([*self._enter(self.switch), *command.split()], check)
 
     def _boot(self, node):
         # torch looks up an IPv4 address in its IPv6 form, and would warn at each connection if it had no name.
         hosts = ["127.0.0.1 localhost", *(f"10.0.0.{n + 1} node{n}" for n in range(self.nodes))]
         table = "\n".join(["::1 localhost", *hosts, *(f"::ffff:{host}" for host in hosts)])
         options = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        host = self.hosts[node] = _spawn([*self._enter(self.switch), "unshare", *options, "sh", "-c", HOST],
-                                         HOST_NAME=f"node{node}", HOST_TABLE=table)
-        _wait_until_up(host, f"node{node}")
+        command = [*self._enter(self.switch), "unshare", *options, "sh", "-c", HOST]
+        host = self.hosts[node] = _spawn(f"node{node}", command, HOST_NAME=f"node{node}", HOST_TABLE=table)
         self._on_switch(f"ip link add port{node} type veth peer name eth0 netns {host.pid}")
         self._on_switch(f"ip link set port{node} master switch up")
         for setting in (f"address add 10.0.0.{node + 1}/24 dev eth0", "link set eth0 up"):
@@ -143,30 +138,33 @@ class Cluster(contextlib.AbstractContextManager):
                 process.wait(LIMIT)
             self.processes[node] = []
             # The kernel removes the link some time after the host's last process. It may have done so: no check.
-            _run([*self._enter(self.switch), "ip", "link", "delete", f"port{node}"], check=False)
+            self._on_switch(f"ip link delete port{node}", check=False)
 
     def restart(self, node):
         """Start the host again, with its link; nothing runs on it."""
         self.kill(node)
         self._boot(node)
 
-    def close(self):
+    def close(self, *_):
         for node in range(self.nodes):
             self.kill(node)
         _end(self.switch, "the switch")
 
-
-def _spawn(command, **env):
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            env={**os.environ, "PATH": TOOLS, **env}, start_new_session=True)  # Ctrl-C is for us alone
+    __exit__ = close
 
 
-def _wait_until_up(process, name):
+def _spawn(name, command, **env):
+    """The first process of the host or the switch `name`, once it is up."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, env={**os.environ, "PATH": TOOLS, **env},
+                               start_new_session=True)  # Ctrl-C is for us alone
     heard = select.select([process.stdout], [], [], LIMIT)[0]
     said = process.stdout.readline().strip() if heard else f"it did not answer within {LIMIT} s"
     if said != "up":
+        process.kill()
         raise ClusterError(f"the namespaces of {name} cannot be made here ({said}): try as root on the machine itself, "
                            "or in a container that is started with --privileged")
+    return process
 
 
 def _run(command, check=True):

@@ -1,6 +1,5 @@
 """What a run log holds, in JSON lines and in console text alike: the names, the kind of each value, and its limits."""
 
-import functools
 import math
 import sys
 
@@ -41,25 +40,17 @@ def put(info: dict, name: str, value, notes: list[str]) -> None:
         notes.append(f"{name} is not a {RUN[name]}")
 
 
-@functools.lru_cache(maxsize=1000)  # records of the same few kinds come a hundred thousand times
-def _bounds(names: tuple[str, ...]) -> list[tuple[str, float, float, bool, bool]]:
-    """(name, lowest, highest, whether it is one of ours, whether it can name a column) of each field of a record."""
-    ours = {*EPOCH, "epoch"}
-    unlimited = -math.inf, math.inf
-    return [(name, *LIMITS.get(name, unlimited), name in ours, name.isidentifier()) for name in names]
-
-
 def epoch_row(record: dict) -> dict | None:
     """The numbers of an epoch record; None if one of them cannot be what it says."""
     row = {}
-    for (name, lowest, highest, ours, usable), value in zip(_bounds(tuple(record)), record.values(), strict=True):
-        kind = type(value)
-        if kind is float or kind is int:
+    for name, value in record.items():
+        if type(value) in (int, float):
+            lowest, highest = LIMITS.get(name, (-math.inf, math.inf))
             # "not a number" is in no range, and is what a diverged loss is
-            if not lowest <= value <= highest and value == value or kind is int and abs(value) >= LARGEST_INT:
+            if value < lowest or value > highest or type(value) is int and abs(value) >= LARGEST_INT:
                 return None
-            if usable:
+            if name.isidentifier():
                 row[name] = value
-        elif ours and value is not None:
+        elif name in ("epoch", *EPOCH) and value is not None:
             return None
     return row if type(row.get("epoch")) is int else None

@@ -46,22 +46,15 @@ def environment(mark, env=None):
 
 
 def marked(mark):
-    """The processes with this mark, but for this one."""
-    def has_it(process):
-        try:
-            return process.pid != os.getpid() and str(mark) in filter(None, process.environ().get(MARK, "").split("\n"))
-        except (psutil.Error, OSError):  # gone, or another user's
-            return False
-
-    return [process for process in psutil.process_iter() if has_it(process)]
+    """The processes with this mark, but for this one. `info["environ"]` of each is its environment."""
+    found = psutil.process_iter(["environ"], ad_value={})  # {}: another user's
+    return [process for process in found if process.pid != os.getpid()
+            and str(mark) in filter(None, process.info["environ"].get(MARK, "").split("\n"))]
 
 
 def find_rank(mark, rank):
     """The process with this mark that its launcher told to be this rank; None where there is none."""
-    for process in marked(mark):
-        with suppress(psutil.Error, OSError):  # gone meanwhile
-            if process.environ().get("RANK") == str(rank):
-                return process
+    return next((process for process in marked(mark) if process.info["environ"].get("RANK") == str(rank)), None)
 
 
 def end(mark, seconds=10, spared=()):

@@ -13,8 +13,8 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -152,29 +152,19 @@ def _text(name: str) -> str:
 
 def _frame(parsed: list[tuple[dict, list[dict]]]) -> pd.DataFrame:
     """All runs in one go: a table a run, concatenated, would take most of the time."""
-    infos = [info for info, _ in parsed]
-    rows = [row for _, rows in parsed for row in rows or [{}]]
-    run_of_row = np.repeat(np.arange(len(parsed)), [max(1, len(rows)) for _, rows in parsed])
     known = READER_FIELDS | log_fields.RUN | log_fields.END
-    run_columns = {}
-    for name in [*known, *dict.fromkeys(key for info in infos for key in info if key not in known)]:
-        values = [info.get(name) for info in infos]
-        if name in known:
-            column = pd.array(values, dtype=log_fields.COLUMNS[known[name]])
-        else:
-            column = pd.Series(values, dtype=object).convert_dtypes().array
-        run_columns[name] = column.take(run_of_row)
+    infos = pd.DataFrame([info for info, _ in parsed], dtype=object)
+    others = infos[[name for name in infos if name not in known]].convert_dtypes()
+    infos = infos.reindex(columns=[*known]).astype({name: log_fields.COLUMNS[kind] for name, kind in known.items()})
+    infos = infos.join(others)
 
-    columns = {"label": run_columns.pop("label")}
-    columns["epoch"] = pd.array([row.get("epoch") for row in rows], dtype="Int64")
-    seen = dict.fromkeys(map(tuple, rows))  # the rows of a log have the same keys, nearly all
-    names = list(dict.fromkeys([*log_fields.EPOCH, *(key for keys in seen for key in keys if key != "epoch")]))
-    empty = dict.fromkeys(names)
-    table = np.array([*map(itemgetter(*names), (empty | row for row in rows))], dtype=float)  # rows: faster
-    for name, values in zip(names, table.T, strict=True):
-        # a field that both records hold, such as a learning rate that changes, stands beside the run's own
-        columns[f"epoch_{name}" if name in run_columns else name] = values
-    return pd.DataFrame(columns | run_columns)
+    epochs = pd.DataFrame([row for _, rows in parsed for row in rows or [{}]])
+    names = dict.fromkeys(["epoch", *log_fields.EPOCH, *epochs])
+    epochs = epochs.reindex(columns=[*names]).astype(dict.fromkeys(names, float) | {"epoch": "Int64"})
+    # a field that both records hold, such as a learning rate that changes, stands beside the run's own
+    epochs = epochs.rename(columns={name: f"epoch_{name}" for name in names if name in infos})
+    infos = infos.take(np.repeat(range(len(parsed)), [max(1, len(rows)) for _, rows in parsed])).reset_index(drop=True)
+    return pd.concat([infos.pop("label"), epochs, infos], axis=1)
 
 
 # ---------------------------------------------------------------- JSON lines
@@ -190,17 +180,11 @@ def _json_records(text: str, notes: list[str]) -> tuple[list[dict], bool]:
     found, damaged = [], []  # (line number, record)
     lines = text.split("\n")  # not splitlines(): a JSON string may hold other line separators
     for number, line in enumerate(lines, 1):
-        if not line or line.isspace():
-            continue
-        try:
-            whole = line.strip(" \t\r")  # decode() does it with regular expressions, which is slower
-            record, end = DECODER.raw_decode(whole)
-            if end != len(whole) or type(record) is not dict or not _is_record(line, record):
-                raise ValueError
-            found.append((number, record))
-        except (ValueError, RecursionError):
+        line = line.strip()
+        inside = _whole_records(line)
+        found += [(number, record) for record, _ in inside]
+        if line and [length for _, length in inside] != [len(line)]:
             damaged.append(number)
-            found += [(number, record) for record in _whole_records_inside(line)]
     if not found and not text.lstrip().startswith("{"):
         return [], False
     if any("crc" in record for _, record in found):  # then one without it is damaged, too
@@ -215,17 +199,18 @@ def _json_records(text: str, notes: list[str]) -> tuple[list[dict], bool]:
     return [record for _, record in found], True
 
 
-def _whole_records_inside(line: str) -> list[dict]:
-    """A run that was killed leaves half a record; the next run's first one is then glued to it."""
+def _whole_records(line: str) -> list[tuple[dict, int]]:
+    """Each record in the line, and its length. A run that was killed leaves half a record; the next run's first one is
+    then glued to it."""
     found, end = [], 0
-    for start in (match.start() for match in RECORD_START.finditer(line)):
+    for start in (0, *(match.start() for match in RECORD_START.finditer(line, 1))):
         if start >= end:
-            try:
-                record, end = DECODER.raw_decode(line, start)
-            except (ValueError, RecursionError):
-                continue
-            if _is_record(line[start:end], record):
-                found.append(record)
+            with suppress(ValueError, RecursionError):
+                record, stop = DECODER.raw_decode(line, start)
+                if type(record) is dict:
+                    end = stop
+                    if _is_record(line[start:end], record):
+                        found.append((record, end - start))
     return found
 
 
@@ -338,7 +323,7 @@ def seconds_per_epoch(df: pd.DataFrame) -> pd.DataFrame:
     medians = timed[~warm_up].groupby(RUN_KEYS, sort=False, dropna=False)[speeds].median()
     table[speeds] = medians.reindex(table.index)
     table["epochs"] = per_run["epoch"].count()
-    computed = table["samples"].astype("Float64").to_numpy(float, na_value=np.nan) / table["seconds"]
+    computed = table["samples"].astype(float) / table["seconds"]
     table["images_per_second"] = table["images_per_second"].fillna(computed.replace(np.inf, np.nan))
     return table.reset_index().reindex(columns=TABLE_COLUMNS)
 
@@ -373,8 +358,7 @@ def speedup_table(df: pd.DataFrame, baseline: str | Iterable[str] | None = None)
         base = _baseline(runs, named, f"{source} runs on {machine}")
         compared |= {index: _compare(run, base) for index, run in runs.iterrows()}
     columns = ["speedup", "efficiency", "baseline", "note"]
-    table[columns] = pd.DataFrame.from_dict(compared, orient="index", columns=columns)
-    return table[[name for name in table if name != "note"] + ["note"]]
+    return table.drop(columns="note").join(pd.DataFrame.from_dict(compared, orient="index", columns=columns))
 
 
 def _baseline(runs: pd.DataFrame, named: list[str], where: str) -> pd.Series:

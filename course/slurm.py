@@ -18,7 +18,7 @@ from course.hosts import TOOLS, Cluster, ClusterError
 
 PACKAGE = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "srun": "slurm-client",
            "scontrol": "slurm-client", "sinfo": "slurm-client", "munged": "munge"}
-LIMIT = 60  # seconds, for the nodes to be idle: it takes 2
+LIMIT = 60  # seconds, for a command of Slurm's, and for the nodes to be idle: it takes 2
 
 # config_overrides: believe CPUs= and Gres=. MessageTimeout: jobs here may keep every core busy. SlurmdUser: see Slurm.
 # FirstJobId: no job must find the checkpoint of another lab's. cred_expire: a job that is queued again waits so long,
@@ -90,10 +90,10 @@ class Slurm:
         env = {**(env or os.environ), "SLURM_CONF": f"{self.folder}/slurm.conf", "SLURM_LAB": str(self.folder)}
         return self.cluster.start(node, [*self.as_user, *command], env=env, **options)
 
-    def run(self, command, timeout=60, **options):
+    def run(self, command, **options):
         """The finished `command`; its stdout and stderr are text."""
         process = self.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-        stdout, stderr = process.communicate(timeout=timeout)
+        stdout, stderr = process.communicate(timeout=LIMIT)
         return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
     def _boot(self):

@@ -26,13 +26,6 @@ from scripts.cluster.lab_cluster import moment
 POLL = 0.05  # seconds between two looks at the log
 
 
-def log_of(command):
-    """The value of --log-file in main.py's command line; None without one."""
-    finder = options.Parser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--log-file", type=Path)
-    return finder.parse_known_args(command)[0].log_file
-
-
 def records(log, begin=0):
     """The log's whole records from byte `begin` on; what an earlier run wrote stands before it."""
     raw = log.read_bytes()[begin:] if log.exists() else b""
@@ -70,8 +63,7 @@ class Killer(threading.Thread):
                 return found
 
     def finished(self, epoch):
-        return next((one for one in records(self.log, self.begin) if one["kind"] == "epoch" and one["epoch"] == epoch),
-                    None)
+        return {one["epoch"]: one for one in records(self.log, self.begin) if one["kind"] == "epoch"}.get(epoch)
 
     def world_size(self):
         return [one["world_size"] for one in records(self.log, self.begin) if one["kind"] in ("run", "restart")][-1]
@@ -87,7 +79,9 @@ def main():
     add("--out", type=Path, metavar="FILE", help="write the kills and what was said there, as JSON")
     add("command", nargs="+", metavar="COMMAND", help="torchrun ... main.py ... --log-file FILE, after --")
     args = parser.parse_args()
-    log = log_of(args.command)
+    main_py = options.Parser(add_help=False, allow_abbrev=False)
+    main_py.add_argument("--log-file", type=Path)
+    log = main_py.parse_known_args(args.command)[0].log_file
     if log is None:
         parser.error("the command has no --log-file: without the log nobody knows which epoch it is")
     mark = uuid.uuid4().hex

@@ -66,18 +66,18 @@ class Lab:
             epochs += record["kind"] == "epoch"
         return epochs if size == nodes else 0
 
-    def wait(self, condition, what, node=0):
-        """Until the condition holds. Trouble where it takes --within seconds, or this node's torchrun ends first."""
+    def wait(self, condition, what):
+        """Until the condition holds. Trouble where it takes --within seconds, or node0's torchrun ends first."""
         give_up = time.monotonic() + self.args.within
         while not condition():
-            if self.torchruns[node].poll() is not None and not condition():
-                raise Trouble(f"waited for {what}, and node{node}'s torchrun ended: {self.last_words(node)}")
+            if self.torchruns[0].poll() is not None and not condition():
+                raise Trouble(f"waited for {what}, and node0's torchrun ended: {self.last_words()}")
             if time.monotonic() > give_up:
-                raise Trouble(f"waited {self.args.within:g} s for {what}: {self.last_words(node)}")
+                raise Trouble(f"waited {self.args.within:g} s for {what}: {self.last_words()}")
             time.sleep(0.05)
 
-    def last_words(self, node):
-        said = processes.without_folders((self.folder / f"node{node}.out").read_text())
+    def last_words(self):
+        said = processes.without_folders((self.folder / "node0.out").read_text())
         found = explain(said)
         return found[1] if found else (said.splitlines() or ["it said nothing"])[-1]
 

@@ -10,6 +10,7 @@ says what did not. The same --seed makes the same attacks (when a process dies d
 
 import contextlib
 import io
+import itertools
 import os
 import random
 import shutil
@@ -25,6 +26,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 import numpy as np
+import psutil
 import torch
 
 import checkpoint
@@ -50,19 +52,26 @@ def expect(condition, otherwise):
 
 def expect_none_left(mark):
     """Broken where a process with this mark is still there after 20 s."""
-    give_up = time.monotonic() + 20
-    while left := processes.marked(mark):
-        if time.monotonic() > give_up:
-            processes.end(mark)
-            raise Broken(f"{len(left)} process(es) left behind")
-        time.sleep(0.1)
+    psutil.wait_procs(processes.marked(mark), timeout=20)
+    left = processes.end(mark)
+    expect(not left, f"{left} process(es) left behind")
 
 
-def environment(mark="torture"):
+def environment(mark):
     """Of a command: nothing of a launcher, and the mark."""
     foreign = ("RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "LOCAL_")
     own = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return processes.environment(mark, own)
+
+
+def finished(*command, mark="torture"):
+    """A command that has come to its end, and what it said."""
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, env=environment(mark))
+
+
+def main_py(*options):
+    """A finished main.py, one process."""
+    return finished(sys.executable, "main.py", *JOB, "--epochs", "2", *options)
 
 
 class Job:
@@ -94,12 +103,6 @@ class Job:
         return self.torchrun.returncode, self.said.read()
 
 
-def main_py(*options):
-    """A finished main.py, one process."""
-    return subprocess.run([sys.executable, "main.py", *JOB, "--epochs", "2", *map(str, options)], cwd=ROOT,
-                          capture_output=True, text=True, timeout=LIMIT, env=environment())
-
-
 # ------------------------------------------------------------------------------------------------- attacks: the run
 
 
@@ -112,10 +115,8 @@ def kill_a_rank(folder, rng, args):
         status, said = Job(ranks, "--save-model", model, "--log-file", log).finish()
         expect(status == 0, f"the undisturbed run failed: {said[-300:]}")
         expected[ranks] = torch.load(model, weights_only=True), runs.read_run(log), time.monotonic() - begin
-    killed = number = 0
-    while killed < args.kills:
-        number += 1
-        expect(number < 3 * args.kills + 10, f"only {killed} of {number} runs lasted until they were killed")
+    killed = 0
+    for number in itertools.count(1):
         ranks, here = rng.choice((2, 3)), folder / f"kill-{number}"
         here.mkdir()
         weights, table, seconds = expected[ranks]
@@ -139,6 +140,9 @@ def kill_a_rank(folder, rng, args):
         if alive:
             killed += 1
             yield
+        if killed == args.kills:
+            return
+        expect(number < 3 * args.kills + 10, f"only {killed} of {number} runs lasted until they were killed")
 
 
 def hang_a_rank(folder, rng, args):
@@ -174,14 +178,12 @@ keeper.write({"value": 2})
 def kill_the_write(folder, rng, args):
     """SIGKILL before each line of Checkpoint.write, where each system call (open, write, fsync, rename) has its own:
     a whole checkpoint is found, the old one until the rename and the new one after it."""
-    path, values, line = folder / "c", [], 0
-    while True:
-        line += 1
+    path, values = folder / "c", []
+    for line in itertools.count(1):
         for old in folder.iterdir():
             old.unlink()
         write(path, 1)
-        done = subprocess.run([sys.executable, "-c", KILLED_AT_LINE, path, str(line)], cwd=ROOT, capture_output=True,
-                              text=True, timeout=LIMIT)
+        done = finished(sys.executable, "-c", KILLED_AT_LINE, path, str(line))
         expect(done.returncode in (0, -signal.SIGKILL), done.stderr[-200:])
         values.append(read(path)["value"])
         expect(values == sorted(values), f"line {line}: the new checkpoint was there, and is gone")
@@ -193,16 +195,14 @@ def kill_the_write(folder, rng, args):
 
 def write(path, value):
     keeper = checkpoint.Checkpoint(path)
-    keeper.write({"value": value, "weights": torch.arange(500.0)})
-    keeper.lock.close()
+    with keeper.lock:
+        keeper.write({"value": value, "weights": torch.arange(500.0)})
 
 
 def read(path):
     keeper = checkpoint.Checkpoint(path)
-    try:
+    with keeper.lock:
         return keeper.read()
-    finally:
-        keeper.lock.close()
 
 
 # ------------------------------------------------------------------------------------------------ attacks: the disk
@@ -215,23 +215,22 @@ def fill_the_disk(folder, rng, args):
     expect(done.returncode == 2 and "Traceback" not in done.stderr and "No space left" in done.stderr,
            done.stderr[-300:])
     yield
-    for number, (size, remount) in enumerate((("1200k", ""), ("9m", 'mount -t tmpfs -o ro tmpfs "$1"'))):
-        place = folder / str(number)
+    for size, cover, uncover, reason in (
+            ("1200k", "", "", "No space left on device"),
+            ("9m", 'mount -t tmpfs -o ro tmpfs "$1"', 'umount "$1"', "Read-only file system")):
+        place, kept = folder / size, folder / f"kept-{size}"
         place.mkdir()
         script = f"""mount -t tmpfs -o size={size} tmpfs "$1" || exit 99
             {sys.executable} main.py {' '.join(JOB)} --epochs 200 --checkpoint "$1/c" & run=$!
             while [ ! -e "$1/c" ] && kill -0 $run; do sleep 0.1; done
-            {remount}
+            {cover}
             wait $run; status=$?
-            {"umount $1" if remount else ""}
+            {uncover}
             mkdir "$2"; cp "$1"/c* "$2"; exit $status"""
-        kept = folder / f"kept-{number}"
         user = ["--map-root-user"] if os.getuid() else []
-        done = subprocess.run(["unshare", "--mount", *user, "bash", "-c", script, "_", place, kept], cwd=ROOT,
-                              capture_output=True, text=True, timeout=LIMIT, env=environment())
+        done = finished("unshare", "--mount", *user, "bash", "-c", script, "_", place, kept)
         if done.returncode == 99 or "unshare" in done.stderr:
             return  # not permitted here
-        reason = "Read-only file system" if remount else "No space left on device"
         expect(done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr,
                f"status {done.returncode}: {done.stderr[-300:]}")
         expect("parts" in read(kept / "c"), "the checkpoint before is not whole")
@@ -284,14 +283,13 @@ def damaged_checkpoint(folder, rng, args):
 
 def damaged_log(folder, rng, args):
     """A row that the reader gives is the row that was written; what is missing is said."""
-    path = folder / "log.jsonl"
+    path, figures = folder / "log.jsonl", ["loss", "accuracy", "seconds", "images_per_second"]
     with run_log.RunLog(path) as log:
         log.write("run", epochs=8, model="lenet", world_size=2, batch_size=48)
         for epoch in range(8):
             log.write("epoch", epoch=epoch, loss=2.3 / (1 + epoch), accuracy=0.1 * epoch, seconds=1.5,
                       images_per_second=800.0)
-    raw, whole = path.read_bytes(), runs.read_run(path)
-    written = {row["epoch"]: row for row in whole.to_dict("records")}
+    raw, written = path.read_bytes(), runs.read_run(path).set_index("epoch")[figures]
     for number in range(args.inputs):
         path.write_bytes(bad := damage(raw, rng))
         try:
@@ -299,11 +297,8 @@ def damaged_log(folder, rng, args):
         except runs.RunError:
             yield
             continue
-        rows = table[table["epoch"].notna()].to_dict("records")
-        for row in rows:
-            for name in ("loss", "accuracy", "seconds", "images_per_second"):
-                expect(row[name] == written[row["epoch"]][name],
-                       f"input {number}: {name} of epoch {row['epoch']} is wrong")
+        rows = table.dropna(subset="epoch").set_index("epoch")[figures]
+        expect(rows.equals(written.reindex(rows.index)), f"input {number}: a figure is wrong in {rows.to_dict()}")
         if bad.strip() != raw.strip() and (len(rows) < 8 or table["status"][0] != "completed"):
             expect(table["note"][0], f"input {number}: a partial read that says nothing")
         yield
@@ -342,20 +337,16 @@ def unruly_command(folder, rng, args):
         ("!torchrun --nproc_per_node=2 --no-python sleep 999999", 20, ["sleep", "20 seconds"]),
         (f"!python -c pass\nfrom course import runs\nruns.read_run('{folder}/never.jsonl')", LIMIT, ["never.jsonl"]),
     ]
-    tries, mark = [], uuid.uuid4().hex
-    for number, (source, limit, words) in enumerate(cells):
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in (setup, source)])
-        notebook.metadata.kernelspec = lesson.metadata.kernelspec
-        nbformat.write(notebook, folder / f"{number}.ipynb")
-        tries.append((source.splitlines()[0], words, subprocess.Popen(
-            [sys.executable, "-m", "papermill", folder / f"{number}.ipynb", folder / f"{number}-run.ipynb",
-             "--execution-timeout", str(limit), "--no-progress-bar"], cwd=ROOT, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, env=environment(mark))))
-    said = [process.communicate(timeout=LIMIT)[1] for _, _, process in tries]
-    expect_none_left(mark)
-    for (source, words, process), text in zip(tries, said, strict=True):
-        expect(process.returncode != 0, f"papermill passed {source}")
-        expect(all(word in text for word in words), f"{source}: papermill does not say {words}: {text[-300:]}")
+    mark, notebook = uuid.uuid4().hex, folder / "lesson.ipynb"
+    for source, limit, words in cells:
+        lesson.cells = [nbformat.v4.new_code_cell(each) for each in (setup, source)]
+        nbformat.write(lesson, notebook)
+        done = finished(sys.executable, "-m", "papermill", notebook, notebook, "--execution-timeout", str(limit),
+                        "--no-progress-bar", mark=mark)
+        expect_none_left(mark)
+        expect(done.returncode != 0, f"papermill passed {source!r}")
+        expect(all(word in done.stderr for word in words),
+               f"{source!r}: papermill does not say {words}: {done.stderr[-300:]}")
         yield
 
 
