@@ -41,8 +41,7 @@ def speedup(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
 def efficiency(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Speed-up / world size in percent, beside the 100 % line."""
-    ax = _by_world_size(table, "efficiency", "Efficiency", "speed-up / ranks (%)", "{:.0%}", ax,
-                        ideal=lambda ranks: 1)
+    ax = _by_world_size(table, "efficiency", "Efficiency", "speed-up / ranks (%)", "{:.0%}", ax, ideal=lambda ranks: 1)
     percent(ax)
     return ax
 
@@ -92,13 +91,11 @@ def _mark_more_ranks_than_cores(ax: Axes, table: pd.DataFrame, at_top: bool) -> 
     crowded = table[[field(run, "oversubscribed", False) for _, run in table.iterrows()]]
     if crowded.empty:
         return
-    several, notes = len(by_machine(table)) > 1, []
+    several, right, notes = len(by_machine(table)) > 1, ax.get_xlim()[1], []
     for rows in by_machine(crowded):
         run = rows.sort_values("world_size").iloc[0]
         cores = run["cores"] * field(run, "nodes", 1)
-        right = ax.get_xlim()[1]
         ax.axvspan(cores + 0.5, right, color="#F3E3D3", zorder=0, linewidth=0)
-        ax.set_xlim(right=right)
         whose = f"{plain(field(run, 'machine', 'here'))}: " if several else ""
         notes.append((right, ax.get_ylim()[at_top], f"{whose}more ranks than cores ({cores})", WARNING))
     side, way = ("top", -1) if at_top else ("bottom", 1)
