@@ -3,14 +3,13 @@
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from course import predict
 from course.plots.style import COLOURS, GREY, PALE, PHASES, handles, key_below, line_key, name_rows, ticks
 
 KINDS = {"product": PHASES["backward"], "other operator": PHASES["forward"], "between operators": COLOURS[3]}
 PREDICTED = {"marker": "D", "linestyle": "", "color": COLOURS[1], "markerfacecolor": "none", "markersize": 14}
-FEW, SOME, MANY = ((0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8), (0.2, 0.3, 0.4, 0.5, 0.7, 1, 1.4, 2, 3, 4, 5),
-                   (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10))
 
 
 def kind(name: str) -> str:
@@ -31,14 +30,13 @@ def operators(rows: list[dict], ax: Axes, most: int = 10) -> Axes:
     """A bar for each of the `most` operators with the largest self time; `rows` as step_profile.py writes them."""
     total = sum(row["ms"] for row in rows)
     rows = rows[:most]
-    for y, row in enumerate(rows):
-        ax.barh(y, row["ms"], height=0.7, color=KINDS[kind(row["name"])])
-        ax.text(row["ms"], y, f"  {row['ms'] / total:.0%}", va="center", fontweight="bold")
+    kinds = [kind(row["name"]) for row in rows]
+    bars = ax.barh(range(len(rows)), [row["ms"] for row in rows], height=0.7, color=[KINDS[name] for name in kinds])
+    ax.bar_label(bars, [f"{row['ms'] / total:.0%}" for row in rows], padding=10, fontweight="bold")
     name_rows(ax, [shorten(row["name"]) for row in rows])
     ax.margins(x=0.12)
     ax.set_xlabel("milliseconds of self time in a step")
-    shown = {kind(row["name"]) for row in rows}
-    ax.legend(handles=handles({name: colour for name, colour in KINDS.items() if name in shown}), loc="lower right")
+    ax.legend(handles=handles({name: KINDS[name] for name in KINDS if name in kinds}), loc="lower right")
     return ax
 
 
@@ -67,15 +65,14 @@ def changes(table: pd.DataFrame, ax: Axes, title: str = "") -> Axes:
     name_rows(ax, table["text"])
     low = min(table["low"].min(), table["predicted"].min(), 1 / noise, 0.8) / 1.08
     high = max(table["high"].max(), table["predicted"].max(), noise, 1.25) * 1.08
-    ax.set(xscale="log", xlim=(low, high), xlabel="times as fast as without the change", title=title)
-    values = FEW if high / low <= 2 else SOME if high / low < 6 else MANY
-    ticks(ax, [value for value in values if low <= value <= high])
+    ax.set(xscale="log", xlabel="times as fast as without the change", title=title)
+    locator = MaxNLocator(6, steps=[1, 2, 5, 10]) if high / low < 6 else LogLocator(subs=(1, 2, 5))
+    ticks(ax, locator.tick_values(low, high))
+    ax.set_xlim(low, high)
     return ax
 
 
 def key(fig: Figure) -> None:
     """What the marks of `changes` stand for, below all axes."""
-    measured = {"marker": "o", "color": COLOURS[0], "markersize": 12, "linewidth": 2}
-    key_below(fig, [line_key("predicted", **PREDICTED),
-                    line_key("measured: median, middle half, all rounds", **measured),
-                    *handles({"nothing changed: noise": PALE})])
+    measured = line_key("measured: median, middle half, all rounds", marker="o", color=COLOURS[0], markersize=12)
+    key_below(fig, [line_key("predicted", **PREDICTED), measured, *handles({"nothing changed: noise": PALE})])

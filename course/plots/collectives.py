@@ -5,6 +5,7 @@ shows by its colours which ranks its number came from. Nothing here is drawn by 
 """
 
 import base64
+import itertools
 import re
 
 import matplotlib.pyplot as plt
@@ -79,18 +80,15 @@ def ring_state(run, step, ax, sending=False, fontsize=17):
     With `sending`, the same state and arrows for what is sent in the step after it: each rank sends one chunk to the
     next rank, and the last one sends to rank 0 (the arrow that leaves below comes in above).
     """
-    ranks, starts = len(run["chunks"]), [sum(run["chunks"][:chunk]) for chunk in range(len(run["chunks"]) + 1)]
-
-    def columns(chunk):
-        return range(starts[chunk], starts[chunk + 1])
-
+    ranks, ends = len(run["chunks"]), list(itertools.accumulate(run["chunks"]))
+    columns = [range(end - size, end) for size, end in zip(run["chunks"], ends, strict=True)]
     arrived = set()
     if step and not sending:
         arrived = {((rank + 1) % ranks, cell) for rank, chunk in enumerate(run["steps"][step]["sent"])
-                   for cell in columns(chunk)}
+                   for cell in columns[chunk]}
     held(run["steps"][step]["cells"], ax, fontsize=fontsize, mark=arrived)
-    for start in starts[1:-1]:
-        ax.axvline(start - 0.5, color=GREY, linewidth=1, linestyle=":")
+    for end in ends[:-1]:
+        ax.axvline(end - 0.5, color=GREY, linewidth=1, linestyle=":")
     ax.set(ylim=(ranks - 0.1, -0.9))
     number, last = step + sending, len(run["steps"]) - 1
     done = "sent" if sending else "added" if number < ranks else "copied"
@@ -98,8 +96,8 @@ def ring_state(run, step, ax, sending=False, fontsize=17):
     if sending:
         arrow = {"arrowstyle": "-|>,head_width=0.6,head_length=0.8", "color": "black", "linewidth": 5}
         for rank, chunk in enumerate(run["steps"][number]["sent"]):
-            if columns(chunk):
-                x = (columns(chunk)[0] + columns(chunk)[-1]) / 2 + 0.35
+            if columns[chunk]:
+                x = (columns[chunk][0] + columns[chunk][-1]) / 2 + 0.35
                 ax.annotate("", (x, rank + 0.85), (x, rank + 0.15), arrowprops=arrow, zorder=5)
                 if rank == ranks - 1:
                     ax.annotate("", (x, -0.15), (x, -0.85), arrowprops=arrow, zorder=5)
@@ -114,11 +112,11 @@ def play_ring(run):
     fig, ax = plt.subplots(figsize=(2 + 1.2 * sum(run["chunks"]), 1.4 + 0.8 * len(run["chunks"])), dpi=80)
 
     def draw(frame):
-        step, sending = frames[frame]
         ax.clear()
+        step, sending = frame
         ring_state(run, step, ax, sending)
 
-    html = animation.FuncAnimation(fig, draw, frames=len(frames), interval=1500).to_jshtml(default_mode="once")
+    html = animation.FuncAnimation(fig, draw, frames=frames, interval=1500).to_jshtml(default_mode="once")
     plt.close(fig)
     html = re.sub(r"<link\b[^>]*>", "", html)  # a font for the buttons, from the network: we take words
     html = re.sub(r'<i class="fa fa-([\w -]+)"></i>', lambda found: BUTTONS[found[1]], html)

@@ -1,22 +1,19 @@
 """Run against run: seconds, throughput, speed-up, efficiency, from the table of `runs.speedup_table`, a row a run."""
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import StrMethodFormatter
 
 from course.plots.labels import BESIDE_A_POINT, write_beside
 from course.plots.style import GREY, WARNING, bar_style, head, key_of, line_key, line_style, name_rows, percent, ticks
-from course.plots.tables import by_machine, field, machine_of, name_of, need, numbers, plain, source_of, unfinished
+from course.plots.tables import by_machine, field, machine_of, name_of, need, plain, source_of, unfinished
 
 
 def seconds_per_epoch(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """One bar a run, from `runs.seconds_per_epoch` or `runs.speedup_table`."""
     need(table, "seconds")
     ax = ax or plt.subplots()[1]
-    runs = [run for _, run in table.iterrows()]
-    for y, run in enumerate(runs):
+    for y, (_, run) in enumerate(table.iterrows()):
         seconds = run["seconds"]
         if pd.isna(seconds):
             ax.text(0, y, " not known", va="center", color=GREY)
@@ -24,7 +21,7 @@ def seconds_per_epoch(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         ax.barh(y, seconds, height=0.6, **bar_style(source_of(run)))
         digits = f"{seconds:.3g}" if seconds < 1000 else f"{seconds:,.0f}"
         ax.text(seconds, y, f"  {digits} s", va="center", fontweight="bold")
-    name_rows(ax, [name_of(run, 20) for run in runs])
+    name_rows(ax, [name_of(run, 20) for _, run in table.iterrows()])
     ax.margins(x=0.15)
     ax.set_xlabel("seconds an epoch")
     head(ax, "Time for one epoch", table, key_of(table, bars=True))
@@ -33,9 +30,7 @@ def seconds_per_epoch(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
 def throughput(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Images a second, all ranks together, against world size."""
-    ax = _by_world_size(table, "images_per_second", "Throughput", "images/s", "{:,.0f}", ax)
-    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    return ax
+    return _by_world_size(table, "images_per_second", "Throughput", "images/s", "{:,.0f}", ax)
 
 
 def speedup(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
@@ -46,8 +41,7 @@ def speedup(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
 def efficiency(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Speed-up / world size in percent, beside the 100 % line."""
-    ax = _by_world_size(table, "efficiency", "Efficiency", "speed-up / ranks (%)", "{:.0%}", ax,
-                        ideal=lambda ranks: 0 * ranks + 1)
+    ax = _by_world_size(table, "efficiency", "Efficiency", "speed-up / ranks (%)", "{:.0%}", ax, ideal=lambda ranks: 1)
     percent(ax)
     return ax
 
@@ -55,40 +49,37 @@ def efficiency(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
 def _by_world_size(table, y, title, ylabel, form, ax, ideal=None) -> Axes:
     """A point a run, its value written as in `form`, a line through each machine's medians; `ideal` of ranks."""
     need(table, y, "world_size")
-    table = table[table["world_size"].notna() & table[y].notna()]
+    table = table.dropna(subset=["world_size", y]).astype({"world_size": float, y: float})
     if table.empty:
         raise ValueError(f"nothing to draw: the world size of the runs with {y} is not known")
     ax = ax or plt.subplots()[1]
     points, key = [], []
     for number, rows in enumerate(by_machine(table)):
         style = line_style(number, source_of(rows.iloc[0]))
-        xs, ys = numbers(rows["world_size"]), numbers(rows[y])
-        middle = pd.Series(ys).groupby(xs).median()
-        ax.plot(middle.index, middle, **style | {"marker": ""})
-        ax.plot(xs, ys, **style | {"linestyle": "none"}, zorder=3)
+        ax.plot(rows.groupby("world_size")[y].median(), **style | {"marker": ""})
+        ax.plot(rows["world_size"], rows[y], **style | {"linestyle": "none"}, zorder=3)
         key.append(line_key(machine_of(rows.iloc[0]), **style))
-        points += [(x, value, form.format(value) + unfinished(run), style["color"])
-                   for x, value, (_, run) in zip(xs, ys, rows.iterrows(), strict=True) if np.isfinite(value)]
-    sizes, top = np.unique(numbers(table["world_size"])), np.nanmax(numbers(table[y]))
-    most = sizes.max()
+        points += [(run["world_size"], run[y], form.format(run[y]) + unfinished(run), style["color"])
+                   for _, run in rows.iterrows()]
+    sizes, top = sorted(table["world_size"].unique()), table[y].max()
+    most = sizes[-1]
     if ideal:
-        many = np.linspace(1, most, 100)
-        ax.plot(many, ideal(many), "--", color=GREY, linewidth=2, zorder=1)
+        ax.plot([1, most], [ideal(1), ideal(most)], "--", color=GREY, linewidth=2, zorder=1)
         top = max(top, ideal(most))
         points.append((most, ideal(most), "ideal", GREY))
     if most > 16:
         ax.set_xscale("log", base=2)
-        ax.set_xlim(sizes.min() / 1.3, most * 1.3)
+        ax.set_xlim(sizes[0] / 1.3, most * 1.3)
     else:
         ax.set_xlim(0.5, 1.06 * most + 0.5)
     ticks(ax, sizes)
     ax.set(xlabel="world size (ranks)", ylabel=ylabel)
     if most > 16 and y != "efficiency":  # so that the ideal is a straight line
         ax.set_yscale("log", base=2 if ideal else 10)
-        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         ax.set_ylim(top=1.6 * top)
     else:
         ax.set_ylim(0, 1.18 * top)
+    ax.yaxis.set_major_formatter("{x:,.12g}")
     _mark_more_ranks_than_cores(ax, table, at_top=y == "efficiency")
     head(ax, title, table, key if key_of(table) else [])
     write_beside(ax, points, BESIDE_A_POINT)
@@ -97,16 +88,14 @@ def _by_world_size(table, y, title, ylabel, form, ax, ideal=None) -> Axes:
 
 def _mark_more_ranks_than_cores(ax: Axes, table: pd.DataFrame, at_top: bool) -> None:
     """Shades where ranks have to take turns on the cores."""
-    crowded = table[table.get("oversubscribed", pd.Series(False, table.index)).fillna(False).astype(bool)]
+    crowded = table[[field(run, "oversubscribed", False) for _, run in table.iterrows()]]
     if crowded.empty:
         return
-    several, notes = len(by_machine(table)) > 1, []
+    several, right, notes = len(by_machine(table)) > 1, ax.get_xlim()[1], []
     for rows in by_machine(crowded):
         run = rows.sort_values("world_size").iloc[0]
         cores = run["cores"] * field(run, "nodes", 1)
-        right = ax.get_xlim()[1]
         ax.axvspan(cores + 0.5, right, color="#F3E3D3", zorder=0, linewidth=0)
-        ax.set_xlim(right=right)
         whose = f"{plain(field(run, 'machine', 'here'))}: " if several else ""
         notes.append((right, ax.get_ylim()[at_top], f"{whose}more ranks than cores ({cores})", WARNING))
     side, way = ("top", -1) if at_top else ("bottom", 1)

@@ -13,7 +13,7 @@ OF_RUNS = (training.loss_by_epoch, training.loss_by_time, training.accuracy_by_e
 OF_TABLE = (comparison.seconds_per_epoch, comparison.throughput, comparison.speedup, comparison.efficiency)
 
 
-def write_all(df: pd.DataFrame, table: pd.DataFrame, folder, say) -> list[Path]:
+def write_all(df: pd.DataFrame, table: pd.DataFrame, folder: Path, say) -> list[Path]:
     """Writes a PNG, named after its function, for each picture that can be drawn; returns their paths.
 
     `df` is of `runs.read_runs`, `table` its `runs.speedup_table`, or, where nothing can be compared, its
@@ -21,7 +21,6 @@ def write_all(df: pd.DataFrame, table: pd.DataFrame, folder, say) -> list[Path]:
     written.
     """
     mpl.use("Agg")  # no window
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for draw, data in [*((draw, df) for draw in OF_RUNS), *((draw, table) for draw in OF_TABLE)]:

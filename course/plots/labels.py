@@ -2,7 +2,6 @@
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.transforms import Bbox
 
 from course.plots.style import darker, halo
 
@@ -21,44 +20,25 @@ def write_beside(ax: Axes, notes: list[tuple[float, float, str, str]], places: l
     style = {"textcoords": "offset points", "fontsize": 16, "fontweight": "bold", "linespacing": 1.0,
              "path_effects": halo(), "annotation_clip": False}
     texts = [ax.annotate(text, (x, y), (0, 0), color=darker(colour), **style) for x, y, text, colour in notes]
+
+    def box_at(text, place):
+        dx, dy, ha, va = place
+        text.set(position=(dx, dy), ha=ha, va=va)
+        return text.get_window_extent().padded(1)
+
+    def cost(box):
+        hidden = box.count_contains(points) + sum(path.intersects_bbox(box, filled=False) for path in paths)
+        clashes = sum(box.overlaps(other) for other in written)
+        outside = max(0, box.y1 - frame.y1, frame.y0 - box.y0) / box.height + (box.x0 < frame.x0)
+        return 8 * hidden + 1000 * clashes + 30 * outside
+
     for _ in range(2):  # placing them makes the axes shrink for what stands outside; then they are placed for good
         ax.figure.canvas.figure.draw_without_rendering()
-        drawn, frame = _pixels_of_lines(ax), ax.get_window_extent()
+        frame = ax.get_window_extent()
+        drawn = [line.get_transform().transform_path(line.get_path()) for line in ax.lines]
+        points = np.concatenate([path.vertices for path in drawn])
+        paths = [path for path, line in zip(drawn, ax.lines, strict=True) if line.get_linestyle() != "None"]
         written = [text.get_window_extent() for text in ax.texts if text not in texts]
         for text in sorted(texts, key=lambda text: -text.xy[1]):  # from the top down, as a list reads
-            extent = text.get_window_extent()
-            boxes = [_box_at(text, extent, place) for place in places]
-            costs = [_cost(box, drawn, written, frame) + i for i, box in enumerate(boxes)]
-            best = int(np.argmin(costs))
-            dx, dy, ha, va = places[best]
-            text.set(position=(dx, dy), ha=ha, va=va)
-            written.append(boxes[best])
-
-
-def _box_at(text, extent: Bbox, place: tuple) -> Bbox:
-    """The pixels that a text of this extent takes at a place."""
-    dx, dy, ha, va = place
-    point = text.figure.dpi / 72
-    x, y = text.axes.transData.transform(text.xy) + np.array([dx, dy]) * point
-    left = x - extent.width * {"left": 0, "center": 0.5, "right": 1}[ha]
-    bottom = y - extent.height * {"bottom": 0, "center": 0.5, "top": 1}[va]
-    return Bbox.from_bounds(left, bottom, extent.width, extent.height).padded(1)
-
-
-def _pixels_of_lines(ax: Axes) -> np.ndarray:
-    """Points about 4 pixels apart along every line of the axes."""
-    pieces = [np.empty((0, 2))]
-    for line in ax.lines:
-        path = ax.transData.transform(np.column_stack(line.get_data(orig=False)).astype(float))
-        pieces.append(path[np.isfinite(path).all(axis=1)])
-        for a, b in zip(path, path[1:], strict=False) if line.get_linestyle() != "None" else []:
-            if np.isfinite([a, b]).all():
-                pieces.append(np.linspace(a, b, 2 + int(np.hypot(*(b - a)) // 4)))
-    return np.concatenate(pieces)
-
-
-def _cost(box: Bbox, drawn: np.ndarray, written: list[Bbox], frame: Bbox) -> float:
-    hidden = np.all((drawn > box.min) & (drawn < box.max), axis=1).sum()
-    clashes = sum(box.overlaps(other) for other in written)
-    outside = max(0, box.y1 - frame.y1, frame.y0 - box.y0) / box.height + (box.x0 < frame.x0)
-    return hidden + 1000.0 * clashes + 30.0 * outside
+            costs = [cost(box_at(text, place)) + i for i, place in enumerate(places)]
+            written.append(box_at(text, places[np.argmin(costs)]))

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import GREY, colour_of, head, line_style, percent, ticks
@@ -44,20 +44,17 @@ def last_epochs(df: pd.DataFrame) -> pd.DataFrame:
 def over_seeds(last: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """`mean` and `sd` (of a sample: n - 1) of `result` over the runs that are alike in `by`, `runs` of them, and
     `broken` that have no result. Where one is broken the mean is missing: that of the others would flatter."""
-    found = last.groupby(by, sort=True, as_index=False, dropna=False).agg(
-        mean=("result", "mean"), sd=("result", "std"), runs=("result", "size"), got=("result", "count"))
-    found["broken"] = found["runs"] - found.pop("got")
-    found.loc[found["broken"] > 0, ["mean", "sd"]] = np.nan
-    return found
+    return last.groupby(by, as_index=False, dropna=False)["result"].agg(
+        mean=lambda results: results.mean(skipna=False), sd=lambda results: results.std(skipna=False), runs="size",
+        broken=lambda results: results.isna().sum())
 
 
 def accuracy_along(df: pd.DataFrame, x: str, ax: Axes, title: str) -> Axes:
     """Test accuracy of each run against `x`: "images", "updates" or "elapsed", see `along`."""
     ax = curves(along(df), x, "val_accuracy", title, ALONG[x], "test accuracy (%)", ax)
-    _whole_percent(ax)
+    percent(ax)
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    if x != "elapsed":
-        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ax.xaxis.set_major_formatter("{x:,.12g}")
     return ax
 
 
@@ -70,12 +67,10 @@ def by_rule(table: pd.DataFrame, ax: Axes, title: str) -> Axes:
     need(table, "mean")
     ends = []
     for number, (rule, rows) in enumerate(table.groupby("rule", sort=False), 1):  # colour 0 is for one rank's run
-        drawn = rows.dropna(subset=["mean"]).sort_values("global_batch")
-        shift = 1.03 ** (number - 2)  # side by side: where rules agree the bars would hide each other
-        xs = drawn["global_batch"].to_numpy(float) * shift
-        _points(ax, xs, drawn, number)
-        if len(xs):
-            ends.append((xs[-1], drawn["mean"].iloc[-1], rule, colour_of(number)))
+        # side by side: where rules agree the bars would hide each other
+        beside = rows.assign(global_batch=rows["global_batch"] * 1.03 ** (number - 2))
+        for end in _points(ax, beside, "global_batch", number).tail(1).itertuples():
+            ends.append((end.global_batch, end.mean, rule, colour_of(number)))
     _finish(ax, table, title, "images an update (global batch)", sorted(table["global_batch"].unique()))
     write_beside(ax, ends, BESIDE_AN_END)
     return ax
@@ -91,38 +86,33 @@ def by_rate(table: pd.DataFrame, ax: Axes, title: str, rules: dict | None = None
     need(table, "mean")
     notes = []
     for number, (batch, rows) in enumerate(table.groupby("global_batch")):
-        rows = rows.sort_values("lr")
-        drawn, broken = rows.dropna(subset=["mean"]), rows[rows["broken"] > 0]
-        _points(ax, drawn["lr"].to_numpy(float), drawn, number)
+        drawn, broken = _points(ax, rows, "lr", number), rows[rows["broken"] > 0]
         ax.plot(broken["lr"], np.full(len(broken), 0.06 + 0.012 * number), "X", color=colour_of(number), markersize=12)
-        best = drawn.loc[drawn["mean"].idxmax()]
-        notes.append((best["lr"], best["mean"] + np.nan_to_num(best["sd"]), f"batch {batch}", colour_of(number)))
+        for best in drawn.nlargest(1, "mean").itertuples():
+            notes.append((best.lr, best.mean + np.nan_to_num(best.sd), f"batch {batch}", colour_of(number)))
     for (name, rates), colour in zip((rules or {}).items(), ("black", GREY), strict=False):
-        rows = [table[(table["global_batch"] == batch) & np.isclose(table["lr"].astype(float), rate, rtol=1e-4)]
-                for batch, rate in rates.items()]
-        way = pd.concat(rows).dropna(subset=["mean"])
+        chosen = np.isclose(table["lr"].astype(float), table["global_batch"].map(rates).astype(float), rtol=1e-4)
+        way = table[chosen].dropna(subset=["mean"]).sort_values("global_batch")
         ax.plot(way["lr"], way["mean"], linestyle=(0, (1, 1)), color=colour, linewidth=6, alpha=0.5, zorder=1)
-        if len(way):
-            notes.append((way["lr"].iloc[-1], way["mean"].iloc[-1], name, colour))
+        for end in way.tail(1).itertuples():
+            notes.append((end.lr, end.mean, name, colour))
     shared = table["lr"].value_counts()
     _finish(ax, table, title, "learning rate", sorted(shared[shared > 1].index))  # a tick for each would be too many
     write_beside(ax, notes, BESIDE_A_POINT)
     return ax
 
 
-def _points(ax, xs, rows, number):
-    style = line_style(number, source_of(rows.iloc[0]) if len(rows) else "live")
-    ax.errorbar(xs, rows["mean"], yerr=rows["sd"].fillna(0), capsize=6, elinewidth=2, capthick=2, **style)
+def _points(ax, rows, x, number):
+    """The means against column `x`, each with its standard deviation; returns the rows that have one, along `x`."""
+    drawn = rows.dropna(subset=["mean"]).sort_values(x)
+    ax.errorbar(drawn[x].to_numpy(float), drawn["mean"], yerr=drawn["sd"], capsize=6, elinewidth=2, capthick=2,
+                **line_style(number, source_of(rows.iloc[0])))
+    return drawn
 
 
 def _finish(ax, table, title, xlabel, values):
     ax.set_xscale("log", base=2)
     ticks(ax, values)
     ax.set(xlabel=xlabel, ylabel="test accuracy (%)")
-    _whole_percent(ax)
-    head(ax, title, table)
-
-
-def _whole_percent(ax):
-    ax.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
     percent(ax)
+    head(ax, title, table)

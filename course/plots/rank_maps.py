@@ -5,6 +5,7 @@ import re
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from course.plots.style import COLOURS, GREY, WARNING, bare, colour_of, write_in
 
@@ -45,7 +46,8 @@ def links_map(names: list[str], links: list[dict], ax: Axes) -> Axes:
     An arrow goes from a process to the one whose port is the meeting point. "torchrun" stands above the ranks.
     """
     ranks = [name for name in names if name != "torchrun"]
-    places = {name: (x, 0) for x, name in enumerate(ranks)} | {"torchrun": ((len(ranks) - 1) / 2, 0.9)}
+    middle = (len(ranks) - 1) / 2
+    places = {name: (x, 0) for x, name in enumerate(ranks)} | {"torchrun": (middle, 0.9)}
     listeners = {link["server"] for link in links if link["kind"] == "store"}
     for name in names:
         x, y = places[name]
@@ -55,23 +57,21 @@ def links_map(names: list[str], links: list[dict], ax: Axes) -> Axes:
         ax.text(x, y, name, ha="center", va="center", fontsize=20, fontweight="bold", color=ink, zorder=4)
     for link in links:
         (x0, y0), (x1, y1) = places[link["client"]], places[link["server"]]
+        look = {"arrowstyle": "-|>", "color": WARNING, "mutation_scale": 25}
         if link["kind"] == "gloo":
             start, end, bow = (x0, y0 - 0.16), (x1, y1 - 0.16), -0.35 if x0 > x1 else 0.35
             look = {"arrowstyle": "-", "color": COLOURS[0]}
+        elif link["client"] == link["server"]:  # it is a client of its own store
+            start, end, bow = (x0 - 0.15, y0 + 0.16), (x0 + 0.15, y0 + 0.16), -1.2
+        elif y0 < y1:
+            start, end, bow = (x0, y0 + 0.16), (x1, y1 - 0.16), 0
         else:
-            look = {"arrowstyle": "-|>", "color": WARNING, "mutation_scale": 25}
-            if link["client"] == link["server"]:  # it is a client of its own store
-                start, end, bow = (x0 - 0.15, y0 + 0.16), (x0 + 0.15, y0 + 0.16), -1.2
-            elif y0 < y1:
-                start, end, bow = (x0, y0 + 0.16), (x1, y1 - 0.16), 0
-            else:
-                start, end, bow = (x0, y0 + 0.16), (x1 + 0.28, y1 + 0.16), 0.35
+            start, end, bow = (x0, y0 + 0.16), (x1 + 0.28, y1 + 0.16), 0.35
         ax.annotate("", end, start, arrowprops=look | {"connectionstyle": f"arc3,rad={bow}", "linewidth": 3})
     if any(link["kind"] == "gloo" for link in links):
-        ax.text((len(ranks) - 1) / 2, -0.75, "data (gloo)", ha="center", color=COLOURS[0], fontsize=20,
-                fontweight="bold")
+        ax.text(middle, -0.75, "data (gloo)", ha="center", color=COLOURS[0], fontsize=20, fontweight="bold")
     if listeners:
-        place = ((len(ranks) - 1) / 2 + 0.4, 0.9) if "torchrun" in names else (0.45, 0.62)
+        place = (middle + 0.4, 0.9) if "torchrun" in names else (0.45, 0.62)
         ax.text(*place, "meeting (store)", va="center", color=WARNING, fontsize=20, fontweight="bold")
     ax.set(xlim=(-0.5, len(ranks) - 0.5), ylim=(-0.85, 1.4 if "torchrun" in names else 0.75))
     ax.axis("off")
@@ -91,5 +91,6 @@ def lines_map(lines: list[str], ax: Axes, most: int = 40) -> Axes:
         if not ranks:
             ax.text(place + 0.5, 0.5, "∅", ha="center", va="center", color=GREY)
     ax.set(xlim=(-0.05, max(1, len(said)) + 0.05), ylim=(-0.05, 1.05), yticks=[], xlabel="line on the screen")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     bare(ax)
     return ax

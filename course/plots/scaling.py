@@ -24,23 +24,23 @@ def overlay(measured, predictions, ax, title):
     places = {ranks: x for x, ranks in enumerate(measured)}
     for ranks, (seconds, low, high) in measured.items():
         x = places[ranks] - 0.12  # the three stand side by side, so that none hides another
-        ax.add_patch(Rectangle((x - 0.3, (1 - AIM) * seconds), 0.84, 2 * AIM * seconds, color=PALE, zorder=0))
+        ax.bar(places[ranks], 2 * AIM * seconds, 0.84, (1 - AIM) * seconds, color=PALE, zorder=0)
         ax.vlines(x, low, high, color=COLOURS[0], linewidth=3)
         ax.plot(x, seconds, "o", color=COLOURS[0], markersize=14)
         write_beside(ax, [(x, seconds, f"{seconds:.2f} s", COLOURS[0])], [(-12, 0, "right", "center")])
     key = [line_key("measured (line: fastest to slowest)", marker="o", color=COLOURS[0], markersize=12)]
-    for number, (name, seconds) in enumerate(predictions.items()):
+    for number, (name, predicted) in enumerate(predictions.items()):
         style = line_style(1 + number, "predicted")
-        xs = [places[ranks] + 0.18 * number for ranks in seconds]
-        ax.plot(xs, list(seconds.values()), markersize=12, **style)
+        xs = [places[ranks] + 0.18 * number for ranks in predicted]
+        ax.plot(xs, list(predicted.values()), markersize=12, **style)
         key.append(line_key(name, **style))
-        errors = [(x, predicted, f"{predicted / measured[ranks][0] - 1:+.0%}", style["color"])
-                  for x, (ranks, predicted) in zip(xs, seconds.items(), strict=True)]
+        errors = [(x, y, f"{y / measured[ranks][0] - 1:+.0%}", style["color"])
+                  for x, (ranks, y) in zip(xs, predicted.items(), strict=True)]
         write_beside(ax, errors, [((0, -16, "center", "top"), (0, 14, "center", "bottom"))[number]])
     key.append(Patch(color=PALE, label=f"measured ± {AIM:.0%}"))
-    top = max(*(high for _, _, high in measured.values()), *(max(found.values()) for found in predictions.values()))
-    ax.set(xlabel="world size (ranks)", xlim=(-0.75, len(places) - 0.4), ylabel="seconds an epoch", ylim=(0, 1.2 * top))
-    ax.set_xticks(list(places.values()), [str(ranks) for ranks in places])
+    ax.set(xlabel="world size (ranks)", xlim=(-0.75, len(places) - 0.4), ylabel="seconds an epoch",
+           ylim=(0, 1.15 * ax.dataLim.y1))
+    ax.set_xticks(list(places.values()), list(places))
     ax.grid(axis="x", visible=False)
     head(ax, title, key=key, columns=2)
     return ax
@@ -50,8 +50,7 @@ def parts(bars, ax, title):
     """A bar for each (name, whether it was measured, {part of PARTS: milliseconds}): what a step is made of."""
     names = [f"{name}\n({'measured' if is_measured else 'predicted'})" for name, is_measured, _ in bars]
     predicted = [y for y, (_, is_measured, _) in enumerate(bars) if not is_measured]
-    key = stacked(ax, names, [of_bar for _, _, of_bar in bars], PARTS, "ms", predicted)
-    ax.set_xlabel("milliseconds a step")
+    key = stacked(ax, names, [of_bar for _, _, of_bar in bars], PARTS, "milliseconds a step", "ms", predicted)
     head(ax, title, key=key, columns=3)
     return ax
 
@@ -65,16 +64,16 @@ def heat_map(rows, ax, title):
     worlds, batches = (sorted({row[name] for row in rows}) for name in ("world_size", "batch_size"))
     most = max(0.5, *(abs(math.log2(row["speedup"])) for row in rows))
     shade = Normalize(-most, most)
-    measured_frame = {"edgecolor": "black", "linestyle": "-", "linewidth": 4}
-    predicted_frame = {"edgecolor": GREY, "linestyle": ":", "linewidth": 2, "hatch": ".."}
     for row in sorted(rows, key=lambda row: row["measured"]):  # thick frames last, on top
         x, y = worlds.index(row["world_size"]), batches.index(row["batch_size"])
         colour = FASTER(shade(math.log2(row["speedup"])))
-        ax.add_patch(Rectangle((x - 0.44, y - 0.42), 0.88, 0.84, facecolor=colour,
-                               **measured_frame if row["measured"] else predicted_frame))
-        write_in(ax, x, y - 0.08, f"{row['speedup']:.2f}×", colour, fontsize=20,
-                 fontweight="bold" if row["measured"] else "normal")
-        said = ("measured" if row["measured"] else "predicted") + (", slower" if row["speedup"] < 1 else "")
+        said, weight = ("measured", "bold") if row["measured"] else ("predicted", "normal")
+        frame = {"edgecolor": GREY, "linestyle": ":", "linewidth": 2, "hatch": ".."}
+        if row["measured"]:
+            frame = {"edgecolor": "black", "linewidth": 4}
+        ax.add_patch(Rectangle((x - 0.44, y - 0.42), 0.88, 0.84, facecolor=colour, **frame))
+        write_in(ax, x, y - 0.08, f"{row['speedup']:.2f}×", colour, fontsize=20, fontweight=weight)
+        said += ", slower" if row["speedup"] < 1 else ""
         write_in(ax, x, y + 0.24, said, colour, fontsize=14, fontweight="normal")
     ax.set(xlim=(-0.5, len(worlds) - 0.5), ylim=(-0.5, len(batches) - 0.5), xlabel="world size (ranks)",
            ylabel="batch size of each rank", title=title)

@@ -6,11 +6,13 @@ Counts are those of scripts/lessons/shard_model.py, predictions those of course/
 import math
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import EngFormatter
 
 from course import predict
-from course.plots.style import COLOURS, WARNING, bare, colour_of, key_below, name_rows, stack, stacked, write_in
+from course.plots.style import COLOURS, WARNING, bare, colour_of, key_below, name_rows, stacked, write_in
 
 SHARED = "#D9D9D9"  # by all ranks
 NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2", "tp": "TP", "fsdp_tp": "FSDP2 × TP",
@@ -25,25 +27,26 @@ def memory(found, axes):
     `found` is the JSON of scripts/lessons/shard_model.py. "gathered" is what FSDP has whole for a moment, on top of
     the rest.
     """
-    y, ticks = 0, {}
+    panels = [part for part in PARTS if part != "activations"], ["activations"]
+    y, places = 0, []
     for way, result in found["ways"].items():
         ranks = result["ranks"][:1] if way == "one" else result.get("ranks", [])
-        ticks[NAMES[way]] = y + (len(ranks) - 1) / 2
-        for held in ranks:
-            states = {part: held[part] / 1e6 for part in PARTS if held[part]}
-            activations = {"activations": states.pop("activations", 0)}
-            for ax, parts in zip(axes, (states, activations), strict=True):
-                length = stack(ax, y, parts, PARTS, height=0.9)
-                ax.text(length, y, f" {length:.2f}", va="center", fontsize=15)
-            y += 1
+        rows = max(1, len(ranks))
+        places.append(y + (rows - 1) / 2)
         if not ranks:
             axes[0].text(0, y, f" {result['unsupported'][:60]}", va="center", color=WARNING)
-            y += 1
-        y += 0.7
+        for row, held in enumerate(ranks):
+            for ax, panel in zip(axes, panels, strict=True):
+                parts = [part for part in panel if held[part]]
+                sizes = np.array([held[part] for part in parts]) / 1e6
+                ax.barh(y + row, sizes, 0.9, sizes.cumsum() - sizes, color=[PARTS[part] for part in parts],
+                        edgecolor="white")
+                ax.text(sizes.sum(), y + row, f" {sizes.sum():.2f}", va="center", fontsize=15)
+        y += rows + 0.7
     for ax in axes:
-        name_rows(ax, ticks, ticks.values(), bottom=y - 1)
+        name_rows(ax, [NAMES[way] for way in found["ways"]], places, bottom=y - 1)
         ax.margins(x=0.13)
-    axes[1].set_yticklabels([])
+    axes[1].tick_params(labelleft=False)
     axes[0].set(xlabel="MB a rank", title=f"Model states, {found['world_size']} ranks: a bar each")
     axes[1].set(xlabel="MB a rank", title="Activations")
     key_below(axes[0].figure, PARTS)
@@ -54,9 +57,8 @@ def pieces(found, ways, names):
     """A figure: which rank has which piece of each weight (columns), under each way (rows). Drawn to scale."""
     shapes = [found["shapes"][name] for name in names]
     tallest = max(shape[0] for shape in shapes)
-    size = 3.4 * len(names) + 2, 0.6 + 2.5 * len(ways)
-    fig, axes = plt.subplots(len(ways), len(names), squeeze=False, figsize=size,
-                             width_ratios=[max(shape[1], tallest / 3) for shape in shapes])
+    fig, axes = plt.subplots(len(ways), len(names), figsize=(3.4 * len(names) + 2, 0.6 + 2.5 * len(ways)),
+                             width_ratios=[max(shape[1], tallest / 3) for shape in shapes], squeeze=False)
     for row, way in zip(axes, ways, strict=True):
         for ax, name, (height, width) in zip(row, names, shapes, strict=True):
             of_ranks = found["ways"][way]["pieces"][name]
@@ -83,10 +85,9 @@ def pieces(found, ways, names):
 def states(rows, limit, ax):
     """Predicted bytes a device: {name: {part: bytes}}, stacked and dotted, and the device's memory as a line."""
     bars = [{part: size / 1e9 for part, size in parts.items()} for parts in rows.values()]
-    key_below(ax.figure, stacked(ax, list(rows), bars, PARTS, "GB", predicted=range(len(rows))))
+    key_below(ax.figure, stacked(ax, list(rows), bars, PARTS, "GB a device (predicted)", "GB", range(len(rows))))
     ax.axvline(limit / 1e9, color="black", linewidth=3)
     ax.text(limit / 1e9, -0.62, f" {limit / 1e9:.0f} GB: a device ", va="bottom", ha="center", fontweight="bold")
-    ax.set_xlabel("GB a device (predicted)")
     return ax
 
 
@@ -100,16 +101,16 @@ def grid(cluster_of, devices, parameters, **options):
 def chart(ways, devices, parameters, ax, title):
     """The map: a cell's colour is the way to choose; white: it does not fit. A large region has its name in it."""
     names = [None, *WAYS]
-    numbers = [[names.index(way) for way in row] for row in ways]
+    numbers = np.array([[names.index(way) for way in row] for row in ways])
     colours = ListedColormap(["white", *WAYS.values()])
     ax.pcolormesh(range(len(devices) + 1), range(len(parameters) + 1), numbers, cmap=colours, vmin=0,
                   vmax=len(names) - 1, edgecolors="white", linewidth=0.5)
     for number, name in enumerate(names):
-        cells = [(x, y) for y, row in enumerate(numbers) for x, one in enumerate(row) if one == number]
-        if len(cells) > 6:
-            x, y = middle(cells)
-            ax.text(x + 0.5, y + 0.5, (name or "does not fit").replace(" + ", "\n+ "), ha="center", va="center",
-                    fontweight="bold", fontsize=15, rotation=90 if len({cell[0] for cell in cells}) == 1 else 0,
+        region = np.pad(numbers == number, 1)  # the map ends at its edges
+        if region.sum() > 6:
+            y, x = middle(region) - 0.5
+            ax.text(x, y, (name or "does not fit").replace(" + ", "\n+ "), ha="center", va="center",
+                    fontweight="bold", fontsize=15, rotation=90 if region.any(axis=0).sum() == 1 else 0,
                     bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "boxstyle": "round,pad=0.15"})
     ax.set_xticks([x + 0.5 for x in range(0, len(devices), 2)], [f"{count:,}" for count in devices[::2]])
     marks = [(i, size) for i, size in enumerate(parameters) if abs(math.log10(size) % 1) < 1e-6]
@@ -125,23 +126,16 @@ def legend(fig, *maps):
     key_below(fig, {way: colour for way, colour in WAYS.items() if way in used})
 
 
-def middle(cells):
-    """The cell of a region that is farthest from its edge, so that a name there stands inside."""
-    region = set(cells)
-
-    def room(cell):
-        size = 0
-        while all((cell[0] + dx, cell[1] + dy) in region for dx in (-size, size) for dy in (-2 * size, 2 * size)):
-            size += 1
-        return size, -abs(cell[0] - mean_x) - abs(cell[1] - mean_y) / 3
-
-    mean_x, mean_y = (sum(axis) / len(cells) for axis in zip(*cells, strict=True))
-    return max(cells, key=room)
+def middle(region):
+    """(row, column) of the cell of a region that is farthest from all outside it, so that a name there stands inside;
+    of several the one nearest to the region's mean."""
+    inside, outside = np.argwhere(region), np.argwhere(~region)
+    sides = np.array([0.5, 1])  # rows are half as far as columns, for a name is broad
+    room = (abs(inside[:, None] - outside) * sides).max(axis=2).min(axis=1)
+    off = (abs(inside - inside.mean(axis=0)) * sides).sum(axis=1)
+    return inside[np.lexsort((off, -room))[0]]
 
 
 def short(number):
     """"70 B" for 70e9."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if number >= 0.999 * size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:g}"
+    return EngFormatter()(float(f"{number:.3g}")).replace("G", "B")

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
 from course import png
 from course.plots.tables import by_machine, machine_of, made_up, source_of
@@ -30,20 +30,15 @@ PHASES = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "updat
 GREY, PALE, WARNING = "#5F5F5F", "#E3E3E3", "#D55E00"
 
 
-def use_course_style() -> None:
-    """Large enough to be read from the back of a room. Done once when this module is imported."""
-    mpl.rcParams.update({
-        "figure.figsize": (10, 6), "figure.constrained_layout.use": True,  # makes room for what stands outside the axes
-        "savefig.bbox": "tight",
-        "font.size": 17, "axes.titlesize": 21, "axes.titleweight": "bold", "axes.titlelocation": "left",
-        "axes.labelsize": 18, "axes.spines.top": False, "axes.spines.right": False,
-        "axes.grid": True, "axes.axisbelow": True, "grid.color": PALE,
-        "lines.linewidth": 3, "lines.markersize": 9, "lines.markeredgewidth": 2.5, "hatch.linewidth": 1.5,
-        "axes.prop_cycle": mpl.cycler(color=COLOURS),
-    })
-
-
-use_course_style()
+mpl.rcParams.update({  # large enough to be read from the back of a room
+    "figure.figsize": (10, 6), "figure.constrained_layout.use": True,  # makes room for what stands outside the axes
+    "savefig.bbox": "tight",
+    "font.size": 17, "axes.titlesize": 21, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.labelsize": 18, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": PALE,
+    "lines.linewidth": 3, "lines.markersize": 9, "lines.markeredgewidth": 2.5, "hatch.linewidth": 1.5,
+    "axes.prop_cycle": mpl.cycler(color=COLOURS),
+})
 
 
 def colour_of(number: float) -> str:
@@ -84,38 +79,29 @@ def write_in(ax: Axes, x: float, y: float, text, colour, **look) -> None:
 # ---------------------------------------------------------------- bars and axes
 
 
-def stack(ax: Axes, y: float, parts: dict, colours: dict, height=0.6, predicted=False, form="", room=0.0) -> float:
-    """A bar in row `y`, made of its {part: width} from left to right; returns its length.
+def stacked(ax: Axes, names: list[str], bars: list[dict], colours: dict, xlabel: str, unit="", predicted=()):
+    """A bar a row, its name beside it, made of its {part: width} from left to right, and after it the sum in `unit`.
 
-    What is predicted is pale, with a dotted edge. `form` writes a part that is wider than `room` into it.
-    """
-    left = 0.0
-    for part, width in parts.items():
-        colour = colours[part]
-        look = {"edgecolor": "white", "linestyle": "-"}
-        if predicted:
-            look = {"edgecolor": colour, "linestyle": ":", "linewidth": 3}
-        inside = [1 - 0.4 * (1 - light) for light in mpl.colors.to_rgb(colour)] if predicted else colour
-        ax.barh(y, width, left=left, height=height, facecolor=inside, **look)
-        if form and width > room:
-            write_in(ax, left + width / 2, y, form.format(width), inside)
-        left += width
-    return left
-
-
-def stacked(ax: Axes, names: list[str], bars: list[dict], colours: dict, unit="", predicted=()) -> dict:
-    """A row each, its name beside it: a `stack` of its {part: width}, and after it the sum in `unit`.
-
-    `predicted`: the rows that are. Returns the colours of the parts that occur.
+    `predicted`: the rows that are: pale, with a dotted edge. Returns the colours of the parts that occur.
     """
     longest = max(sum(parts.values()) for parts in bars)
     digits = max(0, 1 - math.floor(math.log10(longest / 3))) if longest > 0 else 0
     for y, parts in enumerate(bars):
-        length = stack(ax, y, parts, colours, 0.6, y in predicted, f"{{:.{digits}f}}", room=0.06 * longest)
+        left = 0.0
+        for part, width in parts.items():
+            inside, look = colours[part], {"edgecolor": "white"}
+            if y in predicted:
+                look = {"edgecolor": inside, "linestyle": ":", "linewidth": 3}
+                inside = [1 - 0.4 * (1 - light) for light in mpl.colors.to_rgb(inside)]
+            ax.barh(y, width, left=left, height=0.6, facecolor=inside, **look)
+            if width > 0.06 * longest:  # there is room to write
+                write_in(ax, left + width / 2, y, f"{width:.{digits}f}", inside)
+            left += width
         if unit and parts:
-            ax.text(length, y, f"  {length:,.1f} {unit}", va="center", fontweight="bold")
+            ax.text(left, y, f"  {left:,.1f} {unit}", va="center", fontweight="bold")
             ax.margins(x=0.15)
     name_rows(ax, names)
+    ax.set_xlabel(xlabel)
     return {part: colour for part, colour in colours.items() if any(part in parts for parts in bars)}
 
 
@@ -141,7 +127,8 @@ def ticks(ax: Axes, values, form: str = "{:g}") -> None:
 
 
 def percent(ax: Axes) -> None:
-    """Shares (0 to 1) in percent; the sign belongs into the label."""
+    """Shares (0 to 1) in whole percent; the sign belongs into the label."""
+    ax.yaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10]))
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
 
 

@@ -2,7 +2,6 @@
 
 from textwrap import fill
 
-import numpy as np
 import pandas as pd
 
 
@@ -70,8 +69,3 @@ def made_up(table: pd.DataFrame) -> str:
 def plain(text) -> str:
     """Text as it stands: between dollars matplotlib would read formulas."""
     return str(text).replace("$", r"\$")
-
-
-def numbers(values: pd.Series) -> np.ndarray:
-    """float64, NaN where a value is missing."""
-    return values.astype("Float64").to_numpy(float, na_value=np.nan)

@@ -1,5 +1,7 @@
 """What each rank did, and when."""
 
+import itertools
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,10 +21,9 @@ def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
     need(events, "start", "end")
     ax = ax or plt.subplots()[1]
     events = events.assign(lane=events.get("lane", "")).sort_values("start", kind="stable")
-    names = list(dict.fromkeys(events["event"]))
-    others = iter([colour for colour in COLOURS if colour not in EVENTS.values()] * len(names))
-    colours = {name: EVENTS.get(name) or next(others) for name in names}
-    names.sort(key=lambda name: list(EVENTS).index(name) if name in EVENTS else len(EVENTS))
+    others = itertools.cycle(colour for colour in COLOURS if colour not in EVENTS.values())
+    names = dict.fromkeys([*EVENTS, *events["event"]])
+    colours = {name: EVENTS.get(name) or next(others) for name in names if name in set(events["event"])}
     inch = (events["end"].max() - events["start"].min()) / (ax.figure.get_figwidth() * ax.get_position().width)
     top, lanes = 0.0, {}
     for rank, of_rank in events.groupby("rank"):
@@ -41,5 +42,5 @@ def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:
         top += 0.6
     name_rows(ax, lanes.values(), lanes.keys(), bottom=top - 0.9)
     ax.set_xlabel("milliseconds")
-    head(ax, "What each rank did, and when", events, {name: colours[name] for name in names}, columns=len(names))
+    head(ax, "What each rank did, and when", events, colours, columns=len(colours))
     return ax

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import GREY, PHASES, head, line_style, percent, stacked
-from course.plots.tables import by_run, name_of, need, numbers, source_of
+from course.plots.tables import by_run, name_of, need, source_of
 
 COMMAND = {"starting": GREY, "training": PHASES["backward"], "evaluating, and the rest": PHASES["forward"]}
 
@@ -38,12 +38,8 @@ def _images(column):
 
 def elapsed(df: pd.DataFrame) -> pd.Series:
     """Seconds of training at the end of each row's epoch. Beyond a lost epoch nobody knows."""
-    parts = []
-    for rows in by_run(df):
-        follows = rows["epoch"].diff().fillna(1).eq(1) & (rows["epoch"].iloc[0] == 0)
-        known = (follows & rows["seconds"].notna()).cumprod().astype(bool)
-        parts.append(rows["seconds"].cumsum().where(known))
-    return pd.concat(parts)
+    return pd.concat(rows["seconds"].cumsum(skipna=False).where(rows["epoch"] == np.arange(len(rows)))
+                     for rows in by_run(df))
 
 
 def curves(df: pd.DataFrame, x: str, y: str, title: str, xlabel: str, ylabel: str, ax: Axes | None = None) -> Axes:
@@ -51,11 +47,11 @@ def curves(df: pd.DataFrame, x: str, y: str, title: str, xlabel: str, ylabel: st
     need(df, x, y)
     ax = ax or plt.subplots()[1]
     ends = []
-    for number, rows in enumerate(by_run(df)):
+    for number, rows in enumerate(by_run(df.astype({"epoch": float, x: float, y: float}))):
         run = rows.iloc[-1]
         style = line_style(number, source_of(run))
-        gaps = np.flatnonzero(np.diff(numbers(rows["epoch"])) > 1) + 1
-        xs, ys = (np.insert(numbers(rows[name]), gaps, np.nan) for name in (x, y))
+        gaps = np.flatnonzero(rows["epoch"].diff() > 1)
+        xs, ys = (np.insert(rows[name].to_numpy(), gaps, np.nan) for name in (x, y))
         ax.plot(xs, ys, **style)
         drawn = np.flatnonzero(np.isfinite(xs) & np.isfinite(ys))
         if len(drawn):
@@ -103,10 +99,9 @@ def whole_command(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
 def _stacked(df, bars, colours, unknown, title, ax, xlabel, unit="") -> Axes:
     """A bar a run, made of its {part: seconds}; `unknown` is written where it has none."""
     ax = ax or plt.subplots()[1]
-    key = stacked(ax, [name_of(rows.iloc[-1], 20) for rows in by_run(df)], bars, colours, unit)
+    key = stacked(ax, [name_of(rows.iloc[-1], 20) for rows in by_run(df)], bars, colours, xlabel, unit)
     for y, parts in enumerate(bars):
         if not parts:
             ax.text(0, y, f" {unknown}", va="center", color=GREY)
-    ax.set_xlabel(xlabel)
     head(ax, title, df, key, columns=len(key))
     return ax
