@@ -5,9 +5,8 @@ import torch
 from course.checks import Wrong, exercise
 from course.checks.cases import Miss, exactly, misses
 
-# ---------------------------------------------------------------- 1. scatter
 
-
+# Exercise 1: scatter
 def split_solution(batch, devices):
     size = -(-len(batch) // devices)  # rounded up
     return [batch[start:start + size] for start in range(0, len(batch), size)]
@@ -67,9 +66,7 @@ def split_batch(attempt):
                         "not give all of the rest to one device.")
 
 
-# ---------------------------------------------------------------- 2. sum or mean
-
-
+# Exercise 2: sum or mean
 def combine_solution(gradients, rows):
     return sum(gradients)
 
@@ -116,8 +113,7 @@ def combine(attempt):
                     f"{answer.detach().numpy().round(4)}.")
 
 
-# ---------------------------------------------------------------- 3. the prefix
-
+# Exercise 3: the prefix
 def plain_solution(state):
     return {name.removeprefix("module."): value for name, value in state.items()}
 
@@ -164,9 +160,7 @@ def plain_names(attempt):
         raise Wrong("The names are right, but a tensor stands under another's name.")
 
 
-# ---------------------------------------------------------------- 4. CUDA_VISIBLE_DEVICES
-
-
+# Exercise 4: CUDA_VISIBLE_DEVICES
 def physical_solution(visible, index):
     gpus = []
     for number in visible.split(","):

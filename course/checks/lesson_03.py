@@ -16,9 +16,7 @@ from course.rendezvous import placements
 
 SHAPES = [(2, 4), (1, 8), (3, 1), (4, 3)]  # nodes, processes a node
 
-# ---------------------------------------------------------------- rank -> (node, local rank), and back
-
-
+# Exercise 1: rank -> (node, local rank), and back
 def my_place(rank, per_node):
     return divmod(rank, per_node)
 
@@ -81,9 +79,7 @@ def rank_of(attempt):
         })
 
 
-# ---------------------------------------------------------------- who does it?
-
-
+# Exercise 2: who does it?
 def my_turn(job, rank, local_rank):
     if job == "train":
         return True
@@ -124,9 +120,7 @@ def turn(attempt):
                 (True, f"It should be ranks {sorted(expected)}."))
 
 
-# ---------------------------------------------------------------- a pretend launcher
-
-
+# Exercise 3: a pretend launcher
 def my_environment(group_rank, local_rank, hosts, per_node, port):
     return {
         "RANK": str(group_rank * per_node + local_rank),
@@ -189,9 +183,7 @@ def environment(attempt):
                     raise Wrong(f"{case}: {name} is {value}, but it should be {expected}. {why}".strip())
 
 
-# ---------------------------------------------------------------- join a group, on ranks
-
-
+# Exercise 4: join a group, on ranks
 def join(rank, world_size, file):
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size,
                             timeout=timedelta(seconds=30))

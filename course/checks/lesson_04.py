@@ -10,9 +10,8 @@ import torch.distributed as dist
 from course.checks import Wrong, because, exercise
 from course.checks.on_ranks import Answers
 
-# ------------------------------------------------------------------------------------- 2: all_reduce from two others
 
-
+# Exercise 2: all_reduce from two others
 def my_all_reduce(tensor):
     dist.reduce(tensor, dst=0)
     dist.broadcast(tensor, src=0)
@@ -70,9 +69,7 @@ def reduced(attempt):
              "which one do you broadcast from?"))
 
 
-# ------------------------------------------------------------------------------------- 3: which chunk a rank sends
-
-
+# Exercise 3: which chunk a rank sends
 def my_chunk(rank, step, ranks):
     return (rank - step) % ranks
 
@@ -113,9 +110,7 @@ def chunk(attempt):
             before = sent
 
 
-# ------------------------------------------------------------------------------------- 4: algbw and busbw
-
-
+# Exercise 4: algbw and busbw
 def my_bandwidths(bytes, seconds, ranks):
     algbw = bytes / seconds / 1e9
     return algbw, algbw * 2 * (ranks - 1) / ranks
@@ -159,9 +154,7 @@ def bandwidths(attempt):
 near = partial(math.isclose, rel_tol=1e-6)
 
 
-# ------------------------------------------------------------------------------------- 1: which collective fits
-
-
+# Exercise 1: which collective fits
 def my_choices():
     return {"a": "broadcast", "b": "all_reduce", "c": "reduce", "d": "reduce_scatter", "e": "all_gather",
             "f": "all_to_all"}

@@ -79,9 +79,7 @@ def close(got, wanted):
     return all(abs(a - b) < 1e-5 for a, b in zip(got, wanted, strict=True))
 
 
-# ------------------------------------------------------------------------------------- 1: average the gradients
-
-
+# Exercise 1: average the gradients
 def average_gradients(model):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
@@ -130,9 +128,7 @@ def average(attempt):
                     f"{mean}; you have {ranks[0]['got']}.")
 
 
-# ------------------------------------------------------------------------------------- 2: accuracy over all ranks
-
-
+# Exercise 2: accuracy over all ranks
 def accuracy(hits, images):
     sums = torch.tensor([hits, images], dtype=torch.float64)
     dist.all_reduce(sums)
@@ -191,9 +187,7 @@ def overall(attempt):
              "and divide last."))
 
 
-# ------------------------------------------------------------------------------------- 3: where no_sync goes
-
-
+# Exercise 3: where no_sync goes
 def train(ddp, batches, optimizer, every):
     for number, (inputs, labels) in enumerate(batches, start=1):
         update = number % every == 0
@@ -268,9 +262,7 @@ def accumulate(attempt):
                     f"they differ by {off:.1e}. Is there an update, then a zero_grad, after each {EVERY} batches?")
 
 
-# ------------------------------------------------------------------------------------- 4: the global batch
-
-
+# Exercise 4: the global batch
 def settings(ranks, batch_size, lr):
     return ranks * batch_size, lr * ranks
 
