@@ -6,7 +6,6 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 import fcntl
 import importlib
 import logging
-import math
 import os
 import socket
 import sys
@@ -39,11 +38,10 @@ def make_optimizer(parameters, args):
     return torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
 
 
-def scale_rate(optimizer, args, world_size, steps_per_epoch):
-    """The scheduler that takes --lr to its scaled value, at once or over --warmup-epochs (Goyal et al. 2017,
-    1706.02677: k times the images a step, k times the rate). Stepped after each update."""
-    scale = {"none": 1, "linear": world_size, "sqrt": math.sqrt(world_size)}[args.lr_scaling]
-    rise = (args.warmup_epochs or 0) * steps_per_epoch
+def scale_rate(optimizer, args, steps_per_epoch):
+    """The scheduler that takes --lr to --lr times args.lr_scale, at once or over --warmup-epochs (Goyal et al. 2017,
+    1706.02677: k times the images an update, k times the rate). Stepped after each update."""
+    scale, rise = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 + (scale - 1) * (s / rise if s < rise else 1))
 
 # -------------------------------------------------------------------------------------------------------- process group
@@ -51,21 +49,15 @@ def scale_rate(optimizer, args, world_size, steps_per_epoch):
 def init_distributed_mode(here, dist_url="env://", timeout=600):
     """Join the process group. Every later wait for another rank ends after `timeout` seconds with an error.
 
-    A process that nobody launched makes a group of one. Raises ConnectionError, one line, if the others do not come.
+    A process that nobody launched makes a group of one. Returns the store that the ranks share: small facts by name.
+    Raises ConnectionError, one line, if the others do not come.
     """
     if here.device.type != "cpu":
         torch.accelerator.set_device_index(here.device)
-    meet, place = {"init_method": dist_url}, dist_url
-    if dist_url == "env://" and here.launcher == "python":
-        meet = {"store": dist.HashStore()}
-    elif dist_url == "env://":
+    place, bound = dist_url, timedelta(seconds=timeout)
+    if dist_url == "env://" and here.launcher != "python":
         place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens there already
-            # Its store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
-            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                                  timeout=timedelta(seconds=timeout))
-            meet = {"store": dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)}
-        elif here.rank:
+        if here.rank and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # else torchrun listens there
             reach_master(here, place, timeout)
     who = f"rank {here.rank} of {here.world_size}"
     watchdog = threading.Timer(timeout + 30, give_up, [f"{who}: what answers at {place} is not rank 0 of this job: "
@@ -73,8 +65,14 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
     watchdog.daemon = True
     watchdog.start()
     try:
-        dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size,
-                                timeout=timedelta(seconds=timeout), **meet)
+        if dist_url == "env://" and here.launcher == "python":
+            store = dist.HashStore()
+        else:
+            store, *_ = next(dist.rendezvous(dist_url, here.rank, here.world_size, timeout=bound))
+        # torchrun's store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
+        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size, timeout=bound, store=store)
+        return store
     except (RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error):
             raise ConnectionError(f"{who} cannot listen at {place}, another program does: choose another "

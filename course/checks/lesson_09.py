@@ -67,7 +67,7 @@ def my_warm_up(step, lr, scale, warm_up_steps):
 def rates_of_main(lr, scale, warm_up_steps, steps):
     """The rate of each update, as main.py's scheduler sets it."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
-    scheduler = utils.scale_rate(optimizer, Namespace(lr_scaling="linear", warmup_epochs=1), scale, warm_up_steps)
+    scheduler = utils.scale_rate(optimizer, Namespace(lr_scale=scale, warmup_epochs=1), warm_up_steps)
     rates = []
     for _ in range(steps):
         rates.append(optimizer.param_groups[0]["lr"])
