@@ -18,8 +18,9 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import nbformat
 from IPython import get_ipython
@@ -27,10 +28,10 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from nbclient import NotebookClient
 
 from course import processes
+from course.lesson import ROOT
 
 # Another process, which outlives the notebook's kernel where that is killed, and then kills what is left.
 GUARD = "import sys; from course import processes; sys.stdin.read(); processes.end(sys.argv[1])"
-ROOT = Path(__file__).resolve().parent.parent
 START_LIMIT = 60  # seconds for the kernel to start, and for the cell of %%second_kernel
 # multiprocessing's tracker is to outlive each attempt, so none may be the first to start it
 PRELUDE = """
@@ -46,20 +47,14 @@ ERROR_LINE = re.compile(r"^(?:\[\w+\]:\s*)*((?:\w+\.)*\w*(?:Error|Exception)(?::
 class Outcome:
     """What became of an attempt."""
 
-    end: str
-    """worked, failed or killed"""
+    end: str  # worked, failed or killed
     seconds: float
     printed: str
-    said: str
-    """what stood on stderr: the processes' own words"""
-    trace: str
-    """the kernel's traceback, as a notebook shows it; empty if there is none"""
-    error: str
-    """its last line or lines, `Name: message`"""
-    returned: str
-    """the value of the cell's last line"""
-    left: int
-    """processes that it left running, and that were killed"""
+    said: str  # what stood on stderr: the processes' own words
+    trace: str  # the kernel's traceback, as a notebook shows it; empty if there is none
+    error: str  # its last line or lines, `Name: message`
+    returned: str  # the value of the cell's last line
+    left: int  # processes that it left running, and that were killed
 
     @property
     def worked(self):
@@ -71,16 +66,13 @@ class Outcome:
         told = ERROR_LINE.findall(f"{self.said}\n{self.printed}")
         return told[0] if told else self.error.strip().split("\n")[-1]
 
-    @property
-    def lines(self):
-        return len(f"{self.printed}{self.said}{self.trace}".splitlines())
-
     def __str__(self):
         if self.worked:
             return f"→ worked, {self.seconds:.1f} s"
         if self.end == "killed":
             return f"→ no end within {self.seconds:.0f} s: killed, with {self.left - 1} processes that it had started"
-        return f"→ failed after {self.seconds:.1f} s, with {self.lines} lines. The one to look at:\n{self.essential}"
+        lines = len(f"{self.printed}{self.said}{self.trace}".splitlines())
+        return f"→ failed after {self.seconds:.1f} s, with {lines} lines. The one to look at:\n{self.essential}"
 
 
 class SecondKernel:
@@ -88,7 +80,7 @@ class SecondKernel:
 
     def __init__(self, **variables):
         self.variables, self.setup, self.outcomes = variables, "", {}
-        self.manager = self.client = self.mark = self.guard = None
+        self.manager, self.running = None, ExitStack()
         atexit.register(self.end)
 
     def register(self):
@@ -99,14 +91,18 @@ class SecondKernel:
     def start(self):
         self.end()
         self.mark = uuid.uuid4().hex  # in the environment of the kernel, and so of all that it starts
-        self.guard = subprocess.Popen([sys.executable, "-c", GUARD, self.mark], cwd=ROOT, stdin=subprocess.PIPE,
-                                      start_new_session=True)
+        guard = subprocess.Popen([sys.executable, "-c", GUARD, self.mark], cwd=ROOT, stdin=subprocess.PIPE,
+                                 start_new_session=True)
+        self.running.enter_context(guard)  # at the end its stdin is closed, and it is waited for
+        self.running.callback(processes.end, self.mark)
         # nbclient runs cells asynchronously; a manager of this class has a client that waits, and that Ctrl-C ends
         self.manager = NotebookClient(nbformat.v4.new_notebook(), kernel_manager_class="jupyter_client.KernelManager"
                                       ).create_kernel_manager()
+        self.running.callback(self.manager.cleanup_resources)
         self.manager.start_kernel(env=processes.environment(self.mark), stdout=subprocess.DEVNULL,
                                   stderr=subprocess.DEVNULL)
         self.client = self.manager.blocking_client()
+        self.running.callback(self.client.stop_channels)
         self.client.start_channels()
         self.client.wait_for_ready(timeout=START_LIMIT)
         values = "".join(f"{name} = {value!r}\n" for name, value in self.variables.items())
@@ -114,37 +110,24 @@ class SecondKernel:
 
     def end(self):
         """Kill the kernel and all that it started."""
-        if self.client:
-            self.client.stop_channels()
-        if self.guard:
-            processes.end(self.mark)
-            self.guard.stdin.close()
-            self.guard.wait()
-        if self.manager:
-            self.manager.cleanup_resources()
-        self.manager = self.client = self.mark = self.guard = None
+        self.running.close()
+        self.manager = None
 
     def attempt(self, way, code, limit):
         """The Outcome of `code`, which has `limit` seconds."""
         if not self._runs():
             self.start()
         before = processes.marked(self.mark)  # the kernel, and what descends from it, also where the parent is gone
-        printed, said, errors, returned = [], [], [], []
+        told = defaultdict(list)  # {stdout, stderr, execute_result or error: contents of the kernel's messages}
 
         def collect(message):
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                (printed if content["name"] == "stdout" else said).append(content["text"])
-            elif kind == "execute_result":
-                returned.append(content["data"]["text/plain"])
-            elif kind == "error":
-                errors.append(("\n".join(content["traceback"]), f"{content['ename']}: {content['evalue']}"))
+            told[message["content"].get("name", message["msg_type"])].append(message["content"])
 
         start = time.monotonic()
         try:
             self._execute(code, limit, collect)
             seconds = time.monotonic() - start
-            end, left = "failed" if errors else "worked", processes.end(self.mark, spared=before)
+            end, left = "failed" if told["error"] else "worked", processes.end(self.mark, spared=before)
         except TimeoutError:
             seconds = time.monotonic() - start
             end, left = "killed", 1 + len(set(processes.marked(self.mark)) - set(before))
@@ -152,9 +135,12 @@ class SecondKernel:
         except BaseException:  # Ctrl-C
             self.end()
             raise
-        trace, error = errors[0] if errors else ("", "")
-        clean = [COLOUR_CODES.sub("", text).replace("\r\n", "\n") for text in ("".join(printed), "".join(said), trace)]
-        self.outcomes[way] = Outcome(end, seconds, *clean, error, "".join(returned), left)
+        printed, said = ("".join(part["text"] for part in told[stream]) for stream in ("stdout", "stderr"))
+        trace = "\n".join(line for problem in told["error"] for line in problem["traceback"])
+        error = "\n".join(f"{problem['ename']}: {problem['evalue']}" for problem in told["error"])
+        returned = "".join(result["data"]["text/plain"] for result in told["execute_result"])
+        clean = [COLOUR_CODES.sub("", text).replace("\r\n", "\n") for text in (printed, said, trace)]
+        self.outcomes[way] = Outcome(end, seconds, *clean, error, returned, left)
         return self.outcomes[way]
 
     def _set_up(self, code):

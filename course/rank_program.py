@@ -69,6 +69,16 @@ def ranks(here, timeout):
         utils.end_distributed_mode()
 
 
+def start(main, *arguments):
+    """Call `main` as a rank: if it fails torchrun finds its traceback, if it ends well no thread of gloo aborts it."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    import utils
+
+    record(main)(*arguments)
+    utils.exit_now()
+
+
 def gathered(mine):
     """What every rank has, a list with rank 0's first: anything that can be pickled."""
     import torch.distributed as dist

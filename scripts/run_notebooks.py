@@ -17,8 +17,7 @@ from pathlib import Path
 
 import options
 from course import rank_program
-
-ROOT = Path(__file__).resolve().parent.parent
+from course.lesson import ROOT
 
 
 def choose(wanted, available):

@@ -23,7 +23,7 @@ import glob, sys
 sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
 from course import lesson; lesson.begin()
 """
-NEEDED = ["__init__", "execution", "lesson", "pages", "png", "processes", "program", "twins"]  # of course/
+NEEDED = ["__init__", "lesson", "notebook_runs", "pages", "png", "processes", "rank_program", "twins"]  # of course/
 TWIN = (
     "# ---\n# jupyter:\n#   course: {seconds: 5}\n# ---\n\n# %% [markdown]\n# # A title\n\n# %%\n"
     + FIRST_CELL

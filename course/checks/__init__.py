@@ -13,14 +13,15 @@ In a notebook:
 
 A lesson's module makes an exercise with the decorator:
 
-    @exercise(solution=..., hint="...", mistakes={"blocks instead of strides": wrong_function})
+    @exercise(solution=..., hint="...", mistakes={"These are blocks ...": wrong_function})
     def shard(attempt):
         '''What the learner has shown, as one sentence: printed after "Right."'''
-        if attempt(20, 0, 2) == list(range(10)):
-            raise Wrong("These are blocks ...")
+        for miss in misses(shard, attempt, [(20, 0, 2), (21, 1, 2)]):
+            miss.tell("With n={n}, rank={rank}, world_size={world_size} you gave {got}.")
 
-`mistakes` are the typical wrong answers; the tests hold that each gets a message of its own. What a check knows to be
-wrong it raises with the first reason that fits:
+`mistakes` are the typical wrong answers, {what to say: the answer}; the tests hold that each gets a message of its own.
+`misses` (cases.py) finds the one behind an answer. A check that judges without it raises Wrong, with the first reason
+that fits, and its mistakes have short names:
 
         raise because("Rank 5: you gave (2, 1).", (got == expected[::-1], "The two are swapped."), ...)
 """
@@ -68,7 +69,6 @@ class Exercise:
         print(textwrap.fill(self.hint_text, 100))
 
     def solution(self):
-        """Print the solution."""
         print(textwrap.dedent(inspect.getsource(self.answer)) if callable(self.answer) else self.answer)
 
 

@@ -37,8 +37,7 @@ def look(answers, file, here):
     try:
         functions = runpy.run_path(str(file))
     except Exception as error:  # a bracket forgotten, say: the checks tell it
-        several = "s" * (len(answers.measures) > 1)
-        return dict.fromkeys(answers.measures, f"The file of your function{several} cannot be run: {first_line(error)}")
+        return dict.fromkeys(answers.measures, f"Your file cannot be run: {first_line(error)}")
     return answers.look(functions, here)
 
 

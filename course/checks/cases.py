@@ -1,11 +1,15 @@
 """The cases of an exercise: an answer is tried on each, and where it is wrong, the mistake behind it is looked for."""
 
 import copy
+import inspect
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from course.checks import Exercise, Wrong
+
+RECORDED = Path(__file__).resolve().parents[2] / "results" / "recorded" / "two-cpu-cores"  # real runs to ask about
 
 
 def same(got, right, rel_tol=1e-6):
@@ -26,15 +30,23 @@ class Miss:
     read: Any = float
     rel_tol: float = 1e-6
 
-    def explain(self, said, messages, otherwise=""):
-        """Raise Wrong: what is `said`, and the message of the first typical mistake that gives this answer, too.
+    def is_of(self, mistake):
+        """Does this typical mistake of the exercise give the same answer here?"""
+        return same(self.got, self.read(self.exercise.mistakes[mistake](*self.asked)), self.rel_tol)
 
-        messages: {the mistake's name in the exercise: message}. otherwise: for an answer that is none of them.
+    def tell(self, said, otherwise="", /, **words):
+        """Raise Wrong: what is `said`, and the first of the typical mistakes, messages, that gives this answer too.
+
+        otherwise: for an answer that is none of them. In all three {name} stands for an argument, as the solution calls
+        it, for {got} and {right}, or for one of `words`.
         """
-        for mistake, message in messages.items():
-            if same(self.got, self.read(self.exercise.mistakes[mistake](*self.asked)), self.rel_tol):
-                raise Wrong(f"{said} {message}".strip())
-        raise Wrong(f"{said} {otherwise}".strip())
+        message = next(filter(self.is_of, self.exercise.mistakes), otherwise)
+        arguments = dict(zip(inspect.signature(self.exercise.answer).parameters, self.asked, strict=True))
+        raise Wrong(f"{said} {message}".strip().format(got=self.got, right=self.right, **arguments, **words))
+
+    def explain(self, said, messages, otherwise=""):
+        """tell() for mistakes that have short names, messages: {name: message}. All is said as it is, braces too."""
+        raise Wrong(f"{said} {next((messages[name] for name in messages if self.is_of(name)), otherwise)}".strip())
 
 
 def exactly(answer):

@@ -1,19 +1,14 @@
 """Exercises of notebook 00: the command for a machine, and when a slow start is paid back. What a command means comes
 from torchrun's own parser, not from a copy of its rules."""
 
-import contextlib
-import io
 import math
-import shlex
-
-from torch.distributed.run import get_args_parser
 
 from course.checks import Wrong, exercise
 from course.checks.cases import exactly, misses
+from course.checks.commands import parsed
 
-# ---------------------------------------------------------------------------------- 1: which way when
 
-
+# Exercise 1: which way when
 def my_command(nodes, devices):
     if nodes == devices == 1:
         return "python main.py"
@@ -26,26 +21,6 @@ def my_command(nodes, devices):
 def but_in_one_machine(command):
     """The mistake of saying `command` for several devices in one machine."""
     return lambda nodes, devices: command.format(devices) if nodes == 1 < devices else my_command(nodes, devices)
-
-
-def parsed(command):
-    """torchrun's own reading of the command; for `python main.py` that of one process. Raises Wrong."""
-    if not isinstance(command, str):
-        raise Wrong(f"Return the command as text, in quotes; this is {command!r}.")
-    words = shlex.split(command)
-    while words and "=" in words[0]:  # OMP_NUM_THREADS=1 torchrun ...
-        words.pop(0)
-    if words[:1] != ["torchrun"] and words[:2] != ["python", "main.py"]:
-        raise Wrong(f"{command!r} begins with neither `torchrun` nor `python main.py`.")
-    try:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            options = get_args_parser().parse_args(words[1:])
-    except SystemExit:  # argparse ends the program
-        raise Wrong(f"torchrun does not understand {command!r}: {said.getvalue().strip().splitlines()[-1]}") from None
-    if options.training_script != "main.py":
-        raise Wrong(f"{command!r} starts {options.training_script}, not main.py.")
-    options.by_torchrun = words[0] == "torchrun"
-    return options
 
 
 @exercise(
@@ -114,9 +89,7 @@ def command(attempt):
                         "door. Give the name of one of them.")
 
 
-# ---------------------------------------------------------------------------------- 2: when a slow start pays
-
-
+# Exercise 2: when a slow start pays
 def my_epochs(start_one, epoch_one, start_many, epoch_many):
     saved = epoch_one - epoch_many  # in each epoch
     if saved <= 0:

@@ -6,19 +6,17 @@ import torch
 from torch import nn
 
 from course.checks import Wrong, exercise
-from course.checks.cases import misses, same
-
-# ---------------------------------------------------------------------------------- 1: seconds a step
+from course.checks.cases import misses
 
 STEP = 0.004  # seconds that a step of the device below takes
 
 
 class Device:
-    """Steps on a clock of their own, so that the verdict does not depend on what else this machine does just now.
+    """Exercise 1: steps on a clock of their own, so that the verdict does not depend on what else this machine does.
 
     warm_up: so many first steps take 25 times as long. queued: step() returns early, as on a GPU, and wait() ends when
-    the work is done. disturbed: one step in 20, that of this number, takes 30 times as long,
-    as when another program runs.
+    the work is done. disturbed: one step in 20, that of this number, takes 30 times as long, as when another program
+    runs.
     """
 
     def __init__(self, warm_up=0, queued=False, disturbed=None):
@@ -44,6 +42,7 @@ class Device:
         return self.now
 
 
+# Exercise 1: seconds a step
 def my_step_seconds(step, wait, clock):
     for _ in range(10):  # warm-up, left out
         step()
@@ -100,21 +99,14 @@ def step_seconds(attempt):
             raise Wrong("Your function never calls step().")
         if not device.looks:
             raise Wrong("Use the clock that your function is given: clock() is the time in seconds.")
-        if not same(seconds, STEP, rel_tol=0.05):
+        if not math.isclose(seconds, STEP, rel_tol=0.05):
             raise Wrong(f"A step takes {1000 * STEP:g} ms, you measured {1000 * seconds:.3g} ms. {trap}")
 
 
-# ---------------------------------------------------------------------------------- 2: which phase limits
-
-
+# Exercise 2: which phase limits
 def my_gain(phases, name, times):
     before = sum(phases.values())
     return before / (before - phases[name] + phases[name] / times)
-
-
-def weighted_gain(phases, name, times):
-    share = phases[name] / sum(phases.values())
-    return 1 - share + share * times
 
 
 @exercise(
@@ -122,11 +114,14 @@ def weighted_gain(phases, name, times):
     hint="Add up the seconds before. Then again with this one phase shorter: phases[name] / times. How many times does "
     "the second go into the first?",
     mistakes={
-        "the gain of the phase alone": lambda phases, name, times: times,
-        "the gain times the share": lambda phases, name, times: times * phases[name] / sum(phases.values()),
-        "an average of gains": weighted_gain,
-        "new time by old time": lambda *asked: 1 / my_gain(*asked),
-        "as if the phase took no time at all": lambda phases, name, times: my_gain(phases, name, math.inf),
+        "That is the new time by the old. How many times as FAST is old by new.": lambda *asked: 1 / my_gain(*asked),
+        "Only this phase is so much faster. The others take as long as before.": lambda phases, name, times: times,
+        "A gain cannot be multiplied by a share of the time: add up the seconds.":
+            lambda phases, name, times: times * phases[name] / sum(phases.values()),
+        "Gains cannot be averaged: add up the seconds, then divide.":
+            lambda phases, name, times: 1 + (times - 1) * phases[name] / sum(phases.values()),
+        "That is the limit, as if the phase took no time at all.":
+            lambda phases, name, times: my_gain(phases, name, math.inf),
     },
 )
 def gain(attempt):
@@ -141,19 +136,12 @@ def gain(attempt):
 
     faster = ("data", 10), ("update", 10), ("backward", 2), ("data", math.inf)
     for miss in misses(gain, attempt, [(epoch, *phase) for phase in faster], right):
-        _, name, times = miss.asked
-        miss.explain(f"Of {epoch}, {name} {times:g} times as fast: you said {miss.got:.3g}.", {
-            "new time by old time": "That is the new time by the old. How many times as FAST is old by new.",
-            "the gain of the phase alone": "Only this phase is so much faster. The others take as long as before.",
-            "the gain times the share": "A gain cannot be multiplied by a share of the time: add up the seconds.",
-            "an average of gains": "Gains cannot be averaged: add up the seconds, then divide.",
-            "as if the phase took no time at all": "That is the limit, as if the phase took no time at all.",
-        }, f"The epoch takes {before:g} s before and {before / miss.right:.3g} s after.")
+        miss.tell("Of {phases}, {name} {times:g} times as fast: you said {got:.3g}.",
+                  "The epoch takes {before:g} s before and {after:.3g} s after.", before=before,
+                  after=before / miss.right)
 
 
-# ---------------------------------------------------------------------------------- 3: outputs and their loss
-
-
+# Exercise 3: outputs and their loss
 def my_loss(outputs, labels, kind):
     if kind == "probabilities":
         return nn.functional.nll_loss(outputs.log(), labels)
@@ -165,11 +153,16 @@ def my_loss(outputs, labels, kind):
     hint="The loss is the mean of -log(probability of the right class). nn.functional.nll_loss(x, labels) is the mean "
     "of -x at the right class: what must x be? nn.functional.cross_entropy takes a log-softmax of x first.",
     mistakes={
-        "cross_entropy for all": lambda outputs, labels, kind: nn.functional.cross_entropy(outputs, labels),
-        "probabilities without their logarithm": lambda outputs, labels, kind: (
-            nn.functional.cross_entropy if kind == "logits" else nn.functional.nll_loss)(outputs, labels),
-        "nll_loss for all": lambda outputs, labels, kind: nn.functional.nll_loss(outputs, labels),
-        "the sum": lambda outputs, labels, kind: my_loss(outputs, labels, kind) * len(labels),
+        "This is the sum over the images. CrossEntropyLoss gives the mean.":
+            lambda outputs, labels, kind: my_loss(outputs, labels, kind) * len(labels),
+        "cross_entropy takes a softmax, and these have had theirs. This is the mistake of the lesson. Take the "
+        "logarithm, and leave the second softmax out.":
+            lambda outputs, labels, kind: nn.functional.cross_entropy(outputs, labels),
+        "nll_loss takes no logarithm, and wants one: give it outputs.log().":
+            lambda outputs, labels, kind: (
+                nn.functional.cross_entropy if kind == "logits" else nn.functional.nll_loss)(outputs, labels),
+        "nll_loss takes no logarithm and no softmax, whatever its name says: it wants log-probabilities.":
+            lambda outputs, labels, kind: nn.functional.nll_loss(outputs, labels),
     },
 )
 def loss(attempt):
@@ -182,10 +175,4 @@ def loss(attempt):
     cases = ((logits, labels, "logits"), (logits.log_softmax(1), labels, "log-probabilities"),
              (logits.softmax(1), labels, "probabilities"))
     for miss in misses(loss, attempt, cases, lambda *asked: truth, rel_tol=1e-4):
-        miss.explain(f"For {miss.asked[2]} you gave {miss.got:.4f}; the loss is {truth:.4f}.", {
-            "the sum": "This is the sum over the images. CrossEntropyLoss gives the mean.",
-            "cross_entropy for all": "cross_entropy takes a softmax, and these have had theirs. This is the mistake of "
-            "the lesson. Take the logarithm, and leave the second softmax out.",
-            "nll_loss for all": "nll_loss takes no logarithm and no softmax, whatever its name says: it wants "
-            "log-probabilities.",
-        })
+        miss.tell("For {kind} you gave {got:.4f}; the loss is {truth:.4f}.", truth=truth)

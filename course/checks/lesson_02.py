@@ -3,7 +3,7 @@
 import torch
 
 from course.checks import Wrong, exercise
-from course.checks.cases import Miss
+from course.checks.cases import Miss, exactly, misses
 
 # ---------------------------------------------------------------- 1. scatter
 
@@ -41,29 +41,30 @@ def split_batch(attempt):
     With 5 rows on 4 devices three or four pieces are right; DataParallel makes three, and one GPU has no work."""
     for rows, devices in ((64, 4), (10, 4), (5, 4), (3, 4), (1, 4), (7, 2)):
         batch = torch.arange(40.0 * rows).view(rows, 40)
-        pieces, case = attempt(batch, devices), f"A batch of {rows} on {devices} devices: "
+        pieces = attempt(batch, devices)
         if not isinstance(pieces, (list, tuple)) or not all(isinstance(piece, torch.Tensor) for piece in pieces):
             raise Wrong("Return a list of tensors, one for each device that is used.")
+        case = f"A batch of {rows} on {devices} devices"
         if other := [list(piece.shape) for piece in pieces if piece.shape[1:] != batch.shape[1:]]:
-            raise Wrong(f"{case}a piece has shape {other[0]}. It was cut along the wrong dimension: each row must keep "
-                        "its 40 features.")
+            raise Wrong(f"{case}: a piece has shape {other[0]}. It was cut along the wrong dimension: each row must "
+                        "keep its 40 features.")
         sizes = [len(piece) for piece in pieces]
+        case += f": the pieces have {sizes} rows"
         if sum(sizes) < rows:
-            raise Wrong(f"{case}the pieces have {sizes} rows, {sum(sizes)} together. The size was rounded down, and "
-                        "the rest of the batch is never trained on.")
+            raise Wrong(f"{case}, {sum(sizes)} together. The size was rounded down, and the rest of the batch is never "
+                        "trained on.")
         if sum(sizes) > rows:
-            raise Wrong(f"{case}the pieces have {sizes} rows, {sum(sizes)} together. Some rows are there twice.")
+            raise Wrong(f"{case}, {sum(sizes)} together. Some rows are there twice.")
         if not torch.equal(torch.cat(tuple(pieces)), batch):
-            raise Wrong(f"{case}every row is there, but joining the pieces gives another order. The outputs would "
+            raise Wrong(f"{case}. Every row is there, but joining the pieces gives another order. The outputs would "
                         "stand beside the labels of other rows. (DistributedSampler takes strides, scatter does not.)")
         if 0 in sizes:
-            raise Wrong(f"{case}the pieces have {sizes} rows. A device without rows must get no piece, or a replica is "
-                        "made for nothing.")
+            raise Wrong(f"{case}. A device without rows must get no piece, or a replica is made for nothing.")
         if len(sizes) > devices:
-            raise Wrong(f"{case}there are {len(sizes)} pieces, more than devices.")
+            raise Wrong(f"{case}. There are more pieces than devices.")
         if max(sizes) > -(-rows // devices):
-            raise Wrong(f"{case}the pieces have {sizes} rows. All wait for the longest, and it need have no more than "
-                        f"{-(-rows // devices)}: do not give all of the rest to one device.")
+            raise Wrong(f"{case}. All wait for the longest, and it need have no more than {-(-rows // devices)}: do "
+                        "not give all of the rest to one device.")
 
 
 # ---------------------------------------------------------------- 2. sum or mean
@@ -91,12 +92,11 @@ def combine(attempt):
     seeded = {"dtype": torch.double, "generator": torch.Generator().manual_seed(0)}  # leaves the learner's seed alone
     batch, target = torch.randn(10, 4, **seeded), torch.randn(10, **seeded)
     weight = torch.randn(4, **seeded, requires_grad=True)
-    pieces = batch.chunk(4)
-    rows = [len(piece) for piece in pieces]
-    copies = [weight.detach().clone().requires_grad_() for _ in pieces]
-    scores = torch.cat([piece @ copy for piece, copy in zip(pieces, copies, strict=True)])
-    gradients = torch.autograd.grad((scores - target).square().mean(), copies)
-    (right,) = torch.autograd.grad((batch @ weight - target).square().mean(), [weight])
+    pieces = list(zip(batch.chunk(4), target.chunk(4), strict=True))
+    rows = [len(piece) for piece, _ in pieces]
+    gradients = [torch.autograd.grad((piece @ weight - part).square().sum() / len(batch), weight)[0]
+                 for piece, part in pieces]  # of its terms of the whole batch's mean
+    (right,) = torch.autograd.grad((batch @ weight - target).square().mean(), weight)
 
     answer = attempt([gradient.clone() for gradient in gradients], list(rows))
     if not isinstance(answer, torch.Tensor) or answer.shape != right.shape:
@@ -206,22 +206,13 @@ def physical_gpu(attempt):
 
     cases = [("0,3", 0), ("0,3", 1), ("2", 0), ("0,3", 3), ("0,3", 2), ("3,0", 0), ("3,0", 1), ("0,-1,2", 0),
              ("0,-1,2", 1), ("-1", 0), ("", 0)]
-    said = {case: ask(*case) for case in cases}
-    for mistake, message in {
-        "the index is the GPU": "The index is not the GPU: with '0,3' the program's cuda:1 is GPU 3. The visible GPUs "
-        "are numbered anew, from 0.",
-        "looks the index up in the list": "The index is not looked up among the numbers: it is a place in the list. "
-        "With '0,3' cuda:1 is GPU 3, and cuda:3 does not exist.",
-    }.items():
-        if said == {case: physical_gpu.mistakes[mistake](*case) for case in cases}:
-            raise Wrong(message)
-    if said["3,0", 0] == 0 and said["3,0", 1] == 3:
-        raise Wrong("The order is kept: with '3,0' cuda:0 is GPU 3. Do not sort.")
-    if said["0,-1,2", 1] == 2:
-        raise Wrong("A negative number ends the list, it is not skipped: with '0,-1,2' the program sees GPU 0 and no "
-                    "other.")
-    for (visible, index), gpu in said.items():
-        right = physical_solution(visible, index)
-        if gpu != right:
-            raise Wrong(f"With {visible!r} cuda:{index} is {'not there: None' if right is None else f'GPU {right}'}; "
-                        f"you said {gpu!r}.")
+    for miss in misses(physical_gpu, ask, cases, read=exactly):
+        visible, index = miss.asked
+        right = "not there: None" if miss.right is None else f"GPU {miss.right}"
+        miss.explain(f"With {visible!r} cuda:{index} is {right}; you said {miss.got!r}.", {
+            "sorts the list": "The order is kept: do not sort.",
+            "skips a negative number": "A negative number ends the list, it is not skipped.",
+            "the index is the GPU": "The index is not the GPU: the visible GPUs are numbered anew, from 0.",
+            "looks the index up in the list": "The index is not looked up among the numbers: it is a place in the "
+            "list.",
+        })

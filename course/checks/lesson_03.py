@@ -3,12 +3,14 @@
 import inspect
 from datetime import timedelta
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 import utils
 from course.checks import Wrong, because, exercise
+from course.checks.cases import exactly, misses
 from course.checks.on_ranks import Answers, first_line
 from course.rendezvous import placements
 
@@ -19,6 +21,12 @@ SHAPES = [(2, 4), (1, 8), (3, 1), (4, 3)]  # nodes, processes a node
 
 def my_place(rank, per_node):
     return divmod(rank, per_node)
+
+
+def pair(answer):
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        raise Wrong(f"You gave {answer!r}. Return two numbers: group_rank, local_rank.")
+    return tuple(answer)
 
 
 @exercise(
@@ -33,22 +41,17 @@ def my_place(rank, per_node):
 def place(attempt):
     """Group rank and local rank follow from the rank, as long as every node has as many processes. So a program can
     ask for LOCAL_RANK instead of computing it: then it is also right on unequal nodes."""
-    for nodes, per_node in SHAPES:
-        for process in reversed(placements(nodes, per_node)):  # the last rank tells the mistakes apart
-            rank, (node, local_rank) = process["rank"], (process["group_rank"], process["local_rank"])
-            got = attempt(rank, per_node)
-            if not isinstance(got, (tuple, list)) or len(got) != 2:
-                raise Wrong(f"Rank {rank} with {per_node} processes a node: you gave {got!r}. Return two numbers: "
-                            "group_rank, local_rank.")
-            got = tuple(got)
-            if got != (node, local_rank):
-                raise because(
-                    f"Rank {rank} with {per_node} processes a node: you gave {got}; it is local rank {local_rank} on "
-                    f"node {node}, so {(node, local_rank)}.",
-                    (got == (local_rank, node), "The two are swapped: the node comes first."),
-                    (got == (node + 1, local_rank + 1), "Ranks, local ranks and nodes are counted from 0."),
-                    (got == (rank % 2, rank // 2), "You dealt the ranks like cards, one to each node in turn. torchrun "
-                     "fills a node before it goes on to the next."))
+    cases = [(rank, per_node) for nodes, per_node in SHAPES for rank in range(nodes * per_node)]
+    for miss in misses(place, attempt, reversed(cases), read=pair):  # the last rank tells the mistakes apart
+        (rank, per_node), (node, local_rank) = miss.asked, miss.right
+        said = (f"Rank {rank} with {per_node} processes a node: you gave {miss.got}; it is local rank {local_rank} on "
+                f"node {node}, so {miss.right}.")
+        miss.explain(said, {
+            "swapped": "The two are swapped: the node comes first.",
+            "counted from one": "Ranks, local ranks and nodes are counted from 0.",
+            "dealt like cards": "You dealt the ranks like cards, one to each node in turn. torchrun fills a node "
+            "before it goes on to the next.",
+        })
 
 
 def my_rank(group_rank, local_rank, per_node):
@@ -64,20 +67,18 @@ def my_rank(group_rank, local_rank, per_node):
 )
 def rank_of(attempt):
     """All ranks of all shapes tried come out, each once: from 0 to world size - 1."""
-    for nodes, per_node in SHAPES:
-        for process in placements(nodes, per_node):
-            local_rank, node = process["local_rank"], process["group_rank"]
-            got = attempt(node, local_rank, per_node)
-            if got != process["rank"]:
-                raise because(
-                    f"Local rank {local_rank} on node {node}, {per_node} processes a node: you gave {got}, it is rank "
-                    f"{process['rank']}.",
-                    (got == local_rank, "That is the local rank. Each node has one of that number: they would all be "
-                     "the same rank."),
-                    (got == node + local_rank, f"You added the two. But before node {node} stand {node} × {per_node} "
-                     f"processes, not {node}."),
-                    (got == local_rank * 2 + node, "You dealt the ranks like cards. torchrun fills a node, then the "
-                     "next."))
+    cases = [(node, local_rank, per_node) for nodes, per_node in SHAPES
+             for node in range(nodes) for local_rank in range(per_node)]
+    for miss in misses(rank_of, attempt, cases, read=exactly):
+        node, local_rank, per_node = miss.asked
+        said = (f"Local rank {local_rank} on node {node}, {per_node} processes a node: you gave {miss.got}, it is rank "
+                f"{miss.right}.")
+        miss.explain(said, {
+            "the local rank": "That is the local rank. Each node has one of that number: they would all be the same "
+            "rank.",
+            "added": f"You added the two. But before node {node} stand {node} × {per_node} processes, not {node}.",
+            "dealt like cards": "You dealt the ranks like cards. torchrun fills a node, then the next.",
+        })
 
 
 # ---------------------------------------------------------------- who does it?
@@ -173,22 +174,19 @@ def environment(attempt):
                     raise Wrong(f"{case}: {name} is {value!r}, of type {type(value).__name__}. The environment of a "
                                 "process holds text only: os.environ would refuse it.")
             seen = utils.find_placement("cpu", "gloo", got)
-            for name, value, expected in (("RANK", seen.rank, rank), ("LOCAL_RANK", seen.local_rank, local_rank),
-                                          ("WORLD_SIZE", seen.world_size, nodes * per_node),
-                                          ("LOCAL_WORLD_SIZE", seen.local_world_size, per_node)):
+            for name, value, expected, why in (
+                ("RANK", seen.rank, rank, "Each process of the job needs a number of its own. With the same numbers on "
+                 "every node, two ranks 0 wait for a rank that never comes."),
+                ("LOCAL_RANK", seen.local_rank, local_rank, ""),
+                ("WORLD_SIZE", seen.world_size, nodes * per_node, "The group is complete when the processes of all "
+                 "nodes have come, not those of one."),
+                ("LOCAL_WORLD_SIZE", seen.local_world_size, per_node, ""),
+                ("MASTER_ADDR", got["MASTER_ADDR"], hosts[0], "Nobody listens there: the ranks meet where rank 0 is."),
+                ("MASTER_PORT", got["MASTER_PORT"], str(port), "Only one process listens, and all others have to come "
+                 "to its port."),
+            ):
                 if value != expected:
-                    raise because(
-                        f"{case}: {name} is {value}, but it should be {expected}.",
-                        ((name, value) == ("RANK", local_rank), "Each process of the job needs a number of its own. "
-                         "With the same numbers on every node, two ranks 0 wait for a rank that never comes."),
-                        ((name, value) == ("WORLD_SIZE", per_node), "That is one node. The group is complete when the "
-                         "processes of all nodes have come."))
-            if got["MASTER_ADDR"] != hosts[0]:
-                raise Wrong(f"{case}: MASTER_ADDR is {got['MASTER_ADDR']}. Nobody listens there: the ranks meet where "
-                            f"rank 0 is, on {hosts[0]}.")
-            if got["MASTER_PORT"] != str(port):
-                raise Wrong(f"{case}: MASTER_PORT is {got['MASTER_PORT']}. Only one process listens, on port {port}; "
-                            "all others have to come to that one.")
+                    raise Wrong(f"{case}: {name} is {value}, but it should be {expected}. {why}".strip())
 
 
 # ---------------------------------------------------------------- join a group, on ranks
@@ -219,25 +217,23 @@ def measure_join(function, here):
     def noted(*args, **kwargs):
         asked = inspect.signature(real).bind(*args, **kwargs)
         timeout = asked.arguments.get("timeout")
-        found["asked"] = {name: asked.arguments.get(name) for name in ("backend", "init_method", "rank", "world_size")}
+        found["asked"] = {name: asked.arguments.get(name) for name in ("init_method", "rank", "world_size")}
         found["asked"]["timeout"] = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if timeout is None or isinstance(timeout, timedelta):
             asked.arguments["timeout"] = timedelta(seconds=here.timeout)
         return real(*asked.args, **asked.kwargs)
 
-    dist.init_process_group = noted
     try:
-        function(here.rank, here.world_size, f"{here.folder}/meeting")
+        with mock.patch.object(dist, "init_process_group", noted):
+            function(here.rank, here.world_size, f"{here.folder}/meeting")
         if dist.is_initialized():
             total = torch.tensor([here.rank + 1])
             dist.all_reduce(total)
-            found |= {"group": [dist.get_rank(), dist.get_world_size()], "sum": total.item()}
+            found["sum"] = total.item()
     except NotImplementedError:
         raise
     except Exception as error:  # what it asked for tells more
         found["error"] = first_line(error)
-    finally:
-        dist.init_process_group = real
     return found
 
 
@@ -262,34 +258,32 @@ def joined(attempt):
     address was needed, and who waits in vain says so soon."""
     found = answers.findings("join", attempt)
     size, error = len(found), next((rank["error"] for rank in found if "error" in rank), "")
-    asked = [rank["asked"] for rank in found]
-    if None in asked:
+    if any(rank["asked"] is None for rank in found):
         raise Wrong(f"It raised {error}" if error else "Your function did not call dist.init_process_group.")
-    said = [one["rank"] for one in asked]
-    if any(not str(one["init_method"]).startswith("file://") for one in asked):
-        raise Wrong(f"The ranks were to meet in the file; init_method was {asked[0]['init_method']!r}. (Without one it "
-                    "is env://, where torchrun listens.)")
-    if any(one[name] in (None, -1) for one in asked for name in ("rank", "world_size")):
+    methods, said, sizes, timeouts = ([rank["asked"][name] for rank in found]
+                                      for name in ("init_method", "rank", "world_size", "timeout"))
+    if not all(str(method).startswith("file://") for method in methods):
+        raise Wrong(f"The ranks were to meet in the file; init_method was {methods[0]!r}. (Without one it is env://, "
+                    "where torchrun listens.)")
+    if {None, -1} & {*said, *sizes}:
         raise Wrong(f"A file does not tell a process who it is: give rank and world_size, too ({error}).")
-    if any(one["world_size"] != size for one in asked):
-        sizes = sorted({one["world_size"] for one in asked})
-        raise Wrong(f"world_size was {', '.join(map(str, sizes))}, and {size} processes ran. Each made a group of its "
-                    "own: no error, no waiting, and no exchange. Each would train a model of its own.")
+    if set(sizes) != {size}:
+        raise Wrong(f"world_size was {', '.join(map(str, sorted(set(sizes))))}, and {size} processes ran. Each made a "
+                    "group of its own: no error, no waiting, and no exchange. Each would train a model of its own.")
     if len(set(said)) < size:
         raise Wrong(f"The processes called themselves rank {' and '.join(map(str, said))}. Each needs a number of its "
                     f"own: rank {size - 1} never came, and the others waited for it ({error}).")
-    if len({one["init_method"] for one in asked}) > 1:
+    if len(set(methods)) > 1:
         raise Wrong(f"Each rank went to another file and waited there for the others, who did not come ({error}). The "
                     "meeting point must be the same on all ranks.")
-    if any(one["timeout"] is None for one in asked):
+    if None in timeouts:
         minutes = dist.distributed_c10d.default_pg_timeout.total_seconds() / 60
         raise Wrong(f"It works, but without a timeout. If a rank does not come, the others wait {minutes:g} minutes "
                     "before they say so.")
     if error:
         raise Wrong(f"init_process_group said {error}")
-    if any(one["timeout"] != 30 for one in asked):
-        seconds = max(one["timeout"] for one in asked)
-        days = " timedelta(30) is 30 days: write timedelta(seconds=30)." if seconds == 30 * 86_400 else ""
-        raise Wrong(f"It works, but the timeout is {seconds:,.0f} s, and it should be 30.{days}")
+    if set(timeouts) != {30}:
+        days = " timedelta(30) is 30 days: write timedelta(seconds=30)." if max(timeouts) == 30 * 86_400 else ""
+        raise Wrong(f"It works, but the timeout is {max(timeouts):,.0f} s, and it should be 30.{days}")
     if any(rank.get("sum") != size * (size + 1) // 2 for rank in found):
         raise Wrong(f"The ranks added their numbers up and got {[rank.get('sum') for rank in found]}: not one group.")

@@ -15,9 +15,7 @@ def sampler_shard(n, rank, world_size):
     return list(DistributedSampler(range(n), world_size, rank, shuffle=False))
 
 
-# ---------------------------------------------------------------- the shard of a rank
-
-
+# Exercise 1: the shard of a rank
 def my_shard(n, rank, world_size):
     total = math.ceil(n / world_size) * world_size  # all shards are equally long
     return [place % n for place in range(rank, total, world_size)]  # % n: padding begins again at item 0
@@ -28,23 +26,23 @@ def blocks(n, rank, world_size):
     return [place % n for place in range(rank * size, (rank + 1) * size)]
 
 
-def padded_once_at_most(n, rank, world_size):
-    order = list(range(n))
-    return (order + order[: -n % world_size])[rank::world_size]
-
-
 @exercise(
     solution=my_shard,
     hint="A range has a step. Think of the whole order, made longer until world_size divides it: total = "
     "ceil(n / world_size) * world_size. Rank r takes the places r, r + world_size, r + 2 * world_size ... below total. "
     "Which item stands at a place beyond n?",
     mistakes={
-        "blocks instead of strides": blocks,
-        "no padding": lambda n, rank, world_size: range(rank, n, world_size),
-        "padding with the last item": lambda n, rank, world_size: [
-            min(place, n - 1) for place in range(rank, math.ceil(n / world_size) * world_size, world_size)],
-        "padding that is too short for a small set": padded_once_at_most,
-        "dropped instead of padded": lambda n, rank, world_size: range(rank, n // world_size * world_size, world_size),
+        "These are blocks: neighbours stay together. The sampler deals like cards, one item to each rank in turn, so "
+        "that a step of all ranks takes the next items of the order.": blocks,
+        "The set is smaller than the world, and one more round through it does not suffice: go round as often as it "
+        "takes.": lambda n, rank, world_size: [*range(n), *range(min(n, -n % world_size))][rank::world_size],
+        "The strides are right, but the shards are not equally long. A rank with one step less would leave the others "
+        "waiting in an all-reduce: pad.": lambda n, rank, world_size: range(rank, n, world_size),
+        "You padded with the last item of the order. The padding begins again at the first.":
+            lambda n, rank, world_size: [min(place, n - 1) for place in
+                                         range(rank, math.ceil(n / world_size) * world_size, world_size)],
+        "You dropped what is left over, as drop_last=True does. The default pads.":
+            lambda n, rank, world_size: range(rank, n // world_size * world_size, world_size),
     },
 )
 def shard(attempt):
@@ -53,32 +51,15 @@ def shard(attempt):
     cases = [(n, rank, world_size) for n, world_size in [(20, 2), (21, 2), (10, 1), (7, 4), (3, 8), (1, 3)]
              for rank in range(world_size)]
     for miss in misses(shard, attempt, cases, sampler_shard, lambda items: [int(item) for item in items]):
-        (n, rank, world_size), got, expected = miss.asked, miss.got, miss.right
-        call = f"With n={n}, rank={rank}, world_size={world_size} you gave {got}, the sampler gives {expected}."
-        if len(got) < len(expected) and n < world_size:
-            raise Wrong(f"{call} The set is smaller than the world, and one more round through it does not "
-                        "suffice: go round as often as it takes.")
-        if len(got) == len(expected) and got[:-1] == expected[:-1]:
-            raise Wrong(f"{call} The length is right. The padding begins again at the first item of the order.")
-        miss.explain(call, {
-            "blocks instead of strides": "These are blocks: neighbours stay together. The sampler deals like cards, "
-            "one item to each rank in turn, so that a step of all ranks takes the next items of the order.",
-            "no padding": "The strides are right, but the shards are not equally long. A rank with one step less would "
-            "leave the others waiting in an all-reduce: pad.",
-            "dropped instead of padded": "You dropped what is left over, as drop_last=True does. The default pads.",
-        })
+        only_the_last = len(miss.got) == len(miss.right) and miss.got[:-1] == miss.right[:-1]
+        miss.tell("With n={n}, rank={rank}, world_size={world_size} you gave {got}, the sampler gives {right}.",
+                  "The length is right. The padding begins again at the first item of the order." * only_the_last)
 
 
-# ---------------------------------------------------------------- an order for each epoch
-
-
+# Exercise 2: an order for each epoch
 def my_order(n, seed, epoch, rank):
     generator = torch.Generator().manual_seed(seed + epoch)  # the rank is left out: all ranks need one order
     return torch.randperm(n, generator=generator).tolist()
-
-
-def permuted(n, number):
-    return torch.randperm(n, generator=torch.Generator().manual_seed(number)).tolist()
 
 
 def order_that_reseeds(n, seed, epoch, rank):
@@ -91,8 +72,8 @@ def order_that_reseeds(n, seed, epoch, rank):
     hint="torch.randperm takes generator=torch.Generator().manual_seed(number). The number must depend on seed and "
     "epoch, and on nothing that differs from rank to rank.",
     mistakes={
-        "the seed without the epoch": lambda n, seed, epoch, rank: permuted(n, seed),
-        "a different seed on each rank": lambda n, seed, epoch, rank: permuted(n, seed + epoch + rank),
+        "the seed without the epoch": lambda n, seed, epoch, rank: my_order(n, seed, 0, rank),
+        "a different seed on each rank": lambda n, seed, epoch, rank: my_order(n, seed, epoch + rank, rank),
         "no seed": lambda n, seed, epoch, rank: torch.randperm(n).tolist(),
         "the global generator": order_that_reseeds,
     },
@@ -133,9 +114,7 @@ def order(attempt):
                         "from it, and would repeat their numbers after each shuffle. Use a generator of your own.")
 
 
-# ---------------------------------------------------------------- steps an epoch
-
-
+# Exercise 3: steps an epoch
 def my_steps(n, world_size, batch_size, drop_last):
     if drop_last:
         return n // world_size // batch_size
@@ -147,11 +126,14 @@ def my_steps(n, world_size, batch_size, drop_last):
     hint="First how many items a rank gets, then how many batches that makes. Without drop_last both are rounded up "
     "(the shard is padded, the last batch is small), with it both are rounded down.",
     mistakes={
-        "rounded down": lambda n, world_size, batch_size, drop_last: n // world_size // batch_size,
-        "the world size forgotten": lambda n, world_size, *others: my_steps(n, 1, *others),
-        "drop_last ignored": lambda n, world_size, batch_size, drop_last: my_steps(n, world_size, batch_size, False),
-        "drop_last for the loader alone": lambda n, world_size, *others: (
-            my_steps(math.ceil(n / world_size) * world_size, world_size, *others)),
+        "This is the count of one process. Each rank has only its shard of the items.":
+            lambda n, world_size, *others: my_steps(n, 1, *others),
+        "It is rounded down. Without drop_last what is left over makes a smaller batch.":
+            lambda n, world_size, batch_size, drop_last: n // world_size // batch_size,
+        "You took padded shards. The sampler has drop_last, too: its shards are shorter.":
+            lambda n, world_size, *others: my_steps(math.ceil(n / world_size) * world_size, world_size, *others),
+        "It is rounded up. With drop_last what is left over is not used.":
+            lambda n, world_size, batch_size, drop_last: my_steps(n, world_size, batch_size, False),
     },
 )
 def steps(attempt):
@@ -164,20 +146,11 @@ def steps(attempt):
     sizes = [(50_000, 8, 64), (40, 2, 5), (21, 2, 4), (10_001, 8, 100), (3, 8, 2), (43, 4, 11)]
     cases = [(*size, drop_last) for size in sizes for drop_last in (False, True)]
     for miss in misses(steps, attempt, cases, length, exactly):
-        n, world_size, batch_size, drop_last = miss.asked
-        miss.explain(f"With n={n}, world_size={world_size}, batch_size={batch_size}, drop_last={drop_last} you gave "
-                     f"{miss.got}, and the loader makes {miss.right}.", {
-            "the world size forgotten": "This is the count of one process. Each rank has only its shard of the items.",
-            "rounded down": "It is rounded down. Without drop_last what is left over makes a smaller batch.",
-            "drop_last for the loader alone": "You took padded shards. The sampler has drop_last, too: its shards are "
-            "shorter.",
-            "drop_last ignored": "It is rounded up. With drop_last what is left over is not used.",
-        })
+        miss.tell("With n={n}, world_size={world_size}, batch_size={batch_size}, drop_last={drop_last} you gave {got}, "
+                  "and the loader makes {right}.")
 
 
-# ---------------------------------------------------------------- exact accuracy from padded shards
-
-
+# Exercise 4: exact accuracy from padded shards
 def my_accuracy(n, shards):
     hits = images = 0
     for rank, right in enumerate(shards):
@@ -210,12 +183,17 @@ def each_item_once(n, shards):
     hint="Rank r has the real items r, r + world_size, r + 2 * world_size ... below n: len(range(r, n, world_size)) of "
     "them. What its shard holds beyond that is padding. Add hits and images over the ranks, and divide once.",
     mistakes={
-        "padding counted": lambda n, shards: sum(map(sum, shards)) / sum(map(len, shards)),
-        "mean of means": mean_of_means,
-        "padding counted as hits, but not as images": lambda n, shards: sum(map(sum, shards)) / n,
-        "rank 0 taken for all": lambda n, shards: sum(shards[0]) / len(shards[0]),
-        "the last ones of all shards in a row cut off": lambda n, shards: sum(sum(shards, [])[:n]) / n,
-        "every shard cut to the shortest": longest_cut_off,
+        "Here the padding is counted: some items count twice. (The mean of the ranks' accuracies has the same fault: "
+        "padded shards are equally long.)": lambda n, shards: sum(map(sum, shards)) / sum(map(len, shards)),
+        "This is the mean of the ranks' accuracies. Without padding the shards are not equally long, and an item in a "
+        "short one weighs more. Add hits and images, then divide.": mean_of_means,
+        "Here hits of the padding are counted, but n leaves it out. This can come to more than 1.":
+            lambda n, shards: sum(map(sum, shards)) / n,
+        "This is rank 0's accuracy, on its own shard. It says nothing of the others' images.":
+            lambda n, shards: sum(shards[0]) / len(shards[0]),
+        "You cut off the end of all shards in a row. But the padding stands at the end of each shard that has one: "
+        "strides deal it to several ranks.": lambda n, shards: sum(sum(shards, [])[:n]) / n,
+        "You cut every shard to one length. Some lose a real item by that, as with drop_last.": longest_cut_off,
     },
 )
 def accuracy(attempt):
@@ -227,18 +205,5 @@ def accuracy(attempt):
                            for rank in range(world_size)]) for world_size, right in sets]
     for miss in misses(accuracy, attempt, cases, each_item_once):
         n, shards = miss.asked
-        miss.explain(f"With {n} items on {len(shards)} ranks you gave {miss.got:.4f}; the truth is "
-                     f"{round(n * miss.right)}/{n} = {miss.right:.4f}.", {
-            "padding counted": "Here the padding is counted: some items count twice. (The mean of the ranks' "
-            "accuracies has the same fault: padded shards are equally long.)",
-            "mean of means": "This is the mean of the ranks' accuracies. Without padding the shards are not equally "
-            "long, and an item in a short one weighs more. Add hits and images, then divide.",
-            "padding counted as hits, but not as images": "Here hits of the padding are counted, but n leaves it out. "
-            "This can come to more than 1.",
-            "rank 0 taken for all": "This is rank 0's accuracy, on its own shard. It says nothing of the others' "
-            "images.",
-            "the last ones of all shards in a row cut off": "You cut off the end of all shards in a row. But the "
-            "padding stands at the end of each shard that has one: strides deal it to several ranks.",
-            "every shard cut to the shortest": "You cut every shard to one length. Some lose a real item by that, as "
-            "with drop_last.",
-        })
+        miss.tell("With {n} items on {ranks} ranks you gave {got:.4f}; the truth is {hits}/{n} = {right:.4f}.",
+                  ranks=len(shards), hits=round(n * miss.right))

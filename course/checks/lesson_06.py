@@ -1,31 +1,33 @@
 """Exercises of notebook 06. Three of them run on ranks: course/checks/answer.py says how."""
 
 import copy
+import operator
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course.checks import Wrong, exercise
+from course.checks import Wrong, because, exercise
 from course.checks.on_ranks import Answers
+
+BATCHES, ROWS, EVERY = 6, 4, 3  # what `train` is given on each rank: batches of so many rows, and when to update
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
 
 def measure_average_gradients(function, here):
     """Gradients before and after; and by how much the weights moved, which differ between the ranks."""
-    rank = here.rank
     model = nn.Linear(2, 1, bias=False)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[10.0 + rank, 20.0 - rank]]))
-    model.weight.grad = torch.tensor([[1.0 + 2 * rank, 6.0 - 4 * rank]])
-    before, own = model.weight.detach().clone(), model.weight.grad.flatten().tolist()
+    before = torch.tensor([[10.0 + here.rank, 20.0 - here.rank]])
+    own = torch.tensor([[1.0 + 2 * here.rank, 6.0 - 4 * here.rank]])
+    model.weight.data, model.weight.grad = before.clone(), own.clone()
     function(model)
-    moved = (model.weight.detach() - before).abs().max().item()
-    return {"own": own, "got": model.weight.grad.flatten().tolist(), "weights_moved": moved}
+    return {"own": own.flatten().tolist(), "got": model.weight.grad.flatten().tolist(),
+            "weights_moved": (model.weight.detach() - before).abs().max().item()}
 
 
 def measure_accuracy(function, here):
@@ -39,54 +41,38 @@ def measure_accuracy(function, here):
 
 
 def measure_train(function, here):
-    """All-reduces and weights after two updates of three batches each, beside one process on all ranks' batches."""
-    rank, ranks, every = here.rank, here.world_size, 3
+    """All-reduces and weights after the updates of BATCHES, beside one process on all ranks' batches."""
     numbers = torch.Generator().manual_seed(0)
-    inputs, labels = torch.randn(6, ranks, 4, 5, generator=numbers), torch.randint(3, (6, ranks, 4), generator=numbers)
+    inputs = torch.randn(BATCHES, here.world_size, ROWS, 5, generator=numbers)
+    labels = torch.randint(3, (BATCHES, here.world_size, ROWS), generator=numbers)
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     start, reference = model.weight.detach().clone(), copy.deepcopy(model)
     sgd = torch.optim.SGD(reference.parameters(), lr=0.01)
-    for batch, truth in zip(inputs.split(every), labels.split(every), strict=True):
+    for batch, truth in zip(inputs.split(EVERY), labels.split(EVERY), strict=True):
         sgd.zero_grad()
         cross_entropy(reference(batch.flatten(0, -2)), truth.flatten()).backward()
         sgd.step()
 
-    sizes, rows = [], []
+    buckets, rows = [], []
 
-    def count(_, bucket):
-        sizes.append(bucket.buffer().nbytes)
-        mean = bucket.buffer().div_(ranks)
-        return dist.all_reduce(mean, async_op=True).get_future().then(lambda future: future.value()[0])
+    def count(group, bucket):
+        buckets.append(bucket.index())
+        return allreduce_hook(group, bucket)
 
     model.register_forward_pre_hook(lambda _, arguments: rows.extend(map(len, arguments)))
     parallel = DistributedDataParallel(model)
     parallel.register_comm_hook(None, count)
-    batches = list(zip(inputs[:, rank], labels[:, rank], strict=True))
-    function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), every)
+    batches = list(zip(inputs[:, here.rank], labels[:, here.rank], strict=True))
+    function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), EVERY)
     path, wanted = (model.weight.detach() - start).flatten(), (reference.weight.detach() - start).flatten()
-    return {"batches": len(batches), "every": every, "all_reduces": len(sizes), "rows": max(rows, default=0),
-            "rows_of_a_batch": len(batches[0][0]), "weights": model.weight.flatten().tolist(),
+    return {"all_reduces": len(buckets), "rows": max(rows, default=0), "weights": model.weight.flatten().tolist(),
             "off": (path - wanted).abs().max().item(), "size": wanted.abs().max().item(),
             "times": (path @ wanted / (wanted @ wanted)).item()}
 
 
 answers = Answers({"average_gradients": measure_average_gradients, "accuracy": measure_accuracy,
-                   "train": measure_train}, question="Does every rank make the same all-reduces?")
-
-
-def findings(name, attempt):
-    """What each rank saw, a list; Wrong where the function raised on one."""
-    ranks = answers.findings(name, attempt)
-    failed = [(one["broken"], rank, one["error"]) for rank, one in enumerate(ranks) if "error" in one]
-    if failed:
-        _, rank, error = min(failed)  # a rank that raised explains those that waited for it
-        said = f"it raised {error}"
-        if "timed out" in error.lower():
-            said = ("it waited in vain for another rank. Every rank must make the same calls, in the same order: none "
-                    "for rank 0 alone")
-        raise Wrong(f"On rank {rank} {said}.")
-    return ranks
+                   "train": measure_train})
 
 
 def close(got, wanted):
@@ -127,7 +113,7 @@ def divide_only(model):
 def average(attempt):
     """After your function every rank has the same gradient, the mean over the ranks: that of one process on the
     whole batch, as long as the shards are equal."""
-    ranks = findings("average_gradients", attempt)
+    ranks = answers.findings("average_gradients", attempt)
     total = [sum(values) for values in zip(*(rank["own"] for rank in ranks), strict=True)]
     mean = [value / len(ranks) for value in total]
     if any(rank["weights_moved"] for rank in ranks):
@@ -165,10 +151,6 @@ def own_hits_of_all_images(hits, images):
     return hits / total.item()
 
 
-def own_accuracy(hits, images):
-    return hits / images
-
-
 def reduced_to_rank_0(hits, images):
     sums = torch.tensor([hits, images], dtype=torch.float64)
     dist.reduce(sums, dst=0)
@@ -176,40 +158,37 @@ def reduced_to_rank_0(hits, images):
 
 
 def returned_on_rank_0(hits, images):
-    sums = torch.tensor([hits, images], dtype=torch.float64)
-    dist.all_reduce(sums)
-    return (sums[0] / sums[1]).item() if dist.get_rank() == 0 else None
+    over_all = accuracy(hits, images)
+    return over_all if dist.get_rank() == 0 else None
 
 
 @exercise(
     solution=accuracy,
     hint="Put hits and images into one tensor, all-reduce it, and divide last.",
     mistakes={"average of averages": average_of_averages, "own hits of all images": own_hits_of_all_images,
-              "own accuracy": own_accuracy, "reduce instead of all_reduce": reduced_to_rank_0,
+              "own accuracy": operator.truediv, "reduce instead of all_reduce": reduced_to_rank_0,
               "returned on rank 0 alone": returned_on_rank_0},
 )
 def overall(attempt):
     """Sums and counts, added up over the ranks, and divided last: the same number on every rank, and that of one
     process, whatever the shards."""
-    ranks = findings("accuracy", attempt)
+    ranks = answers.findings("accuracy", attempt)
     hits, images, got = ([rank[name] for rank in ranks] for name in ("hits", "images", "got"))
-    shards = " and ".join(f"{hit} of {image}" for hit, image in zip(hits, images, strict=True))
-    said = " and ".join(f"{value:.3f}" for value in got)
-    if close(got, [hit / sum(images) for hit in hits]):
-        raise Wrong(f"You divided each rank's own hits by all images: {said}. The hits must be added up over the "
-                    "ranks, too. This is the tutorial's 0.06.")
-    averages = [hit / image for hit, image in zip(hits, images, strict=True)]
-    if close(got, averages):
-        raise Wrong(f"Each rank tells of its own shard alone: {said}. Rank 0's number is that of rank 0's images.")
-    if close(got[:1], [sum(hits) / sum(images)]) and not close(got, got[:1] * len(ranks)):
-        raise Wrong(f"Rank 0 has the right number, but the ranks have {said}. dist.reduce leaves the sum on one rank; "
-                    "dist.all_reduce leaves it on each.")
-    if close(got, [sum(averages) / len(ranks)] * len(ranks)):
-        raise Wrong(f"The average of the ranks' averages is {got[0]:.3f}. But the shards are unequal, {shards}: an "
-                    "image in a small shard would count for more. Add hits and images up first, and divide last.")
-    if not close(got, [sum(hits) / sum(images)] * len(ranks)):
-        raise Wrong(f"The hits were {shards}, so {sum(hits)} of {sum(images)} = {sum(hits) / sum(images):.3f} on every "
-                    f"rank. You have {said}.")
+    averages, right = [hit / image for hit, image in zip(hits, images, strict=True)], sum(hits) / sum(images)
+    if not close(got, [right] * len(ranks)):
+        shards = " and ".join(f"{hit} of {image}" for hit, image in zip(hits, images, strict=True))
+        raise because(
+            f"The hits were {shards}, so {sum(hits)} of {sum(images)} = {right:.3f} on every rank. You have "
+            f"{' and '.join(f'{value:.3f}' for value in got)}.",
+            (close(got, [hit / sum(images) for hit in hits]), "You divided each rank's own hits by all images. The "
+             "hits must be added up over the ranks, too. This is the tutorial's 0.06."),
+            (close(got, averages), "Each rank tells of its own shard alone: rank 0's number is that of rank 0's "
+             "images."),
+            (close(got[:1], [right]), "Only rank 0 is right: dist.reduce leaves the sum on one rank; dist.all_reduce "
+             "leaves it on each."),
+            (close(got, [sum(averages) / len(ranks)] * len(ranks)), "This is the average of the ranks' averages. But "
+             "the shards are unequal: an image in a small shard would count for more. Add hits and images up first, "
+             "and divide last."))
 
 
 # ------------------------------------------------------------------------------------- 3: where no_sync goes
@@ -238,19 +217,12 @@ def around_backward(ddp, batches, optimizer, every):
 
 def around_everything(ddp, batches, optimizer, every):
     with ddp.no_sync():
-        for number, (inputs, labels) in enumerate(batches, start=1):
-            (cross_entropy(ddp(inputs), labels) / every).backward()
-            if number % every == 0:
-                optimizer.step()
-                optimizer.zero_grad()
+        train(ddp, batches, optimizer, every)
 
 
 def one_large_batch(ddp, batches, optimizer, every):
-    for start in range(0, len(batches), every):
-        inputs, labels = (torch.cat(parts) for parts in zip(*batches[start:start + every], strict=True))
-        cross_entropy(ddp(inputs), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    inputs, labels = (torch.cat(parts).split(every * len(parts[0])) for parts in zip(*batches, strict=True))
+    train(ddp, zip(inputs, labels, strict=True), optimizer, every=1)
 
 
 def not_divided(ddp, batches, optimizer, every):
@@ -272,30 +244,28 @@ def not_divided(ddp, batches, optimizer, every):
 )
 def accumulate(attempt):
     """One all-reduce an update, not one a batch, and the weights are those of one process with the large batch."""
-    ranks = findings("train", attempt)
-    one, (batches, every) = ranks[0], (ranks[0]["batches"], ranks[0]["every"])
-    needed, exact = batches // every, 1e-4 * one["size"]
-    if one["rows"] > one["rows_of_a_batch"]:
-        raise Wrong(f"A forward saw {one['rows']} rows, and a batch has {one['rows_of_a_batch']}. Batches are "
-                    "accumulated because the large one does not fit in memory: give ddp one batch at a time.")
+    ranks = answers.findings("train", attempt)
+    one, off = ranks[0], max(rank["off"] for rank in ranks)
+    if one["rows"] > ROWS:
+        raise Wrong(f"A forward saw {one['rows']} rows, and a batch has {ROWS}. Batches are accumulated because the "
+                    "large one does not fit in memory: give ddp one batch at a time.")
     if one["all_reduces"] == 0:
         apart = max(abs(a - b) for a, b in zip(one["weights"], ranks[-1]["weights"], strict=True))
         raise Wrong(f"No all-reduce at all: the ranks' weights differ by {apart:.1e}. The last batch before each "
                     "update must be outside no_sync: its backward brings the gradients of all of them together.")
-    if one["all_reduces"] == batches:
-        raise Wrong(f"{batches} all-reduces for {batches} batches: nothing was saved. Outside no_sync each backward "
+    if one["all_reduces"] == BATCHES:
+        raise Wrong(f"{BATCHES} all-reduces for {BATCHES} batches: nothing was saved. Outside no_sync each backward "
                     "makes one. And around backward alone no_sync does nothing: the forward decides whether DDP will "
                     "synchronise, so it must be inside, too.")
-    if one["all_reduces"] != needed:
-        raise Wrong(f"{one['all_reduces']} all-reduces for {batches} batches. With an update each {every} batches, "
-                    f"{needed} are enough.")
-    if abs(one["times"] - every) < 0.1:
+    if one["all_reduces"] != BATCHES // EVERY:
+        raise Wrong(f"{one['all_reduces']} all-reduces for {BATCHES} batches. With an update each {EVERY} batches, "
+                    f"{BATCHES // EVERY} are enough.")
+    if abs(one["times"] - EVERY) < 0.1:
         raise Wrong(f"The all-reduces are right, but the weights moved {one['times']:.1f} times as far as with one "
-                    f"large batch. Gradients of {every} batches add up: divide each loss by {every}.")
-    if max(rank["off"] for rank in ranks) > exact:
-        raise Wrong(f"The all-reduces are right, but the weights are not those of one process with the large batch: "
-                    f"they differ by {max(rank['off'] for rank in ranks):.1e}. Is there an update, then a zero_grad, "
-                    f"after each {every} batches?")
+                    f"large batch. Gradients of {EVERY} batches add up: divide each loss by {EVERY}.")
+    if off > 1e-4 * one["size"]:
+        raise Wrong("The all-reduces are right, but the weights are not those of one process with the large batch: "
+                    f"they differ by {off:.1e}. Is there an update, then a zero_grad, after each {EVERY} batches?")
 
 
 # ------------------------------------------------------------------------------------- 4: the global batch
@@ -319,15 +289,14 @@ def scaled(attempt):
     for ranks, batch_size, lr in ((8, 64, 0.1), (2, 32, 0.05)):
         batch, rate = attempt(ranks, batch_size, lr)
         case = f"With {ranks} ranks, batch {batch_size} a process and lr {lr} for one of them"
-        if batch == batch_size:
-            raise Wrong(f"{case}: {batch_size} images is what one rank sees. The update is made of all ranks' images.")
         if batch != ranks * batch_size:
-            raise Wrong(f"{case}, an update sees {ranks * batch_size} images, not {batch}.")
-        if abs(rate - lr) < 1e-9:
-            raise Wrong(f"{case}: you left the learning rate at {lr}. Each epoch now has {ranks} times fewer updates, "
-                        "each as long as before: it gets less far. The linear scaling rule makes the updates longer.")
-        if abs(rate - lr / ranks) < 1e-9:
-            raise Wrong(f"{case}: you divided the learning rate. But DDP has divided already: it averages. There are "
-                        f"{ranks} times fewer updates, so each must be longer, not shorter.")
-        if abs(rate - lr * ranks) > 1e-9:
-            raise Wrong(f"{case}: the linear scaling rule gives {lr * ranks:g}, you have {rate:g}.")
+            raise because(
+                f"{case}, an update sees {ranks * batch_size} images, not {batch}.",
+                (batch == batch_size, "That is what one rank sees. The update is made of all ranks' images."))
+        if not close([rate], [lr * ranks]):
+            raise because(
+                f"{case}, the linear scaling rule gives {lr * ranks:g}; you have {rate:g}.",
+                (close([rate], [lr]), f"You left the learning rate alone. Each epoch now has {ranks} times fewer "
+                 "updates, each as long as before: it gets less far. The rule makes the updates longer."),
+                (close([rate], [lr / ranks]), "You divided the learning rate. But DDP has divided already: it "
+                 f"averages. There are {ranks} times fewer updates, so each must be longer, not shorter."))

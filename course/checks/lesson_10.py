@@ -2,30 +2,13 @@
 launchers pass are held against real launchers in tests/test_launchers.py."""
 
 import argparse
-import contextlib
-import io
-import shlex
-
-from torch.distributed.run import get_args_parser
 
 from course.checks import Wrong, exercise
 from course.checks.cases import exactly, misses
+from course.checks.commands import parsed, without_exit
 
 
-def without_exit(function, *arguments):
-    """What the function returns. An argparse that gives up would end the program: here it is Wrong, in its words."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return function(*arguments)
-    except SystemExit as end:
-        line = (said.getvalue().splitlines() or [f"exit status {end.code}"])[-1]
-        raise Wrong(f"the program was ended: {line.partition('error: ')[2] or line}.") from None
-
-
-# ------------------------------------------------------------------------------------------------ 1: the local rank
-
-
+# Exercise 1: the local rank
 def local_rank(arguments, environment):
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
@@ -33,13 +16,14 @@ def local_rank(arguments, environment):
     return parser.parse_args(arguments).local_rank
 
 
-def parsed(arguments, *names, default):
-    """The local rank of a program that has an option of these names, or none, and this default."""
+def local_rank_of(arguments, environment, *names):
+    """The local rank of a program that knows only these spellings of the option, maybe none."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
     if names:
-        parser.add_argument(*names, dest="local_rank", type=int, default=default)
-    return getattr(parser.parse_args(arguments), "local_rank", default)
+        parser.add_argument(*names, dest="local_rank", type=int)
+    parser.set_defaults(local_rank=int(environment.get("LOCAL_RANK", 0)))
+    return parser.parse_args(arguments).local_rank
 
 
 # launcher -> what rank 1 of a node is given: arguments, environment, its local rank
@@ -56,14 +40,11 @@ LAUNCHERS = {
     hint="add_argument takes several spellings: add_argument(\"--one\", \"--other\", ...). Its default may come from "
     "the environment: environment.get(\"LOCAL_RANK\", 0) is text where the launcher has set it.",
     mistakes={
-        "only the underscore": lambda arguments, environment: parsed(
-            arguments, "--local_rank", default=int(environment.get("LOCAL_RANK", 0))),
-        "only the dash": lambda arguments, environment: parsed(
-            arguments, "--local-rank", default=int(environment.get("LOCAL_RANK", 0))),
-        "only the argument": lambda arguments, environment: parsed(
-            arguments, "--local-rank", "--local_rank", default=0),
-        "only the environment": lambda arguments, environment: parsed(
-            arguments, default=int(environment.get("LOCAL_RANK", 0))),
+        "only the underscore": lambda arguments, environment: local_rank_of(arguments, environment, "--local_rank"),
+        "only the dash": lambda arguments, environment: local_rank_of(arguments, environment, "--local-rank"),
+        "only the argument":
+            lambda arguments, environment: local_rank_of(arguments, {}, "--local-rank", "--local_rank"),
+        "only the environment": local_rank_of,
     },
 )
 def device(attempt):
@@ -74,7 +55,7 @@ def device(attempt):
         try:
             got = without_exit(attempt, list(arguments), dict(environment))
         except Wrong as wrong:
-            failed[launcher] = str(wrong)
+            failed[launcher] = f"the program was ended: {wrong}"
             continue
         if got != expected:
             raise Wrong(f"Under {launcher} you gave {got!r}, and it is {expected}. It was told {arguments} and the "
@@ -85,8 +66,7 @@ def device(attempt):
                     + " ".join(f"Under {launcher}: {said}" for launcher, said in failed.items()))
 
 
-# ------------------------------------------------------------------------------------------------ 2: the command
-
+# Exercise 2: the command
 TASK = ("torchrun --nnodes=2 --node-rank=1 --master-addr=node-a --master-port=29500 --nproc-per-node=4 "
         "main.py --epochs 3")
 
@@ -110,18 +90,9 @@ TASK = ("torchrun --nnodes=2 --node-rank=1 --master-addr=node-a --master-port=29
 def command(attempt):
     """torchrun's own parser reads it as the second of two nodes, four ranks on each, meeting at node-a:29500; and
     main.py gets its options."""
-    launcher, *words = shlex.split(attempt() if callable(attempt) else attempt)
-    if words[:2] == ["-m", "torch.distributed.run"]:
-        words = words[2:]
-    elif launcher != "torchrun":
-        raise Wrong(f"It begins with {launcher}. Begin with torchrun.")
-    try:
-        found = without_exit(get_args_parser().parse_args, words)
-    except Wrong as wrong:
-        raise Wrong(f"torchrun does not understand it; {wrong} What is main.py's stands after main.py.") from None
-    if found.training_script != "main.py":
-        raise Wrong(f"torchrun would start {found.training_script!r}. The first word that is no option of torchrun is "
-                    "the script.")
+    found = parsed(attempt() if callable(attempt) else attempt)
+    if not found.by_torchrun:
+        raise Wrong("That is one process. Begin with torchrun.")
     if any(word.split("=")[0].replace("_", "-") in ("--nnodes", "--node-rank", "--master-addr", "--rdzv-endpoint",
                                                    "--nproc-per-node") for word in found.training_script_args):
         raise Wrong("What stands after main.py goes to main.py. torchrun's own options must come before it.")
@@ -149,9 +120,7 @@ def command(attempt):
                     "node, node-a, port 29500.")
 
 
-# ------------------------------------------------------------------------------------------------ 3: restarts
-
-
+# Exercise 3: restarts
 def processes(ranks, max_restarts):
     return ranks * (1 + max_restarts)
 
@@ -160,20 +129,15 @@ def processes(ranks, max_restarts):
     solution=processes,
     hint="Look at the picture of the restart above: which ranks were started again when rank 1 failed?",
     mistakes={
-        "only the failed rank is restarted": lambda ranks, max_restarts: ranks + max_restarts,
-        "the first start forgotten": lambda ranks, max_restarts: ranks * max_restarts,
-        "no restart": lambda ranks, max_restarts: ranks,
+        "You restart the failed rank alone. torchrun restarts all: the others were in the middle of an all-reduce with "
+        "it.": lambda ranks, max_restarts: ranks + max_restarts,
+        "The first start is not a restart, but its processes count, too.":
+            lambda ranks, max_restarts: ranks * max_restarts,
+        "The first attempt fails, and then there are {max_restarts} more.": lambda ranks, max_restarts: ranks,
     },
 )
 def restarts(attempt):
     """A restart is one of all ranks: those that were well are ended and started again. So every rank loses what it
     had not saved."""
     for miss in misses(restarts, attempt, [(4, 2), (2, 1), (3, 0), (8, 3)], read=exactly):
-        ranks, max_restarts = miss.asked
-        miss.explain(f"With {ranks} ranks and --max-restarts={max_restarts} you gave {miss.got}; torchrun starts "
-                     f"{miss.right}.", {
-            "only the failed rank is restarted": "You restart the failed rank alone. torchrun restarts all: the others "
-            "were in the middle of an all-reduce with it.",
-            "the first start forgotten": "The first start is not a restart, but its processes count, too.",
-            "no restart": f"The first attempt fails, and then there are {max_restarts} more.",
-        })
+        miss.tell("With {ranks} ranks and --max-restarts={max_restarts} you gave {got}; torchrun starts {right}.")

@@ -14,9 +14,8 @@ from course.checks.cases import exactly, misses
 
 LIMIT = 60  # seconds for all kills of one function, which take one or two
 
-# ------------------------------------------------------------------------------------------------ 1: steps done again
 
-
+# Exercise 1: steps done again
 def lost(done, every, steps_per_epoch):
     return min(done % every, done % steps_per_epoch)
 
@@ -31,10 +30,12 @@ def last_written(done, every, steps_per_epoch):
     hint="done % every steps were made since a multiple of every, and done % steps_per_epoch since the end of an "
     "epoch. The newest of both checkpoints counts.",
     mistakes={
-        "the end of an epoch forgotten": lambda done, every, steps_per_epoch: done % every,
-        "only the end of epochs": lambda done, every, steps_per_epoch: done % steps_per_epoch,
-        "half an interval": lambda done, every, steps_per_epoch: every / 2,
-        "counted within the epoch": lambda done, every, steps_per_epoch: done % steps_per_epoch % every,
+        "main.py also writes after each epoch.": lambda done, every, steps_per_epoch: done % every,
+        "You count from the end of the epoch; there is a checkpoint in between.":
+            lambda done, every, steps_per_epoch: done % steps_per_epoch,
+        "Half an interval is right on average, and this is one kill.": lambda done, every, steps_per_epoch: every / 2,
+        "The steps are counted from the start of the run, not of the epoch.":
+            lambda done, every, steps_per_epoch: done % steps_per_epoch % every,
     },
 )
 def again(attempt):
@@ -42,20 +43,12 @@ def again(attempt):
     is these steps, times the number of ranks."""
     cases = (46, 20, 100), (105, 40, 100), (150, 40, 100), (250, 1000, 100), (7, 10, 100), (200, 30, 100)
     for miss in misses(again, attempt, cases, lambda done, *often: done - last_written(done, *often), exactly):
-        done, every, steps = miss.asked
-        miss.explain(f"After {done} steps in all, --checkpoint-every {every} and {steps} steps an epoch, you gave "
-                     f"{miss.got}. The newest checkpoint is that of step {done - miss.right}, so {miss.right} steps "
-                     "are lost.", {
-            "the end of an epoch forgotten": "main.py also writes after each epoch.",
-            "only the end of epochs": "You count from the end of the epoch; there is a checkpoint in between.",
-            "half an interval": "Half an interval is right on average, and this is one kill.",
-            "counted within the epoch": "The steps are counted from the start of the run, not of the epoch.",
-        })
+        miss.tell("After {done} steps in all, --checkpoint-every {every} and {steps_per_epoch} steps an epoch, you "
+                  "gave {got}. The newest checkpoint is that of step {newest}, so {right} steps are lost.",
+                  newest=miss.asked[0] - miss.right)
 
 
-# ------------------------------------------------------------------------------------------------ 2: how often
-
-
+# Exercise 2: how often
 def interval(write_seconds, node_hours, nodes):
     return math.sqrt(2 * write_seconds * 3600 * node_hours / nodes)
 
@@ -65,32 +58,25 @@ def interval(write_seconds, node_hours, nodes):
     hint="Young: sqrt(2 x write time x mean time between failures of the job), all in seconds. Any node that fails "
     "stops the whole job. So how often does a job of many nodes fail?",
     mistakes={
-        "the failures of one node": lambda write_seconds, node_hours, nodes: interval(write_seconds, node_hours, 1),
-        "hours taken for seconds": lambda write_seconds, node_hours, nodes: (
-            interval(write_seconds, node_hours / 3600, nodes)),
-        "the two forgotten": lambda write_seconds, node_hours, nodes: interval(write_seconds / 2, node_hours, nodes),
-        "more nodes fail less often": lambda write_seconds, node_hours, nodes: (
-            interval(write_seconds, node_hours, 1 / nodes)),
+        "The job stops when any of its nodes fails: its time between failures is that of a node divided by the nodes.":
+            lambda write_seconds, node_hours, nodes: interval(write_seconds, node_hours, 1),
+        "Convert the hours to seconds.":
+            lambda write_seconds, node_hours, nodes: interval(write_seconds, node_hours / 3600, nodes),
+        "There is a factor of 2 under the root.":
+            lambda write_seconds, node_hours, nodes: interval(write_seconds / 2, node_hours, nodes),
+        "You made more nodes fail less often: divide, do not multiply.":
+            lambda write_seconds, node_hours, nodes: interval(write_seconds, node_hours, 1 / nodes),
     },
 )
 def young(attempt):
     """Ten times the nodes fail ten times as often, and the interval shrinks by the root of ten, about 3."""
     cases = (2.0, 1000.0, 10), (60.0, 50_000.0, 1000), (0.005, 24.0, 1)
     for miss in misses(young, attempt, cases, rel_tol=1e-3):
-        write, hours, nodes = miss.asked
-        miss.explain(f"With {write:g} s a write, {nodes} node(s) and {hours:g} hours between two failures of a node "
-                     f"you gave {miss.got:.4g} s; it is {miss.right:.4g} s.", {
-            "the failures of one node": "The job stops when any of its nodes fails: its time between failures is that "
-            "of a node divided by the nodes.",
-            "hours taken for seconds": "Convert the hours to seconds.",
-            "the two forgotten": "There is a factor of 2 under the root.",
-            "more nodes fail less often": "You made more nodes fail less often: divide, do not multiply.",
-        })
+        miss.tell("With {write_seconds:g} s a write, {nodes} node(s) and {node_hours:g} hours between two failures of "
+                  "a node you gave {got:.4g} s; it is {right:.4g} s.")
 
 
-# ------------------------------------------------------------------------------------------------ 3: never half
-
-
+# Exercise 3: never half
 def replace(path, data):
     with open(f"{path}.part", "wb") as file:
         file.write(data)
@@ -173,18 +159,15 @@ while status != 0:
 '''
 
 
-def source_of(function):
-    try:
-        return textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
-        raise Wrong("Your function's text is not to be found. Define it with def, in a cell of its own.") from None
-
-
 def kill_often(function):
     """The words of KILLS for this function: how it ended, or what a kill left."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        raise Wrong("Your function's text is not to be found. Define it with def, in a cell of its own.") from None
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", KILLS.format(source=source_of(function), name=function.__name__)],
-                              cwd=folder, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run([sys.executable, "-c", KILLS.format(source=source, name=function.__name__)], cwd=folder,
+                              capture_output=True, text=True, timeout=LIMIT)
     if not done.stdout.strip() or done.returncode:
         raise Wrong("In a process of its own, where only os, shutil, tempfile and Path are imported, it said: "
                     f"{(done.stderr.strip().splitlines() or ['nothing'])[-1]}.")

@@ -6,20 +6,16 @@ from itertools import zip_longest
 from course.checks import Wrong, exercise
 from course.checks.cases import exactly, misses
 
-# ------------------------------------------------------------------------------------------------ 1: five runs
-
-# What the log of a run with this mistake shows.
+# Exercise 1: five runs
+# What the log of a run with this mistake shows, and where to look for it.
 SIGNS = {
-    "set_epoch": "the first images of epoch 1 are those of epoch 0",
-    "rank_0_loss": "the loss of the epoch is the very loss of rank 0, and not between those of the ranks",
-    "batch_per_process": "an epoch has half as many updates as the others",
-    "ddp_module": "the weight norms of the ranks differ",
-    "padded_evaluation": "more test images are counted than there are",
+    "set_epoch": ("the first images of epoch 1 are those of epoch 0", "the first images of both epochs"),
+    "rank_0_loss": ("the loss of the epoch is the very loss of rank 0, and not between those of the ranks",
+                    "the three losses of an epoch"),
+    "batch_per_process": ("an epoch has half as many updates as the others", "the number of updates"),
+    "ddp_module": ("the weight norms of the ranks differ", "the weight norms"),
+    "padded_evaluation": ("more test images are counted than there are", "the test"),
 }
-# Where to look for it.
-PLACES = {"set_epoch": "the first images of both epochs", "rank_0_loss": "the three losses of an epoch",
-          "batch_per_process": "the number of updates", "ddp_module": "the weight norms",
-          "padded_evaluation": "the test"}
 TRUTH = dict(zip("ABCDE", random.Random(12).sample(list(SIGNS), len(SIGNS)), strict=True))  # which run has which
 
 
@@ -49,13 +45,12 @@ def five_runs(attempt):
         raise Wrong(f"There is no mistake {unknown.pop()!r}. The five are: {', '.join(SIGNS)}.")
     for letter, fault in attempt.items():
         if fault != TRUTH[letter]:
-            raise Wrong(f"Run {letter} is not {fault}: with that {SIGNS[fault]}, and that is not so here. Compare "
-                        f"{PLACES[TRUTH[letter]]} with those of the other runs. "
+            raise Wrong(f"Run {letter} is not {fault}: with that {SIGNS[fault][0]}, and that is not so here. Compare "
+                        f"{SIGNS[TRUTH[letter]][1]} with those of the other runs. "
                         f"({sum(attempt[one] == TRUTH[one] for one in TRUTH)} of 5 are right.)")
 
-# ------------------------------------------------------------------------------------------------ 2: who hangs
 
-
+# Exercise 2: who hangs
 def first_difference(calls):
     for number, one_each in enumerate(zip_longest(*calls)):
         if len(set(one_each)) > 1:
@@ -68,13 +63,15 @@ def first_difference(calls):
     hint="Go through the calls side by side: itertools.zip_longest(*calls) gives one of each rank, and None for a rank "
     "that has no more.",
     mistakes={
-        "a rank that is done is forgotten": lambda calls: first_difference(
-            [one[:min(map(len, calls))] for one in calls]),
-        "only as far as rank 0 goes": lambda calls: first_difference([one[:len(calls[0])] for one in calls]),
-        "only ranks 0 and 1": lambda calls: first_difference(calls[:2]),
-        "only the first and the last": lambda calls: first_difference([calls[0], calls[-1]]),
-        "the order is ignored": lambda calls: None if len(set(map(frozenset, calls))) == 1 else first_difference(calls),
-        "counted from one": lambda calls: None if (found := first_difference(calls)) is None else found + 1,
+        "Rank 0 is done and calls nothing, but another rank goes on, and waits for it.":
+            lambda calls: first_difference([one[:len(calls[0])] for one in calls]),
+        "A rank that is done calls nothing, and the others wait for it.":
+            lambda calls: first_difference([one[:min(map(len, calls))] for one in calls]),
+        "They call the same things, but not in the same order. Each waits for the other.":
+            lambda calls: None if len(set(map(frozenset, calls))) == 1 else first_difference(calls),
+        "Compare all ranks, not only ranks 0 and 1.": lambda calls: first_difference(calls[:2]),
+        "Compare all ranks, not only the first and the last.": lambda calls: first_difference([calls[0], calls[-1]]),
+        "Count from 0.": lambda calls: None if (found := first_difference(calls)) is None else found + 1,
     },
 )
 def hangs_at(attempt):
@@ -87,22 +84,12 @@ def hangs_at(attempt):
              [["all_reduce", "barrier"], ["all_reduce", "barrier"], ["all_reduce", "broadcast"]],
              [["all_reduce", "barrier"], ["all_reduce", "broadcast"], ["all_reduce", "barrier"]]]
     for miss in misses(hangs_at, attempt, [(calls,) for calls in cases], read=exactly):
-        (calls,), got, expected = miss.asked, miss.got, miss.right
-        told = f"The ranks call {' | '.join(', '.join(one) for one in calls)}. You gave {got}; it is {expected}."
-        if got is None and len({len(one) for one in calls}) > 1:
-            raise Wrong(f"{told} A rank that is done calls nothing, and the others wait for it.")
-        if got is None and len(calls) > 2:
-            raise Wrong(f"{told} Compare all ranks, not only two of them.")
-        if got is None:
-            raise Wrong(f"{told} They call the same things, but not in the same order. Each waits for the other.")
-        if expected is not None and got == expected + 1:
-            raise Wrong(f"{told} Count from 0.")
-        raise Wrong(told)
+        (calls,) = miss.asked
+        miss.tell("The ranks call {listed}. You gave {got}; it is {right}.",
+                  listed=" | ".join(", ".join(one) for one in calls))
 
 
-# ------------------------------------------------------------------------------------------------ 3: undo the padding
-
-
+# Exercise 3: undo the padding
 def exact(hits, images):
     in_order = [hit for one_each in zip(*hits, strict=True) for hit in one_each]
     return sum(in_order[:images]) / images
@@ -113,9 +100,12 @@ def exact(hits, images):
     hint="DistributedSampler deals images out like cards: rank 0 gets image 0, rank 1 image 1, and so on. Put them "
     "back in order; the copies are at the end.",
     mistakes={
-        "copies counted": lambda hits, images: sum(map(sum, hits)) / sum(map(len, hits)),
-        "copies counted, divided by the images": lambda hits, images: sum(map(sum, hits)) / images,
-        "shards joined as blocks": lambda hits, images: sum(sum(hits, [])[:images]) / images,
+        "You counted {counted} images: the copies must go.":
+            lambda hits, images: sum(map(sum, hits)) / sum(map(len, hits)),
+        "You divided by the right number, but the hits of the copies are still in the sum.":
+            lambda hits, images: sum(map(sum, hits)) / images,
+        "You joined the shards one behind the other. The sampler deals the images out in turn, so the copy is not at "
+        "the end of the last shard alone.": lambda hits, images: sum(sum(hits, [])[:images]) / images,
     },
 )
 def unpadded(attempt):
@@ -124,11 +114,5 @@ def unpadded(attempt):
     cases = [([[1, 1, 0, 0, 0], [1, 1, 0, 0, 1]], 9), ([[1, 0, 1], [0, 1, 1], [1, 0, 1]], 7),
              ([[1, 0], [0, 0]], 4)]
     for miss in misses(unpadded, attempt, cases):
-        hits, images = miss.asked
-        miss.explain(f"With the hits {hits} of {images} images you gave {miss.got:.4f}; it is {miss.right:.4f}.", {
-            "copies counted": f"You counted {sum(map(len, hits))} images: the copies must go.",
-            "copies counted, divided by the images": "You divided by the right number, but the hits of the copies are "
-            "still in the sum.",
-            "shards joined as blocks": "You joined the shards one behind the other. The sampler deals the images out "
-            "in turn, so the copy is not at the end of the last shard alone.",
-        })
+        miss.tell("With the hits {hits} of {images} images you gave {got:.4f}; it is {right:.4f}.",
+                  counted=sum(map(len, miss.asked[0])))

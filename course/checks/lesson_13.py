@@ -7,9 +7,8 @@ import torch
 from course.checks import Wrong, exercise
 from course.checks.cases import exactly, misses
 
-# ------------------------------------------------------------------------------------------------ 1: bytes a rank
 
-
+# Exercise 1: bytes a rank
 def states(parameters, ranks, stage):
     weights = 2 * parameters / (ranks if stage >= 3 else 1)
     gradients = 2 * parameters / (ranks if stage >= 2 else 1)
@@ -22,13 +21,18 @@ def states(parameters, ranks, stage):
     hint="Stage 1 shares out the optimizer state, 12 bytes a parameter. Stage 2 shares out the gradients, too, and "
     "stage 3 the parameters, too. What is not shared out every rank has whole.",
     mistakes={
-        "everything shared from stage 1 on": lambda parameters, ranks, stage: 16 * parameters / (ranks if stage else 1),
-        "the float32 copy forgotten": lambda parameters, ranks, stage: (
-            states(parameters, ranks, stage) - 4 * parameters / (ranks if stage >= 1 else 1)),
-        "one part at each stage": lambda parameters, ranks, stage: sum(
-            size * parameters / (ranks if stage == needed else 1) for size, needed in ((12, 1), (2, 2), (2, 3))),
-        "in the opposite order": lambda parameters, ranks, stage: sum(
-            size * parameters / (ranks if stage >= needed else 1) for size, needed in ((2, 1), (2, 2), (12, 3))),
+        "You shared out all of it. That is stage 3 alone; the stages before leave parameters, or parameters and "
+        "gradients, whole on each rank.": lambda parameters, ranks, stage: 16 * parameters / (ranks if stage else 1),
+        "4 bytes a parameter are missing: Adam in mixed precision keeps a float32 copy of the parameters beside its "
+        "two averages.":
+            lambda parameters, ranks, stage: (
+                states(parameters, ranks, stage) - 4 * parameters / (ranks if stage >= 1 else 1)),
+        "You shared out one part alone. Each stage also shares what the stages before share.":
+            lambda parameters, ranks, stage: sum(
+                size * parameters / (ranks if stage == needed else 1) for size, needed in ((12, 1), (2, 2), (2, 3))),
+        "The order is the other way round: the largest part, the optimizer state, comes first.":
+            lambda parameters, ranks, stage: sum(
+                size * parameters / (ranks if stage >= needed else 1) for size, needed in ((2, 1), (2, 2), (12, 3))),
     },
 )
 def zero(attempt):
@@ -36,23 +40,11 @@ def zero(attempt):
     no number of ranks gets below."""
     cases = (7.5e9, 64, 0), (7.5e9, 64, 1), (7.5e9, 64, 2), (7.5e9, 64, 3), (1e9, 3, 1)
     for miss in misses(zero, attempt, cases):
-        parameters, ranks, stage = miss.asked
-        miss.explain(f"With {parameters:g} parameters on {ranks} ranks, stage {stage}, you gave {miss.got / 1e9:.2f} "
-                     f"GB; it is {miss.right / 1e9:.2f} GB.", {
-            "everything shared from stage 1 on": "You shared out all of it. That is stage 3 alone; the stages before "
-            "leave parameters, or parameters and gradients, whole on each rank.",
-            "the float32 copy forgotten": "4 bytes a parameter are missing: Adam in mixed precision keeps a float32 "
-            "copy of the parameters beside its two averages.",
-            "one part at each stage": "You shared out one part alone. Each stage also shares what the stages before "
-            "share.",
-            "in the opposite order": "The order is the other way round: the largest part, the optimizer state, comes "
-            "first.",
-        })
+        miss.tell("With {parameters:g} parameters on {ranks} ranks, stage {stage}, you gave {said:.2f} GB; it is "
+                  "{needed:.2f} GB.", said=miss.got / 1e9, needed=miss.right / 1e9)
 
 
-# ------------------------------------------------------------------------------------------------ 2: does it fit
-
-
+# Exercise 2: does it fit
 def fewest(parameters, memory, stage):
     whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage] * parameters
     shared = 16 * parameters - whole
@@ -97,9 +89,7 @@ def fits(attempt):
         raise Wrong(call)
 
 
-# ------------------------------------------------------------------------------------------------ 3: the bubble
-
-
+# Exercise 3: the bubble
 def bubble(stages, micro_batches):
     return (stages - 1) / (micro_batches + stages - 1)
 
@@ -119,36 +109,26 @@ def idle_share(stages, micro_batches):
     hint="Count slots. The last stage cannot start before the stages - 1 others have each done the first micro-batch. "
     "Then it is busy for micro_batches slots. Which share of all these slots did it wait?",
     mistakes={
-        "against the busy time": lambda stages, micro_batches: (stages - 1) / micro_batches,
-        "stages instead of stages - 1": lambda stages, micro_batches: stages / (micro_batches + stages - 1),
-        "as if nothing overlapped": lambda stages, micro_batches: 1 - 1 / stages,
+        "That is idle time against busy time. The share is of all slots, idle and busy.":
+            lambda stages, micro_batches: (stages - 1) / micro_batches,
+        "A stage waits for the other stages, not for itself: stages - 1 slots.":
+            lambda stages, micro_batches: stages / (micro_batches + stages - 1),
+        "That is one micro-batch, or one large batch: then only one stage works at a time. With several, stage 0 goes "
+        "on with the next while stage 1 has the first.": lambda stages, micro_batches: 1 - 1 / stages,
     },
 )
 def idle(attempt):
     """The bubble is (p - 1) / (m + p - 1): more micro-batches make it small, more stages make it large. Backward has
     the same, mirrored. 1F1B has it too: it saves memory, not time."""
     for miss in misses(idle, attempt, [(2, 4), (4, 4), (4, 32), (8, 1), (1, 4)], idle_share):
-        stages, micro_batches = miss.asked
-        miss.explain(f"With {stages} stages and {micro_batches} micro-batches you gave {miss.got:.3f}; the share is "
-                     f"{miss.right:.3f}.", {
-            "against the busy time": "That is idle time against busy time. The share is of all slots, idle and busy.",
-            "stages instead of stages - 1": "A stage waits for the other stages, not for itself: stages - 1 slots.",
-            "as if nothing overlapped": "That is one micro-batch, or one large batch: then only one stage works at a "
-            "time. With several, stage 0 goes on with the next while stage 1 has the first.",
-        })
+        miss.tell("With {stages} stages and {micro_batches} micro-batches you gave {got:.3f}; the share is "
+                  "{right:.3f}.")
 
 
-# ------------------------------------------------------------------------------------------------ 4: whose row is it
-
-
+# Exercise 4: whose row is it
 def owned(rows, rank, ranks):
     chunk = math.ceil(rows / ranks)
     return list(range(rows))[rank * chunk:(rank + 1) * chunk]
-
-
-def floored(rows, rank, ranks):
-    chunk = rows // ranks
-    return list(range(rank * chunk, rows if rank == ranks - 1 else (rank + 1) * chunk))
 
 
 def in_chunks(rows, rank, ranks):
@@ -162,9 +142,13 @@ def in_chunks(rows, rank, ranks):
     hint="A chunk has ceil(rows / ranks) rows, and rank 0 has the first chunk. What is left for the last ranks may be "
     "a shorter chunk, or nothing.",
     mistakes={
-        "strides": lambda rows, rank, ranks: range(rank, rows, ranks),
-        "as equal as can be": lambda rows, rank, ranks: torch.arange(rows).tensor_split(ranks)[rank],
-        "rounded down, the rest to the last": floored,
+        "DistributedSampler deals rows like cards. FSDP cuts blocks: they can be gathered into one piece of memory "
+        "without sorting.": lambda rows, rank, ranks: range(rank, rows, ranks),
+        "Yours are as equal as can be. FSDP rounds up for all, so that the last ranks may have less, or nothing.":
+            lambda rows, rank, ranks: torch.arange(rows).tensor_split(ranks)[rank],
+        "You rounded down and left the rest to the last rank, which would have the most. FSDP rounds up.":
+            lambda rows, rank, ranks: range(
+                rank * (rows // ranks), rows if rank == ranks - 1 else (rank + 1) * (rows // ranks)),
     },
 )
 def rows(attempt):
@@ -173,16 +157,8 @@ def rows(attempt):
     cases = [(count, rank, ranks) for count, ranks in [(8, 2), (97, 4), (7, 3), (4, 3), (10, 4), (2, 4)]
              for rank in range(ranks)]
     for miss in misses(rows, attempt, cases, in_chunks, lambda found: [int(row) for row in found]):
-        count, rank, ranks = miss.asked
-        miss.explain(f"{count} rows on {ranks} ranks: rank {rank} has {told(miss.right)}, and you gave "
-                     f"{told(miss.got)}.", {
-            "strides": "DistributedSampler deals rows like cards. FSDP cuts blocks: they can be gathered into one "
-            "piece of memory without sorting.",
-            "as equal as can be": "Yours are as equal as can be. FSDP rounds up for all, so that the last ranks may "
-            "have less, or nothing.",
-            "rounded down, the rest to the last": "You rounded down and left the rest to the last rank, which would "
-            "have the most. FSDP rounds up.",
-        })
+        miss.tell("{rows} rows on {ranks} ranks: rank {rank} has {theirs}, and you gave {yours}.",
+                  theirs=told(miss.right), yours=told(miss.got))
 
 
 def told(block):

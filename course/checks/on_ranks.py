@@ -9,6 +9,7 @@ Ranks tell each other what they saw through the store where they met: an answer 
 
 import json
 import multiprocessing
+import re
 import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 import utils
-from course import rank_program
 from course.checks import Wrong
 
 RANKS, LIMIT, WAIT = 3, 40, 5  # of a check that starts ranks: seconds for all they do, and to wait for one another
+SAME_CALLS = "Every rank must call the same collectives, in the same order"
 
 
 @dataclass
@@ -30,12 +31,9 @@ class Here:
 
     rank: int
     world_size: int
-    store: dist.Store
-    """where they met"""
-    folder: str
-    """new, empty, and the same for all; an absolute path"""
-    timeout: float
-    """longest wait of the learner's function for another rank, seconds"""
+    store: dist.Store  # where they met
+    folder: str  # new, empty, and the same for all; an absolute path
+    timeout: float  # longest wait of the learner's function for another rank, seconds
 
     def gather(self, name, mine):
         """What every rank has, rank 0's first: it waits for all of them. Each `name` serves once."""
@@ -49,12 +47,8 @@ class Here:
 class Answers:
     """The functions of a lesson that run on ranks."""
 
-    measures: dict
-    """{name of the learner's function: measure}"""
-    group: bool = True
-    """the ranks are one process group (gloo) before a function is called"""
-    question: str = ""
-    """for whom the ranks do not come to an end"""
+    measures: dict  # {name of the learner's function: measure}
+    group: bool = True  # the ranks are one process group (gloo) before a function is called
 
     def look(self, functions, here):
         """{name: what each rank saw, a list; or why the function was not run}, of functions {name: function}.
@@ -79,8 +73,7 @@ class Answers:
     def findings(self, name, attempt):
         """What each rank saw, a list. `attempt` is a function, or the JSON file that answer.py wrote.
 
-        A rank on which the function raised has {"error": its first line}. NotImplementedError where one did not try;
-        Wrong where the function was not run, or cannot be right.
+        NotImplementedError where one did not try; Wrong where the function was not run, or raised, or cannot be right.
         """
         if callable(attempt):
             found = self.start_ranks(name, attempt)
@@ -97,31 +90,29 @@ class Answers:
             raise NotImplementedError
         if wrong := [rank["wrong"] for rank in found if "wrong" in rank]:
             raise Wrong(wrong[0])
+        raised = [(one["broken"], rank, one["raised"]) for rank, one in enumerate(found) if "raised" in one]
+        if raised:
+            _, rank, error = min(raised)  # a rank that raised explains those that waited for it
+            said = f"it raised {error}."
+            if re.search("timed out|closed by peer", error, re.IGNORECASE):
+                said = f"it waited in vain for another rank. {SAME_CALLS}: none for rank 0 alone."
+            raise Wrong(f"On rank {rank} {said}")
         return found
 
     def start_ranks(self, name, function):
         """What each of RANKS new processes of this machine saw of a function that can be imported by name."""
         context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
         context.set_forkserver_preload(["torch", "torch.nn.parallel"])
-        with tempfile.TemporaryDirectory() as folder:
-            processes = [context.Process(target=be_rank, args=(self, name, function, rank, folder))
-                         for rank in range(RANKS)]
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join(LIMIT)
-            late = any(process.is_alive() for process in processes)
-            for process in processes:
-                process.kill()
-                process.join()
-            if not Path(folder, "found").exists():
-                how = f"No end within {LIMIT} s" if late else "A rank broke off, and said why above"
-                raise Wrong(f"{how}. {self.question}".strip())
-            return json.loads(Path(folder, "found").read_text())[name]
+        with tempfile.TemporaryDirectory() as folder, context.Pool(RANKS) as pool:  # its end ends the processes
+            ranks = [(self, name, function, rank, folder) for rank in range(RANKS)]
+            try:
+                return pool.starmap_async(be_rank, ranks, chunksize=1).get(LIMIT)[0]
+            except multiprocessing.TimeoutError:
+                raise Wrong(f"No end within {LIMIT} s: a rank waits, or its process died. {SAME_CALLS}.") from None
 
 
 def see(measure, function, here):
-    """What this rank saw; or {"untried"}, or {"wrong": what to tell}, or {"error": what the function raised, "broken":
+    """What this rank saw; or {"untried"}, or {"wrong": what to tell}, or {"raised": what the function raised, "broken":
     whether the group may be}."""
     try:
         return measure(function, here) if function else {"untried": True}
@@ -129,8 +120,8 @@ def see(measure, function, here):
         return {"untried": True}
     except Wrong as wrong:
         return {"wrong": str(wrong)}
-    except Exception as error:  # the learner's: to be told, not to end the rank
-        return {"error": first_line(error), "broken": isinstance(error, RuntimeError)}
+    except (Exception, SystemExit) as error:  # the learner's: to be told, not to end the rank
+        return {"raised": first_line(error), "broken": isinstance(error, RuntimeError)}
 
 
 def first_line(error):
@@ -140,7 +131,4 @@ def first_line(error):
 def be_rank(answers, name, function, rank, folder):
     torch.set_num_threads(1)
     here = Here(rank, RANKS, dist.FileStore(f"{folder}/store", RANKS), folder, WAIT)
-    found = answers.look({name: function}, here)
-    if rank == 0:
-        rank_program.write_json(Path(folder, "found"), found)
-    utils.exit_now()
+    return answers.look({name: function}, here)[name]

@@ -12,7 +12,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 import utils
 from course import rank_program
@@ -202,11 +201,6 @@ def ring_steps(tensor):
         yield chunk, outgoing.nbytes
 
 
-def ring_all_reduce(tensor):
-    for _ in ring_steps(tensor):
-        pass
-
-
 def ring(values):
     """The ring on `values` numbers of each rank, step by step, and compared with all_reduce; then on floats."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -220,7 +214,7 @@ def ring(values):
 
     floats = torch.randn(10_001, generator=torch.Generator().manual_seed(rank))
     reference = floats.clone()
-    ring_all_reduce(floats)
+    list(ring_steps(floats))  # to its end
     dist.all_reduce(reference)
     return {"chunks": chunks, "steps": steps, "bytes": mine.nbytes, "equal": gathered(torch.equal(mine, sums)),
             "floats": {"values": len(floats), "off": max(gathered((floats - reference).abs().max().item())),
@@ -230,19 +224,13 @@ def ring(values):
 # ------------------------------------------------------------------------------------------ command
 
 
-def get_parser():
+def main():
     parser = rank_program.parser(__doc__, out="write what was found to this file: {name: findings}", timeout=30)
     names = [*COLLECTIVES, "ring"]
     add = parser.add_argument
     add("--show", nargs="+", choices=names, default=names, metavar="NAME",
         help=f"one or more of: {', '.join(names)}; default: all")
     add("--values", type=positive(int), help="numbers of each rank in `ring`; default: one for each rank")
-    return parser
-
-
-@record  # a rank that fails leaves its traceback where torchrun finds it
-def main():
-    parser = get_parser()
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement("cpu", "gloo")
@@ -250,18 +238,15 @@ def main():
             raise ValueError(f"this shows 2 to {MOST_RANKS} ranks of one machine: "
                              "torchrun --nproc_per_node=4 scripts/lessons/collectives_shown.py")
         check_out(args.out)
-        torch.set_num_threads(1)
-        utils.init_distributed_mode(here, timeout=args.timeout)
+    torch.set_num_threads(1)
     found = {"world_size": here.world_size, "torch": torch.__version__}
-    for name in args.show:
-        found[name] = ring(args.values or here.world_size) if name == "ring" else show(name)
-    dist.barrier()  # all have come this far: the findings are whole
-    if here.rank == 0:
+    with rank_program.ranks(here, args.timeout):
+        for name in args.show:
+            found[name] = ring(args.values or here.world_size) if name == "ring" else show(name)
+    if here.rank == 0:  # all have come this far: the findings are whole
         rank_program.write_json(args.out, found)
         print(f"{here.world_size} ranks, {', '.join(args.show)}: written")
-    utils.end_distributed_mode()
 
 
 if __name__ == "__main__":
-    main()
-    utils.exit_now()
+    rank_program.start(main)

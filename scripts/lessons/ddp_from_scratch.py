@@ -15,7 +15,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -173,27 +172,25 @@ def worst(differences):
     return rows.tolist()
 
 
-def watched(batches, model, states, clock):
-    """The batches, with the weights and the time before each step and after the last."""
+def watched(batches, model, seen):
+    """The batches. `seen` gets (time, weights) before each step and after the last."""
     for batch in batches:
-        states.append(flat_weights(model))
-        clock.append(time.perf_counter())
+        seen.append((time.perf_counter(), flat_weights(model)))
         yield batch
-    states.append(flat_weights(model))
-    clock.append(time.perf_counter())
+    seen.append((time.perf_counter(), flat_weights(model)))
 
 
 def prove(step, lab):
     """Largest difference of a weight, between the ranks and from one process: a value before and after each update."""
-    states, truth, clock = [], [], []
+    seen, seen_by_one = [], []
     model, reference = lab.model(seed=lab.here.rank), lab.model(seed=0)
-    step(model, watched(lab.shards, model, states, clock), lab.sgd(model))
-    independent(reference, watched(lab.whole, reference, truth, []), lab.sgd(reference))
-    states, truth = torch.stack(states), torch.stack(truth)
-    seconds = torch.tensor(clock, dtype=torch.float64).diff().median().item()
+    step(model, watched(lab.shards, model, seen), lab.sgd(model))
+    independent(reference, watched(lab.whole, reference, seen_by_one), lab.sgd(reference))
+    times, states = zip(*seen, strict=True)
+    states, truth = torch.stack(states), torch.stack([weights for _, weights in seen_by_one])
     return {"between_ranks": between_ranks(states), "from_one_process": worst(states - truth),
-            "seconds_a_step": seconds, "tensors": len(list(model.parameters())), "buckets": len(make_buckets(model)),
-            "bytes": flat_weights(model).nbytes}
+            "seconds_a_step": torch.tensor(times, dtype=torch.float64).diff().median().item(),
+            "tensors": len(list(model.parameters())), "buckets": len(make_buckets(model))}
 
 
 STEPS = {step.__name__: step for step in (independent, broadcast, average, bucketed, overlapped, ddp)}
@@ -250,7 +247,6 @@ def run(parser, steps, say=lambda found: "done"):
         rank_program.write_json(args.out, found)
 
 
-@record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     run(get_parser(), {name: partial(prove, step) for name, step in STEPS.items()},
         say=lambda found: f"largest difference of a weight: between ranks {found['between_ranks'][-1]:.1e}, "
@@ -258,5 +254,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    utils.exit_now()
+    rank_program.start(main)

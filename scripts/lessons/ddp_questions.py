@@ -13,7 +13,6 @@ from statistics import median
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
@@ -51,21 +50,21 @@ def scale(lab):
     return found
 
 
-class WithDropout(nn.Module):
-    def __init__(self, channels, classes, side, rate=0.5):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 64), nn.ReLU(), nn.Dropout(rate),
-                                    nn.Linear(64, classes))
+def with_dropout(channels, classes, side, rate=0.5):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 64), nn.ReLU(), nn.Dropout(rate),
+                         nn.Linear(64, classes))
 
-    def forward(self, images):
-        return self.layers(images)
+
+def unequal_sizes(count, ranks):
+    """Images of each rank: one of 2 x `ranks` equal parts for every rank but 0, which gets all the others."""
+    few = count // (2 * ranks)
+    return [count - (ranks - 1) * few] + [few] * (ranks - 1)
 
 
 def equality(lab):
     """Largest difference of a weight between DDP and one process on the whole batches, case by case."""
     rank, ranks, size = lab.here.rank, lab.here.world_size, len(lab.whole[0][1])
-    few = size // (2 * ranks)  # images of every rank but 0, which gets all the others
-    sizes = [size - (ranks - 1) * few] + [few] * (ranks - 1)
+    sizes = unequal_sizes(size, ranks)
     uneven = [tuple(part.split(sizes)[rank] for part in batch) for batch in lab.whole]
 
     def summed(logits, labels):
@@ -98,9 +97,9 @@ def equality(lab):
         "unequal shards": compare(shards=uneven)[0],
         "unequal shards, loss weighted": compare(shards=uneven, loss=by_share)[0],
         "reduction='sum'": compare(loss=summed, loss_of_one=summed, optimizer=sgd_for_sums)[0],
-        "dropout, one seed": compare(WithDropout, seed=0)[0],
-        "dropout, a seed a rank": compare(WithDropout, seed=rank)[0],
-        "dropout switched off": compare(partial(WithDropout, rate=0))[0],
+        "dropout, one seed": compare(with_dropout, seed=0)[0],
+        "dropout, a seed a rank": compare(with_dropout, seed=rank)[0],
+        "dropout switched off": compare(partial(with_dropout, rate=0))[0],
         "BatchNorm": off,
         "Adam, equal shards": compare(optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=LR))[0],
     }, "shard_sizes": sizes, "adam_updates": len(lab.whole), "lr": LR,
@@ -108,12 +107,8 @@ def equality(lab):
 
     for name, seed in (("one seed", 0), ("a seed a rank", rank)):
         torch.manual_seed(seed)
-        mask = nn.functional.dropout(torch.ones(10_000)).bool()
-        first = mask.clone()
-        dist.broadcast(first, src=0)
-        agreeing = (mask == first).double().mean()[None]
-        dist.all_reduce(agreeing, op=dist.ReduceOp.MIN)
-        found[f"masks_agree, {name}"] = agreeing.item()
+        masks = torch.stack(rank_program.gathered(nn.functional.dropout(torch.ones(10_000)).bool()))
+        found[f"masks_agree, {name}"] = (masks == masks[0]).double().mean(dim=1).min().item()
 
     try:
         synced, _ = compare(models.SmallResNet, device=lab.here.device, convert=nn.SyncBatchNorm.convert_sync_batchnorm)
@@ -157,16 +152,16 @@ def timeline(lab):
         parallel.register_comm_hook(buckets, recorded)
         return parallel, torch.optim.SGD(model.parameters(), lr=0.01), buckets
 
-    runs, steps_of_run = [start(cap) for cap in lab.args.bucket_mb], [[] for _ in lab.args.bucket_mb]
-    for _ in range(WARM_UP + TIMED):
-        for run, steps in zip(runs, steps_of_run, strict=True):  # in turn: what disturbs one disturbs all
-            steps.append([{**event, "rank": lab.here.rank} for event in timed_step(*run, inputs)])
+    def step(run):  # of all ranks
+        of_ranks = rank_program.gathered(timed_step(*run, inputs))
+        return [{**event, "rank": rank} for rank, events in enumerate(of_ranks) for event in events]
+
+    runs = [start(cap) for cap in lab.args.bucket_mb]
+    rounds = [[step(run) for run in runs] for _ in range(WARM_UP + TIMED)]  # in turn: what disturbs one disturbs all
     found = []
-    for cap, (parallel, *_), mine in zip(lab.args.bucket_mb, runs, steps_of_run, strict=True):
-        steps = [[event for events in one for event in events]
-                 for one in zip(*rank_program.gathered(mine[WARM_UP:]), strict=True)]
-        steps.sort(key=lambda events: max(event["end"] for event in events))
-        found.append({"bucket_cap_mb": cap, "events": steps[len(steps) // 2],
+    for cap, (parallel, *_), steps in zip(lab.args.bucket_mb, runs, zip(*rounds[WARM_UP:], strict=True), strict=True):
+        by_length = sorted(steps, key=lambda events: max(event["end"] for event in events))
+        found.append({"bucket_cap_mb": cap, "events": by_length[TIMED // 2],
                       "bytes": sum(parameter.nbytes for parameter in parallel.parameters()),
                       "medians": medians(steps)})
     return found
@@ -176,16 +171,15 @@ def timed_step(parallel, optimizer, buckets, inputs):
     """This rank's events of one step, a dict each, in milliseconds since a barrier."""
     buckets.clear()
     dist.barrier()
-    marks = [time.perf_counter()]
+    start = time.perf_counter()
     loss = parallel(inputs).square().mean()
-    marks.append(time.perf_counter())
+    forward = time.perf_counter()
     loss.backward()
-    marks.append(time.perf_counter())
+    backward = time.perf_counter()
     optimizer.step()
     optimizer.zero_grad()
-    marks.append(time.perf_counter())
-    start = marks[0]
-    marks.insert(2, max(bucket["start"] for bucket in buckets))  # after it backward() only waits
+    last_sent = max(bucket["start"] for bucket in buckets)  # after it backward() only waits
+    marks = [start, forward, last_sent, backward, time.perf_counter()]
     events = [{"lane": "compute", "event": name, "start": begin, "end": end} for name, begin, end in
               zip(("forward", "backward", "wait", "update"), marks, marks[1:], strict=False)]
     events += [{"lane": "all-reduce", "event": "all-reduce", "text": str(bucket["bucket"]), **{
@@ -261,19 +255,12 @@ def no_sync(lab):
     return found
 
 
-class WithSpareLayer(models.ConvNet):
-    """A layer that forward leaves out: it gets no gradient."""
-
-    def __init__(self, channels, classes, side):
-        super().__init__(channels, classes, side)
-        self.spare = nn.Linear(84, classes)
-
-
 def unused(lab):
     """What DDP says when a parameter gets no gradient, with `find_unused_parameters` and without."""
     found = {}
     for option in (False, True):
-        model = lab.model(WithSpareLayer)
+        model = lab.model()
+        model.spare = nn.Linear(84, 10)  # forward leaves it out: it gets no gradient
         parallel = DistributedDataParallel(model, find_unused_parameters=option)
         try:
             steps = 0
@@ -296,22 +283,20 @@ def metrics(lab):
     ddp(model, 5 * lab.shards, torch.optim.Adam(model.parameters(), lr=0.002))  # to be better than blind guessing
     model.eval()
     count, ranks = len(lab.test_set), lab.here.world_size
-    few = count // (4 * (ranks - 1))
-    cuts = [count - (ranks - 1) * few] + [few] * (ranks - 1)
-    first = sum(cuts[:lab.here.rank])
-    images, labels = lab.test_set.__getitems__(range(first, first + cuts[lab.here.rank]))
-    with torch.no_grad():
-        hits = (model(images).argmax(1) == labels).sum().item()
-        everything, answers = lab.test_set.__getitems__(range(count))
-        truth = (model(everything).argmax(1) == answers).sum().item() / count
 
+    @torch.no_grad()
+    def hits_in(images, labels):
+        return (model(images).argmax(1) == labels).sum().item()
+
+    everything = lab.test_set.__getitems__(range(count))
+    images, labels = (part.split(unequal_sizes(count, ranks))[lab.here.rank] for part in everything)
+    hits = hits_in(images, labels)
     own = rank_program.gathered({"hits": hits, "images": len(labels)})
-    average = torch.tensor(hits / len(labels), dtype=torch.float64)
-    dist.all_reduce(average)
-    sums = torch.tensor([hits, len(labels)], dtype=torch.float64)
-    dist.all_reduce(sums)
+    averages, all_hits, all_images = utils.all_sum(
+        torch.tensor([hits / len(labels), hits, len(labels)], dtype=torch.float64))
     return {"ranks": own, "own_hits_of_all_images": [one["hits"] / count for one in own],
-            "average_of_averages": average.item() / ranks, "sums": (sums[0] / sums[1]).item(), "one_process": truth}
+            "average_of_averages": averages / ranks, "sums": all_hits / all_images,
+            "one_process": hits_in(*everything) / count}
 
 
 def save(lab):
@@ -374,7 +359,6 @@ QUESTIONS = {step.__name__: step for step in (scale, equality, timeline, no_sync
 # ---------------------------------------------------------------------------------------------- command
 
 
-@record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = ddp_from_scratch.get_parser(__doc__, QUESTIONS)
     add = parser.add_argument
@@ -384,5 +368,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    utils.exit_now()
+    rank_program.start(main)

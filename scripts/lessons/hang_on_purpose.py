@@ -14,7 +14,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 import utils
 from course import rank_program
@@ -61,11 +60,10 @@ def attempt(name, timeout):
         end = time.perf_counter()
         faulthandler.cancel_dump_traceback_later()
         stack.seek(0)
-        lines = [re.sub(r'"[^"]*/((torch|scripts)/)', r'"\1', line) for line in stack.read().splitlines()[1:]]
+        lines = [re.sub(r'"[^"]*/((torch|course|scripts)/)', r'"\1', line) for line in stack.read().splitlines()[1:]]
     return {"start": start, "end": end, "error": error, "stack": lines}
 
 
-@record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = rank_program.parser(__doc__, out="write to this file what each rank saw", timeout=3)  # of each try
     args = parser.parse_args()
@@ -75,21 +73,18 @@ def main():
             raise ValueError("this needs three ranks or more of one machine: "
                              "torchrun --nproc_per_node=3 scripts/lessons/hang_on_purpose.py")
         check_out(args.out)
-        torch.set_num_threads(1)
-        utils.init_distributed_mode(here, timeout=30 + 2 * args.timeout)
+    torch.set_num_threads(1)
     found = {"world_size": here.world_size, "timeout": args.timeout}
-    for name in TRIES:
-        seen = rank_program.gathered(attempt(name, args.timeout))
-        first = min(rank["start"] for rank in seen)  # the ranks of one machine share a clock
-        found[name] = [{**rank, "start": rank["start"] - first, "end": rank["end"] - first} for rank in seen]
-        if not any(rank["error"] for rank in seen):
-            raise RuntimeError(f"{name}: no rank failed, which this program is about")
+    with rank_program.ranks(here, 30 + 2 * args.timeout):
+        for name in TRIES:
+            seen = rank_program.gathered(attempt(name, args.timeout))
+            first = min(rank["start"] for rank in seen)  # the ranks of one machine share a clock
+            found[name] = [{**rank, "start": rank["start"] - first, "end": rank["end"] - first} for rank in seen]
+            if not any(rank["error"] for rank in seen):
+                raise RuntimeError(f"{name}: no rank failed, which this program is about")
     if here.rank == 0:
         rank_program.write_json(args.out, found)
-    dist.barrier()
-    utils.end_distributed_mode()
 
 
 if __name__ == "__main__":
-    main()
-    utils.exit_now()
+    rank_program.start(main)

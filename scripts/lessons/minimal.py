@@ -1,8 +1,6 @@
-"""Train a small network on CIFAR-10, in one process: the script that everybody has written.
+"""Train a small network on CIFAR-10 in one process. minimal_ddp.py does it in many: what differs is what to learn.
 
     python scripts/lessons/minimal.py
-
-minimal_ddp.py beside it does the same with many processes. What differs is what there is to learn.
 """
 
 import torch
@@ -31,23 +29,18 @@ model = nn.Sequential(
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 for epoch in range(EPOCHS):
-    sums = torch.zeros(4, device=device)  # losses and images of training, hits and images of the test
+    sums = torch.zeros(3, device=device)  # losses and images of training, hits of the test
     model.train()
     for images, labels in train_loader:
-        images, labels = images.to(device), labels.to(device)
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         sums[0] += loss.detach() * len(labels)
         sums[1] += len(labels)
-
     model.eval()
     with torch.no_grad():
         for images, labels in test_loader:
-            images, labels = images.to(device), labels.to(device)
-            sums[2] += (model(images).argmax(1) == labels).sum()
-            sums[3] += len(labels)
-    print(f"Epoch: {epoch}, Loss: {sums[0] / sums[1]:.4f}, val acc: {sums[2] / sums[3]:.4f}", flush=True)
-
+            sums[2] += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
+    print(f"Epoch: {epoch}, Loss: {sums[0] / sums[1]:.4f}, val acc: {sums[2] / len(test_set):.4f}", flush=True)
 torch.save(model.state_dict(), SAVE)

@@ -1,8 +1,6 @@
-"""minimal.py with many processes: each rank has a copy of the model, and takes its share of every batch.
+"""minimal.py in many processes: each rank has a copy of the model, and takes its share of every batch.
 
-    torchrun --nproc_per_node=8 scripts/lessons/minimal_ddp.py
-
-Each rank has a GPU of its own. Where there is no GPU, the ranks are processes on the CPU.
+    torchrun --nproc_per_node=8 scripts/lessons/minimal_ddp.py      a GPU for each rank; without GPUs, on the CPU
 """
 
 import os
@@ -28,12 +26,10 @@ torch.manual_seed(rank)  # dropout must differ between ranks. The first weights 
 
 # Any Dataset will do, torchvision's too: then leave out collate_fn, which says that ours hands over whole batches.
 train_set, test_set = data.get_dataset("auto")
-# Equally long shards, and so equal batches: only then is the mean of the ranks' gradients that of the whole batch.
-sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)
-# The same images a step as before. Or BATCH for each rank: fewer, larger steps, for which the rate must be tuned anew.
+sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)  # equal shards: the mean gradient is the batch's
+# The same images a step as before. BATCH for each rank would be fewer, larger steps, with another learning rate.
 train_loader = DataLoader(train_set, BATCH // world_size, sampler=sampler, collate_fn=train_set.collate)
-# Every world_size-th image: each counts once. DistributedSampler would repeat some, or leave some out.
-shard = range(rank, len(test_set), world_size)
+shard = range(rank, len(test_set), world_size)  # each image once: DistributedSampler would repeat some, or leave some
 test_loader = DataLoader(test_set, BATCH, sampler=shard, collate_fn=test_set.collate)
 
 model = nn.Sequential(
@@ -45,28 +41,23 @@ ddp_model = DistributedDataParallel(model)  # the same weights, whose gradients 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 for epoch in range(EPOCHS):
-    sums = torch.zeros(4, device=device)  # losses and images of training, hits and images of the test
     sampler.set_epoch(epoch)  # without it every epoch has the order of the first
+    sums = torch.zeros(3, device=device)  # losses and images of training, hits of the test
     model.train()
     for images, labels in train_loader:
-        images, labels = images.to(device), labels.to(device)
-        loss = nn.functional.cross_entropy(ddp_model(images), labels)
+        loss = nn.functional.cross_entropy(ddp_model(images.to(device)), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         sums[0] += loss.detach() * len(labels)
         sums[1] += len(labels)
-
     model.eval()
     with torch.no_grad():  # not ddp_model: shards differ in length, and its forward() may wait for the other ranks
         for images, labels in test_loader:
-            images, labels = images.to(device), labels.to(device)
-            sums[2] += (model(images).argmax(1) == labels).sum()
-            sums[3] += len(labels)
-    dist.all_reduce(sums)  # of all ranks: sums can be added up, means of unequal shards cannot
+            sums[2] += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
+    dist.all_reduce(sums)  # over all ranks: sums can be added up, means of unequal shards cannot
     if rank == 0:
-        print(f"Epoch: {epoch}, Loss: {sums[0] / sums[1]:.4f}, val acc: {sums[2] / sums[3]:.4f}", flush=True)
-
+        print(f"Epoch: {epoch}, Loss: {sums[0] / sums[1]:.4f}, val acc: {sums[2] / len(test_set):.4f}", flush=True)
 if rank == 0:
     torch.save(model.state_dict(), SAVE)  # not ddp_model's: its names begin with "module."
 dist.destroy_process_group()

@@ -28,12 +28,12 @@ VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE
 # -------------------------------------------------------------------------------------------- who a process is
 
 
-def identity(env=os.environ):
+def identity():
     """Who this process is, as its launcher says. ValueError, one line, where none has said anything usable."""
     try:
-        rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
-        return {"rank": rank, "local_rank": int(env.get("LOCAL_RANK", rank)), "world_size": world_size,
-                "group_rank": int(env.get("GROUP_RANK", 0)), "pid": os.getpid()}
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return {"rank": rank, "local_rank": int(os.environ.get("LOCAL_RANK", rank)), "world_size": world_size,
+                "group_rank": int(os.environ.get("GROUP_RANK", 0)), "pid": os.getpid()}
     except KeyError as missing:
         raise ValueError(f"{missing.args[0]} is not set: start with torchrun") from None
     except ValueError as error:
@@ -193,10 +193,9 @@ def collectives(rank, ranks, group, device):
 
 STEPS = {step.__name__: step for step in (hello, chatter, meet, backends)}
 STEPS["work"] = lambda me, args: work(me["rank"], me["world_size"], "env://", args.timeout)
-WITHOUT_TORCH = {"hello", "chatter"}
 
 
-def get_parser():
+def main():
     parser = rank_program.parser(__doc__, timeout=20)
     add = parser.add_argument
     add("--step", nargs="+", required=True, choices=STEPS, metavar="NAME", help=f"one or more of: {', '.join(STEPS)}")
@@ -204,11 +203,6 @@ def get_parser():
     add("--url", nargs="+", default=["env://"], help="where the ranks of `meet` meet, one after the other")
     add("--lines", type=positive(int), default=20, help="lines of `chatter`, of each kind")
     add("--limit", type=positive(float), default=120, help="this process ends after so many seconds, whatever it does")
-    return parser
-
-
-def main():
-    parser = get_parser()
     args = parser.parse_args()
     with parser.one_line():
         me = identity()
@@ -222,7 +216,7 @@ def main():
     found = {name: STEPS[name](me, args) for name in args.step}
     if file:
         rank_program.write_json(file, me | found)
-    if not WITHOUT_TORCH.issuperset(args.step):
+    if "torch" in sys.modules:
         import utils
 
         utils.exit_now()

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 import utils
 from course import rank_program
@@ -118,12 +117,11 @@ def timeline(way, here, watchdog):
         setup.events.clear()
         dist.barrier()
         setup.backward(tokens, targets)
-        steps.append([{"rank": rank, **event} for rank, own in enumerate(rank_program.gathered(setup.events))
-                      for event in own])
-    for events in steps:  # the ranks of one machine share a clock
-        first = min(event["start"] for event in events)
-        for event in events:
-            event.update(start=1000 * (event["start"] - first), end=1000 * (event["end"] - first))
+        events = [{"rank": rank, **event} for rank, own in enumerate(rank_program.gathered(setup.events))
+                  for event in own]
+        first = min(event["start"] for event in events)  # the ranks of one machine share a clock
+        steps.append([{**event, "start": 1000 * (event["start"] - first), "end": 1000 * (event["end"] - first)}
+                      for event in events])
     return min(steps, key=lambda events: max(event["end"] for event in events))
 
 
@@ -152,7 +150,6 @@ def check(args, here):
     check_out(args.out)
 
 
-@record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = get_parser()
     args = parser.parse_args()
@@ -182,5 +179,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    utils.exit_now()
+    rank_program.start(main)

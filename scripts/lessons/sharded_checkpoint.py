@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.elastic.multiprocessing.errors import record
 
 import models
 import utils
@@ -67,7 +66,6 @@ def contents(folder):
              "bytes": place.length} for index, place in pieces.items()]
 
 
-@record
 def main():
     parser = rank_program.parser(__doc__, timeout=60)
     what = parser.add_mutually_exclusive_group(required=True)
@@ -96,5 +94,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    utils.exit_now()
+    rank_program.start(main)

@@ -123,18 +123,15 @@ def main():
     add("--port", type=int, default=0, help="where the ranks meet, on this machine; default: any that is free")
     add("--save-model", help="write the trained weights to this file")
     args = parser.parse_args()
-    with parser.one_line():
+    with rank_program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the ranks, too
         gpus = check(args)
         store = open_store(args.port)
-    where = "GPUs" if gpus else "CPU (--device cpu)" if args.device == "cpu" else "CPU: no GPU here"
-    print(f"{args.n_gpus} process(es) on the {where}; they meet at 127.0.0.1:{store.port}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop from outside ends the ranks, too
-    try:
-        mp.spawn(be_rank, (args, store.port), nprocs=args.n_gpus, daemon=True)  # daemon: none outlives this process
-    except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
-        sys.exit(f"spawn_mnist.py: a rank failed, and the others were ended: {str(error).strip()}")
-    except KeyboardInterrupt:
-        sys.exit(130)  # what a shell expects after Ctrl-C
+        where = "GPUs" if gpus else "CPU (--device cpu)" if args.device == "cpu" else "CPU: no GPU here"
+        print(f"{args.n_gpus} process(es) on the {where}; they meet at 127.0.0.1:{store.port}", flush=True)
+        try:
+            mp.spawn(be_rank, (args, store.port), nprocs=args.n_gpus, daemon=True)  # daemon: none outlives this process
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+            sys.exit(f"spawn_mnist.py: a rank failed, and the others were ended: {str(error).strip()}")
 
 
 if __name__ == "__main__":

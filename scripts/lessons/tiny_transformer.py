@@ -5,6 +5,7 @@
 It learns this repository's LICENSE by heart. 97 characters are told apart, a number that neither 2, 3 nor 4 divide.
 """
 
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, gelu
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-import utils
 from course import predict, rank_program
 
 TEXT = Path(__file__).resolve().parent.parent.parent / "LICENSE"
@@ -74,7 +74,6 @@ class TinyTransformer(nn.Module):
             self.embedding = self.position = None
         if stage < stages - 1:
             self.norm = self.head = None
-        return self
 
 
 def loss_of(logits, targets):
@@ -122,11 +121,16 @@ class SavedForBackward(saved_tensors_hooks):
 
     def pack(self, tensor):
         self.look_for_gathered()
-        return Kept(self, tensor)
+        # Detached: an operation's own result would hold the operation, which holds this, for ever.
+        kept, storage = tensor.detach(), plain(tensor).untyped_storage()
+        if tensor.is_floating_point() and not self.is_weight(storage):
+            self.count(storage, +1)
+            weakref.finalize(kept, self.count, storage, -1)  # when backward has used it
+        return kept
 
     def unpack(self, kept):
         self.look_for_gathered()
-        return kept.tensor
+        return kept
 
     def look_for_gathered(self):
         now = {name: plain(weight) for name, weight in self.model.named_parameters()}
@@ -143,21 +147,6 @@ class SavedForBackward(saved_tensors_hooks):
         if 0 in (before, before + by):  # the first to keep it, or the last to let go
             self.now += by * storage.nbytes()
             self.most = max(self.most, self.now)
-
-
-class Kept:
-    """A tensor as autograd keeps it; dropped when backward has used it."""
-
-    def __init__(self, saved, tensor):
-        # Detached: an operation's own result would hold the operation, which holds this, for ever.
-        self.tensor, self.saved, self.storage = tensor.detach(), None, plain(tensor).untyped_storage()
-        if tensor.is_floating_point() and not saved.is_weight(self.storage):
-            self.saved = saved
-            saved.count(self.storage, +1)
-
-    def __del__(self):
-        if self.saved:
-            self.saved.count(self.storage, -1)
 
 
 def state_of(optimizer):
@@ -191,5 +180,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    utils.exit_now()
+    rank_program.start(main)

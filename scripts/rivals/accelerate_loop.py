@@ -11,7 +11,6 @@ Accelerate comes with `pip install -r requirements-optional.txt`. scripts/measur
 from datetime import timedelta
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -19,6 +18,7 @@ import checkpoint
 import data
 import models
 import utils
+from course import rank_program
 from scripts.rivals import framework_run
 
 
@@ -55,11 +55,5 @@ def train(args, here, run):
         checkpoint.save_model(raw_model, args.save_model)
 
 
-@record
-def main():
-    framework_run.run(train, __doc__, "accelerate")
-
-
 if __name__ == "__main__":
-    main()
-    utils.exit_now()
+    rank_program.start(framework_run.run, train, __doc__, "accelerate")

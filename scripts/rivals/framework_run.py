@@ -14,12 +14,10 @@ def run(train, description, package):
     """main.main, for a `train(args, here, run)` whose process group and DDP are those of `package`."""
     parser = options.get_parser(description)
     args = parser.parse_args()
-    for name in DECIDED:
+    for name in DECIDED + LEFT_OUT:
         if getattr(args, name) != parser.get_default(name):
-            parser.error(f"--{name.replace('_', '-')}: {package} decides this; leave it out")
-    for name in LEFT_OUT:
-        if getattr(args, name) != parser.get_default(name):
-            parser.error(f"--{name.replace('_', '-')} is not part of this comparison: leave it out")
+            why = f"{package} decides this" if name in DECIDED else "not part of this comparison"
+            parser.error(f"--{name.replace('_', '-')}: {why}; leave it out")
     if not importlib.util.find_spec(package):
         parser.error(f"{package} is not installed: pip install -r requirements-optional.txt")
     with parser.one_line():

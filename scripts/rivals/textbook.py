@@ -7,7 +7,6 @@ Each rank imports torchvision, and a DataLoader calls ToTensor and Normalize for
 batch size are main.py's.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -23,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import data
 import models
 import utils
+from course import rank_program
 
 
 class TextbookNet(models.ConvNet):
@@ -51,7 +51,7 @@ class OneByOne(Dataset):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rank_program.parser(__doc__)
     parser.add_argument("--data-path", default="./data", help="folder of cifar10.pt (scripts/setup prepares it)")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--samples", type=int, default=50_000, help="train on the first so many images")
@@ -96,8 +96,7 @@ def main():
                               "seconds": sum(seconds.values()), **phases}), flush=True)
     dist.barrier()
     utils.end_distributed_mode()
-    utils.exit_now()
 
 
 if __name__ == "__main__":
-    main()
+    rank_program.start(main)
