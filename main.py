@@ -23,6 +23,7 @@ import checkpoint
 import data
 import models
 import options
+import shortcuts
 import utils
 
 
@@ -96,8 +97,9 @@ def main():
             run.store = utils.init_distributed_mode(here, args.dist_url, args.timeout)  # now the ranks can talk
         utils.suit_machine(args, here)
         train(args, here, run)
+    if args.shortcuts and args.backend == "gloo":
+        shortcuts.exit_now()
 
 
 if __name__ == "__main__":
     main()
-    utils.exit_now()

@@ -86,6 +86,8 @@ def get_parser(description=None):
     add("--channels-last", action=argparse.BooleanOptionalAction,
         help="keep a pixel's channels side by side in memory; default: on a CPU, where it is faster")
     add("--compile", action="store_true", help="torch.compile the model: slow to start, faster later")
+    add("--no-shortcuts", dest="shortcuts", action="store_false",
+        help="on a CPU: leave out what shortcuts.py does to be faster there; elsewhere it does nothing")
     add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop")
     add("--checkpoint-every", type=positive(int), metavar="N",
         help="write it each N steps; default: after each epoch, which is done in any case")
@@ -149,6 +151,7 @@ def resolve(args):
             check_output(option, f"{file}{ending}")
     if len({Path(file).resolve() for file in outputs.values()}) < len(outputs):
         raise ValueError(f"{', '.join(outputs)}: two of them are the same file")
+    args.shortcuts = args.shortcuts and here.device.type == "cpu"
     if args.channels_last is None:
         args.channels_last = here.device.type == "cpu"
     args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None

@@ -1,6 +1,5 @@
 """Who this process is among all of the job, as its launcher says: torchrun, srun, or nobody. Use it through utils."""
 
-import ctypes
 import os
 import platform
 import re
@@ -111,15 +110,3 @@ def threads_per_rank(here, env=os.environ):
     if here.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
         return int(env["SLURM_CPUS_PER_TASK"])
     return max(1, cores() // here.local_world_size)
-
-
-def keep_memory():
-    """Keep what is freed for the next step; True where the C library can (glibc: mallopt(3)).
-
-    glibc gives large blocks back to the system when they are freed, and each step takes them anew: the system must
-    then clear and map every page again, which was a third of a step of the small ResNet
-    (scripts/measure/page_faults.py).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    never_trim, no_mmap = (-1, -1), (-4, 0)  # M_TRIM_THRESHOLD, M_MMAP_MAX
-    return bool(mallopt and mallopt(*never_trim) and mallopt(*no_mmap))

@@ -4,14 +4,12 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 """
 
 import fcntl
-import importlib
 import logging
 import os
 import socket
 import sys
 import threading
 import time
-import types
 from datetime import timedelta
 
 import torch
@@ -19,12 +17,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
+import shortcuts
 from placement import (  # noqa: F401 - utils.cores()
     Placement,
     cores,
     device_name,
     find_placement,
-    keep_memory,
     threads_per_rank,
 )
 
@@ -106,42 +104,18 @@ def give_up(message):
 
 
 def suit_machine(args, here):
-    """Threads for each rank, memory that is kept from step to step, and no compiler where nothing is compiled."""
+    """Threads for each rank; on a CPU memory that is kept, and no compiler where nothing is compiled."""
     torch.set_num_threads(threads_per_rank(here))
-    keep_memory()
-    if not args.compile:
-        defer_compiler()
+    if args.shortcuts:
+        shortcuts.keep_memory()
+        if not args.compile:
+            shortcuts.defer_compiler()
 
 
 def end_distributed_mode():
     """Leave the process group. Not NCCL's after an error: it would wait for the other ranks, and hide the error."""
     if dist.is_initialized() and not (dist.get_backend() == "nccl" and sys.exc_info()[0]):
         dist.destroy_process_group()
-
-
-def exit_now():
-    """End with status 0 and without Python's teardown, in which a gloo thread that still lets go of a tensor aborts
-    the process ("terminate called without an active exception": torch 2.15, 1 run of 8 ranks in 15)."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def defer_compiler():
-    """Put a stand-in for torch._dynamo, which optimizers and DDP import (1.1 s a rank) only to be left alone by it. Any
-    other question brings in the real one. It saves start-up time, no more; not for programs that use torch.compile."""
-    def real(name):
-        if sys.modules.get("torch._dynamo") is stand_in:
-            del sys.modules["torch._dynamo"], torch._dynamo
-        return getattr(importlib.import_module("torch._dynamo"), name)
-
-    if "torch._dynamo" not in sys.modules:
-        stand_in = sys.modules["torch._dynamo"] = torch._dynamo = types.ModuleType("torch._dynamo")
-        stand_in.utils = stand_in
-        stand_in.get_optimize_ddp_mode = lambda: "no_optimization"
-        stand_in.disable = lambda function, *args, **kwargs: function
-        stand_in.graph_break = lambda *args, **kwargs: None
-        stand_in.__getattr__ = real  # PEP 562
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import checkpoint
 import main
+import shortcuts
 import utils
 
 
@@ -25,6 +26,7 @@ def begin(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(main, "train", lambda args, here, run: None)
     monkeypatch.setattr(utils, "init_distributed_mode", lambda *args: None)
     monkeypatch.setattr(utils, "suit_machine", lambda *args: None)
+    monkeypatch.setattr(shortcuts, "exit_now", lambda: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # all but a node's first rank wait before they say it, too
 
     def start(*argv, **env):
