@@ -14,6 +14,7 @@ import pickle
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -31,7 +32,7 @@ import utils
 
 log = logging.getLogger("course")
 MAGIC = b"course checkpoint 1 "
-POLL = 10  # steps between two looks at whether another rank was told to stop: each asks the store, some 0.2 ms
+ASK_SECONDS, ASK_STEPS = 1, 10  # the ranks ask each other whether to stop after so many seconds, or so many steps
 
 
 class Unusable(ValueError):
@@ -97,7 +98,7 @@ class Run:
         self.args, self.here, self.progress = args, here, Progress()
         self.file = Checkpoint(args.checkpoint) if args.checkpoint and here.rank == 0 else None
         self.log = run_log.RunLog(args.log_file if here.rank == 0 else None)
-        self.random, self.stop_signal, self.stop_at = None, None, None
+        self.store, self.random, self.stop_signal = None, None, None
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -109,6 +110,7 @@ class Run:
         """
         self.raw_model = getattr(model, "module", model)  # DDP and DataParallel keep it there
         self.parts = {"model": self.raw_model, "optimizer": optimizer, "scheduler": scheduler}
+        self.asked, self.steps_since, self.ask_after = time.monotonic(), 0, 1
         for number in (signal.SIGTERM, signal.SIGUSR1) if self.args.checkpoint else ():
             signal.signal(number, lambda number, _: setattr(self, "stop_signal", signal.Signals(number).name))
         if state := self.find(must_agree(self.args, self.here, loader.dataset)):
@@ -125,6 +127,9 @@ class Run:
                            step=self.progress.step, world_size=self.here.world_size, epochs=self.args.epochs)
             log.info("Going on from %s, in epoch %d after step %d (restart %d)", self.args.checkpoint,
                      self.progress.epoch, self.progress.step, self.progress.restarts)
+            if (before := len(state["ranks"])) != self.here.world_size:
+                log.info("%d ranks now, %d before. An update still takes %d images, at %g times --lr.",
+                         self.here.world_size, before, self.here.world_size * self.args.batch_size, self.args.lr_scale)
 
     def epochs(self):
         """The numbers of the epochs that are not done."""
@@ -195,7 +200,7 @@ class Run:
             return None
         frames = traceback.extract_tb(error.__traceback__)
         line = next(frame.line for frame in reversed(frames) if "torch" not in Path(frame.filename).parts)
-        ranks, store = range(self.here.world_size), dist.distributed_c10d._get_default_store()
+        ranks, store = range(self.here.world_size), self.store
 
         def ask():
             store.set(f"rank {self.here.rank} waits", "")
@@ -271,7 +276,7 @@ class Run:
         progress.step, progress.total_steps = progress.step + 1, progress.total_steps + 1
         if not self.args.checkpoint:
             return
-        stop = self.must_stop(progress.total_steps)
+        stop = self.must_stop()
         if stop or (every and progress.total_steps % every == 0):
             progress.sums, progress.seconds = self.sums.tolist(), self.timer.totals()
             self.save()
@@ -282,20 +287,25 @@ class Run:
             raise Stopped(f"{self.stop_signal or 'A signal to another rank'}: stopped in epoch {progress.epoch} after "
                           f"step {progress.step}; --resume auto goes on from {self.args.checkpoint}")
 
-    def must_stop(self, step):
-        """Whether all ranks stop after this step (counted from the run's begin): True on all, or on none.
+    def must_stop(self):
+        """Whether all ranks stop after this step: True on all, or on none.
 
-        A signal reaches the ranks at different moments, or only one. The first to see it names a step that none
-        has passed yet: DDP keeps the ranks within one step of each other, and all look at the same steps.
+        A signal reaches the ranks at different moments, or only one of them, so they ask each other: after each step
+        where a step is slow, after ASK_STEPS where it is fast. All ranks know the slowest rank's pace, and so agree on
+        the step at which they ask again.
         """
         if not dist.is_initialized() or self.here.world_size == 1:
             return self.stop_signal is not None
-        store = dist.distributed_c10d._get_default_store()
-        if self.stop_signal and self.stop_at is None:
-            self.stop_at = int(store.compare_set("stop after step", "", str((step // POLL + 2) * POLL)))
-        if step % POLL == 0 and self.stop_at is None and within(60, lambda: store.check(["stop after step"])):
-            self.stop_at = int(store.get("stop after step"))
-        return self.stop_at is not None and step >= self.stop_at
+        self.steps_since += 1
+        if self.steps_since < self.ask_after:
+            return False
+        pace = (time.monotonic() - self.asked) / self.steps_since
+        told = torch.tensor([self.stop_signal is not None, pace], dtype=torch.float32, device=self.here.device)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        stop, pace = told.tolist()
+        self.ask_after = max(1, min(ASK_STEPS, int(ASK_SECONDS / pace)))
+        self.asked, self.steps_since = time.monotonic(), 0
+        return bool(stop)
 
 
 class Checkpoint:
@@ -404,6 +414,26 @@ def settle_buckets(model, loader):
 
 
 def save_model(raw_model, path):
-    """The raw model's weights, whole or not at all. DDP's own names begin with "module."."""
-    with options.whole(path) as part:
-        torch.save(raw_model.state_dict(), part)
+    """The raw model's weights, whole or not at all. DDP's own names begin with "module.".
+
+    Where `path` cannot be written after all, they go to a file beside it, or to the system's folder for such files;
+    the OSError that is then raised names it.
+    """
+    weights = raw_model.state_dict()
+    try:
+        with options.whole(path) as part:
+            torch.save(weights, part)
+    except (OSError, RuntimeError) as error:  # torch.save raises either
+        raise OSError(f"--save-model {path}: {str(error).splitlines()[0]}. {rescue(weights, path)}") from None
+
+
+def rescue(weights, path):
+    """Write the weights beside `path`, or else where the system keeps such files, and say where they are."""
+    for folder in (Path(path).parent, tempfile.gettempdir()):
+        file = Path(folder, f"rescued-{os.getpid()}.pt")
+        try:
+            torch.save(weights, file)
+        except (OSError, RuntimeError):
+            continue
+        return f"The weights are in {file}"
+    return "They could not be written anywhere else"

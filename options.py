@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
         """One line, not a page from each rank: the others wait for a node's first rank to say it and end the job."""
         if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
             time.sleep(10)
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)  # one line, whatever a path holds
         sys.exit(2)
 
     @contextmanager
@@ -37,10 +37,16 @@ class Parser(argparse.ArgumentParser):
 
 def positive(kind):
     def number(text):
-        if not 0 < kind(text) < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+        if not 0 < kind(text) < 2**31:  # what is larger overflows somewhere later
+            raise argparse.ArgumentTypeError(f"{text} is not a positive number" + " below 2^31" * (kind(text) > 0))
         return kind(text)
     return number
+
+
+def seed(text):
+    if not 0 <= int(text) < 2**32:  # NumPy's limit; torch's is higher
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^32 - 1")
+    return int(text)
 
 
 def get_parser(description=None):
@@ -57,13 +63,14 @@ def get_parser(description=None):
     add("--model", choices=models.MODELS, default="lenet", help="resnet is small and has BatchNorm")
     add("--epochs", type=positive(int), default=10, help="passes over the training images")
     add("--batch-size", type=positive(int), default=64, help="images a step, for each process")
-    add("--global-batch-size", type=positive(int), help="images a step, over all processes: in place of --batch-size")
+    add("--global-batch-size", type=positive(int), help="images a step, over all processes, whatever their number")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd has momentum 0.9")
     add("--lr", type=positive(float), default=0.001, help="learning rate")
     add("--lr-scaling", choices=["none", "linear", "sqrt"], default="none",
-        help="multiply --lr by the number of ranks, or by its square root")
+        help="--lr is right for --batch-size images an update, and all ranks take k times as many: multiply it by k, "
+             "or by its square root")
     add("--warmup-epochs", type=positive(float), help="rise from --lr to the scaled rate in so many epochs")
-    add("--seed", type=int, default=0, help="of the weights and of the shuffling")
+    add("--seed", type=seed, default=0, help="of the weights and of the shuffling")
     add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the images")
     add("--strategy", choices=["auto", "single", "dp", "ddp"], default="auto",
         help="auto: ddp where torchrun or srun started this process, else single")
@@ -79,6 +86,8 @@ def get_parser(description=None):
     add("--channels-last", action=argparse.BooleanOptionalAction,
         help="keep a pixel's channels side by side in memory; default: on a CPU, where it is faster")
     add("--compile", action="store_true", help="torch.compile the model: slow to start, faster later")
+    add("--no-shortcuts", dest="shortcuts", action="store_false",
+        help="on a CPU: leave out what shortcuts.py does to be faster there; elsewhere it does nothing")
     add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop")
     add("--checkpoint-every", type=positive(int), metavar="N",
         help="write it each N steps; default: after each epoch, which is done in any case")
@@ -115,6 +124,10 @@ def resolve(args):
         raise ValueError(f"--comm-hook is DDP's, and the strategy is {args.strategy}: leave it out")
     if args.checkpoint is None and (args.checkpoint_every or args.resume == "must"):
         raise ValueError("--checkpoint-every and --resume need --checkpoint PATH")
+    if args.dist_url != "env://" and here.launcher == "python":
+        raise ValueError("--dist-url is where several processes meet, and this one was started alone: use torchrun")
+    times = args.global_batch_size / args.batch_size if args.global_batch_size else here.world_size
+    args.lr_scale = {"none": 1, "linear": times, "sqrt": math.sqrt(times)}[args.lr_scaling]
     if args.global_batch_size:
         if args.global_batch_size % here.world_size:
             raise ValueError(f"--global-batch-size {args.global_batch_size} does not divide by {here.world_size} ranks")
@@ -131,31 +144,44 @@ def resolve(args):
 
     if not Path(args.data_path, f"{dataset}.pt").is_file():
         check_writable("--data-path", args.data_path)
-    for option, file in (("--save-model", args.save_model), ("--log-file", args.log_file),
-                         ("--checkpoint", args.checkpoint)):
-        if file:
-            check_writable(option, Path(file).parent)
+    outputs = {"--save-model": args.save_model, "--log-file": args.log_file, "--checkpoint": args.checkpoint}
+    outputs = {option: file for option, file in outputs.items() if file is not None}
+    for option, file in outputs.items():
+        for ending in ("", ".lock", ".part", ".previous") if option == "--checkpoint" else ("",):
+            check_output(option, f"{file}{ending}")
+    if len({Path(file).resolve() for file in outputs.values()}) < len(outputs):
+        raise ValueError(f"{', '.join(outputs)}: two of them are the same file")
+    args.shortcuts = args.shortcuts and here.device.type == "cpu"
     if args.channels_last is None:
         args.channels_last = here.device.type == "cpu"
     args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None
     return here
 
 
-def check_out(path):
-    """Make the folder of a script's --out; ValueError where that file cannot be written."""
-    if path.is_dir():
-        raise ValueError(f"--out {path}: is a folder; name a file")
+def check_output(option, path):
+    """Make the folder of a file that is to be written; ValueError where that cannot be a file, or not be written."""
+    there = Path(path)
+    if not str(path) or str(path).endswith(os.sep) or there.is_dir():
+        raise ValueError(f"{option} '{path}': name a file, not a folder")
+    if there.is_symlink() and not there.exists():
+        raise ValueError(f"{option} {path}: is a link to {os.readlink(there)}, which is not there")
+    if there.exists() and not there.is_file():
+        raise ValueError(f"{option} {path}: is no regular file (a pipe or a device, say); name another")
+    check_writable(option, there.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ValueError(f"--out {path}: {error.strerror}") from None
+        part_of(path).touch()  # a name can be too long
+    finally:
+        part_of(path).unlink(missing_ok=True)
+
+
+def part_of(path):
+    return Path(f"{path}.{os.getpid()}.part")
 
 
 @contextmanager
 def whole(path):
     """A file beside `path` to write to. It takes that name when the block ends well, and goes where it does not."""
-    part = Path(f"{path}.{os.getpid()}.part")
+    part = part_of(path)
     try:
         yield part
         os.replace(part, path)
@@ -164,6 +190,8 @@ def whole(path):
 
 
 def check_writable(option, folder):
+    if not str(folder):
+        raise ValueError(f"{option}: an empty name is no folder")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -1,6 +1,5 @@
 """Who this process is among all of the job, as its launcher says: torchrun, srun, or nobody. Use it through utils."""
 
-import ctypes
 import os
 import platform
 import re
@@ -26,14 +25,15 @@ class Placement:
 
 def adopt_slurm(env):
     """Write what srun tells a task under the names that torchrun uses, so that the rest reads one set of names."""
-    first = re.match(r"([^,\[]+)(?:\[(\d+)[^]]*\]([^,\[]*))?", env["SLURM_STEP_NODELIST"])  # node[07-09]-x -> node07-x
+    first = re.match(r"(?:[^,[]|\[[^]]*\])+", env["SLURM_STEP_NODELIST"])[0]  # up to a comma outside of brackets
     tasks = []
     for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"]):  # 2(x3),1 -> 2 2 2 1
         tasks += [count] * int(repeat or 1)
     env.update(RANK=env["SLURM_PROCID"], WORLD_SIZE=env["SLURM_STEP_NUM_TASKS"], LOCAL_RANK=env["SLURM_LOCALID"],
                LOCAL_WORLD_SIZE=tasks[int(env["SLURM_NODEID"])], GROUP_WORLD_SIZE=env["SLURM_STEP_NUM_NODES"])
     step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port for each step of each job
-    env.setdefault("MASTER_ADDR", "".join(filter(None, first.groups())))  # rank 0 runs on the first node
+    # Rank 0 runs on the first node: rack[1-2]n[07-09] begins with rack1n07.
+    env.setdefault("MASTER_ADDR", re.sub(r"\[(\d+)[^]]*\]", r"\1", first))
     env.setdefault("MASTER_PORT", str(20_000 + step % 12_000))  # the same on all ranks, asking nobody
 
 
@@ -49,11 +49,19 @@ def find_placement(device="auto", backend="auto", env=os.environ):
             adopt_slurm(env)
         rank, world_size = int(env.get("RANK", 0)), int(env["WORLD_SIZE"] if launcher != "python" else 1)
         local_rank, local_world_size = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", 1))
-        nodes = int(env.get("GROUP_WORLD_SIZE", -(-world_size // local_world_size)))
+        nodes = int(env.get("GROUP_WORLD_SIZE", -(-world_size // max(1, local_world_size))))
+        port = int(env.get("MASTER_PORT", 1))
     except KeyError as missing:
         raise ValueError(f"{missing.args[0]} is not set: start with torchrun, or with srun in a Slurm job") from None
     except ValueError as error:
         raise ValueError(f"the launcher's environment is not usable ({error}): start with torchrun or srun") from None
+    for name, value, least, below in (("WORLD_SIZE", world_size, 1, 2**31), ("RANK", rank, 0, world_size),
+                                      ("LOCAL_WORLD_SIZE", local_world_size, 1, world_size + 1),
+                                      ("LOCAL_RANK", local_rank, 0, local_world_size), ("MASTER_PORT", port, 1, 2**16)):
+        if not least <= value < below:
+            raise ValueError(f"the launcher's environment contradicts itself: {name} is {value}, and can be {least} to "
+                             f"{below - 1} (WORLD_SIZE {world_size}, LOCAL_WORLD_SIZE {local_world_size}): start with "
+                             "torchrun or srun")
 
     found = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
     kind = {"auto": found}.get(device, device)
@@ -91,25 +99,14 @@ def device_name(device):
 
 def threads_per_rank(here, env=os.environ):
     """Cores divided by the ranks of this node, at least 1. OMP_NUM_THREADS wins where the user has set it."""
-    try:  # torchrun sets it to 1 for its ranks; what torchrun itself was started with tells the user's from torchrun's
-        launcher_env = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-        by_user = here.launcher != "torchrun" or b"OMP_NUM_THREADS=" in launcher_env
-    except OSError:
-        by_user = True
+    by_user = True
+    if here.launcher == "torchrun":  # it sets 1 for its ranks, unless the user has started it with another number
+        try:
+            by_user = b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
+        except OSError:  # no /proc, as on macOS: a 1 is torchrun's
+            by_user = env.get("OMP_NUM_THREADS") != "1"
     if by_user and env.get("OMP_NUM_THREADS", "").isdigit():
         return max(1, int(env["OMP_NUM_THREADS"]))
     if here.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
         return int(env["SLURM_CPUS_PER_TASK"])
     return max(1, cores() // here.local_world_size)
-
-
-def keep_memory():
-    """Keep what is freed for the next step; True where the C library can (glibc: mallopt(3)).
-
-    glibc gives large blocks back to the system when they are freed, and each step takes them anew: the system must
-    then clear and map every page again, which was a third of a step of the small ResNet
-    (scripts/measure/page_faults.py).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    never_trim, no_mmap = (-1, -1), (-4, 0)  # M_TRIM_THRESHOLD, M_MMAP_MAX
-    return bool(mallopt and mallopt(*never_trim) and mallopt(*no_mmap))

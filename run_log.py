@@ -84,6 +84,9 @@ def describe(args, here, sampler, run_log):
     log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
              here.world_size, args.batch_size, here.world_size * args.batch_size,
              ", ".join(filter(None, [processor, args.backend])), threads)
+    if args.lr_scaling != "none":
+        log.info("learning rate %g x %g: --lr-scaling %s, %d images an update", args.lr, args.lr_scale, args.lr_scaling,
+                 here.world_size * args.batch_size)
     if args.device == "cuda" and args.backend == "gloo" and here.local_world_size > gpus:
         log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
                     here.local_world_size, gpus)

@@ -4,15 +4,12 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 """
 
 import fcntl
-import importlib
 import logging
-import math
 import os
 import socket
 import sys
 import threading
 import time
-import types
 from datetime import timedelta
 
 import torch
@@ -20,12 +17,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
+import shortcuts
 from placement import (  # noqa: F401 - utils.cores()
     Placement,
     cores,
     device_name,
     find_placement,
-    keep_memory,
     threads_per_rank,
 )
 
@@ -39,11 +36,10 @@ def make_optimizer(parameters, args):
     return torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
 
 
-def scale_rate(optimizer, args, world_size, steps_per_epoch):
-    """The scheduler that takes --lr to its scaled value, at once or over --warmup-epochs (Goyal et al. 2017,
-    1706.02677: k times the images a step, k times the rate). Stepped after each update."""
-    scale = {"none": 1, "linear": world_size, "sqrt": math.sqrt(world_size)}[args.lr_scaling]
-    rise = (args.warmup_epochs or 0) * steps_per_epoch
+def scale_rate(optimizer, args, steps_per_epoch):
+    """The scheduler that takes --lr to --lr times args.lr_scale, at once or over --warmup-epochs (Goyal et al. 2017,
+    1706.02677: k times the images an update, k times the rate). Stepped after each update."""
+    scale, rise = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 + (scale - 1) * (s / rise if s < rise else 1))
 
 # -------------------------------------------------------------------------------------------------------- process group
@@ -51,21 +47,15 @@ def scale_rate(optimizer, args, world_size, steps_per_epoch):
 def init_distributed_mode(here, dist_url="env://", timeout=600):
     """Join the process group. Every later wait for another rank ends after `timeout` seconds with an error.
 
-    A process that nobody launched makes a group of one. Raises ConnectionError, one line, if the others do not come.
+    A process that nobody launched makes a group of one. Returns the store that the ranks share: small facts by name.
+    Raises ConnectionError, one line, if the others do not come.
     """
     if here.device.type != "cpu":
         torch.accelerator.set_device_index(here.device)
-    meet, place = {"init_method": dist_url}, dist_url
-    if dist_url == "env://" and here.launcher == "python":
-        meet = {"store": dist.HashStore()}
-    elif dist_url == "env://":
+    place, bound = dist_url, timedelta(seconds=timeout)
+    if dist_url == "env://" and here.launcher != "python":
         place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens there already
-            # Its store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
-            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                                  timeout=timedelta(seconds=timeout))
-            meet = {"store": dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)}
-        elif here.rank:
+        if here.rank and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # else torchrun listens there
             reach_master(here, place, timeout)
     who = f"rank {here.rank} of {here.world_size}"
     watchdog = threading.Timer(timeout + 30, give_up, [f"{who}: what answers at {place} is not rank 0 of this job: "
@@ -73,8 +63,14 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
     watchdog.daemon = True
     watchdog.start()
     try:
-        dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size,
-                                timeout=timedelta(seconds=timeout), **meet)
+        if dist_url == "env://" and here.launcher == "python":
+            store = dist.HashStore()
+        else:
+            store, *_ = next(dist.rendezvous(dist_url, here.rank, here.world_size, timeout=bound))
+        # torchrun's store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
+        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size, timeout=bound, store=store)
+        return store
     except (RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error):
             raise ConnectionError(f"{who} cannot listen at {place}, another program does: choose another "
@@ -108,42 +104,18 @@ def give_up(message):
 
 
 def suit_machine(args, here):
-    """Threads for each rank, memory that is kept from step to step, and no compiler where nothing is compiled."""
+    """Threads for each rank; on a CPU memory that is kept, and no compiler where nothing is compiled."""
     torch.set_num_threads(threads_per_rank(here))
-    keep_memory()
-    if not args.compile:
-        defer_compiler()
+    if args.shortcuts:
+        shortcuts.keep_memory()
+        if not args.compile:
+            shortcuts.defer_compiler()
 
 
 def end_distributed_mode():
     """Leave the process group. Not NCCL's after an error: it would wait for the other ranks, and hide the error."""
     if dist.is_initialized() and not (dist.get_backend() == "nccl" and sys.exc_info()[0]):
         dist.destroy_process_group()
-
-
-def exit_now():
-    """End with status 0 and without Python's teardown, in which a gloo thread that still lets go of a tensor aborts
-    the process ("terminate called without an active exception": torch 2.15, 1 run of 8 ranks in 15)."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def defer_compiler():
-    """Put a stand-in for torch._dynamo, which optimizers and DDP import (1.1 s a rank) only to be left alone by it. Any
-    other question brings in the real one. It saves start-up time, no more; not for programs that use torch.compile."""
-    def real(name):
-        if sys.modules.get("torch._dynamo") is stand_in:
-            del sys.modules["torch._dynamo"], torch._dynamo
-        return getattr(importlib.import_module("torch._dynamo"), name)
-
-    if "torch._dynamo" not in sys.modules:
-        stand_in = sys.modules["torch._dynamo"] = torch._dynamo = types.ModuleType("torch._dynamo")
-        stand_in.utils = stand_in
-        stand_in.get_optimize_ddp_mode = lambda: "no_optimization"
-        stand_in.disable = lambda function, *args, **kwargs: function
-        stand_in.graph_break = lambda *args, **kwargs: None
-        stand_in.__getattr__ = real  # PEP 562
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks
 

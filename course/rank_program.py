@@ -73,10 +73,10 @@ def start(main, *arguments):
     """Call `main` as a rank: if it fails torchrun finds its traceback, if it ends well no thread of gloo aborts it."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    import utils
+    import shortcuts
 
     record(main)(*arguments)
-    utils.exit_now()
+    shortcuts.exit_now()
 
 
 def gathered(mine):

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import time
 
 import launch
 import psutil
@@ -73,6 +75,28 @@ def test_stopped_by_a_signal_and_resumed_is_the_undisturbed_run(ranks, undisturb
     assert is_the_undisturbed(ranks, undisturbed, model, log)["restarts"][0] == 1
     again = launch.run(ranks, *options)
     assert again.returncode == 0 and equal(weights(model), undisturbed[ranks][0]), "a finished run has nothing to add"
+
+
+@pytest.mark.parametrize("step_seconds", [3, 0])
+def test_a_signal_to_one_rank_stops_all_within_seconds(step_seconds, tmp_path):
+    script, log = tmp_path / "slow.py", tmp_path / "run.jsonl"
+    script.write_text(f"""import main, models, time
+class Slow(models.ConvNet):
+    def forward(self, images):
+        time.sleep({step_seconds} * self.training)
+        return super().forward(images)
+models.MODELS["lenet"] = Slow
+main.main()
+""")
+    command = launch.command(3, script, *JOB, "--epochs", 1000, "--checkpoint", tmp_path / "c", "--log-file", log)
+    process = subprocess.Popen(command, cwd=launch.ROOT, env=launch.environment(), text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT)
+    launch.wait_for(lambda: log.exists() and "\n" in log.read_text(), "the first record")
+    time.sleep(2)  # into the steps
+    ranks_of(process)[1].send_signal(signal.SIGUSR1)  # Slurm's --signal gives a job so long before it kills
+    launch.wait_for(lambda: '"kind": "end"' in log.read_text(), "the stop", 20)
+    output, _ = process.communicate(timeout=launch.LIMIT)
+    assert output.count("stopped in epoch") == 1 and runs.read_run(log)["status"].iloc[0] == "resumable", output
 
 
 def test_killed_rank_is_restarted_and_the_run_is_the_undisturbed_one(undisturbed, tmp_path):

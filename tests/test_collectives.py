@@ -265,11 +265,11 @@ def test_what_gloo_lacks_is_built_from_others(name):
 
 
 SUBSTITUTES = """
-import json, sys
+import shortcuts
 from scripts.lessons import collectives_shown as demo
 demo.COLLECTIVES.update(demo.INSTEAD)
 demo.main()
-demo.utils.exit_now()
+shortcuts.exit_now()
 """
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import data
+import shortcuts
 import utils
 from course import plots, predict, processes
 from course.checks import lesson_14
@@ -68,7 +69,7 @@ def test_memory_that_is_kept_makes_fewer_page_faults(tmp_path):
 
 def test_a_c_library_without_mallopt_is_left_alone(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace())
-    assert utils.keep_memory() is False
+    assert shortcuts.keep_memory() is False
 
 
 @pytest.mark.parametrize("way", ["returned", "kept"])

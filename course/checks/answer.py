@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+import shortcuts
 import utils
 from course import rank_program
 from course.checks.on_ranks import Here, first_line
@@ -65,4 +66,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    utils.exit_now()
+    shortcuts.exit_now()

@@ -56,7 +56,7 @@ def my_warm_up(step, lr, scale, warm_up_steps):
 def rate_of_main(step, lr, scale, warm_up_steps):
     """The rate of this update, as main.py's scheduler sets it."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
-    scheduler = utils.scale_rate(optimizer, Namespace(lr_scaling="linear", warmup_epochs=1), scale, warm_up_steps)
+    scheduler = utils.scale_rate(optimizer, Namespace(lr_scale=scale, warmup_epochs=1), warm_up_steps)
     for _ in range(step):
         optimizer.step()
         scheduler.step()

@@ -173,7 +173,7 @@ rate_sqrt, rate_linear = scaled.values()
 #     --save-model results/live/09/linear.pt
 
 # %% [markdown]
-# `main.py` scales by itself: `--lr-scaling linear` multiplies `--lr` by the number of ranks. `--warmup-epochs` needs it. So the
+# `main.py` scales by itself: with `--lr-scaling linear`, k times the images an update are k times `--lr`; here k is the number of ranks. `--warmup-epochs` needs it. So the
 # third run is one of real ranks.
 
 # %%

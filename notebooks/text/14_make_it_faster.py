@@ -143,7 +143,7 @@ lesson.table(rows)
 # next step asks for it again. The operating system hands memory out in **pages**: when a program first touches one, it stops the
 # program, clears the page, and goes on. That is a **page fault**. No operator has that name, but the operating system counts them.
 #
-# You saw none of it above: `main.py`, and the programs of this lesson, tell the C library to keep what it has (`utils.keep_memory()`: two settings of
+# You saw none of it above: `main.py`, and the programs of this lesson, tell the C library to keep what it has (`shortcuts.keep_memory()`: two settings of
 # glibc's `mallopt`). Two processes now take turns, one with that and one without.
 #
 # **Predict.** How many page faults does a step of the small ResNet make without it? Its first result alone, 64 × 16 × 32 × 32 numbers, takes 4 MiB, and a page is
@@ -432,7 +432,7 @@ kept = [predict.gains.verdict(row, of["models"][model]["nothing"]) for (model, r
 lesson.table([{"change": CHANGES[name].text, "paid here": f"{here[name].count('pays')} of {sum(v not in ('did not run', 'not tried') for v in here[name])} times",
        "cost": f"{here[name].count('costs')} times", "in main.py": place} for name, place in IN_MAIN.items() if name in here]
      + [{"change": "freed memory is kept", "paid here": f"{kept.count('pays')} of {len(kept)} times", "cost": f"{kept.count('costs')} times", "in main.py": "always" if can_keep else "always, where the C library can"}])
-# !grep -nE "gradient_as_bucket_view|fused\"|bucket_cap_mb|keep_memory" main.py utils.py
+# !grep -nE "gradient_as_bucket_view|fused\"|bucket_cap_mb|keep_memory" main.py shortcuts.py
 # !grep -nE "bf16|channels-last|--compile|comm-hook|bucket-cap" options.py
 
 # %% [markdown]

@@ -84,7 +84,7 @@ def main():
             options.check_out(args.out)
     import torch.distributed as dist
 
-    import utils
+    import shortcuts
 
     dist.init_process_group("gloo")
     logs = {letter: training(fault) for letter, fault in TRUTH.items()}
@@ -92,7 +92,7 @@ def main():
         print("\n\n".join(text(letter, log) for letter, log in logs.items()), flush=True)
         if args.out:
             rank_program.write_json(args.out, logs)
-    utils.exit_now()
+    shortcuts.exit_now()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ GUIDE = ROOT / "TROUBLESHOOTING.md"
 QUICK = ["unused_parameter", "padded_evaluation", "set_epoch", "hang_rank_0", "rank_0_loss", "ddp_module"]
 STOP = threading.Event()  # Ctrl-C or SIGTERM
 MARKS = set()  # of the runs under way: processes.end(mark) ends one
-ABORTED = "terminate called without an active exception"  # a gloo thread at Python's end: see utils.exit_now
+ABORTED = "terminate called without an active exception"  # a gloo thread at Python's end: see shortcuts.exit_now
 ATTEMPTS = 4  # it happened in 1 run of 12 with a DDP model, on two cores with PyTorch 2.14
 
 # ---- run -----------------------------------------------------------------------------------------------------

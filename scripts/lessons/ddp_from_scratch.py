@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import data
 import models
+import shortcuts
 import utils
 from course import rank_program
 from options import check_out, positive
@@ -237,7 +238,7 @@ def run(parser, steps, say=lambda found: "done"):
               test_set.first(TEST_IMAGES))
     found = {"world_size": here.world_size, "dataset": train_set.name, "batch_size": args.batch_size}
     with rank_program.ranks(here, args.timeout):
-        utils.defer_compiler()  # nothing is compiled here
+        shortcuts.defer_compiler()  # nothing is compiled here
         for name in args.step:
             start = time.perf_counter()
             found[name] = steps[name](lab)

@@ -217,9 +217,9 @@ def main():
     if file:
         rank_program.write_json(file, me | found)
     if "torch" in sys.modules:
-        import utils
+        import shortcuts
 
-        utils.exit_now()
+        shortcuts.exit_now()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import checkpoint
 import data
 import models
+import shortcuts
 import utils
 from course import rank_program
 from options import check_writable, positive
@@ -74,12 +75,12 @@ def be_rank(rank, args, port):
         train(here, args)
     finally:
         utils.end_distributed_mode()
-    utils.exit_now()
+    shortcuts.exit_now()
 
 
 def train(here, args):
     torch.manual_seed(here.rank)  # dropout must differ between ranks; the first weights not: DDP sends rank 0's to all
-    utils.defer_compiler()  # nothing is compiled here
+    shortcuts.defer_compiler()  # nothing is compiled here
     train_set, test_set = data.load(args, here)
     raw_model = models.ConvNet(channels=1, image_size=28).to(here.device)
     model = DistributedDataParallel(raw_model, device_ids=[here.device] if here.device.type == "cuda" else None)

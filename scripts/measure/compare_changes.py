@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
+import shortcuts
 import utils
 from course import rank_program
 from options import check_out, positive
@@ -113,8 +114,8 @@ def main():
         check(args, here)
         train_set, test_set = rank_program.dataset(args)
     if "compile" not in args.change:
-        utils.defer_compiler()
-    utils.keep_memory()  # as main.py
+        shortcuts.defer_compiler()
+    shortcuts.keep_memory()  # as main.py
     torch.set_num_threads(Setting.threads)
     sets = train_set.first(len(train_set), here.device), test_set.first(JUDGED, here.device)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA, which nobody asked for
@@ -134,4 +135,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    utils.exit_now()
+    shortcuts.exit_now()

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+import shortcuts
 import utils
 from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
@@ -181,4 +182,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    utils.exit_now()
+    shortcuts.exit_now()

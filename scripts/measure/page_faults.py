@@ -2,7 +2,7 @@
 
     python scripts/measure/page_faults.py --out results/live/14_pages.json
 
-Two processes, one thread each, train the same model in turns: A B, B A, A B ... One calls utils.keep_memory(), as
+Two processes, one thread each, train the same model in turns: A B, B A, A B ... One calls shortcuts.keep_memory(), as
 main.py does; in the other the C library gives freed memory back as it likes. Memory that comes back is mapped and
 cleared by the system, a page at a time: a page fault each. The file is one JSON object: who measured, and `models`,
 {model: {gain, low, high, quartiles, returned: {...}, kept: {...}}}, each with `seconds` and page `faults` a step, and
@@ -21,6 +21,7 @@ import torch
 
 import data
 import models
+import shortcuts
 import utils
 from course import rank_program
 from options import check_out, positive
@@ -37,8 +38,8 @@ def train(pipe, way, dataset, args):
     torch.set_num_threads(1)
     train_set = data.get_dataset(dataset, args.data_path, verify=False)[0].first(4096, torch.device("cpu"))
     if way == "kept":
-        utils.keep_memory()
-    utils.defer_compiler()
+        shortcuts.keep_memory()
+    shortcuts.defer_compiler()
     here, training = utils.find_placement("cpu", env={}), None
     with suppress(EOFError, ConnectionError):  # whoever asks has ended, and said why
         while asked := pipe.recv():
@@ -94,7 +95,7 @@ def main():
         spawn.Process(target=train, args=(theirs, way, dataset, args), daemon=True).start()  # it ends with this one
         theirs.close()  # the child has it: its end is then heard here
     found = {**rank_program.measured_on(utils.find_placement("cpu", env={})), "threads": 1, "dataset": dataset,
-             "can_keep": utils.keep_memory(), "models": {}}
+             "can_keep": shortcuts.keep_memory(), "models": {}}
     for model in args.model:
         found["models"][model] = one = compare(pipes, model, args)
         for way in WAYS:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import shortcuts
 import utils
 from course import rank_program
 from course.predict.fit import fit
@@ -195,8 +196,8 @@ def main():
         check_out(args.out)
         train_set = rank_program.dataset(args)[0]
     torch.set_num_threads(1)
-    utils.keep_memory()  # as main.py
-    utils.defer_compiler()  # nothing is compiled here
+    shortcuts.keep_memory()  # as main.py
+    shortcuts.defer_compiler()  # nothing is compiled here
     with rank_program.ranks(here, args.timeout):
         found = {**rank_program.measured_on(here), "dataset": train_set.name, "models": {}}
         for model in args.model:
@@ -210,4 +211,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    utils.exit_now()
+    shortcuts.exit_now()

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import models
+import shortcuts
 import utils
 from course import rank_program
 from options import check_out, positive
@@ -115,8 +116,8 @@ def main():
         here = utils.find_placement(args.device)
         train_set = check(args, here)
     torch.set_num_threads(utils.threads_per_rank(here))
-    utils.keep_memory()
-    utils.defer_compiler()
+    shortcuts.keep_memory()
+    shortcuts.defer_compiler()
     with rank_program.ranks(here, args.timeout):
         found = {**rank_program.measured_on(here), "backend": here.backend if here.world_size > 1 else None,
                  "dataset": train_set.name, "rounds": args.rounds, "time": time.time(), "models": {}}
@@ -136,4 +137,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    utils.exit_now()
+    shortcuts.exit_now()

@@ -1,0 +1,170 @@
+"""What main.py refuses, in this process: its own main(), up to the moment at which ranks would meet and train."""
+
+import os
+import sys
+import time
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import checkpoint
+import main
+import shortcuts
+import utils
+
+
+@pytest.fixture
+def begin(monkeypatch, capsys, tmp_path):
+    """begin(*argv, env={}) -> (exit status, lines on stderr), in a folder with a file, a FIFO and links in it."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "nowhere").symlink_to("there-is-no-such-file")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "socket").symlink_to("/dev/full")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(main, "train", lambda args, here, run: None)
+    monkeypatch.setattr(utils, "init_distributed_mode", lambda *args: None)
+    monkeypatch.setattr(utils, "suit_machine", lambda *args: None)
+    monkeypatch.setattr(shortcuts, "exit_now", lambda: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # all but a node's first rank wait before they say it, too
+
+    def start(*argv, **env):
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["main.py", *map(str, argv)])
+            for name, value in env.items():
+                patch.setenv(name, str(value))
+            try:
+                main.main()
+                status = 0
+            except SystemExit as end:
+                status = end.code
+        return status, capsys.readouterr().err.splitlines()
+
+    return start
+
+
+def left(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+@pytest.mark.parametrize(("argv", "said"), [
+    (["--dataset", "cifar"], "invalid choice: 'cifar'"),
+    (["--model", "vgg"], "invalid choice: 'vgg'"),
+    (["--strategy", "fsdp"], "invalid choice: 'fsdp'"),
+    (["--epochs", 0], "0 is not a positive number"),
+    (["--batch-size", -4], "-4 is not a positive number"),
+    (["--lr", "nan"], "nan is not a positive number"),
+    (["--lr", "fast"], "'fast'"),
+    (["--samples", 0], "0 is not a positive number"),
+    (["--samples", 50_001], "50000"),
+    (["--sync-bn"], "--sync-bn needs DDP on GPUs"),
+    (["--warmup-epochs", 1], "choose --lr-scaling"),
+    (["--comm-hook", "fp16"], "--comm-hook is DDP's"),
+    (["--resume", "must"], "need --checkpoint PATH"),
+    (["--checkpoint", "/dev/null/c"], "--checkpoint: cannot write in /dev/null"),
+    (["--log-file", "/dev/null/run.jsonl"], "--log-file: cannot write in /dev/null"),
+    (["--data-path", "/dev/null/data"], "--data-path: cannot write in /dev/null/data"),
+    (["--save-model", "/dev/null/model.pt"], "--save-model: cannot write in /dev/null"),
+    (["--log-file", ""], "--log-file '': name a file"),
+    (["--log-file", "."], "--log-file '.': name a file"),
+    (["--log-file", "fifo"], "--log-file fifo: is no regular file"),
+    (["--log-file", "nowhere"], "is a link to there-is-no-such-file"),
+    (["--log-file", "loop"], "is a link to loop"),
+    (["--log-file", "name\nof two lines/"], "--log-file 'name of two lines/': name a file"),
+    (["--log-file", "x" * 300], "File name too long"),
+    (["--save-model", "folder"], "--save-model 'folder': name a file"),
+    (["--save-model", "/"], "--save-model '/': name a file"),
+    (["--save-model", "new/"], "--save-model 'new/': name a file"),
+    (["--save-model", "x" * 250], "File name too long"),
+    (["--checkpoint", "folder"], "--checkpoint 'folder': name a file"),
+    (["--checkpoint", "/dev/full"], "--checkpoint /dev/full: is no regular file"),
+    (["--checkpoint", "socket"], "--checkpoint socket: is no regular file"),
+    (["--checkpoint", "fifo"], "--checkpoint fifo: is no regular file"),
+    (["--checkpoint", ""], "--checkpoint '': name a file"),
+    (["--log-file", "one", "--save-model", "./one"], "the same file"),
+    (["--data-path", ""], "--data-path: an empty name is no folder"),
+    (["--data-path", "fifo"], "--data-path: cannot write in fifo"),
+    (["--seed", -1], "-1 is not a whole number from 0"),
+    (["--epochs", 10**30], "is not a positive number below 2^31"),
+    (["--timeout", "1e300"], "is not a positive number below 2^31"),
+    (["--dist-url", "tcp://localhost:1"], "--dist-url is where several processes meet"),
+])
+def test_each_is_one_line_and_nothing_is_left(argv, said, begin, tmp_path):
+    before = left(tmp_path)
+    status, lines = begin(*argv)
+    assert status == 2 and len(lines) == 1 and said in lines[0], lines
+    assert left(tmp_path) == before
+
+
+@pytest.mark.parametrize("place", [".lock", ".part", ".previous"])
+def test_what_stands_where_a_checkpoint_needs_room_is_named(place, begin, tmp_path):
+    os.mkfifo(tmp_path / f"c{place}")
+    status, lines = begin("--checkpoint", "c")
+    assert status == 2 and lines == [f"main.py: error: --checkpoint c{place}: is no regular file (a pipe or a device, "
+                                     "say); name another"]
+
+
+@pytest.mark.parametrize(("env", "said"), [
+    ({"RANK": 5, "WORLD_SIZE": 2}, "RANK is 5"),
+    ({"RANK": -1, "WORLD_SIZE": 2}, "RANK is -1"),
+    ({"RANK": 0, "WORLD_SIZE": 0}, "WORLD_SIZE is 0"),
+    ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 2}, "LOCAL_RANK is 2"),
+    ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": -1, "LOCAL_WORLD_SIZE": 2}, "LOCAL_RANK is -1"),
+    ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 0}, "is 0"),
+    ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 4}, "LOCAL_WORLD_SIZE is 4"),
+    ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": 65_536}, "MASTER_PORT is 65536"),
+    ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": 0}, "MASTER_PORT is 0"),
+    ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": "http"}, "'http'"),
+])
+def test_a_launcher_that_contradicts_itself_is_refused(env, said, begin):
+    status, lines = begin(**env)
+    assert status == 2 and len(lines) == 1 and said in lines[0], lines
+
+
+NUMBERS = ["0", "1", "2", "-1", "3.5", "nan", "inf", "-inf", "1e999", "1e-999", "", " ", "7" * 40, "0x1", "one", "1_0"]
+PATHS = ["", ".", "..", "/", "new", "new/", "deep/new", "folder", "folder/new", "fifo", "nowhere", "loop", "socket",
+         "/dev/null", "/dev/full", "/dev/null/new", "x" * 300, "\udcff", "two\nlines", "nul\0", "-", "--"]
+OPTIONS = [action for action in main.options.get_parser()._actions if action.dest != "help"]
+
+
+@st.composite
+def arguments(draw):
+    argv = []
+    for action in draw(st.lists(st.sampled_from(OPTIONS), max_size=5)):
+        argv.append(draw(st.sampled_from(action.option_strings)))
+        if action.nargs != 0:
+            argv.append(draw(st.sampled_from([*NUMBERS, *PATHS, *(action.choices or ())]) | st.text(max_size=5)))
+    return argv
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(argv=arguments(), rank=st.sampled_from([None, ("0", "1"), ("1", "2"), ("2", "2"), ("0", "3")]))
+@example(argv=["--checkpoint", "/dev/full"], rank=None)
+def test_anything_is_accepted_or_refused_in_one_line(argv, rank, begin, tmp_path):
+    before = left(tmp_path)
+    status, lines = begin(*argv, **dict(zip(("RANK", "WORLD_SIZE"), rank, strict=True)) if rank else {})
+    assert status in (0, 2), (argv, lines)
+    if status == 2:
+        assert len(lines) == 1 and lines[0].startswith("main.py: error: "), (argv, lines)
+        assert left(tmp_path) == before, argv
+    for path in set(left(tmp_path)) - set(before):
+        (tmp_path / path).unlink()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_weights_that_cannot_be_written_go_to_a_path_that_is_named(beside, tmp_path, monkeypatch):
+    """The folder of --save-model goes while the run trains; or its name is taken by a folder."""
+    path = tmp_path / "gone" / "model.pt"
+    if beside:
+        path.mkdir(parents=True)
+    monkeypatch.setattr(checkpoint.tempfile, "gettempdir", lambda: str(tmp_path))
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(OSError, match="The weights are in") as caught:
+        checkpoint.save_model(model, path)
+    rescued = str(caught.value).split("The weights are in ")[1]
+    assert rescued.startswith(str(path.parent)) == beside
+    assert torch.equal(torch.load(rescued, weights_only=True)["weight"], model.weight)
