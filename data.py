@@ -101,18 +101,22 @@ def get_dataset(name, path="./data", verify=True):
 
 
 def load(args, here):
-    """(training set, test set) on the rank's device; the same on every rank: rank 0's `auto` counts for all."""
-    chosen = [None]
-    if here.local_rank == 0:  # one rank of each node prepares and checks the file, then all map it
+    """(training set, test set) on the rank's device; the same on every rank: `auto` is what all nodes can have."""
+    found = None
+    if here.local_rank == 0:  # one rank of each node prepares and checks the file, and vouches for it
         try:
-            chosen = [get_dataset(args.dataset, args.data_path)[0].name]
+            found = get_dataset(args.dataset, args.data_path)[0].name
         except OSError as error:
             log.error("%s: use --dataset synthetic, or another --data-path than %s", error, args.data_path)
+            found = "none"
+    of_ranks = [found]
     if dist.is_initialized():
-        dist.broadcast_object_list(chosen, src=0)
-    if chosen[0] is None:
+        of_ranks = [None] * here.world_size
+        dist.all_gather_object(of_ranks, found)  # no rank maps a file before its node's first rank has looked at it
+    names = {name for name in of_ranks if name}
+    if "none" in names:
         sys.exit(2)
-    train_set, test_set = get_dataset(chosen[0], args.data_path, verify=False)
+    train_set, test_set = get_dataset(names.pop() if len(names) == 1 else "synthetic", args.data_path, verify=False)
     return train_set.first(args.samples, here.device), test_set.first(args.test_samples, here.device)
 
 # ----------------------------------------------------------------------------------------------- made and checked
@@ -296,6 +300,8 @@ def prepare(name, file):
 def check_file(name, file):
     """Raise FileNotFoundError, or ValueError that says what is wrong, unless `file` holds the whole set `name`."""
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no regular file")  # to open a pipe would wait for ever
         check(name, torch.load(file, mmap=True, weights_only=True))
     except FileNotFoundError:
         raise

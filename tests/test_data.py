@@ -77,6 +77,12 @@ def test_damaged_file_is_named_kept_aside_and_rebuilt(damage, small, tmp_path, c
     assert (tmp_path / "synthetic.damaged-1").read_bytes() == content, "what stood there may be somebody's only copy"
 
 
+def test_a_pipe_where_the_file_should_be_is_kept_aside_and_no_wait(small, tmp_path):
+    os.mkfifo(tmp_path / "synthetic.pt")
+    assert len(data.get_dataset("synthetic", tmp_path)[0]) == 500
+    assert (tmp_path / "synthetic.damaged-1").is_fifo()
+
+
 def test_file_never_runs_code(small, tmp_path):
     class Evil:
         def __reduce__(self):

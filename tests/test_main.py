@@ -313,6 +313,25 @@ def test_what_srun_sets_makes_a_job(tmp_path):
     assert (run["launcher"], run["world_size"], run["nodes"], run["strategy"]) == ("srun", 2, 1, "ddp")
 
 
+def test_each_nodes_first_rank_vouches_for_its_data(tmp_path):
+    """Two nodes of two ranks, each with a folder of its own. The second one has a damaged file: no rank maps it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for node in (0, 1):
+        (tmp_path / str(node)).mkdir()
+    data.get_dataset("synthetic", tmp_path / "0")
+    whole = (tmp_path / "0" / "synthetic.pt").read_bytes()
+    (tmp_path / "1" / "synthetic.pt").write_bytes(whole[:len(whole) // 2])
+    tasks = [launch.start(0, *SMALL, "--data-path", tmp_path / str(rank // 2), RANK=str(rank), WORLD_SIZE="4",
+                          LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                          MASTER_PORT=str(port))
+             for rank in range(4)]
+    said = [task.communicate(timeout=launch.LIMIT)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0] * 4, said
+    assert (tmp_path / "1" / "synthetic.pt").stat().st_size == len(whole)
+    assert (tmp_path / "1" / "synthetic.damaged-1").exists()
+
+
 @pytest.mark.parametrize("strategy", ["dp", "ddp"])
 def test_one_process_with_any_strategy_trains_the_same_model(strategy, one_process, tmp_path):
     weights, _ = train(tmp_path, 0, "--no-shuffle", "--strategy", strategy)
