@@ -67,10 +67,11 @@ def heat_map(rows, ax, title):
     for row in sorted(rows, key=lambda row: row["measured"]):  # thick frames last, on top
         x, y = worlds.index(row["world_size"]), batches.index(row["batch_size"])
         colour = FASTER(shade(math.log2(row["speedup"])))
-        said, weight = ("measured", "bold") if row["measured"] else ("predicted", "normal")
+        said, weight = "predicted", "normal"
         frame = {"edgecolor": GREY, "linestyle": ":", "linewidth": 2, "hatch": ".."}
         if row["measured"]:
-            frame = {"edgecolor": "black", "linewidth": 4}
+            said, weight = "measured", "bold"
+            frame = {"edgecolor": "black", "linestyle": "-", "linewidth": 4}
         ax.add_patch(Rectangle((x - 0.44, y - 0.42), 0.88, 0.84, facecolor=colour, **frame))
         write_in(ax, x, y - 0.08, f"{row['speedup']:.2f}×", colour, fontsize=20, fontweight=weight)
         said += ", slower" if row["speedup"] < 1 else ""

@@ -89,7 +89,7 @@ def stacked(ax: Axes, names: list[str], bars: list[dict], colours: dict, xlabel:
     for y, parts in enumerate(bars):
         left = 0.0
         for part, width in parts.items():
-            inside, look = colours[part], {"edgecolor": "white"}
+            inside, look = colours[part], {"edgecolor": "white", "linestyle": "-"}
             if y in predicted:
                 look = {"edgecolor": inside, "linestyle": ":", "linewidth": 3}
                 inside = [1 - 0.4 * (1 - light) for light in mpl.colors.to_rgb(inside)]
