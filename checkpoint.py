@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
+import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -196,7 +197,7 @@ class Run:
     def lost(self, error):
         """Where the ranks stand after a wait for each other failed with `error`: a line for the lowest of those that
         wait, "" for the others, None for an error that no wait made."""
-        if not dist.is_initialized() or not re.search(r"gloo|nccl|timed out|connection", str(error), re.IGNORECASE):
+        if not self.store or not re.search(r"gloo|nccl|timed out|connection", str(error), re.IGNORECASE):
             return None
         frames = traceback.extract_tb(error.__traceback__)
         line = next(frame.line for frame in reversed(frames) if "torch" not in Path(frame.filename).parts)
@@ -273,10 +274,10 @@ class Run:
     def after_step(self):
         """Count the step, and save where it is time to. Stopped where a signal asks for it, on all ranks at once."""
         progress, every = self.progress, self.args.checkpoint_every
+        stop = bool(self.args.checkpoint) and self.must_stop()
         progress.step, progress.total_steps = progress.step + 1, progress.total_steps + 1
         if not self.args.checkpoint:
             return
-        stop = self.must_stop()
         if stop or (every and progress.total_steps % every == 0):
             progress.sums, progress.seconds = self.sums.tolist(), self.timer.totals()
             self.save()
@@ -292,7 +293,7 @@ class Run:
 
         A signal reaches the ranks at different moments, or only one of them, so they ask each other: after each step
         where a step is slow, after ASK_STEPS where it is fast. All ranks know the slowest rank's pace, and so agree on
-        the step at which they ask again.
+        the step at which they ask again. A GPU is waited for then.
         """
         if not dist.is_initialized() or self.here.world_size == 1:
             return self.stop_signal is not None
@@ -399,7 +400,7 @@ def agree(theirs, ours, path):
 def must_agree(args, here, train_set):
     """{name: value} of what a run and its continuation share, or the second would not be the first."""
     same = ("model", "samples", "test_samples", "optimizer", "lr", "lr_scaling", "warmup_epochs", "seed", "shuffle",
-            "sync_bn", "comm_hook", "bf16")
+            "lr_scale", "sync_bn", "comm_hook", "bf16")
     return {"dataset": train_set.name, "global batch size": here.world_size * args.batch_size,
             **{name: getattr(args, name) for name in same}}
 
@@ -430,9 +431,10 @@ def save_model(raw_model, path):
 def rescue(weights, path):
     """Write the weights beside `path`, or else where the system keeps such files, and say where they are."""
     for folder in (Path(path).parent, tempfile.gettempdir()):
-        file = Path(folder, f"rescued-{os.getpid()}.pt")
+        file = Path(folder, f"rescued-{uuid.uuid4().hex}.pt")  # nobody else's, in a folder for all
         try:
-            torch.save(weights, file)
+            with options.whole(file) as part:
+                torch.save(weights, part)
         except (OSError, RuntimeError):
             continue
         return f"The weights are in {file}"

@@ -116,7 +116,12 @@ def load(args, here):
     names = {name for name in of_ranks if name}
     if "none" in names:
         sys.exit(2)
-    train_set, test_set = get_dataset(names.pop() if len(names) == 1 else "synthetic", args.data_path, verify=False)
+    if len(names) > 1:  # `auto`, and a node could not have the real one
+        names = {"synthetic"}
+        if here.local_rank == 0:
+            get_dataset("synthetic", args.data_path)
+        dist.barrier()
+    train_set, test_set = get_dataset(names.pop(), args.data_path, verify=False)
     return train_set.first(args.samples, here.device), test_set.first(args.test_samples, here.device)
 
 # ----------------------------------------------------------------------------------------------- made and checked

@@ -10,8 +10,6 @@ A Slurm job, a task a rank     srun --ntasks-per-node=8 --kill-on-bad-exit=1 pyt
 It needs no GPU: without one the ranks are processes on the CPU, and gloo carries their gradients.
 """
 
-import inspect
-
 import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -36,12 +34,13 @@ def parallelise(raw_model, args, here):
     if args.strategy == "ddp":
         if args.sync_bn:
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
-        # DDP's default sends BatchNorm's statistics at each step. Training reads none, and evaluate() sends them once.
-        new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters  # since PyTorch 2.14
-        buffers = {"forward_sync_buffers" if new else "broadcast_buffers": False}
-        model = DistributedDataParallel(raw_model, device_ids=None if args.device == "cpu" else [here.device],
-                                        bucket_cap_mb=args.bucket_cap_mb, gradient_as_bucket_view=True,  # saves a copy
-                                        **buffers)
+        model = DistributedDataParallel(
+            raw_model,
+            device_ids=None if args.device == "cpu" else [here.device],
+            bucket_cap_mb=args.bucket_cap_mb,  # how many gradients travel together
+            gradient_as_bucket_view=True,  # they lie where they are sent from: saves a copy
+            **utils.keep_buffers_apart(),
+        )
         if args.comm_hook != "none":
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
             model.register_comm_hook(None, getattr(default_hooks, f"{args.comm_hook}_compress_hook"))
@@ -55,8 +54,9 @@ def train(args, here, run):
     train_set, test_set = data.load(args, here)
     raw_model = models.make_model(args, train_set, here.device)
     model = parallelise(raw_model, args, here)
-    torch.manual_seed(args.seed + here.rank)  # alike up to here, apart from here on: dropout, augmentation
-    # With one process the sampler has one shard: the same images in the same order as all ranks together see.
+    torch.manual_seed(args.seed + here.rank)  # the same weights up to here; from here on dropout must differ by rank
+    # A DistributedSampler that can begin in the middle of an epoch. One process has one shard: all images, in the order
+    # that all ranks together see.
     sampler = checkpoint.Shard(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
     optimizer = utils.make_optimizer(model.parameters(), args)
@@ -64,7 +64,7 @@ def train(args, here, run):
     autocast = torch.autocast(here.device.type, torch.bfloat16, enabled=args.bf16)
 
     run.begin(loader, model, optimizer, scheduler)
-    if args.compile:
+    if args.compile:  # after begin(), which knows the weights by the names that they have without it
         model = torch.compile(model)
     for epoch in run.epochs():
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
@@ -94,11 +94,11 @@ def main():
         run = checkpoint.Run(args, here)
     with run:
         if args.strategy == "ddp":
-            run.store = utils.init_distributed_mode(here, args.dist_url, args.timeout)  # now the ranks can talk
+            run.store = utils.init_distributed_mode(here, args.dist_url, args.timeout)  # now they can talk
         utils.suit_machine(args, here)
         train(args, here, run)
     if args.shortcuts and args.backend == "gloo":
-        shortcuts.exit_now()
+        shortcuts.exit_now()  # a thread of gloo may abort Python's own ending
 
 
 if __name__ == "__main__":

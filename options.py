@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 def positive(kind):
     def number(text):
         if not 0 < kind(text) < 2**31:  # what is larger overflows somewhere later
-            raise argparse.ArgumentTypeError(f"{text} is not a positive number" + " below 2^31" * (kind(text) > 0))
+            raise argparse.ArgumentTypeError(f"{text} is not a positive number below 2^31")
         return kind(text)
     return number
 
@@ -63,12 +63,13 @@ def get_parser(description=None):
     add("--model", choices=models.MODELS, default="lenet", help="resnet is small and has BatchNorm")
     add("--epochs", type=positive(int), default=10, help="passes over the training images")
     add("--batch-size", type=positive(int), default=64, help="images a step, for each process")
-    add("--global-batch-size", type=positive(int), help="images a step, over all processes, whatever their number")
+    add("--global-batch-size", type=positive(int), help="images a step, over all processes, whatever their "
+        "number: in place of --batch-size")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd has momentum 0.9")
     add("--lr", type=positive(float), default=0.001, help="learning rate")
     add("--lr-scaling", choices=["none", "linear", "sqrt"], default="none",
-        help="--lr is right for --batch-size images an update, and all ranks take k times as many: multiply it by k, "
-             "or by its square root")
+        help="--lr is for --batch-size images an update. All processes together take k times as many: multiply it by k,"
+        " or by its square root")
     add("--warmup-epochs", type=positive(float), help="rise from --lr to the scaled rate in so many epochs")
     add("--seed", type=seed, default=0, help="of the weights and of the shuffling")
     add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the images")
@@ -87,7 +88,7 @@ def get_parser(description=None):
         help="keep a pixel's channels side by side in memory; default: on a CPU, where it is faster")
     add("--compile", action="store_true", help="torch.compile the model: slow to start, faster later")
     add("--no-shortcuts", dest="shortcuts", action="store_false",
-        help="on a CPU: leave out what shortcuts.py does to be faster there; elsewhere it does nothing")
+        help="leave out what shortcuts.py does: to be faster on a CPU, and to end well with gloo")
     add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop")
     add("--checkpoint-every", type=positive(int), metavar="N",
         help="write it each N steps; default: after each epoch, which is done in any case")
@@ -151,7 +152,6 @@ def resolve(args):
             check_output(option, f"{file}{ending}")
     if len({Path(file).resolve() for file in outputs.values()}) < len(outputs):
         raise ValueError(f"{', '.join(outputs)}: two of them are the same file")
-    args.shortcuts = args.shortcuts and here.device.type == "cpu"
     if args.channels_last is None:
         args.channels_last = here.device.type == "cpu"
     args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None
@@ -161,8 +161,10 @@ def resolve(args):
 def check_output(option, path):
     """Make the folder of a file that is to be written; ValueError where that cannot be a file, or not be written."""
     there = Path(path)
-    if not str(path) or str(path).endswith(os.sep) or there.is_dir():
-        raise ValueError(f"{option} '{path}': name a file, not a folder")
+    if not str(path):
+        raise ValueError(f"{option}: an empty name is no file")
+    if str(path).endswith(os.sep) or there.is_dir():
+        raise ValueError(f"{option} {path} is a folder: name a file")
     if there.is_symlink() and not there.exists():
         raise ValueError(f"{option} {path}: is a link to {os.readlink(there)}, which is not there")
     if there.exists() and not there.is_file():

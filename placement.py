@@ -1,4 +1,4 @@
-"""Who this process is among all of the job, as its launcher says: torchrun, srun, or nobody. Use it through utils."""
+"""Who this process is among all of the job, as its launcher says: torchrun, srun, or nobody."""
 
 import os
 import platform
@@ -50,14 +50,15 @@ def find_placement(device="auto", backend="auto", env=os.environ):
         rank, world_size = int(env.get("RANK", 0)), int(env["WORLD_SIZE"] if launcher != "python" else 1)
         local_rank, local_world_size = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", 1))
         nodes = int(env.get("GROUP_WORLD_SIZE", -(-world_size // max(1, local_world_size))))
-        port = int(env.get("MASTER_PORT", 1))
+        port = int(env.get("MASTER_PORT", 1) if launcher != "python" else 1)
     except KeyError as missing:
         raise ValueError(f"{missing.args[0]} is not set: start with torchrun, or with srun in a Slurm job") from None
     except ValueError as error:
         raise ValueError(f"the launcher's environment is not usable ({error}): start with torchrun or srun") from None
+    local_ranks = local_world_size if "LOCAL_WORLD_SIZE" in env else world_size  # not every launcher says it
     for name, value, least, below in (("WORLD_SIZE", world_size, 1, 2**31), ("RANK", rank, 0, world_size),
                                       ("LOCAL_WORLD_SIZE", local_world_size, 1, world_size + 1),
-                                      ("LOCAL_RANK", local_rank, 0, local_world_size), ("MASTER_PORT", port, 1, 2**16)):
+                                      ("LOCAL_RANK", local_rank, 0, local_ranks), ("MASTER_PORT", port, 1, 2**16)):
         if not least <= value < below:
             raise ValueError(f"the launcher's environment contradicts itself: {name} is {value}, and can be {least} to "
                              f"{below - 1} (WORLD_SIZE {world_size}, LOCAL_WORLD_SIZE {local_world_size}): start with "

@@ -4,6 +4,7 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 """
 
 import fcntl
+import inspect
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import shortcuts
@@ -106,10 +108,17 @@ def give_up(message):
 def suit_machine(args, here):
     """Threads for each rank; on a CPU memory that is kept, and no compiler where nothing is compiled."""
     torch.set_num_threads(threads_per_rank(here))
-    if args.shortcuts:
+    if args.shortcuts and here.device.type == "cpu":
         shortcuts.keep_memory()
         if not args.compile:
             shortcuts.defer_compiler()
+
+
+def keep_buffers_apart():
+    """The argument that keeps DDP from sending BatchNorm's statistics at each step, as is its default: training reads
+    none, and evaluate() sends rank 0's. It has another name since PyTorch 2.13."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
 
 def end_distributed_mode():

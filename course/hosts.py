@@ -158,10 +158,15 @@ def _spawn(name, command, **env):
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                text=True, env={**os.environ, "PATH": TOOLS, **env},
                                start_new_session=True)  # Ctrl-C is for us alone
-    heard = select.select([process.stdout], [], [], LIMIT)[0]
-    said = process.stdout.readline().strip() if heard else f"it did not answer within {LIMIT} s"
+    said = "it was stopped"
+    try:
+        heard = select.select([process.stdout], [], [], LIMIT)[0]
+        said = process.stdout.readline().strip() if heard else f"it did not answer within {LIMIT} s"
+    finally:
+        if said != "up":
+            process.kill()
+            process.communicate()
     if said != "up":
-        process.kill()
         raise ClusterError(f"the namespaces of {name} cannot be made here ({said}): try as root on the machine itself, "
                            "or in a container that is started with --privileged")
     return process

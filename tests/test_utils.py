@@ -1,4 +1,4 @@
-"""utils.py without processes: models, and who a process is by what its launcher sets."""
+"""The models, and who a process is by what its launcher sets: no process is started here."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ import shortcuts
 import utils
 from course import rank_program
 from course.checks.on_ranks import Here, first_line
-from options import check_out, positive
+from options import check_output, positive
 
 
 def get_parser():
@@ -52,7 +52,7 @@ def main():
             raise ValueError("an answer runs on two ranks or more: torchrun --nproc_per_node=2 course/checks/answer.py")
         if not args.answer.is_file():
             raise ValueError(f"--answer {args.answer}: no such file")
-        check_out(args.out)
+        check_output("--out", args.out)
     faulthandler.dump_traceback_later(args.limit, exit=True)  # says where it hangs; works even where Python is stuck
     torch.set_num_threads(1)
     store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=args.timeout)))

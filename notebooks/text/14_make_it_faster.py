@@ -431,8 +431,8 @@ for rows in (*on_one.values(), *on_many.values()):
 kept = [predict.gains.verdict(row, of["models"][model]["nothing"]) for (model, row), of in zip(pages.items(), (of_lenet, of_resnet), strict=True)]
 lesson.table([{"change": CHANGES[name].text, "paid here": f"{here[name].count('pays')} of {sum(v not in ('did not run', 'not tried') for v in here[name])} times",
        "cost": f"{here[name].count('costs')} times", "in main.py": place} for name, place in IN_MAIN.items() if name in here]
-     + [{"change": "freed memory is kept", "paid here": f"{kept.count('pays')} of {len(kept)} times", "cost": f"{kept.count('costs')} times", "in main.py": "always" if can_keep else "always, where the C library can"}])
-# !grep -nE "gradient_as_bucket_view|fused\"|bucket_cap_mb|keep_memory" main.py shortcuts.py
+     + [{"change": "freed memory is kept", "paid here": f"{kept.count('pays')} of {len(kept)} times", "cost": f"{kept.count('costs')} times", "in main.py": "on a CPU" if can_keep else "on a CPU, where the C library can"}])
+# !grep -nE "gradient_as_bucket_view|fused\"|bucket_cap_mb|keep_memory" main.py utils.py shortcuts.py
 # !grep -nE "bf16|channels-last|--compile|comm-hook|bucket-cap" options.py
 
 # %% [markdown]

@@ -81,7 +81,7 @@ def main():
         parser.error("this needs two ranks: torchrun --nproc_per_node=2 …")
     if args.out:
         with parser.one_line():
-            options.check_out(args.out)
+            options.check_output("--out", args.out)
     import torch.distributed as dist
 
     import shortcuts

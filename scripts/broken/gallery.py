@@ -209,7 +209,7 @@ def do(args, table):
         if unknown := [name for name in args.names if name not in table]:
             raise ValueError(f"no mistake {unknown[0]!r}; `scripts/broken/gallery.py list` names them")
         if args.out:
-            options.check_out(args.out)
+            options.check_output("--out", args.out)
         return bool(check([table[name] for name in args.names or table], args.fork, args.out))
     elif not args.check:
         GUIDE.write_text(guide(table))

@@ -88,7 +88,7 @@ def main():
     killer = Killer(args.kill, log, mark)
     with rank_program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the run, too
         if args.out:
-            options.check_out(args.out)
+            options.check_output("--out", args.out)
         killer.start()
         try:
             status, said = processes.run_and_read(args.command, args.within, mark)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import utils
 from course import rank_program
 from course.rank_program import gathered
-from options import check_out, positive
+from options import check_output, positive
 
 MOST_RANKS = 7  # the pictures have a colour for each
 
@@ -237,7 +237,7 @@ def main():
         if not 2 <= here.world_size <= MOST_RANKS or here.nodes > 1:
             raise ValueError(f"this shows 2 to {MOST_RANKS} ranks of one machine: "
                              "torchrun --nproc_per_node=4 scripts/lessons/collectives_shown.py")
-        check_out(args.out)
+        check_output("--out", args.out)
     torch.set_num_threads(1)
     found = {"world_size": here.world_size, "torch": torch.__version__}
     with rank_program.ranks(here, args.timeout):

@@ -23,7 +23,7 @@ import models
 import shortcuts
 import utils
 from course import rank_program
-from options import check_out, positive
+from options import check_output, positive
 
 BUCKET_BYTES = 40_000  # of the steps `bucketed` and `overlapped`: LeNet's gradients then fill three
 LR = 0.05
@@ -221,7 +221,7 @@ def check(args, here):
     if needed > there:
         raise ValueError(f"{needed} training images are asked for; {args.dataset} has {there}: use less --steps or "
                          "--batch-size")
-    check_out(args.out)
+    check_output("--out", args.out)
 
 
 def run(parser, steps, say=lambda found: "done"):

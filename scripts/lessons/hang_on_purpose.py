@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import utils
 from course import rank_program
-from options import check_out
+from options import check_output
 
 
 def different(rank, ranks, tensor, group, timeout):
@@ -72,7 +72,7 @@ def main():
         if here.world_size < 3 or here.nodes > 1:
             raise ValueError("this needs three ranks or more of one machine: "
                              "torchrun --nproc_per_node=3 scripts/lessons/hang_on_purpose.py")
-        check_out(args.out)
+        check_output("--out", args.out)
     torch.set_num_threads(1)
     found = {"world_size": here.world_size, "timeout": args.timeout}
     with rank_program.ranks(here, 30 + 2 * args.timeout):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from course import rank_program
 from course.rendezvous import rank_file
-from options import check_out, positive
+from options import check_output, positive
 
 # set by torchrun for each rank
 VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR",
@@ -210,7 +210,7 @@ def main():
             raise ValueError(f"--url {' '.join(args.url)}: each begins with env://, tcp:// or file:///")
         file = args.out and rank_file(args.out, me["rank"])
         if file:
-            check_out(file)
+            check_output("--out", file)
             file.unlink(missing_ok=True)  # what an earlier run found is not this one's
     faulthandler.dump_traceback_later(args.limit, exit=True)  # says where it hangs; works even where Python is stuck
     found = {name: STEPS[name](me, args) for name in args.step}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import utils
 from course import rank_program
-from options import check_out, positive
+from options import check_output, positive
 from scripts.lessons import tiny_transformer as tiny
 from scripts.lessons.shard_ways import MICRO_BATCHES, WAYS, limits
 
@@ -147,7 +147,7 @@ def check(args, here):
     if "fsdp_tp" in args.way and here.world_size != 4:
         raise ValueError(f"--way fsdp_tp is a mesh of 2 x 2 ranks, and there are {here.world_size}: "
                          "torchrun --nproc_per_node=4")
-    check_out(args.out)
+    check_output("--out", args.out)
 
 
 def main():

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,7 @@ import models
 import shortcuts
 import utils
 from course import rank_program
-from options import check_writable, positive
+from options import check_output, positive
 
 
 def check(args):
@@ -39,10 +38,8 @@ def check(args):
         raise ValueError(f"--samples must be {args.n_gpus} (one a rank) to 60000, and --test-samples up to 10000")
     if not 0 <= args.port < 2**16:
         raise ValueError(f"--port {args.port} is no port: use one from 1024 to 65535, or leave --port out")
-    if args.save_model:
-        check_writable("--save-model", Path(args.save_model).parent)
-        if Path(args.save_model).is_dir():
-            raise ValueError(f"--save-model {args.save_model} is a folder: name a file")
+    if args.save_model is not None:
+        check_output("--save-model", args.save_model)
     try:
         data.get_dataset("mnist", args.data_path)  # once, before the ranks ask for it
     except OSError as error:

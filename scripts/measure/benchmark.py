@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 
 from course import processes, rank_program
-from options import check_out, positive
+from options import check_output, positive
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = [sys.executable]
@@ -197,7 +197,7 @@ def main():
     args = parser.parse_args()
     wanted = args.only or list(ROUNDS)
     with parser.one_line():
-        check_out(args.out)
+        check_output("--out", args.out)
         if not installed() and "frameworks" in wanted:
             missing = "neither Fabric nor Accelerate is installed: pip install -r requirements-optional.txt"
             if args.only:

@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 import shortcuts
 import utils
 from course import rank_program
-from options import check_out, positive
+from options import check_output, positive
 from scripts.measure.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
 from scripts.measure.message_time import slowest, timed
 
@@ -93,7 +93,7 @@ def check(args, here):
         raise ValueError("--change compile is compared in one process: python scripts/measure/compare_changes.py")
     if args.rounds < FEWEST:
         raise ValueError(f"--rounds {args.rounds} tells nothing of the spread: take {FEWEST} or more")
-    check_out(args.out)
+    check_output("--out", args.out)
 
 
 @record  # a rank that fails leaves its traceback where torchrun finds it
@@ -115,7 +115,8 @@ def main():
         train_set, test_set = rank_program.dataset(args)
     if "compile" not in args.change:
         shortcuts.defer_compiler()
-    shortcuts.keep_memory()  # as main.py
+    if here.device.type == "cpu":
+        shortcuts.keep_memory()  # as main.py
     torch.set_num_threads(Setting.threads)
     sets = train_set.first(len(train_set), here.device), test_set.first(JUDGED, here.device)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA, which nobody asked for

@@ -24,7 +24,7 @@ import shortcuts
 import utils
 from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
-from options import check_out, positive
+from options import check_output, positive
 
 WARM_UP = 3  # calls for each size, before any is timed
 BLOCK = 0.02  # seconds: calls are timed in blocks of about this length, 50 calls at most
@@ -143,7 +143,7 @@ def check(args, here):
     if args.min_bytes < VALUE or args.max_bytes < args.factor * args.min_bytes:
         raise ValueError(f"--min-bytes {args.min_bytes} --max-bytes {args.max_bytes}: the smallest message has {VALUE} "
                          f"bytes or more, and the largest at least --factor ({args.factor}) times as many")
-    check_out(args.out)
+    check_output("--out", args.out)
     steps = int(math.log(args.max_bytes / args.min_bytes, args.factor) + 1e-9)
     return [args.min_bytes * args.factor**step for step in range(steps + 1)]
 

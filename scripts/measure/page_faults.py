@@ -24,7 +24,7 @@ import models
 import shortcuts
 import utils
 from course import rank_program
-from options import check_out, positive
+from options import check_output, positive
 from scripts.measure.adjustable_training import Setting, Training
 from scripts.measure.compare_changes import FEWEST, summary
 
@@ -87,7 +87,7 @@ def main():
     with parser.one_line():
         if args.rounds < FEWEST:
             raise ValueError(f"--rounds {args.rounds} tells nothing of the spread: take {FEWEST} or more")
-        check_out(args.out)
+        check_output("--out", args.out)
         dataset = rank_program.dataset(args)[0].name  # the processes load it themselves
     spawn, pipes = multiprocessing.get_context("spawn"), {}
     for way in WAYS:

@@ -28,7 +28,7 @@ import shortcuts
 import utils
 from course import rank_program
 from course.predict.fit import fit
-from options import check_out, positive
+from options import check_output, positive
 from scripts.measure import message_time
 from scripts.measure.adjustable_training import MODELS, Setting, Training
 
@@ -193,7 +193,7 @@ def main():
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement("cpu")
-        check_out(args.out)
+        check_output("--out", args.out)
         train_set = rank_program.dataset(args)[0]
     torch.set_num_threads(1)
     shortcuts.keep_memory()  # as main.py

@@ -27,7 +27,7 @@ import models
 import shortcuts
 import utils
 from course import rank_program
-from options import check_out, positive
+from options import check_output, positive
 from scripts.measure.adjustable_training import Setting, Training
 from scripts.measure.message_time import meet
 
@@ -91,7 +91,7 @@ def check(args, here):
     """The training set; ValueError, one line, for what cannot work, before any rank waits for another."""
     if here.world_size < 2 and set(args.ways) != {"alone"}:
         raise ValueError("one rank is alone: torchrun --nproc_per_node=2 step_time.py for the other --ways")
-    check_out(args.out)
+    check_output("--out", args.out)
     train_set = rank_program.dataset(args)[0].first(args.samples, here.device)
     if len(train_set) // here.world_size < max(args.batch_sizes):
         raise ValueError(f"--samples {len(train_set)} are no batch of {max(args.batch_sizes)} for each of "

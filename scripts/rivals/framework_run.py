@@ -7,7 +7,7 @@ import options
 
 DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook"]  # by the framework
 LEFT_OUT = ["lr_scaling", "warmup_epochs", "bf16", "channels_last", "compile", "checkpoint", "checkpoint_every",
-            "resume"]
+            "resume", "shortcuts"]
 
 
 def run(train, description, package):
@@ -24,7 +24,7 @@ def run(train, description, package):
         here = options.resolve(args)
         if (here.device.type, here.backend) == ("cuda", "gloo"):
             raise ValueError("more ranks than GPUs: use --device cpu")
-        args.channels_last = False  # main.py's own choice; the frameworks leave the layout as it is
+        args.channels_last = args.shortcuts = False  # main.py's own choices; the frameworks leave things as they are
         training = checkpoint.Run(args, here)
     with training:
         train(args, here, training)
