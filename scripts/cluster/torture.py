@@ -66,14 +66,15 @@ def environment(mark):
     return processes.environment(mark, own)
 
 
-def finished(*command, mark="torture"):
+def finished(*command, mark="torture", **env):
     """A command that has come to its end, and what it said."""
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, env=environment(mark))
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT,
+                          env={**environment(mark), **env})
 
 
-def main_py(*options):
+def main_py(*options, **env):
     """A finished main.py, one process."""
-    return finished(sys.executable, "main.py", *JOB, "--epochs", "2", *options)
+    return finished(sys.executable, "main.py", *JOB, "--epochs", "2", *options, **env)
 
 
 class Job:
@@ -256,6 +257,34 @@ def share_a_path(folder, rng, args):
         yield
 
 
+# ------------------------------------------------------------------------------------------------- attacks: bad input
+
+
+def unwritable_path(folder, rng, args):
+    """A folder, a pipe, a device, a link to nowhere or an empty name as the file of a log, a checkpoint or weights is
+    refused in one line before any training, and nothing is left behind."""
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to("nowhere")
+    for option in ("--log-file", "--checkpoint", "--save-model"):
+        for place in (folder, folder / "pipe", "/dev/full", folder / "link", ""):
+            done = main_py(option, place)
+            expect(done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1,
+                   f"{option} '{place}': status {done.returncode}: {done.stderr[-300:]}")
+            expect({path.name for path in folder.iterdir()} == {"pipe", "link"}, f"{option} '{place}' left a file")
+            yield
+
+
+def contradicting_launcher(folder, rng, args):
+    """A rank, a local rank, a world size or a port that cannot be is refused at once, not waited for."""
+    for wrong in ({"RANK": "5"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+                  {"LOCAL_WORLD_SIZE": "4"}, {"MASTER_PORT": "65536"}, {"MASTER_PORT": "http"}):
+        begin = time.monotonic()
+        done = main_py("--timeout", "60", **{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", **wrong})
+        expect(done.returncode == 2 and len(done.stderr.splitlines()) == 1, f"{wrong}: {done.stderr[-300:]}")
+        expect(time.monotonic() - begin < 40, f"{wrong}: it waited")
+        yield
+
+
 # ---------------------------------------------------------------------------------------------- attacks: damaged files
 
 
@@ -355,8 +384,8 @@ def unruly_command(folder, rng, args):
 
 
 ATTACKS = {attack.__name__.replace("_", "-"): attack for attack in (
-    kill_a_rank, hang_a_rank, kill_the_write, fill_the_disk, share_a_path, damaged_checkpoint, damaged_log,
-    damaged_data, unruly_command)}
+    kill_a_rank, hang_a_rank, kill_the_write, fill_the_disk, share_a_path, unwritable_path, contradicting_launcher,
+    damaged_checkpoint, damaged_log, damaged_data, unruly_command)}
 
 
 def main():

@@ -5,8 +5,9 @@
 Two processes, one thread each, train the same model in turns: A B, B A, A B ... One calls shortcuts.keep_memory(), as
 main.py does; in the other the C library gives freed memory back as it likes. Memory that comes back is mapped and
 cleared by the system, a page at a time: a page fault each. The file is one JSON object: who measured, and `models`,
-{model: {gain, low, high, quartiles, returned: {...}, kept: {...}}}, each with `seconds` and page `faults` a step, and
-the `system` share of the time (0 to 1); `can_keep` is false where the C library has no such setting.
+{model: {gain, low, high, quartiles, returned: {...}, kept: {...}}}, each with `seconds` and page `faults` a step, the
+`system` share of the time (0 to 1), and the bytes `resident` between two steps; `can_keep` is false where the C library
+has no such setting.
 """
 
 import multiprocessing
@@ -17,6 +18,7 @@ import sys
 import time
 from contextlib import suppress
 
+import psutil
 import torch
 
 import data
@@ -51,7 +53,8 @@ def train(pipe, way, dataset, args):
                 training.update()
             seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
             pipe.send({"seconds": seconds / steps, "faults": (after.ru_minflt - before.ru_minflt) / steps,
-                       "system": (after.ru_stime - before.ru_stime) / seconds})
+                       "system": (after.ru_stime - before.ru_stime) / seconds,
+                       "resident": psutil.Process().memory_info().rss})
 
 
 def ask(way, pipe, question, timeout):
@@ -100,7 +103,8 @@ def main():
         found["models"][model] = one = compare(pipes, model, args)
         for way in WAYS:
             print(f"{model:8}memory {way:10}{1e3 * one[way]['seconds']:8.2f} ms a step, {one[way]['faults']:6.0f} page "
-                  f"faults, {one[way]['system']:4.0%} of the time in the system")
+                  f"faults, {one[way]['system']:4.0%} of the time in the system, {one[way]['resident'] / 2**20:5.0f} "
+                  "MiB held")
         print(f"{model:8}kept: {one['gain']:.2f} times as fast ({one['low']:.2f} to {one['high']:.2f})", flush=True)
     rank_program.write_json(args.out, found)
 
