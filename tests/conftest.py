@@ -1,5 +1,7 @@
 """What every test needs: signals as in a fresh shell, and the data."""
 
+import os
+import re
 import signal
 
 import pytest
@@ -30,3 +32,24 @@ def pytest_handlecrashitem(crashitem):
     """End the run where one of its processes has died in a test: xdist would wait for ever for the tests that the dead
     one had been given (loadfile, pytest-xdist 3.8). One that dies between tests: --max-worker-restart=0."""
     pytest.exit(f"a process of the tests has died in {crashitem}", returncode=3)
+
+
+# What continuous integration may leave out: no machine of its has a GPU, and two tests depend on what torch or the
+# system happens to be.
+MAY_SKIP = "GPU|accelerator|not among the ways of this run|this torch has not all of it|a page at a time"
+skipped_in_ci = []
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped and os.environ.get("CI") == "true" and not re.search(MAY_SKIP, str(report.longrepr)):
+        skipped_in_ci.append(f"{report.nodeid}: {report.longrepr[-1]}")
+
+
+def pytest_sessionfinish(session):
+    if skipped_in_ci and not hasattr(session.config, "workerinput"):  # xdist's workers report to the one that counts
+        session.exitstatus = session.exitstatus or 1
+
+
+def pytest_terminal_summary(terminalreporter):
+    for line in skipped_in_ci:
+        terminalreporter.write_line(f"FAILED: skipped, and not on the list of what CI may skip: {line}", red=True)

@@ -33,3 +33,13 @@ def test_a_test_process_that_dies_ends_the_run_red_within_a_minute(tmp_path):
                           env=launch.environment(PYTHONPATH=os.fspath(FILES[0].parent)))
     assert done.returncode not in (0, 5) and time.monotonic() - start < 60, done.stdout
     assert "has died in test_dies.py::test_dies" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(("reason", "ci", "status"), [("too lazy", "true", 1), ("no GPU", "true", 0), ("too lazy", "", 0)])
+def test_a_skip_that_is_not_on_the_list_is_a_failure_in_ci(reason, ci, status, tmp_path):
+    (tmp_path / "test_skips.py").write_text(f"import pytest\ndef test_skips(): pytest.skip({reason!r})\n")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "conftest", f"--rootdir={tmp_path}", tmp_path],
+                          cwd=tmp_path, capture_output=True, text=True, timeout=100,
+                          env=launch.environment(PYTHONPATH=os.fspath(FILES[0].parent), CI=ci))
+    assert done.returncode == status, done.stdout
+    assert ("not on the list" in done.stdout) == bool(status)
