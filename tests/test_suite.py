@@ -35,7 +35,8 @@ def test_a_test_process_that_dies_ends_the_run_red_within_a_minute(tmp_path):
     assert "has died in test_dies.py::test_dies" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize(("reason", "ci", "status"), [("too lazy", "true", 1), ("no GPU", "true", 0), ("too lazy", "", 0)])
+@pytest.mark.parametrize(("reason", "ci", "status"), [
+    ("too lazy", "true", 1), ("no GPU", "true", 0), ("too lazy", "", 0)])
 def test_a_skip_that_is_not_on_the_list_is_a_failure_in_ci(reason, ci, status, tmp_path):
     (tmp_path / "test_skips.py").write_text(f"import pytest\ndef test_skips(): pytest.skip({reason!r})\n")
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "conftest", f"--rootdir={tmp_path}", tmp_path],
