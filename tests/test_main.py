@@ -14,9 +14,7 @@ import pytest
 import torch
 
 import data
-import main
 import models
-import options
 import utils
 from course import runs
 
@@ -81,11 +79,41 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
 
 
 @launch.in_a_group_of_one
-def test_ddp_sends_no_batchnorm_statistics_at_each_step():
-    """evaluate() does, once: the test above. An attribute that a later PyTorch does not read would send them again."""
-    args = options.get_parser().parse_args(["--strategy", "ddp", "--device", "cpu"])
-    model = main.parallelise(models.SmallResNet(), args, None)
-    assert list(model.module.buffers()) and not model.will_sync_module_buffers()
+def test_ddp_sends_no_batchnorm_statistics_at_each_step(tmp_path):
+    """evaluate() does, once: the test above. DDP's default would give rank 1 the count of rank 0."""
+    script = tmp_path / "buffers.py"
+    script.write_text("""import main, models, options, placement, torch, utils
+args = options.get_parser().parse_args(["--strategy", "ddp"])
+args.device, here = "cpu", placement.find_placement("cpu", "gloo")
+utils.init_distributed_mode(here)
+model = main.parallelise(models.SmallResNet(), args, here)
+counts = [buffer for name, buffer in model.named_buffers() if "num_batches" in name]
+for count in counts:
+    count.add_(100 * here.rank)
+for _ in range(2):
+    model(torch.randn(4, 3, 32, 32)).sum().backward()
+print(f"rank {here.rank}: {sorted({count.item() for count in counts})}")
+utils.end_distributed_mode()
+""")
+    done = subprocess.run(launch.command(2, script), cwd=launch.ROOT, env=launch.environment(PYTHONPATH=launch.ROOT),
+                          capture_output=True, text=True, timeout=launch.LIMIT)
+    assert sorted(done.stdout.splitlines()) == ["rank 0: [2]", "rank 1: [102]"], done.stderr
+
+
+@pytest.mark.parametrize(("ranks", "options", "off"), [
+    (2, ["--bf16"], 0.05), (2, ["--comm-hook", "bf16"], 0.05), (2, ["--comm-hook", "fp16"], 0.05),
+    (0, ["--compile", "--samples", 192], 1e-3),
+])
+def test_what_computes_otherwise_trains_nearly_the_same(ranks, options, off, tmp_path):
+    found = []
+    for changed in ([], options):
+        log = tmp_path / f"{len(changed)}.jsonl"
+        same = options[options.index("--samples"):] if "--samples" in options else []
+        done = launch.run(ranks, *SMALL, *(changed or same), "--log-file", log)
+        assert done.returncode == 0, done.stderr
+        found.append([record["loss"] for record in log_records(log) if record["kind"] == "epoch"])
+    assert "--compile" in options or found[0] != found[1], "the option changed nothing"
+    assert found[1] == pytest.approx(found[0], rel=off) and found[1][1] < found[1][0]
 
 
 def test_log_is_read_back_whole(tmp_path):
