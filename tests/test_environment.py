@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -18,7 +19,8 @@ def lines_of(name):
 
 
 LINES, OPTIONAL = lines_of("requirements.txt"), lines_of("requirements-optional.txt")
-SOURCES = sorted([*ROOT.glob("*.py"), *ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/**/*.py")])
+SOURCES = sorted([*ROOT.glob("*.py"), *(path for room in ("course", "scripts", "tests")
+                                        for path in ROOT.glob(f"{room}/**/*.py"))])
 
 
 def name_of(requirement):
@@ -46,6 +48,13 @@ def test_every_requirement_says_what_it_is_for(line):
 
 def test_no_requirement_stands_twice():
     assert len(IMPORTABLE) == len(LINES + OPTIONAL)
+
+
+def test_the_lock_file_holds_all_that_is_required_in_versions_that_are_allowed():
+    locked = {name_of(line): line.partition("==")[2] for line in lines_of("requirements-lock.txt")}
+    for need in map(Requirement, (line.split("#")[0].strip() for line in [*LINES, *OPTIONAL])):
+        version = locked[name_of(need.name)]
+        assert need.specifier.contains(version), f"{need.name} {version} is locked, {need.specifier} is allowed"
 
 
 def test_conda_users_get_the_same_list():
