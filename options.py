@@ -198,4 +198,5 @@ def check_writable(option, folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ValueError(f"{option}: cannot write in {folder} ({error.strerror})") from None
+        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise ValueError(f"{option}: cannot write in {folder} ({why})") from None

@@ -75,7 +75,7 @@ def test_a_thousand_logs_are_read():
     (["--rounds", "0"], "--rounds: 0 is not a positive number"),
     (["--samples", "-1"], "--samples: -1 is not a positive number"),
     (["--only", "all"], "invalid choice: 'all'"),
-    (["--out", "/dev/null/x.json"], "--out /dev/null/x.json: "),
+    (["--out", "/dev/null/x.json"], "--out: cannot write in /dev/null (Not a directory)"),
     (["--only", "frameworks"], "neither Fabric nor Accelerate is installed"),
 ])
 def test_bad_input_is_one_line_and_status_2(arguments, said, monkeypatch, capsys):
