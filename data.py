@@ -296,7 +296,10 @@ def prepare(name, file):
             shutil.rmtree(left_over)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=file.parent) as work:
             arrays = _from_any_source(name, file.parent, work)
-            torch.save({**arrays, "sha256": digest(arrays)}, Path(work) / file.name)
+            try:
+                torch.save({**arrays, "sha256": digest(arrays)}, Path(work) / file.name)
+            except RuntimeError as error:  # torch's word for a full disk
+                raise OSError(f"{file} cannot be written ({str(error).splitlines()[0]})") from None
             with open(Path(work) / file.name, "rb") as handle:
                 os.fsync(handle.fileno())  # on disk before the name points at it
             os.replace(Path(work) / file.name, file)

@@ -35,10 +35,14 @@ class Parser(argparse.ArgumentParser):
             self.error(str(error))
 
 
-def positive(kind):
+def positive(kind, limit=None):
+    """A type of argparse: a number above 0, and below `limit`; for whole numbers that is 2^31, if left out."""
+    limit = limit or (2**31 if kind is int else math.inf)
+
     def number(text):
-        if not 0 < kind(text) < 2**31:  # what is larger overflows somewhere later
-            raise argparse.ArgumentTypeError(f"{text} is not a positive number below 2^31")
+        if not 0 < kind(text) < limit:
+            below = f" below {limit:,}" if 0 < kind(text) < math.inf else ""
+            raise argparse.ArgumentTypeError(f"{text} is not a positive number{below}")
         return kind(text)
     return number
 
@@ -79,9 +83,9 @@ def get_parser(description=None):
     add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
         help="auto: nccl where each rank has a GPU of its own, else gloo")
     add("--dist-url", default="env://", help="where the ranks meet; env:// reads MASTER_ADDR and MASTER_PORT")
-    add("--timeout", type=positive(float), default=600, help="longest wait for another rank, seconds")
+    add("--timeout", type=positive(float, 2**31), default=600, help="longest wait for another rank, seconds")
     add("--sync-bn", action="store_true", help="BatchNorm over the batches of all ranks (GPUs only)")
-    add("--bucket-cap-mb", type=positive(float), default=25, help="size of DDP's gradient buckets, MiB")
+    add("--bucket-cap-mb", type=positive(float, 2**31), default=25, help="size of DDP's gradient buckets, MiB")
     add("--comm-hook", choices=["none", "fp16", "bf16"], default="none", help="send gradients in 16 bits")
     add("--bf16", action="store_true", help="forward pass in bfloat16, by autocast")
     add("--channels-last", action=argparse.BooleanOptionalAction,

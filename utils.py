@@ -55,9 +55,10 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
     if here.device.type != "cpu":
         torch.accelerator.set_device_index(here.device)
     place, bound = dist_url, timedelta(seconds=timeout)
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens already
     if dist_url == "env://" and here.launcher != "python":
         place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        if here.rank and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # else torchrun listens there
+        if here.rank and not agent:
             reach_master(here, place, timeout)
     who = f"rank {here.rank} of {here.world_size}"
     watchdog = threading.Timer(timeout + 30, give_up, [f"{who}: what answers at {place} is not rank 0 of this job: "
@@ -67,10 +68,13 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
     try:
         if dist_url == "env://" and here.launcher == "python":
             store = dist.HashStore()
+        elif dist_url == "env://" and agent:
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
+                                  timeout=bound)
+            # torchrun's store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
+            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         else:
             store, *_ = next(dist.rendezvous(dist_url, here.rank, here.world_size, timeout=bound))
-        # torchrun's store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
-        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size, timeout=bound, store=store)
         return store
     except (RuntimeError, ValueError) as error:

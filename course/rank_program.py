@@ -29,7 +29,7 @@ def parser(description, out=None, dataset=False, timeout=None):
                           help="auto: cifar10, or else synthetic")
         made.add_argument("--data-path", default="./data", help="folder of the data files")
     if timeout:
-        made.add_argument("--timeout", type=options.positive(float), default=timeout,
+        made.add_argument("--timeout", type=options.positive(float, 2**31), default=timeout,
                           help="longest wait for another rank, seconds")
     return made
 

@@ -87,8 +87,8 @@ def left(folder):
     (["--data-path", ""], "--data-path: an empty name is no folder"),
     (["--data-path", "fifo"], "--data-path: cannot write in fifo"),
     (["--seed", -1], "-1 is not a whole number from 0"),
-    (["--epochs", 10**30], "is not a positive number below 2^31"),
-    (["--timeout", "1e300"], "is not a positive number below 2^31"),
+    (["--epochs", 10**30], "is not a positive number below 2,147,483,648"),
+    (["--timeout", "1e300"], "is not a positive number below 2,147,483,648"),
     (["--dist-url", "tcp://localhost:1"], "--dist-url is where several processes meet"),
 ])
 def test_each_is_one_line_and_nothing_is_left(argv, said, begin, tmp_path):

@@ -164,7 +164,7 @@ def test_sizes_are_written_as_people_write_them():
     (hang_on_purpose, 2, [], "three ranks or more"),
     (hang_on_purpose, 3, ["--timeout", "nan"], "nan is not a positive number"),
     *((script, 3, ["--out", "."], "is a folder") for script in (message_time, collectives_shown, hang_on_purpose)),
-    *((script, 3, ["--out", "README.md/x"], "README.md/x: ")
+    *((script, 3, ["--out", "README.md/x"], "cannot write in README.md (Not a directory)")
       for script in (message_time, collectives_shown, hang_on_purpose)),
 ])
 def test_bad_input_is_one_line_and_nothing_is_written(script, world_size, options, said, tmp_path, monkeypatch, capfd):

@@ -22,7 +22,8 @@ RUNS = {2: [], 3: [], 4: ["--way", "fsdp", "fsdp_tp", "gpipe", "1f1b"]}  # four 
 def start(ranks, *arguments):
     done = subprocess.run(launch.command(ranks, SCRIPT, *arguments), cwd=launch.ROOT, text=True, capture_output=True,
                           env=launch.environment(), timeout=launch.LIMIT)
-    assert not [p for p in psutil.Process().children(recursive=True) if SCRIPT in " ".join(p.cmdline())]
+    running = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    assert not [child for child in running if SCRIPT in " ".join(child.cmdline())]
     return done
 
 

@@ -398,7 +398,7 @@ def distance(model, rate, scale, k=8):
 rates = [0.0002 * 2**i for i in range(12)]
 fig, ax = plt.subplots(figsize=(12, 7.5))
 fits = {}
-for number, (name, model) in enumerate(models.items()):
+for number, (name, model) in enumerate(weights.items()):
     apart = [distance(model, rate, 8) for rate in rates]
     fits[name] = max((rate for rate, value in zip(rates, apart, strict=True) if value < 1 - 1 / 8), default=None)
     ax.semilogx(rates, apart, plots.MARKERS[number] + "-", color=plots.COLOURS[number])

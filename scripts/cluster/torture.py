@@ -215,6 +215,7 @@ def fill_the_disk(folder, rng, args):
     """A file system that is full, or turns read-only, while a checkpoint or the log is written: one line, status not 0,
     and the last checkpoint is whole. Needs the right to mount; that a log can grow no more (ulimit) is tried
     everywhere."""
+    data.get_dataset("synthetic", ROOT / "data")  # else that would be what cannot be written
     program = shlex.join([sys.executable, "main.py", *JOB, "--epochs", "2", "--log-file", str(folder / "log")])
     done = finished("bash", "-c", f"ulimit -f 1; {program}")
     expect(done.returncode == 2 and "Traceback" not in done.stderr and "File too large" in done.stderr,
