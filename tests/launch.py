@@ -1,5 +1,6 @@
 """Start main.py as a person would: python, torchrun, or the variables that srun sets."""
 
+import contextlib
 import functools
 import importlib
 import multiprocessing
@@ -50,6 +51,16 @@ def wait_for(condition, what, seconds=LIMIT):
     while not condition():
         assert time.monotonic() < give_up, f"waited {seconds} s for {what}"
         time.sleep(0.1)
+
+
+def living(text):
+    """Processes that this one, or its children, have started and that run, with `text` in their command line."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended, though nobody may have asked for its status
+            if text in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def end(process, sign):

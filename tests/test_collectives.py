@@ -32,7 +32,7 @@ def run(ranks, script, *arguments, **env):
 
 
 def stray(script):
-    return [p for p in psutil.Process().children(recursive=True) if str(script) in " ".join(p.cmdline())]
+    return launch.living(str(script))
 
 
 def written(done, path):

@@ -30,7 +30,7 @@ def run(ranks, script, *arguments, **env):
 
 
 def no_stray(script):
-    return not [p for p in psutil.Process().children(recursive=True) if script in " ".join(p.cmdline())]
+    return not launch.living(script)
 
 
 def marked(mark):

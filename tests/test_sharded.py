@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import launch
 import matplotlib.pyplot as plt
-import psutil
 import pytest
 import torch
 
@@ -22,8 +21,7 @@ RUNS = {2: [], 3: [], 4: ["--way", "fsdp", "fsdp_tp", "gpipe", "1f1b"]}  # four 
 def start(ranks, *arguments):
     done = subprocess.run(launch.command(ranks, SCRIPT, *arguments), cwd=launch.ROOT, text=True, capture_output=True,
                           env=launch.environment(), timeout=launch.LIMIT)
-    running = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
-    assert not [child for child in running if SCRIPT in " ".join(child.cmdline())]
+    assert not launch.living(SCRIPT)
     return done
 
 
