@@ -28,6 +28,7 @@ def name_of(requirement):
     return re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", requirement)[0]).lower()
 
 
+DISTRIBUTIONS = packages_distributions()
 REQUIRED = [name_of(line) for line in LINES]
 IMPORTABLE = {*REQUIRED, *map(name_of, OPTIONAL)}
 
@@ -70,7 +71,7 @@ def test_conda_users_get_the_same_list():
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_import_is_required(path):
     ours = {source.stem for source in SOURCES} | {"course", "scripts", "tests"}
-    distributions = packages_distributions()
+    distributions = DISTRIBUTIONS
     for module in set(imports_of(path)) - ours - set(sys.stdlib_module_names):
         # not installed: then the distribution is taken to be called as its module
         candidates = {name_of(name) for name in distributions.get(module, [module])}
