@@ -15,9 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
-import shortcuts
 import utils
 from course import rank_program
 from course.checks.on_ranks import Here, first_line
@@ -42,7 +40,6 @@ def look(answers, file, here):
     return answers.look(functions, here)
 
 
-@record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = get_parser()
     args = parser.parse_args()
@@ -65,5 +62,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    shortcuts.exit_now()
+    rank_program.start(main)

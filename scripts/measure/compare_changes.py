@@ -18,7 +18,6 @@ import tempfile
 from dataclasses import asdict, replace
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import record
 
 import shortcuts
 import utils
@@ -96,7 +95,6 @@ def check(args, here):
     check_output("--out", args.out)
 
 
-@record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = rank_program.parser(__doc__, out="write the gains to this file, as JSON", dataset=True, timeout=60)
     add = parser.add_argument
@@ -135,5 +133,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    shortcuts.exit_now()
+    rank_program.start(main)

@@ -18,9 +18,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
-import shortcuts
 import utils
 from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
@@ -148,7 +146,6 @@ def check(args, here):
     return [args.min_bytes * args.factor**step for step in range(steps + 1)]
 
 
-@record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", timeout=60)
     add = parser.add_argument
@@ -181,5 +178,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    shortcuts.exit_now()
+    rank_program.start(main)

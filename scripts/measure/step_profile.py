@@ -21,7 +21,6 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: its tracer tell
 import pandas as pd
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import shortcuts
@@ -184,7 +183,6 @@ def look(model, train_set, args, here):
                     else link(found["gradient_bytes"]))
 
 
-@record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
     add = parser.add_argument
@@ -210,5 +208,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    shortcuts.exit_now()
+    rank_program.start(main)

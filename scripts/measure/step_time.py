@@ -21,7 +21,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 import models
 import shortcuts
@@ -99,7 +98,6 @@ def check(args, here):
     return train_set
 
 
-@record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
     add = parser.add_argument
@@ -136,5 +134,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
-    shortcuts.exit_now()
+    rank_program.start(main)
