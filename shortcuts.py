@@ -1,6 +1,7 @@
 """What makes a class on one small machine faster, and has no place in a job of 64 GPUs: for ranks on a CPU with gloo.
 
-main.py takes them where it trains on a CPU, unless told --no-shortcuts. Each says what it gains and what it costs.
+main.py takes the first two where it trains on a CPU and the last wherever gloo ran, unless told --no-shortcuts. Each
+says what it gains and what it costs.
 """
 
 import ctypes
