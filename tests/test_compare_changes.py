@@ -323,5 +323,5 @@ def test_pictures_hold_what_did_not_run_and_what_has_no_prediction():
 def test_programs_explain_themselves(module, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [module.__name__, "--help"])
     with pytest.raises(SystemExit, match="0"):
-        module.main.__wrapped__()  # without torch's `record`, which takes a fault handler for the whole process
+        module.main()
     assert "torchrun --nproc_per_node=2" in capsys.readouterr().out
