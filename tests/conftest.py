@@ -22,9 +22,16 @@ def cifar10():
         pytest.skip(str(error))
 
 
+ONE_BY_ONE = {"test_notebooks_run.py", "test_torture.py"}  # their tests share nothing, and each takes its time
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist asks for the groups
 def pytest_collection_modifyitems(items):
-    """test_torture.py first: it takes minutes, and where two files run at a time it would be the last one, alone."""
-    items.sort(key=lambda item: item.path.name != "test_torture.py")  # the others keep their order
+    """A file's tests stay in one process, and share what they started; the longest begin first, else one would end the
+    run alone."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(item.nodeid if item.path.name in ONE_BY_ONE else item.path.name))
+    items.sort(key=lambda item: item.path.name not in ONE_BY_ONE)  # the others keep their order
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,15 +1,19 @@
-"""Start main.py as a person would: python, torchrun, or the variables that srun sets."""
+"""Start main.py and other programs: forked where the start is not the subject, else as a person would."""
 
 import contextlib
 import functools
 import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -34,16 +38,89 @@ def environment(**changes):
     return env
 
 
-def run(ranks, *arguments, **env):
-    """The finished process of `python main.py ...` (ranks=0) or `torchrun --nproc_per_node=ranks main.py ...`."""
-    return subprocess.run(command(ranks, "main.py", *arguments), cwd=ROOT, env=environment(**env), capture_output=True,
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["torch._dynamo", "torch.distributed.elastic.multiprocessing.errors", "torch.utils.data"])
+
+
+def run(ranks, *arguments, script="main.py", **env):
+    """The finished process of `python script ...` (ranks=0), or of as many ranks as torchrun would start, with the same
+    environment; its status is that of the rank that failed first. Each is forked from a process that has imported
+    torch, which saves most of the seconds that a start takes. Where the launcher is the subject: torchrun()."""
+    import torch.distributed as dist
+
+    env, store = {"OMP_NUM_THREADS": "1", **environment(**env)}, None
+    if ranks:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's agent has one
+        env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RUN_ID": "none",
+                "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    argv = [str(script), *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder, "stdout"), Path(folder, "stderr")
+        started = [FORKED.Process(target=_be, args=(argv, env | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks
+                                                                 else {}), said)) for rank in range(max(1, ranks))]
+        status = _until_the_end(argv, started)
+        return subprocess.CompletedProcess(argv, status, *(path.read_text() for path in said))
+
+
+def _until_the_end(argv, started):
+    """The status of all together: 0, or that of the first to fail, whereupon the others are ended as torchrun does."""
+    give_up = time.monotonic() + LIMIT
+    try:
+        for process in started:
+            process.start()
+        while any(process.exitcode is None for process in started):
+            if failed := [process.exitcode for process in started if process.exitcode]:
+                for process in started:
+                    process.terminate()
+                for process in started:
+                    process.join(30)
+                return failed[0]
+            if time.monotonic() > give_up:
+                raise subprocess.TimeoutExpired(argv, LIMIT)
+            multiprocessing.connection.wait([p.sentinel for p in started if p.exitcode is None], timeout=1)
+        return next((process.exitcode for process in started if process.exitcode), 0)
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+
+
+def _be(argv, env, said):
+    """What `python argv...` would be, in this process."""
+    for number, path in zip((1, 2), said, strict=True):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(ROOT)
+    sys.argv, sys.path[0:0] = argv, [str(Path(argv[0]).resolve().parent)]
+    import torch
+
+    torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # it was read when torch was imported
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def together(environments, *arguments, script="main.py"):
+    """The finished processes of the same command, run at the same time: one for each dict of `environments`."""
+    with ThreadPoolExecutor(len(environments)) as pool:
+        return list(pool.map(lambda env: run(0, *arguments, script=script, **env), environments))
+
+
+def torchrun(ranks, *arguments, script="main.py", **env):
+    """The finished process of `torchrun --nproc_per_node=ranks script ...`, or of `python script ...` (ranks=0)."""
+    return subprocess.run(command(ranks, script, *arguments), cwd=ROOT, env=environment(**env), capture_output=True,
                           text=True, timeout=LIMIT)
 
 
 def start(ranks, *arguments, torchrun=(), **env):
-    """A running one."""
-    return subprocess.Popen(command(ranks, "main.py", *arguments, torchrun=torchrun), cwd=ROOT,
-                            env=environment(**env), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    """A running one of main.py, with the threads that run() gives: another number computes other last bits."""
+    return subprocess.Popen(command(ranks, "main.py", *arguments, torchrun=torchrun), cwd=ROOT, text=True,
+                            env={"OMP_NUM_THREADS": "1", **environment(**env)}, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT)
 
 
 def wait_for(condition, what, seconds=LIMIT):

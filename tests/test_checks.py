@@ -1,7 +1,6 @@
 """Every exercise: its solution is right, its stub is untried, and each typical mistake is named."""
 
 import importlib
-import subprocess
 from pathlib import Path
 
 import launch
@@ -90,8 +89,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, said,
 
 def test_the_limit_ends_ranks_that_never_end(tmp_path):
     (tmp_path / "answer.py").write_text("def my_all_reduce(tensor):\n    while True: pass\n")
-    done = subprocess.run(launch.command(2, "course/checks/answer.py", "--lesson", "04", "--limit", 5, "--answer",
-                                         tmp_path / "answer.py", "--out", tmp_path / "found.json"), cwd=launch.ROOT,
-                          env=launch.environment(), capture_output=True, text=True, timeout=launch.LIMIT)
+    done = launch.run(2, "--lesson", "04", "--limit", 5, "--answer", tmp_path / "answer.py", "--out",
+                      tmp_path / "found.json", script="course/checks/answer.py")
     assert done.returncode == 1 and "Timeout (0:00:05)!" in done.stderr and "in my_all_reduce" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["answer.py"]

@@ -24,13 +24,7 @@ from scripts.measure.adjustable_training import Setting, Training
 
 
 def run(ranks, script, *arguments, **env):
-    return subprocess.run(launch.command(ranks, f"scripts/measure/{script}.py", "--dataset", "synthetic", *arguments),
-                          cwd=launch.ROOT, env=launch.environment(**env), capture_output=True, text=True,
-                          timeout=launch.LIMIT)
-
-
-def no_stray(script):
-    return not launch.living(script)
+    return launch.run(ranks, "--dataset", "synthetic", *arguments, script=f"scripts/measure/{script}.py", **env)
 
 
 def marked(mark):
@@ -49,7 +43,6 @@ def together(tmp_path_factory):
                *[name for name in compare_changes.TOGETHER if name != "threads"], "--out", out)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in out.parent.iterdir()] == ["found.json"]
-    assert no_stray("compare_changes.py")
     return json.loads(out.read_text())
 
 
@@ -114,7 +107,6 @@ def profiled(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in out.parent.iterdir()) == ["found.json", *(
         f"found.{model}.rank{rank}.trace.json" for model in ("lenet", "resnet") for rank in range(3))]
-    assert no_stray("step_profile.py")
     return json.loads(out.read_text())
 
 
@@ -156,8 +148,9 @@ def test_every_change_is_predicted_or_says_why_not(profiled):
 
 def test_one_process_and_no_compiler(tmp_path):
     """What comes without a C++ compiler is a line that says so, not the end of the table."""
-    done = run(0, "compare_changes", "--change", "nothing", "whole-batches", "compile", "bf16", "--rounds", 3,
-               "--block", 64, "--seconds", 0.001, "--out", tmp_path / "found.json", CXX="no-such-compiler")
+    done = launch.torchrun(0, "--dataset", "synthetic", "--change", "nothing", "whole-batches", "compile", "bf16",
+                           "--rounds", 3, "--block", 64, "--seconds", 0.001, "--out", tmp_path / "found.json",
+                           script="scripts/measure/compare_changes.py", CXX="no-such-compiler")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())["models"]["lenet"]
     assert "ompiler" in found["compile"]["error"] and "/" not in found["compile"]["error"]

@@ -111,7 +111,7 @@ def test_a_stop_from_outside_leaves_nothing(tmp_path):
     (["--", "torchrun"], "--kill"),
 ])
 def test_bad_input_of_kill_rank_is_one_line(arguments, said):
-    done = script(KILL, *arguments)
+    done = launch.run(0, *arguments, script=KILL)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and said in done.stderr, done.stderr
 
 
@@ -156,7 +156,9 @@ def is_lost_and_rejoined(folder):
 def is_cut(folder):
     moments = json.loads((folder / "moments.json").read_text())
     assert moments["node0 gives up"] - moments["the link of node1 is cut"] > 4  # --timeout 5, one step's wait earlier
-    assert "rank(s) 0 waited in epoch" in (folder / "node0.out").read_text()
+    (line,) = re.findall(r"^rank\(s\) .*", (folder / "node0.out").read_text(), re.M)
+    assert re.match(r"rank\(s\) 0 waited in epoch \d+, step \d+, .* no word from rank\(s\) 1:", line), line
+    assert "5000ms" in line
     assert records(folder / "run.jsonl")[-1]["status"] == "failed"
 
 

@@ -1,7 +1,6 @@
 """The loops under Lightning Fabric and Accelerate train main.py's model, so that their times can be compared."""
 
 import re
-import subprocess
 from importlib.util import find_spec
 
 import launch
@@ -18,8 +17,7 @@ each_framework = pytest.mark.parametrize("name", FRAMEWORKS)
 
 
 def run(ranks, script, *arguments):
-    return subprocess.run(launch.command(ranks, script, *arguments), cwd=launch.ROOT, text=True,
-                          env=launch.environment(OMP_NUM_THREADS="1"), capture_output=True, timeout=launch.LIMIT)
+    return launch.run(ranks, *arguments, script=script)
 
 
 def skip_unless_installed(*packages):

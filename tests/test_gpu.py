@@ -17,7 +17,7 @@ SMALL = ["--dataset", "synthetic", "--samples", 1200, "--test-samples", 1001, "-
 
 def train(folder, ranks, *options):
     log, weights = folder / "run.jsonl", folder / "weights.pt"
-    done = launch.run(ranks, *SMALL, *options, "--log-file", log, "--save-model", weights)
+    done = launch.torchrun(ranks, *SMALL, *options, "--log-file", log, "--save-model", weights)
     assert done.returncode == 0, done.stderr
     run, *epochs, end = map(json.loads, log.read_text().splitlines())
     assert run["device"] == "cuda" and end["status"] == "completed"
@@ -38,7 +38,7 @@ def test_one_gpu_in_every_way(ranks, options, backend, tmp_path):
 def test_more_ranks_than_gpus_share_them_over_gloo_and_say_so(tmp_path):
     run, _, _, said = train(tmp_path, GPUS + 1)
     assert run["backend"] == "gloo" and f"{GPUS + 1} ranks share {GPUS} GPU(s)" in said
-    assert launch.run(GPUS + 1, *SMALL, "--backend", "nccl").returncode != 0
+    assert launch.torchrun(GPUS + 1, *SMALL, "--backend", "nccl").returncode != 0
 
 
 def test_sync_bn_reports_the_model_that_it_saves(tmp_path):

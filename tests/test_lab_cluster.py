@@ -1,6 +1,5 @@
 """Hosts out of network namespaces, and what main.py does on two of them: real torchruns, cut links, killed hosts."""
 
-import contextlib
 import json
 import os
 import re
@@ -51,7 +50,6 @@ print("again", server.recv(99).decode(), flush=True)
 """
 
 SMALL = ["--dataset", "synthetic", "--samples", 500, "--test-samples", 101, "--optimizer", "sgd", "--lr", 0.01]
-LAST_CALL = "--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
 @pytest.fixture
@@ -129,13 +127,6 @@ def records(folder, kind=None):
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     whole = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may still be being written
     return [record for record in whole if kind in (None, record["kind"])]
-
-
-def wait_for(found, folder, what):
-    try:
-        launch.wait_for(found, what)
-    except AssertionError as error:
-        raise AssertionError(f"{error}: {consoles(folder)}") from None
 
 # ------------------------------------------------------------------------------------------------------------ the hosts
 
@@ -368,54 +359,3 @@ def test_two_runs_with_the_same_port_at_once(tmp_path):
         assert re.search("^node0: Epoch: 0, Loss: ", console, re.M)
         run, *_, end = map(json.loads, log.read_text().splitlines())
         assert (run["nodes"], run["world_size"], end["status"]) == (2, 2, "completed")
-
-
-@needs_hosts
-def test_elastic_run_goes_on_with_one_node_and_takes_the_other_back(cluster, tmp_path):
-    def start(node):
-        return start_main(cluster, node, tmp_path, c10d(node, "1:2", "--max-restarts=9", LAST_CALL), "--epochs", 10**6,
-                          "--global-batch-size", 64, "--checkpoint", tmp_path / "kept",
-                          TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # else node0's agent waits for the other, and fails
-
-    def goes_on_with(ranks, earlier_restarts):
-        lines = records(tmp_path)
-        restarts = [i for i, line in enumerate(lines) if line["kind"] == "restart"][earlier_restarts:]
-        return [i for i in restarts if lines[i]["world_size"] == ranks and "epoch" in [r["kind"] for r in lines[i:]]]
-
-    survivor, _ = start(0), start(1)
-    wait_for(lambda: records(tmp_path, "epoch"), tmp_path, "both nodes' first epoch")
-    assert records(tmp_path, "run")[0]["nodes"] == 2
-    cluster.kill(1)
-    wait_for(lambda: goes_on_with(1, 0), tmp_path, "an epoch of node0 alone")
-    restarts = len(records(tmp_path, "restart"))
-    cluster.restart(1)
-    start(1)
-    wait_for(lambda: goes_on_with(2, restarts), tmp_path, "an epoch of both nodes again")
-    assert survivor.poll() is None
-    epochs = [record["epoch"] for record in records(tmp_path, "epoch")]
-    assert epochs == list(range(len(epochs))), "each epoch once, none from the beginning again"
-
-
-@pytest.fixture(scope="module")
-def cut_run(tmp_path_factory):
-    """Two nodes, the link of one cut after the first epoch: exit status (None: it runs on) and console of each."""
-    folder = tmp_path_factory.mktemp("cut")
-    with Cluster(2) as hosts:
-        ranks = [start_main(hosts, node, folder, static(node), "--epochs", 10**6, "--timeout", 15) for node in range(2)]
-        wait_for(lambda: records(folder, "epoch"), folder, "the first epoch")
-        hosts.cut(1)
-        ranks[0].wait(launch.LIMIT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            ranks[1].wait(30)
-        return list(zip([rank.returncode for rank in ranks], consoles(folder).values(), strict=True))
-
-
-@needs_hosts
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_cut_link_ends_the_run_with_a_line_that_says_who_waited(cut_run, node):
-    """No rank is told of the cut, and gloo by itself would wait for 30 minutes. --timeout is 15 s here."""
-    status, console = cut_run[node]
-    assert status == 1, console
-    (line,) = re.findall(r"^rank\(s\) .*", console, re.M)
-    assert re.match(rf"rank\(s\) {node} waited in epoch \d+, step \d+, .* no word from rank\(s\) {1 - node}:", line)
-    assert "15000ms" in line

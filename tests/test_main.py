@@ -78,7 +78,6 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
     assert epochs[-1]["val_loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), abs=1e-5)
 
 
-@launch.in_a_group_of_one
 def test_ddp_sends_no_batchnorm_statistics_at_each_step(tmp_path):
     """evaluate() does, once: the test above. DDP's default would give rank 1 the count of rank 0."""
     script = tmp_path / "buffers.py"
@@ -95,8 +94,7 @@ for _ in range(2):
 print(f"rank {here.rank}: {sorted({count.item() for count in counts})}")
 utils.end_distributed_mode()
 """)
-    done = subprocess.run(launch.command(2, script), cwd=launch.ROOT, env=launch.environment(PYTHONPATH=launch.ROOT),
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+    done = launch.run(2, script=script)
     assert sorted(done.stdout.splitlines()) == ["rank 0: [2]", "rank 1: [102]"], done.stderr
 
 
@@ -117,7 +115,7 @@ def test_what_computes_otherwise_trains_nearly_the_same(ranks, options, off, tmp
 
 
 def test_log_is_read_back_whole(tmp_path):
-    done = launch.run(2, *SMALL, "--log-file", tmp_path / "run.jsonl")
+    done = launch.torchrun(2, *SMALL, "--log-file", tmp_path / "run.jsonl")
     assert done.returncode == 0, done.stderr
     frame = runs.read_run(tmp_path / "run.jsonl")
     records = log_records(tmp_path / "run.jsonl")
@@ -202,11 +200,14 @@ def test_gpu_options_without_a_gpu(options):
     (2, ["--strategy", "single"], "--strategy single is for one process"),
     (2, ["--strategy", "dp"], "--strategy dp is for one process"),
 ])
-def test_bad_input_under_torchrun_is_said_once(ranks, options, said):
+def test_bad_input_on_many_ranks_is_said_once(ranks, options, said):
     done = launch.run(ranks, *options)
-    assert done.returncode != 0
-    assert done.stderr.count("main.py: error:") == 1 and said in done.stderr
-    assert "exitcode  : 2" in done.stderr and "init_process_group" not in done.stderr
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr
+
+
+def test_torchrun_is_told_the_status_of_a_refusal():
+    done = launch.torchrun(3, "--samples", 2)
+    assert done.returncode == 1 and done.stderr.count("main.py: error:") == 1 and "exitcode  : 2" in done.stderr
 
 
 def test_failing_rank_is_named_with_its_traceback(tmp_path):
@@ -246,8 +247,7 @@ def evaluate(raw_model, *others):
 main.utils.evaluate = evaluate
 main.main()
 """)
-    done = subprocess.run(launch.command(ranks, script, *SMALL), cwd=launch.ROOT, env=launch.environment(),
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+    done = launch.run(ranks, *SMALL, script=script)
     assert done.returncode == 0, done.stderr
     kept, weights = zip(*(torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)), strict=True)
     assert all(0.3 < (one == 0).float().mean() < 0.7 for one in kept), "dropout was at work"
@@ -266,8 +266,7 @@ def end_epoch(run, *args):
 checkpoint.Run.end_epoch = end_epoch
 main.main()
 """)
-    done = subprocess.run(launch.command(2, script, *SMALL), cwd=launch.ROOT, env=launch.environment(),
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+    done = launch.run(2, *SMALL, script=script)
     assert done.returncode == 1 and "the ranks' models have drifted apart" in done.stderr
 
 
@@ -332,11 +331,9 @@ def test_what_srun_sets_makes_a_job(tmp_path):
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
             "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
     log = tmp_path / "run.jsonl"
-    tasks = [launch.start(0, *SMALL, "--log-file", log, **step, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
-             for rank in (0, 1)]
-    for task in tasks:
-        output, _ = task.communicate(timeout=launch.LIMIT)
-        assert task.returncode == 0, output
+    for task in launch.together([{**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in (0, 1)],
+                                *SMALL, "--log-file", log):
+        assert task.returncode == 0, task.stderr
     run = log_records(log)[0]
     assert (run["launcher"], run["world_size"], run["nodes"], run["strategy"]) == ("srun", 2, 1, "ddp")
 
@@ -350,12 +347,14 @@ def test_each_nodes_first_rank_vouches_for_its_data(tmp_path):
     data.get_dataset("synthetic", tmp_path / "0")
     whole = (tmp_path / "0" / "synthetic.pt").read_bytes()
     (tmp_path / "1" / "synthetic.pt").write_bytes(whole[:len(whole) // 2])
-    tasks = [launch.start(0, *SMALL, "--data-path", tmp_path / str(rank // 2), RANK=str(rank), WORLD_SIZE="4",
-                          LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-                          MASTER_PORT=str(port))
-             for rank in range(4)]
-    said = [task.communicate(timeout=launch.LIMIT)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0] * 4, said
+    (tmp_path / "rank.py").write_text(f"""import os, sys, main
+sys.argv += ["--data-path", os.path.join({str(tmp_path)!r}, os.environ["NODE"])]
+main.main()
+""")
+    tasks = launch.together([{"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "NODE": str(rank // 2),
+                              "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                             for rank in range(4)], *SMALL, script=tmp_path / "rank.py")
+    assert [task.returncode for task in tasks] == [0] * 4, [task.stderr for task in tasks]
     assert (tmp_path / "1" / "synthetic.pt").stat().st_size == len(whole)
     assert (tmp_path / "1" / "synthetic.damaged-1").exists()
 
@@ -367,9 +366,12 @@ def test_one_process_with_any_strategy_trains_the_same_model(strategy, one_proce
 
 
 def test_threads_are_shared_unless_the_user_says_otherwise(tmp_path):
-    for ranks, set_by_user, expected in ((2, None, max(1, utils.cores() // 2)), (2, "3", 3), (1, None, utils.cores())):
+    for start, ranks, set_by_user, expected in ((launch.torchrun, 2, None, max(1, utils.cores() // 2)),
+                                                (launch.torchrun, 2, "3", 3), (launch.run, 1, None, utils.cores())):
         log = tmp_path / f"{ranks}{set_by_user}.jsonl"
-        assert launch.run(ranks, *SMALL, "--log-file", log, OMP_NUM_THREADS=set_by_user).returncode == 0
+        done = start(ranks, "--dataset", "synthetic", "--samples", 64, "--test-samples", 8, "--epochs", 1, "--log-file",
+                     log, OMP_NUM_THREADS=set_by_user)
+        assert done.returncode == 0, done.stderr
         assert log_records(log)[0]["threads"] == expected
 
 

@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import subprocess
 
 import launch
 import pytest
@@ -40,9 +39,7 @@ def run(script, folder, ranks, changes=SMALL, **env):
         assert source.count(old) == 1, old
         source = source.replace(old, new)
     copy.write_text(source)
-    done = subprocess.run(launch.command(ranks, copy), cwd=launch.ROOT, text=True, capture_output=True,
-                          env=launch.environment(PYTHONPATH=str(launch.ROOT), **env), timeout=launch.LIMIT)
-    return done, copy.with_suffix(".py.pt")
+    return launch.run(ranks, script=copy, **env), copy.with_suffix(".py.pt")
 
 
 def model():

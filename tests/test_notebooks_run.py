@@ -1,7 +1,7 @@
 """Every notebook, executed as a class or a CI would: papermill's command line, quick tier.
 
-The kernel begins in the root for every second notebook and in notebooks/ for the rest; in both for the first. (The cell
-that finds the root is the same everywhere: test_notebooks.py. Each in both would take CI another seven minutes.)
+The kernel begins in the root for every second notebook and in notebooks/ for the rest. (The cell that finds the root is
+the same everywhere: test_notebooks.py.)
 """
 
 import subprocess
@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 NOTEBOOKS = sorted((launch.ROOT / "notebooks").glob("*.ipynb"))
-RUNS = [(path, (".", "notebooks")[number % 2]) for number, path in enumerate(NOTEBOOKS)] + [(NOTEBOOKS[0], "notebooks")]
+RUNS = [(path, (".", "notebooks")[number % 2]) for number, path in enumerate(NOTEBOOKS)]
 
 
 @pytest.mark.timeout(900)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 
 import launch
 import matplotlib
@@ -23,8 +22,7 @@ WAYS = {1: ["alone"], 2: step_time.WAYS, 3: ["alone", "by_hand", "ddp"]}
 
 
 def run(ranks, *arguments):
-    return subprocess.run(launch.command(ranks, SCRIPT, *arguments), cwd=launch.ROOT, env=launch.environment(),
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+    return launch.run(ranks, *arguments, script=SCRIPT)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])

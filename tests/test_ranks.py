@@ -22,8 +22,7 @@ SCRIPT = "scripts/lessons/ranks_meet.py"
 
 
 def run(count, *arguments, **env):
-    return subprocess.run(launch.command(count, SCRIPT, *arguments), cwd=launch.ROOT, env=launch.environment(**env),
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+    return (launch.torchrun if count else launch.run)(count, *arguments, script=SCRIPT, **env)
 
 
 def by_hand(count, *arguments):
@@ -244,10 +243,8 @@ def test_the_answer_of_a_file_on_three_ranks(called_with, outcome, said, tmp_pat
     body = inspect.getsource(lesson_03.join).replace("rank=rank", called_with) if called_with else (
         "def join(rank, world_size, file):\n    raise NotImplementedError\n")
     (tmp_path / "answer.py").write_text("from datetime import timedelta\nimport torch.distributed as dist\n" + body)
-    command = launch.command(3, "course/checks/answer.py", "--lesson", "03", "--timeout", 5, "--answer",
-                             tmp_path / "answer.py", "--out", tmp_path / "found.json")
-    done = subprocess.run(command, cwd=launch.ROOT, env=launch.environment(TMPDIR=str(tmp_path)), capture_output=True,
-                          text=True, timeout=launch.LIMIT)
+    done = launch.run(3, "--lesson", "03", "--timeout", 5, "--answer", tmp_path / "answer.py", "--out",
+                      tmp_path / "found.json", script="course/checks/answer.py", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert lesson_03.joined.verdict(tmp_path / "found.json")[0] == outcome
     assert said in lesson_03.joined.verdict(tmp_path / "found.json")[1]

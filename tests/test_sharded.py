@@ -19,10 +19,7 @@ RUNS = {2: [], 3: [], 4: ["--way", "fsdp", "fsdp_tp", "gpipe", "1f1b"]}  # four 
 
 
 def start(ranks, *arguments):
-    done = subprocess.run(launch.command(ranks, SCRIPT, *arguments), cwd=launch.ROOT, text=True, capture_output=True,
-                          env=launch.environment(), timeout=launch.LIMIT)
-    assert not launch.living(SCRIPT)
-    return done
+    return launch.run(ranks, *arguments, script=SCRIPT)
 
 
 @pytest.fixture(scope="module", params=RUNS, ids="{} ranks".format)

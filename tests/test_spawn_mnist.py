@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import launch
@@ -22,27 +23,29 @@ SCRIPT = "scripts/lessons/spawn_mnist.py"
 # 1206 images in global batches of 96: the last has 54, which 2 and 3 ranks share equally. 1001 test images divide by
 # neither 2 nor 3.
 SMALL = ["--samples", 1206, "--test-samples", 1001, "--epochs", 2, "--lr", 0.01]
-MAIN = ["main.py", "--dataset", "mnist", "--optimizer", "sgd", "--no-channels-last", *SMALL]  # spawn_mnist's layout
-LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
-COMMANDS = {  # what comes before --batch-size
-    "one process": (1, [sys.executable, *MAIN]),
-    "spawn 1": (1, [sys.executable, SCRIPT, *SMALL]),
-    "spawn 2": (2, [sys.executable, SCRIPT, "--n-gpus", 2, "--device", "cpu", *SMALL]),
-    "spawn 3": (3, [sys.executable, SCRIPT, "--n-gpus", 3, "--device", "cpu", *SMALL]),
-    "torchrun 2": (2, launch.command(2, *MAIN)),
-    "torchrun 3": (3, launch.command(3, *MAIN)),
-    "torch.distributed.launch 2": (2, [*LAUNCH, "--nproc_per_node=2", *MAIN]),
-    "torch.distributed.launch 3": (3, [*LAUNCH, "--nproc_per_node=3", *MAIN]),
-}
-
-
-def run(command, **env):
-    return subprocess.run(list(map(str, command)), cwd=launch.ROOT, env=launch.environment(**env), capture_output=True,
-                          text=True, timeout=launch.LIMIT)
+MAIN = ["--dataset", "mnist", "--optimizer", "sgd", "--no-channels-last", *SMALL]  # spawn_mnist's layout
 
 
 def spawn(*options, **env):
-    return run([sys.executable, SCRIPT, *options], **env)
+    return subprocess.run(launch.command(0, SCRIPT, *options), cwd=launch.ROOT, env=launch.environment(**env),
+                          capture_output=True, text=True, timeout=launch.LIMIT)
+
+
+def launch_module(*options):
+    """The launcher before torchrun; test_main.py and test_launchers.py start it too."""
+    return subprocess.run([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", "main.py",
+                           *map(str, options)], cwd=launch.ROOT, env=launch.environment(), capture_output=True,
+                          text=True, timeout=launch.LIMIT)
+
+
+WAYS = {  # name: (ranks, how to start them with these options)
+    "one process": (1, partial(launch.run, 0, *MAIN)),
+    "spawn 1": (1, partial(spawn, *SMALL)),
+    "spawn 2": (2, partial(spawn, "--n-gpus", 2, "--device", "cpu", *SMALL)),
+    "spawn 3": (3, partial(spawn, "--n-gpus", 3, "--device", "cpu", *SMALL)),
+    "torchrun 2": (2, partial(launch.torchrun, 2, *MAIN)),
+    "torch.distributed.launch 2": (2, partial(launch_module, *MAIN)),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,15 +61,15 @@ def mnist():
 def trained(tmp_path_factory):
     """{way to start: (weights, console)} with 96 images a step over all ranks."""
     folder, found = tmp_path_factory.mktemp("weights"), {}
-    for number, (way, (ranks, command)) in enumerate(COMMANDS.items()):
+    for number, (way, (ranks, start)) in enumerate(WAYS.items()):
         file = folder / f"{number}.pt"
-        done = run([*command, "--batch-size", 96 // ranks, "--save-model", file])
+        done = start("--batch-size", 96 // ranks, "--save-model", file)
         assert done.returncode == 0, f"{way}: {done.stderr}"
         found[way] = torch.load(file, weights_only=True, map_location="cpu"), done.stdout
     return found
 
 
-@pytest.mark.parametrize("way", list(COMMANDS)[1:])
+@pytest.mark.parametrize("way", list(WAYS)[1:])
 def test_each_launcher_trains_the_same_model(way, trained):
     torch.manual_seed(0)
     start = models.ConvNet(channels=1, image_size=28).state_dict()
@@ -131,7 +134,7 @@ def test_port_in_use_is_one_line_with_the_cure():
     (["--data-path", "/dev/null/data"], "--data-path: [Errno 20] Not a directory"),
 ])
 def test_bad_input_is_one_line_and_status_2(options, said):
-    assert said in said_in_one_line(spawn(*options))
+    assert said in said_in_one_line(launch.run(0, *options, script=SCRIPT))
 
 
 def test_under_torchrun_it_says_how_to_start_it():

@@ -11,6 +11,7 @@ says what did not. The same --seed makes the same attacks (when a process dies d
 import contextlib
 import io
 import itertools
+import multiprocessing
 import os
 import random
 import shlex
@@ -160,24 +161,6 @@ def hang_a_rank(folder, rng, args):
         yield
 
 
-KILLED_AT_LINE = """
-import os, signal, sys
-import checkpoint, utils
-keeper = checkpoint.Checkpoint(sys.argv[1])
-code, lines = checkpoint.Checkpoint.write.__code__, 0
-def trace(frame, event, argument):
-    global lines
-    if frame.f_code is not code:
-        return None
-    lines += event == "line"
-    if lines == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return trace
-sys.settrace(trace)
-keeper.write({"value": 2})
-"""
-
-
 def kill_the_write(folder, rng, args):
     """SIGKILL before each line of Checkpoint.write, where each system call (open, write, fsync, rename) has its own:
     a whole checkpoint is found, the old one until the rename and the new one after it."""
@@ -186,14 +169,33 @@ def kill_the_write(folder, rng, args):
         for old in folder.iterdir():
             old.unlink()
         write(path, 1)
-        done = finished(sys.executable, "-c", KILLED_AT_LINE, path, str(line))
-        expect(done.returncode in (0, -signal.SIGKILL), done.stderr[-200:])
+        process = multiprocessing.get_context("fork").Process(target=write_until, args=(path, line))
+        process.start()
+        process.join(LIMIT)
+        expect(process.exitcode in (0, -signal.SIGKILL), f"line {line}: status {process.exitcode}")
         values.append(read(path)["value"])
         expect(values == sorted(values), f"line {line}: the new checkpoint was there, and is gone")
         yield
-        if done.returncode == 0:
+        if process.exitcode == 0:
             expect(values[-1] == 2 and len(values) > 12, f"only {len(values)} lines")
             return
+
+
+def write_until(path, line):
+    """Overwrite the checkpoint, but for SIGKILL before the `line`-th line that Checkpoint.write comes to."""
+    left = line
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if frame.f_code is not checkpoint.Checkpoint.write.__code__:
+            return None
+        left -= event == "line"
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+    write(path, 2)
 
 
 def write(path, value):
