@@ -7,6 +7,7 @@ import argparse
 import logging
 import math
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -47,8 +48,16 @@ def positive(kind, limit=None):
     return number
 
 
-def seed(text):
-    if not 0 <= int(text) < 2**32:  # NumPy's limit; torch's is higher
+def nonempty_path(text):
+    """A type of argparse: a Path. Path("") would be the folder that the program runs in."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is no path")
+    return Path(text)
+
+
+def from_zero(text):
+    """A type of argparse: a seed, say, or a rank. (2^32 is NumPy's limit for seeds.)"""
+    if not 0 <= int(text) < 2**32:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^32 - 1")
     return int(text)
 
@@ -75,7 +84,7 @@ def get_parser(description=None):
         help="--lr is for --batch-size images an update. All processes together take k times as many: multiply it by k,"
         " or by its square root")
     add("--warmup-epochs", type=positive(float), help="rise from --lr to the scaled rate in so many epochs")
-    add("--seed", type=seed, default=0, help="of the weights and of the shuffling")
+    add("--seed", type=from_zero, default=0, help="of the weights and of the shuffling")
     add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the images")
     add("--strategy", choices=["auto", "single", "dp", "ddp"], default="auto",
         help="auto: ddp where torchrun or srun started this process, else single")
@@ -178,6 +187,16 @@ def check_output(option, path):
         part_of(path).touch()  # a name can be too long
     finally:
         part_of(path).unlink(missing_ok=True)
+
+
+def check_input(option, path):
+    """ValueError where no regular file can be read: a pipe would be waited for."""
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        raise ValueError(f"{option} {path}: {error.strerror}") from None
+    if not regular:
+        raise ValueError(f"{option} {path}: is no regular file")
 
 
 def part_of(path):

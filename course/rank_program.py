@@ -8,7 +8,6 @@ import json
 import signal
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import options
 
@@ -21,13 +20,14 @@ def parser(description, out=None, dataset=False, timeout=None):
     """
     made = options.Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if out:
-        made.add_argument("--out", type=Path, required=True, help=out)
+        made.add_argument("--out", type=options.nonempty_path, required=True, help=out)
     if dataset:
         import data
 
         made.add_argument("--dataset", choices=["auto", *data.DATASETS], default="auto",
                           help="auto: cifar10, or else synthetic")
-        made.add_argument("--data-path", default="./data", help="folder of the data files")
+        made.add_argument("--data-path", type=options.nonempty_path, default="./data",
+                          help="folder of the data files")
     if timeout:
         made.add_argument("--timeout", type=options.positive(float, 2**31), default=timeout,
                           help="longest wait for another rank, seconds")

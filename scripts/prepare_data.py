@@ -11,13 +11,15 @@ from pathlib import Path
 
 import data
 from course import rank_program
+from options import nonempty_path
 
 
 def main():
     parser = rank_program.parser(__doc__)
     parser.add_argument("names", nargs="+", choices=sorted(data.DATASETS), metavar="NAME",
                         help=f"one or more of {', '.join(sorted(data.DATASETS))}")
-    parser.add_argument("--data-path", default="data", help="folder for the files (default: %(default)s)")
+    parser.add_argument("--data-path", type=nonempty_path, default="data",
+                        help="folder for the files (default: %(default)s)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     status = 0

@@ -10,7 +10,6 @@ With --plots, runs that have no baseline are drawn, too: without speed-up and ef
 import sys
 import warnings
 from functools import partial
-from pathlib import Path
 
 import options
 from course import rank_program, runs
@@ -20,13 +19,18 @@ def main():
     parser = rank_program.parser(__doc__)
     parser.add_argument("logs", nargs="+", help="run logs, folders of them, or globs")
     parser.add_argument("--baseline", action="append", help="label of the run to compare with (default: world size 1)")
-    parser.add_argument("--csv", type=Path, help="write the table, unrounded, to this file as well")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the runs: a PNG for each picture")
+    parser.add_argument("--csv", type=options.nonempty_path, help="write the table, unrounded, to this file as well")
+    parser.add_argument("--plots", type=options.nonempty_path, metavar="FOLDER",
+                        help="draw the runs: a PNG for each picture")
     args = parser.parse_args()
     say = partial(print, "runs.py:", file=sys.stderr)
     warnings.showwarning = lambda message, *rest: say(message)
     drawn = []
     with parser.one_line():
+        if args.csv:
+            options.check_output("--csv", args.csv)
+        if args.plots:
+            options.check_writable("--plots", args.plots)
         df = runs.read_runs(args.logs).sort_values(["source", "machine", "world_size"], kind="stable")
         try:
             table = runs.speedup_table(df, args.baseline)
@@ -36,7 +40,6 @@ def main():
             say(f"no speed-up, no efficiency: {error}")
             table = runs.seconds_per_epoch(df)
         if args.csv:
-            args.csv.parent.mkdir(parents=True, exist_ok=True)
             with options.whole(args.csv) as part:
                 table.to_csv(part, index=False)
         if args.plots:

@@ -11,7 +11,6 @@ import importlib
 import runpy
 import tempfile
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,14 +18,14 @@ import torch.distributed as dist
 import utils
 from course import rank_program
 from course.checks.on_ranks import Here, first_line
-from options import check_output, positive
+from options import check_output, nonempty_path, positive
 
 
 def get_parser():
     parser = rank_program.parser(__doc__, out="write what the ranks saw to this file, as JSON", timeout=20)
     add = parser.add_argument
     add("--lesson", required=True, choices=["03", "04", "06"], help="the notebook's number")
-    add("--answer", type=Path, required=True, help="file of the learner's functions")
+    add("--answer", type=nonempty_path, required=True, help="file of the learner's functions")
     add("--limit", type=positive(float), default=120, help="a rank ends after so many seconds, whatever it does")
     return parser
 

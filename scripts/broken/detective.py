@@ -6,7 +6,6 @@ It prints what each run would have logged. The letters are shuffled: course/chec
 """
 
 import os
-from pathlib import Path
 
 import options
 from course import rank_program
@@ -75,7 +74,7 @@ def text(letter, log):
 
 def main():
     parser = rank_program.parser(__doc__)
-    parser.add_argument("--out", type=Path, help="write the logs to this file, as JSON")
+    parser.add_argument("--out", type=options.nonempty_path, help="write the logs to this file, as JSON")
     args = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", 1)) < 2:
         parser.error("this needs two ranks: torchrun --nproc_per_node=2 …")

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import uuid
-from pathlib import Path
 
 import options
 from course import processes, rank_program
@@ -76,11 +75,11 @@ def main():
         metavar="RANK@EPOCH", action="append", required=True, help="may be repeated")
     add("--within", type=options.positive(float), default=120, metavar="SECONDS",
         help="end everything then; default: 120")
-    add("--out", type=Path, metavar="FILE", help="write the kills and what was said there, as JSON")
+    add("--out", type=options.nonempty_path, metavar="FILE", help="write the kills and what was said there, as JSON")
     add("command", nargs="+", metavar="COMMAND", help="torchrun ... main.py ... --log-file FILE, after --")
     args = parser.parse_args()
     main_py = options.Parser(add_help=False, allow_abbrev=False)
-    main_py.add_argument("--log-file", type=Path)
+    main_py.add_argument("--log-file", type=options.nonempty_path)
     log = main_py.parse_known_args(args.command)[0].log_file
     if log is None:
         parser.error("the command has no --log-file: without the log nobody knows which epoch it is")

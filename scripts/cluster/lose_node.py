@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import options
 from course import processes, rank_program
@@ -119,7 +118,8 @@ def main():
     parser.usage = "%(prog)s {rejoin,cut} --out FOLDER [options] -- [main.py's options]"
     add = parser.add_argument
     add("what", choices=["rejoin", "cut"])
-    add("--out", type=Path, required=True, metavar="FOLDER", help="gets the log, the consoles and the moments")
+    add("--out", type=options.nonempty_path, required=True, metavar="FOLDER",
+        help="gets the log, the consoles and the moments")
     add("--epochs", type=options.positive(int), default=2, help="of each part; default: 2")
     add("--within", type=options.positive(float), default=90, metavar="SECONDS",
         help="longest wait for each step; default: 90")

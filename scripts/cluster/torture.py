@@ -399,9 +399,12 @@ def main():
     add("--kills", type=options.positive(int), default=50, help="runs of kill-a-rank; others go by it")
     add("--inputs", type=options.positive(int), default=5000, help="damaged inputs for each reader")
     add("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), metavar="ATTACK", help=", ".join(ATTACKS))
-    add("--seed", type=int, default=0)
-    add("--json", type=Path, help="write the table to this file as well")
+    add("--seed", type=options.from_zero, default=0)
+    add("--json", type=options.nonempty_path, help="write the table to this file as well")
     args = parser.parse_args()
+    if args.json:
+        with parser.one_line():
+            options.check_output("--json", args.json)
     warnings.simplefilter("ignore")
     table = []
     for name in args.only:

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 import uuid
-from pathlib import Path
 
 import options
 from course import processes, rank_program
@@ -68,11 +67,14 @@ def main():
         help="end the command then; default: 60")
     add("--all", action="store_true", help="print the command's output, too")
     add("--expect-failure", action="store_true", help="exit with 0 if it failed for a cause that is known here")
-    add("--log", type=Path, metavar="FILE", help="look into this file instead of running a command")
+    add("--log", type=options.nonempty_path, metavar="FILE", help="look into this file instead of running a command")
     add("command", nargs="*", metavar="COMMAND", help="what to run, after --")
     args = parser.parse_args()
     if bool(args.log) == bool(args.command):
         parser.error("give a command after --, or --log FILE")
+    with parser.one_line():
+        if args.log:
+            options.check_input("--log", args.log)
     start = time.monotonic()
     with rank_program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the command, too
         status, output = ((1, processes.without_folders(args.log.read_text(errors="replace"))) if args.log else

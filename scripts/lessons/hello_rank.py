@@ -20,6 +20,7 @@ import sys
 import psutil
 
 from course import rank_program
+from options import from_zero, positive
 
 
 def told_by_launcher():
@@ -64,10 +65,11 @@ def work(fails, rank, attempt):
 
 def main():
     parser = rank_program.parser(__doc__)
-    parser.add_argument("--spawn", type=int, metavar="N", help="start N ranks with mp.spawn")
-    parser.add_argument("--fail", type=int, metavar="RANK", help="this rank fails at its first attempt")
+    parser.add_argument("--spawn", type=positive(int), metavar="N", help="start N ranks with mp.spawn")
+    parser.add_argument("--fail", type=from_zero, metavar="RANK", help="this rank fails at its first attempt")
     parser.add_argument("--out", metavar="FILE", help="append what each rank found to this file, JSON lines")
-    parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)  # torch.distributed.launch
+    # torch.distributed.launch gives it
+    parser.add_argument("--local-rank", "--local_rank", type=from_zero, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.spawn is None:
         return hello(None, args)

@@ -15,11 +15,10 @@ import os
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
 from course import rank_program
 from course.rendezvous import rank_file
-from options import check_output, positive
+from options import check_output, nonempty_path, positive
 
 # set by torchrun for each rank
 VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR",
@@ -199,7 +198,7 @@ def main():
     parser = rank_program.parser(__doc__, timeout=20)
     add = parser.add_argument
     add("--step", nargs="+", required=True, choices=STEPS, metavar="NAME", help=f"one or more of: {', '.join(STEPS)}")
-    add("--out", type=Path, help="each rank writes what it found into this folder, rank-0.json and so on")
+    add("--out", type=nonempty_path, help="each rank writes what it found into this folder, rank-0.json and so on")
     add("--url", nargs="+", default=["env://"], help="where the ranks of `meet` meet, one after the other")
     add("--lines", type=positive(int), default=20, help="lines of `chatter`, of each kind")
     add("--limit", type=positive(float), default=120, help="this process ends after so many seconds, whatever it does")

@@ -11,7 +11,6 @@ All values are made from a seed, so --load knows what must come back. Exit statu
 
 import json
 import warnings
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 import models
 import utils
 from course import rank_program
-from options import check_writable
+from options import check_writable, nonempty_path
 
 ROWS, COLUMNS = 1001, 64  # a number of rows that two ranks cannot share equally
 
@@ -69,14 +68,14 @@ def contents(folder):
 def main():
     parser = rank_program.parser(__doc__, timeout=60)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--save", type=Path, metavar="FOLDER", help="write it there")
-    what.add_argument("--load", type=Path, metavar="FOLDER", help="read it from there")
+    what.add_argument("--save", type=nonempty_path, metavar="FOLDER", help="write it there")
+    what.add_argument("--load", type=nonempty_path, metavar="FOLDER", help="read it from there")
     args = parser.parse_args()
-    if args.load and not (args.load / ".metadata").is_file():
-        parser.error(f"--load {args.load}: no checkpoint there (no .metadata); write one with --save")
-    if args.save and (args.save / ".metadata").exists():  # overwritten file by file, it would be neither in between
-        parser.error(f"--save {args.save}: holds a checkpoint already; name a folder of its own for each")
     with parser.one_line():
+        if args.load and not (args.load / ".metadata").is_file():
+            raise ValueError(f"--load {args.load}: no checkpoint there (no .metadata); write one with --save")
+        if args.save and (args.save / ".metadata").exists():  # overwritten file by file, it would be neither in between
+            raise ValueError(f"--save {args.save}: holds a checkpoint already; name a folder of its own for each")
         here = utils.find_placement("cpu", "gloo")
         if args.save:
             check_writable("--save", args.save)

@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 
 from course import processes, rank_program
-from options import check_output, positive
+from options import check_output, nonempty_path, positive
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = [sys.executable]
@@ -193,7 +193,8 @@ def main():
     add("--only", choices=ROUNDS, action="append", help="measure this one; may be repeated")
     add("--rounds", type=positive(int), default=5, help="how often each comparison is run (default: %(default)s)")
     add("--samples", type=positive(int), help="images of an epoch, to try this out: so few measure the warming up")
-    add("--out", type=Path, default="build/benchmark.json", help="also write every figure here (default: %(default)s)")
+    add("--out", type=nonempty_path, default="build/benchmark.json",
+        help="also write every figure here (default: %(default)s)")
     args = parser.parse_args()
     wanted = args.only or list(ROUNDS)
     with parser.one_line():

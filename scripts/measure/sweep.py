@@ -31,7 +31,7 @@ import pandas as pd
 import data
 import models
 from course import processes, rank_program, runs
-from options import get_parser, positive
+from options import from_zero, get_parser, nonempty_path, positive
 
 MAIN = Path(__file__).resolve().parent.parent.parent / "main.py"
 BY_SWEEP = ["model", "strategy", "batch_size", "seed", "log_file", "save_model"]  # options that it sets, or cannot
@@ -163,7 +163,7 @@ def main():
     own, passed_on = sys.argv[1:end], sys.argv[end + 1:]
     parser = rank_program.parser(__doc__)
     add = parser.add_argument
-    add("--out", type=Path, default="results/live/sweep", help="folder of the logs (default: %(default)s)")
+    add("--out", type=nonempty_path, default="results/live/sweep", help="folder of the logs (default: %(default)s)")
     add("--world-sizes", type=positive(int), nargs="+", default=[1, 2], metavar="W", help="ranks (default: 1 2)")
     add("--strategies", choices=["auto", "single", "dp", "ddp"], nargs="+", default=["auto"],
         help="auto (default): single for one rank, else ddp; single and dp run with world size 1 alone")
@@ -171,7 +171,7 @@ def main():
     add("--batch-sizes", type=positive(int), nargs="+", default=[64], metavar="B", help="of each rank (default: 64)")
     add("--lrs", type=positive(float), nargs="+", default=[None], metavar="LR",
         help="learning rates (default: main.py's)")
-    add("--seeds", type=int, nargs="+", default=[0], metavar="S", help="default: 0")
+    add("--seeds", type=from_zero, nargs="+", default=[0], metavar="S", help="default: 0")
     add("--threads", type=positive(int), metavar="N", help="of each rank (default: cores / ranks)")
     add("--run-timeout", type=positive(float), default=3600, metavar="S",
         help="seconds; a run that takes longer is killed, and counts as failed (default: 3600)")

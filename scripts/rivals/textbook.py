@@ -23,6 +23,7 @@ import data
 import models
 import utils
 from course import rank_program
+from options import check_writable, nonempty_path, positive
 
 
 class TextbookNet(models.ConvNet):
@@ -52,11 +53,15 @@ class OneByOne(Dataset):
 
 def main():
     parser = rank_program.parser(__doc__)
-    parser.add_argument("--data-path", default="./data", help="folder of cifar10.pt (scripts/setup prepares it)")
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--samples", type=int, default=50_000, help="train on the first so many images")
-    parser.add_argument("--steps", type=int, default=sys.maxsize, help="end after so many steps")
+    parser.add_argument("--data-path", type=nonempty_path, default="./data",
+                        help="folder of cifar10.pt (scripts/setup prepares it)")
+    parser.add_argument("--epochs", type=positive(int), default=1)
+    parser.add_argument("--samples", type=positive(int), default=50_000, help="train on the first so many images")
+    parser.add_argument("--steps", type=positive(int), default=sys.maxsize, help="end after so many steps")
     args = parser.parse_args()
+    with parser.one_line():
+        if not (args.data_path / "cifar10.pt").is_file():
+            check_writable("--data-path", args.data_path)
 
     here = utils.find_placement(device="cpu")
     torch.set_num_threads(utils.threads_per_rank(here))
