@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -25,13 +26,22 @@ def cifar10():
 ONE_BY_ONE = {"test_notebooks_run.py", "test_torture.py"}  # their tests share nothing, and each takes its time
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist asks for the groups
 def pytest_collection_modifyitems(items):
-    """A file's tests stay in one process, and share what they started; the longest begin first, else one would end the
-    run alone."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.nodeid if item.path.name in ONE_BY_ONE else item.path.name))
+    """The longest begin first: else one of them would end the run alone."""
     items.sort(key=lambda item: item.path.name not in ONE_BY_ONE)  # the others keep their order
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """loadfile, which keeps a file's tests in one process, where they share what they started; but for ONE_BY_ONE."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return nodeid if Path(file).name in ONE_BY_ONE else file
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

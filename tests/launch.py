@@ -3,11 +3,8 @@
 import contextlib
 import functools
 import importlib
-import multiprocessing
-import multiprocessing.connection
 import os
 import re
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -17,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+
+from course import forked_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 150  # seconds; a run that takes longer hangs
@@ -38,70 +37,18 @@ def environment(**changes):
     return env
 
 
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["torch._dynamo", "torch.distributed.elastic.multiprocessing.errors", "torch.utils.data"])
-
-
 def run(ranks, *arguments, script="main.py", **env):
-    """The finished process of `python script ...` (ranks=0), or of as many ranks as torchrun would start, with the same
-    environment; its status is that of the rank that failed first. Each is forked from a process that has imported
-    torch, which saves most of the seconds that a start takes. Where the launcher is the subject: torchrun()."""
-    import torch.distributed as dist
-
-    env, store = {"OMP_NUM_THREADS": "1", **environment(**env)}, None
-    if ranks:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun's agent has one
-        env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_RUN_ID": "none",
-                "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    """The finished process of `python script ...` (ranks=0), or of as many ranks as torchrun would start, its status
+    that of the rank that failed first: see course/forked_ranks.py. Where the launcher is the subject: torchrun()."""
     argv = [str(script), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder, "stdout"), Path(folder, "stderr")
-        started = [FORKED.Process(target=_be, args=(argv, env | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks
-                                                                 else {}), said)) for rank in range(max(1, ranks))]
-        status = _until_the_end(argv, started)
+        said = [Path(folder, name) for name in ("stdout", "stderr")]
+        for path in said:
+            path.touch()
+        status = forked_ranks.run(argv, ranks, {"OMP_NUM_THREADS": "1", **environment(**env)}, *said, LIMIT)
+        if status is None:
+            raise subprocess.TimeoutExpired(argv, LIMIT, *(path.read_text() for path in said))
         return subprocess.CompletedProcess(argv, status, *(path.read_text() for path in said))
-
-
-def _until_the_end(argv, started):
-    """The status of all together: 0, or that of the first to fail, whereupon the others are ended as torchrun does."""
-    give_up = time.monotonic() + LIMIT
-    try:
-        for process in started:
-            process.start()
-        while any(process.exitcode is None for process in started):
-            if failed := [process.exitcode for process in started if process.exitcode]:
-                for process in started:
-                    process.terminate()
-                for process in started:
-                    process.join(30)
-                return failed[0]
-            if time.monotonic() > give_up:
-                raise subprocess.TimeoutExpired(argv, LIMIT)
-            multiprocessing.connection.wait([p.sentinel for p in started if p.exitcode is None], timeout=1)
-        return next((process.exitcode for process in started if process.exitcode), 0)
-    finally:
-        for process in started:
-            process.kill()
-            process.join()
-
-
-def _be(argv, env, said):
-    """What `python argv...` would be, in this process."""
-    for number, path in zip((1, 2), said, strict=True):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
-    os.environ.clear()
-    os.environ.update(env)
-    os.chdir(ROOT)
-    sys.argv, sys.path[0:0] = argv, [str(Path(argv[0]).resolve().parent)]
-    import torch
-
-    torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # it was read when torch was imported
-    try:
-        runpy.run_path(argv[0], run_name="__main__")
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
 
 
 def together(environments, *arguments, script="main.py"):
@@ -154,8 +101,7 @@ def in_a_group_of_one(test):
     by a thread of gloo, and a test process would take all its other tests with it."""
     @functools.wraps(test)
     def outside(**arguments):
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_be_the_rank, args=(test.__module__, test.__qualname__, arguments))
+        process = forked_ranks.FORKED.Process(target=_be_the_rank, args=(test.__module__, test.__qualname__, arguments))
         process.start()
         process.join(LIMIT)
         process.kill()

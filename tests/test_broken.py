@@ -1,6 +1,6 @@
 """The gallery of mistakes: each broken script shows its symptom, each repaired one does not, and nothing is left.
 
-The ranks of most pairs are forked from one process (scripts/broken/forked.py); what is about a launcher is started by
+The ranks of most pairs are forked from one process (course/forked_ranks.py); what is about a launcher is started by
 it. Lesson 12 starts all of them by torchrun.
 """
 
@@ -26,7 +26,7 @@ from scripts.broken import detective, gallery
 GALLERY = [sys.executable, "scripts/broken/gallery.py"]
 TABLE = read_table()
 BROKEN = launch.ROOT / "scripts" / "broken"
-SPECIAL = {"gallery", "worker", "forked", "detective"}
+SPECIAL = {"gallery", "worker", "detective"}
 TWIN = launch.ROOT / "notebooks" / "text" / "12_break_it.py"
 each_entry = pytest.mark.parametrize("entry", TABLE.values(), ids=TABLE)
 

@@ -24,16 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import options
-from course import processes, rank_program
+from course import forked_ranks, processes, rank_program
 from course.gallery_table import ROOT, guide, read_table
-from scripts.broken import forked
 
 LIMIT = 120  # seconds; the longest wait of a script itself is 7 s, the rest is start-up on a busy machine
 GUIDE = ROOT / "TROUBLESHOOTING.md"
 QUICK = ["unused_parameter", "padded_evaluation", "set_epoch", "hang_rank_0", "rank_0_loss", "ddp_module"]
 STOP = threading.Event()  # Ctrl-C or SIGTERM
 MARKS = set()  # of the runs under way: processes.end(mark) ends one
-ABORTED = "terminate called without an active exception"  # a gloo thread at Python's end: see shortcuts.exit_now
+ABORTED = "terminate called without an active exception"  # entry 24
 ATTEMPTS = 4  # it happened in 1 run of 12 with a DDP model, on two cores with PyTorch 2.14
 
 # ---- run -----------------------------------------------------------------------------------------------------
@@ -48,19 +47,20 @@ class Outcome:
 
 
 def run(entry, form, limit=LIMIT, fork=False):
-    """The Outcome of one form. `fork`: without the launcher, as scripts/broken/forked.py does it."""
+    """The Outcome of one form. `fork`: without the launcher, as course/forked_ranks.py does it."""
     for _ in range(ATTEMPTS):
         if STOP.is_set():
             return Outcome(None, "")
         with tempfile.TemporaryDirectory() as folder:
             file, mark = Path(folder, "output"), f"{folder} {os.getpid()}"
+            env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+                   "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": folder}
             if fork and entry.fork:
-                ranks = entry.ranks if entry.run.startswith("torchrun") else 1
-                status = forked.run(entry.script(form), ranks, {**entry.env, "TMPDIR": folder}, file, limit, STOP)
+                ranks = entry.ranks if entry.run.startswith("torchrun") else 0
+                env |= entry.env if form == "broken" else {}
+                status = forked_ranks.run([entry.script(form)], ranks, env, file, file, limit, STOP)
             else:
                 MARKS.add(mark)
-                env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                       "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": folder}
                 with file.open("w") as out:
                     status = processes.run(["bash", "-c", entry.command(form)], limit, mark, env, cwd=ROOT, stdout=out,
                                            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
@@ -230,7 +230,8 @@ def main(arguments=None):
     one = commands.add_parser("show", help="run both forms of a mistake: symptom, diagnosis, repair, proof")
     one.add_argument("--subset", choices=["all", "quick"], default="all",
                      help="quick: leave out what is not in the quick tier")
-    one.add_argument("--out", type=Path, metavar="FOLDER", help="write how many lines it printed there, as JSON")
+    one.add_argument("--out", type=options.nonempty_path, metavar="FOLDER",
+                     help="write how many lines it printed there, as JSON")
     all_it_says = commands.add_parser("run", help="run one form, print all that it says")
     all_it_says.add_argument("--repaired", action="store_true", help="the repaired form")
     for each in (one, all_it_says):
@@ -239,7 +240,7 @@ def main(arguments=None):
     many.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     many.add_argument("--fork", action="store_true", help="fork the ranks from one process, where torchrun is not "
                       "itself the subject: faster")
-    many.add_argument("--out", type=Path, help="write what was found to this file, as JSON")
+    many.add_argument("--out", type=options.nonempty_path, help="write what was found to this file, as JSON")
     write = commands.add_parser("guide", help="write TROUBLESHOOTING.md")
     write.add_argument("--check", action="store_true", help="only say whether it is up to date")
     args = parser.parse_args(arguments)
