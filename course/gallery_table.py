@@ -12,11 +12,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "scripts/broken/gallery.toml"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A message that no script shows, because it comes by chance, or needs what is not here. Only the page has it."""
+
+    number: str
+    title: str
+    symptom: str
+    tool: str
+    why: str
+    repair: str
+    unshown: str
+    source: str = ""
+    silent: bool = False
+
+    @property
+    def heading(self):
+        return f"{self.number}. {self.title}"
+
+    @property
+    def seen(self):
+        """What one sees, as a cell of a Markdown table: `__main__` must stay what it is, for the page's search."""
+        return "*silent:* " * self.silent + re.sub(r"([|<_*])", r"\\\1", self.symptom)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One mistake. gallery.toml says what each field is."""
+    """One mistake and its repair. gallery.toml says what each field is."""
 
     number: str
     name: str
@@ -40,15 +65,7 @@ class Entry:
     apart: bool = False
     gpu: str = ""
     source: str = ""
-
-    @property
-    def heading(self):
-        return f"{self.number}. {self.title}"
-
-    @property
-    def seen(self):
-        """What one sees, as a cell of a Markdown table: `__main__` must stay what it is, for the page's search."""
-        return "*silent:* " * self.silent + re.sub(r"([|<_*])", r"\\\1", self.symptom)
+    heading, seen = Note.heading, Note.seen
 
     def script(self, form):
         """Path of a form, "broken" or "repaired", from the repository's root."""
@@ -69,14 +86,19 @@ class Entry:
 
 def read_table():
     """{name: Entry}, most reported first."""
-    rows = tomllib.loads((ROOT / "scripts/broken/gallery.toml").read_text())["entry"]
+    rows = tomllib.loads(TABLE.read_text())["entry"]
     return {row["name"]: Entry(**row) for row in rows}
 
 
-def contents(table, anchor):
+def read_notes():
+    """Notes, in their order on the page."""
+    return [Note(**row) for row in tomllib.loads(TABLE.read_text())["note"]]
+
+
+def contents(entries, anchor):
     """Lines of a Markdown table: what one sees of each mistake, with a link to its entry at anchor(entry)."""
     return ["| what you see | |", "|:--|:--|",
-            *(f"| {entry.seen} | [{entry.heading}](#{anchor(entry)}) |" for entry in table.values())]
+            *(f"| {entry.seen} | [{entry.heading}](#{anchor(entry)}) |" for entry in entries)]
 
 
 def guide(table):
@@ -87,14 +109,17 @@ def guide(table):
     lines = ["# Troubleshooting", "",
              "Search this page for a few words of what you see. Each entry is demonstrated live in [lesson "
              "12](notebooks/12_break_it.ipynb); `python scripts/broken/gallery.py show NAME` runs it on your machine. "
-             "Most reported first; *silent*: no error, a wrong result.", "",
+             "Those that no script can show stand at the end. *Silent*: no error, a wrong result.", "",
              "*(Made by `python scripts/broken/gallery.py guide` from `scripts/broken/`. Do not edit it here.)*", "",
-             *contents(table, anchor)]
-    for entry in table.values():
+             *contents(every := [*table.values(), *read_notes()], anchor)]
+    for entry in every:
         lines += ["", f"## {entry.heading}", "", "```text", entry.symptom, "```", "",
-                  f"**Look:** {entry.tool}", "", f"**Why:** {entry.why}", "", f"**Repair:** {entry.repair}", "",
-                  "```diff", *entry.difference(), "```", ""]
+                  f"**Look:** {entry.tool}", "", f"**Why:** {entry.why}", "", f"**Repair:** {entry.repair}", ""]
+        if isinstance(entry, Note):
+            proof = [f"Not shown live: {entry.unshown}"]
+        else:
+            lines += ["```diff", *entry.difference(), "```", ""]
+            proof = [f"`python scripts/broken/gallery.py show {entry.name}`", entry.gpu]
         source = ("Reported here", ", among other places") if "/issues/" in entry.source else ("Read more", "")
-        lines.append(" · ".join(filter(None, (f"`python scripts/broken/gallery.py show {entry.name}`", entry.gpu,
-                                              entry.source and f"[{source[0]}]({entry.source}){source[1]}."))))
+        lines.append(" · ".join(filter(None, (*proof, entry.source and f"[{source[0]}]({entry.source}){source[1]}."))))
     return "\n".join(lines) + "\n"

@@ -58,7 +58,7 @@ live = Path(f"results/live/12_gallery/{os.getpid()}")  # two notebooks may run a
 live.mkdir(parents=True, exist_ok=True)
 for old in live.glob("*.json"):
     old.unlink(missing_ok=True)
-lines = gallery_table.contents(table, anchor=lambda entry: entry.heading.replace(" ", "-"))  # as Jupyter makes it from a heading
+lines = gallery_table.contents(table.values(), anchor=lambda entry: entry.heading.replace(" ", "-"))  # as Jupyter makes it from a heading
 loud = sum(not entry.silent for entry in table.values()) / len(table)
 Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a message (you said {my_percent} %). Most reported first; "
          "search this page for the words that you see.")
