@@ -259,13 +259,15 @@ def test_ctrl_c_names_what_finished_and_leaves_no_process(tmp_path):
 PYTHON_STUB = f"""#!/usr/bin/env bash
 case "$1 $2 $3" in
   "-m venv "*) mkdir -p .venv/bin .venv/lib/python3/site-packages; cp "$0" .venv/bin/python; echo venv >> calls ;;
-  "-m pip install") echo pip >> calls; echo "Collecting all"; sleep "${{PIP_SECONDS:-0}}"; exit "${{PIP_STATUS:-0}}" ;;
+  "-m pip install")
+    if [[ "$*" == *--index-url* ]]; then echo "$*" > index; exit "${{INDEX_STATUS:-0}}"; fi
+    echo pip >> calls; echo "Collecting all"; sleep "${{PIP_SECONDS:-0}}"; exit "${{PIP_STATUS:-0}}" ;;
   "-m pip "*) ;;
   "scripts/prepare_data.py "*) echo data >> calls; exit "${{DATA_STATUS:-0}}" ;;
   *) exec {sys.executable} "$@" ;;
 esac
 """
-TOOLS = ["awk", "bash", "cat", "cksum", "cp", "df", "dirname", "env", "flock"]
+TOOLS = ["awk", "bash", "cat", "cksum", "cp", "df", "dirname", "env", "flock", "grep"]
 TOOLS += ["mkdir", "rm", "sed", "sleep", "tail", "tee"]
 OLD_PYTHON_STUB = '#!/usr/bin/env bash\nif [ "$1" = --version ]; then echo Python 3.9.2; else exit 1; fi\n'
 
@@ -329,6 +331,17 @@ def test_setup_installs_what_requirements_gained(clone):
     (clone / "requirements.txt").write_text("one # a package\ntwo # another\n")
     assert set_up(clone)[0] == 0
     assert calls(clone).count("pip") == 2 and calls(clone).count("venv") == 1
+
+
+@pytest.mark.parametrize("status", ["0", "1"])
+def test_setup_for_the_cpu_asks_the_index_of_such_wheels_and_says_where_it_does_not_answer(status, clone):
+    shutil.copy2(ROOT / "requirements.txt", clone)
+    code, _, said = set_up(clone, "--cpu", INDEX_STATUS=status)
+    assert code == 0 and calls(clone) == ["venv", "pip", "data"]
+    torch, torchvision = (clone / "index").read_text().split()[-2:]
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("torch")] == [torch, torchvision]
+    assert ("does not answer" in said) == (status == "1")
 
 
 def test_setup_repairs_an_interrupted_one(clone):
