@@ -38,7 +38,8 @@ def test_one_gpu_in_every_way(ranks, options, backend, tmp_path):
 def test_more_ranks_than_gpus_share_them_over_gloo_and_say_so(tmp_path):
     run, _, _, said = train(tmp_path, GPUS + 1)
     assert run["backend"] == "gloo" and f"{GPUS + 1} ranks share {GPUS} GPU(s)" in said
-    assert launch.torchrun(GPUS + 1, *SMALL, "--backend", "nccl").returncode != 0
+    refused = launch.run(GPUS + 1, *SMALL, "--backend", "nccl")
+    assert refused.returncode == 2 and "--backend nccl needs a GPU for each" in refused.stderr
 
 
 def test_sync_bn_reports_the_model_that_it_saves(tmp_path):
