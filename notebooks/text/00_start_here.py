@@ -259,8 +259,8 @@ lesson.table(pd.DataFrame([
 #
 # `torchrun --nnodes=2 --nproc_per_node=1 --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=localhost:29400 main.py --device cpu`
 #
-# Elastic restarts the script with the nodes that are left. `main.py` then trains from the beginning: it saves the weights
-# at the end only.
+# Elastic restarts the script with the nodes that are left. With `--checkpoint FILE` `main.py` goes on from that file, else it trains from
+# the beginning ([lesson 11](11_fault_tolerance.ipynb)).
 
 # %% [markdown]
 # ### Exercise 2: the command for a machine

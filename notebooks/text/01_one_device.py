@@ -513,5 +513,5 @@ Markdown(f"The textbook pipeline shows the better speed-up ({epoch_seconds['text
 # 2. Time it: warm-up left out, median, device waited for.
 # 3. Write its seconds an epoch down. This is the baseline.
 #
-# **Where next**: [07 · Performance](07_performance.ipynb) runs this training with 2, 4 and 8 processes and compares them
-# with one.
+# **Where next**: [02 · DataParallel](02_data_parallel.ipynb) gives the same training several devices in one process.
+# [07 · Performance](07_performance.ipynb) compares this baseline with 2, 4 and 8 processes.

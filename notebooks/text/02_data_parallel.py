@@ -763,7 +763,8 @@ pd.DataFrame(table).set_index("CUDA_VISIBLE_DEVICES")
 # A GPU named twice: PyTorch then counts none.
 #
 # **When is it read?** Once, when CUDA starts in the process. `import torch` does not start it, the first use of a GPU
-# does. A later change is not seen ([one of many who were surprised](https://github.com/pytorch/pytorch/issues/23544)).
+# does, and `torch.cuda.is_available()` may ask the driver already. A later change is not seen ([one of many who were surprised](https://github.com/pytorch/pytorch/issues/23544)).
+# CUDA counts the fastest GPU first, `nvidia-smi` the first in the machine: `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes CUDA count as `nvidia-smi` does.
 # Where there are GPUs, a child process is given the last of them, and changes the variable too late.
 
 # %%
@@ -901,5 +902,6 @@ check.physical_gpu(my_physical_gpu)
 # - **DDP** does without three of the four steps. Each process reads its own part of the data, so nothing is scattered.
 #   The copies of the model stay, and stay equal, so nothing is replicated. Each computes its own loss, so nothing is
 #   gathered. What is left is one all-reduce of the gradients, during `backward`.
-# - [05 · Who sees which image](05_distributed_sampler.ipynb) deals the data out, [06 · DDP](06_ddp.ipynb) builds the all-reduce
+# - Next: [03 · Processes and ranks](03_processes_and_ranks.ipynb), for DDP is several processes. Then
+#   [05 · Who sees which image](05_distributed_sampler.ipynb) deals the data out, [06 · DDP](06_ddp.ipynb) builds the all-reduce
 #   from nothing, and [07 · Performance](07_performance.ipynb) measures it with 2, 4 and 8 processes.

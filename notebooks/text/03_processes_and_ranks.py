@@ -111,7 +111,8 @@ same = [{name: process[name] for name in ("rank", "local_rank", "group_rank")} f
 print(f"the same as computed: {same}; {len({process['pid'] for process in told})} different processes")
 
 # %% [markdown]
-# Which machine becomes node 0 is decided when the torchruns meet (`--node-rank` fixes it). After that the numbers are as computed.
+# Which machine becomes node 0 is decided when the torchruns meet with `--rdzv-backend=c10d`, as here. (`--node-rank` fixes it only where
+# the first machine is named by `--master-addr`; with c10d torchrun ignores it.) After that the numbers are as computed.
 #
 # How does a process know? Its launcher wrote it into its **environment variables**, before the program began. Here are those of the last rank:
 
@@ -286,7 +287,8 @@ print(f"Started by hand you said: {my_listener}; with torchrun: {my_listener_tor
 #
 # - **One process listens, all connect to it.** There they leave their own addresses and read the others'. This small service is called a **store**.
 # - `env://` and `tcp://`: **rank 0** listens. So the port must be free on rank 0's node, and the others must be able to reach it. If rank 0 is late, the others try again until the timeout.
-# - With torchrun, **torchrun itself** listens (on several nodes: one of the torchruns). It was there before any rank, and picked a free port.
+# - With torchrun, **torchrun itself** listens (on several nodes: one of the torchruns). It was there before any rank, and picked a free port (older versions take
+#   29500; with `--standalone` they all pick one).
 # - `file://`: nobody listens. The file is the store. A file left from an earlier run holds addresses of the dead.
 #
 # The store brings them together; the data goes the blue way.

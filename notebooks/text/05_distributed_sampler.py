@@ -172,7 +172,7 @@ Markdown(f"In 6 epochs rank 0 has seen **{met['with']}** different items with `s
 # together still see the whole set, so the loss goes down and nothing warns you. But the batches never change: the same images
 # always stand in the same step. Shuffling was meant to prevent that.
 #
-# `main.py` calls it at the start of each epoch:
+# `main.py` calls it at the start of each epoch, on its own sampler: `checkpoint.Shard`, a DistributedSampler that can begin in the middle of an epoch.
 
 # %%
 # !grep -n "set_epoch" main.py
@@ -213,8 +213,9 @@ plots.sampler_map(dropped, axes[1], title="21 items on 2 ranks: drop_last=True")
 plt.show()
 
 # %% [markdown]
-# All shards are equally long, always. They must be: in each step the ranks average their gradients, and a rank with one step
-# less would leave the others waiting.
+# All shards are equally long, always. For DDP they must be: in each step the ranks average their gradients, and a rank with one step
+# less would leave the others waiting. (For unequal ones PyTorch has
+# [`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html): a rank that is done answers for the steps it does not have.)
 #
 # - The default **pads**: the order begins again, and the first items are seen twice. With shuffle these are other items in each epoch.
 # - `drop_last=True` **drops**: the last items of the order are seen by nobody in this epoch.
@@ -348,7 +349,8 @@ print(pd.DataFrame([plan(ranks, 64 // ranks) for ranks in (1, 2, 4, 8)]).to_stri
 
 
 # %% [markdown]
-# With the batch size kept, 8 ranks change the weights less often, each time after more images. The learning rate has to follow the **global** batch.
+# With the batch size kept, 8 ranks change the weights less often, each time after more images. With SGD the learning rate should follow the **global** batch;
+# with Adam people often keep it, as `main.py` does unless `--lr-scaling` is given ([lesson 09](09_large_batch.ipynb)).
 # A common rule multiplies it by the number of ranks and warms up slowly ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677)).
 #
 # ### Exercise 3: steps an epoch

@@ -282,9 +282,11 @@ Markdown("\n".join(f"- {line}" for line in lines))
 # %% [markdown]
 # **How to read it.** A bar of `all-reduce` begins when this rank sends the bucket, and ends when the mean of all ranks is there: who
 # is early waits for the others. Bucket 0 holds the *last* layers. `backward` ends when the last bucket is sent: nothing is left to
-# compute. What stands in `wait` is communication that nothing hides. With one bucket that is all of it.
+# compute. What stands in `wait` is what `backward()` does after that: it waits for the all-reduces still under way, and copies the means back. With one
+# bucket that is all of them.
 #
-# Smaller buckets can be sent earlier, and are more messages.
+# Smaller buckets can be sent earlier, and are more messages. DDP's own choice is 25 MiB a bucket, and 1 MiB for the first, so that the first
+# is sent soon. The gradients of `main.py`'s LeNet are 248 kB, a single bucket: there nothing overlaps.
 # [DDP's default](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html) is 25 MiB.
 #
 # ## When it is not the same as one process
@@ -443,8 +445,9 @@ lines = [
 Markdown("\n".join(f"- {line}" for line in lines))
 
 # %% [markdown]
-# To continue a training later, save the optimizer's state and the epoch, too. And write to another name first, then rename, as
-# `main.py` does: a job that is killed while it writes leaves no half file.
+# To continue a training later, save the optimizer's state, the scheduler's, the random state, the epoch and the step, too. And write to another
+# name first, then rename: a job that is killed while it writes leaves no half file. `main.py --checkpoint FILE` does all of this
+# ([lesson 11](11_fault_tolerance.ipynb)).
 #
 # ## Memory
 #

@@ -82,9 +82,10 @@ my_prediction = 8.0  # eight ranks, eight times as fast? Write your own number
 # And what is the most that can come out? If one rank keeps one device busy, `n` ranks keep `n` busy, but never more than
 # there are: **min(ranks, devices)**. (A GPU may have room: one rank with a small model does not fill it.)
 #
-# Held fixed: the images of an epoch (*strong scaling*: the same work for more ranks), the first weights (same seed), the
-# learning rate, and the batch of **each process**. So the *global batch*, all ranks together, grows, and an epoch has
-# fewer steps. Fewer steps are fewer updates of the weights: what does that do to the loss after an epoch? Predict that too.
+# Held fixed: the images of an epoch, the first weights (same seed), the learning rate, and the batch of **each process**.
+# So an epoch is the same work for more ranks, which is called *strong scaling*. A step is not: each rank has as many images
+# as before, and the ranks together have more (*weak scaling*). The *global batch*, all ranks together, grows, and an epoch
+# has fewer steps. Fewer steps are fewer updates of the weights: what does that do to the loss after an epoch? Predict that too.
 
 # %%
 sizes = [1, 2, 4, 8]
@@ -254,8 +255,8 @@ Markdown("\n".join(f"- {line}" for line in lines))
 # %% [markdown]
 # ### Exercise 1: strong and weak scaling
 #
-# Here all runs had the same images (strong scaling). Others let the images grow with the ranks (*weak scaling*). One formula serves
-# both. One rank took `seconds_one` for `images_one`; all ranks together took `seconds_many` for `images_many`. Return speed-up and
+# Here all epochs had the same images: strong scaling. Others let the images of a run grow with the ranks, as our steps did: weak
+# scaling. One formula serves both. One rank took `seconds_one` for `images_one`; all ranks together took `seconds_many` for `images_many`. Return speed-up and
 # efficiency.
 
 # %%
@@ -551,4 +552,5 @@ lesson.table([{"GPT-2 on two GPUs": way, "seconds, 200 steps": f"{seconds:.1f}",
 # - Change `epochs` or `samples` at the top and run again. Predict first: from which length on do more ranks pay?
 # - Try a model with more work a step: add `--model resnet` to all commands. Does the efficiency rise?
 # - Have a machine with GPUs? Run this notebook there. The commands stay the same.
-# - Later lessons: what a larger global batch does to the loss, and what the all-reduce costs.
+# - Next: [08 · Predict](08_predict_scaling.ipynb) measures what the all-reduce costs, and predicts such runs. After that
+#   [09 · A larger batch](09_large_batch.ipynb): what a larger global batch does to the loss.

@@ -524,7 +524,7 @@ Markdown(f"There, linear with a gradual warm-up wins back {(left_alone - gradual
 # ends too: beyond 8,192 images their error rises, in spite of the linear rule and the warm-up (their Figure 1).
 #
 # For **Adam**, `main.py`'s default, the square root has the better argument
-# ([Malladi et al. 2022](https://arxiv.org/abs/2205.10287)). Every rule is a first guess: try a rate below it and one above.
+# ([Malladi et al. 2022](https://arxiv.org/abs/2205.10287); their rule changes Adam's β₁, β₂ and ε as well). Every rule is a first guess: try a rate below it and one above.
 #
 # ## What to remember
 #

@@ -344,7 +344,7 @@ Markdown("\n".join(f"- {line}" for line in lines))
 # What the map assumes: nodes of 8 NVIDIA H100 with NVLink, 40 % of their arithmetic used (Llama 3 [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %), GPT-3's shapes, sequences of 4096 tokens, 1024 of them a step. The sources
 # stand in `course/predict/memory.py`. It is a model, not a measurement: trust the regions, not their borders.
 #
-# - **Below, DDP.** As long as the model fits, nothing is simpler, and nothing is faster.
+# - **Below, DDP.** As long as the model fits, nothing is simpler, and it sends least.
 # - **Then ZeRO-1, then FSDP**: the same program but for one line or two.
 # - **TP** where there are more devices than sequences (1024 here): then several must share one. Within a node only.
 # - **Pipelines** where links between nodes are slow, or memory is at its limit: they send the least.

@@ -311,7 +311,7 @@ verdicts([(LABEL[model], rows) for model, rows in on_one.items()])
 # Where prediction and measurement differ, one of our reasons was wrong. That is worth a look:
 #
 # - **Threads** meet at the end of every operator. Amdahl counts the split work, not the meeting; and a core that another program uses holds all up.
-# - **Batch 256** has fewer updates for the same images: fixed costs are paid less often. But the training is another one (lesson 07), and
+# - **Batch 256** has fewer updates for the same images: fixed costs are paid less often. But the training is another one (lesson 09), and
 #   larger intermediate results may leave the cache: no line a + b · images knows that.
 # - **bf16** needs a processor with bf16 products, and casts every input. See the next cell for it and for **channels_last**.
 
