@@ -27,10 +27,6 @@ def main():
     warnings.showwarning = lambda message, *rest: say(message)
     drawn = []
     with parser.one_line():
-        if args.csv:
-            options.check_output("--csv", args.csv)
-        if args.plots:
-            options.check_writable("--plots", args.plots)
         df = runs.read_runs(args.logs).sort_values(["source", "machine", "world_size"], kind="stable")
         try:
             table = runs.speedup_table(df, args.baseline)
@@ -39,6 +35,10 @@ def main():
                 raise
             say(f"no speed-up, no efficiency: {error}")
             table = runs.seconds_per_epoch(df)
+        if args.csv:
+            options.check_output("--csv", args.csv)
+        if args.plots:
+            options.check_writable("--plots", args.plots)
         if args.csv:
             with options.whole(args.csv) as part:
                 table.to_csv(part, index=False)

@@ -195,7 +195,7 @@ def test_two_jobs_on_the_same_nodes_do_not_meet_each_other(slurm, course):
 def test_a_node_where_nothing_starts_ends_the_job(file, slurm, course):
     """The other node's ranks, or its torchrun, would wait ten minutes for it: it must be srun that ends them."""
     own_python(course, f"""
-[ $SLURM_PROCID = 0 ] || exit 3
+[ $SLURM_PROCID = 0 ] || {{ sleep 2; exit 3; }}  # at once, srun may miss a rank that is not there yet
 case $0 in */torchrun) set -- -m torch.distributed.run "$@" ;; esac
 exec '{sys.executable}' "$@"
 """)
