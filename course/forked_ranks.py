@@ -72,6 +72,8 @@ def be_rank(argv, env, out, err):
     """What `python argv...` would be, in this process."""
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
+    for stream in (sys.stdout, sys.stderr):  # a line at a time: ranks share the file
+        stream.reconfigure(line_buffering=True, write_through=False)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(env)
