@@ -42,7 +42,7 @@ def kind(action):
     """"number", "path" or None, of an option."""
     if action.type in (int, float, options.from_zero) or "positive" in getattr(action.type, "__qualname__", ""):
         return "number"
-    if action.type is options.nonempty_path or action.dest in ("data_path", "save_model"):
+    if action.type is options.nonempty_path or action.dest == "save_model":
         return "path"
     return None
 

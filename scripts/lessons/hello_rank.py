@@ -20,7 +20,7 @@ import sys
 import psutil
 
 from course import rank_program
-from options import from_zero, positive
+from options import check_output, from_zero, nonempty_path, positive
 
 
 def told_by_launcher():
@@ -67,10 +67,14 @@ def main():
     parser = rank_program.parser(__doc__)
     parser.add_argument("--spawn", type=positive(int), metavar="N", help="start N ranks with mp.spawn")
     parser.add_argument("--fail", type=from_zero, metavar="RANK", help="this rank fails at its first attempt")
-    parser.add_argument("--out", metavar="FILE", help="append what each rank found to this file, JSON lines")
+    parser.add_argument("--out", type=nonempty_path, metavar="FILE",
+                        help="append what each rank found to this file, JSON lines")
     # torch.distributed.launch gives it
     parser.add_argument("--local-rank", "--local_rank", type=from_zero, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    with parser.one_line():
+        if args.out:
+            check_output("--out", args.out)
     if args.spawn is None:
         return hello(None, args)
     import torch.multiprocessing as mp
