@@ -31,7 +31,6 @@ def run(argv, ranks, env, out, err, limit, stop=None):
     """
     from torch.distributed import TCPStore
 
-    store = None
     if ranks:  # a store of this process's, as torchrun's agent has one: nobody else can take its port
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         env = env | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(ranks),

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "scripts/broken/gallery.toml"
 
 
-@dataclass(frozen=True)
-class Note:
-    """A message that no script shows, because it comes by chance, or needs what is not here. Only the page has it."""
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What people meet, and what to do. gallery.toml says what each field is."""
 
     number: str
     title: str
@@ -25,9 +25,8 @@ class Note:
     tool: str
     why: str
     repair: str
-    unshown: str
-    source: str = ""
     silent: bool = False
+    source: str = ""
 
     @property
     def heading(self):
@@ -39,19 +38,20 @@ class Note:
         return "*silent:* " * self.silent + re.sub(r"([|<_*])", r"\\\1", self.symptom)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One mistake and its repair. gallery.toml says what each field is."""
+@dataclass(frozen=True, kw_only=True)
+class Note(Message):
+    """One that no script shows, because it comes by chance, or needs what is not here. Only the page has it."""
 
-    number: str
+    unshown: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Message):
+    """One that a pair of scripts shows: the mistake and its repair."""
+
     name: str
-    title: str
-    symptom: str
     shows: str
     proof: str
-    tool: str
-    why: str
-    repair: str
     lines: str = "."
     look: str = ""
     broken: str = ""
@@ -59,13 +59,10 @@ class Entry:
     run: str = "torchrun --nproc_per_node=2 {script}"
     env: dict = field(default_factory=dict)
     ranks: int = 2
-    silent: bool = False
     also_repaired_fails: bool = False
     fork: bool = True
     apart: bool = False
     gpu: str = ""
-    source: str = ""
-    heading, seen = Note.heading, Note.seen
 
     def script(self, form):
         """Path of a form, "broken" or "repaired", from the repository's root."""

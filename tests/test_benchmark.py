@@ -17,8 +17,7 @@ from scripts.measure import benchmark
 
 
 def run(*arguments):
-    return subprocess.run(launch.command(0, "scripts/measure/benchmark.py", *arguments), cwd=launch.ROOT, text=True,
-                          env=launch.environment(), capture_output=True, timeout=launch.LIMIT)
+    return launch.torchrun(0, *arguments, script="scripts/measure/benchmark.py")
 
 
 def test_each_round_begins_with_another_program():

@@ -179,7 +179,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(script, world_size, option
 
 def test_bad_input_under_torchrun_is_said_once(tmp_path):
     done = run(2, MEASURE, "--out", tmp_path)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "message_time.py: error:" in done.stderr
 
 
 @pytest.mark.parametrize("script", [MEASURE, DEMO])

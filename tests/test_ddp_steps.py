@@ -256,7 +256,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, said,
 
 def test_bad_input_on_many_ranks_is_said_once(tmp_path):
     done = run(2, SCRIPT, "--step", "ddp", "--out", tmp_path)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "is a folder" in done.stderr
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "ddp_from_scratch.py: error:" in done.stderr and "is a folder" in done.stderr
 
 
 def test_a_rank_that_never_comes_ends_the_wait(tmp_path):

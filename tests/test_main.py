@@ -202,7 +202,8 @@ def test_gpu_options_without_a_gpu(options):
 ])
 def test_bad_input_on_many_ranks_is_said_once(ranks, options, said):
     done = launch.run(ranks, *options)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("main.py: error:") and said in done.stderr
 
 
 def test_torchrun_is_told_the_status_of_a_refusal():

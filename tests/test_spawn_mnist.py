@@ -24,11 +24,7 @@ SCRIPT = "scripts/lessons/spawn_mnist.py"
 # neither 2 nor 3.
 SMALL = ["--samples", 1206, "--test-samples", 1001, "--epochs", 2, "--lr", 0.01]
 MAIN = ["--dataset", "mnist", "--optimizer", "sgd", "--no-channels-last", *SMALL]  # spawn_mnist's layout
-
-
-def spawn(*options, **env):
-    return subprocess.run(launch.command(0, SCRIPT, *options), cwd=launch.ROOT, env=launch.environment(**env),
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+spawn = partial(launch.torchrun, 0, script=SCRIPT)
 
 
 def launch_module(*options):
@@ -44,6 +40,7 @@ WAYS = {  # name: (ranks, how to start them with these options)
     "spawn 2": (2, partial(spawn, "--n-gpus", 2, "--device", "cpu", *SMALL)),
     "spawn 3": (3, partial(spawn, "--n-gpus", 3, "--device", "cpu", *SMALL)),
     "torchrun 2": (2, partial(launch.torchrun, 2, *MAIN)),
+    "main.py on 3 ranks": (3, partial(launch.run, 3, *MAIN)),
     "torch.distributed.launch 2": (2, partial(launch_module, *MAIN)),
 }
 

@@ -27,8 +27,7 @@ def command(out, *arguments):
 
 
 def run(out, *arguments):
-    return subprocess.run(command(out, *arguments), cwd=launch.ROOT, env=launch.environment(), capture_output=True,
-                          text=True, timeout=launch.LIMIT)
+    return launch.torchrun(0, "--out", out, *arguments, script="scripts/measure/sweep.py")
 
 
 def contents(folder):

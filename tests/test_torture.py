@@ -11,7 +11,7 @@ from scripts.cluster import torture
 
 @pytest.mark.parametrize("attack", sorted(torture.ATTACKS))
 def test_a_few_of_each_attack(attack):
-    done = subprocess.run([sys.executable, "scripts/cluster/torture.py", "--kills", "1", "--inputs", "300", "--only",
+    done = subprocess.run([sys.executable, "scripts/cluster/torture.py", "--kills", "2", "--inputs", "300", "--only",
                            attack], cwd=launch.ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "survived" in done.stdout and "FAILED" not in done.stdout
