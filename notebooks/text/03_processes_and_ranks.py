@@ -288,7 +288,7 @@ print(f"Started by hand you said: {my_listener}; with torchrun: {my_listener_tor
 # - **One process listens, all connect to it.** There they leave their own addresses and read the others'. This small service is called a **store**.
 # - `env://` and `tcp://`: **rank 0** listens. So the port must be free on rank 0's node, and the others must be able to reach it. If rank 0 is late, the others try again until the timeout.
 # - With torchrun, **torchrun itself** listens (on several nodes: one of the torchruns). It was there before any rank, and picked a free port (older versions take
-#   29500; with `--standalone` they all pick one).
+#   29500, which was the default of `--master-port`; with `--standalone` they all pick one).
 # - `file://`: nobody listens. The file is the store. A file left from an earlier run holds addresses of the dead.
 #
 # The store brings them together; the data goes the blue way.
