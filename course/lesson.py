@@ -1,4 +1,5 @@
-"""How a lesson begins, and how it shows a table or a function. What is taught stays in the notebook."""
+"""How a lesson begins, asks for a prediction, and shows a table, a verdict or a function. What is taught stays in the
+notebook."""
 
 import inspect
 import os
@@ -15,6 +16,7 @@ def begin():
     The first cell of every lesson calls it, from the root or from notebooks/, any number of times.
     """
     os.chdir(ROOT)
+    Path("results/live").mkdir(parents=True, exist_ok=True)  # where commands of the lessons write
     sys.path[:] = [str(ROOT), *(path for path in sys.path if path not in (".", "..", str(ROOT)))]
     for variable, first in (("PATH", str(Path(sys.executable).parent)), ("PYTHONPATH", str(ROOT))):  # of each !command
         paths = os.environ.get(variable, "").split(os.pathsep)
@@ -35,6 +37,30 @@ def table(rows):
 def code(*functions):
     """Show the source of functions as it stands in their files."""
     _show("```python\n" + "\n\n".join(inspect.getsource(function).rstrip() for function in functions) + "\n```")
+
+
+def predicted(mine, found, unit=""):
+    """Put what was predicted beside what came out, in one line. None: nothing was predicted.
+
+    Figures are shown to three digits, with `unit` behind them; all else as it is.
+    """
+    if mine is None:
+        _show(f"Nothing predicted yet: replace `None` above. Here it is **{_told(found, unit)}**.")
+    elif mine == found:
+        _show(f"You predicted **{_told(mine, unit)}**, and that is what came out.")
+    else:
+        _show(f"You predicted **{_told(mine, unit)}**. Here it is **{_told(found, unit)}**.")
+
+
+def verdict(text):
+    """Show what course/verdicts/ has worded, as Markdown: a line, or a list of lines."""
+    _show(text if isinstance(text, str) else "\n".join(f"- {line}" for line in text))
+
+
+def _told(value, unit):
+    figure = isinstance(value, int | float) and not isinstance(value, bool)
+    told = f"{value}" if not figure else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{told} {unit}".strip()
 
 
 def some(number, what):

@@ -7,7 +7,7 @@ import launch
 import pytest
 
 from course import checks
-from course.checks import answer
+from course.checks import lesson_06, on_ranks
 
 LESSONS = sorted(path.stem for path in Path(launch.ROOT, "course", "checks").glob("lesson_*.py"))
 EXERCISES = [(lesson, name) for lesson in LESSONS
@@ -66,30 +66,49 @@ def test_hint_and_solution_are_one_call_away(lesson, name, capsys):
     assert capsys.readouterr().out.strip()
 
 
-# ------------------------------------------------------------------------------------------ course/checks/answer.py
+# --------------------------------------------------------------------------------------- a learner's file, on ranks
 
 
-@pytest.mark.parametrize(("world_size", "options", "said"), [
-    (2, [], "--answer none.py: no such file"),
-    (1, [], "two ranks or more"),
-    (2, ["--lesson", "05"], "invalid choice: '05'"),
-    (2, ["--limit", "0"], "0 is not a positive number"),
-    (2, ["--answer", "README.md", "--out", "."], "is a folder"),
+def in_a_file(folder, body, name="my_all_reduce", arguments="tensor"):
+    path = folder / "answer.py"
+    path.write_text(f"import torch.distributed as dist\n\n\ndef {name}({arguments}):\n    {body}\n")
+    return path
+
+
+@pytest.mark.parametrize(("body", "outcome", "said"), [
+    ("dist.reduce(tensor, dst=2); dist.broadcast(tensor, src=2)", "right", "Right."),
+    ("dist.all_reduce(tensor)", "wrong", "what you are to build"),
+    ("if dist.get_rank() == 0: dist.reduce(tensor, dst=0)", "wrong", "same collectives"),
+    ("tensor / no_such_name", "wrong", "On rank 0 it raised NameError"),
 ])
-def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, said, tmp_path, monkeypatch, capfd):
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("sys.argv", ["answer.py", "--lesson", "06", "--answer", "none.py", "--out",
-                                     str(tmp_path / "found.json"), *options])
-    with pytest.raises(SystemExit, match="2"):
-        answer.main()
-    stderr = capfd.readouterr().err
-    assert said in stderr and len(stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
-
-
-def test_the_limit_ends_ranks_that_never_end(tmp_path):
-    (tmp_path / "answer.py").write_text("def my_all_reduce(tensor):\n    while True: pass\n")
-    done = launch.run(2, "--lesson", "04", "--limit", 5, "--answer", tmp_path / "answer.py", "--out",
-                      tmp_path / "found.json", script="course/checks/answer.py")
-    assert done.returncode == 1 and "Timeout (0:00:05)!" in done.stderr and "in my_all_reduce" in done.stderr
+def test_an_answer_in_a_file_runs_on_ranks(body, outcome, said, tmp_path):
+    verdict = get("lesson_04", "reduced").verdict(in_a_file(tmp_path, body))
+    assert verdict[0] == outcome and said in verdict[1]
     assert [file.name for file in tmp_path.iterdir()] == ["answer.py"]
+
+
+@pytest.mark.parametrize("body", [
+    "raise NotImplementedError", '"""In place."""\n    raise NotImplementedError', None])
+def test_for_a_stub_or_no_file_no_rank_is_started(body, tmp_path, monkeypatch):
+    monkeypatch.delattr(on_ranks.multiprocessing, "get_context")
+    path = in_a_file(tmp_path, body) if body else tmp_path / "none.py"
+    assert get("lesson_04", "reduced").verdict(path) == ("untried", "Not tried yet.")
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    verdict = get("lesson_04", "reduced").verdict(in_a_file(tmp_path, "dist.reduce(tensor, dst=0"))
+    assert verdict[0] == "wrong" and "cannot be run: SyntaxError" in verdict[1]
+
+
+@pytest.mark.parametrize("body", ["while True: pass", "import os; os._exit(1)"])
+def test_ranks_that_never_end_are_ended(body, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ranks, "LIMIT", 6)
+    verdict = get("lesson_04", "reduced").verdict(in_a_file(tmp_path, body))
+    assert verdict[0] == "wrong" and "No end within 6 s" in verdict[1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_right_is_right_on_two_ranks_and_on_three(ranks):
+    for name, function in (("average_gradients", lesson_06.average_gradients), ("accuracy", lesson_06.accuracy),
+                           ("train", lesson_06.train)):
+        assert len(lesson_06.answers.findings(name, function, ranks)) == ranks

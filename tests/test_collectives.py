@@ -405,21 +405,3 @@ def test_a_hang_that_is_stopped_leaves_nothing(sign, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------------------------- the exercise on ranks
-
-
-@pytest.mark.parametrize(("body", "outcome", "said"), [
-    ("dist.reduce(tensor, dst=2); dist.broadcast(tensor, src=2)", "right", "Right."),
-    ("dist.all_reduce(tensor)", "wrong", "what you are to build"),
-    ("if dist.get_rank() == 0: dist.reduce(tensor, dst=0)", "wrong", "same collectives"),
-    ("raise NotImplementedError", "untried", "Not tried yet."),
-    ("dist.reduce(tensor, dst=0", "wrong", "cannot be run: SyntaxError"),
-])
-def test_an_answer_in_a_file_runs_on_ranks(body, outcome, said, tmp_path):
-    answer, out = tmp_path / "answer.py", tmp_path / "out" / "found.json"
-    answer.write_text(f"import torch.distributed as dist\n\n\ndef my_all_reduce(tensor):\n    {body}\n")
-    done = run(3, "course/checks/answer.py", "--lesson", "04", "--answer", answer, "--timeout", 4, "--out", out)
-    written(done, out)
-    verdict = lesson_04.reduced.verdict(out)
-    assert verdict[0] == outcome and said in verdict[1]
-    assert lesson_04.reduced.verdict(tmp_path / "none.json") == ("untried", "Not tried yet.")

@@ -108,6 +108,88 @@ def test_the_first_code_cell_is_the_same_everywhere():
     assert all(source.endswith("lesson.begin()") and source.count("\n") == 2 for source in first)
 
 
+# ------------------------------------------------------------------- what a learner sees in a lesson: the subject
+
+UNFINISHED = {f"{number:02}" for number in range(15)}  # lessons that are yet to be rewritten to these rules
+finished = pytest.mark.parametrize(
+    "path", [path for path in NOTEBOOKS if path.stem[:2] not in UNFINISHED], ids=lambda path: path.stem)
+# What a function in a cell may not touch: tables, text and axes belong to course/
+SHOWING = {"Markdown", "HTML", "display", "print", "plt", "ax", "axes", "fig", "lesson", "plots"}
+AXES_WORK = re.compile(r"^ *(?:ax|axes|fig|plt)(?:\[.*\])?\.(?!show\(|subplots\()", re.MULTILINE)
+
+
+def parsed(cell):
+    """The cell's Python; a !command is a `pass`, and what a %%magic cell holds is not Python of the lesson's."""
+    lines = [] if cell.source.startswith("%%") and "writefile" not in cell.source else cell.source.splitlines()
+    lines = [re.sub(r"^(\s*)[!%].*|(?<== )!.*", r"\1...", line) for line in lines]
+    within = False  # a command goes on in the next line
+    for number, line in enumerate(cell.source.splitlines()[:len(lines)]):
+        lines[number], within = "" if within else lines[number], line.endswith("\\") and (
+            within or line.lstrip().startswith("!"))
+    return ast.parse("\n".join(lines))
+
+
+def words_in_strings(cell):
+    """How many words stand in strings of four words and more: text that nobody can read, translate or edit there."""
+    texts, inside = [], set()
+    for node in ast.walk(parsed(cell)):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part for part in node.values if isinstance(part, ast.Constant)]
+            inside |= {id(part) for part in parts}
+            texts.append(" ".join(part.value for part in parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            texts.append(node.value)
+    counts = [len(re.findall(r"[A-Za-z][\w'’-]*", text)) for text in texts]
+    return sum(count for count in counts if count >= 4)
+
+
+def visible_lines(path):
+    return [line for cell in code_cells(path) for line in cell.source.splitlines() if line.strip()]
+
+
+def test_the_lessons_together_show_the_subject_and_little_else():
+    paths = [path for path in NOTEBOOKS if path.stem[:2] not in UNFINISHED]
+    lines = {path.stem: len(visible_lines(path)) for path in paths}
+    words = {path.stem: sum(map(words_in_strings, code_cells(path))) for path in paths}
+    assert sum(lines.values()) <= 2400 / 15 * len(paths), lines
+    assert sum(words.values()) <= 700 / 15 * len(paths), words
+
+
+@finished
+def test_no_line_of_code_is_longer_than_a_hundred_characters(path):
+    assert [line for line in visible_lines(path) if len(line) > 100] == []
+
+
+@finished
+def test_cells_define_no_function_for_tables_text_or_axes(path):
+    for cell in code_cells(path):
+        for node in ast.walk(parsed(cell)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+                used = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)} & SHOWING
+                assert not used, f"{used} in a function of: {cell.source}"
+        assert not AXES_WORK.search(cell.source), cell.source
+
+
+@finished
+def test_predictions_are_asked_and_not_filled_in(path):
+    for cell in code_cells(path):
+        for name, value in re.findall(r"^(my_\w+) = (.*)", cell.source, re.MULTILINE):
+            assert value.split("  #")[0] == "None", f"{name} in: {cell.source}"
+
+
+@finished
+def test_a_lesson_says_what_it_asks_and_takes_and_where_it_leads(path):
+    notebook = read(path)
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    course, opening, closing = notebook.metadata.course, texts[0], "\n".join(texts[-2:])
+    for part in ("**The question.**", "**You will be able to**", "**You need**"):
+        assert part in opening
+    assert f"**Time.** About {course.minutes} minutes for you, {-(-course.seconds // 60)} for the machine." in opening
+    remember = closing.partition("## What to remember")[2].partition("**Next:**")
+    assert re.findall(r"^(\d)\. ", remember[0], re.MULTILINE) == ["1", "2", "3"]
+    assert re.search(r"\[.+\]\(\d\d_\w+\.ipynb\)", remember[2]) or path == NOTEBOOKS[-1]
+
+
 def test_notebooks_stay_small():
     sizes = {path.name: path.stat().st_size for path in (ROOT / "notebooks").rglob("*") if path.is_file()}
     assert sum(sizes.values()) < 10_000_000

@@ -1,6 +1,5 @@
 """Processes and ranks, on 2 and 3 ranks: what notebook 03 says of each way to start and to meet is a fact here."""
 
-import inspect
 import json
 import os
 import signal
@@ -229,30 +228,6 @@ def test_what_an_earlier_run_wrote_is_not_taken_for_this_one(tmp_path):
                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(rendezvous.free_port())).returncode == 1
     with pytest.raises(FileNotFoundError):
         rendezvous.read(tmp_path)
-
-
-# ------------------------------------------------------------------------------------------------ the exercise on ranks
-
-
-@pytest.mark.parametrize(("called_with", "outcome", "said"), [
-    ("rank=rank", "right", "Right."),
-    ("rank=0", "wrong", "rank 0 and 0 and 0"),
-    (None, "untried", "Not tried yet."),
-])
-def test_the_answer_of_a_file_on_three_ranks(called_with, outcome, said, tmp_path):
-    body = inspect.getsource(lesson_03.join).replace("rank=rank", called_with) if called_with else (
-        "def join(rank, world_size, file):\n    raise NotImplementedError\n")
-    (tmp_path / "answer.py").write_text("from datetime import timedelta\nimport torch.distributed as dist\n" + body)
-    done = launch.run(3, "--lesson", "03", "--timeout", 5, "--answer", tmp_path / "answer.py", "--out",
-                      tmp_path / "found.json", script="course/checks/answer.py", TMPDIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert lesson_03.joined.verdict(tmp_path / "found.json")[0] == outcome
-    assert said in lesson_03.joined.verdict(tmp_path / "found.json")[1]
-    assert not list(tmp_path.rglob("*meeting*")), "a file where ranks met is left"
-
-
-def test_no_run_is_untried(tmp_path):
-    assert lesson_03.joined.verdict(tmp_path / "found.json") == ("untried", "Not tried yet.")
 
 
 # ------------------------------------------------------------------------------------------------ the second kernel

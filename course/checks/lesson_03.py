@@ -1,4 +1,4 @@
-"""Exercises of notebook 03. The last one runs on ranks: course/checks/answer.py says how."""
+"""Exercises of notebook 03. The last one runs on ranks: course/checks/on_ranks.py says how."""
 
 import inspect
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Exercises of notebook 04. The second runs on ranks: course/checks/answer.py says how."""
+"""Exercises of notebook 04. The second runs on ranks: course/checks/on_ranks.py says how."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Exercises of notebook 06. Three of them run on ranks: course/checks/answer.py says how."""
+"""Exercises of notebook 06. Three of them run on ranks: course/checks/on_ranks.py says how."""
 
 import copy
 import operator

@@ -1,15 +1,18 @@
-"""A learner's functions on ranks: what the checks of lessons 03, 04 and 06 look at.
+"""A learner's functions on ranks, which the checks of a lesson read.
 
 Such a lesson has `answers = Answers({name of a function: measure})`. On each rank `measure(function, here)` calls the
-learner's function and returns what it saw, a dict for JSON. The functions stand in a file, which answer.py runs under
-torchrun; or a check is given one of them, and starts ranks for it itself.
+learner's function and returns what it saw, a dict for JSON. The function stands in a file, which a cell has written
+with %%writefile; tests give the function itself. Each check starts the ranks anew, forked from a process that has
+torch: so an answer that hangs or dies disturbs no other.
 
 Ranks tell each other what they saw through the store where they met: an answer may break a process group, but not that.
 """
 
+import ast
 import json
 import multiprocessing
 import re
+import runpy
 import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
@@ -50,42 +53,22 @@ class Answers:
     measures: dict  # {name of the learner's function: measure}
     group: bool = True  # the ranks are one process group (gloo) before a function is called
 
-    def look(self, functions, here):
-        """{name: what each rank saw, a list; or why the function was not run}, of functions {name: function}.
-
-        After a function that may have left the ranks in different places no other is run.
-        """
-        here.gather("ready", True)
-        if self.group:
-            dist.init_process_group("gloo", store=dist.PrefixStore("group", here.store), rank=here.rank,
-                                    world_size=here.world_size, timeout=timedelta(seconds=here.timeout))
-            shortcuts.defer_compiler()  # after it: joining the group brings in the real one
-        found, broken = {}, None
-        for name, measure in self.measures.items():
-            if broken and name in functions:
-                found[name] = f"It was not run, because {broken} left the ranks waiting: mend that first."
-                continue
-            found[name] = here.gather(name, see(measure, functions.get(name), here))
-            if any(rank.get("broken") for rank in found[name]):
-                broken = name
-        return found
-
-    def findings(self, name, attempt):
-        """What each rank saw, a list. `attempt` is a function, or the JSON file that answer.py wrote.
+    def findings(self, name, attempt, ranks=RANKS):
+        """What each rank saw, a list. `attempt` is a function that can be imported by name, or the path of a file.
 
         NotImplementedError where one did not try; Wrong where the function was not run, or raised, or cannot be right.
         """
-        if callable(attempt):
-            found = self.start_ranks(name, attempt)
-        else:
-            file, functions = Path(attempt), Path(attempt).with_suffix(".py")
-            if not file.exists():
-                raise NotImplementedError
-            if functions.exists() and functions.stat().st_mtime > file.stat().st_mtime:
-                raise Wrong("Your functions are newer than what the ranks found: run the cell with !torchrun again.")
-            found = json.loads(file.read_text())[name]
-        if isinstance(found, str):
-            raise Wrong(found)
+        if not callable(attempt) and untouched(Path(attempt), name):
+            raise NotImplementedError
+        context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
+        context.set_forkserver_preload(["torch", "torch.nn.parallel"])
+        with tempfile.TemporaryDirectory() as folder, context.Pool(ranks) as pool:  # its end ends the processes
+            answer = attempt if callable(attempt) else str(Path(attempt).resolve())
+            all_of_them = [(self, name, answer, rank, ranks, folder) for rank in range(ranks)]
+            try:
+                found = pool.starmap_async(be_rank, all_of_them, chunksize=1).get(LIMIT)[0]
+            except multiprocessing.TimeoutError:
+                raise Wrong(f"No end within {LIMIT} s: a rank waits, or its process died. {SAME_CALLS}.") from None
         if any("untried" in rank for rank in found):
             raise NotImplementedError
         if wrong := [rank["wrong"] for rank in found if "wrong" in rank]:
@@ -99,23 +82,25 @@ class Answers:
             raise Wrong(f"On rank {rank} {said}")
         return found
 
-    def start_ranks(self, name, function):
-        """What each of RANKS new processes of this machine saw of a function that can be imported by name."""
-        context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
-        context.set_forkserver_preload(["torch", "torch.nn.parallel"])
-        with tempfile.TemporaryDirectory() as folder, context.Pool(RANKS) as pool:  # its end ends the processes
-            ranks = [(self, name, function, rank, folder) for rank in range(RANKS)]
-            try:
-                return pool.starmap_async(be_rank, ranks, chunksize=1).get(LIMIT)[0]
-            except multiprocessing.TimeoutError:
-                raise Wrong(f"No end within {LIMIT} s: a rank waits, or its process died. {SAME_CALLS}.") from None
+
+def untouched(file, name):
+    """Does the file hold no more of the function than the stub, or is there none? No rank is started for that."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return True
+    except SyntaxError as error:
+        raise Wrong(f"Your file cannot be run: {first_line(error)}.") from None
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    stub = functions and ast.unparse(functions[-1].body[-1]) == "raise NotImplementedError"
+    return not functions or stub and len(functions[-1].body) == 1 + (ast.get_docstring(functions[-1]) is not None)
 
 
-def see(measure, function, here):
+def see(measure, attempt, name, here):
     """What this rank saw; or {"untried"}, or {"wrong": what to tell}, or {"raised": what the function raised, "broken":
     whether the group may be}."""
     try:
-        return measure(function, here) if function else {"untried": True}
+        return measure(attempt if callable(attempt) else runpy.run_path(attempt)[name], here)
     except NotImplementedError:
         return {"untried": True}
     except Wrong as wrong:
@@ -128,7 +113,13 @@ def first_line(error):
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
-def be_rank(answers, name, function, rank, folder):
+def be_rank(answers, name, attempt, rank, ranks, folder):
+    """What all ranks saw, rank 0's first, on each of them."""
     torch.set_num_threads(1)
-    here = Here(rank, RANKS, dist.FileStore(f"{folder}/store", RANKS), folder, WAIT)
-    return answers.look({name: function}, here)[name]
+    here = Here(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)
+    here.gather("ready", True)
+    if answers.group:
+        dist.init_process_group("gloo", store=dist.PrefixStore("group", here.store), rank=rank, world_size=ranks,
+                                timeout=timedelta(seconds=WAIT))
+        shortcuts.defer_compiler()  # after it: joining the group brings in the real one
+    return here.gather(name, see(answers.measures[name], attempt, name, here))
