@@ -39,7 +39,7 @@ def phases(seconds):
     whole, alone = sum(middle.values()), sum(middle[phase] for phase in middle if phase in ALONE)
     rows = [(phase, "device 0" if phase in ALONE else "all devices", length) for phase, length in middle.items()]
     rows.append(("**the whole step**", f"**device 0 alone: {alone / whole:.0%}**", whole))
-    return [{"step": step, "works": works, "ms": f"{1000 * length:.2f}", "share": f"{length / whole:.0%}"}
+    return [{"step": step, "who works, on GPUs": works, "ms": f"{1000 * length:.2f}", "share": f"{length / whole:.0%}"}
             for step, works, length in rows]
 
 

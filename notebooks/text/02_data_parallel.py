@@ -58,8 +58,8 @@ repeats = 7  # runs of each measurement
 # %% [markdown]
 # ## One training step
 #
-# A schematic: who does what, not how long it takes. Blue is what the wrapper's `forward` does. A **replica** is a copy of
-# the model on one device.
+# A schematic: who does what, not how long it takes. Blue: the `forward` of `DataParallel`. A **replica** is a copy of the
+# model on one device.
 
 # %%
 plots.data_parallel.steps(told.steps(devices, rows=64))
@@ -67,7 +67,7 @@ plt.show()
 
 # %% [markdown]
 # `nn.DataParallel` needs GPUs. Here the devices are **pretend devices**, threads on the CPU: the same steps and results,
-# other times. A model, and a batch of 64 rows:
+# other times. A model and a batch:
 
 # %%
 torch.set_num_threads(1)  # a pretend device computes with one core at most
@@ -97,8 +97,7 @@ replicas[1][0].weight.grad_fn.name()
 outputs = parallel_apply(replicas, pieces)
 
 # %% [markdown]
-# **4. Gather**: join the outputs on device 0. They are those of the whole batch, else `assert_close`
-# would raise an error.
+# **4. Gather**: join the outputs on device 0. They are those of the whole batch, else `assert_close` raises an error.
 
 # %%
 scores = torch.cat(outputs)
@@ -119,9 +118,9 @@ def data_parallel(model, batch):
 # %% [markdown]
 # ## The way back
 #
-# The loss is the mean over all 64 rows. Each replica gets a gradient, and of these the model gets one.
+# The loss is the mean over all 64 rows. Each replica gets a gradient, and from these the model gets one.
 #
-# **Predict**: how long is it, as a multiple of the gradient that one device computes from the whole batch?
+# **Predict**: compare it with the gradient that one device computes from the whole batch. How many times as large is it?
 
 # %%
 my_factor = None  # how many times, ×
@@ -201,7 +200,7 @@ lesson.code(nn.DataParallel.forward)
 
 # %% [markdown]
 # Its error is what people [meet first](https://github.com/kennethwdk/MLCReID/issues/5): **the model must be on the first
-# GPU** when `forward` runs. Scatter moves the batch; you move the labels to where the outputs are.
+# GPU** when `forward` runs. Scatter moves the batch. You move the labels to where the outputs are.
 #
 # Now on this machine. A hook notes how many rows each call of `forward` sees.
 
@@ -216,13 +215,13 @@ print(wrapped)
 
 # %% [markdown]
 # - **Wrap, then move** (as above) or move, then wrap: both work, for `DataParallel` looks at the model in each step
-#   ([since 2019](https://github.com/pytorch/pytorch/pull/17363)).
-#   [DDP looks when it wraps](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html):
-#   there, **move first**.
+#   ([since 2019](https://github.com/pytorch/pytorch/pull/17363)). [DDP][ddp] looks when it wraps: there, **move first**.
 # - **One loader** reads for all GPUs; its `batch_size` is the whole batch. In DDP each process has its own.
 # - **Every tensor among the inputs is cut**, also class weights, say. Make those a buffer of the model.
 #
 # The wrapper adds a level, `(module)`, to the model and to every saved name:
+#
+# [ddp]: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 
 # %%
 saved, plain = wrapped.state_dict(), copy.deepcopy(model)
@@ -271,13 +270,13 @@ lesson.table(told.phases(seconds[2:]))  # the first two warm up
 
 # %% [markdown]
 # Read it so: where device 0 works, **the others wait**. *Replicate* comes back in every step, and teaches the model
-# nothing. The shares are those of pretend devices, which share memory. Between GPUs the batch, the model, the outputs
-# and the gradients cross a bus.
+# nothing. The shares are those of pretend devices: they share memory, and one thread computes their backward. Between
+# GPUs the batch, the model, the outputs and the gradients cross a bus.
 #
 # ## The price: memory on device 0
 #
-# A small language model reads 64 sentences of 32 words, and gives at each word 4,096 scores. We count the bytes that each
-# device holds in a step, with Adam.
+# A small language model reads 64 sentences of 32 words, and gives 4,096 scores at each. We count the bytes that each device
+# holds in a step, with Adam.
 #
 # **Predict**: how many times as much does device 0 hold as device 1?
 
@@ -304,7 +303,10 @@ loss.backward()
 optimizer = torch.optim.Adam(reader.parameters())
 optimizer.step()
 
+# %% [markdown]
+# Who holds what:
 
+# %%
 gradients = bytes_of(weight.grad for weight in reader.parameters())
 state = bytes_of(part for of_weight in optimizer.state.values() for part in of_weight.values())
 each = {"weights": bytes_of(reader.parameters()), "gradients": gradients,
@@ -314,51 +316,40 @@ device_0 = each | {"Adam's state": state, "outputs": bytes_of([all_scores]),
 rank = each | {"Adam's state": state, "kept by the loss": kept_by_piece, "DDP's buckets": gradients}
 holds = {"DataParallel": [device_0] + [each] * (devices - 1), "DDP": [rank] * devices}
 lesson.predicted(my_memory_ratio, sum(device_0.values()) / sum(each.values()), "×")
-
-# %%
 plots.data_parallel.memory(holds)
 plt.show()
 
 
 # %% [markdown]
-# Under `DataParallel` the outputs of the whole batch, the loss and Adam's state are on device 0 alone. The **fullest** device
-# decides how large a batch can be. Under DDP nobody holds the whole batch. (*DDP's buckets* are a second copy of the
-# gradients, for sending. Not all parts are there at the same moment, and single operations need more.)
+# Under `DataParallel` the outputs of the whole batch, the loss and Adam's state are on device 0 alone, and the **fullest**
+# device decides how large a batch can be. (*DDP's buckets* are a second copy of the gradients, for sending. Not all parts
+# are there at the same moment.)
 #
 # ## The verdict
 #
-# Recorded elsewhere ([one GPU](https://github.com/huggingface/transformers/issues/9371),
-# [two](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)): 200 steps of GPT-2 on TITAN RTX. Two GPUs do
-# twice the work in a step, so the same seconds are twice the speed.
-#
-# | GPUs | | seconds |
-# |--:|:--|--:|
-# | 1 | plain | 102 |
-# | 2 | `DataParallel`, NVLink | 110.6 |
-# | 2 | DDP, NVLink | 101.9 |
-# | 2 | DDP, without NVLink | 131.4 |
-#
-# Over the same link DDP was faster. Without that link it was slower than `DataParallel` with it.
+# Recorded elsewhere: 200 steps of GPT-2 on two TITAN RTX with NVLink took 110.6 s with `DataParallel` and 101.9 s with DDP
+# ([source](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)).
 #
 # The [manual][manual] recommends DDP, "even if there is only a single node". The [DDP tutorial][ddp] says why: threads
 # that compete for Python's lock (appendix A), replicas in each step, scatter, gather. In 2021 PyTorch's developers
-# [thought of removing](https://github.com/pytorch/pytorch/issues/65936) `DataParallel`.
+# [thought of removing](https://github.com/pytorch/pytorch/issues/65936) `DataParallel`. It is still there.
 #
 # | you meet `DataParallel` in | take DDP for |
 # |:--|:--|
 # | old code | all that you write anew |
 # | a quick try in a notebook: one line, no launcher | training that takes longer than starting it |
-# | `python main.py --strategy dp`, to compare | large models or outputs, much Python, several machines |
+# | libraries that wrap the model unasked when they see several GPUs ([`Trainer`][trainer]) | large models or outputs |
+# | `python main.py --strategy dp`, to compare | much Python in `forward`; several machines |
 #
 # [manual]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
+# [trainer]: https://github.com/NVIDIA-Merlin/Transformers4Rec/issues/473
 # [ddp]: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html
 #
 # ## Exercises
 #
 # **1. A whole step by hand**, without threads and without the course's functions. Copy the model with `copy.deepcopy`: then
-# the gradients stay in the copies, and you bring them back. The loss is the cross-entropy, a mean over the batch. Return
-# it, and leave the gradient of the whole batch in the `.grad` of each weight of `model`. Only the copies compute. The
-# batch need not divide.
+# the gradients stay in the copies, and you bring them back. Return the loss, the mean cross-entropy of the batch, and leave
+# the gradient of the whole batch in the `.grad` of `model`'s weights. Only the copies compute. The batch need not divide.
 
 # %%
 def my_step(model, batch, labels, devices):
@@ -371,9 +362,9 @@ check.step(my_step)
 # check.step.solution()
 
 # %% [markdown]
-# **2. Relieve device 0**: let each device compute the loss of its own piece, so that no scores are gathered. Write what runs
-# on a device; `batch` and `labels` are its pieces. What you return is gathered with `torch.cat`. The `.mean()` of that must
-# be the loss of the whole batch, also where the batch does not divide.
+# **2. Relieve device 0**: compute the loss on each device, so that no scores are gathered. Write what runs on a device;
+# `batch` and `labels` are its pieces. `torch.cat` gathers what you return. The `.mean()` of that must be the loss of the
+# whole batch, also where the batch does not divide.
 
 # %%
 def my_losses(model, batch, labels):
@@ -407,20 +398,20 @@ for name, (workers, work, pieces) in kinds.items():
         with workers(count) as pool:
             list(pool.map(work, pieces))  # starts the workers
             measured[name, count] = timeit.repeat(
-                lambda: list(pool.map(work, pieces)), number=1, repeat=repeats)  # noqa: B023
+                "list(pool.map(work, pieces))", number=1, repeat=repeats, globals=globals())
 rows = told.speedups(measured)
 lesson.predicted(my_python_speedup, float(rows[0]["times as fast"]), "×")
 lesson.table(rows)
 
 # %% [markdown]
-# Read it so: about 1 in the first line is the lock. The other lines show what the cores can do at a time, if no other
-# program uses them. `DataParallel` starts the work of all GPUs from one interpreter: with many small operations they wait
-# for it. DDP has an interpreter for each GPU.
+# Read it so: about 1 in the first line is the lock. The others show what the cores can do, if nobody else uses them.
+# `DataParallel` has one interpreter that starts the work of all GPUs. With many small operations they wait for it. DDP has
+# one interpreter for each GPU.
 #
 # ## Appendix B: which GPUs? `CUDA_VISIBLE_DEVICES`
 #
-# `CUDA_VISIBLE_DEVICES=0,3 python main.py --strategy dp` gives a program two GPUs, numbered anew. How PyTorch reads the
-# variable, by a function whose underscore says that it may change:
+# `CUDA_VISIBLE_DEVICES=0,3 python main.py --strategy dp` gives a program two GPUs, numbered anew. PyTorch's reader of the
+# variable (`_`: it may change):
 
 # %%
 rows = []
@@ -431,12 +422,13 @@ for visible in ("0,3", "3,0", "0,-1,2", "1,1", ""):
 lesson.table(rows)
 
 # %% [markdown]
-# - The order counts, and what follows -1 is not seen
-#   ([NVIDIA's rules](https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html)).
+# - The order counts, and what follows -1 is not seen ([NVIDIA's rules][rules]).
 # - It is read **once**, when CUDA's driver starts in the process. `import torch` does not start it. The first tensor on a
-#   GPU does, and [`torch.cuda.is_available()`](https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py), too.
-#   So set it in front of the command, or in a notebook's first cell.
+#   GPU does, and [`torch.cuda.is_available()`][available] too. So set it in front of the command.
 # - CUDA counts the fastest GPU first. `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes it count as `nvidia-smi` does.
+#
+# [rules]: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
+# [available]: https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py
 
 # %% [markdown]
 # ## What to remember

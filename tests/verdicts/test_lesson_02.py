@@ -22,7 +22,7 @@ def test_what_the_real_one_did_follows_the_gpus():
 
 def test_phases_are_medians_and_say_who_works():
     rows = told.phases([{"scatter": 0.001, "apply": ms / 1000} for ms in (3, 2, 90)])
-    assert [(row["works"], row["ms"], row["share"]) for row in rows] == [
+    assert [(row["who works, on GPUs"], row["ms"], row["share"]) for row in rows] == [
         ("device 0", "1.00", "25%"), ("all devices", "3.00", "75%"), ("**device 0 alone: 25%**", "4.00", "100%")]
 
 
