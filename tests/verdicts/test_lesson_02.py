@@ -1,0 +1,31 @@
+"""What lesson 02 says of its results."""
+
+from course.verdicts import lesson_02 as told
+
+
+def test_the_schematic_has_a_box_where_a_device_has_work():
+    boxes = told.steps(4, rows=5)  # 2, 2, 1: the last device gets nothing
+    by_step = {box["step"]: [each["device"] for each in boxes if each["step"] == box["step"]] for box in boxes}
+    assert list(by_step) == ["batch", "1. scatter", "2. replicate", "3. apply", "4. gather", "loss", "backward",
+                             "way back", "update"]
+    assert by_step["3. apply"] == by_step["backward"] == [0, 1, 2] and by_step["loss"] == [0]
+    assert [box["has"] for box in boxes if box["step"] == "1. scatter"] == ["2\nrows", "2\nrows", "1\nrows"]
+    (gathered,) = [box for box in boxes if box["step"] == "4. gather"]
+    assert gathered["source"] == [0, 1, 2] and gathered["has"] == "5\noutputs"
+
+
+def test_what_the_real_one_did_follows_the_gpus():
+    assert told.forwards(0, [64]).startswith("No GPU here: `forward` ran once, on all 64 rows.")
+    assert told.forwards(1, [64]).startswith("One GPU here")
+    assert told.forwards(3, [20, 22, 22]) == "3 GPUs here: `forward` ran 3 times, on 20, 22, 22 rows."
+
+
+def test_phases_are_medians_and_say_who_works():
+    rows = told.phases([{"scatter": 0.001, "apply": ms / 1000} for ms in (3, 2, 90)])
+    assert [(row["who works, on GPUs"], row["ms"], row["share"]) for row in rows] == [
+        ("device 0", "1.00", "25%"), ("all devices", "3.00", "75%"), ("**device 0 alone: 25%**", "4.00", "100%")]
+
+
+def test_a_speed_up_is_that_of_the_fastest_runs():
+    (row,) = told.speedups({("sums", 1): [0.3, 0.2], ("sums", 4): [0.5, 0.1]})
+    assert row == {"work": "sums", "1 worker, ms": "200", "4 workers, ms": "100", "times as fast": "2.00"}
