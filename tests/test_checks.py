@@ -78,7 +78,7 @@ def in_a_file(folder, body):
 @pytest.mark.parametrize(("body", "outcome", "said"), [
     ("wish = torch.tensor(float(want)); dist.all_reduce(wish); return wish > 0", "right", "Right."),
     ("dist.barrier()", "wrong", "you returned None"),
-    ("if dist.get_rank() == 0: dist.barrier()", "wrong", "same collectives"),
+    ("if dist.get_rank() == 0: dist.barrier()\n    return want", "wrong", "same collectives"),
     ("want / no_such_name", "wrong", "On rank 0 it raised NameError"),
 ])
 def test_an_answer_in_a_file_runs_on_ranks(body, outcome, said, tmp_path):

@@ -19,20 +19,23 @@ def measure_my_join(function, here):
     """A rank's own predictions, zeros among them, and what the function made of them."""
     all_gather = dist.all_gather
 
-    def of_equal_lengths(pieces, mine, *rest, **more):  # else gloo would end the process
-        lengths = [torch.tensor(0) for _ in range(here.world_size)]
-        all_gather(lengths, torch.tensor(mine.numel()))
-        if len(set(map(int, lengths))) > 1:
-            raise Wrong(f"You called all_gather with {', '.join(str(int(length)) for length in lengths)} values on the "
-                        "ranks. One all_gather needs the same shape on all of them: fill up the shorter tensors first.")
-        return all_gather(pieces, mine, *rest, **more)
+    def of_equal_lengths(gather):  # with others gloo would end the process
+        def checked(pieces, mine, *rest, **more):
+            lengths = [torch.tensor(0) for _ in range(here.world_size)]
+            all_gather(lengths, torch.tensor(mine.numel()))
+            if len(set(map(int, lengths))) > 1:
+                raise Wrong(f"You called {gather.__name__} with {', '.join(str(int(length)) for length in lengths)} "
+                            "values on the ranks. They must be equally many: fill up the shorter tensors first.")
+            return gather(pieces, mine, *rest, **more)
+        return checked
 
     def forbidden(*args, **kwargs):
         raise Wrong("all_gather_object does it, but packs each tensor with pickle. Send the tensors themselves.")
 
     mine = torch.tensor([(3 * here.rank + 2 * place) % 5 for place in range(LENGTHS[here.rank])], dtype=torch.int64)
     own = mine.tolist()
-    with mock.patch.multiple(dist, all_gather=of_equal_lengths, all_gather_object=forbidden):
+    with mock.patch.multiple(dist, all_gather=of_equal_lengths(all_gather), all_gather_object=forbidden,
+                             all_gather_into_tensor=of_equal_lengths(dist.all_gather_into_tensor)):
         got = function(mine)
     if not torch.is_tensor(got):
         raise Wrong(f"On rank {here.rank} you returned {got!r}. Every rank needs the tensor.")

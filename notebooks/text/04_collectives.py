@@ -16,7 +16,7 @@
 # %% [markdown]
 # # 04 · Collectives
 #
-# **The question.** Ranks share no memory. How does what one rank has come to the others?
+# **The question.** Ranks share no memory. How do they exchange data, and what if one of them does not take part?
 #
 # **You will be able to**
 #
@@ -78,8 +78,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 # With a broadcast DDP's constructor gives all ranks the same weights. The backend is gloo here, which works on every
 # CPU. With NCCL, for GPUs, the calls are the same, and each rank's tensors are on its GPU.
 #
-# There are eight collectives to know. Two questions tell them apart: **who needs the result, and is something added
-# up?**
+# Eight collectives move data. Two questions tell them apart: **who needs the result, and is something added up?**
 #
 # | | copied | added up |
 # |:--|:--|:--|
@@ -181,6 +180,9 @@ plots.picture(plots.collectives.before_after(demo["all_to_all"], "all_to_all"))
 # %% [markdown]
 # Read the picture as a table: its rows have become columns.
 #
+# Where one large tensor is handier than a list, take `all_gather_into_tensor`, `reduce_scatter_tensor` and
+# `all_to_all_single`.
+#
 # ### Exercise 1: which one fits?
 #
 # - **a**: rank 0 has drawn a random number that all ranks are to use
@@ -278,8 +280,8 @@ lesson.table(told.ring(ring))
 # %% [markdown]
 # Each rank sends 2(n − 1) chunks of one n-th of the tensor: **2(n − 1)/n** times the tensor. That is never more than
 # twice, **however many ranks there are** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002));
-# through rank 0 it was n − 1 times for one of them. The price is 2(n − 1) steps, one after another. Lesson
-# [08](08_predict_scaling.ipynb) measures what messages cost; NCCL also has
+# in the simplest way rank 0 sends n − 1 times the tensor. The price of the ring is 2(n − 1) steps, one after another.
+# Lesson [08](08_predict_scaling.ipynb) measures what messages cost; NCCL also has
 # [trees](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo), which take fewer steps.
 #
 # Decimal numbers may differ from `all_reduce` in the last digits, since they were added in another order. But the ranks
