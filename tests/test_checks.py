@@ -69,20 +69,20 @@ def test_hint_and_solution_are_one_call_away(lesson, name, capsys):
 # --------------------------------------------------------------------------------------- a learner's file, on ranks
 
 
-def in_a_file(folder, body, name="my_all_reduce", arguments="tensor"):
+def in_a_file(folder, body):
     path = folder / "answer.py"
-    path.write_text(f"import torch.distributed as dist\n\n\ndef {name}({arguments}):\n    {body}\n")
+    path.write_text(f"import torch\nimport torch.distributed as dist\n\n\ndef my_stop(want):\n    {body}\n")
     return path
 
 
 @pytest.mark.parametrize(("body", "outcome", "said"), [
-    ("dist.reduce(tensor, dst=2); dist.broadcast(tensor, src=2)", "right", "Right."),
-    ("dist.all_reduce(tensor)", "wrong", "what you are to build"),
-    ("if dist.get_rank() == 0: dist.reduce(tensor, dst=0)", "wrong", "same collectives"),
-    ("tensor / no_such_name", "wrong", "On rank 0 it raised NameError"),
+    ("wish = torch.tensor(float(want)); dist.all_reduce(wish); return wish > 0", "right", "Right."),
+    ("dist.barrier()", "wrong", "you returned None"),
+    ("if dist.get_rank() == 0: dist.barrier()\n    return want", "wrong", "same collectives"),
+    ("want / no_such_name", "wrong", "On rank 0 it raised NameError"),
 ])
 def test_an_answer_in_a_file_runs_on_ranks(body, outcome, said, tmp_path):
-    verdict = get("lesson_04", "reduced").verdict(in_a_file(tmp_path, body))
+    verdict = get("lesson_04", "stopped").verdict(in_a_file(tmp_path, body))
     assert verdict[0] == outcome and said in verdict[1]
     assert [file.name for file in tmp_path.iterdir()] == ["answer.py"]
 
@@ -92,18 +92,18 @@ def test_an_answer_in_a_file_runs_on_ranks(body, outcome, said, tmp_path):
 def test_for_a_stub_or_no_file_no_rank_is_started(body, tmp_path, monkeypatch):
     monkeypatch.delattr(on_ranks.multiprocessing, "get_context")
     path = in_a_file(tmp_path, body) if body else tmp_path / "none.py"
-    assert get("lesson_04", "reduced").verdict(path) == ("untried", "Not tried yet.")
+    assert get("lesson_04", "stopped").verdict(path) == ("untried", "Not tried yet.")
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path):
-    verdict = get("lesson_04", "reduced").verdict(in_a_file(tmp_path, "dist.reduce(tensor, dst=0"))
+    verdict = get("lesson_04", "stopped").verdict(in_a_file(tmp_path, "dist.barrier("))
     assert verdict[0] == "wrong" and "cannot be run: SyntaxError" in verdict[1]
 
 
 @pytest.mark.parametrize("body", ["while True: pass", "import os; os._exit(1)"])
 def test_ranks_that_never_end_are_ended(body, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ranks, "LIMIT", 6)
-    verdict = get("lesson_04", "reduced").verdict(in_a_file(tmp_path, body))
+    verdict = get("lesson_04", "stopped").verdict(in_a_file(tmp_path, body))
     assert verdict[0] == "wrong" and "No end within 6 s" in verdict[1]
 
 

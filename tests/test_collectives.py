@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from course import plots, predict
-from course.checks import lesson_04
 from scripts.lessons import collectives_shown, hang_on_purpose
 from scripts.measure import message_time
 
@@ -198,10 +197,9 @@ def test_a_rank_that_never_comes_ends_the_wait_on_one_line(script, tmp_path):
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
 def demo(request, tmp_path_factory):
-    """Findings on 2, 3 and 4 ranks; 10 values do not divide by 3 or by 4."""
+    """Findings on 2, 3 and 4 ranks."""
     out = tmp_path_factory.mktemp("demo") / "found.json"
-    return written(run(request.param, DEMO, "--show", *collectives_shown.COLLECTIVES, "ring", "--values", 10, "--out",
-                       out), out)
+    return written(run(request.param, DEMO, "--out", out), out)
 
 
 def expected(name, n):
@@ -219,6 +217,7 @@ def expected(name, n):
         "reduce_scatter": (own, [[cell] for cell in sums]),
         "all_to_all": (own, [list(column) for column in zip(*own, strict=True)]),
         "send_recv": (own, [*own[:-1], own[0]]),
+        "shift": (own, [own[rank - 1] for rank in range(n)]),
         "async_handle": (own, [sums] * n),
     }[name]
 
@@ -284,9 +283,8 @@ def test_the_substitutes_move_the_same(tmp_path):
 
 def test_the_ring_is_all_reduce(demo):
     ring, n = demo["ring"], demo["world_size"]
-    assert sum(ring["chunks"]) == 10 and len(ring["chunks"]) == n and max(ring["chunks"]) - min(ring["chunks"]) <= 1
-    assert ring["equal"] == [True] * n
-    sums = [(1 + i % 9) * int("1" * n) for i in range(10)]
+    assert ring["chunks"] == [1] * n and ring["equal"] == [True] * n
+    sums = [(1 + i) * int("1" * n) for i in range(n)]
     assert ring["steps"][-1]["cells"] == [sums] * n
     assert ring["floats"]["ranks_agree"] and ring["floats"]["off"] < 1e-5
 
@@ -294,8 +292,8 @@ def test_the_ring_is_all_reduce(demo):
 def test_after_the_first_phase_each_rank_has_one_whole_chunk(demo):
     n = demo["world_size"]
     cells = demo["ring"]["steps"][n - 1]["cells"]
-    whole = [{column for column in range(10) if len(plots.collectives.contributors(row[column])) == n} for row in cells]
-    assert sorted(column for columns in whole for column in columns) == list(range(10))
+    whole = [{column for column in range(n) if len(plots.collectives.contributors(row[column])) == n} for row in cells]
+    assert whole == [{(rank + 1) % n} for rank in range(n)], "as exercise 3 asks"
 
 
 def test_the_ring_sends_what_the_formula_says(demo):
@@ -305,17 +303,9 @@ def test_the_ring_sends_what_the_formula_says(demo):
     for number, step in enumerate(steps):
         assert sorted(step["sent"]) == list(range(n)), "every chunk travels, in every step"
         assert sum(step["bytes"]) == ring["bytes"]
-        assert step["sent"] == [lesson_04.my_chunk(rank, number, n) for rank in range(n)]
+        assert step["sent"] == [(rank - number) % n for rank in range(n)], "counted from 0, rank r begins with chunk r"
     mean = sum(sum(step["bytes"]) for step in steps) / n
     assert mean == pytest.approx(predict.fit.BUS_FACTORS["all_reduce"](n) * ring["bytes"])
-
-
-@pytest.mark.parametrize("values", [1, 2])
-def test_a_ring_with_fewer_values_than_ranks_has_empty_chunks(values, tmp_path):
-    out = tmp_path / "found.json"
-    ring = written(run(3, DEMO, "--show", "ring", "--values", values, "--out", out), out)["ring"]
-    assert ring["chunks"] == [1] * values + [0] * (3 - values) and ring["equal"] == [True] * 3
-    plots.collectives.play_ring(ring)
 
 
 # ---------------------------------------------------------------------------------- pictures
@@ -335,7 +325,7 @@ def test_a_picture_shows_every_number_in_the_colours_of_its_ranks(demo):
     for name in collectives_shown.COLLECTIVES:
         if name == "barrier":
             continue
-        fig = plots.collectives.before_after(demo[name]["states"], name)
+        fig = plots.collectives.before_after(demo[name], name)
         for state, ax in zip(demo[name]["states"], fig.axes, strict=True):
             numbers = [number for row in state["cells"] for number in row]
             assert ax.get_title(loc="left") == state["label"]
@@ -348,12 +338,23 @@ def test_a_picture_shows_every_number_in_the_colours_of_its_ranks(demo):
 
 
 @pytest.mark.parametrize("demo", [4], indirect=True)
-def test_the_animation_plays_without_a_network(demo):
-    html = plots.collectives.play_ring(demo["ring"])
-    assert not re.search(r"https?:|<link|class=\"fa ", html)
-    assert html.count("data:image/png;base64,") == 1 + 4 * (demo["world_size"] - 1)
-    assert all(re.search(rf">\s*{word}\s*</button>", html) for word in plots.collectives.BUTTONS.values())
-    assert len(html) < 500_000
+def test_the_ring_is_drawn_step_by_step_counted_from_0(demo):
+    start, empty, *others = plots.collectives.ring(demo["ring"]).axes
+    titles = {ax.get_title(loc="left"): [int(text.get_text()) for text in ax.texts] for ax in (start, *others)}
+    drawn = [titles["start"], *(titles[f"after step {step}: what arrived was {'added' if step < 3 else 'copied'}"]
+                                for step in range(6))]
+    assert drawn == [[number for row in step["cells"] for number in row] for step in demo["ring"]["steps"]]
+    assert not empty.axison and not empty.texts
+    framed = [sum(patch.get_linewidth() == 4 for patch in ax.patches) for ax in (start, *others)]
+    assert framed == [0] + 6 * [4], "on each rank a chunk of one number has arrived"
+
+
+@pytest.mark.parametrize("demo", [4], indirect=True)
+def test_who_waited_for_the_barrier_is_a_table_for_the_timeline(demo):
+    events = plots.collectives.intervals(demo["barrier"], {"busy": ("work", "start", "arrives"),
+                                                           "barrier": ("wait", "arrives", "leaves")})
+    assert list(events["rank"]) == [0, 1, 2, 3] * 2 and list(events["event"]) == ["work"] * 4 + ["wait"] * 4
+    assert events["start"][4] == events["end"][0] == 1000 * demo["barrier"]["states"][1]["seconds"][0]
 
 
 # ---------------------------------------------------------------------------------- the hang

@@ -1,6 +1,5 @@
-"""Exercises of notebook 04. The second runs on ranks: course/checks/on_ranks.py says how."""
+"""Exercises of notebook 04. All but the first run on ranks: course/checks/on_ranks.py says how."""
 
-import math
 from functools import partial
 from unittest import mock
 
@@ -8,150 +7,73 @@ import torch
 import torch.distributed as dist
 
 from course.checks import Wrong, because, exercise
-from course.checks.on_ranks import Answers
+from course.checks.on_ranks import SAME_CALLS, Answers
+
+LENGTHS = (3, 0, 5)  # predictions of each rank
+VALUES = 10  # of each rank in the ring: they do not divide by three
+
+# ---------------------------------------------------------------------------------- on each rank: what a function does
 
 
-# Exercise 2: all_reduce from two others
-def my_all_reduce(tensor):
-    dist.reduce(tensor, dst=0)
-    dist.broadcast(tensor, src=0)
+def measure_my_join(function, here):
+    """A rank's own predictions, zeros among them, and what the function made of them."""
+    all_gather = dist.all_gather
 
+    def of_equal_lengths(gather):  # with others gloo would end the process
+        def checked(pieces, mine, *rest, **more):
+            lengths = [torch.tensor(0) for _ in range(here.world_size)]
+            all_gather(lengths, torch.tensor(mine.numel()))
+            if len(set(map(int, lengths))) > 1:
+                raise Wrong(f"You called {gather.__name__} with {', '.join(str(int(length)) for length in lengths)} "
+                            "values on the ranks. They must be equally many: fill up the shorter tensors first.")
+            return gather(pieces, mine, *rest, **more)
+        return checked
 
-def from_another_rank(tensor):
-    dist.reduce(tensor, dst=0)
-    dist.broadcast(tensor, src=1)
-
-
-def rank_0_alone_reduces(tensor):
-    if dist.get_rank() == 0:
-        dist.reduce(tensor, dst=0)
-    dist.broadcast(tensor, src=0)
-
-
-def with_all_reduce(tensor):
-    dist.all_reduce(tensor)
-
-
-def measure(function, here):
-    """What this rank held before and after."""
     def forbidden(*args, **kwargs):
-        raise Wrong("all_reduce is what you are to build: use dist.reduce and dist.broadcast.")
+        raise Wrong("all_gather_object does it, but packs each tensor with pickle. Send the tensors themselves.")
 
-    tensor = torch.tensor([(1 + cell) * 10**here.rank for cell in range(4)])
-    before = tensor.tolist()
-    with mock.patch.object(dist, "all_reduce", forbidden):
+    mine = torch.tensor([(3 * here.rank + 2 * place) % 5 for place in range(LENGTHS[here.rank])], dtype=torch.int64)
+    own = mine.tolist()
+    with mock.patch.multiple(dist, all_gather=of_equal_lengths(all_gather), all_gather_object=forbidden,
+                             all_gather_into_tensor=of_equal_lengths(dist.all_gather_into_tensor)):
+        got = function(mine)
+    if not torch.is_tensor(got):
+        raise Wrong(f"On rank {here.rank} you returned {got!r}. Every rank needs the tensor.")
+    return {"own": own, "got": got.tolist()}
+
+
+def measure_my_reduce_scatter(function, here):
+    """What this rank sent, as (to whom, bytes), and what the function left in each chunk of its tensor."""
+    sent, send = [], dist.ProcessGroup.send
+
+    def noted(group, tensors, to, *rest):
+        sent.append((to, sum(tensor.nbytes for tensor in tensors)))
+        return send(group, tensors, to, *rest)
+
+    def forbidden(*args, **kwargs):
+        raise Wrong("The ring has no collectives, only messages between two ranks: send and recv, isend and irecv.")
+
+    collectives = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "all_to_all", "broadcast")
+    tensor = torch.tensor([(1 + cell % 9) * 10**here.rank for cell in range(VALUES)])
+    own = [chunk.tolist() for chunk in tensor.tensor_split(here.world_size)]
+    with mock.patch.multiple(dist, **dict.fromkeys(collectives, forbidden)), \
+            mock.patch.object(dist.ProcessGroup, "send", noted):
         function(tensor)
-    return {"before": before, "after": tensor.tolist()}
+    return {"sent": sent, "bytes": tensor.nbytes, "own": own,
+            "chunks": [chunk.tolist() for chunk in tensor.tensor_split(here.world_size)]}
 
 
-answers = Answers({"my_all_reduce": measure})
+def measure_my_stop(function, here):
+    """The rank's wishes, one after another, and the answers: nobody wants to stop, the last rank, rank 0, all."""
+    wishes = [False, here.rank == here.world_size - 1, here.rank == 0, True]
+    got = [function(wish) for wish in wishes]
+    if None in got:
+        raise Wrong(f"On rank {here.rank} you returned None. Every rank needs True or False.")
+    return {"wishes": wishes, "got": [bool(answer) for answer in got]}
 
 
-@exercise(
-    solution=my_all_reduce,
-    hint="Two lines. First one rank gets the sum, then all ranks get what this rank has. Every rank calls both.",
-    mistakes={"only reduce": partial(dist.reduce, dst=0), "only broadcast": partial(dist.broadcast, src=0),
-              "broadcast from another rank": from_another_rank, "rank 0 alone reduces": rank_0_alone_reduces,
-              "all_reduce itself": with_all_reduce},
-)
-def reduced(attempt):
-    """Reduce, then broadcast, is an all_reduce: every rank has the sum. But all of it goes through rank 0, whose link
-    is then the bottleneck; the ring has none."""
-    ranks = answers.findings("my_all_reduce", attempt)
-    befores, afters = ([rank[when] for rank in ranks] for when in ("before", "after"))
-    total = [sum(values) for values in zip(*befores, strict=True)]
-    if afters != [total] * len(ranks):
-        raise because(
-            f"The sum is {total}; rank 0 has {afters[0]}, rank 1 has {afters[1]}.",
-            (afters[0] == total, "After a reduce only `dst` has a result."),
-            (afters == [befores[0]] * len(ranks), "That is what rank 0 began with: nothing was added up."),
-            (afters == [afters[0]] * len(ranks), "All ranks agree. But which rank has the sum after your reduce, and "
-             "which one do you broadcast from?"))
-
-
-# Exercise 3: which chunk a rank sends
-def my_chunk(rank, step, ranks):
-    return (rank - step) % ranks
-
-
-@exercise(
-    solution=my_chunk,
-    hint="What a rank receives and adds in one step, it sends on in the next. So it sends the chunk that its left "
-    "neighbour sent one step before: my_chunk(rank, step) = my_chunk(rank - 1, step - 1). In step 0, let rank r send "
-    "chunk r.",
-    mistakes={"the other direction": lambda rank, step, ranks: (rank + step) % ranks,
-              "no modulo": lambda rank, step, ranks: rank - step,
-              "always its own": lambda rank, step, ranks: rank,
-              "the second phase begins like the first": lambda rank, step, ranks: (rank - step % (ranks - 1)) % ranks},
-)
-def chunk(attempt):
-    """With your schedule each of 2 to 6 ranks has the whole sum in the end, after 2 (n - 1) steps. Subtraction modulo n
-    does both phases: after n - 1 steps the chunk that comes next is just the one that is complete."""
-    for ranks in (4, 2, 3, 6):
-        before = None
-        for step in range(2 * (ranks - 1)):
-            sent = [attempt(rank, step, ranks) for rank in range(ranks)]
-            at = f"With {ranks} ranks, in step {step}"
-            for rank, number in enumerate(sent):
-                if number not in range(ranks):
-                    raise Wrong(f"{at}, rank {rank} would send chunk {number}. There are the chunks 0 to {ranks - 1}: "
-                                "the ring goes round, so take the rest of a division (%).")
-                if step and sent == before:
-                    raise Wrong(f"{at}, every rank sends the chunk that it sent the step before: rank {rank} chunk "
-                                f"{number}. Then each chunk moves one place only. What came in has to go on.")
-                if step and number != before[rank - 1]:
-                    why = "which is complete: this one must go round" if step >= ranks - 1 else (
-                        "and no sum grows unless this is sent on")
-                    raise Wrong(f"{at}, rank {rank} sends chunk {number}. But it has just received chunk "
-                                f"{before[rank - 1]}, {why}.")
-            if len(set(sent)) < ranks:
-                raise Wrong(f"{at}, the ranks send the chunks {sent}. Each rank must send another one: a chunk that "
-                            "nobody sends is never added up.")
-            before = sent
-
-
-# Exercise 4: algbw and busbw
-def my_bandwidths(bytes, seconds, ranks):
-    algbw = bytes / seconds / 1e9
-    return algbw, algbw * 2 * (ranks - 1) / ranks
-
-
-@exercise(
-    solution=my_bandwidths,
-    hint="algbw is bytes / seconds. busbw counts what each rank sends in the ring: 2 (n - 1) / n times the bytes of "
-    "the tensor. 1 GB is 1e9 bytes.",
-    mistakes={"no factor": lambda bytes, seconds, ranks: (bytes / seconds / 1e9, bytes / seconds / 1e9),
-              "one phase only": lambda bytes, seconds, ranks: (
-                  bytes / seconds / 1e9, bytes / seconds / 1e9 * (ranks - 1) / ranks),
-              "GiB": lambda bytes, seconds, ranks: my_bandwidths(bytes * 1e9 / 2**30, seconds, ranks),
-              "bits": lambda bytes, seconds, ranks: my_bandwidths(8 * bytes, seconds, ranks),
-              "one number": lambda bytes, seconds, ranks: my_bandwidths(bytes, seconds, ranks)[1]},
-)
-def bandwidths(attempt):
-    """Both are right for 2, 4 and 8 ranks. algbw tells how long your message takes; busbw tells how well the links are
-    used, whatever the number of ranks."""
-    for bytes, seconds, ranks in ((10**9, 0.5, 8), (4_000_000, 0.002, 4), (1_000_000, 0.001, 2)):
-        got = attempt(bytes, seconds, ranks)
-        if not isinstance(got, (tuple, list)) or len(got) != 2:
-            raise Wrong(f"You gave {got!r}. Return two numbers: algbw, busbw.")
-        algbw, busbw = (float(value) for value in got)
-        right = my_bandwidths(bytes, seconds, ranks)
-        case = f"{bytes:,} bytes in {seconds} s on {ranks} ranks"
-        if not near(algbw, right[0]):
-            raise because(
-                f"{case}: algbw is bytes / seconds, {right[0]:g} GB/s; you have {algbw:.4g}.",
-                (near(algbw, right[0] * 1e9 / 2**30), "These are GiB (2^30 bytes); network speeds are given in GB "
-                 "(1e9)."),
-                (near(algbw, 8 * right[0]), "These are gigabits. A link of 400 Gbit/s carries 50 GB/s."))
-        if not near(busbw, right[1]):
-            raise because(
-                f"{case}: busbw is {right[1]:.4g} GB/s; you have {busbw:.4g}.",
-                (near(busbw, algbw), f"That is algbw. But each rank has to send {2 * (ranks - 1) / ranks:g} times the "
-                 "bytes of the tensor."),
-                (near(busbw, right[1] / 2), "That is half. The ring goes round twice: once adding, once copying."))
-
-
-near = partial(math.isclose, rel_tol=1e-6)
+answers = Answers({"my_join": measure_my_join, "my_reduce_scatter": measure_my_reduce_scatter,
+                   "my_stop": measure_my_stop})
 
 
 # Exercise 1: which collective fits
@@ -171,11 +93,12 @@ def my_choices():
               "gather for reduce": lambda: my_choices() | {"c": "gather"}},
 )
 def choices(attempt):
-    """a and b are what DDP does. d and e together are an all_reduce with an update between its two phases: this is how
-    optimizers and models are sharded (ZeRO, FSDP). f carries tokens to the ranks of their experts."""
+    """b, with gradients in place of losses, is what DDP does in each step. d and e together are an all_reduce with an
+    update between its two halves: this is how optimizers and models are sharded (ZeRO, FSDP). As in f, a mixture of
+    experts sends each token to the rank of its expert."""
     why = {
         "a": "Rank 0 has what all others need, the same for each.",
-        "b": "All ranks need the same sum.",
+        "b": "All ranks need the same sum, to divide it.",
         "c": "Something is added up, and one rank needs it: the others need not receive anything.",
         "d": "A sum over the ranks is needed, and each rank needs only its own part of it.",
         "e": "Each rank has a part, nothing is added up, and every rank needs all parts.",
@@ -191,3 +114,229 @@ def choices(attempt):
         letter = wrong[0]
         more = f" ({len(wrong)} of 6 are not right yet.)" if len(wrong) > 1 else ""
         raise Wrong(f"{letter}: {answer[letter]} does not fit, or moves more than is needed. {why[letter]}{more}")
+
+
+# Exercise 2: tensors of unequal length
+def my_join(mine):
+    length = torch.tensor([len(mine)])
+    lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, length)
+    padded = torch.zeros(max(lengths).item(), dtype=mine.dtype)
+    padded[:len(mine)] = mine
+    pieces = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(pieces, padded)
+    return torch.cat([piece[:own] for piece, own in zip(pieces, lengths, strict=True)])
+
+
+def padded_pieces(mine):
+    longest = torch.tensor([len(mine)])
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    padded = torch.zeros(longest.item(), dtype=mine.dtype)
+    padded[:len(mine)] = mine
+    pieces = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+    dist.all_gather(pieces, padded)
+    return pieces
+
+
+def padding_left(mine):
+    return torch.cat(padded_pieces(mine))
+
+
+def zeros_taken_out(mine):
+    joined = torch.cat(padded_pieces(mine))
+    return joined[joined != 0]
+
+
+def own_length_for_all(mine):
+    return torch.cat([piece[:len(mine)] for piece in padded_pieces(mine)])
+
+
+def own_alone(mine):
+    return mine
+
+
+def as_if_equal(mine):
+    pieces = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(pieces, mine)
+    return torch.cat(pieces)
+
+
+def for_rank_0_alone(mine):
+    pieces = padded_pieces(mine)
+    return torch.cat([piece[:n] for piece, n in zip(pieces, LENGTHS, strict=True)]) if dist.get_rank() == 0 else None
+
+
+@exercise(
+    solution=my_join,
+    hint="Three steps. All ranks learn all lengths: a number a rank, so its shapes are equal. Each fills its tensor up "
+    "to the longest, and all_gather has equal shapes again. Then each piece is cut to its own length.",
+    mistakes={"own alone": own_alone, "all_gather as if all were equal": as_if_equal, "padding left": padding_left,
+              "zeros taken out": zeros_taken_out, "own length for all": own_length_for_all,
+              "for rank 0 alone": for_rank_0_alone},
+)
+def joined(attempt):
+    """Every rank has all predictions, in the order of the ranks, though one rank had none. Lengths first, then tensors
+    of equal shape: so the data of unequal ranks is gathered."""
+    ranks = answers.findings("my_join", attempt)
+    right = [value for rank in ranks for value in rank["own"]]
+    longest = max(len(rank["own"]) for rank in ranks)
+    for number, rank in enumerate(ranks):
+        got = rank["got"]
+        if got != right:
+            raise because(
+                f"The ranks had {', '.join(str(one['own']) for one in ranks)}. Rank {number} has {got} in the end, and "
+                f"not {right}.",
+                (got == rank["own"], "That is its own part: nothing came from the others."),
+                (len(got) == longest * len(ranks), "What you filled up with is still in it."),
+                (got == [value for value in right if value], "The zeros are gone: 0 is a prediction, too. Cut by "
+                 "length, not by value."),
+                (len(got) == sum(min(len(rank["own"]), longest) for _ in ranks), "All pieces were cut to the length of "
+                 "this rank. Each has a length of its own."),
+                (sorted(got) == sorted(right), "Nothing is lost, but the order is not that of the ranks."))
+
+
+# Exercise 3: the first half of the ring
+def my_reduce_scatter(tensor):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(ranks)
+    for step in range(ranks - 1):
+        outgoing, incoming = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
+        arriving = torch.empty_like(incoming)
+        to_the_right = dist.P2POp(dist.isend, outgoing, (rank + 1) % ranks)
+        from_the_left = dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)
+        for transfer in dist.batch_isend_irecv([to_the_right, from_the_left]):
+            transfer.wait()
+        incoming += arriving
+
+
+def rounds(tensor, steps=None, first=0, on=1, way=1, add=True, whole=False):
+    """The ring with one thing another way: how many steps, the first chunk, how far it moves on, to whom it goes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chunks = (tensor,) * ranks if whole else tensor.tensor_split(ranks)
+    for step in range(ranks - 1 if steps is None else steps):
+        sent = rank + way * (first - on * step)
+        outgoing, incoming = chunks[sent % ranks], chunks[(sent - way) % ranks]
+        arriving = torch.empty_like(incoming)
+        for transfer in [dist.isend(outgoing, (rank + way) % ranks), dist.irecv(arriving, (rank - way) % ranks)]:
+            transfer.wait()
+        incoming.copy_(incoming + arriving if add else arriving)
+
+
+def all_send_first(tensor):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(ranks)
+    for step in range(ranks - 1):
+        incoming = chunks[(rank - step - 1) % ranks]
+        arriving = torch.empty_like(incoming)
+        dist.send(chunks[(rank - step) % ranks], (rank + 1) % ranks)
+        dist.recv(arriving, (rank - 1) % ranks)
+        incoming += arriving
+
+
+def with_all_reduce(tensor):
+    dist.all_reduce(tensor)
+
+
+@exercise(
+    solution=my_reduce_scatter,
+    hint="What arrives in one step is sent on in the next. In step 0 rank r sends chunk r, and receives the chunk that "
+    "its left neighbour sends: r - 1. So in step 1 it sends chunk r - 1. All numbers of chunks are modulo n.",
+    mistakes={"its own chunk again and again": partial(rounds, on=0), "copied, not added": partial(rounds, add=False),
+              "to the left": partial(rounds, way=-1), "one step too many": partial(rounds, steps=3),
+              "both halves' steps": partial(rounds, steps=4), "begins with another chunk": partial(rounds, first=-1),
+              "the whole tensor": partial(rounds, whole=True), "a collective": with_all_reduce,
+              "all send first": all_send_first},
+)
+def ring_half(attempt):
+    """Each rank has one chunk of the whole sum after n - 1 steps, and has sent no more than n - 1 chunks: this is
+    reduce_scatter. With a second round that copies it is all_reduce."""
+    try:
+        ranks = answers.findings("my_reduce_scatter", attempt)
+    except Wrong as wrong:
+        if SAME_CALLS not in str(wrong):
+            raise
+        raise Wrong("Ranks waited for each other in vain. Does each message that is sent have a rank that receives it? "
+                    "And does no rank wait in `send` before it receives, while all others do the same? Start both "
+                    "together, as `shift` does.") from None
+    n, steps = len(ranks), len(ranks) - 1
+    for number, rank in enumerate(ranks):
+        right, sent = (number + 1) % n, sum(size for _, size in rank["sent"])
+        if others := {to for to, _ in rank["sent"]} - {right}:
+            raise Wrong(f"Rank {number} sent to rank {min(others)}. Each rank sends to its right neighbour only, here "
+                        f"to rank {right}.")
+        if len(rank["sent"]) != steps:
+            raise Wrong(f"Rank {number} sent {len(rank['sent'])} messages. For {n} ranks this half of the ring has "
+                        f"{steps} steps: then each chunk is a whole sum, on one of the ranks.")
+        if sent >= rank["bytes"]:
+            raise Wrong(f"Rank {number} sent {sent} bytes, and its whole tensor has {rank['bytes']}. Send one chunk a "
+                        "step.")
+    owns = [rank["own"] for rank in ranks]
+    sums = [[sum(values) for values in zip(*chunks, strict=True)] for chunks in zip(*owns, strict=True)]
+    for number, rank in enumerate(ranks):
+        place, got = (number + 1) % n, rank["chunks"]
+        if got[place] != sums[place]:
+            whole = [chunk for chunk in range(n) if got[chunk] == sums[chunk]]
+            raise because(
+                f"Chunk {place} of rank {number} should hold the sum {sums[place]}; it holds {got[place]}.",
+                (whole, f"Its chunk {whole[:1]} is the one that is whole. Which chunk does rank r send in step 0?"),
+                (all(got[chunk] in [own[chunk] for own in owns] for chunk in range(n)), "No chunk is a sum: what "
+                 "arrives is to be added to what the rank has."),
+                (True, "What arrived in one step is to be added, and sent on in the next."))
+
+
+# Exercise 4: stop together
+def my_stop(want):
+    wishes = torch.tensor(int(want))
+    dist.all_reduce(wishes, dist.ReduceOp.MAX)
+    return bool(wishes)
+
+
+def own_wish(want):
+    return want
+
+
+def rank_0_decides(want):
+    wish = torch.tensor(int(want))
+    dist.broadcast(wish, src=0)
+    return bool(wish)
+
+
+def all_must_want(want):
+    wishes = torch.tensor(int(want))
+    dist.all_reduce(wishes, dist.ReduceOp.MIN)
+    return bool(wishes)
+
+
+def only_who_wants_calls(want):
+    if want:
+        dist.all_reduce(torch.ones(1))
+    return want
+
+
+def rank_0_alone_learns(want):
+    wishes = torch.tensor(int(want))
+    dist.reduce(wishes, dst=0)
+    return bool(wishes) if dist.get_rank() == 0 else want
+
+
+@exercise(
+    solution=my_stop,
+    hint="Every rank puts a number, 0 or 1, into one collective, in every step, also when it does not want to stop. "
+    "After it every rank must have the same number: which collective, and which ReduceOp?",
+    mistakes={"its own wish": own_wish, "rank 0 decides": rank_0_decides, "all must want": all_must_want,
+              "only who wants calls": only_who_wants_calls, "rank 0 alone learns": rank_0_alone_learns},
+)
+def stopped(attempt):
+    """All ranks stop in the same step, whoever wants it first. The price is one small all_reduce a step; without it one
+    rank leaves the loop, and the others wait for it in their next collective."""
+    ranks = answers.findings("my_stop", attempt)
+    wishes, gots = (list(zip(*(rank[what] for rank in ranks), strict=True)) for what in ("wishes", "got"))
+    for wish, got in zip(wishes, gots, strict=True):
+        if got != (any(wish),) * len(ranks):
+            raise because(
+                f"The ranks wanted to stop: {wish}. Your function answered {got}; it should be {any(wish)} everywhere.",
+                (gots == wishes, "Each rank followed its own wish. The others then wait for those that left the loop."),
+                (all(set(got) == {wish[0]} for wish, got in zip(wishes, gots, strict=True)), "It is always rank 0's "
+                 "wish: nobody asked the others."),
+                (len(set(got)) > 1, "The ranks do not agree: some leave the loop, the others wait for them."),
+                (not any(got), "One rank is enough: not all have to want it."))

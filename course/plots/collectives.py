@@ -1,22 +1,16 @@
-"""Lesson 04: what each rank holds, cell by cell, and the steps of the ring, also as an animation.
+"""Lesson 04: what each rank holds, cell by cell, before and after a collective and along the ring.
 
 The numbers are those of scripts/lessons/collectives_shown.py: each digit of a number stands for one rank, so a cell
 shows by its colours which ranks its number came from. Nothing here is drawn by hand: a cell is a value of a run.
 """
 
-import base64
 import itertools
-import re
 
 import matplotlib.pyplot as plt
-from matplotlib import animation
+import pandas as pd
 from matplotlib.patches import Rectangle
 
 from course.plots.style import GREY, bare, colour_of, darker
-from course.png import small_png
-
-BUTTONS = {"minus": "slower", "fast-backward": "first", "step-backward": "back", "play fa-flip-horizontal": "reverse",
-           "pause": "pause", "play": "play", "step-forward": "next", "fast-forward": "last", "plus": "faster"}
 
 
 def contributors(number):
@@ -51,9 +45,9 @@ def held(cells, ax, title="", fontsize=17, mark=()):
     return ax
 
 
-def before_after(states, title, labels=None):
-    """A figure of what each rank held, one panel for each of the `states` (or those with one of the `labels`)."""
-    states = [state for state in states if labels is None or state["label"] in labels]
+def before_after(found, title):
+    """A figure of what each rank held, a panel for each state that collectives_shown.py `found`."""
+    states = found["states"]
     columns = [max(2, *map(len, state["cells"])) for state in states]
     rows = len(states[0]["cells"])
     fig, axes = plt.subplots(1, len(states), figsize=(1.6 * len(states) + 1.15 * sum(columns), 1.1 + 0.62 * rows),
@@ -64,62 +58,40 @@ def before_after(states, title, labels=None):
     return fig
 
 
-def intervals(states, events):
-    """Lines for `plots.timeline`: {event: (label it begins with, label it ends with)}, in milliseconds."""
-    at = {state["label"]: state["seconds"] for state in states}
-    return [{"rank": rank, "event": event, "start": 1000 * at[begin][rank], "end": 1000 * at[end][rank]}
-            for event, (begin, end) in events.items() for rank in range(len(at[begin]))]
+def intervals(found, events):
+    """The table for `plots.timeline`; events: {text: (event, label of the state it begins with, and it ends with)}."""
+    at = {state["label"]: state["seconds"] for state in found["states"]}
+    return pd.DataFrame([{"rank": rank, "event": event, "text": text, "start": 1000 * at[begin][rank],
+                          "end": 1000 * at[end][rank]}
+                         for text, (event, begin, end) in events.items() for rank in range(len(at[begin]))])
 
 
-# ---------------------------------------------------------------------------------------------- the ring
+def ring_state(run, step, ax, fontsize=15):
+    """What each rank held after `step`, counted from 0, with a frame around what arrived in it; None: at the start.
 
-
-def ring_state(run, step, ax, sending=False, fontsize=17):
-    """The ring after `step` steps, each cell that has just arrived in a frame; `run` is "ring" of collectives_shown.py.
-
-    With `sending`, the same state and arrows for what is sent in the step after it: each rank sends one chunk to the
-    next rank, and the last one sends to rank 0 (the arrow that leaves below comes in above).
+    `run` is "ring" of collectives_shown.py, whose first state is the start.
     """
     ranks, ends = len(run["chunks"]), list(itertools.accumulate(run["chunks"]))
     columns = [range(end - size, end) for size, end in zip(run["chunks"], ends, strict=True)]
-    arrived = set()
-    if step and not sending:
-        arrived = {((rank + 1) % ranks, cell) for rank, chunk in enumerate(run["steps"][step]["sent"])
-                   for cell in columns[chunk]}
-    held(run["steps"][step]["cells"], ax, fontsize=fontsize, mark=arrived)
+    state = run["steps"][0 if step is None else step + 1]
+    arrived = {((rank + 1) % ranks, cell) for rank, chunk in enumerate(state.get("sent", ()))
+               for cell in columns[chunk]}
+    held(state["cells"], ax, fontsize=fontsize, mark=arrived)
     for end in ends[:-1]:
         ax.axvline(end - 0.5, color=GREY, linewidth=1, linestyle=":")
     ax.set(ylim=(ranks - 0.1, -0.9))
-    number, last = step + sending, len(run["steps"]) - 1
-    done = "sent" if sending else "added" if number < ranks else "copied"
-    ax.set_title(f"step {number} of {last}: {done}" if number else "start", fontsize=1.1 * fontsize)
-    if sending:
-        arrow = {"arrowstyle": "-|>,head_width=0.6,head_length=0.8", "color": "black", "linewidth": 5}
-        for rank, chunk in enumerate(run["steps"][number]["sent"]):
-            if columns[chunk]:
-                x = (columns[chunk][0] + columns[chunk][-1]) / 2 + 0.35
-                ax.annotate("", (x, rank + 0.85), (x, rank + 0.15), arrowprops=arrow, zorder=5)
-                if rank == ranks - 1:
-                    ax.annotate("", (x, -0.15), (x, -0.85), arrowprops=arrow, zorder=5)
+    done = "added" if step is not None and step < ranks - 1 else "copied"
+    ax.set_title("start" if step is None else f"after step {step}: what arrived was {done}", fontsize=1.1 * fontsize)
     return ax
 
 
-def play_ring(run):
-    """HTML of the ring's steps with buttons to play them: needs JavaScript, and no network."""
-    frames = [(0, False)]
-    for step in range(1, len(run["steps"])):
-        frames += [(step - 1, True), (step, False)]
-    fig, ax = plt.subplots(figsize=(2 + 1.2 * sum(run["chunks"]), 1.4 + 0.8 * len(run["chunks"])), dpi=80)
-
-    def draw(frame):
-        ax.clear()
-        step, sending = frame
-        ring_state(run, step, ax, sending)
-
-    html = animation.FuncAnimation(fig, draw, frames=frames, interval=1500).to_jshtml(default_mode="once")
-    plt.close(fig)
-    html = re.sub(r"<link\b[^>]*>", "", html)  # a font for the buttons, from the network: we take words
-    html = re.sub(r'<i class="fa fa-([\w -]+)"></i>', lambda found: BUTTONS[found[1]], html)
-    html = html.replace("width: 36px", "width: auto; padding: 0 0.5em")  # of a button
-    frame = re.compile(r"(?<=data:image/png;base64,)[^\"]+")
-    return frame.sub(lambda found: base64.b64encode(small_png(base64.b64decode(found[0]))).decode(), html)
+def ring(run):
+    """A figure of the whole ring: on the left the start and what is added, on the right what is copied."""
+    ranks = len(run["chunks"])
+    fig, axes = plt.subplots(ranks, 2, figsize=(5 + 2 * sum(run["chunks"]), (0.9 + 0.55 * ranks) * ranks))
+    axes[0, 1].axis("off")
+    adding, copying = [None, *range(ranks - 1)], range(ranks - 1, 2 * (ranks - 1))
+    for step, ax in zip([*adding, *copying], [*axes[:, 0], *axes[1:, 1]], strict=True):
+        ring_state(run, step, ax)
+    fig.suptitle("Ring all-reduce, recorded on each rank", x=0.01, ha="left", fontweight="bold")
+    return fig

@@ -1,8 +1,6 @@
 """Every collective once, on a few numbers, and what each rank held before and after. Notebook 04 draws it.
 
     torchrun --nproc_per_node=4 scripts/lessons/collectives_shown.py --out results/live/04_collectives.json
-    torchrun --nproc_per_node=3 scripts/lessons/collectives_shown.py --show ring --values 10 \
-        --out results/live/04_ring.json
 
 Rank 0 starts with 1 2 3 ..., rank 1 with 10 20 30 ..., rank 2 with 100 200 300 ..., and so on: each digit of a number
 tells which rank it came from, also in a sum. All of it runs on CPUs with gloo, so that every machine shows the same.
@@ -16,7 +14,7 @@ import torch.distributed as dist
 import utils
 from course import rank_program
 from course.rank_program import gathered
-from options import check_output, positive
+from options import check_output
 
 MOST_RANKS = 7  # the pictures have a colour for each
 
@@ -106,6 +104,16 @@ def send_recv(rank, ranks):
     yield "after", mine
 
 
+def shift(rank, ranks):
+    mine, arriving = numbers(rank, ranks), torch.zeros(ranks, dtype=torch.int64)
+    yield "before", mine
+    to_the_right = dist.P2POp(dist.isend, mine, (rank + 1) % ranks)
+    from_the_left = dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)
+    for transfer in dist.batch_isend_irecv([to_the_right, from_the_left]):
+        transfer.wait()
+    yield "after", arriving
+
+
 def barrier(rank, ranks):
     yield "start", None
     time.sleep(0.1 * (rank + 1))  # stands for work that takes each rank another time
@@ -147,7 +155,7 @@ def all_to_all_from_scatters(rank, ranks):
 
 
 COLLECTIVES = {demo.__name__: demo for demo in (broadcast, scatter, gather, all_gather, reduce, all_reduce,
-                                                reduce_scatter, all_to_all, send_recv, barrier, async_handle)}
+                                                reduce_scatter, all_to_all, send_recv, shift, barrier, async_handle)}
 INSTEAD = {"reduce_scatter": reduce_scatter_from_all_reduce, "all_to_all": all_to_all_from_scatters}
 
 
@@ -201,10 +209,10 @@ def ring_steps(tensor):
         yield chunk, outgoing.nbytes
 
 
-def ring(values):
-    """The ring on `values` numbers of each rank, step by step, and compared with all_reduce; then on floats."""
+def ring():
+    """The ring on a number for each rank, step by step, and compared with all_reduce; then on floats."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    mine, sums = numbers(rank, values), numbers(rank, values)
+    mine, sums = numbers(rank, ranks), numbers(rank, ranks)
     dist.all_reduce(sums)
     chunks = [len(chunk) for chunk in mine.tensor_split(ranks)]
     steps = [{"cells": gathered(mine.tolist())}]
@@ -227,10 +235,8 @@ def ring(values):
 def main():
     parser = rank_program.parser(__doc__, out="write what was found to this file: {name: findings}", timeout=30)
     names = [*COLLECTIVES, "ring"]
-    add = parser.add_argument
-    add("--show", nargs="+", choices=names, default=names, metavar="NAME",
-        help=f"one or more of: {', '.join(names)}; default: all")
-    add("--values", type=positive(int), help="numbers of each rank in `ring`; default: one for each rank")
+    parser.add_argument("--show", nargs="+", choices=names, default=names, metavar="NAME",
+                        help=f"one or more of: {', '.join(names)}; default: all")
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement("cpu", "gloo")
@@ -242,10 +248,10 @@ def main():
     found = {"world_size": here.world_size, "torch": torch.__version__}
     with rank_program.ranks(here, args.timeout):
         for name in args.show:
-            found[name] = ring(args.values or here.world_size) if name == "ring" else show(name)
+            found[name] = ring() if name == "ring" else show(name)
     if here.rank == 0:  # all have come this far: the findings are whole
         rank_program.write_json(args.out, found)
-        print(f"{here.world_size} ranks, {', '.join(args.show)}: written")
+        print(f"{here.world_size} ranks, {len(args.show)} examples: written")
 
 
 if __name__ == "__main__":

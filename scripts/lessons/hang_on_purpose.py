@@ -1,4 +1,4 @@
-"""Ranks that wait for each other for ever, on purpose, and three ways to see who waits where. Notebook 04 draws it.
+"""Ranks that wait for each other for ever, on purpose, and three ways to see who waits where. Notebook 04 shows it.
 
     torchrun --nproc_per_node=3 scripts/lessons/hang_on_purpose.py --out results/live/04_hang.json
 
