@@ -155,6 +155,11 @@ def test_an_unused_parameter_is_told_in_the_second_step(found):
     assert searching == {"error": None, "steps": 3, "tried": 3, "spare_has_gradient": False}
 
 
+def test_a_model_that_changes_its_type_after_ddp_is_no_longer_synchronised(found):
+    before, after = found["order"].values()
+    assert before == 0 and after > 1e-3
+
+
 def test_rank_0_saves_weights_without_prefix_that_all_ranks_load(found):
     saving = found["save"]
     assert saving["from_saved"] == 0

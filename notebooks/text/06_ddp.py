@@ -199,8 +199,8 @@ lesson.difference(loops.bucketed, loops.hooked)
 # %% [markdown]
 # How does the hook know that the bucket is full? `zero_grad()` sets each `.grad` to `None`, so `None` means: not yet
 # there. That is PyTorch's default. With `zero_grad(set_to_none=False)` no gradient would be `None` again after the
-# first update, and the hook would take every bucket for full. DDP does not rely on this: it counts the gradients that
-# have come.
+# first update: the hook would take every bucket for full, and send it once for each of its parameters. DDP does not
+# rely on this: it counts the gradients that have come.
 #
 # ## Overlap: send, and go on
 #
@@ -239,11 +239,6 @@ print(f"{mib:.2f} MiB of gradients")
 # ([manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). The model
 # here is `main.py`'s LeNet. Its gradients fit into the first bucket: one message, which leaves when backward is at
 # its end. With LeNet `main.py` overlaps nothing.
-#
-# **In which order?** `model.to(device)` first, then `DistributedDataParallel(model)`, then `torch.compile` if you use
-# it. DDP sets its hooks and buckets for the parameters as it finds them, so move, convert and freeze before;
-# `nn.DataParallel` did not care. With a GPU for each rank say `device_ids=[local_rank]`; for a model whose layers
-# stand on two GPUs of one process say nothing (`device_ids=None`), and DDP takes each tensor where it is.
 #
 # More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design
 # notes](https://docs.pytorch.org/docs/stable/notes/ddp.html), and the paper that measured buckets and overlap ([Li et
@@ -300,7 +295,7 @@ my_cases = None  # a list of these names, in this order
 
 # %%
 # !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_questions.py \
-#     --step equality no_sync unused save memory --steps {steps // 2} \
+#     --step equality no_sync unused order save memory --steps {steps // 2} \
 #     --out results/live/06_questions.json
 
 # %%
@@ -404,6 +399,24 @@ lesson.table(told.unused(answers["unused"]))
 # `find_unused_parameters=True` DDP looks through the graph in every step, [which costs
 # time](https://docs.pytorch.org/docs/stable/notes/ddp.html). Use it only if the layer must be left out in some steps.
 # If it is never used, remove it.
+#
+# ## Wrap last
+#
+# DDP sets its hooks on the parameters as it finds them. And if the model changes after that? `.double()` gives it
+# float64 numbers, and puts new tensors into the parameters, as `.to("cuda")` does. One batch, backward:
+
+# %%
+lesson.table([{"model": f"`{model}`", "gradients, between the ranks": told.small(apart)}
+              for model, apart in answers["order"].items()])
+
+# %% [markdown]
+# A difference in the second row means: no hook was called, so nothing was averaged, and nobody said so.
+# (`nn.DataParallel` copies the parameters in every forward, and does not mind.) So the order is: move, convert or
+# freeze the model; `DistributedDataParallel(model)`; then `torch.compile`, if you use it.
+#
+# With a GPU for each rank say `device_ids=[local_rank]`: then DDP refuses a model that is still on the CPU. For a
+# model whose layers stand on two GPUs of one process say nothing (`device_ids=None`), and DDP takes each tensor where
+# it is.
 #
 # ## What DDP does not share
 #

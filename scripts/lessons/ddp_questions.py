@@ -314,6 +314,17 @@ def unused(lab):
     return found
 
 
+def order(lab):
+    """How far the ranks' gradients are apart where the model changes its type before DDP wraps it, and after that."""
+    images, labels = lab.shards[0]
+    found = {}
+    for name, parallel in (("DDP(model.double())", DistributedDataParallel(lab.model().double())),
+                           ("DDP(model).double()", DistributedDataParallel(lab.model()).double())):
+        cross_entropy(parallel(images.double()), labels).backward()
+        found[name] = between_ranks(pack(list(parallel.parameters()))[None])[0]
+    return found
+
+
 # ---------------------------------------------------------------------------------------------- around the training
 
 
@@ -363,7 +374,7 @@ def memory(lab):
     return found
 
 
-QUESTIONS = {step.__name__: step for step in (scale, equality, timeline, no_sync, unused, save, memory)}
+QUESTIONS = {step.__name__: step for step in (scale, equality, timeline, no_sync, unused, order, save, memory)}
 
 # ---------------------------------------------------------------------------------------------- command
 
