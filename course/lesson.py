@@ -1,6 +1,7 @@
 """How a lesson begins, asks for a prediction, and shows a table, a verdict or a function. What is taught stays in the
 notebook."""
 
+import difflib
 import inspect
 import os
 import re
@@ -37,6 +38,13 @@ def table(rows):
 def code(*functions):
     """Show the source of functions as it stands in their files."""
     _show("```python\n" + "\n\n".join(inspect.getsource(function).rstrip() for function in functions) + "\n```")
+
+
+def difference(old, new):
+    """Show what the source of a function adds (+) to that of another, and leaves out (-)."""
+    before, after = (inspect.getsource(function).rstrip().splitlines() for function in (old, new))
+    lines = list(difflib.unified_diff(before, after, n=100, lineterm=""))[3:]
+    _show("```diff\n" + "\n".join(lines) + "\n```")
 
 
 def predicted(mine, found, unit=""):

@@ -109,6 +109,5 @@ def test_ranks_that_never_end_are_ended(body, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_right_is_right_on_two_ranks_and_on_three(ranks):
-    for name, function in (("average_gradients", lesson_06.average_gradients), ("accuracy", lesson_06.accuracy),
-                           ("train", lesson_06.train)):
+    for name, function in (("apart", lesson_06.apart), ("train", lesson_06.train), ("save", lesson_06.save)):
         assert len(lesson_06.answers.findings(name, function, ranks)) == ranks

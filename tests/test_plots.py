@@ -476,3 +476,31 @@ def test_timeline_writes_where_there_is_room_and_draws_where_it_is_told():
         plots.timeline(EVENTS.iloc[:0])
     with pytest.raises(ValueError, match="nothing to draw"):
         plots.timeline(EVENTS.drop(columns="end"))
+
+
+def test_steps_below_one_another_share_the_axis_and_one_key():
+    four = pd.concat([EVENTS.assign(rank=EVENTS["rank"] + rank) for rank in (0, 2, 4)])
+    first, second = plots.timelines.one_below_another({"small": EVENTS, "large": four})
+    assert [ax.get_title(loc="left") for ax in (first, second)] == ["small", "large"]
+    assert first.get_xlim() == second.get_xlim() and second.get_xlabel() and not first.get_xlabel()
+    assert first.get_legend() and not second.get_legend()
+    assert {text.split("\n")[0] for text in texts(second)} >= {"rank 3"}
+    assert not any("rank 4" in text for text in texts(second)), "four ranks at most"
+
+
+# ---------------------------------------------------------------- is it the same training?
+
+
+def test_lines_of_differences_are_named_at_their_ends():
+    ax = plots.equality.by_update({"a": [0.0, 0.2], "b": [0.1, 0.1]}, "apart", synthetic=True)
+    assert [list(line.get_ydata()) for line in ax.lines] == [[0.0, 0.2], [0.1, 0.1]]
+    assert {"a", "b", "SYNTHETIC DATA"} <= set(texts(ax))
+
+
+def test_what_is_rounding_and_what_is_not_differ_in_colour_shape_and_zone():
+    ax = plots.equality.from_one_process({"none": 0.0, "same": 1e-16, "other": 1e-3}, rounding=1e-9)
+    none, same, other = ax.lines
+    assert none.get_color() == same.get_color() != other.get_color()
+    assert none.get_marker() == same.get_marker() != other.get_marker()
+    assert {"0", "1e-16", "1e-03", "none", "same", "other"} <= set(texts(ax)) and "SYNTHETIC DATA" not in texts(ax)
+    assert ax.get_xlim()[0] < none.get_xdata()[0]
