@@ -293,12 +293,10 @@ def test_a_run_of_unknown_world_size_is_left_out(live):
 # ---------------------------------------------------------------- who sees what
 
 
-def dealt(n, world_size, epoch=0, drop_last=False):
-    """The table of `sampler_map`: items 0 to n - 1, dealt like cards."""
+def dealt(n, world_size, drop_last=False):
+    """The shards of `sampler_map`: items 0 to n - 1, dealt like cards."""
     count = (n // world_size if drop_last else -(-n // world_size)) * world_size
-    lines = [(epoch, i % world_size, i // world_size, i % n) for i in range(count)]
-    lines += [(epoch, None, None, item) for item in range(count, n)]
-    return pd.DataFrame(lines, columns=["epoch", "rank", "place", "item"])
+    return [[place % n for place in range(rank, count, world_size)] for rank in range(world_size)]
 
 
 def cells(ax):
@@ -307,7 +305,7 @@ def cells(ax):
 
 
 def test_the_map_has_a_column_an_item_and_a_row_a_rank():
-    ax = plots.sampler_map(dealt(20, 2))
+    ax = plots.sampler_map(dealt(20, 2), 20)
     assert cells(ax) == {(item, item % 2, False) for item in range(20)}
     assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
     assert [t.get_text() for t in ax.texts] == [str(i // 2) for r in (0, 1) for i in range(r, 20, 2)]
@@ -315,33 +313,47 @@ def test_the_map_has_a_column_an_item_and_a_row_a_rank():
 
 
 def test_the_map_marks_what_is_seen_again_and_what_nobody_sees():
-    ax = plots.sampler_map(dealt(3, 8))
+    ax = plots.sampler_map(dealt(3, 8), 3)
     assert cells(ax) == {(rank % 3, rank, rank >= 3) for rank in range(8)}
     assert "seen again (padding)" in texts(ax) and "×" not in texts(ax)
-    ax = plots.sampler_map(dealt(21, 2, drop_last=True))
+    ax = plots.sampler_map(dealt(21, 2, drop_last=True), 21)
     assert cells(ax) == {(item, item % 2, False) for item in range(20)}
     assert [t.get_position() for t in ax.texts if t.get_text() == "×"] == [(20, 0), (20, 1)]
     assert "seen by nobody" in texts(ax) and "seen again (padding)" not in texts(ax)
 
 
 def test_the_map_of_several_epochs_has_a_row_an_epoch_and_a_colour_a_rank():
-    both = pd.concat([dealt(3, 2, epoch) for epoch in (0, 1)])
-    ax = plots.sampler_map(both, rows="epoch", title="mine")
+    ax = plots.sampler_map({epoch: dealt(3, 2) for epoch in (0, 1)}, 3, title="mine")
     assert {"epoch 0", "epoch 1", "rank 0", "rank 1"} <= set(texts(ax)) and ax.get_title(loc="left") == "mine"
     drawn = [(round(p.get_x() + 0.45), p.get_edgecolor()[:3], round(p.get_height(), 2)) for p in ax.patches]
     first, second = (mpl.colors.to_rgb(colour) for colour in plots.COLOURS[:2])
     assert drawn == [(0, first, 0.45), (0, second, 0.45), (1, second, 0.9), (2, first, 0.9)] * 2, "item 0 is shared"
-    with pytest.raises(ValueError, match="several epochs"):
-        plots.sampler_map(both)
 
 
 def test_the_map_of_ranks_that_see_nothing():
-    nothing = pd.DataFrame({"epoch": 0, "rank": [0, 1, None], "place": np.nan, "item": [np.nan, np.nan, 0]})
-    ax = plots.sampler_map(nothing)
+    ax = plots.sampler_map([[], []], 1)
     assert not ax.patches and [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
     assert "seen by nobody" in texts(ax)
     with pytest.raises(ValueError, match="nothing to draw"):
-        plots.sampler_map(dealt(3, 2).iloc[:0])
+        plots.sampler_map([], 3)
+
+
+def test_counts_have_a_row_a_way_and_say_what_counts_more_than_once_or_never():
+    ax = plots.samplers.counts_map({"padded": [2.0000001, 1, 1.0], "dropped": [1, 0.9999999, -1e-9]})
+    assert [t.get_text() for t in ax.texts] == ["2×", "1×", "1×", "1×", "1×", "×"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["padded", "dropped"]
+    twice, once, _, _, _, never = (mpl.colors.to_hex(p.get_facecolor()) for p in ax.patches)
+    assert (twice, once, never) == (plots.COLOURS[1].lower(), plots.COLOURS[0].lower(), "#ffffff")
+
+
+def test_errors_have_a_dot_an_order_within_what_can_be():
+    table = pd.DataFrame([{"way": way, "ranks": ranks, "error": error, "synthetic": True}
+                          for way in ("padded", "dropped") for ranks in (1, 4) for error in (-0.5, 0.0, 0.5)])
+    ax = plots.samplers.accuracy_errors(table, 97)
+    dots = [line for line in ax.lines if line.get_linestyle() == "None"]
+    assert [len(line.get_xdata()) for line in dots] == [3] * 4
+    assert [round(bar.get_height() / 2, 2) for bar in ax.patches[:4]] == [0, 3.0, 0, 1.04]  # 3 / 100, 1 / 96: percent
+    assert "SYNTHETIC DATA" in texts(ax) and "97" in ax.get_title(loc="left")
 
 
 # ---------------------------------------------------------------- the files, and the command that writes them

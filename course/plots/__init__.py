@@ -6,7 +6,18 @@ What several lessons draw is a name of this package (`plots.speedup`); what one 
 
 # ruff: noqa: F401
 
-from course.plots import changes, collectives, data_parallel, equality, learning, rank_maps, scaling, sharded, timelines
+from course.plots import (
+    changes,
+    collectives,
+    data_parallel,
+    equality,
+    learning,
+    rank_maps,
+    samplers,
+    scaling,
+    sharded,
+    timelines,
+)
 from course.plots.comparison import efficiency, seconds_per_epoch, speedup, throughput
 from course.plots.files import write_all
 from course.plots.samplers import sampler_map
