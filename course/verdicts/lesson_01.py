@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pandas as pd
 
-PHASES = ["data", "forward", "backward", "update"]
 NEAR = 0.05  # of the line: logs that people publish have two decimals
 
 

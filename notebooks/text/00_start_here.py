@@ -28,6 +28,11 @@
 # same commands use them.
 #
 # **Time.** About 35 minutes for you, 1 for the machine.
+#
+# This is the first of fifteen lessons. Later you build DDP yourself from single messages ([06](06_ddp.ipynb)), predict how
+# fast 1,024 GPUs would be, which you do not have ([08](08_predict_scaling.ipynb)), kill processes and see the training go on
+# ([11](11_fault_tolerance.ipynb)), and repair scripts that are broken as people really break them
+# ([12](12_break_it.ipynb)). Each lesson starts real programs, and every picture is drawn from what they measured.
 
 # %%
 import glob, sys
@@ -80,7 +85,7 @@ plt.show()
 # down *before* you run. To be wrong is fine: the gap is what you learn from.
 #
 # We train twice on the same images: first one process on one device (a GPU, or one CPU core), then two processes on two.
-# Each process holds a copy of the network and takes its own part of the images. After each step they average their
+# Each process holds a copy of the network and takes its own part of the images. In each step they average their
 # gradients: what each has learned from its images.
 #
 # **Predict**: two processes train how many times as fast as one? Replace `None` by a number.

@@ -171,8 +171,8 @@ lesson.table([{"device": device.type, "the call returned after, ms": f"{1000 * r
 #
 # ## Where the time goes
 #
-# Now the right way: warm-up left out, each step timed by itself, the median, the device waited for. `utils.PhaseTimer`
-# marks the end of each phase of a step. (On a GPU its marks are events in the queue, and `totals()` waits for them.)
+# `utils.PhaseTimer` marks the end of each phase of a step. (On a GPU its marks are events in the queue, and `totals()`
+# waits for them.)
 # The loop is the one above with four marks. It is a function now, because we need it four times.
 
 # %%
@@ -202,7 +202,8 @@ def train(model_class, loader, epochs):
 
 
 def seconds_per_epoch(steps, warm_up=10):
-    return steps[told.PHASES].iloc[warm_up:].median() * steps_per_epoch
+    medians = steps[["data", "forward", "backward", "update"]].iloc[warm_up:].median()
+    return medians * steps_per_epoch
 
 
 # %% [markdown]
@@ -284,10 +285,11 @@ lesson.table(told.pipelines(pipelines, samples))
 
 
 # %% [markdown]
-# Model, optimizer and order of the images are the same, so the difference is the data pipeline alone. Its arithmetic is
-# the same too. What differs is the number of calls: several Python calls and small tensors for each image, or for each
-# batch. `DataLoader(num_workers=…)` does not remove this work, it moves it to other cores. Where every core has a rank
-# of its own, there are none.
+# Model, optimizer and order of the images are the same: only the data pipeline differs. (Do forward and backward differ,
+# too? Then another program took part of the core in one of the runs.) Even the arithmetic is the same. What costs is the
+# number of calls: several Python calls and small tensors for each image, or for each batch.
+# `DataLoader(num_workers=…)` does not remove this work, it moves it to other cores. Where every core has a rank of its
+# own, there are none.
 #
 # **Why this matters for all that follows.** A speed-up compares with the baseline. Suppose that somebody trains on two
 # devices a batch at a time, and compares with one device that takes an image at a time. Then the "speed-up" is multiplied
