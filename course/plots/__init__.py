@@ -11,12 +11,15 @@ from course.plots import (
     collectives,
     data_parallel,
     equality,
+    images,
     learning,
+    one_device,
     rank_maps,
     samplers,
     scaling,
     sharded,
     timelines,
+    ways,
 )
 from course.plots.comparison import efficiency, seconds_per_epoch, speedup, throughput
 from course.plots.files import write_all
