@@ -18,7 +18,8 @@ def begin():
     """
     os.chdir(ROOT)
     Path("results/live").mkdir(parents=True, exist_ok=True)  # where commands of the lessons write
-    sys.path[:] = [str(ROOT), *(path for path in sys.path if path not in (".", "..", str(ROOT)))]
+    known = (path for path in sys.path if path != str(ROOT) and (os.path.isabs(path) or not path))
+    sys.path[:] = [str(ROOT), *known]  # without the relative path that the first cell has found this by
     for variable, first in (("PATH", str(Path(sys.executable).parent)), ("PYTHONPATH", str(ROOT))):  # of each !command
         paths = os.environ.get(variable, "").split(os.pathsep)
         os.environ[variable] = os.pathsep.join([first, *(path for path in paths if path not in ("", first))])
