@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("*.py", "course/**/*.py", "scripts/**/*.py", "notebooks/text/*.py", "tests/*.py")
 LEAVES = {"data", "placement"}
 TORCHLESS = ("options", "course.console", "course.log_fields", "course.lesson", "course.plots", "course.predict",
-             "course.processes", "course.rank_program", "course.runs")  # and the modules in them
+             "course.processes", "course.rank_program", "course.runs", "course.verdicts")  # and the modules in them
 
 
 def our_modules(root):
