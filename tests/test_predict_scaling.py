@@ -140,7 +140,7 @@ def test_the_curve_over_batch_sizes_shows_the_ceiling_and_tells_measured_from_pr
     (band,) = ax.patches
     assert (band.get_y(), band.get_height()) == (1.7, pytest.approx(0.2))
     assert {"0.80×", "1.50×", "one process", "sum"} <= set(texts(ax)) and any("side by side" in t for t in texts(ax))
-    assert [line.get_linestyle() for line in ax.lines] == ["-", "-", "None", ":"]
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "-", "--", "None", ":"]
 
 
 def test_bands_to_many_gpus_are_dotted_and_published_points_hollow(ax):

@@ -46,13 +46,14 @@ def by_batch(measured, predictions, ceiling, ranks, ax, title):
     ax.axhspan(ceiling["low"], ceiling["high"], color=PALE, zorder=0)
     ax.axhline(ceiling["ceiling"], color=GREY, linewidth=2)
     ax.axhline(1, color="black", linewidth=2)
+    ax.axhline(ranks, color=GREY, linewidth=2, linestyle="--")
     colour, batches = COLOURS[0], measured["batch_size"]
     ax.vlines(batches, measured["low"], measured["high"], color=colour)
     ax.plot(batches, measured["speedup"], **line_style(0, "live") | {"linestyle": "none", "markersize": 14})
     notes = [(x, y, f"{y:.2f}×", colour) for x, y in zip(batches, measured["speedup"], strict=True)]
     left, right = batches.min(), batches.max()
     ends = [(right, ceiling["ceiling"], f"side by side\n(batch {ceiling['batch_size']})", GREY),
-            (right, 1, "one process", "#000000")]
+            (right, 1, "one process", "#000000"), (right, ranks, "nothing lost", GREY)]
     for number, (name, curve) in enumerate(predictions.items(), start=1):
         ax.plot(list(curve), list(curve.values()), **line_style(number, "predicted") | {"marker": "", "linewidth": 4})
         ends.append((max(curve), curve[max(curve)], name, COLOURS[number]))

@@ -30,7 +30,7 @@ def between(table, batch):
     medians = table.groupby("batch_size")[PARTS].median()
     if not medians.index.min() <= batch <= medians.index.max():
         raise ValueError(f"batch {batch} is not between the batch sizes that were timed: {list(medians.index)}")
-    return pd.Series({part: float(np.interp(batch, medians.index, medians[part])) for part in PARTS})
+    return pd.Series({part: float(np.interp(batch, medians.index, medians[part])) for part in PARTS}, name=batch)
 
 
 def speedups(table, ranks):

@@ -38,11 +38,12 @@ def parts(table):
 
 
 def missing(at_batch, first):
-    """Which part beside the step itself is the largest, what the first model said of all, and what is less than 0."""
+    """What both models predict, seconds; which part beside the step itself is the largest, and which is less than 0.
+    `at_batch`: the PARTS, a Series named after its batch size."""
     added = at_batch[PARTS[1:]]
-    lines = [f"DDP's step is {1e3 * added.sum():.2f} ms longer than a step alone, by the sum of the parts; the first "
-             f"model said {1e3 * (first - at_batch[PARTS[0]]):.2f} ms. The largest part of it is "
-             f"**{added.idxmax()}**, {1e3 * added.max():.2f} ms."]
+    lines = [f"For batch {at_batch.name} the sum of the parts predicts **{1e3 * at_batch.sum():.2f} ms** a step, the "
+             f"first model {1e3 * first:.2f} ms. Beside the step itself the largest part is **{added.idxmax()}**, "
+             f"{1e3 * added.max():.2f} ms."]
     if below := [part for part in added.index if added[part] < 0]:
         lines.append(f"Less than 0: {', '.join(below)}. That is noise: what this part costs is too little to be "
                      "measured here.")
@@ -63,10 +64,11 @@ def held(measured, ones, first, summed, alone):
     lines = [f"The first model is off by {span(errors(first))}, the five parts by **{span(errors(summed))}**: worst "
              f"error {worst(summed):.0%}, {inside} of {len(measured)} runs within {AIM:.0%}."]
     ratios = [many / one for many, one in zip(measured, ones, strict=True)]
+    by_parts, by_first = (span(errors(predicted / alone, ratios)) for predicted in (summed, first))
     lines.append(f"One rank alone is off by {span(errors(alone, ones))}. It talks to nobody: this much the line a + b "
                  "· n misses, or the machine was faster or slower than when the steps were timed. As a ratio to one "
-                 f"rank's step in the same minutes the five parts are off by **{span(errors(summed / alone, ratios))}**, the "
-                 f"first model by {span(errors(first / alone, ratios))}.")
+                 f"rank's step in the same minutes the five parts are off by **{by_parts}**, the first model by "
+                 f"{by_first}.")
     if worst(summed / alone, ratios) >= worst(first / alone, ratios):
         lines.append("**The parts have not made the prediction better here.** Were the runs disturbed? Look at the "
                      "range of the rounds above, and run again.")

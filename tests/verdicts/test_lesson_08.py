@@ -23,8 +23,9 @@ def test_the_parts_stand_as_they_were_measured_also_below_zero():
 
 @pytest.mark.parametrize(("slower", "lines"), [(0.001, 1), (-0.001, 2)])
 def test_a_part_below_zero_is_called_noise(slower, lines):
-    said = told.missing(pd.Series(dict(zip(PARTS, (0.008, slower, 0.002, 0.001, 0.0005), strict=True))), 0.009)
-    assert len(said) == lines and "**waiting**, 2.00 ms" in said[0] and "model said 1.00 ms" in said[0]
+    said = told.missing(pd.Series((0.008, slower, 0.002, 0.001, 0.0005), PARTS, name=64), 0.009)
+    assert len(said) == lines and "**waiting**, 2.00 ms" in said[0] and "For batch 64" in said[0]
+    assert f"**{11.5 + 1e3 * slower:.2f} ms** a step, the first model 9.00 ms" in said[0]
 
 
 def test_the_first_model_says_what_part_of_an_epoch_it_predicts():
