@@ -269,8 +269,8 @@ lesson.table(told.first(
     step, alpha + beta * gradient_bytes, gradient_bytes, first, ranks, batch_size))
 
 # %% [markdown]
-# The four numbers were measured apart: a rank alone on the machine, and all-reduces one after another with nothing in
-# between. Training is not like that. What is forgotten? The five ways tell, by their differences:
+# The four numbers were measured apart: a rank alone on the machine, and all-reduces one after
+# another with nothing in between. Training is not like that. What is forgotten? The five ways tell, by their differences:
 #
 # | part | measured as |
 # |---|---|
@@ -292,8 +292,9 @@ lesson.verdict(told.missing(parts, first))
 #
 # ## 4. Does it hold for main.py?
 #
-# A model that explains what it was made from proves little. Batch 64 was not timed, and `main.py` is another program. From
-# both models we have a step of it already: now it runs, several times, with one rank and with several in turns.
+# A model that explains what it was made from proves little. Batch 64 was not timed: its parts lie on the lines between 32
+# and 128. And `main.py` is another program. Both predictions stand above. Now it runs, with one rank and with two in turns,
+# once for each seed.
 
 # %%
 # !python scripts/measure/sweep.py --out {folder}/main --world-sizes 1 {ranks} --seeds {seeds} \
@@ -336,9 +337,10 @@ lesson.verdict(told.pays(speedups))
 
 
 # %% [markdown]
-# Read the picture so: from the number of ranks down to the grey line the machine takes its share. From there down to the
-# dots, DDP pays for talking: for waiting, for messages, for itself. These cost about the same for any batch, so they weigh
-# less the longer a step is. Below the black line one process alone is faster.
+# Read the picture so: from the dashed line (nothing lost) down to the grey band the machine takes its share. From there down
+# to the dots, DDP pays for talking: for waiting, for messages, for itself. The gradients have as many bytes for a batch of 4
+# as for one of 128, so their message weighs less, the longer a step is. Below the black line one process alone is faster.
+# A line that reaches above the dashed one shows that other programs ran beside: close them, and run again.
 #
 # More ranks than cores are not in this picture. They take turns: they can do no more images a second than as many ranks as
 # there are cores, and they talk more.
