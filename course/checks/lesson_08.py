@@ -244,7 +244,9 @@ def ceiling(attempt):
     for rank, ((start, _), *_) in enumerate(spans[1:], start=1):
         if start < free - 0.005:
             raise Wrong(f"Rank {rank} began to train {1e3 * (free - start):.0f} ms before rank 0 had done its steps: "
-                        "then rank 0 was not alone. Let the others wait at a barrier.")
+                        "then rank 0 was not alone. " + (
+                            "Only rank 0 trains in the first phase: ask dist.get_rank()."
+                            if len(spans[rank]) > STEPS else "Let the others wait at a barrier."))
     speeds = [STEPS / (one[-1][1] - one[-STEPS][0]) for one in spans]
     alone = STEPS / (free - spans[0][0][0])
     right = sum(speeds) / alone
