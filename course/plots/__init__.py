@@ -13,6 +13,7 @@ from course.plots import (
     equality,
     images,
     learning,
+    message_cost,
     one_device,
     rank_maps,
     samplers,
