@@ -100,11 +100,15 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
     assert verdict[0] == "wrong" and "cannot be run: SyntaxError" in verdict[1]
 
 
-@pytest.mark.parametrize("body", ["while True: pass", "import os; os._exit(1)"])
-def test_ranks_that_never_end_are_ended(body, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("body", "said"), [
+    ("while True: pass", "No end within 6 s: rank 0 and 1 and 2 still ran"),
+    ("import os; os.abort()", "died (SIGABRT)"),
+    ("import os\n    if dist.get_rank() == 1: os._exit(3)\n    dist.barrier()", "rank 1 died (exit status 3)"),
+])
+def test_ranks_that_never_end_or_die_are_told(body, said, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ranks, "LIMIT", 6)
     verdict = get("lesson_04", "stopped").verdict(in_a_file(tmp_path, body))
-    assert verdict[0] == "wrong" and "No end within 6 s" in verdict[1]
+    assert verdict[0] == "wrong" and said in verdict[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
