@@ -6,8 +6,8 @@
 #       parameters:
 #         ranks: 2
 #         wait: 1
-#       seconds: 35
-#     seconds: 45
+#       seconds: 40
+#     seconds: 50
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -17,8 +17,8 @@
 # %% [markdown]
 # # 03 · Processes and ranks
 #
-# **The question.** A training job is many processes, and all of them run the same program. How does each one know who it is, how do they find
-# each other, and how long do they wait for one that is missing?
+# **The question.** A training job is many processes, and all of them run the same program. How does each one know who
+# it is, how do they find each other, and how long do they wait for one that is missing?
 #
 # **You will be able to**
 #
@@ -57,14 +57,15 @@ wait = 3  # seconds that a process waits for one that never comes
 # %% [markdown]
 # ## The names
 #
-# - **Node**: a machine. **Process**: a running program, with a memory of its own. On GPUs usually one process for each GPU.
+# - **Node**: a machine. **Process**: a running program, with a memory of its own. On GPUs usually one process for each
+#   GPU.
 # - **World size**: how many processes the job has, on all nodes together.
 # - **Rank**: the number of a process in the job, from 0 to world size − 1.
 # - **Local rank**: its number on its own node. It says which GPU of the node belongs to this process.
 # - **Group rank**: the number of the node. (torchrun calls the processes of one node a *group*.)
 #
-# `torchrun` is PyTorch's **launcher**: the program that starts the processes of a node and tells each one who it is. On several nodes one torchrun
-# runs on each. Here two torchruns on this machine play two nodes, with four processes each.
+# `torchrun` is PyTorch's **launcher**: the program that starts the processes of a node and tells each one who it is. On
+# several nodes one torchrun runs on each. Here two torchruns on this machine play two nodes, with four processes each.
 #
 # **Predict.** Which rank has the process with local rank 1 on node 1?
 
@@ -79,8 +80,8 @@ hello = "scripts/lessons/ranks_meet.py --step hello --out results/live/03_hello"
 # !torchrun {job} --node-rank=0 {hello} & torchrun {job} --node-rank=1 {hello} && wait $!
 
 # %% [markdown]
-# The order of the lines is chance: eight processes print at the same time. Each one also wrote what it knows into a file of its own. The map is
-# made from those files:
+# The order of the lines is chance: eight processes print at the same time. Each one also wrote what it knows into a
+# file of its own. The map is made from those files:
 
 # %%
 processes = rendezvous.read("results/live/03_hello")
@@ -90,10 +91,11 @@ found = {(one["group_rank"], one["local_rank"]): one["rank"] for one in processe
 lesson.predicted(my_rank, found[1, 1])
 
 # %% [markdown]
-# torchrun fills one node after the other: the ranks of a node are neighbours. Every node has a local rank 0; the job has only one rank 0.
+# torchrun fills one node after the other: the ranks of a node are neighbours. Every node has a local rank 0; the job
+# has only one rank 0.
 #
-# How does a process know all this? Its launcher wrote it into the **environment variables** of the process, before the program began. Those of
-# the last rank:
+# How does a process know all this? Its launcher wrote it into the **environment variables** of the process, before the
+# program began. Those of the last rank:
 
 # %%
 lesson.table(told.variables(processes[-1]["hello"]))
@@ -119,9 +121,9 @@ check.place(my_place)
 # %% [markdown]
 # ### Exercise 2: whose job is it?
 #
-# All ranks run the same program, so the program has to ask: *is this my job?* Return True if the process with this rank and local rank
-# should do it. The jobs are `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"` and
-# `"download to the node's own disk"`.
+# All ranks run the same program, so the program has to ask: *is this my job?* Return True if the process with this rank
+# and local rank should do it. The jobs are `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"`
+# and `"download to the node's own disk"`.
 
 # %%
 def my_turn(job, rank, local_rank):
@@ -136,13 +138,15 @@ check.turn(my_turn)
 # %% [markdown]
 # ## The process group
 #
-# Each process now knows its number. It does not know *where* the others are. `init_process_group` brings them together, and returns when all have
-# come. From then on they are a **process group**, and can make **collective** calls: calls that every rank of the group makes, and in which they
-# exchange data. Two are enough for this lesson: `all_reduce` gives every rank the sum of all ranks' tensors, and `barrier` moves no data, but
-# returns only when every rank has called it. [04](04_collectives.ipynb) shows the others.
+# Each process now knows its number. It does not know *where* the others are. `init_process_group` brings them together,
+# and returns when all have come. From then on they are a **process group**, and can make **collective** calls: calls
+# that every rank of the group makes, and in which they exchange data. Two are enough for this lesson: `all_reduce`
+# gives every rank the sum of all ranks' tensors, and `barrier` moves no data, but returns only when every rank has
+# called it. [04](04_collectives.ipynb) shows the others.
 #
-# The call needs to know: who am I (`rank`), how many are we (`world_size`), where do we meet (`init_method`, or a `store`), who carries the data (`backend`),
-# and how long do we wait (`timeout`). The smallest group has one process, and lives in this notebook:
+# The call needs to know: who am I (`rank`), how many are we (`world_size`), where do we meet (`init_method`, or a
+# `store`), who carries the data (`backend`), and how long do we wait (`timeout`). The smallest group has one process,
+# and lives in this notebook:
 
 # %%
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -152,11 +156,13 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}:", numbers)
 dist.destroy_process_group()
 
 # %% [markdown]
-# The sum over one rank is the tensor itself. So a program that is written for many ranks also runs on one. That is how to debug it.
+# The sum over one rank is the tensor itself. So a program that is written for many ranks also runs on one. That is how
+# to debug it.
 #
-# **Backend**: *gloo* moves tensors in CPU memory over the network, *nccl* moves tensors from GPU to GPU. The rule: **nccl for tensors on GPUs, gloo for
-# tensors on CPUs**, and gloo where two ranks share a GPU, for nccl wants a GPU for each rank
-# ([PyTorch's table](https://docs.pytorch.org/docs/stable/distributed.html#backends) of what each can move). What does this machine have?
+# **Backend**: *gloo* moves tensors in CPU memory over the network, *nccl* moves tensors from GPU to GPU. The rule:
+# **nccl for tensors on GPUs, gloo for tensors on CPUs**, and gloo where two ranks share a GPU, for nccl wants a GPU for
+# each rank ([PyTorch's table](https://docs.pytorch.org/docs/stable/distributed.html#backends) of what each can move).
+# What does this machine have?
 
 # %%
 print("gloo:", dist.is_gloo_available(), " nccl:", dist.is_nccl_available(),
@@ -171,8 +177,9 @@ print("gloo:", dist.is_gloo_available(), " nccl:", dist.is_nccl_available(),
 # - `tcp://host:port`: the same, but written into the program.
 # - `file:///path`: in a file that all can reach. It must be a **new** file each time.
 #
-# One process has to **listen** at the address: it opens the port, and the others connect to it. What they talk to there is a **store**, a small
-# service that keeps values by name. Each rank leaves its own address in it, and reads those of the others.
+# One process has to **listen** at the address: it opens the port, and the others connect to it. What they talk to there
+# is a **store**, a small service that keeps values by name. Each rank leaves its own address in it, and reads those of
+# the others.
 #
 # **Predict.** Who listens with `env://` when we start the processes by hand? And when torchrun starts them?
 
@@ -181,8 +188,8 @@ my_listener = None  # "rank 0", "all", "nobody" or "torchrun"
 my_listener_torchrun = None  # the same
 
 # %% [markdown]
-# First by hand, without a launcher: we set the variables, and start the same program several times. The processes meet by `env://`, then in a
-# file. Once they are connected, each asks the operating system for its own connections.
+# First by hand, without a launcher: we set the variables, and start the same program several times. The processes meet
+# by `env://`, then in a file. Once they are connected, each asks the operating system for its own connections.
 
 # %%
 meeting = Path("results/live/03_meeting").resolve()
@@ -213,21 +220,23 @@ lesson.predicted(my_listener, rendezvous.listener(by_hand["env://"][1]))
 lesson.predicted(my_listener_torchrun, rendezvous.listener(by_torchrun["env://"][1]))
 
 # %% [markdown]
-# Orange is the meeting: the filled process listens, and an arrow comes from each one that connects to it. Blue are the connections through which the data
-# goes afterwards: every rank has one to every other.
+# Orange is the meeting: the filled process listens, and an arrow comes from each one that connects to it. Blue are the
+# connections through which the data goes afterwards: every rank has one to every other.
 #
-# - By hand, **rank 0** listens. So the port must be free on rank 0's node, and all others must be able to reach it. When rank 0 is late, they
-#   try again until the timeout.
-# - With torchrun, **torchrun** listens, before any rank is there. On one node it picks a free port, since
-#   [a change of 2026](https://github.com/pytorch/pytorch/pull/175699). Older versions take port 29500, and a second job on the machine
-#   then fails; `--standalone` makes those pick one, too.
-# - With a file nobody listens: the file is the store. A file that an earlier run has left holds addresses of processes that are gone.
+# - By hand, **rank 0** listens. So the port must be free on rank 0's node, and all others must be able to reach it.
+#   When rank 0 is late, they try again until the timeout.
+# - With torchrun, **torchrun** listens, before any rank is there. On one node it picks a free port, since [a change of
+#   2026](https://github.com/pytorch/pytorch/pull/175699). Older versions take port 29500, and a second job on the
+#   machine then fails; `--standalone` makes those pick one, too.
+# - With a file nobody listens: the file is the store. A file that an earlier run has left holds addresses of processes
+#   that are gone.
 #
 # ### Exercise 3: be the launcher (on ranks)
 #
-# Nobody has launched the four processes that will run your function: two on each of two nodes. Set the five variables `RANK`, `LOCAL_RANK`,
-# `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in `os.environ`, as torchrun would have done, make one group of all, with gloo and a
-# timeout of 30 seconds, and return your rank as the group tells it. `hosts` are the names of the nodes; `port` is free on all of them.
+# Nobody has launched the four processes that will run your function: two on each of two nodes. Set the five variables
+# `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in `os.environ`, as torchrun would have done, make
+# one group of all, with gloo and a timeout of 30 seconds, and return your rank as the group tells it. `hosts` are the
+# names of the nodes; `port` is free on all of them.
 #
 # Replace the `raise` and run the cell, which writes the file. The next cell runs it on four ranks.
 
@@ -251,7 +260,8 @@ check.joined("results/live/03_join.py")
 # %% [markdown]
 # ## How long do they wait?
 #
-# A rank that is missing is the most common trouble. The others wait for it: for the `timeout` of the group, and no longer.
+# A rank that is missing is the most common trouble. The others wait for it: for the `timeout` of the group, and no
+# longer.
 #
 # **Predict.** How many minutes is that for gloo if the program says nothing?
 
@@ -263,8 +273,8 @@ default = dist.distributed_c10d.default_pg_timeout
 lesson.predicted(my_minutes, default.total_seconds() / 60, "minutes")
 
 # %% [markdown]
-# (For nccl it is `default_pg_nccl_timeout`, in the same module.) On a cluster that you pay for by the hour, give a timeout of your own. This program does, and then
-# rank 1 is busy with something else:
+# (For nccl it is `default_pg_nccl_timeout`, in the same module.) On a cluster that you pay for by the hour, give a
+# timeout of your own. This program does, and then rank 1 is busy with something else:
 
 # %%
 # %%writefile results/live/03_wait.py
@@ -283,8 +293,8 @@ else:
     time.sleep(3 * seconds + 10)
 
 # %% [markdown]
-# We let it fail in three ways. Each time many lines come: C++ frames, warnings of the library, Python's traceback. `why_it_failed.py` runs a
-# command and shows the one line that matters (`--all` shows every line).
+# We let it fail in three ways. Each time many lines come: C++ frames, warnings of the library, Python's traceback.
+# `why_it_failed.py` runs a command and shows the one line that matters (`--all` shows every line).
 #
 # **1. Rank 0 of 2 is started, rank 1 is not.**
 
@@ -312,14 +322,14 @@ env = f"env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={rendezvous.free_port
 # | *trying to connect to …* | they never met: nobody listens | rank 0's node; the address and the port |
 # | *Timed out waiting … for recv* | they met, and one did not take part | the rank that did **not** complain |
 #
-# (The words are those of gloo in PyTorch 2.14; other versions put them differently. The times are rounded to seconds.) The rank that complains is healthy: it
-# has waited. Look for the one that says nothing.
+# (The words are those of gloo in PyTorch 2.14; other versions put them differently. The times are rounded to seconds.)
+# The rank that complains is healthy: it has waited. Look for the one that says nothing.
 #
 # ### Exercise 4: one prepares, the others wait (on ranks)
 #
-# Four ranks on two nodes again; this time the group is made. Every rank needs `file` (a `Path`) on its node's own disk, and gets it with `download(file)`, which
-# takes a moment. Download it **once on each node**, and return what stands in it (`file.read_text()`), on every rank. No rank may
-# read too early, and none may wait for ever.
+# Four ranks on two nodes again; this time the group is made. Every rank needs `file` (a `Path`) on its node's own disk,
+# and gets it with `download(file)`, which takes a moment. Download it **once on each node**, and return what stands in
+# it (`file.read_text()`), on every rank. No rank may read too early, and none may wait for ever.
 
 # %%
 # %%writefile results/live/03_fetch.py
@@ -336,14 +346,17 @@ check.fetched("results/live/03_fetch.py")
 # check.fetched.solution()
 
 # %% [markdown]
-# `placement.py` and `utils.init_distributed_mode` at the course's root are this lesson as a program. Find in them: the variables, the backend, the
-# timeout, the group of one. The manual: [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).
+# `placement.py` and `utils.init_distributed_mode` at the course's root are this lesson as a program. Find in them: the
+# variables, the backend, the timeout, the group of one. The manual:
+# [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).
 
 # %% [markdown]
 # ## What to remember
 #
-# 1. **Rank** is a process's number in the job, **local rank** its number on the node. The launcher writes both into the environment.
-# 2. One process listens (rank 0, or torchrun), all connect to it and learn the others' addresses. Then the data goes from rank to rank.
+# 1. **Rank** is a process's number in the job, **local rank** its number on the node. The launcher writes both into the
+#    environment.
+# 2. One process listens (rank 0, or torchrun), all connect to it and learn the others' addresses. Then the data goes
+#    from rank to rank.
 # 3. Always choose a **timeout**. A rank that complains has waited: look for the rank that says nothing.
 #
 # **Next:** [04 · Collectives](04_collectives.ipynb): the group stands; what can its ranks do together?

@@ -7,8 +7,8 @@
 #         epochs: 1
 #         samples: 2000
 #         several_nodes: false
-#       seconds: 60
-#     seconds: 110
+#       seconds: 80
+#     seconds: 115
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -18,7 +18,8 @@
 # %% [markdown]
 # # 10 · Launchers
 #
-# **The question.** Who starts the ranks, and what does each launcher do for you: `torchrun`, `mp.spawn`, Slurm, on one machine and on several?
+# **The question.** Who starts the ranks, and what does each launcher do for you: `torchrun`, `mp.spawn`, Slurm, on one
+# machine and on several?
 #
 # **You will be able to**
 #
@@ -63,9 +64,9 @@ several_nodes = True  # False: show the recorded runs of two nodes and Slurm
 # %% [markdown]
 # ## What a rank is told
 #
-# `torchrun script.py` starts your script several times. With `mp.spawn(function, nprocs=2)` your script is started once, by plain `python`, and
-# starts the other processes itself. `hello_rank.py` trains nothing: each rank writes down the environment variables that its launcher has
-# given it.
+# `torchrun script.py` starts your script several times. With `mp.spawn(function, nprocs=2)` your script is started
+# once, by plain `python`, and starts the other processes itself. `hello_rank.py` trains nothing: each rank writes down
+# the environment variables that its launcher has given it.
 #
 # **Predict.** How many variables does a rank get from `torchrun`? How many from `mp.spawn`?
 
@@ -89,18 +90,20 @@ lesson.predicted(my_spawn, len(by_spawn[0]), "variables from mp.spawn")
 lesson.table(told.variables(by_torchrun[0], {socket.gethostname(), socket.getfqdn()}))
 
 # %% [markdown]
-# The first eight are those of [03](03_processes_and_ranks.ipynb). (Meanings after
-# [torchrun's documentation](https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables) and source.) What `mp.spawn` passes is one number, as
-# the first argument of the function. Everything else is up to the script.
+# The first eight are those of [03](03_processes_and_ranks.ipynb). (Meanings after [torchrun's
+# documentation](https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables) and source.) What
+# `mp.spawn` passes is one number, as the first argument of the function. Everything else is up to the script.
 #
-# **Why is there no `--world-size` any more?** [Scripts older than torchrun](https://github.com/pytorch/examples/blob/main/imagenet/main.py)
-# have options `--world-size`, `--rank` and `--dist-url`: a person typed them for each node (the last is the `init_method`). Now the launcher knows them. And it must:
-# in an elastic job the world size changes while it runs.
+# **Why is there no `--world-size` any more?** [Scripts older than
+# torchrun](https://github.com/pytorch/examples/blob/main/imagenet/main.py) have options `--world-size`, `--rank` and
+# `--dist-url`: a person typed them for each node (the last is the `init_method`). Now the launcher knows them. And it
+# must: in an elastic job the world size changes while it runs.
 #
 # ## mp.spawn, and three ways to fail
 #
-# You sit in a notebook and want two ranks, quickly. Some of what follows fails, or never ends. So it runs in a **second kernel**: a notebook
-# like this one that nobody looks at. A cell that begins with `%%attempt` runs there, and is ended after a time limit.
+# You sit in a notebook and want two ranks, quickly. Some of what follows fails, or never ends. So it runs in a **second
+# kernel**: a notebook like this one that nobody looks at. A cell that begins with `%%attempt` runs there, and is ended
+# after a time limit.
 #
 # 1. `mp.spawn` with a function of the notebook.
 # 2. The same function, but the processes are started by `fork`.
@@ -140,10 +143,12 @@ second.end()
 lesson.predicted(my_working, worked)
 
 # %% [markdown]
-# - **spawn** starts a new Python, which must *import* the function by its name. What stands in a cell cannot be imported: *Can't get attribute*.
-# - **fork** copies this process with all its memory, so the function is there. But it does not copy threads. When torch has already used several, the copy waits for
-#   threads that do not exist: it hangs, and says nothing. (One thread in each rank, `torch.set_num_threads(1)`, avoids it.) After the notebook has used a
-#   GPU, fork fails: *Cannot re-initialize CUDA in forked subprocess*.
+# - **spawn** starts a new Python, which must *import* the function by its name. What stands in a cell cannot be
+#   imported: *Can't get attribute*.
+# - **fork** copies this process with all its memory, so the function is there. But it does not copy threads. When torch
+#   has already used several, the copy waits for threads that do not exist: it hangs, and says nothing. (One thread in
+#   each rank, `torch.set_num_threads(1)`, avoids it.) After the notebook has used a GPU, fork fails: *Cannot
+#   re-initialize CUDA in forked subprocess*.
 #
 # So: a function that stands **in a file**, and spawn. Here is one, and it fails, too. Why?
 
@@ -152,22 +157,24 @@ lesson.predicted(my_working, worked)
 import torch.multiprocessing as mp
 
 
-def hello(rank):
-    print("hello from rank", rank)
+def work(rank):
+    return 2 * rank
 
 
-mp.spawn(hello, nprocs=2)
+mp.spawn(work, nprocs=2)
 
 # %%
 why = f"python {cluster}/why_it_failed.py --expect-failure --"
 # !{why} python {live}/10_guard.py
 
 # %% [markdown]
-# Each new process imports the file, to find `hello`, and so it comes to the last line, which starts new processes … Python notices and stops: *bootstrapping phase*. The **guard**
-# `if __name__ == "__main__":` above that line is true in the first process only. Every script that spawns has one.
+# Each new process imports the file, to find `work`, and so it comes to the last line, which starts new processes …
+# Python notices and stops: *bootstrapping phase*. The **guard** `if __name__ == "__main__":` above that line is true in
+# the first process only. Every script that spawns has one. (In a notebook it does not help: what a cell defines cannot
+# be imported.)
 #
-# **What does a process get?** Many published trainers hand a whole object to `mp.spawn`. The arguments are **pickled**: written down, sent, and built
-# anew in the new process. In this one, each rank counts a step and sets the weight to 7.
+# **What does a process get?** Many published trainers hand a whole object to `mp.spawn`. The arguments are **pickled**:
+# written down, sent, and built anew in the new process. In this one, each rank counts a step and sets the weight to 7.
 #
 # **Predict.** What does the parent see afterwards: which `steps`, and which weight?
 
@@ -201,17 +208,19 @@ if __name__ == "__main__":
 # %%
 steps, weight = processes.said(f"python {live}/10_trainer.py").split()
 lesson.predicted(my_steps, int(steps), "steps")
-lesson.predicted(my_weight, float(weight), "as the weight")
+lesson.predicted(my_weight, float(weight))
 
 # %% [markdown]
-# A number in the object is a copy: what a rank does to it is lost. But `torch.multiprocessing` does not copy a CPU tensor. It moves it to **shared memory**, and parent and ranks use the
-# same weights: without DDP's averaging they overwrite each other's updates. Make model and optimizer *inside* the function, on each rank
-# ([the manual](https://docs.pytorch.org/docs/stable/notes/multiprocessing.html)).
+# A number in the object is a copy: what a rank does to it is lost. But `torch.multiprocessing` does not copy a CPU
+# tensor. It moves it to **shared memory**, so parent and ranks have one model between them, and two optimizers would
+# update the same weights. Make model and optimizer *inside* the function, on each rank ([the
+# manual](https://docs.pytorch.org/docs/stable/multiprocessing.html)).
 #
 # ### Exercise 1: a function for `mp.spawn` (on ranks)
 #
-# `mp.spawn` calls it as `be_rank(rank, world_size, port, file)` in three processes. Make one group of them, with gloo, at `port` of this machine (127.0.0.1), and a
-# timeout. Each rank puts in the number `rank + 1`; the sum of all goes into `file` (a `Path`), written once. Leave the group at the end.
+# `mp.spawn` calls it as `be_rank(rank, world_size, port, file)` in three processes. Make one group of them, with gloo,
+# at `port` of this machine (127.0.0.1), and a timeout. Each rank puts in the number `rank + 1`; the sum of all goes
+# into `file` (a `Path`), written once. Leave the group at the end.
 
 # %%
 # %%writefile results/live/10_be_rank.py
@@ -233,8 +242,8 @@ check.spawned(live / "10_be_rank.py")
 # %% [markdown]
 # ## Printing from many ranks
 #
-# All ranks write to the same screen. Four ranks print 20 lines each with `print(line)`, then 20 with one `write`, all at the same moments, as ranks do at the end of
-# a step.
+# All ranks write to the same screen. Four ranks print 20 lines each with `print(line)`, then 20 with one `write`, all
+# at the same moments, as ranks do at the end of a step.
 #
 # **Predict.** How many lines of the screen hold the words of several ranks, with `print`?
 
@@ -249,19 +258,21 @@ lesson.predicted(my_glued, glued[0]["of these hold several"], "lines")
 lesson.table(glued)
 
 # %% [markdown]
-# `print` writes the text and the end of the line one after the other, and another rank may write in between. How often is chance; in one piece, a short line
-# stays whole. The **order** is chance, too: it does not say who was first. What to do:
+# `print` writes the text and the end of the line one after the other, and another rank may write in between. How often
+# is chance; in one piece, a short line stays whole. The **order** is chance, too: it does not say who was first. What
+# to do:
 #
 # - Let rank 0 speak for all, about numbers that were summed over all ranks. `if rank == 0: print(…)`.
 # - `torchrun --tee=3` writes whole lines, with `[default0]:` in front; `--log-dir` gives each rank files of its own.
-# - Many published scripts replace Python's own `print` ([DETR's](https://github.com/facebookresearch/detr/blob/main/util/misc.py), for one):
-#   then only rank 0 prints, and the others with `print(…, force=True)`. It is convenient, and it hides what you need at night: the last words of rank 3, and those of every
-#   library that prints. The logging module does the same, and can be switched back.
+# - Many published scripts replace Python's own `print`
+#   ([DETR's](https://github.com/facebookresearch/detr/blob/main/util/misc.py), for one): then only rank 0 prints, and
+#   the others with `print(…, force=True)`. It is convenient, and it hides what you need at night: the last words of
+#   rank 3, and those of every library that prints. The logging module does the same, and can be switched back.
 #
 # ## One training, several launchers
 #
-# `main.py` trains on MNIST: one process with batch 64, then two ranks with batch 32 each, by torchrun. `spawn_mnist.py` does the same
-# training with `mp.spawn`. Same seed, same images.
+# `main.py` trains on MNIST: one process with batch 64, then two ranks with batch 32 each, by torchrun. `spawn_mnist.py`
+# does the same training with `mp.spawn`. Same seed, same images.
 #
 # **Predict.** How far are the weights of two ranks from those of one process, at the end?
 
@@ -289,13 +300,14 @@ lesson.predicted(my_difference, farthest(one, two))
 farthest(one, untrained)
 
 # %% [markdown]
-# (The last number: how far the training has moved a weight.) What is left between the two is rounding: float32 keeps about seven digits, and two ranks add in another order. **A launcher starts processes; what they compute is not its
+# (The last number: how far the training has moved a weight.) What is left between the two is rounding: float32 keeps
+# about seven digits, and two ranks add in another order. **A launcher starts processes; what they compute is not its
 # business.**
 #
 # ## `unrecognized arguments: --local-rank`
 #
-# The oldest launcher, `torch.distributed.launch`, passes the local rank on the command line. Scripts from before PyTorch 2.0 expect it with an
-# underscore:
+# The oldest launcher, `torch.distributed.launch`, passes the local rank on the command line. Scripts from before
+# PyTorch 2.0 expect it with an underscore:
 
 # %%
 # !{why} python -W ignore -m torch.distributed.launch --nproc_per_node=2 \
@@ -303,8 +315,8 @@ farthest(one, untrained)
 # !grep -n add_argument..--local {lessons}/local_rank_old.py {lessons}/local_rank_new.py
 
 # %% [markdown]
-# The new script takes both spellings, and without either the environment variable, so it works with every launcher. If you only use torchrun,
-# `int(os.environ["LOCAL_RANK"])` is enough.
+# The new script takes both spellings, and without either the environment variable, so it works with every launcher. If
+# you only use torchrun, `int(os.environ["LOCAL_RANK"])` is enough.
 #
 # | | before 1.10 | 1.10 to 1.13 | 2.0 and later |
 # |:--|:--|:--|:--|
@@ -313,14 +325,15 @@ farthest(one, untrained)
 # | `torch.distributed.launch` | the launcher | deprecated | deprecated |
 # | it passes (unless `--use_env`) | `--local_rank=0` | `--local_rank=0` | `--local-rank=0` |
 #
-# Sources: the documentation of [1.9](https://pytorch.org/docs/1.9.0/elastic/run.html), of 1.10
-# ([quoted here](https://discuss.pytorch.org/t/torchrun-command-not-found-does-it-need-to-be-installed-seperately/143225)) and of
+# Sources: the documentation of [1.9](https://pytorch.org/docs/1.9.0/elastic/run.html), of 1.10 ([quoted
+# here](https://discuss.pytorch.org/t/torchrun-command-not-found-does-it-need-to-be-installed-seperately/143225)) and of
 # [torch.distributed.launch](https://docs.pytorch.org/docs/stable/distributed.html#launch-utility). (The package
 # [`torchrun` on PyPI](https://pypi.org/project/torchrun/) is another program: `torchrun` comes with `torch`.)
 #
 # ## Restarts
 #
-# torchrun watches its ranks. With `--max-restarts=1` it starts again, once, when one fails. Here rank 1 of 3 fails at its first attempt.
+# torchrun watches its ranks. With `--max-restarts=1` it starts again, once, when one fails. Here rank 1 of 3 fails at
+# its first attempt.
 #
 # **Predict.** How many processes are started in all?
 
@@ -329,7 +342,7 @@ my_processes = None  # processes
 
 # %%
 # !torchrun --nproc_per_node=3 --max-restarts=1 {lessons}/hello_rank.py --fail 1 \
-#     --out {live}/10_restart.txt
+#     --out {live}/10_restart.txt 2> {live}/10_restart.err
 
 # %%
 started = pd.read_json(live / "10_restart.txt", lines=True).to_dict("records")
@@ -338,13 +351,14 @@ plots.timeline(pd.DataFrame(told.attempts(started)), plt.subplots(figsize=(14, 5
 plt.show()
 
 # %% [markdown]
-# All ranks are started again, those that were well, too: they were in the middle of a step with the one that failed. A new process begins where your script begins, so
-# a script that is to be restarted saves checkpoints. [11](11_fault_tolerance.ipynb) is about that.
+# All ranks are started again, those that were well, too: they were in the middle of a step with the one that failed. A
+# new process begins where your script begins, so a script that is to be restarted saves checkpoints.
+# [11](11_fault_tolerance.ipynb) is about that.
 #
 # ## The rendezvous
 #
-# Before any rank starts, the torchruns of all nodes must agree who belongs to the job. That is the **rendezvous**. We ask torchrun what it makes of its
-# options, and stop it before it starts anything:
+# Before any rank starts, the torchruns of all nodes must agree who belongs to the job. That is the **rendezvous**. We
+# ask torchrun what it makes of its options, and stop it before it starts anything:
 
 # %%
 c10d = "--rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=7"
@@ -354,11 +368,14 @@ lesson.table([{"torchrun": f"`{way}`"} | told.rendezvous(launch_config(way)) for
 # %% [markdown]
 # There are two kinds:
 #
-# - **static**: each torchrun is told its own number (`--node-rank`, from 0), and all are told where node 0 listens (`--master-addr`, `--master-port`).
-# - **c10d**: the nodes come in any order to the same `--rdzv-endpoint`, with the same `--rdzv-id` (the name of the job), and get their numbers there.
-#   `--node-rank` is ignored. A range such as `--nnodes=1:2` lets nodes come and go: the job is *elastic*.
+# - **static**: each torchrun is told its own number (`--node-rank`, from 0), and all are told where node 0 listens
+#   (`--master-addr`, `--master-port`).
+# - **c10d**: the nodes come in any order to the same `--rdzv-endpoint`, with the same `--rdzv-id` (the name of the
+#   job), and get their numbers there. `--node-rank` is ignored. A range such as `--nnodes=1:2` lets nodes come and go:
+#   the job is *elastic*.
 #
-# Port 0 means *any that is free*: so on one node you need no port (before [this change](https://github.com/pytorch/pytorch/pull/175699): with `--standalone`).
+# Port 0 means *any that is free*: so on one node you need no port (before [this
+# change](https://github.com/pytorch/pytorch/pull/175699): with `--standalone`).
 #
 # **Predict.** A torchrun waits for a second node that nobody starts. After how many seconds does it give up?
 
@@ -370,11 +387,12 @@ static = launch_config("--nnodes=2 --master-addr=node0")
 lesson.predicted(my_patience, static.rdzv_configs["timeout"], "seconds")
 
 # %% [markdown]
-# Right where nodes boot slowly, and long for a typing mistake. `--rdzv-conf=timeout=SECONDS` sets it (for c10d `join_timeout`). With 2 seconds:
+# That is for the static way. It is right where nodes boot slowly, and long for a typing mistake.
+# `--rdzv-conf=timeout=SECONDS` sets it; for c10d it is `join_timeout`. With c10d and 2 seconds:
 
 # %%
-# !{why} torchrun --nnodes=2 --node-rank=1 --master-addr=127.0.0.1 --rdzv-conf=timeout=2 \
-#     --master-port={rendezvous.free_port()} {lessons}/local_rank_new.py
+# !{why} torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-id=7 --rdzv-conf=join_timeout=2 \
+#     --rdzv-endpoint=localhost:{rendezvous.free_port()} {lessons}/local_rank_new.py
 
 # %% [markdown]
 # The other mistake that everybody makes once: a port that another program has.
@@ -388,8 +406,9 @@ taken.close()
 # %% [markdown]
 # ## Two nodes
 #
-# On two machines you type one line on each. Here the two are *network namespaces* of this machine: each has a name, an address and processes of its own. They share
-# the cores, so this shows what happens, not how fast. It needs Linux and some rights.
+# On two machines you type one line on each. Here the two are *network namespaces* of this machine: each has a name, an
+# address and processes of its own. They share the cores, so this shows what happens, not how fast. It needs Linux and
+# some rights.
 
 # %%
 no_nodes = Cluster.available() if several_nodes else "several_nodes is False"
@@ -401,13 +420,16 @@ lesson.verdict(told.where(no_nodes, file))
 print(told.essential(file.read_text() if no_nodes else processes.said(lab)))
 
 # %% [markdown]
-# `main.py` needed no change: the variables say all that it must know. What happens when one of the nodes is lost, [11](11_fault_tolerance.ipynb) shows.
+# `main.py` needed no change: the variables say all that it must know. (The recorded run met in the static way, and
+# trained on CIFAR-10; who trains is said in the same line.) What happens when one of the nodes is lost,
+# [11](11_fault_tolerance.ipynb) shows.
 #
 # ### Exercise 2: one line for two hosts
 #
-# You type the **same** line on `node0` and on `node1`. The shell of each host knows `$NODE` (0 or 1) and `$MASTER` (`node0`). Start
-# `scripts/lessons/hello_rank.py` with two ranks on each host, meeting at port 29500 of node0. Number the nodes yourself, without `--rdzv-…`. torchrun's own parser judges
-# it; where this machine can make two hosts, it is typed on both.
+# You type the **same** line on `node0` and on `node1`. The shell of each host knows `$NODE` (0 or 1) and `$MASTER`
+# (`node0`). Start `scripts/lessons/hello_rank.py` with two ranks on each host, meeting at port 29500 of node0. Number
+# the nodes yourself, without `--rdzv-…`. torchrun's own parser judges it; where this machine can make two hosts, it is
+# typed on both.
 
 # %%
 my_line = None  # text, in quotes
@@ -420,21 +442,25 @@ check.line(my_line)
 # %% [markdown]
 # ## Slurm
 #
-# On a cluster Slurm starts processes on the nodes that it gives you. It can be the launcher itself (`srun` starts each rank), or start one torchrun on each node.
-# Both files stand in `scripts/cluster/`; this is the command that counts in each:
+# On a cluster Slurm starts processes on the nodes that it gives you. It can be the launcher itself (`srun` starts each
+# rank), or start one torchrun on each node. Both files stand in `scripts/cluster/`; this is the command that counts in
+# each:
 
 # %%
-# !grep -h -A 3 "^srun" scripts/cluster/ranks.sbatch scripts/cluster/torchrun.sbatch
+# !grep -h "^srun" {cluster}/ranks.sbatch
+# !grep -h -A 3 "^srun" {cluster}/torchrun.sbatch
 
 # %% [markdown]
-# In the first way nobody sets `RANK`. Slurm tells each task the same facts under other names, and `main.py` translates them:
+# (`trap`: shortly before the job's time is over Slurm sends the signal USR1, so that `main.py` can save and stop;
+# torchrun itself must not die of it.) In the first way nobody sets `RANK`. Slurm tells each task the same facts under
+# other names, and `main.py` translates them:
 
 # %%
 lesson.code(placement.adopt_slurm)
 
 # %% [markdown]
-# Two jobs may share a node, so each meets at a port made from its job's number. With one port written into the file, the second job would fail. We submit both files, to a real Slurm
-# on namespaces of this machine:
+# Two jobs may share a node, so each meets at a port made from its job's number. With one port written into the file,
+# the second job would fail. We submit both files, to a real Slurm on namespaces of this machine:
 
 # %%
 no_slurm = no_nodes or slurm.missing()
@@ -446,19 +472,20 @@ print(told.essential("".join(file.read_text() for file in files) if no_slurm els
                      processes.said(lab)))
 
 # %% [markdown]
-# `0:` is the task that speaks (`srun --label`). First come the epochs of `ranks.sbatch`, then those of `torchrun.sbatch`. The weights of every launch of this lesson, beside those of one
-# process:
+# `0:` is the task that speaks (`srun --label`). First come the epochs of `ranks.sbatch`, then those of
+# `torchrun.sbatch`. The weights of every launch of this lesson, beside those of one process:
 
 # %%
-saved = sorted(live.glob("10_*.pt"))
-lesson.table([{"weights": path.stem, "largest difference": f"{farthest(one, torch.load(path)):.0e}"}
-              for path in saved])
+found = {path.stem[3:]: torch.load(path) for path in sorted(live.glob("10_*.pt"))}
+lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights):.0e}"}
+              for way, weights in found.items()])
 
 # %% [markdown]
 # ## Which one?
 #
-# `torchrun`, unless there is a reason: it works on one node and on many, restarts the ranks, and names the one that failed first. `mp.spawn`, when a program must be started by
-# plain `python`. Slurm alone, when `srun` is all that you have, or you want its log of each task.
+# `torchrun`, unless there is a reason: it works on one node and on many, restarts the ranks, and names the one that
+# failed first. `mp.spawn`, when a program must be started by plain `python`. Slurm alone, when `srun` is all that you
+# have, or you want its log of each task.
 #
 # And what do the ranks use, once they run? `torch.distributed` has three layers:
 #
@@ -468,10 +495,12 @@ lesson.table([{"weights": path.stem, "largest difference": f"{farthest(one, torc
 # | **DDP** | a model on each rank, gradients averaged; built on c10d | [06](06_ddp.ipynb) |
 # | **RPC** | call a function on another worker, by its name | not taught |
 #
-# RPC is [in maintenance mode](https://docs.pytorch.org/docs/stable/rpc.html). Its uses have moved: models too large for one GPU to FSDP ([13](13_sharding.ipynb)) and
+# RPC is [in maintenance mode](https://docs.pytorch.org/docs/stable/rpc.html). Its uses have moved: models too large for
+# one GPU to FSDP ([13](13_sharding.ipynb)) and
 # [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), programs of many actors to
-# [Monarch](https://github.com/meta-pytorch/monarch) or Ray. More: [the overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html),
-# [torchrun's manual](https://docs.pytorch.org/docs/stable/elastic/run.html).
+# [Monarch](https://github.com/meta-pytorch/monarch) or Ray. More: [the
+# overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
+# manual](https://docs.pytorch.org/docs/stable/elastic/run.html).
 
 # %% [markdown]
 # ## What to remember
