@@ -45,15 +45,18 @@ def my_ddp(attempt):
 
 
 def untouched(path):
-    """Is it minimal.py still, but for its comments?"""
+    """Is it minimal.py still, but for its comments, or is there none?"""
+    def statements(file):
+        return [ast.dump(node) for node in ast.parse(file.read_text(encoding="utf-8")).body
+                if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]  # without the docstring
+
     try:
-        mine, given = (ast.dump(ast.parse(file.read_text(encoding="utf-8")))
-                       for file in (path, PROGRAMS / "minimal.py"))
+        mine = statements(path)
     except FileNotFoundError:
         return True
     except SyntaxError as error:
         raise Wrong(f"Line {error.lineno} of your file is no Python: {error.msg}.") from None
-    return mine == given
+    return mine == statements(PROGRAMS / "minimal.py")
 
 
 def watched(path, ranks, gpus=0):
@@ -87,20 +90,22 @@ def together(on, found, status=0):
         text = f"{error['type']}: {error['text']}"
         at = f" in line {error['line']}" if error["line"] else ""
         raise because(
-            f"{on} rank {rank} raised{at} {text[:300].rstrip('.')}.",
+            f"{on} rank {rank} raised{at} {text[:300].rstrip('.!')}.",
             ("has not been initialized" in text, "The ranks have not met yet: dist.init_process_group() comes before "
              "everything that asks about ranks, and before DistributedSampler and DistributedDataParallel."),
-            ("no GPUs found" in text or "NCCL" in text, 'Without GPUs the backend is "gloo"; nccl is for GPUs.'),
             ("device_ids" in text, "On a CPU DistributedDataParallel takes no device_ids. It finds out by itself where "
-             "the model is."))
+             "the model is."),
+            (bool(re.search("GPUs found|NCCL|NVIDIA", text)), "On a machine without GPUs the backend is gloo, and no "
+             "device may be set: ask torch.cuda.is_available() first."))
     apart = next((seen["apart"] for seen in found if seen and seen["apart"]), None)
     if apart:
         raise apart_because(on, apart)
+    if status:
+        raise Wrong(f"{on} the process of a rank died, with exit status {status}, and without an error of Python's.")
     if None in found:
         rank = found.index(None)
-        raise Wrong(f"{on} rank {rank} did not come to its end"
-                    + (f" within {LIMIT} s: it hangs by itself, or does far more than three short epochs."
-                       if status is None else ": its process died, without an error of Python's."))
+        raise Wrong(f"{on} rank {rank} did not come to its end within {LIMIT} s: it hangs by itself, or does far more "
+                    "than three short epochs.")
 
 
 def apart_because(on, places):
@@ -120,15 +125,15 @@ def apart_because(on, places):
     others = [place["epoch"] for place in places if place and place["what"] != "a step of training"]
     sizes = {place.get("size") for place in places if place}
     return because(
-        f"{on} they would wait for ever: {told}.",
+        f"{on} they do not meet: {told}.",
         (None in whats, "All the others wait for it there."),
         (len(set(whats)) == 1 and len(sizes) > 1, "The tensors differ in size: a collective needs the same shape on "
          "each rank."),
         (bool(training and others) and max(training) == max(others), "Those at the step have more batches in this "
-         "epoch than the others, and each backward waits for all ranks. The shards must give every rank as many steps: "
-         "leave images out, or repeat some."),
-        (True, "All ranks must call the same collectives, in the same order. A collective below `if rank == 0:` is "
-         "called by rank 0 alone: move it out of there, and leave only what rank 0 alone does, to print and to save."))
+         "epoch than the others, and wait for ever: each backward needs all ranks. The shards must give every rank as "
+         "many steps: leave images out, or repeat some."),
+        (True, "So they would wait for ever. All ranks must call the same collectives, in the same order. One below "
+         "`if rank == 0:` is called by rank 0 alone: move it out, and leave there what one rank does alone."))
 
 
 def plural(text):
@@ -166,16 +171,19 @@ def judge(found, one):
 def judge_wrapping(on, found, steps, one):
     through = [all(batch["ddp"] for batch in those) for those in steps]
     if not all(through) and max(one["apart"], one["off"]) > NEAR:  # not so where gradients are averaged by hand
-        difference = f"After training, the ranks' weights differ by {one['apart']:.0%} of the way they have gone."
+        difference = f"After training, the ranks' weights are {distance(one['apart'])}."
         if not any(seen["wrapped"] for seen in found):
             raise Wrong(f"{on} nobody averages the gradients. {difference} Each rank trains a model of its own. Wrap "
                         "the model: DistributedDataParallel(model).")
         raise Wrong(f"{on} the model is wrapped, but training calls the unwrapped one. {difference} Only a forward of "
                     "the wrapped model makes the following backward average the gradients: the wrapper must be called.")
     if one["apart"] > 1e-3:
-        raise Wrong(f"{on} all goes through DDP, and still the ranks' weights differ by {one['apart']:.0%} of the way "
-                    "they have gone. Does something change weights or gradients on one rank alone, or stand in "
-                    "no_sync()?")
+        raise Wrong(f"{on} all goes through DDP, and still the ranks' weights are {distance(one['apart'])}. Does "
+                    "something change weights or gradients on one rank alone, or stand in no_sync()?")
+
+
+def distance(apart):
+    return f"apart by {apart:.2g} times the way that training should move them"
 
 
 def by_epoch(steps):
@@ -234,8 +242,8 @@ def judge_update(on, found, one):
                     f"{BATCH} images as before, and DDP takes the mean over the ranks: the rate stays.")
     if one["off"] > NEAR:
         raise because(
-            f"{on} all ranks have the same weights, but not those of minimal.py with the same images: these are "
-            f"{one['off']:.0%} of their way off.",
+            f"{on} all ranks have the same weights, but these and minimal.py's with the same images are "
+            f"{distance(one['off'])}.",
             (ranks > 1 and abs(one["times"] * ranks - 1) < NEAR, f"Your updates are {ranks} times too short. DDP has "
              "divided by the number of ranks already: it takes the mean. Is there a second division, of the loss or of "
              "the gradients?"),
@@ -358,7 +366,7 @@ def judge_accuracy(on, teller, told, epochs, ranks):
         (whole and missing > 0, f"{some(missing, 'test image')} no rank has looked at: the shards were made equal by "
          "leaving images out. A test needs no equal shards: range(rank, images, ranks) has each image once."),
         (whole and repeated > 0, f"The ranks looked at {TEST + repeated} images, {repeated} of them a second time: "
-         "DistributedSampler repeats images to make the shards equal, and these are counted twice. A test needs no "
+         "images are repeated to make the shards equal, as DistributedSampler does, and counted twice. A test needs no "
          "equal shards: range(rank, images, ranks) has each image once."),
         (near(told, each(lambda others, _: mean(hits(pairs) / len(pairs) for pairs in others))), "It is the mean of "
          "the ranks' accuracies. The shards are unequal, so an image in a small one counts for more. Add hits up over "
@@ -405,8 +413,8 @@ def judge_gpus(found, _):
         (not any(asked), "The program trains on the CPU, although it has GPUs."),
         (asked[0] == asked[1], "Two ranks of one machine share a GPU, and the other one is idle: NCCL refuses that. "
          "Each rank takes the GPU of its local rank: torchrun tells it in LOCAL_RANK."),
-        (asked[:2] == right[:2], f"On the second machine there are GPU 0 to {GPUS - 1} only. The rank counts over all "
-         "machines; which GPU of this machine is a rank's own, its local rank says: LOCAL_RANK."),
+        (asked[:2] == right[:2], "But the second machine counts its GPUs from 0, as the first does. The rank counts "
+         "over all machines; which GPU of its machine is a rank's own, its local rank says: LOCAL_RANK."),
         (any(len(numbers) > 1 for numbers in asked), "A rank has one part on its own GPU and another elsewhere: say "
          "which GPU is its own before anything is sent to one."),
         (True, "Each rank takes the GPU of its local rank: LOCAL_RANK."))
