@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 150
 #     quick:
 #       parameters:
 #         steps: 8
@@ -31,7 +31,7 @@
 # ([03](03_processes_and_ranks.ipynb)), collectives ([04](04_collectives.ipynb)) and shards
 # ([05](05_distributed_sampler.ipynb)).
 #
-# **Time.** About 75 minutes for you, 1 for the machine.
+# **Time.** About 150 minutes for you, 1 for the machine. The capstone takes half of yours.
 
 # %%
 import glob, sys
@@ -50,7 +50,7 @@ import torch
 import data
 import models
 from course import plots
-from course.checks import lesson_06 as check
+from course.checks import capstone, lesson_06 as check
 from course.verdicts import lesson_06 as told
 from scripts.lessons import ddp_from_scratch as loops, ddp_questions as questions
 
@@ -483,7 +483,50 @@ lesson.table(told.memory(answers["memory"]))
 # see [13](13_beyond_ddp.ipynb).
 
 # %% [markdown]
-# ## Capstone: write the DDP version yourself
+# ## Capstone: your own DDP program
+#
+# `scripts/lessons/minimal.py` trains a small network in one process. Nothing of it is hidden:
+
+# %%
+# !cat scripts/lessons/minimal.py
+
+# %% [markdown]
+# **The task.** Make of it a program that `torchrun` can start as 1, 2, 3 or more ranks, on one machine or on several,
+# with `DistributedDataParallel`.
+#
+# - **The same training.** An update takes `BATCH` images, over all ranks together (as nearly as that can be divided),
+#   at the same learning rate. Each image is taken once an epoch, in an order that is new each epoch. A few may be left
+#   out, or repeated, so that all shards are equally long.
+# - **Each rank for itself.** Random numbers (for dropout, say) differ between the ranks. Where there are GPUs, each
+#   rank has one of its own.
+# - **True figures.** One line an epoch, written as `minimal.py` writes it: the loss over the images of all ranks, and
+#   the accuracy over all test images, each counted once.
+# - **One file**, written once, which the model of `minimal.py` can load.
+#
+# Leave `data.get_dataset`, the network and `EPOCHS` as they are. All that you need stands in this lesson and in
+# [05](05_distributed_sampler.ipynb). The next cell makes a copy to begin with (and never writes over yours). Open
+# `results/live/my_ddp.py` from JupyterLab's file browser, change it, and save it.
+
+# %%
+# !test -e results/live/my_ddp.py || cp scripts/lessons/minimal.py results/live/my_ddp.py
+
+# %% [markdown]
+# Start it yourself: take away the first `# `.
+
+# %%
+# # !torchrun --nproc_per_node=2 results/live/my_ddp.py
+
+# %% [markdown]
+# Before you change anything, two ranks print two lines an epoch. (Why?)
+#
+# The check runs your file on 2, on 3 and on 1 ranks, with few images, and tells you the first thing that is not right
+# yet. It watches what the ranks take, compute, print and save, so write it in your own way. Where ranks would wait for
+# each other for ever, it says which ones, and where. GPUs that this machine does not have are pretended.
+
+# %%
+capstone.my_ddp("results/live/my_ddp.py")
+# capstone.my_ddp.hint()
+# capstone.my_ddp.solution()
 
 # %% [markdown]
 # ## What to remember
