@@ -4,9 +4,9 @@
 #     minutes: 75
 #     quick:
 #       parameters:
-#         until: 4
+#         until: 2
 #       seconds: 45
-#     seconds: 110
+#     seconds: 115
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -56,7 +56,7 @@ until = 8  # patients that come today, 1 to 8
 # 4. see the **repair**, the smallest difference that helps, and run it as the **proof**.
 #
 # The suspects are links: each leads to its entry in [TROUBLESHOOTING.md](../TROUBLESHOOTING.md). Open them when you are in
-# doubt, as you would at work. Guess first all the same. A wrong guess, put right, is what you remember.
+# doubt, as you would at work. But guess before you run the diagnosis: a wrong guess that you correct is what you remember.
 
 # %%
 page = "../TROUBLESHOOTING.md"
@@ -152,7 +152,7 @@ lesson.predicted(my_guess_3, patients[3].number)
 
 # %% [markdown]
 # The block `if rank == 0` is for printing and writing. A collective inside it waits for ranks that never call it. Look for
-# hidden ones: `forward` of a DDP model that evaluates on rank 0 alone, `SyncBatchNorm`, a sharded `state_dict()`.
+# hidden ones: the `forward` of a DDP model that evaluates on rank 0 alone; `SyncBatchNorm`.
 #
 # ## Patient 4: the loss has a rhythm
 #
