@@ -1,4 +1,4 @@
-"""The gallery of mistakes as a table, and what is made of it in Markdown: lesson 12's contents, TROUBLESHOOTING.md.
+"""The gallery of mistakes as a table, and what is made of it in Markdown: TROUBLESHOOTING.md, and lesson 12's tables.
 
 The table is scripts/broken/gallery.toml. scripts/broken/gallery.py runs what stands in it.
 """
@@ -33,7 +33,12 @@ class Message:
         return f"{self.number}. {self.title}"
 
     @property
-    def seen(self):
+    def anchor(self):
+        """The end of a link to its heading, as code-hosting sites and Jupyter's viewers make it."""
+        return re.sub(r"[^\w\- ]", "", self.heading.lower()).replace(" ", "-")
+
+    @property
+    def cell(self):
         """What one sees, as a cell of a Markdown table: `__main__` must stay what it is, for the page's search."""
         return "*silent:* " * self.silent + re.sub(r"([|<_*])", r"\\\1", self.symptom)
 
@@ -63,6 +68,8 @@ class Entry(Message):
     fork: bool = True
     apart: bool = False
     gpu: str = ""
+    patient: int = 0
+    seen: str = ""
 
     def script(self, form):
         """Path of a form, "broken" or "repaired", from the repository's root."""
@@ -82,7 +89,7 @@ class Entry(Message):
 
 
 def read_table():
-    """{name: Entry}, most reported first."""
+    """{name: Entry}; what is reported most often stands near the top."""
     rows = tomllib.loads(TABLE.read_text())["entry"]
     return {row["name"]: Entry(**row) for row in rows}
 
@@ -92,23 +99,38 @@ def read_notes():
     return [Note(**row) for row in tomllib.loads(TABLE.read_text())["note"]]
 
 
-def contents(entries, anchor):
-    """Lines of a Markdown table: what one sees of each mistake, with a link to its entry at anchor(entry)."""
-    return ["| what you see | |", "|:--|:--|",
-            *(f"| {entry.seen} | [{entry.heading}](#{anchor(entry)}) |" for entry in entries)]
+def read_patients():
+    """{number: Entry} of those that lesson 12 works through."""
+    return dict(sorted((entry.patient, entry) for entry in read_table().values() if entry.patient))
+
+
+def hangs(page=""):
+    """Rows of the table that tells one hang from another; the links lead to headings of `page`."""
+    table = read_table()
+    return [{"where the stacks of the ranks stand": row["stands"], "then check": row["check"],
+             "it is": f"[{(entry := table[row['entry']]).heading}]({page}#{entry.anchor})"}
+            for row in tomllib.loads(TABLE.read_text())["hang"]]
+
+
+def markdown(rows):
+    """Lines of a Markdown table."""
+    return [f"| {' | '.join(cells)} |" for cells in (rows[0], [":--"] * len(rows[0]), *(row.values() for row in rows))]
 
 
 def guide(table):
     """The text of TROUBLESHOOTING.md."""
-    def anchor(entry):  # as code-hosting sites make it from a heading
-        return re.sub(r"[^\w\- ]", "", entry.heading.lower()).replace(" ", "-")
-
+    every = [*table.values(), *read_notes()]
     lines = ["# Troubleshooting", "",
-             "Search this page for a few words of what you see. Each entry is demonstrated live in [lesson "
-             "12](notebooks/12_break_it.ipynb); `python scripts/broken/gallery.py show NAME` runs it on your machine. "
-             "Those that no script can show stand at the end. *Silent*: no error, a wrong result.", "",
+             "Search this page for a few words of what you see. `python scripts/broken/gallery.py show NAME` "
+             "runs an entry on your machine; [lesson 12](notebooks/12_break_it.ipynb) works through eight. Those that "
+             "no script can show stand at the end. *Silent*: no error, a wrong result. It hangs and says "
+             "nothing? [Which hang is it?](#which-hang-is-it) decides.", "",
              "*(Made by `python scripts/broken/gallery.py guide` from `scripts/broken/`. Do not edit it here.)*", "",
-             *contents(every := [*table.values(), *read_notes()], anchor)]
+             *markdown([{"what you see": entry.cell, " ": f"[{entry.heading}](#{entry.anchor})"}
+                        for entry in every]), "",
+             "## Which hang is it?", "",
+             "Take the stack of **each** rank, while it waits: `py-spy dump --pid PID`, or faulthandler in the script.",
+             "", *markdown(hangs())]
     for entry in every:
         lines += ["", f"## {entry.heading}", "", "```text", entry.symptom, "```", "",
                   f"**Look:** {entry.tool}", "", f"**Why:** {entry.why}", "", f"**Repair:** {entry.repair}", ""]

@@ -20,7 +20,7 @@ import pytest
 
 from course import processes
 from course.checks import lesson_12
-from course.gallery_table import read_table
+from course.gallery_table import hangs, read_notes, read_patients, read_table
 from scripts.broken import detective, gallery
 
 GALLERY = [sys.executable, "scripts/broken/gallery.py"]
@@ -69,22 +69,73 @@ def test_the_excerpt_shows_what_the_judge_looks_for(entry, outcomes):
         assert gallery.excerpt(outcomes[entry.name]["broken"]["output"], entry.look)
 
 
-def test_show_fails_where_the_symptom_is_not_seen(monkeypatch, capsys, tmp_path):
+def test_show_fails_where_the_symptom_is_not_seen(monkeypatch, capsys):
     same = gallery.Outcome(0, "epoch 0, rank 0 sees: 1\nepoch 1, rank 0 sees: 1\nepoch 2, rank 0 sees: 1\n")
     other = gallery.Outcome(0, same.output.replace("sees: 1\nepoch 1", "sees: 2\nepoch 1"))
     for pair, status in (((same, other), 0), ((other, other), 1), ((same, same), 1)):
         monkeypatch.setattr(gallery, "run_pair", lambda entry, pair=pair: pair)
-        assert gallery.main(["show", "set_epoch", "--out", str(tmp_path)]) == status
+        assert gallery.main(["show", "set_epoch"]) == status
         assert ("NOT AS EXPECTED" in capsys.readouterr().out) == bool(status)
-    told = json.loads((tmp_path / "set_epoch.json").read_text())
-    assert told == {"number": "6", "silent": True, "lines": 3, "matter": 3}
-    assert gallery.main(["show", "local_rank", "--subset", "quick"]) == 0
-    assert "Not in the quick tier" in capsys.readouterr().out
 
 
-def test_all_23_mistakes_are_there_in_order():
+# ------------------------------------------------------------------------------------------ lesson 12's patients
+
+
+@pytest.fixture
+def ill(monkeypatch, tmp_path):
+    """Patient 3 without a run: set ill.output, what its script prints."""
+    outcome = gallery.Outcome(1, "")
+    monkeypatch.setattr(gallery, "LOGS", tmp_path)
+    monkeypatch.setattr(gallery, "run", lambda entry, form: outcome)
+    return outcome
+
+
+def test_a_patient_has_no_name_and_its_lines_have_their_source(ill, capsys):
+    script = BROKEN / "hang_rank_0.py"
+    ill.output = f'[rank1]:   File "{script}", line 16, in <module>\n[rank1]: RuntimeError: Timed out waiting 6000ms\n'
+    assert gallery.main(["patient", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "Timed out waiting 6000ms" in said and "File" not in said
+    assert gallery.main(["look", "3", "File"]) == 0
+    said += capsys.readouterr().out
+    assert 'rank 1: File "train.py", line 16, in <module>: dist.barrier()' in said
+    assert "hang_rank_0" not in said and str(BROKEN) not in said
+
+
+def test_a_patient_without_its_symptom_fails_and_so_does_a_repair_without_its_proof(ill, capsys):
+    ill.output = "rank 0: some other Error: \n"
+    assert gallery.main(["patient", "3"]) == 1
+    assert gallery.main(["patient", "3", "--lines", "some other"]) == 0  # a tool may change the message
+    assert gallery.main(["look", "3", "no such line"]) == 1
+    assert gallery.main(["repair", "3"]) == 1
+    ill.output = "mean loss 1.5\n"
+    assert gallery.main(["repair", "3"]) == 0
+    assert capsys.readouterr().out.count("NOT AS EXPECTED") == 3
+
+
+def test_patients_who_do_not_come_are_not_run(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(gallery, "LOGS", tmp_path)
+    monkeypatch.delattr(gallery, "run")
+    for arguments in (["patient", "5"], ["look", "5", "x"], ["repair", "5"]):
+        assert gallery.main([*arguments, "--until", "4"]) == 0
+    assert capsys.readouterr().out == "Patient 5 does not come today.\n" * 3
+    with pytest.raises(SystemExit):
+        gallery.main(["look", "5", "x"])
+    assert "has not come yet" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("entry", read_patients().values(), ids=lambda entry: entry.name)
+def test_a_patient_shows_something_and_not_its_name(entry, outcomes):
+    seen = gallery.excerpt(gallery.blind(entry, outcomes[entry.name]["broken"]["output"]), entry.seen)
+    assert seen and not any(f"{entry.name}.py" in line for line in seen)
+    assert gallery.excerpt(outcomes[entry.name]["repaired"]["output"], f"{entry.seen}|{entry.proof}")
+
+
+def test_all_mistakes_are_there_in_order():
     numbers = [int(re.match(r"\d+", entry.number)[0]) for entry in TABLE.values()]
-    assert sorted(set(numbers)) == list(range(1, 24)) and numbers == sorted(numbers)
+    assert sorted(set(numbers)) == list(range(1, numbers[-1] + 1)) and numbers == sorted(numbers)
+    assert [int(note.number) for note in read_notes()] == [numbers[-1] + 1, numbers[-1] + 2]
     for field in ("number", "title", "symptom"):
         assert len({getattr(entry, field) for entry in TABLE.values()}) == len(TABLE)
 
@@ -98,7 +149,6 @@ def test_each_script_belongs_to_an_entry():
     listed = {Path(entry.script(form)) for entry in TABLE.values() for form in ("broken", "repaired")}
     assert all((launch.ROOT / path).is_file() for path in listed)
     assert {path.relative_to(launch.ROOT) for path in BROKEN.glob("*.py") if path.stem not in SPECIAL} <= listed
-    assert set(gallery.QUICK) <= set(TABLE)
 
 
 @each_entry
@@ -130,14 +180,22 @@ def test_a_guide_that_differs_is_named(tmp_path, monkeypatch, capsys):
     assert "run python scripts/broken/gallery.py guide" in capsys.readouterr().err
 
 
-def test_the_notebook_has_each_entry_and_its_headings():
-    cells = jupytext.read(TWIN).cells
-    headings = [line[3:].strip() for cell in cells if cell.cell_type == "markdown" for line in cell.source.splitlines()
-                if re.match(r"## \d+[abc]?\. ", line)]
-    assert headings == [entry.heading for entry in TABLE.values()]
-    source = "\n".join(cell.source for cell in cells)
-    shown = re.findall(r"^!python scripts/broken/gallery\.py show (\w+)", source, re.M)
-    assert shown == list(TABLE)
+def test_each_patient_is_shown_then_guessed_then_looked_into_then_repaired():
+    source = "\n".join(cell.source for cell in jupytext.read(TWIN).cells if cell.cell_type == "code")
+    steps = re.findall(r"gallery\.py (patient|repair) (\d)|(my_guess)_(\d) = None|lesson\.(predicted)\(my_guess_(\d)",
+                       source)
+    steps = [tuple(filter(None, step)) for step in steps]
+    for number in read_patients():
+        kinds = [kind for kind, patient in steps if patient == str(number)]
+        assert list(dict.fromkeys(kinds)) == ["patient", "my_guess", "predicted", "repair"]
+    assert list(read_patients()) == list(range(1, 9)) and len({number for _, number in steps}) == 8
+
+
+def test_the_links_of_the_lesson_lead_to_headings():
+    text = gallery.GUIDE.read_text()
+    headings = {entry.anchor for entry in [*TABLE.values(), *read_notes()]}
+    assert set(re.findall(r"TROUBLESHOOTING\.md#([^)]*)\)", TWIN.read_text())) <= headings
+    assert all(f"(#{row['it is'].split('(#')[1][:-1]})" in text for row in hangs())
 
 
 def alive(pid):

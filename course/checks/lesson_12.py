@@ -1,10 +1,22 @@
-"""Exercises of notebook 12. The first is about the five runs of scripts/broken/detective.py, and owns their letters."""
+"""Exercises of notebook 12. The first is about the five runs of scripts/broken/detective.py, and owns their letters;
+two run on ranks, and course/checks/on_ranks.py says how."""
 
 import random
-from itertools import zip_longest
+from functools import partial
 
-from course.checks import Wrong, exercise
-from course.checks.cases import exactly, misses
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from course.checks import Wrong, because, exercise
+from course.checks.cases import misses
+from course.checks.on_ranks import Answers
+
+IMAGES, EPOCHS = 24, 2  # what `train` is given: shards are equal
 
 # Exercise 1: five runs
 # What the log of a run with this mistake shows, and where to look for it.
@@ -50,46 +62,203 @@ def five_runs(attempt):
                         f"({sum(attempt[one] == TRUTH[one] for one in TRUTH)} of 5 are right.)")
 
 
-# Exercise 2: who hangs
-def first_difference(calls):
-    for number, one_each in enumerate(zip_longest(*calls)):
-        if len(set(one_each)) > 1:
-            return number
-    return None
+
+
+# ---------------------------------------------------------------------------------- on each rank: what a function does
+
+
+def measure_train(function, here):
+    """Which images each epoch took, the all-reduces of gradients, the losses, and what the function returned."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(IMAGES, 5), torch.randint(3, (IMAGES,))
+    model, taken, sums, sent = nn.Linear(5, 3), [], [], []
+
+    def note(module, inputs, scores):
+        rows = (inputs[0].unsqueeze(1) == images).all(2).int().argmax(1)
+        taken.extend(rows.tolist())
+        sums.append(cross_entropy(scores.detach(), labels[rows], reduction="sum").item())
+
+    def count(state, bucket):
+        sent.append(bucket.index())
+        return allreduce_hook(None, bucket)
+
+    model.register_forward_hook(note)
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, count)
+    got = function(ddp, torch.optim.SGD(model.parameters(), lr=0.5), images, labels, EPOCHS)
+    one_epoch = len(sums) // EPOCHS
+    return {"taken": taken, "all_reduces": len(sent), "steps": len(sums), "got": None if got is None else list(got),
+            "sums": [sum(sums[epoch * one_epoch:(epoch + 1) * one_epoch]) for epoch in range(EPOCHS)]}
+
+
+def measure_drifted(function, here):
+    """What the function says of two models: one the same on all ranks, one in which some weights are not."""
+    found = []
+    for drift in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2, bias=False))
+        with torch.no_grad():
+            if drift and here.rank == here.world_size - 1:
+                model[0].bias += 0.001
+                model[3].weight.copy_(model[3].weight.flip(0))  # the sum and the norm stay
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        got = function(model)
+        moved = any(not torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+        found.append({"got": got if got is None else sorted(map(str, got)), "moved": moved})
+    return {"models": found}
+
+
+answers = Answers({"train": measure_train, "drifted": measure_drifted})
+
+
+# Exercise 2: a patient with three mistakes
+def train(ddp, optimizer, images, labels, epochs):
+    sampler, means = DistributedSampler(images, shuffle=True), []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        sums = torch.zeros(2)
+        for batch in torch.tensor(list(sampler)).split(4):
+            loss = cross_entropy(ddp(images[batch]), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sums += torch.tensor([loss.item() * len(batch), len(batch)])
+        dist.all_reduce(sums)
+        if dist.get_rank() == 0:
+            means.append((sums[0] / sums[1]).item())
+    return means
+
+
+def flawed(ddp, optimizer, images, labels, epochs, raw=False, told=True, reduced=True, alone=False):
+    """The solution with mistakes."""
+    sampler, means = DistributedSampler(images, shuffle=True), []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch if told else 0)
+        sums = torch.zeros(2)
+        for batch in torch.tensor(list(sampler)).split(4):
+            loss = cross_entropy((ddp.module if raw else ddp)(images[batch]), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sums += torch.tensor([loss.item() * len(batch), len(batch)])
+        if reduced and (not alone or dist.get_rank() == 0):
+            dist.all_reduce(sums)
+        means.append((sums[0] / sums[1]).item())
+    return means
 
 
 @exercise(
-    solution=first_difference,
-    hint="Go through the calls side by side: itertools.zip_longest(*calls) gives one of each rank, and None for a rank "
-    "that has no more.",
-    mistakes={
-        "Rank 0 is done and calls nothing, but another rank goes on, and waits for it.":
-            lambda calls: first_difference([one[:len(calls[0])] for one in calls]),
-        "A rank that is done calls nothing, and the others wait for it.":
-            lambda calls: first_difference([one[:min(map(len, calls))] for one in calls]),
-        "They call the same things, but not in the same order. Each waits for the other.":
-            lambda calls: None if len(set(map(frozenset, calls))) == 1 else first_difference(calls),
-        "Compare all ranks, not only ranks 0 and 1.": lambda calls: first_difference(calls[:2]),
-        "Compare all ranks, not only the first and the last.": lambda calls: first_difference([calls[0], calls[-1]]),
-        "Count from 0.": lambda calls: None if (found := first_difference(calls)) is None else found + 1,
-    },
+    solution=train,
+    hint="One mistake makes it hang, one leaves the ranks' models to themselves, one repeats an order. You have met "
+    "all three: patients 3, 4 and 6.",
+    mistakes={"as it was given": partial(flawed, raw=True, told=False, alone=True),
+              "the raw model": partial(flawed, raw=True), "the same order": partial(flawed, told=False),
+              "the loss of rank 0": partial(flawed, reduced=False)},
 )
-def hangs_at(attempt):
-    """The first call that is not the same on all ranks is where a job hangs, whatever comes later. This is how
-    TORCH_DISTRIBUTED_DEBUG=DETAIL finds it: before each collective the ranks compare what they are about to call."""
-    cases = [[["all_reduce", "barrier"], ["all_reduce", "barrier"]],
-             [["all_reduce", "barrier"], ["barrier", "all_reduce"]],
-             [["broadcast", "all_reduce", "all_reduce"], ["broadcast", "all_reduce"]],
-             [["broadcast"], ["broadcast", "all_reduce"]],
-             [["all_reduce", "barrier"], ["all_reduce", "barrier"], ["all_reduce", "broadcast"]],
-             [["all_reduce", "barrier"], ["all_reduce", "broadcast"], ["all_reduce", "barrier"]]]
-    for miss in misses(hangs_at, attempt, [(calls,) for calls in cases], read=exactly):
-        (calls,) = miss.asked
-        miss.tell("The ranks call {listed}. You gave {got}; it is {right}.",
-                  listed=" | ".join(", ".join(one) for one in calls))
+def repaired(attempt):
+    """All three are mended: the gradients are all-reduced, each epoch has an order of its own, and the loss is that of
+    all images. Only one of the three had stopped the program."""
+    ranks = answers.findings("train", attempt)
+    got, took = ranks[0]["got"], [rank["taken"] for rank in ranks]
+    if not got or len(got) != EPOCHS:
+        raise Wrong(f"Rank 0 returned {got}. It must return a list with the loss of each of {EPOCHS} epochs.")
+    if not all(rank["all_reduces"] for rank in ranks):
+        raise Wrong("It ends, but no gradient was ever all-reduced: each rank trained a model of its own. Which object "
+                    "must the images go through?")
+    epochs = [[order[number * len(order) // EPOCHS:(number + 1) * len(order) // EPOCHS] for order in took]
+              for number in range(EPOCHS)]
+    if any(sorted(sum(orders, [])) != list(range(IMAGES)) for orders in epochs):
+        raise Wrong("In an epoch each image must be taken once, by one of the ranks. Leave that to the sampler.")
+    if epochs[0] == epochs[1]:
+        raise Wrong("The models stay together now. But both epochs take the images in the same order: rank 0 begins "
+                    f"with {', '.join(map(str, epochs[0][0][:4]))} each time.")
+    for epoch, loss in enumerate(got):
+        own = ranks[0]["sums"][epoch] / len(epochs[epoch][0])
+        right = sum(rank["sums"][epoch] for rank in ranks) / IMAGES
+        if abs(loss - right) > 1e-4:
+            raise because(f"Epoch {epoch}: rank 0 returned the loss {loss:.4f}; of all {IMAGES} images it is "
+                          f"{right:.4f}.", (abs(loss - own) < 1e-4, "Yours is that of rank 0's images alone."))
 
 
-# Exercise 3: undo the padding
+# Exercise 3: an instrument
+def drifted(model):
+    names = []
+    for name, parameter in model.named_parameters():
+        of_rank_0 = parameter.detach().clone()
+        dist.broadcast(of_rank_0, src=0)
+        differs = (of_rank_0 != parameter).any().int()
+        dist.all_reduce(differs, op=dist.ReduceOp.MAX)
+        if differs:
+            names.append(name)
+    return names
+
+
+def each_for_itself(model):
+    names = []
+    for name, parameter in model.named_parameters():
+        of_rank_0 = parameter.detach().clone()
+        dist.broadcast(of_rank_0, src=0)
+        if (of_rank_0 != parameter).any():
+            names.append(name)
+    return names
+
+
+def into_the_model(model):
+    names = []
+    for name, parameter in model.named_parameters():
+        before = parameter.detach().clone()
+        dist.broadcast(parameter.data, src=0)
+        differs = (before != parameter).any().int()
+        dist.all_reduce(differs, op=dist.ReduceOp.MAX)
+        if differs:
+            names.append(name)
+    return names
+
+
+def by_the_norm(model):
+    names = []
+    for name, parameter in model.named_parameters():
+        norms = [None] * dist.get_world_size()
+        dist.all_gather_object(norms, round(parameter.norm().item(), 6))
+        if len(set(norms)) > 1:
+            names.append(name)
+    return names
+
+
+def all_names(model):
+    return [name for name, _ in model.named_parameters()]
+
+
+@exercise(
+    solution=drifted,
+    hint="For each parameter: a copy, into which rank 0's values are broadcast; does it differ from your own? Then one "
+    "more collective, so that every rank knows whether it does on any: dist.ReduceOp.MAX.",
+    mistakes={"each rank for itself": each_for_itself, "it repairs, and does not tell": into_the_model,
+              "by the norm": by_the_norm, "all of them": all_names},
+)
+def instrument(attempt):
+    """The same list on every rank, and the model as it was. A few lines to keep: call it after the first step of each
+    new script. (TORCH_DISTRIBUTED_DEBUG=DETAIL compares what ranks call, not what they hold.)"""
+    models = list(zip(*(rank["models"] for rank in answers.findings("drifted", attempt)), strict=True))
+    if any(one["moved"] for of_model in models for one in of_model):
+        raise Wrong("Your function changed the weights. An instrument must not: receive into a copy.")
+    for of_model, right in zip(models, ([], ["0.bias", "3.weight"]), strict=True):
+        told = [one["got"] for one in of_model]
+        if told == [right] * len(told):
+            continue
+        case = "All ranks had the same weights" if not right else f"{' and '.join(right)} differed on the last rank"
+        said = "; ".join(f"rank {rank}: {names}" for rank, names in enumerate(told))
+        raise because(
+            f"{case}. What the ranks returned: {said}.",
+            (None in told, "Every rank must return a list."),
+            (any(names != told[0] for names in told), "They do not agree: each knows its own comparison alone, and "
+             "rank 0 has nothing to compare with but itself. Tell each other."),
+            (not right, "None of them may be named."),
+            (told[0] == ["0.bias"], "In 3.weight two rows had changed places: the sum and the norm are the same, the "
+             "weights are not. Compare every number."))
+
+
+# Exercise 4: undo the padding
 def exact(hits, images):
     in_order = [hit for one_each in zip(*hits, strict=True) for hit in one_each]
     return sum(in_order[:images]) / images

@@ -1,11 +1,12 @@
 # ---
 # jupyter:
 #   course:
+#     minutes: 75
 #     quick:
 #       parameters:
-#         subset: quick
-#       seconds: 65
-#     seconds: 210
+#         until: 2
+#       seconds: 45
+#     seconds: 115
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -15,7 +16,18 @@
 # %% [markdown]
 # # 12 · Break it
 #
-# The mistakes that people really make with several processes: what does each look like, how do you find it, and what is the smallest repair?
+# **The question.** A run with several processes fails, hangs, or gives a wrong number and says nothing. How do you find the
+# cause?
+#
+# **You will be able to**
+# - go from a symptom to a suspect, and from a suspect to the one measurement that decides;
+# - tell three kinds of hang from one another by the stacks of the ranks;
+# - find mistakes that print no error;
+# - repair a script with several mistakes, and write an instrument that watches the next one.
+#
+# **You need** [05 · DistributedSampler](05_distributed_sampler.ipynb) and [06 · DDP](06_ddp.ipynb). No GPU.
+#
+# **Time.** About 75 minutes for you, 2 for the machine.
 
 # %%
 import glob, sys
@@ -23,298 +35,263 @@ sys.path[:0] = [p[:-16] for up in ("", "../", "*/") for p in glob.glob(up + "cou
 from course import lesson; lesson.begin()
 
 # %%
-import json
-import os
-import shlex
-from pathlib import Path
+from torch.utils.data import DistributedSampler
 
-import matplotlib.pyplot as plt
-from IPython.display import Markdown
-
-from course import gallery_table, plots
+from course import gallery_table
 from course.checks import lesson_12 as check
+from course.verdicts import lesson_12 as told
 
 # %% tags=["parameters"]
-subset = "all"  # "quick" runs six of the mistakes
+until = 8  # patients that come today, 1 to 8
 
 # %% [markdown]
-# Each mistake below is a script of a few lines in `scripts/broken/`, with a repaired twin. The two differ in the mistake alone. Both run here, now, each with a time limit, and you see:
+# ## The clinic
 #
-# - **symptom**: what the broken one prints, its essential lines;
-# - **diagnosis**: the tool that shows the cause;
-# - **repair**: the smallest diff;
-# - **proof**: what the repaired one prints.
+# Eight patients come, one after the other. Each is a real script of a few lines, `train.py`, in which one thing is wrong.
+# For each of them you
 #
-# A cell fails if the broken script does *not* show its symptom, or if the repaired one does. The same entries make [TROUBLESHOOTING.md](../TROUBLESHOOTING.md), one page to search at night.
+# 1. see the **symptom**: what its user sees;
+# 2. **guess** the cause, from the table of suspects below;
+# 3. run the **diagnosis**: a measurement that decides;
+# 4. see the **repair**, the smallest difference that helps, and run it as the **proof**.
 #
-# **Predict.** How many percent of these mistakes end with an error message? The others are *silent*: exit status 0, and a wrong result.
+# The suspects are links: each leads to its entry in [TROUBLESHOOTING.md](../TROUBLESHOOTING.md). Open them when you are in
+# doubt, as you would at work. But guess before you run the diagnosis: a wrong guess that you correct is what you remember.
 
 # %%
-my_percent = 80
-
-# %%
-table = gallery_table.read_table()
-live = Path(f"results/live/12_gallery/{os.getpid()}")  # two notebooks may run at once
-live.mkdir(parents=True, exist_ok=True)
-for old in live.glob("*.json"):
-    old.unlink(missing_ok=True)
-lines = gallery_table.contents(table.values(), anchor=lambda entry: entry.heading.replace(" ", "-"))  # as Jupyter makes it from a heading
-loud = sum(not entry.silent for entry in table.values()) / len(table)
-Markdown("\n".join(lines) + f"\n\n{loud:.0%} of the {len(table)} end with a message (you said {my_percent} %). Most reported first; "
-         "search this page for the words that you see.")
+page = "../TROUBLESHOOTING.md"
+patients = gallery_table.read_patients()
+lesson.table(told.suspects(gallery_table.read_table().values(), page))
 
 # %% [markdown]
-# ## 1. A parameter without a gradient
+# ## Patient 1: it does not start
 #
-# A model has a head that the loss does not use. The first step works; what happens in the second?
+# A Slurm job with two tasks on one machine, which are started here with the variables that Slurm sets.
 
 # %%
-# !python scripts/broken/gallery.py show unused_parameter --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py patient 1 --until {until}
 
 # %% [markdown]
-# ## 2. unrecognized arguments
-#
-# An old script, started the old way. (Lesson [10](10_launchers.ipynb) tells how the launchers differ.)
+# **Guess.** Write the suspect's number, as text.
 
 # %%
-# !python scripts/broken/gallery.py show local_rank --subset {shlex.quote(subset)} --out {live}
+my_guess_1 = None  # a number of the table, such as "9a"
 
 # %% [markdown]
-# ## 3. Address already in use
-#
-# You start a second job beside the first, with the same script. Both meet at the port that the script names.
+# **Diagnosis.** Each task prints where it means to meet the others. Search all that it printed for these lines:
 
 # %%
-# !python scripts/broken/gallery.py show address_in_use --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 4. Names that begin with module
-#
-# The run is over, the weights are saved. Can a plain model load them?
+# !python scripts/broken/gallery.py look 1 "^task" --until {until}
+lesson.predicted(my_guess_1, patients[1].number)
 
 # %%
-# !python scripts/broken/gallery.py show module_prefix --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py repair 1 --until {until}
 
 # %% [markdown]
-# ## 5. Accuracy depends on the number of ranks
+# Processes meet at **one** address and port, told to all of them (lesson [03](03_processes_and_ranks.ipynb)). torchrun
+# tells it to the ranks of a node. Between nodes, and with `srun`, it is you who must.
 #
-# Nine test images on two ranks. Nine does not divide by two; what does the sampler do? (Lesson [05](05_distributed_sampler.ipynb) says how wrong it can get.)
+# ## Patient 2: it stops in the second step
+#
+# Rank 0's message is shown. Rank 1 prints the same, and torchrun prints 30 lines more.
 
 # %%
-# !python scripts/broken/gallery.py show padded_evaluation --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 6. The same order in every epoch
-#
-# `DistributedSampler(shuffle=True)` shuffles. Each epoch anew?
+# !python scripts/broken/gallery.py patient 2 --until {until}
 
 # %%
-# !python scripts/broken/gallery.py show set_epoch --subset {shlex.quote(subset)} --out {live}
+my_guess_2 = None  # a number of the table, as text
 
 # %% [markdown]
-# ## 7. Fewer updates with more ranks
-#
-# The same options, with two ranks in place of one process. Is it the same training?
+# **Diagnosis.** The message speaks of the step *before*: something in it was not finished. One variable makes PyTorch say
+# what:
 
 # %%
-# !python scripts/broken/gallery.py show batch_per_process --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 8. Slower with more ranks
-#
-# Two ranks have twice the cores. Are they faster? (Lesson [07](07_performance.ipynb) measures where the time goes.)
+# !TORCH_DISTRIBUTED_DEBUG=INFO python scripts/broken/gallery.py patient 2 \
+#     --lines "did not receive grad" --until {until}
+lesson.predicted(my_guess_2, patients[2].number)
 
 # %%
-# !python scripts/broken/gallery.py show slower --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py repair 2 --until {until}
 
 # %% [markdown]
-# ## 9a. A hang, ranks in different places
+# DDP starts its all-reduce when the gradients of a bucket are there. One that never comes keeps it waiting, and the next
+# `forward` notices. Without DDP the same model trains with no error: `parameter.grad is None` after `backward()` finds it
+# in one process, too. The message names a cure, `find_unused_parameters=True`. It costs a search of the graph in each step.
+# First ask whether the parameter should be used.
 #
-# A hang says nothing by itself. Here each wait ends after 6 seconds; by default it is much longer (lesson [11](11_fault_tolerance.ipynb) reads the defaults). And each rank says after 3 seconds where it stands.
+# ## Patient 3: it hangs
+#
+# Nothing is printed, then, after the timeout, this. (The timeout is 6 seconds here. The default of gloo is 30 minutes: lesson
+# [11](11_fault_tolerance.ipynb).)
 
 # %%
-# !python scripts/broken/gallery.py show hang_different --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py patient 3 --until {until}
 
 # %% [markdown]
-# ## 9b. A hang, rank 0 alone in a collective
-#
-# Rank 0 writes the log. So it alone needs the mean loss, and the other need not compute it …
+# The message of a timeout says that somebody waited, not why. At least three suspects look like this.
 
 # %%
-# !python scripts/broken/gallery.py show hang_rank_0 --subset {shlex.quote(subset)} --out {live}
+my_guess_3 = None  # a number of the table, as text
 
 # %% [markdown]
-# ## 9c. A hang at the end of an epoch
-#
-# Rank 0 has five batches, and rank 1 has four.
+# **Diagnosis.** The stack of **each** rank. The script asked Python for it, by `faulthandler.dump_traceback_later(3)`; for a
+# process that already hangs, `py-spy dump --pid PID` does the same from outside. Beside each line stands its source.
 
 # %%
-# !python scripts/broken/gallery.py show hang_uneven --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py look 3 "File .train.py" --until {until}
 
 # %% [markdown]
-# ## 10. multiprocessing from a notebook
-#
-# A function in a notebook, and `mp.spawn` to start it twice.
+# Which hang is it? Find the row:
 
 # %%
-# !python scripts/broken/gallery.py show notebook_spawn --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 11a. Every process on GPU 0
-#
-# `.to("cuda")` works on one GPU. Where do the tensors of rank 1 go?
+lesson.table(gallery_table.hangs(page))
 
 # %%
-# !python scripts/broken/gallery.py show all_on_gpu_0 --subset {shlex.quote(subset)} --out {live}
+lesson.predicted(my_guess_3, patients[3].number)
+# !python scripts/broken/gallery.py repair 3 --until {until}
 
 # %% [markdown]
-# ## 11b. A checkpoint goes back to GPU 0
+# The block `if rank == 0` is for printing and writing. A collective inside it waits for ranks that never call it. Look for
+# hidden ones: the `forward` of a DDP model that evaluates on rank 0 alone; `SyncBatchNorm`.
 #
-# A checkpoint was saved on GPU 0. Each rank loads it.
+# ## Patient 4: the loss has a rhythm
+#
+# No error from here on: exit status 0, and something is not right. The user says: "The loss goes up and down at the same
+# places in each epoch, although I shuffle."
 
 # %%
-# !python scripts/broken/gallery.py show map_location --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 12a. The same noise on all ranks
-#
-# All ranks begin with `torch.manual_seed(0)`, so that the run can be repeated. What else is the same now?
+# !python scripts/broken/gallery.py patient 4 --until {until}
 
 # %%
-# !python scripts/broken/gallery.py show same_seed --subset {shlex.quote(subset)} --out {live}
+my_guess_4 = None  # a number of the table, as text
 
 # %% [markdown]
-# ## 12b. Other weights on each rank
-#
-# The opposite: each rank has a seed of its own from the start. DDP would mend that in its constructor; a loop by hand does not.
+# **Diagnosis.** The user's sampler, asked three times, as an epoch asks it. (A sampler that is told `num_replicas` and
+# `rank` needs no other process.)
 
 # %%
-# !python scripts/broken/gallery.py show other_weights --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 13. The loss of rank 0 alone
-#
-# Only rank 0 prints. Of which images is the loss that it prints?
+sampler = DistributedSampler(range(24), num_replicas=2, rank=0, shuffle=True)
+[list(sampler) for epoch in range(3)]
 
 # %%
-# !python scripts/broken/gallery.py show rank_0_loss --subset {shlex.quote(subset)} --out {live}
+lesson.predicted(my_guess_4, patients[4].number)
+# !python scripts/broken/gallery.py repair 4 --until {until}
 
 # %% [markdown]
-# ## 14. BatchNorm sees one rank only
+# `DistributedSampler` shuffles by `seed + epoch`, and does not count epochs. So rank 0 also sees the same half of the images
+# for ever.
 #
-# Lesson [06](06_ddp.ipynb) found it among the conditions for equality with one process. Here it is alone.
+# ## Patient 5: another accuracy on two ranks
+#
+# "The same weights, the same test set. With one process I get one accuracy, with two ranks another."
 
 # %%
-# !python scripts/broken/gallery.py show batchnorm --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 15. DataParallel fills GPU 0
-#
-# `nn.DataParallel` divides the batch. Does it divide the memory, too? (Lesson [02](02_data_parallel.ipynb) draws all of it.)
+# !python scripts/broken/gallery.py patient 5 --until {until}
 
 # %%
-# !python scripts/broken/gallery.py show dp_gpu_0 --subset {shlex.quote(subset)} --out {live}
+my_guess_5 = None  # a number of the table, as text
 
 # %% [markdown]
-# ## 16. The average of averages
-#
-# Each rank has computed its accuracy. Add up, divide by the ranks?
+# **Diagnosis.** Which images does each rank test?
 
 # %%
-# !python scripts/broken/gallery.py show average_of_averages --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 17. no_sync that saves nothing
-#
-# Gradients of two batches are added up before each update. `no_sync` leaves out the all-reduce of the first. Where does it belong?
+[list(DistributedSampler(range(9), num_replicas=2, rank=rank, shuffle=False)) for rank in range(2)]
 
 # %%
-# !python scripts/broken/gallery.py show no_sync --subset {shlex.quote(subset)} --out {live}
+lesson.predicted(my_guess_5, patients[5].number)
+# !python scripts/broken/gallery.py repair 5 --until {until}
 
 # %% [markdown]
-# ## 18. model.module drifts apart
+# One image counts twice, so that the shards are equally long. In training that does little harm. A test must count each
+# image once.
 #
-# `model.module` is the model inside DDP. People reach through to it to call a method of their own, or to be rid of DDP for a moment.
+# ## Patient 6: the ranks disagree
+#
+# "I use DDP, and after a few updates my ranks have different weights."
 
 # %%
-# !python scripts/broken/gallery.py show ddp_module --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py patient 6 --until {until}
 
 # %% [markdown]
-# ## 19. Slurm tasks that never meet
-#
-# Each task of a job works out by itself where to meet the others.
+# Two suspects fit: the weights were different from the start, or the gradients are not averaged.
 
 # %%
-# !python scripts/broken/gallery.py show slurm_rendezvous --subset {shlex.quote(subset)} --out {live}
+my_guess_6 = None  # a number of the table, as text
 
 # %% [markdown]
-# ## 20. Every rank downloads
-#
-# `if not file.exists(): download(file)` is right in one process.
+# **Diagnosis.** Look at the weights *before* the first update, and count the all-reduces. (The script counts them with a
+# communication hook, `model.register_comm_hook`.)
 
 # %%
-# !python scripts/broken/gallery.py show all_download --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 21. A link that looks slower than it is
-#
-# The link is said to carry so many GB/s, and an all-reduce moves fewer. Is the link bad? It takes three ranks to see it: with two both figures are the same.
+# !python scripts/broken/gallery.py look 6 "after 0|all-reduces" --until {until}
+lesson.predicted(my_guess_6, patients[6].number)
 
 # %%
-# !python scripts/broken/gallery.py show busbw --subset {shlex.quote(subset)} --out {live}
+# !python scripts/broken/gallery.py repair 6 --until {until}
 
 # %% [markdown]
-# ## 22. The wrong traceback
+# It is DDP's `forward` that prepares the all-reduce. `model.module` is the model without DDP: for saving and for evaluation.
 #
-# A job of many ranks dies, and the console is full. Which traceback does one read?
+# ## Patient 7: a loss that is too good
+#
+# "The loss that my run prints is far better than what one process finds."
 
 # %%
-# !python scripts/broken/gallery.py show wrong_traceback --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## 23a. Every rank writes the checkpoint
-#
-# `torch.save` at the end of the epoch. Who calls it?
+# !python scripts/broken/gallery.py patient 7 --until {until}
 
 # %%
-# !python scripts/broken/gallery.py show every_rank_writes --subset {shlex.quote(subset)} --out {live}
+my_guess_7 = None  # a number of the table, as text
 
 # %% [markdown]
-# ## 23b. A resumed run that is another run
-#
-# A run is stopped and goes on from its checkpoint. Is it the same run? (Lesson [11](11_fault_tolerance.ipynb) has all that belongs in a checkpoint.)
+# **Diagnosis.** Let **each** rank print its loss, and of how many images it is made:
 
 # %%
-# !python scripts/broken/gallery.py show optimizer_left_out --subset {shlex.quote(subset)} --out {live}
-
-# %% [markdown]
-# ## How much of what is printed matters
-#
-# For each broken script that ran: the lines that it printed, and those of them that you saw above as the symptom.
+# !python scripts/broken/gallery.py look 7 "^rank" --until {until}
+lesson.predicted(my_guess_7, patients[7].number)
 
 # %%
-printed = {file.stem: json.loads(file.read_text()) for file in live.glob("*.json")}
-printed = {name: printed[name] for name in table if name in printed}
-fig, ax = plt.subplots(figsize=(15, 1.5 + 0.42 * len(printed)))
-for y, found in enumerate(printed.values()):
-    colour = plots.COLOURS[0 if found["silent"] else 1]
-    ax.barh(y, found["lines"], height=0.75, color="#D8D8D8")
-    ax.barh(y, found["matter"], height=0.75, color=colour)
-    ax.text(found["lines"], y, f"  {found['matter']} of {found['lines']}", va="center", color=colour, fontweight="bold", fontsize=14)
-ax.set_yticks(range(len(printed)), [f"{found['number']}. {name}" for name, found in printed.items()], fontsize=14)
-ax.invert_yaxis()
-ax.set(xlim=(0, 1.15 * max(found["lines"] for found in printed.values())), xlabel="lines printed by the broken run (grey: all)")
-ax.grid(axis="y", visible=False)
-ax.set_title("Lines that matter: orange with a message, blue silent")
-plt.show()
-shouting = [found for found in printed.values() if not found["silent"]]
-Markdown(f"Where there is a message, {sum(found['matter'] for found in shouting)} of {sum(found['lines'] for found in shouting)} lines matter. "
-         "torchrun's last block says which rank failed first; begin there. Where a mistake is silent, nobody prints the line for you: these scripts print it on purpose.")
+# !python scripts/broken/gallery.py repair 7 --until {until}
 
 # %% [markdown]
-# ## Detective
+# Rank 0 prints what rank 0 saw. Add up sums and counts over the ranks, and divide last.
 #
-# Five runs, **A** to **E**, of the same small training on two ranks: 96 images, 16 an update over both ranks, 2 epochs, 25 test images. Each has one mistake, and none gives a warning. In one order or another they are:
+# ## Patient 8: half of the augmentation is gone
+#
+# "Each image gets noise of its own. With two ranks half of it seems to be missing."
+
+# %%
+# !python scripts/broken/gallery.py patient 8 --until {until}
+
+# %%
+my_guess_8 = None  # a number of the table, as text
+
+# %% [markdown]
+# **Diagnosis.** A few random numbers of each rank, side by side:
+
+# %%
+# !python scripts/broken/gallery.py look 8 "^rank" --until {until}
+lesson.predicted(my_guess_8, patients[8].number)
+
+# %%
+# !python scripts/broken/gallery.py repair 8 --until {until}
+
+# %% [markdown]
+# One seed for the model, so that all ranks begin alike; then another for each rank. Dropout draws from it, too.
+#
+# ## The other suspects
+#
+# They are a reference. `python scripts/broken/gallery.py show NAME` runs one of them: symptom, diagnosis, repair and proof
+# (`… list` has the names). Three more that you are likely to meet:
+#
+# - A job of many ranks fails, and the console is full. Begin at torchrun's last block, **Root Cause**: the rank that failed
+#   first ([22](../TROUBLESHOOTING.md#22-the-wrong-traceback)).
+# - `nvidia-smi` lists all processes at GPU 0 ([11a](../TROUBLESHOOTING.md#11a-every-process-on-gpu-0)).
+# - One process, DDP, eight GPUs, and seven are idle ([29](../TROUBLESHOOTING.md#29-one-process-and-ddp-on-many-gpus)).
+#
+# ## Exercises
+#
+# **1. Detective.** Five runs, **A** to **E**, of the same small training on two ranks: 96 images, 16 an update over both
+# ranks, 2 epochs, 25 test images. Each has one mistake, and none gives a warning:
 #
 # - `set_epoch`: it is forgotten
 # - `rank_0_loss`: the loss is that of rank 0 alone
@@ -323,43 +300,79 @@ Markdown(f"Where there is a message, {sum(found['matter'] for found in shouting)
 # - `padded_evaluation`: test images are padded
 
 # %%
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
-# !torchrun --nproc_per_node=2 scripts/broken/detective.py --out results/live/12_detective.json
+# !OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 scripts/broken/detective.py
 
 # %% [markdown]
-# ## Exercises
-#
-# 1. Which run has which mistake? Write a dict: `{"A": "set_epoch", …}`.
+# Which run has which mistake?
 
 # %%
-my_five = ...
-
+my_five = None  # a dict: {"A": "set_epoch", …}
 check.five_runs(my_five)
 # check.five_runs.hint()
 # check.five_runs.solution()
 
 # %% [markdown]
-# 2. A job hangs. You have written down which collectives each rank calls, in order: `calls` is one list of names a rank. Return the number (from 0) of the first call that is not the same on all ranks, and
-#    None if there is none. A rank may have fewer calls than another.
+# **2. A patient with three mistakes.** It hangs, and that is not all. Take out the line `raise`, run the cell and the next
+# one: the check runs your file on three ranks, and says what it sees. Repair one mistake after the other. `train` returns,
+# on rank 0, the loss of each epoch over all images.
 
 # %%
-def my_hang(calls):
+# %%writefile results/live/12_train.py
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DistributedSampler
+
+def train(ddp, optimizer, images, labels, epochs):
+    raise NotImplementedError
+    sampler, means = DistributedSampler(images, shuffle=True), []
+    for epoch in range(epochs):  # noqa: B007
+        sums = torch.zeros(2)
+        for batch in torch.tensor(list(sampler)).split(4):
+            loss = cross_entropy(ddp.module(images[batch]), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sums += torch.tensor([loss.item() * len(batch), len(batch)])
+        if dist.get_rank() == 0:
+            dist.all_reduce(sums)
+            means.append((sums[0] / sums[1]).item())
+    return means
+
+
+# %%
+check.repaired("results/live/12_train.py")
+# check.repaired.hint()
+# check.repaired.solution()
+
+# %% [markdown]
+# **3. An instrument.** Write a function that every rank calls with its own model, and that returns, on **every** rank, the
+# names of the parameters that are not the same on all ranks: `[]` where all is well. The model stays as it is.
+
+# %%
+# %%writefile results/live/12_drifted.py
+import torch.distributed as dist  # noqa: F811
+
+def drifted(model):  # for name, parameter in model.named_parameters()
     raise NotImplementedError
 
 
-check.hangs_at(my_hang)
-# check.hangs_at.hint()
-# check.hangs_at.solution()
+# %%
+check.instrument("results/live/12_drifted.py")
+# check.instrument.hint()
+# check.instrument.solution()
 
 # %% [markdown]
-# 3. The evaluation is over, and it was padded. `hits` is one list of 0 and 1 a rank, in the order in which its `DistributedSampler(shuffle=False)` gave it the images; `images` is the size of the test set. Return the
-#    exact accuracy.
+# **4. Undo the padding.** An evaluation is over, and it was padded. `hits` is one list of 0 and 1 a rank, in the order in
+# which its `DistributedSampler(shuffle=False)` gave it the images; `images` is the size of the test set. Return the exact
+# accuracy.
 
 # %%
 def my_accuracy(hits, images):
     raise NotImplementedError
 
 
+# %%
 check.unpadded(my_accuracy)
 # check.unpadded.hint()
 # check.unpadded.solution()
@@ -367,18 +380,10 @@ check.unpadded(my_accuracy)
 # %% [markdown]
 # ## What to remember
 #
-# - An error message is the lucky case. Print what silent mistakes would change: images counted, updates made, first indices, a norm of the weights on each rank.
-# - One process on the whole batch is the judge: the same numbers, or a reason.
-# - A hang: the stack of *each* rank. One stands at another line than the rest.
-# - torchrun's last block, Root Cause, and `@record` on main: read these first.
+# 1. An error message is the lucky case. Print what silent mistakes would change: images counted, updates made, first
+#    indices, random numbers, a norm of the weights, on **each** rank.
+# 2. A hang: the stack of each rank. One stands at another line than the rest, and the table says what that means.
+# 3. One process on the whole batch is the judge: the same numbers, or a reason.
 #
-# ## Where next
-#
-# - [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) has all of it on one page. It is made from the same table, and this says whether it is up to date:
-
-# %%
-# !python scripts/broken/gallery.py guide --check
-
-# %% [markdown]
-# - `python scripts/broken/gallery.py run set_epoch` prints all that a broken script says. Change the script, and run it again.
-# - [11 · Fault tolerance](11_fault_tolerance.ipynb): when nothing is wrong with the program, and still a rank dies.
+# **Next:** [13 · Beyond DDP](13_beyond_ddp.ipynb)
+# Each rank holds the whole model. What if it does not fit?

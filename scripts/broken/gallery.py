@@ -2,6 +2,9 @@
 
     python scripts/broken/gallery.py list               # the mistakes, and what one sees of each
     python scripts/broken/gallery.py show set_epoch     # symptom, diagnosis, repair, and the proof that it is gone
+    python scripts/broken/gallery.py patient 3          # lesson 12: one of them without its name; what a user sees
+    python scripts/broken/gallery.py look 3 '^rank'     # lines of all that it printed
+    python scripts/broken/gallery.py repair 3           # the smallest repair, and the proof
     python scripts/broken/gallery.py run set_epoch      # all that the broken form prints; --repaired: the other one
     python scripts/broken/gallery.py check              # runs all pairs, and judges them
     python scripts/broken/gallery.py guide              # writes TROUBLESHOOTING.md; --check: is it up to date?
@@ -20,19 +23,19 @@ import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import options
 from course import forked_ranks, processes, rank_program
-from course.gallery_table import ROOT, guide, read_table
+from course.gallery_table import ROOT, guide, read_patients, read_table
 
 LIMIT = 120  # seconds; the longest wait of a script itself is 7 s, the rest is start-up on a busy machine
 GUIDE = ROOT / "TROUBLESHOOTING.md"
-QUICK = ["unused_parameter", "padded_evaluation", "set_epoch", "hang_rank_0", "rank_0_loss", "ddp_module"]
+LOGS = ROOT / "results/live/12_patients"  # what each of lesson 12's patients printed
 STOP = threading.Event()  # Ctrl-C or SIGTERM
 MARKS = set()  # of the runs under way: processes.end(mark) ends one
-ABORTED = "terminate called without an active exception"  # entry 24
+ABORTED = "terminate called without an active exception"  # entry 28
 ATTEMPTS = 4  # it happened in 1 run of 12 with a DDP model, on two cores with PyTorch 2.14
 
 # ---- run -----------------------------------------------------------------------------------------------------
@@ -136,37 +139,75 @@ def indent(lines, width=112):
         print(textwrap.indent("\n".join(filled), "    "))
 
 
-def show(entry, folder=None):
-    """Print symptom, diagnosis, repair and proof; the number of things that did not behave as they should.
-
-    `folder` gets NAME.json: {"number", "silent", "lines": printed by the broken form, "matter": those shown of them}.
-    """
+def show(entry):
+    """Print symptom, diagnosis, repair and proof; the number of things that did not behave as they should."""
     broken, repaired = run_pair(entry)
     wrong = complaints(entry, broken, repaired)
     print(paint("SYMPTOM", "1;31"), f"$ {entry.command('broken')}")
-    matter = excerpt(broken.output, entry.lines)
-    indent(matter)
+    indent(excerpt(broken.output, entry.lines))
     print(f"    → exit status {broken.status}" + " (nothing warns you)" * (broken.status == 0))
     print(paint("DIAGNOSIS", "1;34"), textwrap.fill(entry.tool, 105, subsequent_indent="    "))
     if entry.look:
         indent(excerpt(broken.output, entry.look))
     for text in filter(None, (entry.why, entry.gpu)):
         print(textwrap.fill(f"→ {text}", 112, initial_indent="    ", subsequent_indent="      "))
-    print(paint("REPAIR", "1;35"), textwrap.fill(entry.repair, 105, subsequent_indent="    "))
-    for line in entry.difference():
-        print("    " + (paint(line, 31 if line[0] == "-" else 32) if line[0] in "+-" else line))
-    print(paint("PROOF", "1;32"), f"$ {entry.command('repaired')}")
-    indent(excerpt(repaired.output, entry.lines))
-    print(f"    → exit status {repaired.status}")
+    show_repair(entry, repaired, entry.lines)
     for line in wrong:
         print(paint(f"NOT AS EXPECTED: {line}", 31))
     if wrong:
         print(broken.output[-2000:], repaired.output[-2000:], sep="\n----\n")
-    if folder:
-        rank_program.write_json(folder / f"{entry.name}.json", {
-            "number": entry.number, "silent": entry.silent, "lines": len(broken.output.splitlines()),
-            "matter": len(matter)})
     return len(wrong)
+
+
+def show_repair(entry, repaired, lines):
+    """Print the repair, and what the repaired form prints."""
+    print(paint("REPAIR", "1;35"), textwrap.fill(entry.repair, 105, subsequent_indent="    "))
+    for line in entry.difference():
+        print("    " + (paint(line, 31 if line[0] == "-" else 32) if line[0] in "+-" else line))
+    print(paint("PROOF", "1;32"), f"$ {entry.command('repaired')}")
+    indent(excerpt(repaired.output, lines))
+    print(f"    → exit status {repaired.status}")
+
+
+# ---- lesson 12's patients: without their names ---------------------------------------------------------------
+
+
+def blind(entry, text):
+    """Without what the script is called; the lines of it that a traceback names, with what stands there."""
+    source, script = (ROOT / entry.script("broken")).read_text().splitlines(), rf"[^\s\"]*\b{entry.name}\.py"
+    text = re.sub(rf'^(.*File "){script}(", line (\d+),? in .*)',
+                  lambda found: f"{found[1]}train.py{found[2]}: {source[int(found[3]) - 1].strip()}", text, flags=re.M)
+    return re.sub(script, "train.py", text)
+
+
+def patient(entry, lines):
+    """Run the broken form, keep all that it prints, and print what its user sees, or the `lines`; does one occur?"""
+    entry = replace(entry, env={})  # tools are the learner's to call
+    outcome = run(entry, "broken")
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{entry.patient}.{os.getpid()}"
+    log.write_text(blind(entry, outcome.output))
+    log.replace(LOGS / f"{entry.patient}.txt")  # two notebooks may run at once
+    print("$", blind(entry, entry.command("broken")))
+    found = look(entry, lines or entry.seen) and (lines or re.search(entry.shows, outcome.output, re.M))
+    print(f"    → exit status {outcome.status}")
+    return bool(found)
+
+
+def look(entry, lines):
+    """Print those lines of all that a patient has printed; is there one?"""
+    found = excerpt((LOGS / f"{entry.patient}.txt").read_text(), lines)
+    indent(found)
+    return bool(found)
+
+
+def repair(entry):
+    """Print the entry, why it is a mistake, its repair, and the proof; is the mistake gone?"""
+    repaired = run(entry, "repaired")
+    print(f"{entry.heading} ({entry.script('broken')})")
+    print(textwrap.fill(f"→ {entry.why}", 112, initial_indent="    ", subsequent_indent="      "))
+    show_repair(entry, repaired, f"{entry.seen}|{entry.proof}")
+    return bool(re.search(entry.proof, repaired.output, re.M))
 
 
 def check(entries, fork, out):
@@ -195,12 +236,19 @@ def do(args, table):
             print(f"{entry.name:20} {entry.heading}{' (silent)' * entry.silent}")
             indent([entry.symptom])
     elif args.command == "show":
-        if args.subset == "quick" and args.name not in QUICK:
-            print(f"Not in the quick tier. To run it: python scripts/broken/gallery.py show {args.name}")
+        return bool(show(table[args.name]))
+    elif args.command in ("patient", "look", "repair"):
+        if args.until and args.number > args.until:
+            print(f"Patient {args.number} does not come today.")  # the quick tier
             return 0
-        if args.out:
-            options.check_writable("--out", args.out)
-        return bool(show(table[args.name], args.out))
+        entry = read_patients()[args.number]
+        if args.command == "look" and not (LOGS / f"{args.number}.txt").exists():
+            raise ValueError(f"patient {args.number} has not come yet: run `gallery.py patient {args.number}` first")
+        fine = {"patient": lambda: patient(entry, args.lines), "look": lambda: look(entry, args.lines),
+                "repair": lambda: repair(entry)}[args.command]()
+        if not fine:
+            print("NOT AS EXPECTED: " + ("no such line" if args.command == "look" else "not what this lesson is about"))
+        return not fine
     elif args.command == "run":
         outcome = run(table[args.name], "repaired" if args.repaired else "broken")
         print(outcome.output, end="")
@@ -228,10 +276,15 @@ def main(arguments=None):
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("list", help="the mistakes, and what one sees of each")
     one = commands.add_parser("show", help="run both forms of a mistake: symptom, diagnosis, repair, proof")
-    one.add_argument("--subset", choices=["all", "quick"], default="all",
-                     help="quick: leave out what is not in the quick tier")
-    one.add_argument("--out", type=options.nonempty_path, metavar="FOLDER",
-                     help="write how many lines it printed there, as JSON")
+    for command, what in (("patient", "lesson 12: run a mistake without its name, print what a user sees"),
+                          ("look", "print lines of all that a patient has printed"),
+                          ("repair", "show a patient's repair, and run it")):
+        one_of_them = commands.add_parser(command, help=what)
+        one_of_them.add_argument("number", type=int, choices=read_patients(), metavar="NUMBER", help="of the patient")
+        one_of_them.add_argument("--until", type=options.positive(int), help="those with higher numbers do not run")
+        if command != "repair":
+            one_of_them.add_argument("lines" if command == "look" else "--lines", metavar="REGEX", type=re.compile,
+                                     help="which lines to print")
     all_it_says = commands.add_parser("run", help="run one form, print all that it says")
     all_it_says.add_argument("--repaired", action="store_true", help="the repaired form")
     for each in (one, all_it_says):

@@ -4,12 +4,15 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank, ranks = dist.get_rank(), dist.get_world_size()
 losses = torch.linspace(0.1, 0.8, 8)  # of all images
-mine = losses.chunk(dist.get_world_size())[rank]
+mine = losses.chunk(ranks)[rank]
 sums = torch.stack([mine.sum(), torch.tensor(float(len(mine)))])
 if rank == 0:
-    print(f"loss printed: {sums[0] / sums[1]:.4f}, of {sums[1]:.0f} images")
-    print(f"loss of all {len(losses)}: {losses.mean():.4f}")
-dist.barrier()  # rank 0 must not leave while rank 1 still connects
+    print(f"loss printed: {sums[0] / sums[1]:.4f}")
+    print(f"loss of the same images and weights in one process: {losses.mean():.4f}")
+parts = [None] * ranks
+dist.all_gather_object(parts, f"{len(mine)} images, loss {mine.mean():.4f}")
+if rank == 0:
+    print("\n".join(f"rank {number}: {part}" for number, part in enumerate(parts)))
 dist.destroy_process_group()

@@ -12,6 +12,8 @@ mine = [model.weight[0].tolist(), torch.randn(4).tolist()]
 both = [None] * ranks
 dist.all_gather_object(both, mine)
 if rank == 0:
+    drawn = [value for _, noise in both for value in noise]
+    print(f"{len(drawn)} images augmented, in {len(set(drawn))} different ways")
     for number, (weights, noise) in enumerate(both):
         weights, noise = (" ".join(f"{value:+.3f}" for value in values) for values in (weights, noise))
         print(f"rank {number}: weights {weights}, noise {noise}")

@@ -1,0 +1,12 @@
+"""What lesson 12 says of its suspects."""
+
+from types import SimpleNamespace
+
+from course.verdicts import lesson_12 as told
+
+
+def test_every_suspect_has_a_link_and_the_columns_are_read_downwards():
+    entries = [SimpleNamespace(heading=f"{number}. m", anchor=f"{number}-m") for number in range(1, 6)]
+    rows = [list(row.values()) for row in told.suspects(entries, "P.md", columns=2)]
+    assert rows == [["[1. m](P.md#1-m)", "[4. m](P.md#4-m)"], ["[2. m](P.md#2-m)", "[5. m](P.md#5-m)"],
+                    ["[3. m](P.md#3-m)", ""]]
