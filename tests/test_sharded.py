@@ -106,9 +106,7 @@ def test_limits_are_said(found):
 
 
 def test_pictures_show_what_was_counted(found):
-    _, axes = plt.subplots(1, 2)
-    plots.sharded.memory(found, axes)
-    drawn = {round(bar.get_width() * 1e6) for bar in axes[0].patches}
+    drawn = {round(bar.get_width() * 1e6) for bar in plots.sharded.memory(found).axes[0].patches}
     counted = {held[part] for way, result in found["ways"].items() for held in result["ranks"][:1]
                for part in plots.sharded.PARTS if part != "activations" and held[part]}
     assert drawn >= counted
