@@ -85,6 +85,7 @@ lesson.predicted(my_gigabytes, sum(states.values()) / 1e9, "GB")
 rows = predict.memory.shared_out(parameters, devices)
 plots.picture(plots.sharded.states(rows, 80e9))
 
+
 # %% [markdown]
 # *For a moment* are weights that are there only while the device computes with them: autocast's copies, and FSDP's
 # layers.
