@@ -82,14 +82,14 @@ def pieces(found, ways, names):
     return fig
 
 
-def states(rows, limit):
+def states(rows, limit, title):
     """A figure: predicted bytes a device, {name: {part: bytes}}, stacked and dotted, and a line at `limit` bytes."""
     fig, ax = plt.subplots(figsize=(15, 7))
     bars = [{part: size / 1e9 for part, size in parts.items() if size} for parts in rows.values()]
     key_below(fig, stacked(ax, list(rows), bars, PARTS, "GB a device (predicted)", "GB", range(len(rows))))
     ax.axvline(limit / 1e9, color="black", linewidth=3)
     ax.text(limit / 1e9, -0.62, f" {limit / 1e9:.0f} GB: a device ", va="bottom", ha="center", fontweight="bold")
-    ax.set_title("What a device must hold", pad=38)
+    ax.set_title(title, pad=38)
     return fig
 
 

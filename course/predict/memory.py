@@ -88,7 +88,7 @@ def shared_out(parameters, devices, micro_batch=1):
     """
     model, named = Transformer.of_size(parameters), {
         "DDP": (0, AUTOCAST), "ZeRO-1 as PyTorch has it": (1, AUTOCAST), "ZeRO-1 in the paper": (1, MIXED),
-        "ZeRO-2 in the paper": (2, MIXED), "ZeRO-3: FSDP": (3, MIXED)}
+        "ZeRO-2 in the paper": (2, MIXED), "ZeRO-3: FSDP": (3, AUTOCAST)}
     kept = model.layers * activations(model, micro_batch, recompute="attention")
     return {name: {**model_states(parameters, devices, stage, size), "activations": kept,
                    MOMENT: for_a_moment(parameters, model.layers, stage, size)}

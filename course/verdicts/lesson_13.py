@@ -13,11 +13,11 @@ def working(found):
 
 
 def trained(found):
-    """A row for each way: does it train the model of one process?"""
+    """A row for each way but the one process, with which it is compared."""
     return [{"way": NAMES[way], "last loss": "–", "loss off by": "–", "weights off by": result["unsupported"]}
             if "unsupported" in result else
             {"way": NAMES[way], "last loss": f"{result['losses'][-1]:.4f}", "loss off by": f"{result['loss_off']:.0e}",
-             "weights off by": f"{result['weights_off']:.0e}"} for way, result in found["ways"].items()]
+             "weights off by": f"{result['weights_off']:.0e}"} for way, result in found["ways"].items() if way != "one"]
 
 
 def farthest(found):

@@ -83,12 +83,12 @@ lesson.predicted(my_gigabytes, sum(states.values()) / 1e9, "GB")
 
 # %%
 rows = predict.memory.shared_out(parameters, devices)
-plots.picture(plots.sharded.states(rows, 80e9))
-
+title = f"{plots.sharded.short(parameters)} parameters on {devices} devices"
+plots.picture(plots.sharded.states(rows, 80e9, title))
 
 # %% [markdown]
-# *For a moment* are weights that are there only while the device computes with them: autocast's copies, and FSDP's
-# layers.
+# *For a moment* are weights that are there only while the device computes with them: autocast's copies, and the layers
+# that FSDP makes whole. (All is predicted. Workspace of kernels and the output's logits are left out.)
 #
 # ### Exercise 1: does it fit?
 #
@@ -135,7 +135,8 @@ lesson.table(told.trained(two))
 # ## ZeRO-1: the optimizer's state
 #
 # Each rank updates some of the parameters, and sends them to the others. First DDP, then ZeRO-1: one other optimizer.
-# (`own_share` gives each rank its share of the sequences.)
+# (`here` knows the rank's number, and `own_share` gives each rank its share of the sequences. Without
+# `gradient_as_bucket_view=True` DDP keeps the gradients twice.)
 
 # %%
 lesson.code(shard_ways.ddp, shard_ways.zero1)
@@ -253,14 +254,14 @@ lesson.table(told.held(two, "tp"))
 
 # %% [markdown]
 # The LayerNorms and the residual path work on whole activations, on each rank alike. (*Sequence parallelism* shares out
-# these, too: [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), whose equations predict all activations of
-# this lesson.) Each of these all-reduces is waited for, so TP wants the fastest links: those inside a node.
+# these, too: [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), from whose equations the activations of
+# this lesson are predicted.) Each of these all-reduces is waited for, so TP wants the fastest links: those inside a node.
 #
 # ### Exercise 4: an MLP on all ranks
 #
 # `mlp` is `nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6))`, the same on all ranks, and so is `x`. Write
-# `my_mlp(mlp, x)` without DTensor: plain slices of the weights and one collective. Every rank returns the whole output,
-# and does no more than its share of the multiplications. Mind the biases.
+# `my_mlp(mlp, x)` without `parallelize_module`, with slices of the weights and one collective. Every rank returns the
+# whole output, and does no more than its share of the multiplications. Mind the biases.
 
 # %%
 # %%writefile results/live/13_mlp.py
@@ -282,7 +283,8 @@ check.mlp("results/live/13_mlp.py")
 #
 # Rank 0 has the first layers, rank 1 the last. To keep both busy, the batch is cut into **micro-batches**. *GPipe*
 # ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)) runs all forwards, then all backwards. *1F1B*, one forward, one
-# backward, starts a backward as soon as it can. `keep_stage` below takes the other ranks' layers away.
+# backward, starts a backward as soon as it can. (`keep_stage` takes the other ranks' layers away, `watched` notes the
+# times.)
 
 # %%
 lesson.code(shard_ways.pipeline)
@@ -384,10 +386,12 @@ plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameter
 # (PP) appear where memory is at its limit, or where the links between nodes are slow: a pipeline sends only activations
 # between its ranks.
 #
-# It is a model, not a measurement: **trust the regions, not their borders**. It assumes NVIDIA H100s, 8 a node with
+# It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and stages
+# are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node with
 # NVLink, which reach 40 % of their arithmetic (Llama 3 [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %), GPT-3's
-# shapes, and 8 sequences of 4,096 tokens a device and step; DDP sends 32-bit gradients, FSDP 16-bit ones.
-# `course/predict/memory.py` names the sources. For other numbers: `python scripts/measure/predict.py memory --help`.
+# shapes, and 8 sequences of 4,096 tokens a device and step; DDP sends 32-bit gradients, FSDP 16-bit weights and
+# gradients (`MixedPrecisionPolicy(param_dtype=torch.bfloat16)`). The sources stand in `course/predict/memory.py`. For
+# other numbers: `python scripts/measure/predict.py memory --help`.
 #
 # ## What production uses
 #
