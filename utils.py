@@ -204,13 +204,18 @@ class PhaseTimer:
             now.record()
         self.marks.append((phase, now))
 
-    def totals(self):
-        """{phase: seconds}; waits for the device."""
+    def spans(self):
+        """(phase, seconds) from each mark to the next, in order; waits for the device."""
         if self.cuda:
             torch.cuda.synchronize()
+        return [(phase, before.elapsed_time(after) / 1000 if self.cuda else after - before)
+                for (_, before), (phase, after) in zip(self.marks, self.marks[1:], strict=False)]
+
+    def totals(self):
+        """{phase: seconds}; waits for the device."""
         seconds = {**dict.fromkeys((phase for phase, _ in self.marks[1:]), 0.0), **self.earlier}
-        for (_, before), (phase, after) in zip(self.marks, self.marks[1:], strict=False):
-            seconds[phase] += before.elapsed_time(after) / 1000 if self.cuda else after - before
+        for phase, span in self.spans():
+            seconds[phase] += span
         return seconds
 
 

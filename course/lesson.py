@@ -1,6 +1,7 @@
 """How a lesson begins, asks for a prediction, and shows a table, a verdict or a function. What is taught stays in the
 notebook."""
 
+import difflib
 import inspect
 import os
 import re
@@ -17,7 +18,8 @@ def begin():
     """
     os.chdir(ROOT)
     Path("results/live").mkdir(parents=True, exist_ok=True)  # where commands of the lessons write
-    sys.path[:] = [str(ROOT), *(path for path in sys.path if path not in (".", "..", str(ROOT)))]
+    known = (path for path in sys.path if path != str(ROOT) and (os.path.isabs(path) or not path))
+    sys.path[:] = [str(ROOT), *known]  # without the relative path that the first cell has found this by
     for variable, first in (("PATH", str(Path(sys.executable).parent)), ("PYTHONPATH", str(ROOT))):  # of each !command
         paths = os.environ.get(variable, "").split(os.pathsep)
         os.environ[variable] = os.pathsep.join([first, *(path for path in paths if path not in ("", first))])
@@ -37,6 +39,13 @@ def table(rows):
 def code(*functions):
     """Show the source of functions as it stands in their files."""
     _show("```python\n" + "\n\n".join(inspect.getsource(function).rstrip() for function in functions) + "\n```")
+
+
+def difference(old, new):
+    """Show what the source of a function adds (+) to that of another, and leaves out (-)."""
+    before, after = (inspect.getsource(function).rstrip().splitlines() for function in (old, new))
+    lines = list(difflib.unified_diff(before, after, n=100, lineterm=""))[3:]
+    _show("```diff\n" + "\n".join(lines) + "\n```")
 
 
 def predicted(mine, found, unit=""):

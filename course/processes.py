@@ -1,11 +1,13 @@
 """Run a command, wait so long and no longer, and leave no process behind."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -78,6 +80,15 @@ def run_and_read(command, seconds, mark):
         status = run(command, seconds, mark, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
         said.seek(0)
         return 128 - status if status and status < 0 else status, without_folders(said.read())
+
+
+def said(command, seconds=100):
+    """What a command, one line, printed. RuntimeError where it failed, or was not done in time."""
+    status, text = run_and_read(shlex.split(command), seconds, uuid.uuid4().hex)
+    if status != 0:
+        how = f"not done within {seconds} s" if status is None else f"exit status {status}"
+        raise RuntimeError(f"{command}: {how}\n{text[-2000:]}")
+    return text
 
 
 def without_folders(text):

@@ -7,14 +7,7 @@ import json
 import socket
 from pathlib import Path
 
-# https://docs.pytorch.org/docs/stable/distributed.html, section Backends: what is not tried on this machine
-NOT_DOCUMENTED = {  # the collectives that the table there denies a backend
-    "gloo, GPU": {"send, recv", "barrier"},
-    "nccl, CPU": {"send, recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter",
-                  "reduce_scatter", "all_to_all", "barrier"},
-    "nccl, GPU": set(),
-    "mpi, CPU": {"reduce_scatter"},
-}
+FILE = "the file"  # as one of those that take part in a meeting
 
 
 def placements(nodes, per_node):
@@ -47,3 +40,21 @@ def links(processes, store_port=None):
     owner = {port: name for name, one in processes.items() for port in one["listens"]}
     return [{"client": name, "server": owner[theirs], "kind": "store" if theirs == store_port else "gloo"}
             for name, one in processes.items() for _, theirs in one["connections"] if theirs in owner]
+
+
+def meetings(folder):
+    """{url: (names, links)} of what ranks_meet.py's `meet` left there: who met at the url, and who connected to whom.
+
+    Where all met in a file it is one of the names, with a link from each rank: the ranks have opened it by that url.
+    """
+    found, of_ranks = {}, read(folder)
+    for url, met in of_ranks[0]["meet"].items():
+        seen = {name: sockets for rank in of_ranks for name, sockets in rank["meet"][url]["processes"].items()}
+        in_file = [{"client": name, "server": FILE, "kind": "store"} for name in seen if url.startswith("file:")]
+        found[url] = [*seen, *[FILE][:len(in_file)]], links(seen, met["port"]) + in_file
+    return found
+
+
+def listener(links):
+    """Who listens where the ranks meet, or "nobody"."""
+    return next((link["server"] for link in links if link["kind"] == "store" and link["server"] != FILE), "nobody")

@@ -42,9 +42,7 @@ def build(name):
 
 def as_committed(notebook, twin):
     """`notebook` with the metadata of its `twin` alone: no timestamps, no paths, no versions."""
-    kept = {key: value for key, value in twin.metadata.items() if key not in ("jupytext", "widgets")}
-    if widgets := notebook.metadata.get("widgets"):
-        kept["widgets"] = widgets
+    kept = {key: value for key, value in twin.metadata.items() if key != "jupytext"}
     notebook.metadata = nbformat.from_dict(kept | KERNEL)
     for cell, source in zip(notebook.cells, twin.cells, strict=True):
         # jupytext's own notes on blank lines concern the twin alone

@@ -12,7 +12,7 @@ from course import checks
 from course.checks import lesson_06, lesson_13, on_ranks
 
 LESSONS = sorted(path.stem for path in Path(launch.ROOT, "course", "checks").glob("lesson_*.py"))
-EXERCISES = [(lesson, name) for lesson in LESSONS
+EXERCISES = [(lesson, name) for lesson in [*LESSONS, "message_cost"]
              for name, thing in vars(importlib.import_module(f"course.checks.{lesson}")).items()
              if isinstance(thing, checks.Exercise)]
 each_exercise = pytest.mark.parametrize(("lesson", "name"), EXERCISES, ids=lambda part: part)
@@ -109,15 +109,18 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
     assert verdict[0] == "wrong" and "cannot be run: SyntaxError" in verdict[1]
 
 
-@pytest.mark.parametrize("body", ["while True: pass", "import os; os._exit(1)"])
-def test_ranks_that_never_end_are_ended(body, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("body", "said"), [
+    ("while True: pass", "No end within 6 s: rank 0 and 1 and 2 still ran"),
+    ("import os; os.abort()", "died (SIGABRT)"),
+    ("import os\n    if dist.get_rank() == 1: os._exit(3)\n    dist.barrier()", "rank 1 died (exit status 3)"),
+])
+def test_ranks_that_never_end_or_die_are_told(body, said, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ranks, "LIMIT", 6)
     verdict = get("lesson_04", "stopped").verdict(in_a_file(tmp_path, body))
-    assert verdict[0] == "wrong" and "No end within 6 s" in verdict[1]
+    assert verdict[0] == "wrong" and said in verdict[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_right_is_right_on_two_ranks_and_on_three(ranks):
-    for name, function in (("average_gradients", lesson_06.average_gradients), ("accuracy", lesson_06.accuracy),
-                           ("train", lesson_06.train)):
+    for name, function in (("apart", lesson_06.apart), ("train", lesson_06.train), ("save", lesson_06.save)):
         assert len(lesson_06.answers.findings(name, function, ranks)) == ranks

@@ -87,3 +87,15 @@ def test_code_is_shown_as_it_stands_in_its_file(shown):
 
 def test_some_words_a_number():
     assert [lesson.some(n, "rank") for n in (0, 1, 8, 50_000)] == ["0 ranks", "1 rank", "8 ranks", "50,000 ranks"]
+
+
+def test_a_difference_shows_what_a_function_adds_and_what_it_keeps(shown):
+    def old(x):
+        return x
+
+    def new(x):
+        x += 1
+        return x
+
+    lesson.difference(old, new)
+    assert shown == ["```diff\n-    def old(x):\n+    def new(x):\n+        x += 1\n         return x\n```"]

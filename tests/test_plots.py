@@ -293,12 +293,10 @@ def test_a_run_of_unknown_world_size_is_left_out(live):
 # ---------------------------------------------------------------- who sees what
 
 
-def dealt(n, world_size, epoch=0, drop_last=False):
-    """The table of `sampler_map`: items 0 to n - 1, dealt like cards."""
+def dealt(n, world_size, drop_last=False):
+    """The shards of `sampler_map`: items 0 to n - 1, dealt like cards."""
     count = (n // world_size if drop_last else -(-n // world_size)) * world_size
-    lines = [(epoch, i % world_size, i // world_size, i % n) for i in range(count)]
-    lines += [(epoch, None, None, item) for item in range(count, n)]
-    return pd.DataFrame(lines, columns=["epoch", "rank", "place", "item"])
+    return [[place % n for place in range(rank, count, world_size)] for rank in range(world_size)]
 
 
 def cells(ax):
@@ -307,7 +305,7 @@ def cells(ax):
 
 
 def test_the_map_has_a_column_an_item_and_a_row_a_rank():
-    ax = plots.sampler_map(dealt(20, 2))
+    ax = plots.sampler_map(dealt(20, 2), 20)
     assert cells(ax) == {(item, item % 2, False) for item in range(20)}
     assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
     assert [t.get_text() for t in ax.texts] == [str(i // 2) for r in (0, 1) for i in range(r, 20, 2)]
@@ -315,33 +313,47 @@ def test_the_map_has_a_column_an_item_and_a_row_a_rank():
 
 
 def test_the_map_marks_what_is_seen_again_and_what_nobody_sees():
-    ax = plots.sampler_map(dealt(3, 8))
+    ax = plots.sampler_map(dealt(3, 8), 3)
     assert cells(ax) == {(rank % 3, rank, rank >= 3) for rank in range(8)}
     assert "seen again (padding)" in texts(ax) and "×" not in texts(ax)
-    ax = plots.sampler_map(dealt(21, 2, drop_last=True))
+    ax = plots.sampler_map(dealt(21, 2, drop_last=True), 21)
     assert cells(ax) == {(item, item % 2, False) for item in range(20)}
     assert [t.get_position() for t in ax.texts if t.get_text() == "×"] == [(20, 0), (20, 1)]
     assert "seen by nobody" in texts(ax) and "seen again (padding)" not in texts(ax)
 
 
 def test_the_map_of_several_epochs_has_a_row_an_epoch_and_a_colour_a_rank():
-    both = pd.concat([dealt(3, 2, epoch) for epoch in (0, 1)])
-    ax = plots.sampler_map(both, rows="epoch", title="mine")
+    ax = plots.sampler_map({epoch: dealt(3, 2) for epoch in (0, 1)}, 3, title="mine")
     assert {"epoch 0", "epoch 1", "rank 0", "rank 1"} <= set(texts(ax)) and ax.get_title(loc="left") == "mine"
     drawn = [(round(p.get_x() + 0.45), p.get_edgecolor()[:3], round(p.get_height(), 2)) for p in ax.patches]
     first, second = (mpl.colors.to_rgb(colour) for colour in plots.COLOURS[:2])
     assert drawn == [(0, first, 0.45), (0, second, 0.45), (1, second, 0.9), (2, first, 0.9)] * 2, "item 0 is shared"
-    with pytest.raises(ValueError, match="several epochs"):
-        plots.sampler_map(both)
 
 
 def test_the_map_of_ranks_that_see_nothing():
-    nothing = pd.DataFrame({"epoch": 0, "rank": [0, 1, None], "place": np.nan, "item": [np.nan, np.nan, 0]})
-    ax = plots.sampler_map(nothing)
+    ax = plots.sampler_map([[], []], 1)
     assert not ax.patches and [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
     assert "seen by nobody" in texts(ax)
     with pytest.raises(ValueError, match="nothing to draw"):
-        plots.sampler_map(dealt(3, 2).iloc[:0])
+        plots.sampler_map([], 3)
+
+
+def test_counts_have_a_row_a_way_and_say_what_counts_more_than_once_or_never():
+    ax = plots.samplers.counts_map({"padded": [2.0000001, 1, 1.0], "dropped": [1, 0.9999999, -1e-9]})
+    assert [t.get_text() for t in ax.texts] == ["2×", "1×", "1×", "1×", "1×", "×"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["padded", "dropped"]
+    twice, once, _, _, _, never = (mpl.colors.to_hex(p.get_facecolor()) for p in ax.patches)
+    assert (twice, once, never) == (plots.COLOURS[1].lower(), plots.COLOURS[0].lower(), "#ffffff")
+
+
+def test_errors_have_a_dot_an_order_within_what_can_be():
+    table = pd.DataFrame([{"way": way, "ranks": ranks, "error": error, "synthetic": True}
+                          for way in ("padded", "dropped") for ranks in (1, 4) for error in (-0.5, 0.0, 0.5)])
+    ax = plots.samplers.accuracy_errors(table, 97)
+    dots = [line for line in ax.lines if line.get_linestyle() == "None"]
+    assert [len(line.get_xdata()) for line in dots] == [3] * 4
+    assert [round(bar.get_height() / 2, 2) for bar in ax.patches[:4]] == [0, 3.0, 0, 1.04]  # 3 / 100, 1 / 96: percent
+    assert "SYNTHETIC DATA" in texts(ax) and "97" in ax.get_title(loc="left")
 
 
 # ---------------------------------------------------------------- the files, and the command that writes them
@@ -422,6 +434,40 @@ def test_a_curve_made_by_hand_needs_only_what_is_drawn():
     assert list(line.get_ydata()) == [2.0, 1.0]
 
 
+# ---------------------------------------------------------------- lessons 00 and 01
+
+
+def test_a_way_that_this_machine_cannot_go_says_what_it_lacks():
+    row = {"question": "Enough?", "way": "DDP", "what": "many", "command": "torchrun", "lesson": "06", "lacks": ""}
+    ax = plots.ways.decisions([row, row | {"way": "DP", "lacks": "needs 2 GPUs"}, row | {"question": "Else:"}])
+    assert texts(ax).count("yes") == texts(ax).count("no") == 2, "the last row is what remains"
+    assert texts(ax).count("live here") == 2 and "needs 2 GPUs" in texts(ax)
+    filled = [mpl.colors.to_hex(box.get_facecolor()) != "#ffffff" for box in ax.patches if box.get_width() == 7.6]
+    assert filled == [True, False, True]
+
+
+def test_the_first_steps_stand_beside_the_median_of_all():
+    ax = plots.one_device.first_steps(pd.DataFrame({"milliseconds": [9.0] + [2.0] * 99, "synthetic": True}))
+    assert "first step: 9.0 ms" in texts(ax) and "median of\n100 steps:\n2.0 ms" in texts(ax)
+    assert len(ax.lines[0].get_xdata()) == 60 and "SYNTHETIC DATA" in texts(ax)
+
+
+def test_loss_against_accuracy_tells_measured_from_recorded():
+    mine = pd.DataFrame({"label": ["a", "a", "b"], "loss": 2.0, "accuracy": [0.2, 0.3, 0.4], "synthetic": False})
+    ax = plots.one_device.loss_against_accuracy(mine, runs.read_run(RECORDED / "one_gpu.txt"))
+    assert {"a", "b", "a tutorial's run\n(recorded elsewhere)"} <= set(texts(ax))
+    assert [line.get_linestyle() for line in ax.lines] == ["None", "None", "--", ":"]
+    assert [line.get_markerfacecolor() == "white" for line in ax.lines[:3]] == [False, False, True]
+
+
+def test_two_images_of_each_class_in_the_order_of_the_classes():
+    images = np.zeros((30, 3, 4, 4), np.uint8) + np.arange(30, dtype=np.uint8)[:, None, None, None]
+    axes = plots.images.two_of_each(images, np.arange(30) % 10, list("abcdefghij"), "synthetic")
+    shown = axes.flat[3].images[0].get_array()
+    assert shown.shape == (4, 8, 3) and (shown[0, 0, 0], shown[0, 4, 0]) == (3, 13)
+    assert axes.flat[3].get_title() == "d" and "SYNTHETIC DATA" in axes.flat[0].figure.get_suptitle()
+
+
 # ---------------------------------------------------------------- timeline
 
 
@@ -476,3 +522,31 @@ def test_timeline_writes_where_there_is_room_and_draws_where_it_is_told():
         plots.timeline(EVENTS.iloc[:0])
     with pytest.raises(ValueError, match="nothing to draw"):
         plots.timeline(EVENTS.drop(columns="end"))
+
+
+def test_steps_below_one_another_share_the_axis_and_one_key():
+    four = pd.concat([EVENTS.assign(rank=EVENTS["rank"] + rank) for rank in (0, 2, 4)])
+    first, second = plots.timelines.one_below_another({"small": EVENTS, "large": four})
+    assert [ax.get_title(loc="left") for ax in (first, second)] == ["small", "large"]
+    assert first.get_xlim() == second.get_xlim() and second.get_xlabel() and not first.get_xlabel()
+    assert first.get_legend() and not second.get_legend()
+    assert {text.split("\n")[0] for text in texts(second)} >= {"rank 3"}
+    assert not any("rank 4" in text for text in texts(second)), "four ranks at most"
+
+
+# ---------------------------------------------------------------- is it the same training?
+
+
+def test_lines_of_differences_are_named_at_their_ends():
+    ax = plots.equality.by_update({"a": [0.0, 0.2], "b": [0.1, 0.1]}, "apart", synthetic=True)
+    assert [list(line.get_ydata()) for line in ax.lines] == [[0.0, 0.2], [0.1, 0.1]]
+    assert {"a", "b", "SYNTHETIC DATA"} <= set(texts(ax))
+
+
+def test_what_is_rounding_and_what_is_not_differ_in_colour_shape_and_zone():
+    ax = plots.equality.from_one_process({"none": 0.0, "same": 1e-16, "other": 1e-3}, rounding=1e-9)
+    none, same, other = ax.lines
+    assert none.get_color() == same.get_color() != other.get_color()
+    assert none.get_marker() == same.get_marker() != other.get_marker()
+    assert {"0", "1e-16", "1e-03", "none", "same", "other"} <= set(texts(ax)) and "SYNTHETIC DATA" not in texts(ax)
+    assert ax.get_xlim()[0] < none.get_xdata()[0]

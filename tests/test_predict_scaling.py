@@ -5,13 +5,14 @@ import re
 
 import launch
 import matplotlib
+import pandas as pd
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import models
 from course import plots, predict
-from scripts.measure import step_time
+from scripts.measure import side_by_side, step_time
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
@@ -19,6 +20,7 @@ import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
 SCRIPT = "scripts/measure/step_time.py"
 SMALL = ["--dataset", "synthetic", "--samples", 40, "--rounds", 2]
 WAYS = {1: ["alone"], 2: step_time.WAYS, 3: ["alone", "by_hand", "ddp"]}
+CEILING = "scripts/measure/side_by_side.py"
 
 
 def run(ranks, *arguments):
@@ -51,9 +53,10 @@ def test_a_step_is_the_sum_of_its_phases_and_only_by_hand_talks_apart(found):
             assert 0 < point["low"] <= point["seconds"] <= point["high"] and point["steps"] >= step_time.LEAST
             assert sum(point["phases"].values()) == pytest.approx(point["seconds"])
             assert list(point["phases"]) == step_time.PHASES and all(s >= 0 for s in point["phases"].values())
-            talks = point["way"] == "by_hand"
-            assert all((point["phases"][name] > 0) == talks for name in ("wait", "all_reduce"))
+            assert (point["phases"]["all_reduce"] > 0) == (point["way"] == "by_hand")
+            assert point["phases"]["wait"] == 0 or point["way"] == "by_hand"
             assert all(point["phases"][name] > 0 for name in ("data", "forward", "backward", "update"))
+            assert len(point["rounds"]) == 2 and point["phases"] in point["rounds"]
 
 
 def test_gradients_are_four_bytes_a_parameter(found):
@@ -79,6 +82,33 @@ def test_bad_input_is_one_line_and_status_2(arguments, said, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_ceiling_is_what_all_reach_together_by_one_alone(ranks, tmp_path):
+    out = tmp_path / "ceiling.json"
+    done = launch.run(ranks, "--dataset", "synthetic", "--samples", 40, "--batch-size", 4, "--rounds", 3, "--seconds",
+                      0.1, "--out", out, script=CEILING)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(out.read_text())
+    assert (told["ranks"], told["model"], told["batch_size"], told["rounds"]) == (ranks, "lenet", 4, 3)
+    assert 0 < told["low"] <= told["ceiling"] <= told["high"] and min(told["together"], told["alone"]) > 0
+    assert done.stdout.count("\n") == 1 and f"{ranks} processes side by side" in done.stdout
+
+
+@pytest.mark.parametrize(("world_size", "arguments", "said"), [
+    (1, [], "nobody beside it: torchrun --nproc_per_node=2"),
+    (2, ["--samples", 10], "--samples 10 are no batch of 64 for each of 2 ranks"),
+    (2, ["--seconds", 40], "--timeout 60 is too short"),
+])
+def test_a_ceiling_that_cannot_be_measured_is_refused(world_size, arguments, said, tmp_path, monkeypatch, capsys):
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("sys.argv", ["side_by_side.py", "--dataset", "synthetic", "--out", str(tmp_path / "x.json"),
+                                     *map(str, arguments)])
+    with pytest.raises(SystemExit, match="2"):
+        side_by_side.main()
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 # ---------------------------------------------------------------- pictures
 
 
@@ -93,46 +123,99 @@ def ax():
     plt.close(fig)
 
 
-def test_the_overlay_says_by_how_many_percent_each_prediction_is_off(ax):
-    measured = {1: (2.0, 1.9, 2.2), 2: (1.5, 1.4, 1.6)}
-    plots.scaling.overlay(measured, {"three": {1: 2.0, 2: 1.2}, "four": {2: 1.8}}, ax, "")
-    assert sorted(texts(ax)) == sorted(["2.00 s", "1.50 s", "+0%", "-20%", "+20%"])
-    lines = {line.get_label(): line for line in ax.get_legend().get_lines()}
-    assert lines["three"].get_linestyle() == lines["four"].get_linestyle() == ":"
-    assert [line.get_markerfacecolor() for line in lines.values()].count("white") == 2  # measured is filled
-    boxes = [(patch.get_y(), patch.get_height()) for patch in ax.patches]
-    assert boxes == [(pytest.approx(0.85 * s), pytest.approx(0.3 * s)) for s in (2.0, 1.5)]
+def test_the_staircase_begins_each_part_where_the_last_one_ended(ax):
+    plots.scaling.staircase(pd.Series({"a": 5.0, "b": -1.0, "c": 2.0}), 5.5, pd.Series([8.0, 6.0, 7.0]), ax, "")
+    bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches]
+    assert [x for x, _ in bars] == [0, 5, 4, 0, 0, 0] and bars[1] == (5, -1)
+    assert ["//" if bar.get_hatch() else "" for bar in ax.patches[:3]] == ["", "//", ""]
+    assert texts(ax) == ["5.00", "-1.00", "+2.00", "6.00", "5.50", "7.00"]
+    assert [bar.get_linestyle() for bar in ax.patches[3:]] == [":", ":", "-"]
+    assert [label.get_text() for label in ax.get_yticklabels()][3:] == ["sum of the parts", "first model", "main.py"]
 
 
-def test_the_heat_map_tells_measured_from_predicted_and_slower_from_faster(ax):
-    plots.scaling.heat_map([{"world_size": 2, "batch_size": 4, "speedup": 0.8, "measured": True},
-                            {"world_size": 4, "batch_size": 4, "speedup": 1.6, "measured": False}], ax, "")
-    predicted, measured = ax.patches  # measured last, so that its frame lies on top
-    assert (measured.get_hatch(), measured.get_linestyle()) == (None, "-")
-    assert predicted.get_hatch() and predicted.get_linestyle() == ":"
-    assert measured.get_linewidth() > predicted.get_linewidth()
-    assert texts(ax) == ["1.60×", "predicted", "0.80×", "measured, slower"]
-    (red, _, blue), (red_too, _, blue_too) = measured.get_facecolor()[:3], predicted.get_facecolor()[:3]
-    assert red > blue and red_too < blue_too  # orange is slower, blue faster
+def test_the_curve_over_batch_sizes_shows_the_ceiling_and_tells_measured_from_predicted(ax):
+    measured = pd.DataFrame({"batch_size": [4, 64], "speedup": [0.8, 1.5], "low": [0.7, 1.4], "high": [0.9, 1.6]})
+    plots.scaling.by_batch(measured, {"sum": {4: 0.9, 64: 1.4}}, {"low": 1.7, "ceiling": 1.8, "high": 1.9,
+                                                                 "batch_size": 64}, 2, ax, "")
+    (band,) = ax.patches
+    assert (band.get_y(), band.get_height()) == (1.7, pytest.approx(0.2))
+    assert {"0.80×", "1.50×", "one process", "sum"} <= set(texts(ax)) and any("side by side" in t for t in texts(ax))
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "-", "--", "None", ":"]
 
 
-def test_the_bars_of_a_step_are_as_long_as_their_parts(ax):
-    plots.scaling.parts([("p", False, {"a step alone": 5.0, "all-reduce": 1.0}),
-                         ("m", True, {"the whole step": 8.0})], ax, "")
-    assert [bar.get_width() for bar in ax.patches] == [5.0, 1.0, 8.0]
-    assert [bar.get_linestyle() for bar in ax.patches] == [":", ":", "-"]
-    assert "  6.0 ms" in texts(ax) and "  8.0 ms" in texts(ax)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["p\n(predicted)", "m\n(measured)"]
-
-
-def test_curves_to_many_gpus_are_dotted_and_their_published_points_hollow(ax):
-    plots.scaling.to_many({"a": {8: 1.0, 1024: 0.9}, "b": {4: 1.0, 1024: 0.91}},
+def test_bands_to_many_gpus_are_dotted_and_published_points_hollow(ax):
+    plots.scaling.to_many({"a": {8: (1, 1), 1024: (0.8, 0.9)}, "b": {4: (1, 1), 1024: (0.85, 0.91)}},
                           {"a": {8: 1.0, 256: 0.85}, "b": {4: 1.0}}, ax, "")
-    assert [line.get_linestyle() for line in ax.lines] == [":", "--", ":", "--"]
-    assert all(line.get_markerfacecolor() == "white" for line in ax.lines[1::2])
-    assert {"a: 90%", "b: 91%", "published: 85% on 256"} <= set(texts(ax))
-    one, other = (text.get_window_extent() for text in ax.texts if re.match(r"[ab]: ", text.get_text()))
+    assert [line.get_linestyle() for line in ax.lines] == [":", ":", "--"] * 2
+    assert all(line.get_markerfacecolor() == "white" for line in ax.lines[2::3])
+    assert {"a:\n80% to 90%", "b:\n85% to 91%", "published: 85% on 256"} <= set(texts(ax))
+    one, other = (text.get_window_extent() for text in ax.texts if re.match(r"[ab]:\n", text.get_text()))
     assert not one.overlaps(other)  # the names do not lie on each other
+
+
+@pytest.mark.parametrize(("beta", "lines"), [(1e-9, 4), (1e-12, 2)])
+def test_a_beta_that_noise_may_have_made_is_not_drawn(ax, beta, lines):
+    points = pd.DataFrame({"bytes": [2**10, 2**20, 2**24], "seconds": [1e-3, 2e-3, 2e-2], "low": 9e-4, "high": 3e-2,
+                           "busbw": 1e9})
+    plots.message_cost.time_by_size(points, 1e-3, beta, ax, "")
+    assert len(ax.lines) == lines and ("β · bytes" in texts(ax)) == (lines == 4)
+
+
+def test_our_bandwidth_is_filled_and_that_of_others_hollow(ax):
+    points = pd.DataFrame({"bytes": [2**10, 2**20], "busbw": [1e6, 1e9]})
+    plots.message_cost.bus_bandwidth(points, pd.read_csv(predict.published.FOLDER / "all_reduce.csv"), "here", ax)
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "--", "--", "--"]
+    assert {"here", "8 × H200, one node"} <= set(texts(ax))
+
+
+# ---------------------------------------------------------------- parts of a step
+
+
+def point(way, batch, *rounds):
+    return {"way": way, "batch_size": batch, "rounds": rounds}
+
+
+def test_the_parts_add_up_to_by_hand_and_ddp_itself_and_are_not_cut_at_zero():
+    talk = {"work": 6.0, "wait": 1.0, "all_reduce": 2.0}
+    points = [point(way, batch, *rounds) for batch in (4, 8) for way, rounds in {
+        "ddp": [{"work": 11.0 * batch}, {"work": 9.0 * batch}], "alone": [{"work": 5.0}, {"work": 7.0}],
+        "side_by_side": [{"work": 6.5}, {"work": 6.5}], "silent": [{"work": 7.0}, {"work": 6.0}],
+        "by_hand": [talk, talk]}.items()]
+    table = predict.step_parts.parts(points)
+    assert table[predict.step_parts.PARTS].values.tolist() == [[5, 1, 1, 2, 0.5], [7, -1, 1, 2, -0.5]] * 2
+    assert table["sum"].tolist() == [9.5, 8.5] * 2 and table["ddp"].tolist() == [44, 36, 88, 72]
+    assert predict.step_parts.between(table, 6).tolist() == [6, 0, 1, 2, 0]
+    (four, _) = predict.step_parts.speedups(table, 2).to_dict("records")
+    assert four == {"batch_size": 4, "speedup": pytest.approx((10 / 44 + 14 / 36) / 2), "low": 10 / 44, "high": 14 / 36}
+    with pytest.raises(ValueError, match="not between"):
+        predict.step_parts.between(table, 9)
+
+
+# ---------------------------------------------------------------- what others have published
+
+
+def test_published_figures_follow_from_what_their_readme_says():
+    series = predict.published.series()
+    resnet, vit = series["ResNet-50, P100"], series["ViT, A100"]
+    assert resnet["images_per_second"] == pytest.approx(90 * 1_281_167 / (29 * 3600), rel=1e-3)
+    assert resnet["backward"] == pytest.approx(0.120 * resnet["images_per_second"] / (8 * 32), rel=1e-3)
+    assert vit["parameters"] == 12 * 12 * 384**2 + 2 * 384 * 20 * 64 + 45 * 90 * 384
+    assert vit["efficiency"]["64"] == pytest.approx(2573 / 204 / 16, rel=1e-3)
+
+
+def test_a_band_begins_at_one_and_is_as_wide_as_the_latency_is_unknown():
+    one = predict.published.series()["ResNet-50, P100"]
+    band = predict.published.band(one, 3e-6, 50e-6)
+    assert list(band) == [8, 16, 32, 64, 128, 256, 512, 1024] and band[8] == (1, 1)
+    assert all(low < high for gpus, (low, high) in band.items() if gpus > 8)
+    assert predict.published.band(one, 3e-6, 0)[1024] == (band[1024][1], band[1024][1])
+
+
+def test_latencies_give_back_the_time_that_they_were_taken_from():
+    links = pd.read_csv(predict.published.FOLDER / "all_reduce.csv")
+    within, between = predict.published.latencies(links, 2**18, "8 × B200, one node", "32 × B200, four nodes", 4)
+    seconds = 14 * within + 6 * between
+    assert 2 * 31 / 32 * 2**18 / seconds / 1e9 == pytest.approx(1.33)
 
 
 # ---------------------------------------------------------------- what the notebook says of the model

@@ -10,11 +10,8 @@ import launch
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
-import torch
-import torch.multiprocessing as mp
 
 from course import notebook_kernel, plots, processes, rendezvous
-from course.checks import lesson_03
 from scripts.lessons import ranks_meet
 
 SCRIPT = "scripts/lessons/ranks_meet.py"
@@ -30,12 +27,6 @@ def by_hand(count, *arguments):
     processes = [subprocess.Popen(launch.command(0, SCRIPT, *arguments), cwd=launch.ROOT,
                                   env=launch.environment(RANK=str(rank), **for_all)) for rank in range(count)]
     return [process.wait(launch.LIMIT) for process in processes]
-
-
-def who_met(found, url):
-    """(names of the processes that met there, the links between them)"""
-    seen = {name: one for rank in found for name, one in rank["meet"][url]["processes"].items()}
-    return set(seen), rendezvous.links(seen, found[0]["meet"][url]["port"])
 
 
 def pairs(links, kind):
@@ -67,43 +58,45 @@ def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(tmp_pa
 def torchrun(request, tmp_path_factory):
     """What each rank of torchrun found, on 2 and on 3 ranks, in one start each."""
     folder = tmp_path_factory.mktemp("ranks")
-    done = run(request.param, "--step", "hello", "meet", "backends", "--out", folder)
+    done = run(request.param, "--step", "hello", "meet", "--out", folder)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in folder.iterdir()) == [f"rank-{rank}.json" for rank in range(request.param)]
-    return rendezvous.read(folder)
+    return rendezvous.read(folder), rendezvous.meetings(folder)
 
 
 def test_torchrun_tells_each_process_its_place(torchrun):
+    torchrun, _ = torchrun
     places = [{name: one[name] for name in ("rank", "local_rank", "group_rank")} for one in torchrun]
     assert places == rendezvous.placements(1, len(torchrun))
     for place, one in zip(places, torchrun, strict=True):
-        told = lesson_03.my_environment(place["group_rank"], place["local_rank"], ["here"], len(torchrun), 0)
-        assert {name: one["hello"][name] for name in told if "MASTER" not in name} == {
-            name: value for name, value in told.items() if "MASTER" not in name}
+        told = {"RANK": place["rank"], "LOCAL_RANK": place["local_rank"], "GROUP_RANK": 0, "WORLD_SIZE": len(torchrun),
+                "LOCAL_WORLD_SIZE": len(torchrun), "GROUP_WORLD_SIZE": 1}
+        assert one["hello"].items() >= {name: str(number) for name, number in told.items()}.items()
 
 
 # ------------------------------------------------------------------------------------------------ who listens
 
 
 def test_torchrun_listens_and_all_ranks_connect(torchrun):
-    names, links = who_met(torchrun, "env://")
-    assert names == {f"rank {one['rank']}" for one in torchrun} | {"torchrun"}
-    assert {link["server"] for link in links if link["kind"] == "store"} == {"torchrun"}
-    assert {link["client"] for link in links if link["kind"] == "store"} == names
-    assert pairs(links, "gloo") >= every_pair(len(torchrun))  # torchrun has a connection of its own, to itself
+    found, meetings = torchrun
+    names, links = meetings["env://"]
+    assert set(names) == {f"rank {one['rank']}" for one in found} | {"torchrun"}
+    assert {link["server"] for link in links if link["kind"] == "store"} == {rendezvous.listener(links)} == {"torchrun"}
+    assert {link["client"] for link in links if link["kind"] == "store"} == set(names)
+    assert pairs(links, "gloo") >= every_pair(len(found))  # torchrun has a connection of its own, to itself
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_by_hand_rank_0_listens_and_for_a_file_nobody(count, tmp_path):
     urls = ["env://", f"tcp://127.0.0.1:{rendezvous.free_port()}", f"file://{tmp_path}/meeting"]
     assert by_hand(count, "--step", "meet", "--url", *urls, "--out", tmp_path / "found") == [0] * count
-    found = rendezvous.read(tmp_path / "found")
-    for url, listeners in zip(urls, ({"rank 0"}, {"rank 0"}, set()), strict=True):
-        names, links = who_met(found, url)
-        assert names == {f"rank {rank}" for rank in range(count)}
-        assert {link["server"] for link in links if link["kind"] == "store"} == listeners
-        if listeners:
-            assert {link["client"] for link in links if link["kind"] == "store"} == names
+    found, names = rendezvous.meetings(tmp_path / "found"), [f"rank {rank}" for rank in range(count)]
+    for url, server, listener in zip(urls, ("rank 0", "rank 0", "the file"), ("rank 0", "rank 0", "nobody"),
+                                     strict=True):
+        those, links = found[url]
+        assert those == names + [server] * (listener == "nobody") and rendezvous.listener(links) == listener
+        assert {link["server"] for link in links if link["kind"] == "store"} == {server}
+        assert {link["client"] for link in links if link["kind"] == "store"} == set(names)
         assert pairs(links, "gloo") == every_pair(count)
 
 
@@ -114,56 +107,6 @@ def test_links_are_told_apart_by_the_port():
         {"client": "rank 0", "server": "rank 0", "kind": "store"},
         {"client": "rank 1", "server": "rank 0", "kind": "store"},
         {"client": "rank 1", "server": "rank 0", "kind": "gloo"}]
-
-
-# ------------------------------------------------------------------------------------------------ what each can move
-
-
-def test_gloo_moves_cpu_tensors_with_every_collective(torchrun):
-    for one in torchrun:
-        assert set(one["backends"]["gloo, CPU"].values()) == {"yes"}, one["backends"]
-        assert set(one["backends"]["gloo, CPU"]) == rendezvous.NOT_DOCUMENTED["nccl, CPU"]
-
-
-def test_a_wrong_result_is_not_a_yes(monkeypatch):
-    monkeypatch.setattr(ranks_meet, "collectives", lambda *_: {
-        "right": (lambda: torch.ones(1), [1.0]), "wrong": (lambda: torch.ones(1), [2.0]),
-        "refused": (lambda: torch.ones(1) @ torch.ones(2), [1.0]), "no result": (lambda: None, None)})
-    found = ranks_meet.try_collectives({"rank": 0, "world_size": 1}, None, "cpu")
-    assert found["right"] == found["no result"] == "yes"
-    assert found["wrong"].startswith("no: it gave [1.0]") and found["refused"].startswith("no: RuntimeError")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_nccl_without_a_gpu_says_so_and_the_group_goes_on(torchrun):
-    for one in torchrun:
-        assert "no GPUs found" in one["backends"]["nccl"]["error"]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_tensors_as_documented(torchrun):
-    for one in torchrun:
-        for column, denied in rendezvous.NOT_DOCUMENTED.items():
-            if column in one["backends"] and column.startswith("nccl"):  # the table's gloo is behind the code's
-                works = {name for name, said in one["backends"][column].items() if said == "yes"}
-                assert works == set(one["backends"][column]) - denied
-
-
-# ------------------------------------------------------------------------------------------------ starting
-
-
-SUM = f": the sum over all ranks is {sum(range(1_000_000))}\n"
-
-
-def test_work_adds_up_on_two_ranks_of_mp_spawn(capfd):
-    mp.spawn(ranks_meet.work, (2, f"tcp://127.0.0.1:{rendezvous.free_port()}"), nprocs=2)
-    assert capfd.readouterr().out.count(SUM) == 2
-
-
-def test_work_adds_up_on_three_ranks_of_torchrun():
-    done = run(3, "--step", "work")
-    assert done.stdout.count(SUM) == 3, done.stderr
 
 
 def test_hello_and_chatter_do_not_import_torch():
@@ -356,12 +299,13 @@ def test_links_map_draws_every_link_and_marks_who_listens():
     plt.close(ax.figure)
 
 
-def test_lines_map_cuts_the_cell_of_lines_that_ran_together():
-    lines = ["print: rank 0, step 0", "print: rank 1, step 0print: rank 12, step 0", "", "print: rank 1, step 1"]
-    ax = plots.rank_maps.lines_map(lines, plt.subplots()[1])
-    assert [patch.get_height() for patch in ax.patches] == [1, 0.5, 0.5, 1]
-    assert [text.get_text() for text in ax.texts] == ["0", "1", "12", "∅", "1"]
-    plt.close(ax.figure)
+def test_a_file_is_drawn_and_does_not_listen():
+    links = [{"client": f"rank {rank}", "server": rendezvous.FILE, "kind": "store"} for rank in (0, 1)]
+    axes = plots.rank_maps.links_maps({"a": (["rank 0", "rank 1", rendezvous.FILE], links), "b": (["rank 0"], [])})
+    assert [ax.get_title(loc="left") for ax in axes] == ["a", "b"]
+    assert rendezvous.FILE in [text.get_text() for text in axes[0].texts]
+    assert plt.matplotlib.colors.to_hex(axes[0].patches[2].get_facecolor()) == "#ffffff"
+    plt.close(axes[0].figure)
 
 
 def test_the_placements_are_those_of_the_formula():

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ["setup", "run", "test", "lab"]
 FIRST_CELL = """\
 import glob, sys
-sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+sys.path[:0] = [p[:-16] for up in ("", "../", "*/") for p in glob.glob(up + "course/lesson.py")]
 from course import lesson; lesson.begin()
 """
 NEEDED = ["__init__", "lesson", "notebook_runs", "pages", "png", "processes", "rank_program", "twins"]  # of course/

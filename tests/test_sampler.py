@@ -1,8 +1,12 @@
-"""What lesson 05 says of DistributedSampler, held against a brute-force model of it that deals items like cards."""
+"""What lesson 05 says of DistributedSampler, held against a brute-force model of it that deals items like cards; and
+what uneven_shards.py finds out about DDP."""
 
 import itertools
+import json
 import types
+from collections import Counter
 
+import launch
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -96,17 +100,10 @@ def test_sampler_and_shuffle_exclude_each_other():
 
 @each_world
 @pytest.mark.parametrize("n", SIZES)
-def test_the_solutions_agree_with_the_sampler(n, world_size):
-    """More cases than the exercises' own checks try."""
+def test_the_solution_agrees_with_the_sampler(n, world_size):
+    """More cases than the exercise's own check tries."""
     shards = sampler_shards(n, world_size, shuffle=False)
     assert [lesson_05.shard.answer(n, rank, world_size) for rank in range(world_size)] == shards
-    right = [item % 3 == 0 for item in range(n)]
-    judged = [[right[item] for item in shard] for shard in shards]
-    assert lesson_05.accuracy.answer(n, judged) == pytest.approx(sum(right) / n)
-    for batch_size, drop_last in itertools.product((1, 4, 64), (False, True)):
-        sampler = DistributedSampler(range(n), world_size, world_size - 1, drop_last=drop_last)
-        loader = DataLoader(range(n), batch_size, sampler=sampler, drop_last=drop_last)
-        assert lesson_05.steps.answer(n, world_size, batch_size, drop_last) == len(list(loader))
 
 
 class Watched(data.ImageSet):
@@ -145,3 +142,46 @@ def test_the_bound_on_the_error_of_padding_holds_and_is_sharp(n, world_size):
     assert worst <= copies / (n + copies) <= (world_size - 1) / (n + world_size - 1)
     if 0 < copies < n:
         assert worst == pytest.approx(copies / (n + copies) * (1 - copies / n))
+
+
+# ------------------------------------------------------------------------------------------- shards of unequal length
+
+
+UNEVEN = "scripts/lessons/uneven_shards.py"
+
+
+@pytest.mark.parametrize(("ranks", "n"), [(3, 10), (2, 5)])
+def test_of_uneven_shards_one_waits_and_join_counts_each_image_once(ranks, n, tmp_path):
+    done = launch.run(ranks, "--images", n, "--timeout", 2, "--dataset", "synthetic", "--out", tmp_path / "found.json",
+                      script=UNEVEN)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    alone, step = n % ranks, n // ranks + 1
+    assert found["uneven"]["ranks"] == list(range(alone)) and found["uneven"]["step"] == step
+    assert 2 <= found["uneven"]["seconds"] < 20
+    assert done.stdout.count("\n") == 1 and f"waited {found['uneven']['seconds']:.1f} s in step {step}" in done.stdout
+
+    for way, drop_last in (("padded", False), ("dropped", True)):
+        shards = sampler_shards(n, ranks, shuffle=False, drop_last=drop_last)
+        seen = Counter(itertools.chain(*shards))
+        assert found[way]["shards"] == shards
+        assert found[way]["counts"] == pytest.approx([seen[item] for item in range(n)], abs=1e-3)
+        assert found[way]["gradient_off"] > 0.01
+    assert found["Join"]["shards"] == [list(range(rank, n, ranks)) for rank in range(ranks)]
+    assert found["Join"]["counts"] == pytest.approx([1] * n, abs=1e-3) and found["Join"]["gradient_off"] < 1e-4
+    last = [1] * (n - alone) + [ranks / alone] * alone  # the images of the last step share it
+    assert found["Join, False"]["counts"] == pytest.approx(last, abs=1e-3)
+    assert found["one process"] == pytest.approx(last, abs=1e-3)
+    losses = list(itertools.chain(*found["Join"]["losses"]))
+    assert sum(losses) / n == pytest.approx(found["loss"], rel=1e-5)
+    assert found["apart"]["plain SGD"] < 1e-6 < found["apart"]["momentum"]
+
+
+@pytest.mark.parametrize(("ranks", "arguments", "said"), [
+    (0, [], "--images 10 on 1 rank(s)"), (2, [], "does not divide"), (3, ["--images", 2], "--images 2 on 3"),
+    (3, ["--out", "."], "is a folder"),
+])
+def test_uneven_shards_refuses_in_one_line_what_cannot_be(ranks, arguments, said, tmp_path):
+    done = launch.run(ranks, "--out", tmp_path / "found.json", *arguments, script=UNEVEN)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())

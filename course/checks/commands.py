@@ -3,8 +3,9 @@
 import contextlib
 import io
 import shlex
+from unittest import mock
 
-from torch.distributed.run import get_args_parser
+from torch.distributed import run as torchrun
 
 from course.checks import Wrong
 
@@ -20,8 +21,15 @@ def without_exit(function, *arguments):
         raise Wrong(f"{line.partition('error: ')[2] or line}.") from None
 
 
-def parsed(command):
-    """torchrun's own reading of a command for main.py; of `python main.py` that of one process. Raises Wrong.
+def launch_config(options):
+    """The LaunchConfig that `torchrun OPTIONS main.py` would work with. Nothing is started."""
+    with mock.patch.object(torchrun, "elastic_launch") as launch:
+        torchrun.run(torchrun.parse_args([*options.split(), "main.py"]))
+    return launch.call_args.kwargs["config"]
+
+
+def parsed(command, script="main.py"):
+    """torchrun's own reading of a command for the script; of `python main.py` that of one process. Raises Wrong.
 
     by_torchrun: whether it is torchrun's.
     """
@@ -32,15 +40,15 @@ def parsed(command):
         words.pop(0)
     if words[1:3] == ["-m", "torch.distributed.run"]:
         words[:3] = ["torchrun"]
-    if words[:1] != ["torchrun"] and words[:2] != ["python", "main.py"]:
-        raise Wrong(f"{command!r} begins with neither `torchrun` nor `python main.py`.")
+    if words[:1] != ["torchrun"] and words[:2] != ["python", script]:
+        raise Wrong(f"{command!r} begins with neither `torchrun` nor `python {script}`.")
     try:
-        options = without_exit(get_args_parser().parse_args, words[1:])
+        options = without_exit(torchrun.get_args_parser().parse_args, words[1:])
     except Wrong as wrong:
-        raise Wrong(f"torchrun does not understand {command!r}: {wrong} What is main.py's stands after "
-                    "main.py.") from None
-    if options.training_script != "main.py":
-        raise Wrong(f"{command!r} starts {options.training_script}, not main.py. The first word that is no option of "
+        raise Wrong(f"torchrun does not understand {command!r}: {wrong} What is {script}'s stands after "
+                    f"{script}.") from None
+    if options.training_script != script:
+        raise Wrong(f"{command!r} starts {options.training_script}, not {script}. The first word that is no option of "
                     "torchrun is the script.")
     options.by_torchrun = words[0] == "torchrun"
     return options

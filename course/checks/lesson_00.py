@@ -1,95 +1,18 @@
-"""Exercises of notebook 00: the command for a machine, and when a slow start is paid back. What a command means comes
-from torchrun's own parser, not from a copy of its rules."""
+"""Exercises of notebook 00: when a slow start is paid back, and a first function that ranks run."""
 
+import contextlib
+import io
 import math
+import re
 
-from course.checks import Wrong, exercise
+import torch.distributed as dist
+
+from course.checks import Wrong, because, exercise
 from course.checks.cases import exactly, misses
-from course.checks.commands import parsed
+from course.checks.on_ranks import Answers
 
 
-# Exercise 1: which way when
-def my_command(nodes, devices):
-    if nodes == devices == 1:
-        return "python main.py"
-    if nodes == 1:
-        return f"torchrun --nproc_per_node={devices} main.py"
-    meet = "--rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=FIRST_NODE:29400"
-    return f"torchrun --nnodes={nodes} --nproc_per_node={devices} {meet} main.py"
-
-
-def but_in_one_machine(command):
-    """The mistake of saying `command` for several devices in one machine."""
-    return lambda nodes, devices: command.format(devices) if nodes == 1 < devices else my_command(nodes, devices)
-
-
-@exercise(
-    solution=my_command,
-    hint="Three cases: one device, several devices in one machine, several machines. The table of commands has a line "
-    "for each. How many processes does torchrun start on EACH machine? FIRST_NODE:29400 is where the machines meet.",
-    mistakes={
-        "one process": lambda nodes, devices: "python main.py",
-        "DataParallel": but_in_one_machine("python main.py --strategy dp"),
-        "options behind main.py": but_in_one_machine("torchrun main.py --nproc_per_node={}"),
-        "all ranks on each machine": lambda nodes, devices: my_command(nodes, devices).replace(
-            f"per_node={devices}", f"per_node={nodes * devices}"),
-        "the other machines forgotten": lambda nodes, devices: my_command(1, devices),
-        "nowhere to meet": lambda nodes, devices: f"torchrun --nnodes={nodes} --nproc_per_node={devices} main.py",
-        "a first machine, and all of them number 0": lambda nodes, devices: (
-            f"torchrun --nnodes={nodes} --nproc_per_node={devices} --master_addr=FIRST_NODE main.py"),
-        "each machine for itself": lambda nodes, devices: my_command(nodes, devices).replace(
-            "--rdzv-id", "--standalone --rdzv-id"),
-        "each machine meets itself": lambda nodes, devices: my_command(nodes, devices).replace(
-            "FIRST_NODE", "localhost"),
-    },
-)
-def command(attempt):
-    """Read by torchrun's own parser, your command starts one rank for each device, and several machines meet at the
-    first one. Typed on each machine it is the same line, whatever the machine's number."""
-    for nodes, devices in ((1, 1), (1, 8), (2, 8), (3, 4)):
-        text = attempt(nodes, devices)
-        case = f"{nodes} machine(s) with {devices} device(s) each: {text!r}"
-        options = parsed(text)
-        behind = options.training_script_args
-        if not options.by_torchrun and ("dp" in behind or "--strategy=dp" in behind):
-            raise Wrong(f"{case} is DataParallel: one process feeds all GPUs. It is kept for old code, and never "
-                        "leaves its machine. Start a process for each device.")
-        if "--nproc" in " ".join(behind):
-            raise Wrong(f"{case}. What stands behind main.py goes to main.py, which does not know this option. "
-                        "torchrun's own options stand before main.py.")
-        if not options.by_torchrun:
-            if nodes * devices > 1:
-                raise Wrong(f"{case} starts one process, which uses one of the {nodes * devices} devices.")
-            continue
-        if not options.nproc_per_node.isdigit():
-            raise Wrong(f"{case}. Give --nproc_per_node a number.")
-        here, machines = int(options.nproc_per_node), options.nnodes.split(":")[-1]
-        if here == nodes * devices != devices:
-            raise Wrong(f"{case} starts {here} processes on each machine, {nodes * here} together. --nproc_per_node "
-                        f"counts those of one machine, which has {devices} devices.")
-        if here != devices:
-            raise Wrong(f"{case} starts {here} process(es) on a machine with {devices} devices.")
-        if machines != str(nodes):
-            raise Wrong(f"{case} is a job of {machines} machine(s). Typed on {nodes}, it starts {nodes} jobs that know "
-                        f"nothing of each other, and train {nodes} models. --nnodes says how many belong together.")
-        if nodes == 1:
-            continue
-        if options.standalone:
-            raise Wrong(f"{case}. --standalone is for a job in one machine: each would start a job of its own.")
-        place = options.rdzv_endpoint.split(":")[0]
-        if options.rdzv_backend == "static" and (place or options.master_addr not in ("localhost", "127.0.0.1")):
-            raise Wrong(f"{case}. The machines know where to meet, but each would say that it is number "
-                        f"{options.node_rank}. With --rdzv-backend=c10d, --rdzv-endpoint and a --rdzv-id they agree on "
-                        "their numbers.")
-        if options.rdzv_backend == "static" or not place:
-            raise Wrong(f"{case}. The machines do not know where to meet, and each would wait in silence. They need "
-                        "--rdzv-backend=c10d, --rdzv-endpoint=FIRST_NODE:29400, and a --rdzv-id.")
-        if place in ("localhost", "127.0.0.1"):
-            raise Wrong(f"{case}. On each machine, {place} is that machine: each would wait for the others at its own "
-                        "door. Give the name of one of them.")
-
-
-# Exercise 2: when a slow start pays
+# Exercise 1: when a slow start pays
 def my_epochs(start_one, epoch_one, start_many, epoch_many):
     saved = epoch_one - epoch_many  # in each epoch
     if saved <= 0:
@@ -151,3 +74,98 @@ def pays(attempt):
         one, many = totals(got - 1, *miss.asked)
         raise Wrong(f"{case} But {got - 1} epoch(s) are enough: {many:.1f} s against {one:.1f} s. One process has to "
                     "start, too: what counts is how much longer the ranks take for it.")
+
+
+# Exercise 2: a first function on ranks
+def my_hello():
+    print("hello from rank", dist.get_rank())
+    if dist.get_rank() == 0:
+        print("world size", dist.get_world_size())
+
+
+def rank_0_alone_says_hello():
+    if dist.get_rank() == 0:
+        my_hello()
+
+
+def all_are_rank_0():
+    print("hello from rank", 0)
+    if dist.get_rank() == 0:
+        print("world size", dist.get_world_size())
+
+
+def counted_from_1():
+    print("hello from rank", dist.get_rank() + 1)
+    if dist.get_rank() == 0:
+        print("world size", dist.get_world_size())
+
+
+def all_print_the_world_size():
+    print("hello from rank", dist.get_rank(), "\nworld size", dist.get_world_size())
+
+
+def no_world_size():
+    print("hello from rank", dist.get_rank())
+
+
+def two_as_in_the_lesson():
+    print("hello from rank", dist.get_rank())
+    if dist.get_rank() == 0:
+        print("world size", 2)
+
+
+def the_last_rank_prints_it():
+    print("hello from rank", dist.get_rank())
+    if dist.get_rank() == dist.get_world_size() - 1:
+        print("world size", dist.get_world_size())
+
+
+def nothing_printed():
+    return f"hello from rank {dist.get_rank()}, world size {dist.get_world_size()}"
+
+
+def measure(function, here):
+    """The numbers that this rank printed behind "hello from rank" and "world size"."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        function()
+    said = " ".join(out.getvalue().split())
+    return {"said": said} | {what: [int(number) for number in re.findall(rf"{what}\W*(\d+)", said, re.IGNORECASE)]
+                             for what in ("hello from rank", "world size")}
+
+
+answers = Answers({"my_hello": measure})
+
+
+@exercise(
+    solution=my_hello,
+    hint="Every rank runs the same lines. So print `hello from rank` with dist.get_rank() without any condition, and "
+    "ask `if dist.get_rank() == 0` before you print `world size` with dist.get_world_size().",
+    mistakes={"rank 0 alone says hello": rank_0_alone_says_hello, "all are rank 0": all_are_rank_0,
+              "counted from 1": counted_from_1, "all print the world size": all_print_the_world_size,
+              "no world size": no_world_size, "two, as in the lesson": two_as_in_the_lesson,
+              "the last rank prints it": the_last_rank_prints_it, "returned": nothing_printed},
+)
+def hello(attempt):
+    """Three processes ran your lines, each by itself, and each knew who it was. `if dist.get_rank() == 0` is how one
+    process of many prints, saves or writes a log. The hellos may come in any order: nobody waits for anybody."""
+    ranks = answers.findings("my_hello", attempt)
+    hellos, sizes = ([rank[what] for rank in ranks] for what in ("hello from rank", "world size"))
+    if not any(rank["said"] for rank in ranks):
+        raise Wrong("No rank printed anything. What a function returns, nobody sees here: print it.")
+    if hellos != (right := [[rank] for rank in range(len(ranks))]):
+        greeted = sum(map(bool, hellos))
+        raise because(
+            f"{greeted} of {len(ranks)} ranks printed `hello from rank` and a number: {sum(hellos, [])}.",
+            (greeted == 1, "Every rank has to say hello: print that without a condition."),
+            (hellos == [[0]] * len(ranks), "All say the same number. Each process asks for its own: dist.get_rank()."),
+            (hellos == [[rank + 1] for rank, in right], "Ranks are counted from 0, as dist.get_rank() does."),
+            (True, "Each rank says it once, with its own number: dist.get_rank()."))
+    if sizes != [[len(ranks)]] + [[]] * (len(ranks) - 1):
+        told = [rank for rank, numbers in enumerate(sizes) if numbers]
+        size = next((number for numbers in sizes for number in numbers), None)
+        raise because(
+            f"The hellos are right. `world size` was printed by {told or 'no rank'}.",
+            (not told, "Let rank 0 print it, with dist.get_world_size()."),
+            (len(told) > 1, "Every rank runs all your lines, unless a condition says who: rank 0 alone."),
+            (told != [0], "Rank 0 is the one that speaks for all: the only one that every job has."),
+            (True, f"It is said to be {size}, but {len(ranks)} ranks ran it. Ask dist.get_world_size()."))

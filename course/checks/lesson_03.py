@@ -1,20 +1,23 @@
-"""Exercises of notebook 03. The last one runs on ranks: course/checks/on_ranks.py says how."""
+"""Exercises of notebook 03. The last two run on ranks: course/checks/on_ranks.py says how."""
 
 import inspect
+import os
+import re
+import time
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 
-import utils
 from course.checks import Wrong, because, exercise
-from course.checks.cases import exactly, misses
+from course.checks.cases import misses
 from course.checks.on_ranks import Answers, first_line
-from course.rendezvous import placements
+from course.rendezvous import free_port, placements
 
 SHAPES = [(2, 4), (1, 8), (3, 1), (4, 3)]  # nodes, processes a node
+RANKS, PER_NODE, HOSTS = 4, 2, ["localhost", "node1.invalid"]  # of the exercises on ranks: two nodes, as it were
 
 # Exercise 1: rank -> (node, local rank), and back
 def my_place(rank, per_node):
@@ -49,33 +52,6 @@ def place(attempt):
             "counted from one": "Ranks, local ranks and nodes are counted from 0.",
             "dealt like cards": "You dealt the ranks like cards, one to each node in turn. torchrun fills a node "
             "before it goes on to the next.",
-        })
-
-
-def my_rank(group_rank, local_rank, per_node):
-    return group_rank * per_node + local_rank
-
-
-@exercise(
-    solution=my_rank,
-    hint="How many processes stand on the nodes before this one?",
-    mistakes={"dealt like cards": lambda group_rank, local_rank, per_node: local_rank * 2 + group_rank,
-              "the local rank": lambda group_rank, local_rank, per_node: local_rank,
-              "added": lambda group_rank, local_rank, per_node: group_rank + local_rank},
-)
-def rank_of(attempt):
-    """All ranks of all shapes tried come out, each once: from 0 to world size - 1."""
-    cases = [(node, local_rank, per_node) for nodes, per_node in SHAPES
-             for node in range(nodes) for local_rank in range(per_node)]
-    for miss in misses(rank_of, attempt, cases, read=exactly):
-        node, local_rank, per_node = miss.asked
-        said = (f"Local rank {local_rank} on node {node}, {per_node} processes a node: you gave {miss.got}, it is rank "
-                f"{miss.right}.")
-        miss.explain(said, {
-            "the local rank": "That is the local rank. Each node has one of that number: they would all be the same "
-            "rank.",
-            "added": f"You added the two. But before node {node} stand {node} × {per_node} processes, not {node}.",
-            "dealt like cards": "You dealt the ranks like cards. torchrun fills a node, then the next.",
         })
 
 
@@ -120,162 +96,280 @@ def turn(attempt):
                 (True, f"It should be ranks {sorted(expected)}."))
 
 
-# Exercise 3: a pretend launcher
-def my_environment(group_rank, local_rank, hosts, per_node, port):
-    return {
-        "RANK": str(group_rank * per_node + local_rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(len(hosts) * per_node),
-        "LOCAL_WORLD_SIZE": str(per_node),
-        "MASTER_ADDR": hosts[0],  # rank 0 runs on the first node
-        "MASTER_PORT": str(port),
-    }
+# Exercise 3: what a launcher writes, and the group, on ranks
+def join(node, local_rank, hosts, per_node, port):
+    os.environ.update(RANK=str(node * per_node + local_rank), LOCAL_RANK=str(local_rank),
+                      WORLD_SIZE=str(len(hosts) * per_node), MASTER_ADDR=hosts[0], MASTER_PORT=str(port))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    return dist.get_rank()
 
 
-def otherwise(change):
-    """my_environment, but for what `change` of the same arguments gives."""
-    return lambda *place: my_environment(*place) | change(*place)
+def join_otherwise(change, timeout, node, local_rank, hosts, per_node, port):
+    """`join`, but for what change(node, local_rank, hosts, per_node, port) says of the variables, and the timeout."""
+    os.environ.update(RANK=str(node * per_node + local_rank), LOCAL_RANK=str(local_rank),
+                      WORLD_SIZE=str(len(hosts) * per_node), MASTER_ADDR=hosts[0], MASTER_PORT=str(port))
+    os.environ.update(change(node, local_rank, hosts, per_node, port))
+    dist.init_process_group("gloo", timeout=timeout)
+    return dist.get_rank()
 
 
-@exercise(
-    solution=my_environment,
-    hint="Six texts. RANK is yours from exercise 1; all ranks go to one address and one port, where rank 0 is: the "
-    "first host. An environment variable is text: str(number).",
-    mistakes={
-        "the address of its own node": otherwise(lambda node, local, hosts, *_: {"MASTER_ADDR": hosts[node]}),
-        "a port for each rank": otherwise(
-            lambda node, local, hosts, per_node, port: {"MASTER_PORT": str(port + node * per_node + local)}),
-        "numbers, not text": lambda *place: {
-            name: int(value) if value.isdigit() else value for name, value in my_environment(*place).items()},
-        "the local rank as rank": otherwise(lambda node, local, *_: {"RANK": str(local)}),
-        "the world of one node": otherwise(lambda node, local, hosts, per_node, port: {"WORLD_SIZE": str(per_node)})},
-)
-def environment(attempt):
-    """main.py's own reader (utils.find_placement) sees the right rank, local rank and world size in each process, and
-    all of them go to one meeting point. A launcher does little more: it sets these and starts the processes."""
-    for nodes, per_node in SHAPES:
-        hosts, port = [f"node{number}" for number in range(nodes)], 29400
-        for process in placements(nodes, per_node):
-            rank, local_rank, node = process["rank"], process["local_rank"], process["group_rank"]
-            got = attempt(node, local_rank, hosts, per_node, port)
-            case = f"Local rank {local_rank} on {hosts[node]}, {nodes} nodes of {per_node}"
-            if not isinstance(got, dict):
-                raise Wrong(f"{case}: you gave {got!r}. Return a dict, {{\"RANK\": …}}.")
-            if missing := sorted(my_environment(node, local_rank, hosts, per_node, port).keys() - got):
-                raise Wrong(f"{case}: {', '.join(missing)} is missing.")
-            for name, value in got.items():
-                if not isinstance(value, str):
-                    raise Wrong(f"{case}: {name} is {value!r}, of type {type(value).__name__}. The environment of a "
-                                "process holds text only: os.environ would refuse it.")
-            seen = utils.find_placement("cpu", "gloo", got)
-            for name, value, expected, why in (
-                ("RANK", seen.rank, rank, "Each process of the job needs a number of its own. With the same numbers on "
-                 "every node, two ranks 0 wait for a rank that never comes."),
-                ("LOCAL_RANK", seen.local_rank, local_rank, ""),
-                ("WORLD_SIZE", seen.world_size, nodes * per_node, "The group is complete when the processes of all "
-                 "nodes have come, not those of one."),
-                ("LOCAL_WORLD_SIZE", seen.local_world_size, per_node, ""),
-                ("MASTER_ADDR", got["MASTER_ADDR"], hosts[0], "Nobody listens there: the ranks meet where rank 0 is."),
-                ("MASTER_PORT", got["MASTER_PORT"], str(port), "Only one process listens, and all others have to come "
-                 "to its port."),
-            ):
-                if value != expected:
-                    raise Wrong(f"{case}: {name} is {value}, but it should be {expected}. {why}".strip())
+def as_it_is(*place):
+    return {}
 
 
-# Exercise 4: join a group, on ranks
-def join(rank, world_size, file):
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size,
-                            timeout=timedelta(seconds=30))
+def rank_on_node(node, local_rank, *_):
+    return {"RANK": str(local_rank)}
 
 
-def join_otherwise(other, rank, world_size, file):
-    """`join` with other arguments; None: without this one."""
-    asked = {"init_method": f"file://{file}", "rank": rank, "world_size": world_size, "timeout": timedelta(seconds=30)}
-    dist.init_process_group("gloo", **{name: value for name, value in (asked | other).items() if value is not None})
+def world_of_node(node, local_rank, hosts, per_node, port):
+    return {"WORLD_SIZE": str(per_node)}
 
 
-def join_elsewhere(rank, world_size, file):
-    join(rank, world_size, f"{file}-{rank}")
+def own_host(node, local_rank, hosts, *_):
+    return {"MASTER_ADDR": hosts[node]}
+
+
+def own_port(node, local_rank, hosts, per_node, port):
+    return {"MASTER_PORT": str(port + node * per_node + local_rank)}
+
+
+def numbers(node, local_rank, hosts, per_node, port):
+    return {"RANK": node * per_node + local_rank}
+
+
+def launched_and_alone(node, local_rank, hosts, per_node, port):
+    return node * per_node + local_rank
+
+
+IN_TIME = timedelta(seconds=30)
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def misplaced(asked, port):
+    """What is wrong with what the ranks are told when they call init_process_group, a dict each; None: nothing."""
+    whys = {"RANK": "Each process of the job needs a number of its own. With the same numbers on every node, two "
+                    "processes are rank 0, and all wait for ranks that never come.",
+            "LOCAL_RANK": "It counts the processes of one node.",
+            "WORLD_SIZE": "The group is complete when the processes of all nodes have come, not those of one.",
+            "MASTER_ADDR": "Nobody listens there: all meet where rank 0 is, on the first host.",
+            "MASTER_PORT": "Only one process listens, and all others come to its port."}
+    for rank, told in enumerate(asked):
+        node, local_rank = divmod(rank, PER_NODE)
+        place = f"Local rank {local_rank} on node {node}"
+        if told is None:
+            return f"{place} does not call dist.init_process_group."
+        right = dict(zip(whys, map(str, (rank, local_rank, RANKS, HOSTS[0], port)), strict=True))
+        for name, why in whys.items():
+            if told[name] is None:
+                return f"{place}: {name} is not set when init_process_group is called."
+            if told[name] != right[name]:
+                return f"{place}: {name} is {told[name]}, but it should be {right[name]}. {why}"
+        timeout = told["timeout"]
+        if timeout is None:
+            minutes = dist.distributed_c10d.default_pg_timeout.total_seconds() / 60
+            return ("The variables are right. But there is no timeout: if a rank does not come, the others wait "
+                    f"{minutes:g} minutes before they say so.")
+        if not isinstance(timeout, float):
+            return f"The timeout is {timeout}, and must be a timedelta: write timedelta(seconds=30)."
+        if timeout != 30:
+            days = " timedelta(30) is 30 days: write timedelta(seconds=30)." if timeout == 30 * 86_400 else ""
+            return f"The variables are right. But the timeout is {timeout:,.0f} s, and it should be 30.{days}"
+    return None
 
 
 def measure_join(function, here):
-    """What the function asks of init_process_group, and what comes of it.
+    """What stood in the environment when it called init_process_group, and what came of it.
 
-    Whatever timeout it asks for, a rank waits for the others here.timeout seconds at most.
+    The ranks meet only where nothing is wrong with that: else they would wait, and torch would print pages.
     """
-    found, real = {"asked": None}, dist.init_process_group
+    for name in VARIABLES:
+        os.environ.pop(name, None)  # of a launcher of this process
+    port = here.gather("port", free_port() if here.rank == 0 else None)[0]
+    found, real = {"got": None, "size": None}, dist.init_process_group
 
     def noted(*args, **kwargs):
-        asked = inspect.signature(real).bind(*args, **kwargs)
-        timeout = asked.arguments.get("timeout")
-        found["asked"] = {name: asked.arguments.get(name) for name in ("init_method", "rank", "world_size")}
-        found["asked"]["timeout"] = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if timeout is None or isinstance(timeout, timedelta):
-            asked.arguments["timeout"] = timedelta(seconds=here.timeout)
-        return real(*asked.args, **asked.kwargs)
+        arguments = inspect.signature(real).bind(*args, **kwargs)
+        timeout = arguments.arguments.get("timeout")
+        told = {name: os.environ.get(name) for name in VARIABLES}
+        told["timeout"] = (None if timeout is None else timeout.total_seconds() if isinstance(timeout, timedelta)
+                           else repr(timeout))
+        found["misplaced"] = misplaced(here.gather("asked", told), port)
+        if not found["misplaced"]:
+            arguments.arguments["timeout"] = timedelta(seconds=here.timeout)
+            real(*arguments.args, **arguments.kwargs)
 
     try:
         with mock.patch.object(dist, "init_process_group", noted):
-            function(here.rank, here.world_size, f"{here.folder}/meeting")
-        if dist.is_initialized():
-            total = torch.tensor([here.rank + 1])
-            dist.all_reduce(total)
-            found["sum"] = total.item()
+            found["got"] = function(*divmod(here.rank, PER_NODE), HOSTS, PER_NODE, port)
+        found["size"] = dist.get_world_size() if dist.is_initialized() else None
     except NotImplementedError:
         raise
     except Exception as error:  # what it asked for tells more
         found["error"] = first_line(error)
+    if "misplaced" not in found:  # it never asked
+        found["misplaced"] = misplaced(here.gather("asked", None), port)
     return found
 
 
-answers = Answers({"join": measure_join}, group=False)
+alone = Answers({"join": measure_join}, group=False)
 
 
 @exercise(
     solution=join,
-    hint='dist.init_process_group("gloo", init_method=..., rank=..., world_size=..., timeout=...). The method is '
-    'f"file://{file}"; a timeout is a timedelta(seconds=...).',
-    mistakes={"all are rank 0": partial(join_otherwise, {"rank": 0}),
-              "a group of one": partial(join_otherwise, {"rank": 0, "world_size": 1}),
-              "no timeout": partial(join_otherwise, {"timeout": None}),
-              "a file for each rank": join_elsewhere,
-              "a timeout in seconds": partial(join_otherwise, {"timeout": 30}),
-              "no meeting point": partial(join_otherwise, dict.fromkeys(["init_method", "rank", "world_size"])),
-              "no rank": partial(join_otherwise, {"rank": None, "world_size": None}),
-              "30 days": partial(join_otherwise, {"timeout": timedelta(30)})},
+    hint="Five variables, all of them text: str(number). Before a node stand node * per_node processes. Rank 0 runs on "
+    "the first host, and there all meet. Then dist.init_process_group(\"gloo\", timeout=...) finds the rest in them.",
+    mistakes={"the local rank as rank": partial(join_otherwise, rank_on_node, IN_TIME),
+              "the world of one node": partial(join_otherwise, world_of_node, IN_TIME),
+              "each node its own address": partial(join_otherwise, own_host, IN_TIME),
+              "a port for each rank": partial(join_otherwise, own_port, IN_TIME),
+              "numbers, not text": partial(join_otherwise, numbers, IN_TIME),
+              "no timeout": partial(join_otherwise, as_it_is, None),
+              "a timeout in seconds": partial(join_otherwise, as_it_is, 30),
+              "30 days": partial(join_otherwise, as_it_is, timedelta(30)),
+              "no group": launched_and_alone},
 )
 def joined(attempt):
-    """All ranks met in the file and are one group: their numbers added up to the sum over all ranks. No port and no
-    address was needed, and who waits in vain says so soon."""
-    found = answers.findings("join", attempt)
-    size, error = len(found), next((rank["error"] for rank in found if "error" in rank), "")
-    if any(rank["asked"] is None for rank in found):
-        raise Wrong(f"It raised {error}" if error else "Your function did not call dist.init_process_group.")
-    methods, said, sizes, timeouts = ([rank["asked"][name] for rank in found]
-                                      for name in ("init_method", "rank", "world_size", "timeout"))
-    if not all(str(method).startswith("file://") for method in methods):
-        raise Wrong(f"The ranks were to meet in the file; init_method was {methods[0]!r}. (Without one it is env://, "
-                    "where torchrun listens.)")
-    if {None, -1} & {*said, *sizes}:
-        raise Wrong(f"A file does not tell a process who it is: give rank and world_size, too ({error}).")
-    if set(sizes) != {size}:
-        raise Wrong(f"world_size was {', '.join(map(str, sorted(set(sizes))))}, and {size} processes ran. Each made a "
-                    "group of its own: no error, no waiting, and no exchange. Each would train a model of its own.")
-    if len(set(said)) < size:
-        raise Wrong(f"The processes called themselves rank {' and '.join(map(str, said))}. Each needs a number of its "
-                    f"own: rank {size - 1} never came, and the others waited for it ({error}).")
-    if len(set(methods)) > 1:
-        raise Wrong(f"Each rank went to another file and waited there for the others, who did not come ({error}). The "
-                    "meeting point must be the same on all ranks.")
-    if None in timeouts:
-        minutes = dist.distributed_c10d.default_pg_timeout.total_seconds() / 60
-        raise Wrong(f"It works, but without a timeout. If a rank does not come, the others wait {minutes:g} minutes "
-                    "before they say so.")
-    if error:
-        raise Wrong(f"init_process_group said {error}")
-    if set(timeouts) != {30}:
-        days = " timedelta(30) is 30 days: write timedelta(seconds=30)." if max(timeouts) == 30 * 86_400 else ""
-        raise Wrong(f"It works, but the timeout is {max(timeouts):,.0f} s, and it should be 30.{days}")
-    if any(rank.get("sum") != size * (size + 1) // 2 for rank in found):
-        raise Wrong(f"The ranks added their numbers up and got {[rank.get('sum') for rank in found]}: not one group.")
+    """Four processes that no launcher had started are one group, and each says who it is. A launcher does little more
+    than this: it sets these variables, then starts the processes."""
+    found = alone.findings("join", attempt, RANKS)
+    errors, wrong = [rank["error"] for rank in found if "error" in rank], found[0]["misplaced"]
+    if wrong and not ("does not call" in wrong and errors):
+        raise Wrong(wrong)
+    if errors:
+        raise Wrong(f"An environment variable is text: str(number). os.environ says {errors[0]}."
+                    if "str expected" in errors[0] else f"It raised {errors[0]}.")
+    for rank, one in enumerate(found):
+        if (one["size"], one["got"]) != (RANKS, rank):
+            raise Wrong(f"They met. But rank {rank} is in a group of {one['size']}, and your function returned "
+                        f"{one['got']!r}. It should be {RANKS} and {rank}, from dist.get_rank().")
+
+
+# Exercise 4: one on each node downloads, the others wait, on ranks
+def fetch(local_rank, file, download):
+    if local_rank == 0:
+        download(file)
+    dist.barrier()
+    return file.read_text()
+
+
+def all_download(local_rank, file, download):
+    download(file)
+    dist.barrier()
+    return file.read_text()
+
+
+def rank_0_downloads(local_rank, file, download):
+    if dist.get_rank() == 0:
+        download(file)
+    dist.barrier()
+    return file.read_text()
+
+
+def nobody_waits(local_rank, file, download):
+    if local_rank == 0:
+        download(file)
+    return file.read_text()
+
+
+def one_waits(local_rank, file, download):
+    if local_rank == 0:
+        download(file)
+        dist.barrier()
+    return file.read_text()
+
+
+def others_wait(local_rank, file, download):
+    if local_rank == 0:
+        download(file)
+    else:
+        dist.barrier()
+    return file.read_text()
+
+
+def waits_first(local_rank, file, download):
+    dist.barrier()
+    if local_rank == 0:
+        download(file)
+    return file.read_text()
+
+
+def waits_for_the_name(local_rank, file, download):
+    if local_rank == 0:
+        download(file)
+    while not file.exists():
+        time.sleep(0.01)
+    return file.read_text()
+
+
+def measure_fetch(function, here):
+    """What this rank did, in order, what its function returned, and what stands in the file in the end."""
+    file, text, did = Path(here.folder, f"node{here.rank // PER_NODE}.txt"), "first half, second half", []
+    real, found = dist.barrier, {"did": did, "got": None}
+
+    def barrier(*args, **kwargs):
+        did.append("barrier")
+        return real(*args, **kwargs)
+
+    def download(path):
+        did.append("download")
+        time.sleep(0.6)
+        with Path(path).open("w") as out:
+            for part in (text[:10], text[10:]):
+                print(part, end="", file=out, flush=True)
+                time.sleep(0.3)
+
+    here.gather("start", True)
+    try:
+        with mock.patch.object(dist, "barrier", barrier):
+            found["got"] = function(here.rank % PER_NODE, file, download)
+    except NotImplementedError:
+        raise
+    except Exception as error:  # what it did tells more
+        found["error"] = first_line(error)
+    here.gather("done", True)
+    return found | {"right": text, "there": file.exists()}
+
+
+together = Answers({"fetch": measure_fetch})
+
+
+@exercise(
+    solution=fetch,
+    hint="Two steps. Who downloads: once a node, so which number is 0 there? Then the others must not read before it "
+    "is done: dist.barrier() returns when every rank has called it.",
+    mistakes={"all download": all_download, "rank 0 downloads": rank_0_downloads, "nobody waits": nobody_waits,
+              "the one that downloads waits": one_waits, "the others wait": others_wait,
+              "first wait, then download": waits_first, "until the name is there": waits_for_the_name},
+)
+def fetched(attempt):
+    """One download a node, and every rank reads the whole file. Should a download fail, nobody waits for ever: the
+    barrier ends with an error after the group's timeout."""
+    found = together.findings("fetch", attempt, RANKS)
+    did, errors = [rank["did"] for rank in found], [rank.get("error", "") for rank in found]
+    downloads = [rank for rank, those in enumerate(did) if "download" in those]
+    if not any(rank["there"] for rank in found):
+        raise because("No rank has called download(file).", (any(errors), f"It raised {max(errors)}."))
+    if downloads != [0, 2]:
+        raise because(
+            f"2 nodes of 2 processes: ranks {downloads} download.",
+            (len(downloads) == RANKS, "All of them, at the same time: several processes write one file."),
+            (downloads == [0], "The disk of node 1 stays empty: rank 0 runs on node 0."),
+            (True, "It should be once a node: ranks [0, 2]."))
+    early = [rank for rank, one in enumerate(found) if "FileNotFound" in errors[rank]
+             or one["got"] is not None and str(one["got"]) in one["right"][:10]]
+    waited = re.search("timed out|closed", max(errors), re.IGNORECASE)
+    if early or waited:
+        calls = [those.count("barrier") for those in did]
+        raise because(
+            f"Ranks {early} read before the file was whole." if early else "Ranks waited in vain at the barrier.",
+            (calls == [0] * RANKS and not any(errors), "A file can be there and not be whole: that its name exists "
+             "says nothing. Wait until the one that writes it has said so, at a barrier."),
+            (calls == [0] * RANKS, "Nobody waits for the one that downloads."),
+            (len(set(calls)) > 1, f"The ranks called barrier {calls} times. It returns when every rank has called it: "
+             "so all must, not some of them."),
+            (did[0][:1] == ["barrier"], "They did wait: before the download, and not after it."))
+    if any(errors):
+        raise Wrong(f"It raised {max(errors)}.")
+    if any(one["got"] != one["right"] for one in found):
+        raise Wrong(f"Each rank should return what stands in the file, {found[0]['right']!r}; rank 1 returned "
+                    f"{found[1]['got']!r}.")

@@ -1,18 +1,76 @@
-"""Exercises of lesson 05. What is right comes from PyTorch's own sampler and loader, not from a copy of their rules."""
+"""Exercises of lesson 05. What is right comes from PyTorch's own sampler, or from one process with all images.
 
+The last two run on ranks: course/checks/on_ranks.py says how.
+"""
+
+import copy
 import math
-import random
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
 
-from course.checks import Wrong, exercise
-from course.checks.cases import exactly, misses
+from course.checks import Wrong, because, exercise
+from course.checks.cases import misses
+from course.checks.on_ranks import Answers
+
+HITS = {10: (0, 3, 4, 9), 4: (0, 2), 2: (1,)}  # of so many images, which are right
+
+# ---------------------------------------------------------------------------------- on each rank: what a function does
+
+
+def measure_backward(function, here):
+    """Gradients after it, beside those of one process with the images of all ranks, and the mean of the ranks' own."""
+    sizes = [1 + 2 * rank for rank in range(here.world_size)]
+    numbers = torch.Generator().manual_seed(0)
+    inputs = torch.randn(sum(sizes), 4, generator=numbers).split(sizes)
+    labels = torch.randint(3, (sum(sizes),), generator=numbers).split(sizes)
+    torch.manual_seed(0)
+    model, rows = nn.Linear(4, 3), []
+    alone = copy.deepcopy(model)
+
+    def gradient(inputs, labels):
+        cross_entropy(alone(inputs), labels).backward()
+        found, alone.weight.grad = alone.weight.grad.flatten(), None
+        return found
+
+    own = torch.stack([gradient(*batch) for batch in zip(inputs, labels, strict=True)])
+    wanted = gradient(torch.cat(inputs), torch.cat(labels))
+    model.register_forward_pre_hook(lambda _, arguments: rows.extend(map(len, arguments)))
+    function(DistributedDataParallel(model), inputs[here.rank], labels[here.rank])
+    if model.weight.grad is None:
+        raise Wrong("After your function the weights have no gradient. Did you call backward() on the loss?")
+    return {"got": model.weight.grad.flatten().tolist(), "wanted": wanted.tolist(), "own": own[here.rank].tolist(),
+            "mean": own.mean(0).tolist(), "images": sum(sizes), "rows": sum(rows), "batch": sizes[here.rank]}
+
+
+def measure_accuracy(function, here):
+    """What the function makes of this rank's padded shard, for each set of HITS."""
+    got = []
+    for n, hits in HITS.items():
+        value = function([item in hits for item in sampler_shard(n, here.rank, here.world_size)], n)
+        if value is None:
+            raise Wrong(f"On rank {here.rank} it returned None. Every rank needs the number.")
+        got.append(float(value))
+    return {"got": got}
+
+
+answers = Answers({"backward": measure_backward, "accuracy": measure_accuracy})
 
 
 def sampler_shard(n, rank, world_size):
     return list(DistributedSampler(range(n), world_size, rank, shuffle=False))
+
+
+def close(got, wanted):
+    return all(abs(a - b) < 1e-5 for a, b in zip(got, wanted, strict=True))
+
+
+def times(got, factor):
+    return [factor * value for value in got]
 
 
 # Exercise 1: the shard of a rank
@@ -56,154 +114,152 @@ def shard(attempt):
                   "The length is right. The padding begins again at the first item of the order." * only_the_last)
 
 
-# Exercise 2: an order for each epoch
-def my_order(n, seed, epoch, rank):
-    generator = torch.Generator().manual_seed(seed + epoch)  # the rank is left out: all ranks need one order
-    return torch.randperm(n, generator=generator).tolist()
+# Exercise 2: batches of unequal size
+def backward(ddp_model, images, labels):
+    count = torch.tensor(float(len(labels)))
+    dist.all_reduce(count)  # images of all ranks
+    loss = cross_entropy(ddp_model(images), labels, reduction="sum")
+    (loss * dist.get_world_size() / count).backward()  # DDP divides by the world size
 
 
-def order_that_reseeds(n, seed, epoch, rank):
-    torch.manual_seed(seed + epoch)
-    return torch.randperm(n).tolist()
+def mean_of_own(ddp_model, images, labels):
+    cross_entropy(ddp_model(images), labels).backward()
 
 
-@exercise(
-    solution=my_order,
-    hint="torch.randperm takes generator=torch.Generator().manual_seed(number). The number must depend on seed and "
-    "epoch, and on nothing that differs from rank to rank.",
-    mistakes={
-        "the seed without the epoch": lambda n, seed, epoch, rank: my_order(n, seed, 0, rank),
-        "a different seed on each rank": lambda n, seed, epoch, rank: my_order(n, seed, epoch + rank, rank),
-        "no seed": lambda n, seed, epoch, rank: torch.randperm(n).tolist(),
-        "the global generator": order_that_reseeds,
-    },
-)
-def order(attempt):
-    """Your order is a permutation that all ranks agree on without a message, that any run can repeat, and that is new
-    in each epoch. It leaves the global random generators alone."""
-    n = 50
-
-    def ask(seed=0, epoch=0, rank=0):
-        got = [int(item) for item in attempt(n, seed, epoch, rank)]
-        if sorted(got) != list(range(n)):
-            raise Wrong(f"This is no order of the items 0 to {n - 1}, each once: {got}.")
-        return got
-
-    def global_generators():
-        return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())
-
-    with torch.random.fork_rng(devices=[]):  # a wrong answer must not change what the notebook draws later
-        first = ask()
-        if first == list(range(n)):
-            raise Wrong("The items are in their first order: nothing is shuffled.")
-        if ask() != first:
-            raise Wrong("Called twice with the same arguments it gives two orders. Ranks do not talk to each other "
-                        "about the order, so each must compute the same one: from the seed.")
-        if any(ask(epoch=epoch, rank=1) != ask(epoch=epoch) for epoch in (0, 1)):
-            raise Wrong("Rank 0 and rank 1 have different orders. Each takes its strides from its own, so that some "
-                        "items are seen twice and others by nobody. The seed must be the same on all ranks.")
-        if ask(epoch=1) == first:
-            raise Wrong("Epoch 1 has the order of epoch 0: this is what happens when set_epoch is forgotten. The "
-                        "epoch must change the seed.")
-        if ask(seed=5) == first:
-            raise Wrong("Seed 5 gives the order of seed 0: the seed is not used.")
-        before = global_generators()
-        ask(epoch=2)
-        if global_generators() != before:
-            raise Wrong("The order is right, but a global random generator was changed. Dropout and augmentation draw "
-                        "from it, and would repeat their numbers after each shuffle. Use a generator of your own.")
+def without_world_size(ddp_model, images, labels):
+    count = torch.tensor(float(len(labels)))
+    dist.all_reduce(count)
+    (cross_entropy(ddp_model(images), labels, reduction="sum") / count).backward()
 
 
-# Exercise 3: steps an epoch
-def my_steps(n, world_size, batch_size, drop_last):
-    if drop_last:
-        return n // world_size // batch_size
-    return math.ceil(math.ceil(n / world_size) / batch_size)
+def only_summed(ddp_model, images, labels):
+    cross_entropy(ddp_model(images), labels, reduction="sum").backward()
+
+
+def of_the_raw_model(ddp_model, images, labels):
+    mean_of_own(ddp_model.module, images, labels)
+
+
+def cut_to_the_shortest(ddp_model, images, labels):
+    shortest = torch.tensor(len(labels))
+    dist.all_reduce(shortest, op=dist.ReduceOp.MIN)
+    mean_of_own(ddp_model, images[:shortest], labels[:shortest])
 
 
 @exercise(
-    solution=my_steps,
-    hint="First how many items a rank gets, then how many batches that makes. Without drop_last both are rounded up "
-    "(the shard is padded, the last batch is small), with it both are rounded down.",
-    mistakes={
-        "This is the count of one process. Each rank has only its shard of the items.":
-            lambda n, world_size, *others: my_steps(n, 1, *others),
-        "It is rounded down. Without drop_last what is left over makes a smaller batch.":
-            lambda n, world_size, batch_size, drop_last: n // world_size // batch_size,
-        "You took padded shards. The sampler has drop_last, too: its shards are shorter.":
-            lambda n, world_size, *others: my_steps(math.ceil(n / world_size) * world_size, world_size, *others),
-        "It is rounded up. With drop_last what is left over is not used.":
-            lambda n, world_size, batch_size, drop_last: my_steps(n, world_size, batch_size, False),
-    },
+    solution=backward,
+    hint="DDP adds up the ranks' gradients and divides by the world size. So which number must each rank multiply the "
+    "sum of its losses with? It needs the number of images of all ranks: an all-reduce of len(labels).",
+    mistakes={"the mean of each rank": mean_of_own, "no world size": without_world_size, "only summed": only_summed,
+              "the raw model": of_the_raw_model, "cut to the shortest": cut_to_the_shortest},
 )
-def steps(attempt):
-    """Your count is the length of the DataLoader for every set, world size and batch size tried, with drop_last and
-    without. All ranks make this many steps: none has to wait for a step that another does not make."""
-    def length(n, world_size, batch_size, drop_last):
-        sampler = DistributedSampler(range(n), world_size, 0, drop_last=drop_last)
-        return len(DataLoader(range(n), batch_size, sampler=sampler, drop_last=drop_last))
-
-    sizes = [(50_000, 8, 64), (40, 2, 5), (21, 2, 4), (10_001, 8, 100), (3, 8, 2), (43, 4, 11)]
-    cases = [(*size, drop_last) for size in sizes for drop_last in (False, True)]
-    for miss in misses(steps, attempt, cases, length, exactly):
-        miss.tell("With n={n}, world_size={world_size}, batch_size={batch_size}, drop_last={drop_last} you gave {got}, "
-                  "and the loader makes {right}.")
-
-
-# Exercise 4: exact accuracy from padded shards
-def my_accuracy(n, shards):
-    hits = images = 0
-    for rank, right in enumerate(shards):
-        mine = len(range(rank, n, len(shards)))  # without padding; the padding stands at the end
-        hits += sum(right[:mine])
-        images += mine
-    return hits / images  # divided once, at the end
-
-
-def mean_of_means(n, shards):
-    real = [right[: len(range(rank, n, len(shards)))] for rank, right in enumerate(shards)]
-    return sum(sum(right) / len(right) for right in real if right) / sum(map(bool, real))
+def gradient(attempt):
+    """Every rank has the gradient of one process with the images of all ranks: each image counts once, although the
+    batches are unequal."""
+    ranks = answers.findings("backward", attempt)
+    one, n = ranks[0], len(ranks)
+    for number, rank in enumerate(ranks):
+        if rank["rows"] != rank["batch"]:
+            raise Wrong(f"On rank {number} the batch has {rank['batch']} images, and the model saw {rank['rows']}. "
+                        "Each image must be seen, and once.")
+    if not all(close(rank["got"], one["wanted"]) for rank in ranks):
+        raise because(
+            f"The ranks have batches of {', '.join(str(rank['batch']) for rank in ranks)} images, and your gradient is "
+            f"not that of one process with all {one['images']}.",
+            (all(close(rank["got"], rank["own"]) for rank in ranks), "Each rank has the gradient of its own batch: "
+             "nothing was averaged. Call ddp_model, not ddp_model.module."),
+            (close(one["got"], one["mean"]), "It is the mean of the ranks' means: an image in a small batch counts "
+             "more. Begin with the sum of the losses, and divide by a number that is the same on all ranks."),
+            (close(times(one["got"], n), one["wanted"]), f"It is {n} times too small. You have divided by all images, "
+             "and then DDP has divided by the world size."),
+            (close(times(one["got"], n / one["images"]), one["wanted"]), "You have the sum over all images, divided by "
+             "the world size, which is DDP's part. What turns a sum over all images into their mean?"))
 
 
-def longest_cut_off(n, shards):
-    size = n // len(shards)
-    return sum(sum(right[:size]) for right in shards) / (size * len(shards)) if size else 0.0
+# Exercise 3: exact accuracy from padded shards
+def accuracy(right, n):
+    mine = len(range(dist.get_rank(), n, dist.get_world_size()))  # without padding, which stands at the end
+    sums = torch.tensor([sum(right[:mine]), mine], dtype=torch.float64)
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()  # divided once, at the end
 
 
-def each_item_once(n, shards):
-    """What is right: an item's padding says of it what the item says."""
-    ranks = len(shards)
-    hits = {item: hit for rank, right in enumerate(shards)
-            for item, hit in zip(sampler_shard(n, rank, ranks), right, strict=True)}
-    return sum(hits.values()) / n
+def summed(*values):
+    sums = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(sums)
+    return sums.tolist()
+
+
+def with_padding(right, n):
+    hits, images = summed(sum(right), len(right))
+    return hits / images
+
+
+def padding_among_the_hits(right, n):
+    return summed(sum(right))[0] / n
+
+
+def real_part(right, n):
+    return right[:len(range(dist.get_rank(), n, dist.get_world_size()))]
+
+
+def mean_of_means(right, n):
+    mine = real_part(right, n)
+    return summed(sum(mine) / max(1, len(mine)))[0] / dist.get_world_size()
+
+
+def cut_to_one_length(right, n):
+    hits, images = summed(sum(right[:n // dist.get_world_size()]), n // dist.get_world_size())
+    return hits / max(1, images)
+
+
+def of_this_rank(right, n):
+    return sum(right) / len(right)
+
+
+def on_rank_0(right, n):
+    exact = accuracy(right, n)
+    return exact if dist.get_rank() == 0 else None
+
+
+def reduced_to_rank_0(right, n):
+    mine = real_part(right, n)
+    sums = torch.tensor([sum(mine), len(mine)], dtype=torch.float64)
+    dist.reduce(sums, dst=0)
+    return (sums[0] / max(1, sums[1])).item()
 
 
 @exercise(
-    solution=my_accuracy,
-    hint="Rank r has the real items r, r + world_size, r + 2 * world_size ... below n: len(range(r, n, world_size)) of "
-    "them. What its shard holds beyond that is padding. Add hits and images over the ranks, and divide once.",
-    mistakes={
-        "Here the padding is counted: some items count twice. (The mean of the ranks' accuracies has the same fault: "
-        "padded shards are equally long.)": lambda n, shards: sum(map(sum, shards)) / sum(map(len, shards)),
-        "This is the mean of the ranks' accuracies. Without padding the shards are not equally long, and an item in a "
-        "short one weighs more. Add hits and images, then divide.": mean_of_means,
-        "Here hits of the padding are counted, but n leaves it out. This can come to more than 1.":
-            lambda n, shards: sum(map(sum, shards)) / n,
-        "This is rank 0's accuracy, on its own shard. It says nothing of the others' images.":
-            lambda n, shards: sum(shards[0]) / len(shards[0]),
-        "You cut off the end of all shards in a row. But the padding stands at the end of each shard that has one: "
-        "strides deal it to several ranks.": lambda n, shards: sum(sum(shards, [])[:n]) / n,
-        "You cut every shard to one length. Some lose a real item by that, as with drop_last.": longest_cut_off,
-    },
+    solution=accuracy,
+    hint="Rank r has the items r, r + world_size, r + 2 * world_size ... below n: count them with len(range(...)). "
+    "What its shard holds beyond that is padding, at the end. Then add up hits and images over the ranks; divide last.",
+    mistakes={"padding counted": with_padding, "hits of the padding": padding_among_the_hits,
+              "mean of means": mean_of_means, "one length for all": cut_to_one_length, "own shard": of_this_rank,
+              "returned on rank 0 alone": on_rank_0, "reduce instead of all_reduce": reduced_to_rank_0},
 )
-def accuracy(attempt):
-    """Your accuracy is the true one on every case tried, although shards were padded: each item counts once, and sums
-    are added before anything is divided."""
-    sets = [(4, [0, 0, 1, 0, 1, 1, 1, 1, 0])]  # all typical mistakes come to different values here
-    sets += [(w, [int(i % 5 in (0, 3)) for i in range(n)]) for n, w in [(20, 2), (21, 2), (97, 8), (10, 1), (3, 8)]]
-    cases = [(len(right), [[bool(right[item]) for item in sampler_shard(len(right), rank, world_size)]
-                           for rank in range(world_size)]) for world_size, right in sets]
-    for miss in misses(accuracy, attempt, cases, each_item_once):
-        n, shards = miss.asked
-        miss.tell("With {n} items on {ranks} ranks you gave {got:.4f}; the truth is {hits}/{n} = {right:.4f}.",
-                  ranks=len(shards), hits=round(n * miss.right))
+def exact(attempt):
+    """On every rank your accuracy is the true one, although the shards are padded: each image counts once, and sums
+    are added up before anything is divided."""
+    ranks = answers.findings("accuracy", attempt)
+    for case, (n, hits) in enumerate(HITS.items()):
+        got, true = [rank["got"][case] for rank in ranks], len(hits) / n
+        if close(got, [true] * len(ranks)):
+            continue
+        shards = [[item in hits for item in sampler_shard(n, rank, len(ranks))] for rank in range(len(ranks))]
+        real = [right[:len(range(rank, n, len(ranks)))] for rank, right in enumerate(shards)]
+        cut = [right[:n // len(ranks)] for right in shards]
+        all_hits, all_seen = sum(map(sum, shards)), sum(map(len, shards))
+        raise because(
+            f"{len(hits)} of {n} images are right: {true:.3f}, on every rank. On {len(ranks)} ranks you have "
+            f"{', '.join(f'{value:.3f}' for value in got)}.",
+            (close(got, [sum(right) / len(right) for right in shards]), "Each rank tells of its own shard alone."),
+            (close(got[:1], [true]), "Only rank 0 is right: dist.reduce leaves the sum on one rank; dist.all_reduce "
+             "leaves it on each."),
+            (close(got, [all_hits / all_seen] * len(ranks)), "The padding is counted: some images count twice. (The "
+             "mean of the ranks' accuracies does the same: padded shards are equally long.)"),
+            (close(got, [all_hits / n] * len(ranks)), "The hits of the padding are counted, but n leaves it out."),
+            (close(got, [sum(sum(right) / max(1, len(right)) for right in real) / len(ranks)] * len(ranks)),
+             "This is the mean of the ranks' accuracies. Without padding the shards are not equally long, and an "
+             "image in a short one counts more: add hits and images up, then divide."),
+            (close(got, [sum(map(sum, cut)) / max(1, sum(map(len, cut)))] * len(ranks)), "Every shard is cut to one "
+             "length. Some lose a real image by that, as with drop_last: only what is padding must go."))

@@ -1,8 +1,10 @@
-"""Exercises of notebook 06. Three of them run on ranks: course/checks/on_ranks.py says how."""
+"""Exercises of notebook 06. All run on ranks: course/checks/on_ranks.py says how."""
 
 import copy
-import operator
+import pickle
+import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,25 +21,52 @@ BATCHES, ROWS, EVERY = 6, 4, 3  # what `train` is given on each rank: batches of
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
 
-def measure_average_gradients(function, here):
-    """Gradients before and after; and by how much the weights moved, which differ between the ranks."""
-    model = nn.Linear(2, 1, bias=False)
-    before = torch.tensor([[10.0 + here.rank, 20.0 - here.rank]])
-    own = torch.tensor([[1.0 + 2 * here.rank, 6.0 - 4 * here.rank]])
-    model.weight.data, model.weight.grad = before.clone(), own.clone()
-    function(model)
-    return {"own": own.flatten().tolist(), "got": model.weight.grad.flatten().tolist(),
-            "weights_moved": (model.weight.detach() - before).abs().max().item()}
+def measure_apart(function, here):
+    """What the function says of three models, and by how much it moved their weights: all ranks have the same one; one
+    value of the first layer is another on rank 1; a value stands elsewhere on each rank, so that all norms agree."""
+    found = {"got": [], "moved": 0.0}
+    for case in ("same", "one value", "same norm"):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.5)
+        first = model[0].weight.data.view(-1)
+        if case == "one value":
+            first[2] += 0.25 * (here.rank == 1)
+        elif case == "same norm":
+            first[here.rank] += 0.25
+        before = copy.deepcopy(model.state_dict())
+        got = function(model)
+        if got is None:
+            raise Wrong(f"On rank {here.rank} it returned None. Every rank needs the number.")
+        found["got"].append(float(got))
+        moved = [(value - before[name]).abs().max().item() for name, value in model.state_dict().items()]
+        found["moved"] = max(found["moved"], *moved)
+    return found
 
 
-def measure_accuracy(function, here):
-    """What the function makes of each rank's hits and images: the shards are unequal."""
-    images = 10 * (1 + 2 * here.rank)
-    hits = images - 1 - 8 * here.rank
-    got = function(hits, images)
-    if got is None:
-        raise Wrong(f"On rank {here.rank} it returned None. Every rank needs the number.")
-    return {"hits": hits, "images": images, "got": float(got)}
+def measure_save(function, here):
+    """Who wrote, whether the file was there when the function returned, and what it holds. Writing takes a while, as
+    that of a model of some gigabytes does."""
+    torch.manual_seed(here.rank)
+    parallel, file = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3))), Path(here.folder, "model.pt")
+    writes, save = [], torch.save
+
+    def slowly(*what, **how):
+        writes.append(here.rank)
+        time.sleep(0.5)
+        save(*what, **how)
+
+    torch.save = slowly
+    function(parallel, file)
+    found = {"writes": len(writes), "there": file.exists(), "names": None}
+    here.gather("returned", True)
+    if file.exists():
+        try:
+            found["names"] = list(torch.load(file, map_location="cpu", weights_only=True))
+        except pickle.UnpicklingError:
+            raise Wrong("The file holds Python objects: whoever loads it must have, and trust, the code behind them. "
+                        "Save a state_dict().") from None
+    return found
 
 
 def measure_train(function, here):
@@ -71,123 +100,103 @@ def measure_train(function, here):
             "times": (path @ wanted / (wanted @ wanted)).item()}
 
 
-answers = Answers({"average_gradients": measure_average_gradients, "accuracy": measure_accuracy,
-                   "train": measure_train})
+answers = Answers({"apart": measure_apart, "train": measure_train, "save": measure_save})
 
 
 def close(got, wanted):
     return all(abs(a - b) < 1e-5 for a, b in zip(got, wanted, strict=True))
 
 
-# Exercise 1: average the gradients
-def average_gradients(model):
+# Exercise 1: how far apart are the ranks?
+def apart(model):
+    most = 0.0
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+        high, low = parameter.detach().clone(), parameter.detach().clone()
+        dist.all_reduce(high, op=dist.ReduceOp.MAX)
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+        most = max(most, (high - low).max().item())
+    return most
 
 
-def sum_gradients(model):
+def apart_in_place(model):
+    most = 0.0
     for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
+        low = parameter.detach().clone()
+        dist.all_reduce(parameter.data, op=dist.ReduceOp.MAX)
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+        most = max(most, (parameter.data - low).max().item())
+    return most
 
 
-def average_weights(model):
+def from_rank_0(model):
+    most = 0.0
     for parameter in model.parameters():
-        dist.all_reduce(parameter.data)
-        parameter.data /= dist.get_world_size()
+        first = parameter.detach().clone()
+        dist.broadcast(first, src=0)
+        most = max(most, (parameter.detach() - first).abs().max().item())
+    return most
 
 
-def divide_only(model):
+def from_the_mean(model):
+    most = torch.tensor(0.0)
     for parameter in model.parameters():
-        parameter.grad /= dist.get_world_size()
+        mean = parameter.detach().clone()
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+        most = torch.maximum(most, (parameter.detach() - mean).abs().max())
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return most.item()
+
+
+def of_norms(model):
+    norm = torch.stack([parameter.detach().norm() for parameter in model.parameters()]).norm()
+    high, low = norm.clone(), norm.clone()
+    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    dist.all_reduce(low, op=dist.ReduceOp.MIN)
+    return (high - low).item()
+
+
+def of_the_last(model):
+    for parameter in model.parameters():
+        high, low = parameter.detach().clone(), parameter.detach().clone()
+        dist.all_reduce(high, op=dist.ReduceOp.MAX)
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+    return (high - low).max().item()
 
 
 @exercise(
-    solution=average_gradients,
-    hint="dist.all_reduce(tensor) puts the sum over the ranks in the tensor's place. What turns a sum into a mean?",
-    mistakes={"sum, not divided": sum_gradients, "weights instead of gradients": average_weights,
-              "divided, not summed": divide_only},
+    solution=apart,
+    hint="dist.all_reduce(tensor, op=dist.ReduceOp.MAX) leaves each place's largest value on every rank, and "
+         "ReduceOp.MIN its smallest. Both overwrite the tensor: give them a clone.",
+    mistakes={"in place": apart_in_place, "from rank 0, on each rank": from_rank_0, "from the mean": from_the_mean,
+              "of the norms": of_norms, "of the last parameter": of_the_last},
 )
-def average(attempt):
-    """After your function every rank has the same gradient, the mean over the ranks: that of one process on the
-    whole batch, as long as the shards are equal."""
-    ranks = answers.findings("average_gradients", attempt)
-    total = [sum(values) for values in zip(*(rank["own"] for rank in ranks), strict=True)]
-    mean = [value / len(ranks) for value in total]
-    if any(rank["weights_moved"] for rank in ranks):
-        raise Wrong("Your function changed the weights. What the ranks share is the gradients: parameter.grad. The "
-                    "optimizer then changes the weights, on every rank alike.")
-    if all(close(rank["got"], total) for rank in ranks):
-        raise Wrong(f"That is the sum over the ranks, {len(ranks)} times the mean: it is as if the learning rate were "
-                    f"{len(ranks)} times as large. Divide by dist.get_world_size().")
-    if not all(close(rank["got"], ranks[0]["got"]) for rank in ranks):
-        raise Wrong("The ranks still have different gradients, so their weights will drift apart. Have you called "
-                    "dist.all_reduce on each gradient?")
-    if not close(ranks[0]["got"], mean):
-        raise Wrong(f"The ranks had the gradients {' and '.join(str(rank['own']) for rank in ranks)}. Their mean is "
-                    f"{mean}; you have {ranks[0]['got']}.")
+def drift(attempt):
+    """0 only where every weight is the same on all ranks, and every rank knows it: a test that DDP does its work. It
+    costs two all-reduces a tensor. main.py compares one norm of all weights, after each epoch: cheaper, and blind only
+    to differences that leave the norm as it is."""
+    ranks = answers.findings("apart", attempt)
+    if any(rank["moved"] for rank in ranks):
+        raise Wrong("Your function changed the weights: a collective overwrites the tensor that it gets. Give it a "
+                    "clone of parameter.detach().")
+    for case, (said, wanted) in enumerate((("All ranks had the same weights", 0.0),
+                                           ("One weight of rank 1 was 0.25 larger than the others'", 0.25),
+                                           ("On each rank another weight was 0.25 larger", 0.25))):
+        got = [rank["got"][case] for rank in ranks]
+        if not close(got, [wanted] * len(got)):
+            raise because(
+                f"{said}, so the answer is {wanted:g} on every rank. Yours: "
+                f"{', '.join(f'{value:.3g}' for value in got)}.",
+                (case == 1 and close(got, [0] * len(got)), "Is every parameter compared, the first too?"),
+                (close(got[:1], [0]) and not close(got, got[:1] * len(got)), "Each rank compared itself with rank 0, "
+                 "so rank 0 has seen nothing. The ranks must learn of one another's result."),
+                (close([rank["got"][2] for rank in ranks], [0] * len(got)), "Different weights can have one norm, or "
+                 "one sum. Compare them place by place."),
+                (close(got, got[:1] * len(got)), "That is the distance from the mean. Asked for: the "
+                 "largest difference between any two ranks."))
 
 
-# Exercise 2: accuracy over all ranks
-def accuracy(hits, images):
-    sums = torch.tensor([hits, images], dtype=torch.float64)
-    dist.all_reduce(sums)
-    return (sums[0] / sums[1]).item()
-
-
-def average_of_averages(hits, images):
-    mean = torch.tensor(hits / images, dtype=torch.float64)
-    dist.all_reduce(mean)
-    return mean.item() / dist.get_world_size()
-
-
-def own_hits_of_all_images(hits, images):
-    total = torch.tensor(float(images))
-    dist.all_reduce(total)
-    return hits / total.item()
-
-
-def reduced_to_rank_0(hits, images):
-    sums = torch.tensor([hits, images], dtype=torch.float64)
-    dist.reduce(sums, dst=0)
-    return (sums[0] / sums[1]).item()
-
-
-def returned_on_rank_0(hits, images):
-    over_all = accuracy(hits, images)
-    return over_all if dist.get_rank() == 0 else None
-
-
-@exercise(
-    solution=accuracy,
-    hint="Put hits and images into one tensor, all-reduce it, and divide last.",
-    mistakes={"average of averages": average_of_averages, "own hits of all images": own_hits_of_all_images,
-              "own accuracy": operator.truediv, "reduce instead of all_reduce": reduced_to_rank_0,
-              "returned on rank 0 alone": returned_on_rank_0},
-)
-def overall(attempt):
-    """Sums and counts, added up over the ranks, and divided last: the same number on every rank, and that of one
-    process, whatever the shards."""
-    ranks = answers.findings("accuracy", attempt)
-    hits, images, got = ([rank[name] for rank in ranks] for name in ("hits", "images", "got"))
-    averages, right = [hit / image for hit, image in zip(hits, images, strict=True)], sum(hits) / sum(images)
-    if not close(got, [right] * len(ranks)):
-        shards = " and ".join(f"{hit} of {image}" for hit, image in zip(hits, images, strict=True))
-        raise because(
-            f"The hits were {shards}, so {sum(hits)} of {sum(images)} = {right:.3f} on every rank. You have "
-            f"{' and '.join(f'{value:.3f}' for value in got)}.",
-            (close(got, [hit / sum(images) for hit in hits]), "You divided each rank's own hits by all images. The "
-             "hits must be added up over the ranks, too. This is the tutorial's 0.06."),
-            (close(got, averages), "Each rank tells of its own shard alone: rank 0's number is that of rank 0's "
-             "images."),
-            (close(got[:1], [right]), "Only rank 0 is right: dist.reduce leaves the sum on one rank; dist.all_reduce "
-             "leaves it on each."),
-            (close(got, [sum(averages) / len(ranks)] * len(ranks)), "This is the average of the ranks' averages. But "
-             "the shards are unequal: an image in a small shard would count for more. Add hits and images up first, "
-             "and divide last."))
-
-
-# Exercise 3: where no_sync goes
+# Exercise 2: where no_sync goes
 def train(ddp, batches, optimizer, every):
     for number, (inputs, labels) in enumerate(batches, start=1):
         update = number % every == 0
@@ -262,33 +271,61 @@ def accumulate(attempt):
                     f"they differ by {off:.1e}. Is there an update, then a zero_grad, after each {EVERY} batches?")
 
 
-# Exercise 4: the global batch
-def settings(ranks, batch_size, lr):
-    return ranks * batch_size, lr * ranks
+# Exercise 3: one file, which all can read
+def save(ddp, file):
+    if dist.get_rank() == 0:
+        torch.save(ddp.module.state_dict(), file)
+    dist.barrier()
+
+
+def by_all(ddp, file):
+    torch.save(ddp.module.state_dict(), file)
+    dist.barrier()
+
+
+def with_prefix(ddp, file):
+    if dist.get_rank() == 0:
+        torch.save(ddp.state_dict(), file)
+    dist.barrier()
+
+
+def without_barrier(ddp, file):
+    if dist.get_rank() == 0:
+        torch.save(ddp.module.state_dict(), file)
+
+
+def barrier_for_one(ddp, file):
+    if dist.get_rank() == 0:
+        torch.save(ddp.module.state_dict(), file)
+        dist.barrier()
+
+
+def whole_model(ddp, file):
+    if dist.get_rank() == 0:
+        torch.save(ddp.module, file)
+    dist.barrier()
 
 
 @exercise(
-    solution=settings,
-    hint="How many images does one update see? The rule: the learning rate grows as that number does.",
-    mistakes={"the batch of one rank": lambda ranks, batch_size, lr: (batch_size, lr),
-              "the rate left alone": lambda ranks, batch_size, lr: (ranks * batch_size, lr),
-              "the rate divided": lambda ranks, batch_size, lr: (ranks * batch_size, lr / ranks)},
+    solution=save,
+    hint="Three questions: whose turn is it to write, which state_dict() has the model's own names, and how do the "
+         "other ranks learn that the file is there?",
+    mistakes={"all ranks write": by_all, "DDP's names": with_prefix, "no barrier": without_barrier,
+              "a barrier for rank 0 alone": barrier_for_one, "the whole model": whole_model},
 )
-def scaled(attempt):
-    """The batch size is per process, so the global batch grows with the ranks; and by the linear scaling rule the
-    learning rate grows with it (Goyal et al. 2017, arXiv 1706.02677, who warm up to it). It is a rule of thumb for
-    SGD."""
-    for ranks, batch_size, lr in ((8, 64, 0.1), (2, 32, 0.05)):
-        batch, rate = attempt(ranks, batch_size, lr)
-        case = f"With {ranks} ranks, batch {batch_size} a process and lr {lr} for one of them"
-        if batch != ranks * batch_size:
-            raise because(
-                f"{case}, an update sees {ranks * batch_size} images, not {batch}.",
-                (batch == batch_size, "That is what one rank sees. The update is made of all ranks' images."))
-        if not close([rate], [lr * ranks]):
-            raise because(
-                f"{case}, the linear scaling rule gives {lr * ranks:g}; you have {rate:g}.",
-                (close([rate], [lr]), f"You left the learning rate alone. Each epoch now has {ranks} times fewer "
-                 "updates, each as long as before: it gets less far. The rule makes the updates longer."),
-                (close([rate], [lr / ranks]), "You divided the learning rate. But DDP has divided already: it "
-                 f"averages. There are {ranks} times fewer updates, so each must be longer, not shorter."))
+def saved(attempt):
+    """One rank wrote, a model without DDP can load it, and no rank went on before the file was there."""
+    ranks = answers.findings("save", attempt)
+    writes = sum(rank["writes"] for rank in ranks)
+    if writes > 1:
+        raise Wrong(f"{writes} ranks wrote. All have the same weights: one is enough, and several that write to one "
+                    "file at a time can break it.")
+    if ranks[0]["names"] is None:
+        raise Wrong("After your function there is no such file.")
+    late = [rank for rank, found in enumerate(ranks) if not found["there"]]
+    if late:
+        raise Wrong(f"When rank {late[0]} returned the file was not there yet: what it does next may be to read it. "
+                    "Where can the ranks wait for each other?")
+    if ranks[0]["names"] != ["0.weight", "0.bias"]:
+        raise Wrong(f"The names in the file are {', '.join(ranks[0]['names'])}; the model's own are 0.weight and "
+                    "0.bias. A model without DDP refuses the file. Which model is inside the wrapper?")

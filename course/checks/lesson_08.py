@@ -1,56 +1,270 @@
-"""Exercises of notebook 08: strong and weak, the batch from which DDP pays, and the link that 64 GPUs need."""
+"""Exercises of notebook 08: an all-reduce that times itself, processes side by side, the batch from which DDP pays, and
+the link that 64 GPUs need. Two run on ranks: course/checks/on_ranks.py says how. (One more: message_cost.py.)"""
 
 import math
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
 
 from course import predict
-from course.checks import Wrong, exercise
+from course.checks import Wrong, because, exercise
 from course.checks.cases import Miss, exactly, misses
+from course.checks.on_ranks import Answers
 from course.predict.scaling import Job, Link, Measured, StepTime
 
-# Exercise 1: strong or weak?
-CASES = {  # ranks and batch of each rank: first the small run, then the large one
-    "a": ((1, 64), (4, 64)),
-    "b": ((1, 64), (4, 16)),
-    "c": ((8, 32), (256, 32)),
-    "d": ((1, 256), (8, 32)),
-}
+# ---------------------------------------------------------------------------------- on each rank: what a function does
+
+WARM_UP = 0.3  # seconds: how late the first call ends
+# By how much each later call ends late, on ranks 0, 1, 2. The slowest of each: 60, 40, 50, 120, 250 ms.
+LATE = [(0.02, 0.06, 0.02), (0.04, 0.02, 0.02), (0.02, 0.02, 0.05), (0.12, 0.02, 0.02), (0.02, 0.25, 0.02)]
+STEP, STEPS = 0.015, 8  # seconds of a step on rank 0; rank 1 takes half as long again, rank 2 twice as long
 
 
-def my_kinds():
-    return {"a": "weak", "b": "strong", "c": "weak", "d": "strong"}
+def spanned(work):
+    """`work`, and a list that grows by (start, end) of each call; the clock is the same for all processes."""
+    spans = []
+
+    def call():
+        start = time.monotonic()
+        work(len(spans))
+        spans.append((start, time.monotonic()))
+
+    return call, spans
+
+
+def number_of(got, here):
+    if got is None:
+        raise Wrong(f"On rank {here.rank} it returned None. Every rank needs the number.")
+    return float(got)
+
+
+def measure_timing(function, here):
+    """What it returned, and when each collective began and ended here."""
+    tensor = torch.zeros(1000)
+
+    def late_all_reduce(number):
+        dist.all_reduce(tensor)
+        time.sleep(LATE[(number - 1) % len(LATE)][here.rank % 3] if number else WARM_UP)
+
+    call, spans = spanned(late_all_reduce)
+    return {"got": number_of(function(call, len(LATE)), here), "spans": spans}
+
+
+def measure_ceiling(function, here):
+    train, spans = spanned(lambda _: time.sleep(STEP * (1 + here.rank / 2)))
+    return {"got": number_of(function(train, STEPS), here), "spans": spans}
+
+
+answers = Answers({"my_timing": measure_timing, "my_ceiling": measure_ceiling})
+
+
+def apart(times):
+    return max(times) - min(times)
+
+
+def near(got, value):
+    return abs(got - value) <= 0.12 * value
+
+
+# Exercise 1: a collective that times itself
+def my_timing(call, rounds):
+    call()
+    seconds = []
+    for _ in range(rounds):
+        dist.barrier()
+        start = time.perf_counter()
+        call()
+        took = torch.tensor(time.perf_counter() - start)
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        seconds.append(took.item())
+    return statistics.median(seconds)
+
+
+def own_times(call, rounds, together=True):
+    seconds = []
+    for _ in range(rounds):
+        if together:
+            dist.barrier()
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return torch.tensor(seconds)
+
+
+def of_all(seconds, op=dist.ReduceOp.MAX):
+    dist.all_reduce(seconds, op=op)
+    return seconds
+
+
+def no_warm_up(call, rounds):
+    return of_all(own_times(call, rounds)).median().item()
+
+
+def own_rank_only(call, rounds):
+    call()
+    return own_times(call, rounds).median().item()
+
+
+def not_together(call, rounds):
+    call()
+    return of_all(own_times(call, rounds, together=False)).median().item()
+
+
+def mean_of_the_ranks(call, rounds):
+    call()
+    return (of_all(own_times(call, rounds), dist.ReduceOp.SUM) / dist.get_world_size()).median().item()
+
+
+def mean_of_the_rounds(call, rounds):
+    call()
+    return of_all(own_times(call, rounds)).mean().item()
+
+
+def median_before_the_slowest(call, rounds):
+    call()
+    return of_all(own_times(call, rounds).median()).item()
 
 
 @exercise(
-    solution=my_kinds,
-    hint="Write down two numbers for each run: the batch of a rank, and the batch of all ranks together. Which of the "
-    "two is the same in both runs? The batch of a rank: weak. The batch of all: strong.",
-    mistakes={
-        "everything is weak": lambda: dict.fromkeys(CASES, "weak"),
-        "the two names turned round": lambda: {"a": "strong", "b": "weak", "c": "strong", "d": "weak"},
-        "--global-batch-size taken for the batch of a rank": lambda: my_kinds() | {"d": "weak"},
-    },
+    solution=my_timing,
+    hint="One call that does not count. Then, in each round: dist.barrier(), read the clock, call(), read the clock; "
+    "dist.all_reduce(seconds, op=dist.ReduceOp.MAX) of the difference, as a tensor. At the end statistics.median.",
+    mistakes={"no warm-up": no_warm_up, "each rank its own": own_rank_only, "no barrier": not_together,
+              "the mean of the ranks": mean_of_the_ranks, "the mean of the rounds": mean_of_the_rounds,
+              "the median of each rank, then the slowest": median_before_the_slowest},
 )
-def kinds(attempt):
-    """Weak scaling keeps the batch of each rank, and with it the work that hides the all-reduce. Strong scaling keeps
-    the global batch: the training stays the same, but each rank has less and less to do between two all-reduces."""
-    got = attempt()
-    if not isinstance(got, dict) or set(got) != set(CASES):
-        raise Wrong(f"Return a dict with the keys {', '.join(CASES)}.")
-    got = {name: str(said).strip().lower() for name, said in got.items()}
-    truth = {name: "strong" if math.prod(small) == math.prod(large) else "weak"
-             for name, (small, large) in CASES.items()}
-    wrong = [name for name in CASES if got[name] != truth[name]]
-    if not wrong:
-        return
-    if len(wrong) == len(CASES) and set(got.values()) <= {"strong", "weak"}:
-        raise Wrong("All four are turned round: weak scaling keeps the batch of each rank.")
-    (few, batch), (many, other) = CASES[wrong[0]]
-    case = (f"{wrong[0]} is {truth[wrong[0]]}, you said {got[wrong[0]]!r}. From {few} to {many} ranks the batch of a "
-            f"rank goes from {batch} to {other}, that of all together from {few * batch} to {many * other}.")
-    raise Wrong(case + (" --global-batch-size is shared out among the ranks." if wrong[0] == "d" else ""))
+def timing(attempt):
+    """That is how message_time.py measures: warmed up, begun together, the slowest rank of each round, and the median
+    of the rounds. Each of the four changes the number."""
+    ranks, rounds = answers.findings("my_timing", attempt), len(LATE)
+    got, calls = [rank["got"] for rank in ranks], list(zip(*(rank["spans"] for rank in ranks), strict=True))
+    if len(calls) <= rounds:
+        raise Wrong(f"{len(calls)} calls, and {rounds} rounds were asked for. The first call, which took "
+                    f"{1e3 * WARM_UP:.0f} ms more, must not count: a first message connects the ranks and takes "
+                    "memory. Warm up with one more call, before the rounds."
+                    if len(calls) == rounds else f"{len(calls)} calls, and {rounds} rounds were asked for.")
+    calls = calls[-rounds:]
+    took = [[end - start for start, end in of_ranks] for of_ranks in calls]
+    right = statistics.median(map(max, took))
+    said = " and ".join(f"{1e3 * value:.0f}" for value in got)
+    late = max(apart([start for start, _ in of_ranks]) for of_ranks in calls)
+    if late > 0.06:
+        raise Wrong(f"In one round the last rank began {1e3 * late:.0f} ms after the first. So you also timed how long "
+                    "the ranks waited for one another. Let them start each round together: dist.barrier().")
+    if apart(got) > 0.003:
+        raise Wrong(f"The ranks returned {said} ms: each has timed itself. A collective has ended when the last rank "
+                    "has its result, so take the slowest of all: dist.all_reduce with dist.ReduceOp.MAX.")
+    if not near(got[0], right):
+        raise because(
+            f"You say {1e3 * got[0]:.0f} ms; it is {1e3 * right:.0f} ms. The slowest rank of each round took "
+            f"{', '.join(f'{1e3 * max(of_ranks):.0f}' for of_ranks in took)} ms.",
+            (near(got[0], statistics.mean(map(max, took))), "That is their mean: one disturbed round moves it. The "
+             "median stays."),
+            (near(got[0], statistics.median(map(statistics.mean, took))), "You took the mean of the ranks. But all "
+             "wait for the slowest."),
+            (near(got[0], max(statistics.median(times) for times in zip(*took, strict=True))), "You took the median "
+             "of each rank first. The slowest rank is another one in each round: MAX first, then the median."))
 
 
-# Exercise 2: from which batch on does it pay?
+# Exercise 3: side by side
+def my_ceiling(train, steps):
+    def speed():
+        start = time.perf_counter()
+        for _ in range(steps):
+            train()
+        return steps / (time.perf_counter() - start)
+
+    alone = speed() if dist.get_rank() == 0 else 0.0
+    dist.barrier()  # the others wait here
+    speeds = torch.tensor([alone, speed()])
+    dist.all_reduce(speeds)
+    return (speeds[1] / speeds[0]).item()
+
+
+def seconds_of(train, steps):
+    start = time.perf_counter()
+    for _ in range(steps):
+        train()
+    return time.perf_counter() - start
+
+
+def all_alone_at_once(train, steps):
+    alone = torch.tensor(steps / seconds_of(train, steps))
+    dist.broadcast(alone, src=0)
+    dist.barrier()
+    return (of_all(torch.tensor(steps / seconds_of(train, steps)), dist.ReduceOp.SUM) / alone).item()
+
+
+def nobody_waits(train, steps):
+    alone = steps / seconds_of(train, steps) if dist.get_rank() == 0 else 0.0
+    speeds = of_all(torch.tensor([alone, steps / seconds_of(train, steps)]), dist.ReduceOp.SUM)
+    return (speeds[1] / speeds[0]).item()
+
+
+def alone_and_together(train, steps):
+    alone = torch.tensor(seconds_of(train, steps) if dist.get_rank() == 0 else 0.0)
+    dist.broadcast(alone, src=0)
+    return alone.item(), torch.tensor(seconds_of(train, steps))
+
+
+def mean_speed(train, steps):
+    alone, together = alone_and_together(train, steps)
+    return of_all(alone / together, dist.ReduceOp.SUM).item() / dist.get_world_size()
+
+
+def slowest_counts(train, steps):
+    alone, together = alone_and_together(train, steps)
+    return dist.get_world_size() * alone / of_all(together).item()
+
+
+def own_speed(train, steps):
+    alone, together = alone_and_together(train, steps)
+    return alone / together.item()
+
+
+@exercise(
+    solution=my_ceiling,
+    hint="Steps a second is steps / seconds. First on rank 0 alone, while the others wait at dist.barrier(). Then on "
+    "all at once. Add up over the ranks with dist.all_reduce, and divide last.",
+    mistakes={"all ranks train in the first phase": all_alone_at_once, "nobody waits for rank 0": nobody_waits,
+              "the mean, not the sum": mean_speed, "as if all waited for the slowest": slowest_counts,
+              "each rank its own": own_speed},
+)
+def ceiling(attempt):
+    """All ranks' speeds added up, by that of one which had the machine for itself. No training on these ranks can be
+    faster: what lies between it and the number of ranks, the machine takes; what lies below it, talking does."""
+    ranks = answers.findings("my_ceiling", attempt)
+    got, spans = ([rank[name] for rank in ranks] for name in ("got", "spans"))
+    if len(spans[0]) < 2 * STEPS or min(map(len, spans)) < STEPS:
+        raise Wrong(f"The ranks made {', '.join(str(len(one)) for one in spans)} steps. Rank 0 makes {STEPS} alone, "
+                    f"and then each rank {STEPS}.")
+    free = spans[0][STEPS - 1][1]  # when rank 0 had done its steps alone
+    for rank, ((start, _), *_) in enumerate(spans[1:], start=1):
+        if start < free - 0.005:
+            raise Wrong(f"Rank {rank} began to train {1e3 * (free - start):.0f} ms before rank 0 had done its steps: "
+                        "then rank 0 was not alone. " + (
+                            "Only rank 0 trains in the first phase: ask dist.get_rank()."
+                            if len(spans[rank]) > STEPS else "Let the others wait at a barrier."))
+    speeds = [STEPS / (one[-1][1] - one[-STEPS][0]) for one in spans]
+    alone = STEPS / (free - spans[0][0][0])
+    right = sum(speeds) / alone
+    if apart(got) > 0.01:
+        raise Wrong(f"The ranks returned {' and '.join(f'{value:.2f}' for value in got)}: each its own speed. Add up "
+                    "over all ranks: dist.all_reduce.")
+    if not near(got[0], right):
+        raise because(
+            f"Alone {alone:.0f} steps a second, together {' + '.join(f'{speed:.0f}' for speed in speeds)}: that is "
+            f"{right:.2f} times as many. You have {got[0]:.2f}.",
+            (near(got[0], right / len(ranks)), "That is the mean of the ranks. The machine does all of their steps: "
+             "take the sum."),
+            (near(got[0], len(ranks) * min(speeds) / alone), "That is as if each rank were as slow as the slowest. "
+             "But nobody waits for another here: add up what each reaches."),
+            (near(got[0], 1 / right), "That is turned round: divide together by alone."))
+
+
+# Exercise 4: from which batch on does it pay?
 def my_batch(fixed, per_image, all_reduce, ranks):
     needed = all_reduce / (ranks - 1)  # a step of one rank must take longer than this
     return max(1, math.floor((needed - fixed) / per_image) + 1)
@@ -62,7 +276,7 @@ def tried_out(fixed, per_image, all_reduce, ranks):
 
 
 def speedup(asked, batch):
-    """How many times as fast the model of the lesson says that the ranks of exercise 2 are."""
+    """How many times as fast the model of the lesson says that the ranks of exercise 4 are."""
     fixed, per_image, all_reduce, ranks = asked
     job = Job(StepTime(fixed, per_image), 0, Measured({ranks: (all_reduce, 0)}), overlap=False)
     return predict.scaling.speedup(job, ranks, batch)[0]
@@ -86,7 +300,7 @@ def speedup(asked, batch):
     },
 )
 def break_even(attempt):
-    """Your batch size is where the heat map turns: below it the ranks talk longer than they gain. More ranks need less
+    """Your batch size is where the curve crosses 1: below it the ranks talk longer than they gain. More ranks need less
     of a step each, as long as the all-reduce does not get slower with them, and no rank has to wait for a core."""
     cases = ((1e-3, 6.25e-5, 4e-3, 2), (1e-3, 6.25e-5, 4e-3, 4), (2e-4, 5e-5, 2.01e-2, 8), (1e-3, 6e-5, 5e-4, 2))
     for miss in misses(break_even, attempt, cases, tried_out, exactly):
@@ -100,7 +314,7 @@ def break_even(attempt):
                   fixed_ms=1e3 * fixed, image_us=1e6 * per_image, all_reduce_ms=1e3 * all_reduce)
 
 
-# Exercise 3: which link?
+# Exercise 5: which link?
 def my_bandwidth(step, gradient_bytes, ranks, efficiency):
     allowed = step * (1 / efficiency - 1)  # seconds that may be added to a step
     return 2 * (ranks - 1) / ranks * gradient_bytes / allowed

@@ -1,4 +1,4 @@
-"""The exercise on bandwidths, algbw and busbw, which lesson 08 asks."""
+"""What a message costs: both bandwidths of an all-reduce."""
 
 import math
 from functools import partial

@@ -11,11 +11,16 @@ Ranks tell each other what they saw through the store where they met: an answer 
 import ast
 import json
 import multiprocessing
+import os
 import re
 import runpy
+import signal
+import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
@@ -39,11 +44,12 @@ class Here:
     folder: str  # new, empty, and the same for all; an absolute path
     timeout: float  # longest wait of the learner's function for another rank, seconds
 
-    def gather(self, name, mine):
-        """What every rank has, rank 0's first: it waits for all of them. Each `name` serves once."""
+    def gather(self, name, mine, patience=15):
+        """What every rank has, rank 0's first: it waits for all of them, `patience` seconds at most. Each `name` serves
+        once."""
         keys = [f"{name} {rank}" for rank in range(self.world_size)]
         self.store.set(keys[self.rank], json.dumps(mine))
-        self.store.wait(keys, timedelta(seconds=self.timeout + 30))
+        self.store.wait(keys, timedelta(seconds=patience))
         return [json.loads(self.store.get(key)) for key in keys]
 
 
@@ -62,15 +68,7 @@ class Answers:
         """
         if not callable(attempt) and untouched(Path(attempt), name):
             raise NotImplementedError
-        context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
-        context.set_forkserver_preload([*PRELOAD, *self.preload])
-        with tempfile.TemporaryDirectory() as folder, context.Pool(ranks) as pool:  # its end ends the processes
-            answer = attempt if callable(attempt) else str(Path(attempt).resolve())
-            all_of_them = [(self, name, answer, rank, ranks, folder) for rank in range(ranks)]
-            try:
-                found = pool.starmap_async(be_rank, all_of_them, chunksize=1).get(LIMIT)[0]
-            except multiprocessing.TimeoutError:
-                raise Wrong(f"No end within {LIMIT} s: a rank waits, or its process died. {SAME_CALLS}.") from None
+        found = self.on_each(name, attempt if callable(attempt) else str(Path(attempt).resolve()), ranks)
         if any("untried" in rank for rank in found):
             raise NotImplementedError
         if wrong := [rank["wrong"] for rank in found if "wrong" in rank]:
@@ -83,6 +81,42 @@ class Answers:
                 said = f"it waited in vain for another rank. {SAME_CALLS}: none for rank 0 alone."
             raise Wrong(f"On rank {rank} {said}")
         return found
+
+    def on_each(self, name, attempt, ranks):
+        """What each rank saw, a list. Wrong where a process died, or not all came to an end within LIMIT."""
+        context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
+        context.set_forkserver_preload([*PRELOAD, *self.preload])
+        with tempfile.TemporaryDirectory() as folder:
+            processes = [context.Process(target=be_rank, args=(self, name, attempt, rank, ranks, folder))
+                         for rank in range(ranks)]
+            for process in processes:
+                process.start()
+            try:
+                died = first_to_die(processes)
+            finally:
+                for process in processes:
+                    process.kill()
+                    process.join()
+            if died is not None:
+                status = processes[died].exitcode
+                how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+                raise Wrong(f"The process of rank {died} died ({how}). gloo ends a process whose call does not fit "
+                            f"those of the others, in size too. {SAME_CALLS}.")
+            return json.loads(Path(folder, "found.json").read_text())
+
+
+def first_to_die(processes):
+    """The number of the process that ended first with a status other than 0; None where all of them end well."""
+    give_up, running = time.monotonic() + LIMIT, dict(enumerate(processes))
+    while running:
+        if not wait([process.sentinel for process in running.values()], max(0, give_up - time.monotonic())):
+            raise Wrong(f"No end within {LIMIT} s: rank {' and '.join(map(str, running))} still ran. {SAME_CALLS}.")
+        for rank, process in list(running.items()):
+            if process.exitcode:
+                return rank
+            if process.exitcode == 0:
+                del running[rank]
+    return None
 
 
 def untouched(file, name):
@@ -116,12 +150,17 @@ def first_line(error):
 
 
 def be_rank(answers, name, attempt, rank, ranks, folder):
-    """What all ranks saw, rank 0's first, on each of them."""
+    """Rank 0 writes down what all ranks saw, for the process that started them."""
     torch.set_num_threads(1)
     here = Here(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)
-    here.gather("ready", True)
+    here.gather("ready", True, LIMIT)
     if answers.group:
         dist.init_process_group("gloo", store=dist.PrefixStore("group", here.store), rank=rank, world_size=ranks,
                                 timeout=timedelta(seconds=WAIT))
         shortcuts.defer_compiler()  # after it: joining the group brings in the real one
-    return here.gather(name, see(answers.measures[name], attempt, name, here))
+    found = here.gather(name, see(answers.measures[name], attempt, name, here), LIMIT)
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    here.gather("written", True)
+    sys.stdout.flush()
+    os._exit(0)  # an answer may have left threads of gloo's that abort when Python ends

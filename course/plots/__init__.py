@@ -6,7 +6,22 @@ What several lessons draw is a name of this package (`plots.speedup`); what one 
 
 # ruff: noqa: F401
 
-from course.plots import changes, collectives, data_parallel, learning, rank_maps, scaling, sharded
+from course.plots import (
+    changes,
+    collectives,
+    data_parallel,
+    equality,
+    images,
+    learning,
+    message_cost,
+    one_device,
+    rank_maps,
+    samplers,
+    scaling,
+    sharded,
+    timelines,
+    ways,
+)
 from course.plots.comparison import efficiency, seconds_per_epoch, speedup, throughput
 from course.plots.files import write_all
 from course.plots.samplers import sampler_map

@@ -1,24 +1,22 @@
-"""Lesson 03: which process is which rank, who connects to whom, whose line comes when."""
+"""Lesson 03: which process is which rank, and who connects to whom."""
 
-import re
-
+import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
-from matplotlib.ticker import MaxNLocator
 
-from course.plots.style import COLOURS, GREY, WARNING, bare, colour_of, write_in
+from course.plots.style import COLOURS, WARNING, bare, colour_of, write_in
 
-SAID = re.compile(r"rank (\d+), step")  # by scripts/lessons/ranks_meet.py --step chatter
 ROUND = "round,pad=0,rounding_size=0.08"
 
 
-def ranks_map(processes: pd.DataFrame, ax: Axes) -> Axes:
+def ranks_map(processes: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """A row a node, a box a process: `processes` has the columns `rank`, `local_rank` and `group_rank`, a line each.
 
     Any number of nodes and processes, also unequal nodes.
     """
     columns, rows = processes["local_rank"].max() + 1, processes["group_rank"].max() + 1
+    ax = ax or plt.subplots(figsize=(3 + 3 * columns, 1.5 + 2.2 * rows))[1]
     ax.set(xlim=(-0.6, columns - 0.4), ylim=(rows - 0.4, -0.6), xticks=range(columns), yticks=range(rows))
     ax.set_xlabel("local rank: which process of its node")
     ax.set_ylabel("group rank: which node")
@@ -43,15 +41,18 @@ def links_map(names: list[str], links: list[dict], ax: Axes) -> Axes:
     """Processes as boxes, their TCP connections as lines: `links` holds {"client", "server", "kind"} of each: who
     called whom, for the "store" or for "gloo".
 
-    An arrow goes from a process to the one whose port is the meeting point. "torchrun" stands above the ranks.
+    An arrow goes from a process to where all meet. What is no rank, torchrun or a file, stands above the ranks; a file
+    listens to nobody, so it is not filled.
     """
-    ranks = [name for name in names if name != "torchrun"]
-    middle = (len(ranks) - 1) / 2
-    places = {name: (x, 0) for x, name in enumerate(ranks)} | {"torchrun": (middle, 0.9)}
-    listeners = {link["server"] for link in links if link["kind"] == "store"}
+    ranks = [name for name in names if name.startswith("rank")]
+    middle, above = (len(ranks) - 1) / 2, [name for name in names if name not in ranks]
+    places = {name: (x, 0) for x, name in enumerate(ranks)} | dict.fromkeys(above, (middle, 0.9))
+    meeting = {link["server"] for link in links if link["kind"] == "store"}
     for name in names:
         x, y = places[name]
-        fill, edge, ink = (WARNING, WARNING, "white") if name in listeners else ("white", "black", "black")
+        look = "file" if "file" in name else name in meeting
+        fill, edge, ink = {"file": ("white", WARNING, "black"), True: (WARNING, WARNING, "white"),
+                           False: ("white", "black", "black")}[look]
         ax.add_patch(FancyBboxPatch((x - 0.33, y - 0.16), 0.66, 0.32, boxstyle=ROUND, zorder=3, linewidth=3,
                                     facecolor=fill, edgecolor=edge))
         ax.text(x, y, name, ha="center", va="center", fontsize=20, fontweight="bold", color=ink, zorder=4)
@@ -70,27 +71,17 @@ def links_map(names: list[str], links: list[dict], ax: Axes) -> Axes:
         ax.annotate("", end, start, arrowprops=look | {"connectionstyle": f"arc3,rad={bow}", "linewidth": 3})
     if any(link["kind"] == "gloo" for link in links):
         ax.text(middle, -0.75, "data (gloo)", ha="center", color=COLOURS[0], fontsize=20, fontweight="bold")
-    if listeners:
-        place = (middle + 0.4, 0.9) if "torchrun" in names else (0.45, 0.62)
+    if meeting:
+        place = (middle + 0.4, 0.9) if above else (0.45, 0.62)
         ax.text(*place, "meeting (store)", va="center", color=WARNING, fontsize=20, fontweight="bold")
-    ax.set(xlim=(-0.5, len(ranks) - 0.5), ylim=(-0.85, 1.4 if "torchrun" in names else 0.75))
+    ax.set(xlim=(-0.5, len(ranks) - 0.5), ylim=(-0.85, 1.4))
     ax.axis("off")
     return ax
 
 
-def lines_map(lines: list[str], ax: Axes, most: int = 40) -> Axes:
-    """Whose line comes when: a cell for each of the first `most` lines, with the rank that it names. Where it names
-    several, for they ran together, the cell is cut; ∅ is an empty line."""
-    said = [[int(rank) for rank in SAID.findall(line)] for line in lines[:most]]
-    for place, ranks in enumerate(said):
-        look = {"linewidth": 4, "edgecolor": "black"} if len(ranks) > 1 else {"linewidth": 1, "edgecolor": "white"}
-        for slot, rank in enumerate(ranks):
-            ax.add_patch(Rectangle((place, slot / len(ranks)), 1, 1 / len(ranks), facecolor=colour_of(rank), **look,
-                                   zorder=len(ranks)))
-            write_in(ax, place + 0.5, (slot + 0.5) / len(ranks), rank, colour_of(rank), zorder=9)
-        if not ranks:
-            ax.text(place + 0.5, 0.5, "∅", ha="center", va="center", color=GREY)
-    ax.set(xlim=(-0.05, max(1, len(said)) + 0.05), ylim=(-0.05, 1.05), yticks=[], xlabel="line on the screen")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    bare(ax)
-    return ax
+def links_maps(meetings: dict) -> list[Axes]:
+    """A links_map for each of the {title: (names, links)}, side by side."""
+    axes = plt.subplots(1, len(meetings), figsize=(7 * len(meetings), 6), squeeze=False)[1][0]
+    for ax, (title, (names, links)) in zip(axes, meetings.items(), strict=True):
+        links_map(names, links, ax).set_title(title)
+    return list(axes)

@@ -1,4 +1,4 @@
-"""Which rank sees which item of a data set."""
+"""Which rank sees which item of a data set, and what comes of it when items are seen twice or not at all."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -6,47 +6,100 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from course.plots.style import bare, colour_of, handles, head, line_key, write_in
+from course.plots.style import COLOURS, PALE, bare, colour_of, handles, head, line_key, name_rows, write_in
 from course.plots.tables import need
 
+WAYS = {"padded": COLOURS[0], "dropped": COLOURS[1]}
 
-def sampler_map(df: pd.DataFrame, ax: Axes | None = None, rows="rank", title="Which rank sees which item") -> Axes:
-    """A column an item, a row a rank; with `rows="epoch"` a row an epoch, and the ranks are colours.
 
-    `df` has a line each time an item is seen: `epoch`, `rank`, `item`, and `place`, the item's place in the rank's
-    shard, which is written into the cell. What is seen again in an epoch is hatched. An item that nobody sees has a
-    line without `rank`, a rank that sees nothing a line without `item`.
+def sampler_map(shards, n: int, ax: Axes | None = None, title="Which rank sees which item") -> Axes:
+    """A column for each of the items 0 to n - 1, a row a rank; or a row an epoch, and the ranks are colours.
+
+    `shards` is a list with the items of each rank, in its order; for several epochs {epoch: such a list}. An item's
+    place in the shard is written into its cell. What is seen again in an epoch is hatched.
     """
-    need(df, "item")
-    if rows == "rank" and df["epoch"].nunique() > 1:
-        raise ValueError('nothing to draw: there are several epochs; choose one, or rows="epoch"')
-    ax = ax or plt.subplots()[1]
-    seen = df.dropna(subset=["rank", "item"]).sort_values(["place", "rank"])  # the order in which they are dealt
-    seen = seen.assign(again=seen.duplicated(["epoch", "item"]))
-    missed = df[df["rank"].isna()]
-    ys = {value: y for y, value in enumerate(sorted(df[rows].dropna().unique()))}
-    last = int(df["item"].max())
-    for (line, item), cell in seen.groupby([rows, "item"]):
+    rows = "epoch" if isinstance(shards, dict) else "rank"
+    epochs = shards if rows == "epoch" else {0: shards}
+    seen = pd.DataFrame([(epoch, rank, place, item) for epoch, of_ranks in epochs.items()
+                         for rank, shard in enumerate(of_ranks) for place, item in enumerate(shard)],
+                        columns=["epoch", "rank", "place", "item"]).sort_values(["place", "rank"])  # as they are dealt
+    seen["again"] = seen.duplicated(["epoch", "item"])
+    ys = {row: y for y, row in enumerate(shards if rows == "epoch" else range(len(shards)))}
+    if not (n and ys):
+        raise ValueError("nothing to draw: no items, or no ranks")
+    ax = ax or plt.subplots(figsize=(14, 1.9 + 0.5 * len(ys)))[1]
+    for (row, item), cell in seen.groupby([rows, "item"]):
         height = 0.9 / len(cell)  # an epoch's cell is shared by all ranks that see the item
         for slot, view in enumerate(cell.itertuples()):
-            colour, bottom = colour_of(view.rank), ys[line] - 0.45 + slot * height
+            colour, bottom = colour_of(view.rank), ys[row] - 0.45 + slot * height
             look = {"facecolor": "white", "hatch": "//"} if view.again else {"facecolor": colour}
             ax.add_patch(Rectangle((item - 0.45, bottom), 0.9, height, edgecolor=colour, linewidth=2, **look))
-            if last < 42 and len(cell) == 1:
+            if n < 43 and len(cell) == 1:
                 write_in(ax, item, bottom + height / 2, f"{view.place:.0f}", look["facecolor"],
-                         fontsize=17 if last < 25 else 12)
-    for item, epoch in zip(missed["item"], missed["epoch"], strict=True):
+                         fontsize=17 if n < 26 else 12)
+    missed = {epoch: set(range(n)).difference(*of_ranks) for epoch, of_ranks in epochs.items()}
+    for epoch, items in missed.items():
         for y in [ys[epoch]] if rows == "epoch" else ys.values():
-            write_in(ax, item, y, "×", "white", fontsize=22)
-    ax.set(xlim=(-0.6, last + 0.6), ylim=(len(ys) - 0.4, -0.6), xlabel="item (in the cell: place in the shard)")
-    ax.set_yticks(list(ys.values()), [f"{rows} {value:.0f}" for value in ys])
+            for item in items:
+                write_in(ax, item, y, "×", "white", fontsize=22)
+    ax.set(xlim=(-0.6, n - 0.4), ylim=(len(ys) - 0.4, -0.6), xlabel="item (in the cell: place in the shard)")
+    ax.set_yticks(list(ys.values()), [f"{rows} {row}" for row in ys])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
     bare(ax)
     ranks = sorted(seen["rank"].unique()) if rows == "epoch" else []
-    key = handles({f"rank {rank:.0f}": colour_of(rank) for rank in ranks})
+    key = handles({f"rank {rank}": colour_of(rank) for rank in ranks})
     if seen["again"].any():
         key.append(Patch(facecolor="white", edgecolor="black", hatch="//", label="seen again (padding)"))
-    if not missed.empty:
+    if any(missed.values()):
         key.append(line_key("seen by nobody", linestyle="", marker="x", color="black"))
-    head(ax, title, df, key, columns=max(1, len(key)))
+    head(ax, title, key=key, columns=max(1, len(key)))
+    return ax
+
+
+def counts_map(counts: dict, ax: Axes | None = None, title="How often each image counts in the gradient") -> Axes:
+    """A row for each way of {way: how often each image counts}: orange where this is more than once, × where never."""
+    ax = ax or plt.subplots(figsize=(14, 1.7 + 0.62 * len(counts)))[1]
+    for y, times in enumerate(counts.values()):
+        for image, value in enumerate(times):
+            often = round(value, 2)
+            colour = "white" if often <= 0 else COLOURS[0] if often <= 1 else COLOURS[1]
+            ax.add_patch(Rectangle((image - 0.45, y - 0.42), 0.9, 0.84, facecolor=colour, edgecolor="white"))
+            write_in(ax, image, y, f"{often:g}×" if often > 0 else "×", colour)
+    ax.set(xlim=(-0.6, max(map(len, counts.values())) - 0.4), xlabel="image")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
+    bare(ax)
+    name_rows(ax, counts)
+    head(ax, title, key=[Patch(color=COLOURS[0], label="once"),
+                         Patch(color=COLOURS[1], label="more than once"),
+                         line_key("never", linestyle="", marker="x", color="black")], columns=3)
+    return ax
+
+
+def accuracy_errors(df: pd.DataFrame, n: int, ax: Axes | None = None, title="One model, many accuracies") -> Axes:
+    """A dot for each order of the `n` test images: columns `way` (of WAYS), `ranks`, `error` (percentage points).
+
+    The grey box behind them is as far as the repeated, or the dropped, images can put it off.
+    """
+    need(df, "way", "ranks", "error")
+    ax = ax or plt.subplots(figsize=(14, 6.5))[1]
+    for shift, (way, colour) in zip((-0.22, 0.22), WAYS.items(), strict=True):
+        for ranks, dots in df[df["way"] == way].groupby("ranks"):
+            too_many, too_few = -n % ranks, n % ranks
+            limit = 100 * (too_many / (n + too_many) if way == "padded" else too_few / (n - too_few))
+            ax.bar(ranks + shift, 2 * limit, bottom=-limit, width=0.42, color=PALE)
+            spread = [ranks + shift + 0.34 * ((place + 0.5) / len(dots) - 0.5) for place in range(len(dots))]
+            ax.plot(spread, dots["error"], "o", color=colour, markersize=6, alpha=0.5, markeredgewidth=0)
+    ax.axhline(0, color=COLOURS[2], linewidth=2)
+    ax.annotate("exact", (1, 0), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
+                color=COLOURS[2], fontweight="bold", annotation_clip=False)
+    worlds = sorted(df["ranks"].unique())
+    ax.set(xlabel="world size (ranks)", xticks=worlds, xlim=(worlds[0] - 0.5, worlds[-1] + 0.5),
+           ylabel="accuracy: percentage points off")
+    ax.margins(y=0.05)
+    ax.use_sticky_edges = False
+    ax.grid(axis="x", visible=False)
+    dot = {"linestyle": "", "marker": "o", "markeredgewidth": 0}
+    head(ax, f"{title} ({n} test images)", df,
+         [*(line_key(f"{way}: a dot for each order", color=colour, **dot) for way, colour in WAYS.items()),
+          Patch(color=PALE, label="as far as it can be off")], columns=3)
     return ax

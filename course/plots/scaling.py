@@ -1,110 +1,100 @@
-"""Lesson 08: predictions beside measurements, where DDP loses, and far more ranks than there are here."""
+"""Lesson 08: what a step of several ranks is made of, when it pays, and far more ranks than there are here."""
 
-import math
-
-from matplotlib.colors import LinearSegmentedColormap, Normalize
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, PALE, bare, head, line_key, line_style, percent, stacked, ticks, write_in
-
-AIM = 0.15  # relative error that the course hopes for
-PARTS = {"a step alone": COLOURS[0], "slower together": COLOURS[5], "waiting for the other": COLOURS[3],
-         "all-reduce": COLOURS[1], "the whole step": GREY}
-# From orange (DDP is slower) through white (as fast as one process) to blue; its ends differ in lightness, too.
-FASTER = LinearSegmentedColormap.from_list("slower to faster", ["#B04A00", "#F2B98A", "#FFFFFF", "#9CCBE8", "#005A96"])
+from course.plots.style import COLOURS, GREY, PALE, head, line_key, line_style, name_rows, percent, ticks
 
 
-def overlay(measured, predictions, ax, title):
-    """Seconds an epoch for each world size, with the error of each prediction in percent of the measured time.
+def staircase(parts, first, measured, ax, title):
+    """Milliseconds of each part, a Series: a bar begins where the last one ended; one below 0 goes back, hatched.
 
-    `measured`: {world size: (seconds, fastest, slowest epoch)}; `predictions`: {name: {world size: seconds}}, two at
-    most. The grey box is the measured time, AIM up and down.
+    Below: their sum, what a `first` model predicted, and steps of main.py as `measured` in several runs, a Series.
     """
-    places = {ranks: x for x, ranks in enumerate(measured)}
-    for ranks, (seconds, low, high) in measured.items():
-        x = places[ranks] - 0.12  # the three stand side by side, so that none hides another
-        ax.bar(places[ranks], 2 * AIM * seconds, 0.84, (1 - AIM) * seconds, color=PALE, zorder=0)
-        ax.vlines(x, low, high, color=COLOURS[0], linewidth=3)
-        ax.plot(x, seconds, "o", color=COLOURS[0], markersize=14)
-        write_beside(ax, [(x, seconds, f"{seconds:.2f} s", COLOURS[0])], [(-12, 0, "right", "center")])
-    key = [line_key("measured (line: fastest to slowest)", marker="o", color=COLOURS[0], markersize=12)]
-    for number, (name, predicted) in enumerate(predictions.items()):
-        style = line_style(1 + number, "predicted")
-        xs = [places[ranks] + 0.18 * number for ranks in predicted]
-        ax.plot(xs, list(predicted.values()), markersize=12, **style)
-        key.append(line_key(name, **style))
-        errors = [(x, y, f"{y / measured[ranks][0] - 1:+.0%}", style["color"])
-                  for x, (ranks, y) in zip(xs, predicted.items(), strict=True)]
-        write_beside(ax, errors, [((0, -16, "center", "top"), (0, 14, "center", "bottom"))[number]])
-    key.append(Patch(color=PALE, label=f"measured ± {AIM:.0%}"))
-    ax.set(xlabel="world size (ranks)", xlim=(-0.75, len(places) - 0.4), ylabel="seconds an epoch",
-           ylim=(0, 1.15 * ax.dataLim.y1))
-    ax.set_xticks(list(places.values()), list(places))
-    ax.grid(axis="x", visible=False)
-    head(ax, title, key=key, columns=2)
+    left, most = 0.0, max(parts.sum(), first, measured.max())
+    for y, width in enumerate(parts):
+        ax.barh(y, width, left=left, height=0.7, facecolor=COLOURS[0], edgecolor="white",
+                hatch="//" if width < 0 else None)
+        ax.plot([left + width] * 2, [y, y + 1], color=GREY, linewidth=1)
+        ax.text(max(left, left + width) + 0.01 * most, y, f"{width:+.2f}" if y else f"{width:.2f}", va="center",
+                fontweight="bold")
+        left += width
+    predicted = {"facecolor": "white", "edgecolor": COLOURS[1], "linestyle": ":", "linewidth": 3}
+    live = {"facecolor": COLOURS[2], "linestyle": "-"}
+    others = {"sum of the parts": (left, predicted), "first model": (first, predicted),
+              "main.py": (measured.median(), live)}
+    for y, (ms, look) in enumerate(others.values(), start=len(parts)):
+        ax.barh(y, ms, height=0.7, **look)
+        end = max(ms, measured.max()) if look is live else ms
+        ax.text(end + 0.02 * most, y, f"{ms:.2f}", va="center", fontweight="bold")
+    ax.plot([measured.min(), measured.max()], [y, y], color="black", marker="|", markersize=14)
+    name_rows(ax, [*parts.index, *others])
+    ax.set_xlabel("milliseconds a step")
+    ax.margins(x=0.1)
+    head(ax, title, columns=2, key=[
+        Patch(color=COLOURS[0], label="a part, measured"), Patch(label="predicted", **predicted),
+        Patch(color=COLOURS[2], label="measured (median; line: all runs)")])
     return ax
 
 
-def parts(bars, ax, title):
-    """A bar for each (name, whether it was measured, {part of PARTS: milliseconds}): what a step is made of."""
-    names = [f"{name}\n({'measured' if is_measured else 'predicted'})" for name, is_measured, _ in bars]
-    predicted = [y for y, (_, is_measured, _) in enumerate(bars) if not is_measured]
-    key = stacked(ax, names, [of_bar for _, _, of_bar in bars], PARTS, "milliseconds a step", "ms", predicted)
-    head(ax, title, key=key, columns=3)
-    return ax
+def by_batch(measured, predictions, ceiling, ranks, ax, title):
+    """Speed-up of `ranks` ranks against one, over the batch size of each rank.
 
-
-def heat_map(rows, ax, title):
-    """Speed-up against one process: a column a world size, a row a batch size of each rank.
-
-    `rows`: dicts with `world_size`, `batch_size`, `speedup` and `measured`, one for each cell. A measured cell has a
-    thick solid frame and bold figures, a predicted one a dotted frame, hatching and the word.
+    `measured`: a DataFrame with batch_size, speedup, low and high. `predictions`: {name: {batch size: speed-up}}.
+    `ceiling`: what side_by_side.py wrote; its band is what no training together can pass.
     """
-    worlds, batches = (sorted({row[name] for row in rows}) for name in ("world_size", "batch_size"))
-    most = max(0.5, *(abs(math.log2(row["speedup"])) for row in rows))
-    shade = Normalize(-most, most)
-    for row in sorted(rows, key=lambda row: row["measured"]):  # thick frames last, on top
-        x, y = worlds.index(row["world_size"]), batches.index(row["batch_size"])
-        colour = FASTER(shade(math.log2(row["speedup"])))
-        said, weight = "predicted", "normal"
-        frame = {"edgecolor": GREY, "linestyle": ":", "linewidth": 2, "hatch": ".."}
-        if row["measured"]:
-            said, weight = "measured", "bold"
-            frame = {"edgecolor": "black", "linestyle": "-", "linewidth": 4}
-        ax.add_patch(Rectangle((x - 0.44, y - 0.42), 0.88, 0.84, facecolor=colour, **frame))
-        write_in(ax, x, y - 0.08, f"{row['speedup']:.2f}×", colour, fontsize=20, fontweight=weight)
-        said += ", slower" if row["speedup"] < 1 else ""
-        write_in(ax, x, y + 0.24, said, colour, fontsize=14, fontweight="normal")
-    ax.set(xlim=(-0.5, len(worlds) - 0.5), ylim=(-0.5, len(batches) - 0.5), xlabel="world size (ranks)",
-           ylabel="batch size of each rank", title=title)
-    ax.set_xticks(range(len(worlds)), worlds)
-    ax.set_yticks(range(len(batches)), batches)
-    bare(ax)
-    return ax
-
-
-def to_many(predicted, published, ax, title):
-    """Efficiency against the number of GPUs: predicted curves, and the points that others have published.
-
-    `predicted`: {name: {GPUs: efficiency}}; `published`: the same names, {GPUs: efficiency}. 1 is the smallest point
-    published, for both.
-    """
-    ends, lasts = [], []
-    model, elsewhere = {"linestyle": ":", "linewidth": 4}, {"linewidth": 1.5, "markersize": 14}
-    for number, (name, curve) in enumerate(predicted.items()):
-        colour, points = COLOURS[number], published[name]
-        end, last = max(curve), max(points)
-        ends.append((end, curve[end], f"{name}: {curve[end]:.0%}", colour))
-        lasts.append((last, points[last], f"published: {points[last]:.0%} on {last}", colour))
-        ax.plot(list(curve), list(curve.values()), color=colour, **model)
-        ax.plot(list(points), list(points.values()), **line_style(number, "recorded"), **elsewhere)
+    ax.axhspan(ceiling["low"], ceiling["high"], color=PALE, zorder=0)
+    ax.axhline(ceiling["ceiling"], color=GREY, linewidth=2)
+    ax.axhline(1, color="black", linewidth=2)
+    ax.axhline(ranks, color=GREY, linewidth=2, linestyle="--")
+    colour, batches = COLOURS[0], measured["batch_size"]
+    ax.vlines(batches, measured["low"], measured["high"], color=colour)
+    ax.plot(batches, measured["speedup"], **line_style(0, "live") | {"linestyle": "none", "markersize": 14})
+    notes = [(x, y, f"{y:.2f}×", colour) for x, y in zip(batches, measured["speedup"], strict=True)]
+    left, right = batches.min(), batches.max()
+    ends = [(right, ceiling["ceiling"], f"side by side\n(batch {ceiling['batch_size']})", GREY),
+            (right, 1, "one process", "#000000"), (right, ranks, "nothing lost", GREY)]
+    for number, (name, curve) in enumerate(predictions.items(), start=1):
+        ax.plot(list(curve), list(curve.values()), **line_style(number, "predicted") | {"marker": "", "linewidth": 4})
+        ends.append((max(curve), curve[max(curve)], name, COLOURS[number]))
     ax.set_xscale("log", base=2)
-    ticks(ax, sorted({gpus for curve in predicted.values() for gpus in curve}), "{:,}")
+    ticks(ax, sorted(batches))
+    ax.set(xlabel="batch size of each rank", ylabel=f"images/s of {ranks} ranks / of one",
+           xlim=(left / 1.3, right * 1.2), ylim=(0, 1.1 * max(ranks, ceiling["high"], measured["high"].max())))
+    head(ax, title, columns=2, key=[
+        line_key("DDP, measured (median; line: all rounds)", **line_style(0, "live") | {"linestyle": "-"}),
+        line_key("predicted", color=GREY, linestyle=":", linewidth=4)])
+    write_beside(ax, ends, BESIDE_AN_END)
+    write_beside(ax, notes, BESIDE_A_POINT)
+    return ax
+
+
+def to_many(bands, published, ax, title):
+    """Efficiency against the number of GPUs: predicted bands, and the points that others have published.
+
+    `bands`: {name: {GPUs: (lowest, highest efficiency)}}; `published`: the same names, {GPUs: efficiency}. 1 is the
+    smallest point published, for both.
+    """
+    ends, lasts, lowest = [], [], []
+    for number, (name, band) in enumerate(bands.items()):
+        colour, points, gpus = COLOURS[number], published[name], list(band)
+        lows, highs = zip(*band.values(), strict=True)
+        ax.fill_between(gpus, lows, highs, color=colour, alpha=0.2, linewidth=0)
+        for edge in (lows, highs):
+            ax.plot(gpus, edge, color=colour, linestyle=":", linewidth=2.5)
+        ends.append((gpus[-1], (lows[-1] + highs[-1]) / 2, f"{name}:\n{lows[-1]:.0%} to {highs[-1]:.0%}", colour))
+        lowest += [*lows, *points.values()]
+        last = max(points)
+        lasts.append((last, points[last], f"published: {points[last]:.0%} on {last}", colour))
+        ax.plot(list(points), list(points.values()), **line_style(number, "recorded") | {
+            "linewidth": 1.5, "markersize": 14})
+    ax.set_xscale("log", base=2)
+    ticks(ax, sorted({gpus for band in bands.values() for gpus in band}), "{:,}")
     percent(ax)
-    ax.set(xlabel="GPUs", ylabel="efficiency (%), against the smallest run published", ylim=(0, 1.08), title=title)
-    ax.legend(loc="lower left", frameon=False, handles=[
-        line_key("predicted by the model", color=GREY, **model),
+    ax.set(xlabel="GPUs", ylabel="efficiency (%), against\nthe smallest run published",
+           ylim=(min(lowest) - 0.1, 1.04))
+    head(ax, title, columns=2, key=[
+        Patch(facecolor=PALE, edgecolor=GREY, linestyle=":", linewidth=2.5, label="predicted by the model"),
         line_key("published elsewhere, not measured here", **line_style(0, "recorded", GREY))])
     write_beside(ax, ends, BESIDE_AN_END)
     write_beside(ax, lasts, BESIDE_A_POINT)

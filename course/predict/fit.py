@@ -59,3 +59,16 @@ def ring_seconds(bytes, ranks, alpha, beta):
     the all-reduce itself has α(n) = 2 (n - 1) α, and β(n) = 2 (n - 1) / n · β.
     """
     return 2 * (ranks - 1) * (alpha + beta * bytes / ranks)
+
+
+def measurable(points, alpha, beta):
+    """Can β be told from the noise? Only where the largest message takes twice as long as none at all, by the fit."""
+    return beta * max(point["bytes"] for point in points) >= alpha
+
+
+def size_name(size):
+    """"1 KiB", "16 MiB"."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:.3g} B"

@@ -1,6 +1,7 @@
 # ---
 # jupyter:
 #   course:
+#     minutes: 50
 #     quick:
 #       parameters:
 #         epochs: 1
@@ -16,11 +17,21 @@
 # %% [markdown]
 # # 01 · One device
 #
-# Before we use many devices: how fast is one, and where does its time go?
+# **The question.** How fast does one device train, where does its time go, and is the number that you print true?
+#
+# **You will be able to**
+# - write a training loop, and time it so that neither warm-up nor waiting nor other programs spoil the number;
+# - say which part of a step takes the time, and how much a faster part can gain;
+# - feed images a batch at a time, and say what that is worth;
+# - recognise a softmax too many, which no error reports.
+#
+# **You need** Python, a first idea of how a network is trained, and [00 · Start here](00_start_here.ipynb).
+#
+# **Time.** About 50 minutes for you, 1 for the machine.
 
 # %%
 import glob, sys
-sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+sys.path[:0] = [p[:-16] for up in ("", "../", "*/") for p in glob.glob(up + "course/lesson.py")]
 from course import lesson; lesson.begin()
 
 # %%
@@ -28,10 +39,8 @@ import math
 import time
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import torch
-from IPython.display import Markdown
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
@@ -40,8 +49,9 @@ import data
 import models
 import utils
 from course import plots, runs
-from scripts.rivals import textbook
 from course.checks import lesson_01 as check
+from course.verdicts import lesson_01 as told
+from scripts.rivals import textbook
 
 # %% tags=["parameters"]
 samples = 20_000  # train on the first so many images, at least 2,000
@@ -49,38 +59,39 @@ epochs = 2  # passes over them
 dataset = "auto"  # cifar10, or synthetic where it cannot be had
 
 # %% [markdown]
-# "One device" is one GPU where there is one. On a CPU it is **one core**: we allow PyTorch one thread.
-# Later lessons give each process a core of its own, and then the numbers can be compared.
+# "One device" is one GPU where there is one. On a CPU it is **one core**: we allow PyTorch one thread. Later lessons give
+# each process a core of its own, and then the numbers can be compared.
+#
+# Model and data must be on the same device, so both go there first. `model.to(device)` moves the model itself;
+# `images.to(device)` returns a copy, which you must use. (On a recent NVIDIA GPU one more line belongs here:
+# [`torch.set_float32_matmul_precision("high")`](https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html).
+# Matrix products are then faster and a little less exact.)
 
 # %%
 device = utils.find_placement().device
 torch.set_num_threads(1)
 cpu_set = data.get_dataset(dataset)[0].first(samples)
 train_set = cpu_set.first(samples, device)  # on a GPU the images lie in its memory
-synthetic = train_set.name == "synthetic"
-
 batch_size = 64
 steps_per_epoch = math.ceil(samples / batch_size)
-name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"one of {utils.cores()} CPU cores"
-print(f"device: {name}")
-print(f"data:   {samples:,} images of {train_set.name}, {steps_per_epoch} steps of {batch_size} an epoch")
+print(f"{device.type}: {samples:,} × {train_set.name}, {steps_per_epoch} steps")
 
 # %% [markdown]
 # ## The baseline loop
 #
-# A model, a loader, a loss, an optimizer. Every line is here. All later lessons change this loop by a few lines only.
+# A model, a loader, a loss, an optimizer. This is the whole training. Every later lesson changes a few of these lines.
 #
-# **Predict**: how many images does this device train on in one second? Write your number into the cell.
+# **Predict**: how many images does this device train on in one second?
 
 # %%
-my_images_per_second = 1000  # your number
+my_images_per_second = None  # images/s
 
 # %%
 torch.manual_seed(0)
 model = models.ConvNet().to(device)  # LeNet
 loader = DataLoader(train_set, batch_size, shuffle=True, collate_fn=train_set.collate)
 criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)  # fused: one pass over all weights
+optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)  # one pass over all weights
 
 step_ms = []
 for epoch in range(epochs):
@@ -95,39 +106,45 @@ for epoch in range(epochs):
         step_ms.append(1000 * (time.perf_counter() - step_start))
         step_start = time.perf_counter()
     clock_seconds = time.perf_counter() - epoch_start
-    print(f"epoch {epoch}: loss {epoch_loss / samples:.4f}, {clock_seconds:.2f} s, "
-          f"{samples / clock_seconds:,.0f} images/s (you said {my_images_per_second:,})")
+    print(f"epoch {epoch}: loss {epoch_loss / samples:.3f}")
+
+# %%
+lesson.predicted(my_images_per_second, samples / clock_seconds, "images/s")
 
 # %% [markdown]
 # That is a number. Is it the right one?
 #
-# ## Two ways to time it wrongly
+# ## Three clocks, one epoch
 #
-# **Wrong: count the warm-up.** The first steps are special. Memory is taken for the first time, and libraries choose
-# and prepare their kernels. Here are the first steps of the loop above.
+# The loop above wrote down the time of each single step. Many people time one step and multiply.
+#
+# **Predict**: the very first step takes how many times as long as the median step? (The **median**: half of the steps
+# are shorter, half are longer.)
 
 # %%
-shown, median_ms = step_ms[:60], np.median(step_ms)
-ax = plt.subplots(figsize=(12, 5))[1]
-ax.plot(range(1, len(shown) + 1), shown, "o-")
-ax.axhline(median_ms, color=plots.GREY, linestyle="--")
-ax.annotate(f"first step: {shown[0]:.1f} ms", (1, shown[0]), (14, -4), textcoords="offset points", fontweight="bold")
-ax.text(1.01, median_ms, f"median of all\n{len(step_ms)} steps:\n{median_ms:.1f} ms", va="center",
-        transform=ax.get_yaxis_transform(), color=plots.GREY, fontweight="bold")  # beside the axes
-ax.set(xlabel="step", ylabel="milliseconds", ylim=(0, 1.1 * max(shown)))
-ax.set_title("The first steps are not like the others" + (" (SYNTHETIC DATA)" if synthetic else ""), pad=12)
+my_first_step = None  # times the median step
+
+# %%
+steps = pd.DataFrame({"milliseconds": step_ms, "synthetic": train_set.name == "synthetic"})
+plots.one_device.first_steps(steps)
 plt.show()
-
-# %%
-Markdown(f"The first step took **{step_ms[0] / median_ms:.1f} times** the median step. An epoch judged by it would take "
-         f"{step_ms[0] * steps_per_epoch / 1000:.1f} s, judged by the median step "
-         f"{median_ms * steps_per_epoch / 1000:.1f} s. Single steps jump about, because other programs run too: "
-         f"the median does not mind.")
+lesson.predicted(my_first_step, step_ms[0] / steps["milliseconds"].median(), "times")
+lesson.table(told.clocks(step_ms, steps_per_epoch, clock_seconds))
 
 
 # %% [markdown]
-# **Wrong: stop the clock before the device is done.** On a GPU a call only puts work into a queue and returns.
-# The clock must wait with `torch.cuda.synchronize()`. On a CPU a call returns when its work is done.
+# Read the table so:
+#
+# - **The first step is warm-up.** Memory is taken for the first time, and libraries choose and prepare their code for
+#   this size of batch. To multiply it by the number of steps is to count the warm-up in every step.
+# - **The mean** holds the warm-up, and every moment in which another program used the device.
+# - **The median** does not notice a few long steps. It says how fast the device is when nothing disturbs it.
+# - **The clock on the wall** says how long you waited. Both are useful. Say which one you print.
+#
+# ## The clock that stops too early
+#
+# A GPU works through a queue. A call only puts work into the queue and returns; `torch.cuda.synchronize()` waits until
+# the queue is empty. On a CPU a call returns when its work is done.
 
 # %%
 def wait_for_device():
@@ -135,42 +152,36 @@ def wait_for_device():
         torch.cuda.synchronize()
 
 
-images, labels = train_set.__getitems__(range(min(8192, samples)))
+images, labels = train_set.__getitems__(range(2000))
 with torch.no_grad():
-    model(images)  # warm-up for this batch size
+    model(images)  # warm-up for this size of batch
     wait_for_device()
     start = time.perf_counter()
     model(images)
     returned = time.perf_counter() - start
     wait_for_device()
     done = time.perf_counter() - start
-print(f"forward of {len(images)} images: the call returned after {1000 * returned:.2f} ms, "
-      f"the work was done after {1000 * done:.2f} ms")
-Markdown(f"A clock without the wait saw **{returned / done:.0%}** of the time. "
-         + ("The rest would be blamed on whichever later line waits first." if device.type == "cuda"
-            else "This device is a CPU, so nothing is missing. On a GPU most of it can be."))
+lesson.table([{"device": device.type, "the call returned after, ms": f"{1000 * returned:.2f}",
+               "the work was done after, ms": f"{1000 * done:.2f}"}])
+
 
 # %% [markdown]
-# ## The right way
+# On a CPU the two times are the same. On a GPU the first can be a small part of the second, and the rest is then found in
+# whichever later line waits first: often `.item()`.
 #
-# - Leave the warm-up out.
-# - Take the median of many steps.
-# - Wait for the device.
+# ## Where the time goes
 #
-# `utils.PhaseTimer` marks the end of each phase. On a GPU the marks are events in its queue, and `totals()` waits for
-# them. Here is the same loop with four marks. It is a function now, because we shall need it again.
+# `utils.PhaseTimer` marks the end of each phase of a step. (On a GPU its marks are events in the queue, and `totals()`
+# waits for them.)
+# The loop is the one above with four marks. It is a function now, because we need it four times.
 
 # %%
-WARM_UP = 10  # steps left out
-
-
 def train(model_class, loader, epochs):
-    """One row a step: seconds in each phase, loss, hits and images. Always the same first weights and order."""
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # always the same first weights, and the same order of images
     model = model_class().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
     rows = []
-    for epoch in range(epochs):
+    for _ in range(epochs):
         timer = utils.PhaseTimer(device)
         for images, labels in loader:
             images, labels = images.to(device), labels.to(device)
@@ -185,50 +196,40 @@ def train(model_class, loader, epochs):
             timer.mark("update")
             seconds = timer.totals()
             hits = (logits.argmax(1) == labels).sum().item()
-            rows.append({"epoch": epoch, **seconds, "loss": loss.item(), "hits": hits, "images": len(labels)})
+            rows.append({**seconds, "loss": loss.item(), "hits": hits, "images": len(labels)})
             timer = utils.PhaseTimer(device)
     return pd.DataFrame(rows)
 
 
-def seconds_per_epoch(steps):
-    """Seconds an epoch in each phase: the median step after the warm-up, times the number of steps."""
-    return steps[["data", "forward", "backward", "update"]].iloc[WARM_UP:].median() * steps_per_epoch
+def seconds_per_epoch(steps, warm_up=10):
+    medians = steps[["data", "forward", "backward", "update"]].iloc[warm_up:].median()
+    return medians * steps_per_epoch
 
 
 # %% [markdown]
-# **Predict**: which share of a step is data, forward, backward, update? Four numbers that add up to 100 %.
+# **Predict**: forward and backward are the work that several devices can share. How much of a step are these two
+# together? (The other two: *data* fetches and normalises the images, *update* is `optimizer.step()`.)
+
+# %%
+my_share = None  # % of a step
 
 # %%
 logits_run = train(models.ConvNet, loader, epochs)
 one_epoch = seconds_per_epoch(logits_run)
-
-
-def phase_rows(seconds_by_label):
-    """The table that `plots.phases` draws: a row a run."""
-    rows = [{"label": label, **seconds.add_suffix("_seconds")} for label, seconds in seconds_by_label.items()]
-    return pd.DataFrame(rows).assign(synthetic=synthetic)
-
-
-ax = plots.phases(phase_rows({"one device": one_epoch}), plt.subplots(figsize=(12, 3.2))[1])
-
-# %%
-shares = one_epoch / one_epoch.sum()
-Markdown(
-    "Of each epoch: " + ", ".join(f"**{phase} {share:.0%}**" for phase, share in shares.items()) + ". "
-    f"Together {one_epoch.sum():.2f} s; by the clock the last epoch of the first loop took {clock_seconds:.2f} s. "
-    "The clock also counts what stands between the marks: reading the loss, Python itself, and steps that other "
-    "programs disturbed.")
+bar = told.phase_table({"one device": one_epoch}, train_set.name == "synthetic")
+plots.phases(bar, plt.subplots(figsize=(12, 3.2))[1])
+plt.show()
+lesson.predicted(my_share, 100 * one_epoch[["forward", "backward"]].sum() / one_epoch.sum(), "%")
 
 
 # %% [markdown]
-# Look at forward and backward. This is the work that several devices can share. Data is shared too, if every device
-# has its own part of the images. The update is not: every device updates all weights.
-
-# %% [markdown]
+# The work on the data can be shared too, if each device prepares its own part of the images. The update cannot: with data
+# parallelism every device updates all weights.
+#
 # ### Exercise 1: the seconds of a step
 #
-# Write the clock. `step()` makes one step, `wait()` waits for the device, and `clock()` is the time in seconds. Return how
-# long a step takes. The check gives you devices that warm up, that queue their work, and that are disturbed.
+# Write the clock yourself. `step()` makes one step, `wait()` waits for the device, and `clock()` is the time in seconds.
+# Return how long a step takes. The check gives you devices that warm up, that queue their work, and that are disturbed.
 
 # %%
 def my_step_seconds(step, wait, clock):
@@ -239,7 +240,7 @@ def my_step_seconds(step, wait, clock):
 check.step_seconds(my_step_seconds)
 # check.step_seconds.hint()
 # check.step_seconds.solution()
-# my_step_seconds(lambda: model(images[:64]), wait_for_device, time.perf_counter)  # a forward of 64 images
+# my_step_seconds(lambda: model(images[:64]), wait_for_device, time.perf_counter)  # a real device
 
 # %% [markdown]
 # ## One image at a time, or a batch at a time?
@@ -247,76 +248,59 @@ check.step_seconds(my_step_seconds)
 # Most first tutorials prepare each image on its own: a PIL image, `ToTensor`, `Normalize`, and the loader stacks 64 of
 # them. `data.ImageSet` keeps all images as one uint8 tensor. It picks 64 of them by index and normalises them in one go.
 #
-# First the proof that both give the same.
+# First the proof that both give the same images. Only rounding may differ.
 
 # %%
 info = data.DATASETS[train_set.name]
 transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(info.mean, info.std)])
-one_by_one = textbook.OneByOne(cpu_set.images, cpu_set.labels, transform)  # what torchvision.datasets.CIFAR10 does
+one_by_one = textbook.OneByOne(cpu_set.images, cpu_set.labels, transform)  # as torchvision
 
-count = 2000
-textbook_images = torch.stack([one_by_one[i][0] for i in range(count)])
-vectorised_images, vectorised_labels = cpu_set.__getitems__(range(count))
-difference = (textbook_images - vectorised_images).abs().max().item()
-same_labels = one_by_one.targets[:count] == vectorised_labels.tolist()
-print(f"largest difference in {count} images: {difference:.1e} (values from {vectorised_images.min():.1f} to "
-      f"{vectorised_images.max():.1f}); same labels: {same_labels}")
-assert difference < 1e-5 and same_labels
+singly = torch.stack([one_by_one[i][0] for i in range(2000)])
+at_once, _ = cpu_set.__getitems__(range(2000))
+torch.testing.assert_close(singly, at_once, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# The difference is rounding. So nothing but time is at stake. Both pipelines run in this one process, without workers:
-# what we compare is the work of **one core**. (With a GPU, the vectorised batch is made by the GPU.)
+# So only time is at stake. Both pipelines run in this one process: we compare the work of **one core**. (With a GPU, the
+# batch at a time is made by the GPU.)
 #
-# **Predict**: the textbook epoch takes how many times as long as the vectorised one?
+# **Predict**: with one image at a time, the whole epoch takes how many times as long?
 
 # %%
-my_ratio = 1.2  # your number
+my_ratio = None  # times
 
 # %%
 loaders = {
-    "textbook": DataLoader(one_by_one, batch_size, shuffle=True),
-    "vectorised": DataLoader(train_set, batch_size, shuffle=True, collate_fn=train_set.collate),
+    "an image at a time": DataLoader(one_by_one, batch_size, shuffle=True),
+    "a batch at a time": loader,
 }
-data_only, pipeline_epoch = {}, {}
-for label, each in loaders.items():
-    start = time.perf_counter()
-    for images, _ in each:
-        images.to(device)
-    wait_for_device()
-    data_only[label] = time.perf_counter() - start
-    pipeline_epoch[label] = seconds_per_epoch(train(models.ConvNet, each, epochs=1))
+pipelines = {name: seconds_per_epoch(train(models.ConvNet, each, epochs=1))
+             for name, each in loaders.items()}
+slow, fast = (seconds.sum() for seconds in pipelines.values())
 
-ax = plots.phases(phase_rows(pipeline_epoch), plt.subplots(figsize=(12, 4))[1])
-
-# %%
-epoch_seconds = pd.Series({label: phases.sum() for label, phases in pipeline_epoch.items()})
-pd.DataFrame({
-    "data only, s": data_only,
-    "µs an image": {label: 1e6 * seconds / samples for label, seconds in data_only.items()},
-    "epoch, s": epoch_seconds,
-    "data, % of the epoch": {label: 100 * phases["data"] / phases.sum() for label, phases in pipeline_epoch.items()},
-    "images/s": samples / epoch_seconds,
-}).round({"data only, s": 2, "µs an image": 1, "epoch, s": 2, "data, % of the epoch": 1, "images/s": 0})
-
-# %%
-ratio = epoch_seconds["textbook"] / epoch_seconds["vectorised"]
-Markdown(f"On this machine the textbook pipeline needs **{data_only['textbook'] / data_only['vectorised']:.1f} times** as "
-         f"long for the data, and **{ratio:.2f} times** as long for the whole epoch (you said {my_ratio}).")
+bars = told.phase_table(pipelines, train_set.name == "synthetic")
+plots.phases(bars, plt.subplots(figsize=(12, 4))[1])
+plt.show()
+lesson.predicted(my_ratio, slow / fast, "times")
+lesson.table(told.pipelines(pipelines, samples))
 
 
 # %% [markdown]
-# Model, optimizer and order of images were the same, so this is the price of the data pipeline alone. Its arithmetic is
-# the same too. The difference is the number of calls: the textbook way makes several Python calls and small tensors
-# for each image, the vectorised way for each batch.
+# Model, optimizer and order of the images are the same: only the data pipeline differs. (Do forward and backward differ,
+# too? Then another program took part of the core in one of the runs.) Even the arithmetic is the same. What costs is the
+# number of calls: several Python calls and small tensors for each image, or for each batch.
+# `DataLoader(num_workers=…)` does not remove this work, it moves it to other cores. Where every core has a rank of its
+# own, there are none.
 #
-# `DataLoader(num_workers=…)` does not remove this work. It moves it to other cores. With one rank on every core there
-# are no other cores.
-
-# %% [markdown]
-# ### Exercise 2: what limits the epoch?
+# **Why this matters for all that follows.** A speed-up compares with the baseline. Suppose that somebody trains on two
+# devices a batch at a time, and compares with one device that takes an image at a time. Then the "speed-up" is multiplied
+# by what stands under *whole epoch* in the last row, and no second device had any part in that. So make one device fast first, and write its
+# seconds an epoch down.
 #
-# `phases` is a dictionary like `{"data": 6.0, "forward": 2.0, "backward": 3.0, "update": 1.0}`, in seconds. One phase, `name`, is
-# made `times` times as fast. How many times as fast is the whole epoch? (`times` can be `math.inf`: the phase costs nothing.)
+# ### Exercise 2: how much can it gain?
+#
+# `phases` is a dictionary like `{"data": 6.0, "forward": 2.0, "backward": 3.0, "update": 1.0}`, in seconds. One phase,
+# `name`, is made `times` times as fast. How many times as fast is the whole epoch? (`times` can be `math.inf`: the phase
+# costs nothing any more.)
 
 # %%
 def my_gain(phases, name, times):
@@ -327,18 +311,15 @@ def my_gain(phases, name, times):
 check.gain(my_gain)
 # check.gain.hint()
 # check.gain.solution()
-# my_gain(dict(pipeline_epoch["textbook"]), "data", math.inf)  # the most that a faster pipeline can bring here
+# my_gain(dict(pipelines["an image at a time"]), "data", math.inf)  # the most to be had here
 
 # %% [markdown]
-# ## Softmax before `CrossEntropyLoss`
+# ## A box: the softmax too many
 #
-# Our model returns **logits**: a score for each class, any number. `CrossEntropyLoss` turns them into probabilities
-# itself, with a log-softmax.
+# A fast number is worth nothing if the result is wrong. Here is a mistake that gives no error, and a loss that goes down.
 #
-# A common mistake: the model ends in a softmax, so that there are two. No error, no warning, the loss goes down.
-# What does it cost?
-#
-# **Predict**: with perfect answers, how small can the loss of such a model get?
+# Our model returns **logits**: a score for each class, any number. `CrossEntropyLoss` turns logits into probabilities
+# itself, by a softmax. Many models end in a softmax of their own, and then there are two. What becomes of the loss?
 
 # %%
 class WithSoftmax(models.ConvNet):
@@ -346,131 +327,50 @@ class WithSoftmax(models.ConvNet):
         return super().forward(images).softmax(1)
 
 
-perfect = nn.functional.one_hot(torch.tensor([3]), 10).float()  # sure of class 3, and right
-lowest = -math.log(math.e / (math.e + 9))  # ten classes: probability 1 for the right one, 0 for nine others
-print(f"CrossEntropyLoss of perfect probabilities: {criterion(perfect, torch.tensor([3])):.4f}")
-print(f"by hand, -log(e / (e + 9)):                {lowest:.4f}")
-print(f"sure of a wrong class, log(e + 9):         {math.log(math.e + 9):.4f}")
+sure = nn.functional.one_hot(torch.tensor([3]), 10).float()  # class 3, with probability 1
+right, wrong = (criterion(sure, torch.tensor([label])).item() for label in (3, 4))
+lesson.table([{"the model is sure, and": "right", "loss": f"{right:.4f}"},
+              {"the model is sure, and": "wrong", "loss": f"{wrong:.4f}"}])
 
 # %% [markdown]
-# The loss of this model cannot reach 0. It is caught between these two values. So judge by **accuracy**, not by
-# the loss. Same seed, same images in the same order:
+# With two softmaxes the loss never leaves these two values, however good the model is. On average a model that is sure of
+# every answer has log(e + 9) − accuracy: the dotted line below. The picture shows both of our models, same seed, same
+# images, a point for each tenth of an epoch. The third run was [published by a tutorial](../results/recorded/tutorial-one-gpu-vs-eight).
 
 # %%
 softmax_run = train(WithSoftmax, loader, epochs)
-
-
-def curve(steps, label):
-    """Loss and accuracy over each tenth of an epoch, on the training images."""
-    tenth = np.arange(len(steps)) * 10 // steps_per_epoch + 1
-    sums = steps.assign(loss=steps["loss"] * steps["images"]).groupby(tenth)[["loss", "hits", "images"]].sum()
-    return pd.DataFrame({"label": label, "epoch": sums.index / 10, "loss": sums["loss"] / sums["images"],
-                         "accuracy": sums["hits"] / sums["images"], "synthetic": synthetic, "world_size": 1})
-
-
-curves = pd.concat([curve(logits_run, "logits"), curve(softmax_run, "softmax first")])
-_, (left, right) = plt.subplots(1, 2, figsize=(18, 6.5))
-plots.loss_by_epoch(curves, left)
-left.axhline(lowest, color=plots.GREY, linestyle=":")
-left.annotate("lowest possible with softmax first", (0.1, lowest), (0, -8), textcoords="offset points", va="top")
-left.set_ylim(bottom=min(left.get_ylim()[0], lowest - 0.1))
-plots.accuracy_by_epoch(curves, right)
-for ax in (left, right):
-    ax.set_xlabel("epochs trained (a point: a tenth of an epoch)")
-
-# %%
-first = {}
-for label, steps in {"logits": logits_run, "softmax first": softmax_run}.items():
-    one = steps[steps["epoch"] == 0]
-    first[label] = {"first epoch: loss": (one["loss"] * one["images"]).sum() / samples,
-                    "accuracy": one["hits"].sum() / samples,
-                    "last tenth of the run: accuracy": curves.loc[curves["label"] == label, "accuracy"].iloc[-1]}
-pd.DataFrame(first).T.round(3)
-
-# %%
-by_label = dict(list(curves.groupby("label")))
-best = by_label["softmax first"].loc[by_label["softmax first"]["accuracy"].idxmax()]
-as_good = by_label["logits"].loc[by_label["logits"]["accuracy"] >= best["accuracy"], "epoch"]
-Markdown(f"Softmax first came to accuracy {best['accuracy']:.3f} after {best['epoch']:.1f} epochs. "
-         + (f"With logits the same took **{as_good.min():.1f} epochs**." if len(as_good)
-            else "With logits this was not reached: on this data, this time, the mistake cost nothing."))
-
-# %% [markdown]
-# ### Why
-#
-# The gradient has to pass the extra softmax on its way back, and comes out smaller. Below: the gradient of the very first
-# step, over all weights; then that of one image whose right class is 0, while the model has put class 1 ahead.
-
-# %%
-variants = {"logits": models.ConvNet, "softmax first": WithSoftmax}
-images, labels = train_set.__getitems__(range(batch_size))
-first_step = {}
-for label, model_class in variants.items():
-    torch.manual_seed(0)
-    model = model_class().to(device)
-    criterion(model(images), labels).backward()
-    first_step[label] = torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
-
-rows = []
-for ahead in (0, 2, 5, 10):
-    scores = torch.zeros(1, 10)
-    scores[0, 1] = ahead
-    row = {"class 1 ahead by": ahead, "its probability": scores.softmax(1)[0, 1].item()}
-    for label, last in {"logits": lambda z: z, "softmax first": lambda z: z.softmax(1)}.items():
-        z = scores.clone().requires_grad_()
-        criterion(last(z), torch.tensor([0])).backward()
-        row[f"gradient, {label}"] = z.grad.norm().item()
-    rows.append(row)
-
-print(f"gradient norm of the first step: {first_step['logits']:.4f} with logits, {first_step['softmax first']:.4f} with "
-      f"softmax first: {first_step['logits'] / first_step['softmax first']:.1f} times smaller")
-pd.DataFrame(rows).set_index("class 1 ahead by").round(4)
-
-# %% [markdown]
-# Adam divides by the size of the gradient, so a gradient that is small **everywhere** would cost little. SGD has no such
-# help. But look at the last row: the model is sure, and wrong. With logits this image pulls hardest. With
-# softmax first it hardly pulls at all. No optimizer can repair that: the worst mistakes teach the least.
-#
-# There is a way to see the mistake in a log. A model that is sure of every answer has the lowest loss when it is right,
-# and 1 more when it is wrong. On average that is log(e + 9) − accuracy. (A model that only guesses is not sure: its loss
-# is log 10, a little below that line.) The dashed run is not ours: a tutorial published it
-# (`results/recorded/tutorial-one-gpu-vs-eight`). Which of our two models does it look like?
-
-# %%
+both = {"logits": logits_run, "softmax first": softmax_run}
+curves = told.tenths(both, steps_per_epoch, train_set.name == "synthetic")
 recorded = runs.read_run("results/recorded/tutorial-one-gpu-vs-eight/one_gpu.txt")
-ax = plt.subplots(figsize=(12, 7))[1]
-between = np.array([0.05, 0.75])
-ax.plot(between, math.log(math.e + 9) - between, ":", color=plots.GREY)
-ax.annotate("log(e + 9) − accuracy", (0.75, math.log(math.e + 9) - 0.75), (6, 0), textcoords="offset points",
-            va="center", color=plots.GREY)
-for number, (label, rows) in enumerate(curves.groupby("label", sort=False)):
-    colour, kind = plots.COLOURS[number], ", synthetic data" if synthetic else ""
-    ax.plot(rows["accuracy"], rows["loss"], plots.MARKERS[number], color=colour)
-    end = rows.loc[rows["accuracy"].idxmax()]
-    ax.annotate(label + kind, (end["accuracy"], end["loss"]), (10, 8), textcoords="offset points", color=colour,
-                fontweight="bold")
-ax.plot(recorded["accuracy"], recorded["loss"], "^--", color=plots.COLOURS[2], markerfacecolor="white")
-ax.annotate("a tutorial's run\n(recorded elsewhere)", (recorded["accuracy"].iloc[-2], recorded["loss"].iloc[-2]), (8, 12),
-            textcoords="offset points", color=plots.COLOURS[2], fontweight="bold")
-ax.set(xlabel="accuracy", ylabel="loss", xlim=(0.05, 1))
-ax.set_title("Loss against accuracy", pad=12)
+plots.one_device.loss_against_accuracy(curves, recorded)
 plt.show()
+lesson.table(told.last_tenths(curves))
+
+# %% [markdown]
+# **Predict**, as a detective: how did the tutorial's model end?
 
 # %%
-gap = (recorded["loss"] - (math.log(math.e + 9) - recorded["accuracy"])).abs()
-Markdown(f"The recorded run stays within **{gap.max():.2f}** of the line, in the {len(recorded) - 1} epochs after the first "
-         f"within {gap.iloc[1:].max():.2f}. It was printed with two decimals.")
+my_guess = None  # "logits" or "softmax first"
+
+# %%
+lesson.predicted(my_guess, told.ends_in(recorded))
+ours = dict(iter(curves.groupby("label", sort=False)))
+lesson.table(told.distances({**ours, "the tutorial's": recorded}))
 
 
 # %% [markdown]
-# The rule: **the model returns logits, the loss does the softmax.** For probabilities, call `softmax` when you predict.
-
-# %% [markdown]
+# "Softmax first" is told by the line: all epochs of the tutorial's run lie on it, as far as two decimals show. Its code
+# confirms it: `nn.Softmax` stands before `CrossEntropyLoss`. Nobody had to read the code to see it, the log was enough.
+#
+# Where a model is sure, and wrong, the extra softmax is flat and lets hardly any gradient through: the worst mistakes
+# teach the least. The rule: **the model returns logits, the loss does the softmax.** For probabilities,
+# call `softmax` when you predict.
+#
 # ### Exercise 3: the right loss for each output
 #
-# Not every model returns logits: some end in a softmax, others in a *log*-softmax. `kind` is `"logits"`, `"probabilities"` or
-# `"log-probabilities"`. Return the cross-entropy, the mean over the images, as a tensor. Which kind spoils
-# `nn.functional.cross_entropy`, and which does not? Guess before you try.
+# Some models return logits, some probabilities, others *log*-probabilities (a log-softmax). `kind` is `"logits"`,
+# `"probabilities"` or `"log-probabilities"`. Return the cross-entropy, the mean over the images, as a tensor. For which
+# kind is `nn.functional.cross_entropy` wrong, and for which is it not? Guess before you try.
 
 # %%
 def my_loss(outputs, labels, kind):
@@ -483,35 +383,11 @@ check.loss(my_loss)
 # check.loss.solution()
 
 # %% [markdown]
-# ## What it means for the rest of the course
+# ## What to remember
 #
-# The time for one epoch on one device is the figure that every speed-up is compared with. Whoever compares with a slow
-# one finds a speed-up easily. Suppose that two devices share the steps, and that sharing the gradients adds some time to
-# each step.
-
-# %%
-step = epoch_seconds / steps_per_epoch
-sharing = 0.2 * step["vectorised"]  # an assumption; later lessons measure it
-two_devices = epoch_seconds / 2 * (step + sharing) / step
-pd.DataFrame({
-    "one device, s (measured)": epoch_seconds,
-    "two devices, s (assumed)": two_devices,
-    "speed-up (assumed)": epoch_seconds / two_devices,
-}).round(2)
-
-# %%
-Markdown(f"The textbook pipeline shows the better speed-up ({epoch_seconds['textbook'] / two_devices['textbook']:.2f} against "
-         f"{epoch_seconds['vectorised'] / two_devices['vectorised']:.2f}), and is the slower program on one device and on two. "
-         f"And two vectorised devices against one textbook device would be a \"speed-up\" of "
-         f"**{epoch_seconds['textbook'] / two_devices['vectorised']:.2f} with two devices**. Part of it is the pipeline: "
-         f"{ratio:.2f} before any second device.")
-
-# %% [markdown]
-# So, before you use many devices:
+# 1. Time it so: warm-up left out, each step by itself, the median, the device waited for.
+# 2. Look where the time goes before you make anything faster: what you leave alone sets the limit.
+# 3. Make one device fast, and its result right, before you use many. Its seconds an epoch are the baseline.
 #
-# 1. Make one device fast, and make its result right.
-# 2. Time it: warm-up left out, median, device waited for.
-# 3. Write its seconds an epoch down. This is the baseline.
-#
-# **Where next**: [02 · DataParallel](02_data_parallel.ipynb) gives the same training several devices in one process.
-# [07 · Performance](07_performance.ipynb) compares this baseline with 2, 4 and 8 processes.
+# **Next:** [02 · DataParallel](02_data_parallel.ipynb) gives this training several devices in one process, by one
+# changed line.

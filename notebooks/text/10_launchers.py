@@ -1,14 +1,14 @@
 # ---
 # jupyter:
 #   course:
+#     minutes: 60
 #     quick:
 #       parameters:
 #         epochs: 1
-#         old_launcher: false
 #         samples: 2000
 #         several_nodes: false
-#       seconds: 50
-#     seconds: 105
+#       seconds: 80
+#     seconds: 115
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -18,623 +18,495 @@
 # %% [markdown]
 # # 10 · Launchers
 #
-# Who starts the ranks, and what does it tell them? `torchrun`, its predecessor `torch.distributed.launch`, `mp.spawn`, and Slurm:
-# on one node, and on two.
+# **The question.** Who starts the ranks, and what does each launcher do for you: `torchrun`, `mp.spawn`, Slurm, on one
+# machine and on several?
+#
+# **You will be able to**
+#
+# - say what a rank is told by its launcher, and what it has to find out by itself;
+# - start ranks from Python without the three classic failures;
+# - write a torchrun line that two machines accept;
+# - read a launch that fails, or waits.
+#
+# **You need** [03](03_processes_and_ranks.ipynb): rank, process group, where ranks meet.
+#
+# **Time.** About 60 minutes for you, 2 for the machine.
 
 # %%
 import glob, sys
-sys.path.insert(0, next(found[:-17] for place in (".", "..", "*") for found in glob.glob(f"{place}/course/lesson.py")))
+sys.path[:0] = [p[:-16] for up in ("", "../", "*/") for p in glob.glob(up + "course/lesson.py")]
 from course import lesson; lesson.begin()
 
 # %%
-import difflib
-import inspect
-import json
 import os
-import re
-import shlex
 import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
-from unittest import mock
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-import torch.distributed.launch
-from IPython.display import Markdown, display
-from matplotlib.ticker import MaxNLocator
-from torch.distributed import run as torchrun
 
-import placement
 import data
 import models
-from course import plots, runs
-from scripts.lessons import spawn_mnist
+import placement
+from course import plots, processes, rendezvous, slurm
 from course.checks import lesson_10 as check
-from course import slurm
+from course.checks.commands import launch_config
 from course.hosts import Cluster
+from course.notebook_kernel import SecondKernel
+from course.verdicts import lesson_10 as told
 
 # %% tags=["parameters"]
 samples = 6000  # training images of MNIST
 epochs = 2
-old_launcher = True  # train with torch.distributed.launch, too
-several_nodes = True  # two nodes and Slurm, live where this machine can; False shows the recorded runs
-
-# %%
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
-data.get_dataset("mnist")  # once, before the ranks ask for it
-live = Path("results/live")
-live.mkdir(parents=True, exist_ok=True)
-for old in live.glob("10_*"):
-    old.unlink()
-us = {socket.gethostname(), socket.getfqdn()}
-
-
-def told(name):
-    """What hello_rank.py found: one dict a process."""
-    return [json.loads(line) for line in (live / f"10_{name}.jsonl").read_text().splitlines()]
-
+several_nodes = True  # False: show the recorded runs of two nodes and Slurm
 
 # %% [markdown]
 # ## What a rank is told
 #
-# A launcher starts the processes, and tells each one who it is. Three come with PyTorch:
+# `torchrun script.py` starts your script several times. With `mp.spawn(function, nprocs=2)` your script is started
+# once, by plain `python`, and starts the other processes itself. `hello_rank.py` trains nothing: each rank writes down
+# the environment variables that its launcher has given it.
 #
-# - `torchrun script.py`: a program that starts your script several times.
-# - `python -m torch.distributed.launch script.py`: its predecessor. It still works, with a warning.
-# - `mp.spawn(function, nprocs=2)`: your script, started once by plain `python`, starts the processes itself.
-#
-# `scripts/lessons/hello_rank.py` trains nothing. Each rank says what it was told: the environment variables that its launcher does not have itself.
-#
-# **Predict.** How many variables does `torchrun` set for a rank? And `mp.spawn`?
+# **Predict.** How many variables does a rank get from `torchrun`? How many from `mp.spawn`?
 
 # %%
-my_torchrun, my_spawn = 4, 4  # your numbers
+my_torchrun = None  # variables
+my_spawn = None  # variables
 
 # %%
-start = {"torchrun": time.time()}
-# !env -u OMP_NUM_THREADS torchrun --nproc_per_node=2 scripts/lessons/hello_rank.py --out results/live/10_torchrun.jsonl
-start["mp.spawn"] = time.time()
-# !python scripts/lessons/hello_rank.py --spawn 2 --out results/live/10_spawn.jsonl
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says why
+live, lessons, cluster = Path("results/live"), Path("scripts/lessons"), Path("scripts/cluster")
+for old in live.glob("10_*"):
+    old.unlink()
+# !torchrun --nproc_per_node=2 {lessons}/hello_rank.py --out {live}/10_torchrun.txt
+# !python {lessons}/hello_rank.py --spawn 2 --out {live}/10_spawn.txt
+
+# %%
+by_torchrun, by_spawn = (pd.read_json(live / f"10_{name}.txt", lines=True)["told"]
+                         for name in ("torchrun", "spawn"))
+lesson.predicted(my_torchrun, len(by_torchrun[0]), "variables from torchrun")
+lesson.predicted(my_spawn, len(by_spawn[0]), "variables from mp.spawn")
+lesson.table(told.variables(by_torchrun[0], {socket.gethostname(), socket.getfqdn()}))
 
 # %% [markdown]
-# (The banner is about the one variable that `torchrun` would rather leave to you: [07](07_performance.ipynb) tells the story.)
-
-# %%
-meaning = {
-    "RANK": "number in the job", "LOCAL_RANK": "number on this node: which GPU", "WORLD_SIZE": "processes in the job",
-    "LOCAL_WORLD_SIZE": "processes on this node", "GROUP_RANK": "number of the node", "GROUP_WORLD_SIZE": "nodes",
-    "MASTER_ADDR": "where all ranks meet: the host …", "MASTER_PORT": "… and the port",
-    "TORCHELASTIC_RESTART_COUNT": "restarts so far", "TORCHELASTIC_MAX_RESTARTS": "restarts at most",
-    "TORCHELASTIC_RUN_ID": "name of the job: `--rdzv-id`", "TORCHELASTIC_USE_AGENT_STORE": "torchrun itself listens at that port",
-    "TORCHELASTIC_ERROR_FILE": "where `@record` leaves a traceback", "OMP_NUM_THREADS": "threads of each process (unless you set it)",
-    "ROLE_RANK": "as RANK, where all ranks have one role", "ROLE_WORLD_SIZE": "as WORLD_SIZE, likewise", "ROLE_NAME": "the role",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "on these torchrun ends its ranks", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a failed NCCL collective ends the rank",
-}
-by_torchrun, by_spawn = (sorted(told(name), key=lambda rank: rank["rank"]) for name in ("torchrun", "spawn"))
-
-
-def value(rank, name):
-    text = rank["told"].get(name, "–")
-    return "this machine" if text in us else f"…/{Path(text).name}" if text.startswith("/") else text if len(text) < 36 else f"{text[:33]}…"
-
-
-names = sorted(by_torchrun[1]["told"], key=lambda name: (list(meaning).index(name) if name in meaning else 99, name))
-lesson.table([{"variable": f"`{name}`", "says": meaning.get(name, ""), "torchrun, rank 0": value(by_torchrun[0], name),
-       "rank 1": value(by_torchrun[1], name), "mp.spawn, rank 1": value(by_spawn[1], name)} for name in names])
-Markdown(f"`torchrun` sets **{len(names)}** (you said {my_torchrun}), `mp.spawn` **{len(by_spawn[1]['told'])}** (you said {my_spawn}). "
-         f"It passes the function one number, here {by_spawn[0]['passed']} and {by_spawn[1]['passed']}: the rank. Everything else is up to the script.")
-
-# %% [markdown]
-# The first eight are those of lesson [03](03_processes_and_ranks.ipynb); meanings after
-# [torchrun's documentation](https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables) and source.
+# The first eight are those of [03](03_processes_and_ranks.ipynb). (Meanings after [torchrun's
+# documentation](https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables) and source.) What
+# `mp.spawn` passes is one number, as the first argument of the function. Everything else is up to the script.
 #
-# ### What does the start cost?
+# **Why is there no `--world-size` any more?** [Scripts older than
+# torchrun](https://github.com/pytorch/examples/blob/main/imagenet/main.py) have options `--world-size`, `--rank` and
+# `--dist-url`: a person typed them for each node (the last is the `init_method`). Now the launcher knows them. And it
+# must: in an elastic job the world size changes while it runs.
 #
-# Both ways begin with one process that starts the others. From typing the command to a rank that has done `import torch`:
-
-# %%
-events = []
-for launcher, ranks in (("torchrun", by_torchrun), ("mp.spawn", by_spawn)):
-    for rank in ranks:
-        first, ready = (1000 * (rank[moment] - start[launcher]) for moment in ("first_line", "ready"))
-        events += [{"rank": rank["rank"], "lane": launcher, "event": event, "start": begin, "end": end} for event, begin, end in
-                   (("the launcher, alone", 0, first), ("the rank: import torch", first, ready))]
-events = pd.DataFrame(events)
-plots.timeline(events, plt.subplots(figsize=(14, 6))[1])
-plt.title("From the command to a rank that can train", pad=46)
-plt.show()
-alone = events[events["event"].str.startswith("the launcher")].groupby("lane")["end"].max() / 1000
-Markdown(f"`torchrun` needs {alone['torchrun']:.1f} s before a rank runs its first line, `mp.spawn` {alone['mp.spawn']:.1f} s. In both, that is mostly "
-         "the launcher's own `import torch`. Then each rank imports it again.")
-
-# %% [markdown]
-# ## One training, three launchers
+# ## mp.spawn, and three ways to fail
 #
-# `scripts/lessons/spawn_mnist.py` trains LeNet on MNIST with `mp.spawn`. This is all that it does in place of `torchrun`:
-
-# %%
-display(Markdown(f"```python\n{inspect.getsource(spawn_mnist.be_rank)}```"))
-print(*(line.strip() for line in inspect.getsource(spawn_mnist.main).splitlines() if "mp.spawn(" in line))
-
-# %% [markdown]
-# The function must stand in a file that a new process can import: one that was written in a notebook cannot be spawned (lesson
-# [03](03_processes_and_ranks.ipynb) tries it). `open_store` in the script chooses a free port, and holds it.
+# You sit in a notebook and want two ranks, quickly. Some of what follows fails, or never ends. So it runs in a **second
+# kernel**: a notebook like this one that nobody looks at. A cell that begins with `%%attempt` runs there, and is ended
+# after a time limit.
 #
-# `main.py` can train the same. **Predict.** One process with batch 64, and two ranks with batch 32 each, started in three ways: the same
-# seed, the same images. How far are their weights apart at the end?
+# 1. `mp.spawn` with a function of the notebook.
+# 2. The same function, but the processes are started by `fork`.
+# 3. Number 2 again, after the notebook has added up a million numbers with several threads.
+#
+# **Predict.** Which of them work?
 
 # %%
-my_difference = 0.01
+my_working = None  # a list, such as [1, 2]
 
 # %%
-seen = "auto" if not torch.cuda.is_available() else "cpu"  # CPUs for all, so that the weights can be compared; where there are GPUs, say so
-options = f"--epochs {epochs} --lr 0.01 --samples {samples} --test-samples 1000"
-training = f"main.py --dataset mnist --optimizer sgd --device cpu --no-channels-last {options}"
-# !python {training} --batch-size 64 --save-model results/live/10_one.pt --log-file results/live/10_one.jsonl
-# !torchrun --nproc_per_node=2 {training} --batch-size 32 --save-model results/live/10_torchrun.pt --log-file results/live/10_torchrun_mnist.jsonl
+second = SecondKernel()
+second.register()
 
 # %%
-if old_launcher:
-    get_ipython().system(f"python -W ignore -m torch.distributed.launch --nproc_per_node=2 {training} --batch-size 32 --save-model results/live/10_launch.pt")
+# %%attempt 1
+from torch import arange, multiprocessing as mp, set_num_threads
+
+def add_up(rank):
+    print("rank", rank, arange(1_000_000).sum().item(), flush=True)
+
+mp.spawn(add_up, nprocs=2)
 
 # %%
-# !python scripts/lessons/spawn_mnist.py --n-gpus 2 --device {seen} {options} --batch-size 32 --save-model results/live/10_spawn.pt
+# %%attempt 2
+mp.start_processes(add_up, nprocs=2, start_method="fork")
 
 # %%
-launched = {"torchrun": "10_torchrun.pt", "torch.distributed.launch": "10_launch.pt", "mp.spawn": "10_spawn.pt"}
-if not old_launcher:
-    del launched["torch.distributed.launch"]
-_, test_set = data.get_dataset("mnist", verify=False)
-test_images, test_labels = test_set.first(1000).__getitems__(range(1000))
+# %%attempt --limit 8 3
+set_num_threads(2)
+arange(1_000_000).sum()
+mp.start_processes(add_up, nprocs=2, start_method="fork")
 
-
-def weights(file):
-    return torch.load(live / file, map_location="cpu", weights_only=True)
-
-
-def accuracy(state):
-    model = models.ConvNet(channels=1, image_size=28)
-    model.load_state_dict(state)
-    with torch.no_grad():
-        return (model(test_images).argmax(1) == test_labels).float().mean().item()
-
-
-def farthest(state, other):
-    return max((state[name] - other[name]).abs().max().item() for name in other)
-
-
-def draw_differences(launched):
-    """How far each launcher's weights are from those of one process; and how far the training has moved them."""
-    one = weights("10_one.pt")
-    torch.manual_seed(0)
-    first = models.ConvNet(channels=1, image_size=28).state_dict()
-    bars = {"(before any training)": farthest(first, one)} | {name: farthest(weights(file), one) for name, file in launched.items()}
-    fig, ax = plt.subplots(figsize=(14, 2.5 + 0.8 * len(bars)))
-    for y, (name, size) in enumerate(bars.items()):
-        shown = max(size, 1e-10)  # a logarithm has no 0
-        ax.barh(y, shown, height=0.6, color=plots.GREY if name.startswith("(") else plots.COLOURS[2] if size < 1e-5 else plots.COLOURS[1])
-        ax.text(shown, y, f"  {size:.0e}" if size else "  0: bit for bit", va="center", fontweight="bold")
-    ax.axvline(1e-5, color="black", linestyle="--", linewidth=2)
-    ax.text(1e-5, -0.75, " as far as rounding may go", va="center", fontsize=15)
-    ax.set(xscale="log", xlabel="largest difference of a weight", xlim=(1e-10, 30), ylim=(len(bars) - 0.5, -1.1))
-    ax.set_yticks(range(len(bars)), bars)
-    ax.grid(axis="y", visible=False)
-    ax.set_title("How far from the weights of one process")
-    plt.show()
-    return bars
-
-
-bars = draw_differences(launched)
-lesson.table([{"launcher": name, "accuracy on 1000 test images": f"{accuracy(weights(file)):.3f}"} for name, file in
-      {"one process": "10_one.pt", **launched}.items()])
-apart = max(size for name, size in bars.items() if name in launched)
-assert apart < 1e-5, bars
-Markdown(f"You said {my_difference:g}. The largest difference is **{apart:.0e}**, while the training moved a weight by up to {bars['(before any training)']:.2f}. "
-         "**A launcher starts processes. What they compute is none of its business.**")
+# %%
+worked = [int(way) for way, outcome in second.outcomes.items() if outcome.worked]
+second.end()
+lesson.predicted(my_working, worked)
 
 # %% [markdown]
-# The saved files load into the plain model: `spawn_mnist.py` saves `model.module.state_dict()`, without DDP's `module.` before each name.
-# Where there are GPUs, `--n-gpus` means GPUs:
+# - **spawn** starts a new Python, which must *import* the function by its name. What stands in a cell cannot be
+#   imported: *Can't get attribute*.
+# - **fork** copies this process with all its memory, so the function is there. But it does not copy threads. When torch
+#   has already used several, the copy waits for threads that do not exist: it hangs, and says nothing. (One thread in
+#   each rank, `torch.set_num_threads(1)`, avoids it.) After the notebook has used a GPU, fork fails: *Cannot
+#   re-initialize CUDA in forked subprocess*.
+#
+# So: a function that stands **in a file**, and spawn. Here is one, and it fails, too. Why?
 
 # %%
-gpus = torch.cuda.device_count()
-if gpus:
-    print(subprocess.run([sys.executable, "scripts/lessons/spawn_mnist.py", f"--n-gpus={gpus}", *options.split()], check=True, capture_output=True, text=True,
-                         timeout=300).stdout)
-else:
-    print("No GPU here, so the run above was on the CPU, and its first line says so.")
+# %%writefile results/live/10_guard.py
+import torch.multiprocessing as mp
+
+
+def work(rank):
+    return 2 * rank
+
+
+mp.spawn(work, nprocs=2)
+
+# %%
+why = f"python {cluster}/why_it_failed.py --expect-failure --"
+# !{why} python {live}/10_guard.py
 
 # %% [markdown]
+# Each new process imports the file, to find `work`, and so it comes to the last line, which starts new processes …
+# Python notices and stops: *bootstrapping phase*. The **guard** `if __name__ == "__main__":` above that line is true in
+# the first process only. Every script that spawns has one. (In a notebook it does not help: what a cell defines cannot
+# be imported.)
+#
+# **What does a process get?** Many published trainers hand a whole object to `mp.spawn`. The arguments are **pickled**:
+# written down, sent, and built anew in the new process. In this one, each rank counts a step and sets the weight to 7.
+#
+# **Predict.** What does the parent see afterwards: which `steps`, and which weight?
+
+# %%
+my_steps = None  # it begins with 0
+my_weight = None  # it begins with 1.0
+
+# %%
+# %%writefile results/live/10_trainer.py
+import torch.multiprocessing as mp
+from torch import nn
+
+
+class Trainer:
+    def __init__(self):
+        self.steps = 0
+        self.model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.model.weight)
+
+
+def train(rank, trainer):
+    trainer.steps += 1
+    nn.init.constant_(trainer.model.weight, 7)
+
+
+if __name__ == "__main__":
+    trainer = Trainer()
+    mp.spawn(train, (trainer,), nprocs=2)
+    print(trainer.steps, trainer.model.weight.item())
+
+# %%
+steps, weight = processes.said(f"python {live}/10_trainer.py").split()
+lesson.predicted(my_steps, int(steps), "steps")
+lesson.predicted(my_weight, float(weight))
+
+# %% [markdown]
+# A number in the object is a copy: what a rank does to it is lost. But `torch.multiprocessing` does not copy a CPU
+# tensor. It moves it to **shared memory**, so parent and ranks have one model between them, and two optimizers would
+# update the same weights. Make model and optimizer *inside* the function, on each rank ([the
+# manual](https://docs.pytorch.org/docs/stable/multiprocessing.html)).
+#
+# ### Exercise 1: a function for `mp.spawn` (on ranks)
+#
+# `mp.spawn` calls it as `be_rank(rank, world_size, port, file)` in three processes. Make one group of them, with gloo,
+# at `port` of this machine (127.0.0.1), and a timeout. Each rank puts in the number `rank + 1`; the sum of all goes
+# into `file` (a `Path`), written once. Leave the group at the end.
+
+# %%
+# %%writefile results/live/10_be_rank.py
+from datetime import timedelta
+
+import torch  # noqa: F811
+import torch.distributed as dist
+
+
+def be_rank(rank, world_size, port, file):
+    raise NotImplementedError
+
+
+# %%
+check.spawned(live / "10_be_rank.py")
+# check.spawned.hint()
+# check.spawned.solution()
+
+# %% [markdown]
+# ## Printing from many ranks
+#
+# All ranks write to the same screen. Four ranks print 20 lines each with `print(line)`, then 20 with one `write`, all
+# at the same moments, as ranks do at the end of a step.
+#
+# **Predict.** How many lines of the screen hold the words of several ranks, with `print`?
+
+# %%
+my_glued = None  # lines; 80 are printed
+
+# %%
+chatter = f"{lessons}/ranks_meet.py --step chatter"
+screen = processes.said(f"torchrun --nproc_per_node=4 {chatter}").splitlines()
+glued = told.glued(screen)
+lesson.predicted(my_glued, glued[0]["of these hold several"], "lines")
+lesson.table(glued)
+
+# %% [markdown]
+# `print` writes the text and the end of the line one after the other, and another rank may write in between. How often
+# is chance; in one piece, a short line stays whole. The **order** is chance, too: it does not say who was first. What
+# to do:
+#
+# - Let rank 0 speak for all, about numbers that were summed over all ranks. `if rank == 0: print(…)`.
+# - `torchrun --tee=3` writes whole lines, with `[default0]:` in front; `--log-dir` gives each rank files of its own.
+# - Many published scripts replace Python's own `print`
+#   ([DETR's](https://github.com/facebookresearch/detr/blob/main/util/misc.py), for one): then only rank 0 prints, and
+#   the others with `print(…, force=True)`. It is convenient, and it hides what you need at night: the last words of
+#   rank 3, and those of every library that prints. The logging module does the same, and can be switched back.
+#
+# ## One training, several launchers
+#
+# `main.py` trains on MNIST: one process with batch 64, then two ranks with batch 32 each, by torchrun. `spawn_mnist.py`
+# does the same training with `mp.spawn`. Same seed, same images.
+#
+# **Predict.** How far are the weights of two ranks from those of one process, at the end?
+
+# %%
+my_difference = None  # largest difference of a weight
+
+# %%
+data.get_dataset("mnist")  # once, before the ranks ask for it
+options = f"--device cpu --epochs {epochs} --lr 0.01 --samples {samples} --test-samples 1000"
+mnist = f"--dataset mnist --optimizer sgd --no-channels-last {options}"
+each = f"--batch-size 32 --save-model {live}"
+# !python main.py {mnist} --batch-size 64 --save-model {live}/10_one.pt
+# !torchrun --nproc_per_node=2 main.py {mnist} {each}/10_torchrun.pt
+# !python {lessons}/spawn_mnist.py --n-gpus 2 {options} {each}/10_spawn.pt
+
+# %%
+def farthest(one, other):
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+torch.manual_seed(0)
+untrained = models.ConvNet(channels=1, image_size=28).state_dict()
+one, two = torch.load(live / "10_one.pt"), torch.load(live / "10_torchrun.pt")
+lesson.predicted(my_difference, farthest(one, two))
+farthest(one, untrained)
+
+# %% [markdown]
+# (The last number: how far the training has moved a weight.) What is left between the two is rounding: float32 keeps
+# about seven digits, and two ranks add in another order. **A launcher starts processes; what they compute is not its
+# business.**
+#
 # ## `unrecognized arguments: --local-rank`
 #
-# Many scripts from before PyTorch 2.0 have these lines. Their launcher passed `--local_rank`:
+# The oldest launcher, `torch.distributed.launch`, passes the local rank on the command line. Scripts from before
+# PyTorch 2.0 expect it with an underscore:
 
 # %%
-old, new = (Path(f"scripts/lessons/local_rank_{which}.py").read_text() for which in ("old", "new"))
-display(Markdown(f"```python\n{old.split('import argparse', 1)[1].strip()}\n```"))
+# !{why} python -W ignore -m torch.distributed.launch --nproc_per_node=2 \
+#     {lessons}/local_rank_old.py
+# !grep -n add_argument..--local {lessons}/local_rank_old.py {lessons}/local_rank_new.py
 
 # %% [markdown]
-# **Predict.** What does it do today? We run it with `scripts/cluster/why_it_failed.py`. It waits for a command no longer than we allow, and if it fails, looks for the
-# line that says why. (`--expect-failure`: here we want it to fail.)
-
-# %%
-my_guess = "it prints two local ranks"
-
-# %%
-# !python scripts/cluster/why_it_failed.py --expect-failure --within 60 -- \
-#     python -W ignore -m torch.distributed.launch --nproc_per_node=2 scripts/lessons/local_rank_old.py
-
-# %% [markdown]
-# The old launcher adds an argument to the command line of each rank. Since 2.0 that argument is spelled with a dash. The cure:
-
-# %%
-lines = list(difflib.unified_diff(old.split('"""')[2].strip().splitlines(), new.split('"""')[2].strip().splitlines(), n=100, lineterm=""))[3:]
-display(Markdown("```diff\n" + "\n".join(lines) + "\n```"))
-
-# %%
-# !python -W ignore -m torch.distributed.launch --nproc_per_node=2 scripts/lessons/local_rank_new.py --epochs 3
-
-# %% [markdown]
-# The changed line reads both spellings, and without either the environment variable. So it works with every launcher. If you only use
-# `torchrun`, `int(os.environ["LOCAL_RANK"])` is enough. What the old launcher says of itself, and its documentation of the change:
-
-# %%
-print(torch.distributed.launch.main.__deprecated__.strip())
-change = inspect.getdoc(torch.distributed.launch).partition(".. versionchanged:: ")[2]
-print("\nChanged in version", "\n\n".join(change.split("\n\n")[:3]))
-
-# %% [markdown]
-# ### Which version, which command
+# The new script takes both spellings, and without either the environment variable, so it works with every launcher. If
+# you only use torchrun, `int(os.environ["LOCAL_RANK"])` is enough.
 #
 # | | before 1.10 | 1.10 to 1.13 | 2.0 and later |
 # |:--|:--|:--|:--|
-# | `torchrun` | not there: `python -m torch.distributed.launch --use_env` (1.9: `torch.distributed.run`) | yes | yes |
+# | `torchrun` | not there | yes | yes |
 # | its options | – | `--nproc_per_node` | `--nproc_per_node` or `--nproc-per-node` |
-# | `torch.distributed.launch` | the launcher (1.9: deprecated) | deprecated | deprecated |
-# | it passes | `--local_rank=0` | `--local_rank=0` | `--local-rank=0` |
-# | with `--use_env` | nothing | nothing | nothing (or `--use-env`) |
+# | `torch.distributed.launch` | the launcher | deprecated | deprecated |
+# | it passes (unless `--use_env`) | `--local_rank=0` | `--local_rank=0` | `--local-rank=0` |
 #
-# Sources: the documentation of [1.9](https://pytorch.org/docs/1.9.0/elastic/run.html), of 1.10
-# ([quoted here](https://discuss.pytorch.org/t/torchrun-command-not-found-does-it-need-to-be-installed-seperately/143225)), the
-# [warning of 1.9](https://github.com/pytorch/pytorch/issues/60262), and the note above. Underscores work in every version. (The package called
+# Sources: the documentation of [1.9](https://pytorch.org/docs/1.9.0/elastic/run.html), of 1.10 ([quoted
+# here](https://discuss.pytorch.org/t/torchrun-command-not-found-does-it-need-to-be-installed-seperately/143225)) and of
+# [torch.distributed.launch](https://docs.pytorch.org/docs/stable/distributed.html#launch-utility). (The package
 # [`torchrun` on PyPI](https://pypi.org/project/torchrun/) is another program: `torchrun` comes with `torch`.)
 #
 # ## Restarts
 #
-# `torchrun` watches its ranks. With `--max-restarts=1` it starts again when one fails. Here rank 1 fails, but only at its first attempt.
+# torchrun watches its ranks. With `--max-restarts=1` it starts again, once, when one fails. Here rank 1 of 3 fails at
+# its first attempt.
 #
-# (They are told one variable less than before: this notebook has set `OMP_NUM_THREADS` itself.)
-#
-# **Predict.** Three ranks. How many processes are started in all?
+# **Predict.** How many processes are started in all?
 
 # %%
-my_processes = 4
+my_processes = None  # processes
 
 # %%
-# !python scripts/cluster/why_it_failed.py --all --within 60 -- torchrun --nproc_per_node=3 --max-restarts=1 \
-#     scripts/lessons/hello_rank.py --fail 1 --out results/live/10_restart.jsonl
+# !torchrun --nproc_per_node=3 --max-restarts=1 {lessons}/hello_rank.py --fail 1 \
+#     --out {live}/10_restart.txt 2> {live}/10_restart.err
 
 # %%
-attempts = told("restart")
-begin = min(process["first_line"] for process in attempts)
-drawn = pd.DataFrame([{"rank": process["rank"], "event": f"attempt {process['attempt']}", "text": process["end"].split(" ", 2)[2],
-                       "start": 1000 * (process["first_line"] - begin), "end": 1000 * (process["ready"] - begin)} for process in attempts])
-plots.timeline(drawn, plt.subplots(figsize=(14, 5))[1])
-plt.title("Rank 1 fails, and all are started again", pad=46)
+started = pd.read_json(live / "10_restart.txt", lines=True).to_dict("records")
+lesson.predicted(my_processes, len(started), "processes")
+plots.timeline(pd.DataFrame(told.attempts(started)), plt.subplots(figsize=(14, 5))[1])
 plt.show()
-counts = sorted({(process["attempt"], process["told"]["TORCHELASTIC_RESTART_COUNT"]) for process in attempts})
-Markdown(f"You said {my_processes}. There were **{len(attempts)}** processes. The variable `TORCHELASTIC_RESTART_COUNT` was "
-         + " and ".join(f"{count} in attempt {attempt}" for attempt, count in counts)
-         + ". Ranks that were well are ended with SIGTERM and started again: they were in the middle of a step with the one that failed.")
 
 # %% [markdown]
-# The new processes begin where your script begins. What was not saved is lost. So a script that is to be restarted saves checkpoints, and loads the last
-# one first (`main.py --checkpoint FILE` does). And it must not rely on its rank: after a restart a process may get another one
-# ([torchrun's notices](https://docs.pytorch.org/docs/stable/elastic/run.html#important-notices)).
+# All ranks are started again, those that were well, too: they were in the middle of a step with the one that failed. A
+# new process begins where your script begins, so a script that is to be restarted saves checkpoints.
+# [11](11_fault_tolerance.ipynb) is about that.
 #
-# ## Where do they meet?
+# ## The rendezvous
 #
-# The ranks find each other in a *store*: a small server at `MASTER_ADDR:MASTER_PORT`. Before that the torchruns of all nodes must agree on who is in the
-# job. That is the **rendezvous**. What do the options make of it? We ask `torchrun` itself, and stop it before it starts anything:
+# Before any rank starts, the torchruns of all nodes must agree who belongs to the job. That is the **rendezvous**. We
+# ask torchrun what it makes of its options, and stop it before it starts anything:
 
 # %%
-ways = {
-    "": "one node, nothing said",
-    "--standalone": "one node",
-    "--master-port=29500": "one node, the port chosen",
-    "--nnodes=2 --node-rank=1 --master-addr=node0 --master-port=29500": "the second of two nodes",
-    "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=7": "any of two nodes",
-    "--nnodes=1:2 --rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=7": "one node or two: elastic",
-}
-rows = []
-for words, what in ways.items():
-    with mock.patch.object(torchrun, "elastic_launch") as launch:
-        torchrun.run(torchrun.parse_args([*words.split(), "main.py"]))
-    config = launch.call_args.kwargs["config"]
-    rows.append({"torchrun …": f"`{words}`" if words else "", "": what, "nodes": f"{config.min_nodes} to {config.max_nodes}", "rendezvous": config.rdzv_backend,
-                 "they meet at": config.rdzv_endpoint, "job": f"{config.run_id[:8]}…" if len(config.run_id) > 8 else config.run_id})
-lesson.table(rows)
-ports = {name: told(name)[0]["told"]["MASTER_PORT"] for name in ("torchrun", "restart")}
-Markdown(f"Port 0 means *any that is free*. The two torchruns above got {' and '.join(ports.values())}: on one node you need not choose a port.")
+c10d = "--rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=7"
+ways = ["--nnodes=1", "--master-port=29500", f"--nnodes=2 {c10d}", f"--nnodes=1:2 {c10d}"]
+lesson.table([{"torchrun": f"`{way}`"} | told.rendezvous(launch_config(way)) for way in ways])
 
 # %% [markdown]
-# - **static**: each node is told its number, and how many there are. Node 0 opens the store at `--master-addr`, `--master-port`.
-# - **c10d**: the nodes come in any order, to the same `--rdzv-endpoint` with the same `--rdzv-id`, and get their numbers there. A range such as
-#   `--nnodes=1:2` lets nodes come and go: the job is *elastic*.
+# There are two kinds:
 #
-# ## When it does not start
+# - **static**: each torchrun is told its own number (`--node-rank`, from 0), and all are told where node 0 listens
+#   (`--master-addr`, `--master-port`).
+# - **c10d**: the nodes come in any order to the same `--rdzv-endpoint`, with the same `--rdzv-id` (the name of the
+#   job), and get their numbers there. `--node-rank` is ignored. A range such as `--nnodes=1:2` lets nodes come and go:
+#   the job is *elastic*.
 #
-# Five mistakes, all at once. The launcher's own output is often a page a rank. `why_it_failed.py` prints the one line.
+# Port 0 means *any that is free*: so on one node you need no port (before [this
+# change](https://github.com/pytorch/pytorch/pull/175699): with `--standalone`).
 #
-# **Predict.** Which of them end by themselves at once, and which would you still be waiting for after a minute?
+# **Predict.** A torchrun waits for a second node that nobody starts. After how many seconds does it give up?
 
 # %%
-my_list = ["a master that is not there"]
+my_patience = None  # seconds
 
 # %%
-taken = socket.create_server(("", 0))  # some other program's port
-closed = socket.socket()
-closed.bind(("127.0.0.1", 0))  # nobody listens here
-hello = "scripts/lessons/local_rank_new.py"
-join = f"torchrun --nnodes=2 --node-rank=1 --master-addr=127.0.0.1 --master-port={closed.getsockname()[1]}"
-too_many = torch.cuda.device_count() + 1
-mistakes = {  # what to start, and how many seconds we give it
-    "a port in use": (f"torchrun --nproc_per_node=2 --master-port={taken.getsockname()[1]} {hello}", 60),
-    "a port in use, mp.spawn": (f"python scripts/lessons/spawn_mnist.py --n-gpus 2 --device cpu --port {taken.getsockname()[1]}", 60),
-    "a master that is not there": (f"{join} {hello}", 7),
-    "the same, and no patience": (f"{join} --rdzv-conf=timeout=2 {hello}", 60),
-    "more ranks than GPUs": (f"torchrun --nproc_per_node={too_many} main.py --backend nccl", 60),
-}
-started = {name: subprocess.Popen([sys.executable, "scripts/cluster/why_it_failed.py", f"--within={seconds}", "--", *shlex.split(command)],
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for name, (command, seconds) in mistakes.items()}
-said = {name: process.communicate(timeout=120)[0] for name, process in started.items()}
+static = launch_config("--nnodes=2 --master-addr=node0")
+lesson.predicted(my_patience, static.rdzv_configs["timeout"], "seconds")
+
+# %% [markdown]
+# That is for the static way. It is right where nodes boot slowly, and long for a typing mistake.
+# `--rdzv-conf=timeout=SECONDS` sets it; for c10d it is `join_timeout`. With c10d and 2 seconds:
+
+# %%
+# !{why} torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-id=7 --rdzv-conf=join_timeout=2 \
+#     --rdzv-endpoint=localhost:{rendezvous.free_port()} {lessons}/local_rank_new.py
+
+# %% [markdown]
+# The other mistake that everybody makes once: a port that another program has.
+
+# %%
+taken = socket.create_server(("", 0))
+# !{why} torchrun --nproc_per_node=2 --master-port={taken.getsockname()[1]} \
+#     {lessons}/local_rank_new.py
 taken.close()
-closed.close()
-for name, text in said.items():
-    print(f"--- {name}: {mistakes[name][0]}\n{text}")
-
-# %%
-ended = [name for name, text in said.items() if text.startswith("status:  124")]
-Markdown(f"You said: {', '.join(my_list)}. Had to be ended: **{', '.join(ended) or 'none'}**. By itself `torchrun` waits "
-         f"{config.rdzv_configs['timeout']} s for the others. That is right where nodes boot slowly, and a long time to wait for a typing mistake: "
-         "`--rdzv-conf=timeout=SECONDS` sets it (`read_timeout` and `join_timeout` with c10d).")
 
 # %% [markdown]
 # ## Two nodes
 #
-# On two machines you would type a command on each. Here the two machines are *network namespaces* of this one, each with a name, an address and
-# processes of its own (`scripts/cluster/lab_cluster.py`). They share the cores: this shows what happens, not how fast. It needs Linux and some rights.
+# On two machines you type one line on each. Here the two are *network namespaces* of this machine: each has a name, an
+# address and processes of its own. They share the cores, so this shows what happens, not how fast. It needs Linux and
+# some rights.
 
 # %%
-not_asked = None if several_nodes else "several_nodes is False"
-no_nodes = not_asked or Cluster.available()
-recorded = Path("results/recorded/two-nodes-namespaces")
-
-
-def run(command, within):
-    """Show the command and what it says. It must end well, and in time."""
-    print(f"$ {command}\n")
-    done = subprocess.run([sys.executable, "scripts/cluster/why_it_failed.py", "--all", f"--within={within}", "--", *shlex.split(command)], capture_output=True, text=True)
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
-
-
-def replay(file):
-    print(f"RECORDED on another machine ({file}), because {no_nodes}\n\n{file.read_text()}")
-
+no_nodes = Cluster.available() if several_nodes else "several_nodes is False"
+recorded = Path("results/recorded")
+file = recorded / "two-nodes-namespaces/console-static.out"
+job = f"torchrun --nnodes=2 {c10d} main.py {mnist} {each}/10_nodes.pt"
+lab = f"{cluster}/lab_cluster.py --nodes 2 -- '{job}'"
+lesson.verdict(told.where(no_nodes, file))
+print(told.essential(file.read_text() if no_nodes else processes.said(lab)))
 
 # %% [markdown]
-# ### A fixed number of nodes: `--node-rank` and `--master-addr`
+# `main.py` needed no change: the variables say all that it must know. (The recorded run met in the static way, and
+# trained on CIFAR-10; who trains is said in the same line.) What happens when one of the nodes is lost,
+# [11](11_fault_tolerance.ipynb) shows.
 #
-# The same line on both nodes, but for the node's own number: `$NODE` is 0 on one and 1 on the other. `$MASTER` is the name of the first.
+# ### Exercise 2: one line for two hosts
+#
+# You type the **same** line on `node0` and on `node1`. The shell of each host knows `$NODE` (0 or 1) and `$MASTER`
+# (`node0`). Start `scripts/lessons/hello_rank.py` with two ranks on each host, meeting at port 29500 of node0. Number
+# the nodes yourself, without `--rdzv-…`. torchrun's own parser judges it; where this machine can make two hosts, it is
+# typed on both.
 
 # %%
-static = "torchrun --nnodes=2 --node-rank=$NODE --nproc-per-node=1 --master-addr=$MASTER --master-port=29500"
-if no_nodes:
-    replay(recorded / "console-static.out")
-    logs = {"one node, 1 rank": "one-node-1-rank", "one node, 2 ranks": "one-node-2-ranks", "two nodes, 1 rank each": "two-nodes-1-rank-each"}
-    logs = {name: recorded / f"{file}.jsonl" for name, file in logs.items()}
-else:
-    run(f"python scripts/cluster/lab_cluster.py --nodes 2 --timeout 90 -- '{static} {training} --batch-size 32 --save-model results/live/10_nodes.pt "
-        "--log-file results/live/10_nodes.jsonl'", within=100)
-    launched["two nodes, torchrun"] = "10_nodes.pt"
-    logs = {"one node, 1 rank": live / "10_one.jsonl", "one node, 2 ranks": live / "10_torchrun_mnist.jsonl", "two nodes, 1 rank each": live / "10_nodes.jsonl"}
+my_line = None  # text, in quotes
+
+# %%
+check.line(my_line)
+# check.line.hint()
+# check.line.solution()
 
 # %% [markdown]
-# `main.py` needed no change: the first eight variables of the table say all that it must know. The run log counts the nodes, and the plots of lesson
-# [07](07_performance.ipynb) read it:
-
-# %%
-df = runs.read_runs(logs)
-fig, (left, right) = plt.subplots(1, 2, figsize=(18, 6.5))
-plots.seconds_per_epoch(runs.seconds_per_epoch(df), left)
-plots.speedup(runs.speedup_table(df[df["label"] != "one node, 2 ranks"]), right)
-right.set_xlabel("nodes, 1 rank each")
-plt.show()
-nodes = df.groupby("label", sort=False).last()
-Markdown("The logs say: " + "; ".join(f"*{name}*: {run.nodes} node(s), world size {run.world_size}, loss {run.loss:.4f}" for name, run in nodes.iterrows()) + ".")
-
-# %% [markdown]
-# These nodes share one machine's cores, and their network is memory. On real ones the same table and the same plots show what a network costs.
-#
-# ### Any number of nodes: c10d, elastic
-#
-# Nobody has a number now. `--nnodes=1:2`: one node is enough, two are welcome. `main.py` keeps a checkpoint, and after two epochs we kill the second
-# node. With `--global-batch-size 64` a step takes 64 images, whether one rank makes it or two.
-#
-# **Predict.** What does the first node do: fail, wait for the other, begin again, or go on after the last epoch?
-
-# %%
-my_guess = "fail"
-
-# %%
-elastic = ("torchrun --nnodes=1:2 --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d --rdzv-id=10 --rdzv-endpoint=node0:29400 "
-           "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3")
-console = live / "10_elastic.txt"
-if no_nodes:
-    console = recorded / "console-node-lost.out"
-else:
-    command = f"{elastic} {training} --global-batch-size 64 --checkpoint results/live/10_elastic.ckpt".replace(f"--epochs {epochs}", "--epochs 4")
-    print(f"$ {command}\n")
-    with Cluster(2) as cluster, console.open("w") as out:
-        first, second = (cluster.start(node, command.split(), stdout=out, stderr=subprocess.STDOUT) for node in (0, 1))
-        give_up = time.monotonic() + 60
-        while "Epoch: 1," not in console.read_text():
-            assert first.poll() is None and time.monotonic() < give_up, f"waited 60 s at most for two epochs: {console.read_text()}"
-            time.sleep(0.05)
-        time.sleep(0.3)  # the checkpoint is written after the line
-        cluster.kill(1)
-        killed = time.monotonic()
-        while console.read_text().count("rank(s) x batch") < 2:
-            assert first.poll() is None and time.monotonic() < killed + 60, f"waited 60 s at most for node0 to begin again: {console.read_text()}"
-            time.sleep(0.05)
-        gap = time.monotonic() - killed
-        assert first.wait(90) == 0
-essential = [line.partition("node0: ")[2] or line for line in console.read_text().splitlines()
-             if re.search(r"rank\(s\) x batch|Epoch: |Going on from|no word from|Error: |lab_cluster: ", line)]
-print(f"RECORDED on another machine ({console}), because {no_nodes}\n" if no_nodes else "", *(line[:150] for line in essential), sep="\n")
-
-# %%
-parts = []  # (number of ranks, [epoch that the script counted, …]) of each job that was formed
-for line in essential:
-    if found := re.search(r"(\d+) rank\(s\) x batch", line):
-        parts.append((int(found[1]), []))
-    elif found := re.search(r"Epoch: (\d+)", line):
-        parts[-1][1].append(int(found[1]))
-fig, ax = plt.subplots(figsize=(14, 6))
-done = 0
-for number, (ranks, trained) in enumerate(parts):
-    look = {"facecolor": "white", "hatch": "/", "linestyle": plots.LINES["recorded"]} if no_nodes else {"facecolor": plots.COLOURS[number]}
-    for place, epoch in enumerate(trained, start=done + 1):
-        ax.bar(place, epoch + 1, edgecolor=plots.COLOURS[number], linewidth=3, width=0.7, **look)
-    ax.annotate(f"{ranks} node{'s' * (ranks > 1)}", (done + len(trained), trained[-1] + 1), (0, 8), textcoords="offset points", ha="center", color=plots.COLOURS[number],
-                fontweight="bold")
-    done += len(trained)
-    if number == 0:
-        ax.axvline(done + 0.5, color="black", linestyle=":")
-        ax.annotate("node1 is killed", (done + 0.5, 0.9), (-10, 0), textcoords="offset points", xycoords=("data", "axes fraction"), ha="right")
-ax.set(xlabel="epochs, one after another", ylabel="epochs that are in the model")
-ax.margins(y=0.2)
-for axis in (ax.xaxis, ax.yaxis):
-    axis.set_major_locator(MaxNLocator(integer=True))
-ax.set_title("Before and after the loss of a node" + (" (recorded)" if no_nodes else ""))
-plt.show()
-finished, begins = parts[0][1][-1] + 1, parts[1][1][0]
-Markdown(f"You said: {my_guess}. The rest formed a new job, of {parts[1][0]} node(s)" + ("" if no_nodes else f", which began **{gap:.0f} s** after the loss") + ". "
-         + (f"It **began again**: {finished} finished epochs were lost. (This run was recorded without `--checkpoint`.)" if begins == 0 else
-            f"It **went on** with epoch {begins}, from the checkpoint: {finished - begins} of the {finished} finished epochs had to be done again."))
-
-# %% [markdown]
-# It is the node named in `--rdzv-endpoint` that keeps the job together: when that one is lost, all is lost. `--rdzv-conf` above makes the survivor
-# notice the loss sooner, and wait less for others to join.
-#
 # ## Slurm
 #
-# On a cluster Slurm starts processes on the nodes it gives you. So it can be the launcher itself, or start one `torchrun` on each node. Both files are in
-# `scripts/cluster/`, and this is the command that counts in each:
+# On a cluster Slurm starts processes on the nodes that it gives you. It can be the launcher itself (`srun` starts each
+# rank), or start one torchrun on each node. Both files stand in `scripts/cluster/`; this is the command that counts in
+# each:
 
 # %%
-for way in ("ranks", "torchrun"):
-    command = re.search(r"^srun (?:.*\\\n)*.*", Path(f"scripts/cluster/{way}.sbatch").read_text(), re.M)[0]  # to the first line that goes on no more
-    print(f"{way}.sbatch:\n{command}\n")
+# !grep -h "^srun" {cluster}/ranks.sbatch
+# !grep -h -A 3 "^srun" {cluster}/torchrun.sbatch
 
 # %% [markdown]
-# Both files keep a checkpoint. Two minutes before the job's time is over, Slurm sends the signal USR1. `main.py` then saves and stops, and the file
-# queues the job again, to go on from there. (`trap`: torchrun itself must not die of that signal.)
-#
-# In the first way, `ranks.sbatch`, nobody sets `RANK`. Slurm tells each task the same under other names, and `main.py` translates:
+# (`trap`: shortly before the job's time is over Slurm sends the signal USR1, so that `main.py` can save and stop;
+# torchrun itself must not die of it.) In the first way nobody sets `RANK`. Slurm tells each task the same facts under
+# other names, and `main.py` translates them:
 
 # %%
-display(Markdown(f"```python\n{inspect.getsource(placement.adopt_slurm)}```"))
-
-# %%
-no_slurm = not_asked or slurm.missing() or no_nodes
-recorded_slurm = Path("results/recorded/slurm-two-nodes")
-if no_slurm:
-    print(f"RECORDED on another machine ({recorded_slurm}), because {no_slurm}\n")
-    outputs = {way: recorded_slurm / f"{way}.out" for way in ("ranks", "torchrun")}
-else:
-    job = f"{training} --batch-size 32".removeprefix("main.py ")
-    submit = "; ".join(f"sbatch --gpus-per-node=0 --ntasks-per-node=1 --cpus-per-task=1 --output=results/live/10_slurm_{way}.txt scripts/cluster/{way}.sbatch "
-                       f"{job} --log-file results/live/10_slurm_{way}.jsonl --save-model results/live/10_slurm_{way}.pt" for way in ("ranks", "torchrun"))
-    run(f"python scripts/cluster/slurm_lab.py --nodes 2 -- sh -c 'sinfo; {submit}; sleep 4; squeue; while squeue --noheader | grep -q .; do sleep 0.5; done'", within=110)
-    outputs = {way: live / f"10_slurm_{way}.txt" for way in ("ranks", "torchrun")}
-    launched |= {"Slurm starts the ranks": "10_slurm_ranks.pt", "Slurm starts torchrun": "10_slurm_torchrun.pt"}
-for way, output in outputs.items():
-    print(f"--- {way}.sbatch", *(line[:150] for line in output.read_text().splitlines() if not re.search("frame|Exception raised", line)), sep="\n")
-df = runs.read_runs({f"{way}.sbatch": output.with_suffix(".jsonl") for way, output in outputs.items()})
-assert set(df["status"]) == {"completed"}, df["note"]
-lesson.table([{"file": label, "started by": run.launcher, "nodes": run.nodes, "ranks": run.world_size, "loss": f"{run.loss:.6f}"}
-      for label, run in df.groupby("label", sort=False).last().iterrows()])
+lesson.code(placement.adopt_slurm)
 
 # %% [markdown]
-# Live, this is a real Slurm on the namespaces of this machine, for as long as the two jobs run (`scripts/cluster/slurm_lab.py`). Each line of a job begins with
-# the task that printed it (`srun --label`). Two jobs may share a node, so each meets at a port made from its job's number. With one port written
-# into the file, the second job on a node would fail.
-#
-# `torchrun` may end with a page about `TCPStore` and `failed to shutdown the rendezvous` (we leave out its C++ frames). Then the node that holds the
-# store was the first to leave. The training is over by then, so it does no harm.
-#
-# ## All of them
-#
-# Every way to start that ran live on this machine, and how far its weights are from one process's:
+# Two jobs may share a node, so each meets at a port made from its job's number. With one port written into the file,
+# the second job would fail. We submit both files, to a real Slurm on namespaces of this machine:
 
 # %%
-bars = draw_differences(launched)
-assert max(size for name, size in bars.items() if name in launched) < 1e-5, bars
-Markdown(f"{len(launched)} launches of one training, {len(launched)} times the same model.")
+no_slurm = no_nodes or slurm.missing()
+files = [recorded / f"slurm-two-nodes/{way}.out" for way in ("ranks", "torchrun")]
+submit = f"{lessons}/submit_both.sh {mnist} --batch-size 32"
+lab = f"{cluster}/slurm_lab.py --nodes 2 -- {submit}"
+lesson.verdict(told.where(no_slurm, files[0].parent))
+print(told.essential("".join(file.read_text() for file in files) if no_slurm else
+                     processes.said(lab)))
 
 # %% [markdown]
-# **Which one?** `torchrun`, unless there is a reason. It works on one node and on many, can restart the ranks, and names the rank that failed first. `mp.spawn`: when a program
-# must be started by plain `python`. Slurm alone: when its `srun` is all that you have, or you want its log of each task.
-#
-# ## Exercises
-#
-# 1. `my_local_rank(arguments, environment)`: the local rank, whoever started the script. `arguments` is the list that a script finds in `sys.argv[1:]`,
-#    `environment` a dict like `os.environ`. The script also has an option of its own, `--epochs`.
+# `0:` is the task that speaks (`srun --label`). First come the epochs of `ranks.sbatch`, then those of
+# `torchrun.sbatch`. The weights of every launch of this lesson, beside those of one process:
 
 # %%
-import argparse  # noqa: F401 - for your answer
-
-
-def my_local_rank(arguments, environment):
-    raise NotImplementedError
-
-
-check.device(my_local_rank)
-# check.device.hint()
-# check.device.solution()
+found = {path.stem[3:]: torch.load(path) for path in sorted(live.glob("10_*.pt"))}
+lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights):.0e}"}
+              for way, weights in found.items()])
 
 # %% [markdown]
-# 2. Two nodes, `node-a` and `node-b`, with four GPUs each. On `node-a` a colleague has started the first torchrun, port 29500. Write the command for
-#    `node-b`, as text: it runs `main.py --epochs 3`.
-
-# %%
-my_command = ...
-
-check.command(my_command)
-# check.command.hint()
-# check.command.solution()
-
-# %% [markdown]
-# 3. One rank fails at every attempt. How many processes has `torchrun --nproc_per_node=RANKS --max-restarts=MAX_RESTARTS` started in the end?
-
-# %%
-def my_count(ranks, max_restarts):
-    raise NotImplementedError
-
-
-check.restarts(my_count)
-# check.restarts.hint()
-# check.restarts.solution()
-
-# %% [markdown]
-# ## Where next
+# ## Which one?
 #
-# - [03 · Processes and ranks](03_processes_and_ranks.ipynb): the names, process groups, and starting ranks from a notebook.
-# - [07 · Performance](07_performance.ipynb): what more ranks gain.
-# - Your own cluster: copy `scripts/cluster/torchrun.sbatch`, change its head, and read `python scripts/cluster/why_it_failed.py --log slurm-JOB.out` when it fails.
+# `torchrun`, unless there is a reason: it works on one node and on many, restarts the ranks, and names the one that
+# failed first. `mp.spawn`, when a program must be started by plain `python`. Slurm alone, when `srun` is all that you
+# have, or you want its log of each task.
+#
+# And what do the ranks use, once they run? `torch.distributed` has three layers:
+#
+# | | what it gives | here |
+# |:--|:--|:--|
+# | **c10d** | process groups and collectives | [03](03_processes_and_ranks.ipynb), [04](04_collectives.ipynb) |
+# | **DDP** | a model on each rank, gradients averaged; built on c10d | [06](06_ddp.ipynb) |
+# | **RPC** | call a function on another worker, by its name | not taught |
+#
+# RPC is [in maintenance mode](https://docs.pytorch.org/docs/stable/rpc.html). Its uses have moved: models too large for
+# one GPU to FSDP ([13](13_sharding.ipynb)) and
+# [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), programs of many actors to
+# [Monarch](https://github.com/meta-pytorch/monarch) or Ray. More: [the
+# overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
+# manual](https://docs.pytorch.org/docs/stable/elastic/run.html).
+
+# %% [markdown]
+# ## What to remember
+#
+# 1. torchrun tells a rank everything in its environment; `mp.spawn` passes one number, and the rest is up to you.
+# 2. A function to spawn stands in a file, below an `if __name__ == "__main__":` guard, and makes its own model.
+# 3. Nodes meet by rendezvous: static with numbers (`--node-rank`), or c10d with one endpoint and one id for all.
+#
+# **Next:** [11 · Fault tolerance](11_fault_tolerance.ipynb): a rank dies, a node is lost; what is left of the training?

@@ -25,6 +25,9 @@ CAUSES = {
     r"unrecognized arguments: --local[-_]rank\S*":
         "torch.distributed.launch passes --local-rank (--local_rank before PyTorch 2.0), which the script does not "
         "declare. Start it with torchrun and read os.environ['LOCAL_RANK'], or declare both spellings",
+    r"current process has finished its bootstrapping phase":
+        "each new process imports the script from its first line, and comes to the line that starts processes. Put "
+        "that line under `if __name__ == \"__main__\":`, which holds for the first process alone",
     r"port: (\d+)\b.*EADDRINUSE":
         "port {1} of this node is in use, by another job or by one that was not ended (`ss -tlnp` shows it). Choose "
         "another --master-port; on a single node leave it out, and a free one is taken",
@@ -40,6 +43,8 @@ CAUSES = {
         "more ranks than GPUs on this node. Give --nproc_per_node at most the number of GPUs, or --backend gloo, "
         "and ranks share them",
     r"(rank \d+ of \d+(?::| waited for| cannot listen at) .+)": "{1}",  # what utils.init_distributed_mode says
+    r"Timed out after \d+ seconds waiting for clients\. (\d+)/(\d+) clients joined":
+        "only {1} of {2} ranks came. Start the others too, with this address and port, and this world size",
     r"(?m)^(?:.*: )?(\S+\.py): error: (.+)$": "{1} says: {2}",
     r"Root Cause[\s\S]*?exitcode\s*: -9 ": "a rank was killed (SIGKILL): most often the machine ran out of memory",
     r"(?m)^(?:\[rank\d+\]: )?\s*(\w+(?:\.\w+)*(?:Error|Exception)(?:: .+)?)$": "a rank raised {1}",

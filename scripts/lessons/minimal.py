@@ -1,4 +1,4 @@
-"""Train a small network on CIFAR-10 in one process. minimal_ddp.py does it in many: what differs is what to learn.
+"""Train a small network on CIFAR-10 in one process. Lesson 06 asks you to make it ready for many.
 
     python scripts/lessons/minimal.py
 """

@@ -1,20 +1,17 @@
-"""What the processes of notebook 03 do: say who they are, talk, work, meet, try the backends.
+"""What the processes of notebooks 03 and 10 do: say who they are, all talk at once, meet.
 
 Four ranks say who they are     torchrun --nproc_per_node=4 scripts/lessons/ranks_meet.py --step hello
-Two ranks add numbers up        torchrun --nproc_per_node=2 scripts/lessons/ranks_meet.py --step work
+All print, at the same moments  torchrun --nproc_per_node=4 scripts/lessons/ranks_meet.py --step chatter
 Who listens, who connects       torchrun --nproc_per_node=3 scripts/lessons/ranks_meet.py --step meet --out FOLDER
-What each backend can move      torchrun --nproc_per_node=2 scripts/lessons/ranks_meet.py --step backends --out FOLDER
 
 Each rank writes a file of its own, --out/rank-0.json and so on; course/rendezvous.py reads them. What needs no process
-group does not import torch: such a rank starts in a tenth of a second. It runs on CPUs, and tries GPUs where there are
-any.
+group does not import torch: such a rank starts in a tenth of a second. It runs on CPUs.
 """
 
 import faulthandler
 import os
 import sys
 import time
-from datetime import timedelta
 
 from course import rank_program
 from course.rendezvous import rank_file
@@ -59,20 +56,6 @@ def chatter(me, args):
 # -------------------------------------------------------------------------------------------- in a process group
 
 
-def work(rank, ranks, meet, timeout=20):
-    """Each rank adds up its share of the numbers 0, 1, ..., 999999; the sum of all shares. Also what notebook 03
-    starts in various ways: an importable function."""
-    import torch
-    import torch.distributed as dist
-
-    share = torch.arange(1_000_000)[rank::ranks].sum()
-    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
-    dist.all_reduce(share)
-    print(f"rank {rank}: the sum over all ranks is {share}\n", end="", flush=True)
-    dist.destroy_process_group()
-    return share.item()
-
-
 def meet(me, args):
     """For each --url: the TCP sockets of this rank once all have met; and those of torchrun, which started it."""
     import psutil
@@ -102,96 +85,10 @@ def sockets(process):
             "connections": [(one.laddr.port, one.raddr.port) for one in seen if one.status == "ESTABLISHED"]}
 
 
-def backends(me, args):
-    """{backend and device: {collective: "yes" or what it said}}: each collective, tried and its result checked."""
-    import torch
-    import torch.distributed as dist
-
-    import utils
-
-    if not dist.is_initialized():  # torchrun's store serves one group a run: `meet` before this has made it
-        utils.init_distributed_mode(utils.find_placement("cpu", "gloo"), timeout=args.timeout)
-    gpus = torch.cuda.device_count()
-    found = {"gloo, CPU": try_collectives(me, None, "cpu")}
-    if gpus:
-        torch.cuda.set_device(me["local_rank"] % gpus)
-        found["gloo, GPU"] = try_collectives(me, None, "cuda")
-    if not gpus or gpus >= me["world_size"]:  # two ranks on one GPU: NCCL would refuse
-        try:
-            group = dist.new_group(backend="nccl")
-            found |= {f"nccl, {name}": try_collectives(me, group, device)
-                      for name, device in (("CPU", "cpu"), ("GPU", "cuda"))}
-        except (RuntimeError, ValueError) as error:
-            found["nccl"] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-    dist.barrier()  # all are done
-    return found
-
-
-def try_collectives(me, group, device):
-    import torch
-
-    outcome = {}
-    for name, (call, expected) in collectives(me["rank"], me["world_size"], group, device).items():
-        if name == "barrier" and (group is None) != (device == "cpu"):
-            continue  # it moves no tensor: tried once for each backend
-        try:
-            got = call()
-            right = expected is None or torch.equal(got.cpu(), torch.tensor(expected))
-            outcome[name] = "yes" if right else f"no: it gave {got.tolist()} for {expected}"
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            outcome[name] = f"no: {type(error).__name__}: {str(error).splitlines()[0]}"
-    return outcome
-
-
-def collectives(rank, ranks, group, device):
-    """{name: (a function that returns what this rank has then, what it should be)}; rank r holds the number r + 1."""
-    import torch
-    import torch.distributed as dist
-
-    everyone = [float(r + 1) for r in range(ranks)]
-
-    def mine():
-        return torch.tensor([rank + 1.0], device=device)
-
-    def room():
-        return [torch.zeros(1, device=device) for _ in range(ranks)]
-
-    def ring():
-        got = torch.zeros(1, device=device)
-        waits = [dist.P2POp(dist.isend, mine(), (rank + 1) % ranks, group),
-                 dist.P2POp(dist.irecv, got, (rank - 1) % ranks, group)]
-        for wait in dist.batch_isend_irecv(waits):
-            wait.wait()
-        return got
-
-    def then(tensor, call, *arguments, **options):
-        call(tensor, *arguments, group=group, **options)
-        return torch.cat(tensor) if isinstance(tensor, list) else tensor
-
-    first = rank == 0
-    return {
-        "send, recv": (ring, [everyone[rank - 1]]),
-        "broadcast": (lambda: then(mine(), dist.broadcast, src=0), [1.0]),
-        "all_reduce": (lambda: then(mine(), dist.all_reduce), [sum(everyone)]),
-        "reduce": (lambda: then(mine(), dist.reduce, dst=0), [sum(everyone)] if first else None),
-        "all_gather": (lambda: then(room(), dist.all_gather, mine()), everyone),
-        "gather": (lambda: then(room(), lambda out, group: dist.gather(mine(), out if first else None, 0, group)),
-                   everyone if first else None),
-        "scatter": (lambda: then(torch.zeros(1, device=device), dist.scatter,
-                                 list(torch.tensor(everyone, device=device).split(1)) if first else None, src=0),
-                    [everyone[rank]]),
-        "reduce_scatter": (lambda: then(torch.zeros(1, device=device), dist.reduce_scatter, [mine()] * ranks),
-                           [sum(everyone)]),
-        "all_to_all": (lambda: then(room(), dist.all_to_all, [mine()] * ranks), everyone),
-        "barrier": (lambda: dist.barrier(group), None),
-    }
-
-
 # -------------------------------------------------------------------------------------------- command
 
 
-STEPS = {step.__name__: step for step in (hello, chatter, meet, backends)}
-STEPS["work"] = lambda me, args: work(me["rank"], me["world_size"], "env://", args.timeout)
+STEPS = {step.__name__: step for step in (hello, chatter, meet)}
 
 
 def main():

@@ -38,7 +38,7 @@ class Setting:
     bucket_view: bool = True
     bucket_cap_mb: float | None = 25  # MiB of a bucket; None: DDP's own choice
     buckets: int | None = None  # how many buckets the gradients should fill, in place of a size
-    hook: str = "none"  # none, fp16, bf16 or powersgd
+    hook: str = "none"  # none, fp16, bf16, powersgd; or silent: nothing is sent, each rank keeps its own gradients
     accumulate: int = 1  # batches an update, all-reduced once
 
     @property
@@ -162,10 +162,19 @@ def parallelise(raw, setting, here):
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1,
                                             start_powerSGD_iter=setting.exact_updates)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif setting.hook == "silent":
+        model.register_comm_hook(None, send_nothing)
     elif setting.hook != "none":
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
         model.register_comm_hook(None, getattr(default_hooks, f"{setting.hook}_compress_hook"))
     return model
+
+
+def send_nothing(_, bucket):
+    """A communication hook: what DDP costs without its messages."""
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def endless(train_set, setting, here):

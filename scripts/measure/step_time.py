@@ -6,15 +6,16 @@
 
 alone         rank 0 trains, the others wait
 side_by_side  each rank trains a model of its own; nobody talks
-by_hand       so it does, but after each backward all ranks all-reduce one number (`wait`: the first waits for the
-              last), and then as many bytes as there are gradients (`all_reduce`)
+by_hand       so it does, but after each backward all ranks all-reduce as many bytes as there are gradients. What this
+              takes the rank that comes last, who waits for nobody, is `all_reduce`; what it takes longer is `wait`
+silent        DDP, whose hook sends nothing: what DDP costs by itself
 ddp           as main.py: DistributedDataParallel
 
 The file is one JSON object: who measured, and `models`, which holds for each model `gradient_bytes` and `points`, one
 for each way and batch size (images a step of each rank). Seconds a step, means over the ranks: `seconds` (median over
-the rounds; of an even number the faster of the middle two), `low` and `high` (fastest and slowest round), and `phases`,
-what the median round is made of. A round is a mean over many steps: an epoch is a sum, and slow steps count in it as
-they are.
+the rounds; of an even number the faster of the middle two), `low` and `high` (fastest and slowest round), `phases`,
+what the median round is made of, and `rounds`, the phases of each. A round measures every way and batch size once, one
+after another. It is a mean over many steps: an epoch is a sum, and slow steps count in it as they are.
 """
 
 import time
@@ -30,7 +31,7 @@ from options import check_output, positive
 from scripts.measure.adjustable_training import Setting, Training
 from scripts.measure.message_time import meet
 
-WAYS = ["alone", "side_by_side", "by_hand", "ddp"]
+WAYS = ["alone", "side_by_side", "by_hand", "silent", "ddp"]
 BLOCK = 0.2  # seconds: a round times about this much of each, MOST steps at most
 LEAST, MOST = 4, 200  # steps
 WARM_UP = 5  # steps: DDP orders its buckets anew after the first
@@ -41,10 +42,10 @@ class Trainer:
     """One model, one batch size, one way."""
 
     def __init__(self, model, way, batch_size, args, train_set, here):
-        setting = Setting(batch_size, ddp=way == "ddp", bucket_cap_mb=args.bucket_cap_mb)
+        setting = Setting(batch_size, ddp=way in ("silent", "ddp"), bucket_cap_mb=args.bucket_cap_mb,
+                          hook="silent" if way == "silent" else "none")
         self.way, self.here, self.training = way, here, Training(setting, model, train_set, here)
         self.gradients = torch.zeros(sum(p.numel() for p in self.training.raw.parameters()), device=here.device)
-        self.one_number = torch.zeros(1, device=here.device)
 
     def block(self, count):
         """{phase: seconds a step} of `count` steps, mean over the ranks that train; every rank must call it."""
@@ -55,14 +56,16 @@ class Trainer:
         def mark(phase):
             timer.mark(phase)
             if phase == "backward" and self.way == "by_hand":
-                dist.all_reduce(self.one_number)
-                timer.mark("wait")
                 dist.all_reduce(self.gradients)
                 timer.mark("all_reduce")
 
         for _ in range(count if trains else 0):
             self.training.update(mark)
         phases = timer.totals()
+        if self.way == "by_hand":
+            last = torch.tensor([span for phase, span in timer.spans() if phase == "all_reduce"], device=device)
+            dist.all_reduce(last, dist.ReduceOp.MIN)  # of each step
+            phases["wait"], phases["all_reduce"] = phases["all_reduce"] - sum(last.tolist()), sum(last.tolist())
         # Who did not train waits in the sum: it takes nothing from the others.
         sums = [*(phases.get(name, 0.0) for name in PHASES), trains]
         *seconds, ranks = utils.all_sum(torch.tensor(sums, dtype=utils.sum_type(device), device=device))
@@ -82,7 +85,7 @@ def measure(trainers, rounds):
         middle = by_time[(len(by_time) - 1) // 2]
         points.append({"way": trainer.way, "batch_size": trainer.training.setting.batch_size, "steps": count,
                        "seconds": sum(middle.values()), "low": sum(by_time[0].values()),
-                       "high": sum(by_time[-1].values()), "phases": middle})
+                       "high": sum(by_time[-1].values()), "phases": middle, "rounds": list(found)})
     return points
 
 

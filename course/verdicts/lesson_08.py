@@ -1,0 +1,116 @@
+"""Lesson 08: what a message costs, what a step of several ranks is made of, and how far a prediction was off."""
+
+from course.predict.fit import measurable, size_name
+from course.predict.step_parts import PARTS
+
+AIM = 0.15  # relative error that the course hopes for
+
+
+def line(points, alpha, beta):
+    """What the fit α + β · bytes says, and what it cannot say."""
+    said = f"α = **{1e6 * alpha:,.0f} µs**"
+    if not measurable(points, alpha, beta):
+        largest = size_name(max(point["bytes"] for point in points))
+        return (f"{said}. **β cannot be measured here**: by the fit, even a message of {largest} takes less than twice "
+                "as long as the shortest. Time larger ones.")
+    return (f"{said}, β = **{1e9 * beta:.2g} ns a byte**, that is {1e-9 / beta:.2g} GB/s. At α / β = "
+            f"{size_name(alpha / beta)} latency is half of the time; below, it is more.")
+
+
+def first(step, all_reduce, gradient_bytes, seconds, ranks, batch):
+    """The row of the first model: a step of one rank, an all-reduce, and the step of several that is predicted."""
+    return [{"a, ms": f"{1e3 * step.fixed:.2f}", "b, µs an image": f"{1e6 * step.per_image:.0f}",
+             "bytes of gradients": f"{gradient_bytes:,}", "all-reduce, ms": f"{1e3 * all_reduce:.2f}",
+             f"predicted: a step of {ranks} ranks, ms": f"{1e3 * seconds:.2f}",
+             "an epoch, in those of one rank": f"{seconds / step.seconds(batch) / ranks:.2f}"}]
+
+
+def parts(table):
+    """A row for each batch size: the parts in ms, medians over the rounds; the range of the sum's error over them."""
+    rows = []
+    for batch, rounds in table.groupby("batch_size"):
+        medians = 1e3 * rounds.median()
+        off = rounds["sum"] / rounds["ddp"] - 1
+        rows.append({"batch of each rank": batch, **{f"{part}, ms": f"{medians[part]:.2f}" for part in PARTS},
+                     "sum": f"{medians['sum']:.2f}", "DDP, measured": f"{medians['ddp']:.2f}",
+                     "sum is off by (all rounds)": span(off)})
+    return rows
+
+
+def missing(at_batch, first):
+    """What both models predict, seconds; which part beside the step itself is the largest, and which is less than 0.
+    `at_batch`: the PARTS, a Series named after its batch size."""
+    added = at_batch[PARTS[1:]]
+    lines = [f"For batch {at_batch.name} the sum of the parts predicts **{1e3 * at_batch.sum():.2f} ms** a step, the "
+             f"first model {1e3 * first:.2f} ms. Beside the step itself the largest part is **{added.idxmax()}**, "
+             f"{1e3 * added.max():.2f} ms."]
+    if below := [part for part in added.index if added[part] < 0]:
+        lines.append(f"Less than 0: {', '.join(below)}. That is noise: what this part costs is too little to be "
+                     "measured here.")
+    return lines
+
+
+def held(measured, ones, first, summed, alone):
+    """How far the predictions of main.py's step were off, over several runs. All in seconds: `measured` steps of
+    several ranks and `ones` of one rank in the same minutes, lists; `first` and `summed`, predicted with α and β, and
+    with the parts; `alone`, predicted for one rank."""
+    def errors(predicted, of=measured):
+        return [predicted / seconds - 1 for seconds in of]
+
+    def worst(predicted, of=measured):
+        return max(map(abs, errors(predicted, of)))
+
+    inside = sum(abs(error) <= AIM for error in errors(summed))
+    lines = [f"The first model is off by {span(errors(first))}, the five parts by **{span(errors(summed))}**: worst "
+             f"error {worst(summed):.0%}, {inside} of {len(measured)} runs within {AIM:.0%}."]
+    ratios = [many / one for many, one in zip(measured, ones, strict=True)]
+    by_parts, by_first = (span(errors(predicted / alone, ratios)) for predicted in (summed, first))
+    lines.append(f"One rank alone is off by {span(errors(alone, ones))}. It talks to nobody: this much the line a + b "
+                 "· n misses, or the machine was faster or slower than when the steps were timed. As a ratio to one "
+                 f"rank's step in the same minutes the five parts are off by **{by_parts}**, the first model by "
+                 f"{by_first}.")
+    if worst(summed / alone, ratios) >= worst(first / alone, ratios):
+        lines.append("**The parts have not made the prediction better here.** Were the runs disturbed? Look at the "
+                     "range of the rounds above, and run again.")
+    return lines
+
+
+def pays(speedups):
+    """At which batch sizes several ranks were slower than one, in each round, in some, in none."""
+    always = speedups.loc[speedups["high"] < 1, "batch_size"]
+    sometimes = speedups.loc[(speedups["low"] < 1) & (speedups["high"] >= 1), "batch_size"]
+    if not len(always) and not len(sometimes):
+        return "One process was slower than DDP at every batch size, in every round."
+    said = [f"Slower than one process in every round: batch size {', '.join(map(str, always))}."] if len(always) else []
+    if len(sometimes):
+        said.append(f"In some rounds, not in others: batch size {', '.join(map(str, sometimes))}.")
+    return " ".join(said)
+
+
+def smallest(speedups):
+    """The smallest batch size from which on DDP was faster in the median; None where it never was."""
+    found = None
+    for row in speedups.sort_values("batch_size", ascending=False).itertuples():
+        if row.speedup <= 1:
+            break
+        found = row.batch_size
+    return found
+
+
+def far(bands, published):
+    """A row for each published point but the first, which is 100 %."""
+    rows = []
+    for name, points in published.items():
+        for gpus, real in points.items():
+            low, high = bands[name][gpus]
+            if gpus > min(points):
+                rows.append({"": name, "GPUs": gpus, "predicted": f"{low:.0%} to {high:.0%}",
+                             "published": f"{real:.0%}", "more than was reached": "yes" if low > real else
+                             "no" if high < real else "within"})
+    return rows
+
+
+def span(errors):
+    """"-3 % to +12 %"."""
+    low, high = (f"{100 * value:+.0f} %" for value in (min(errors), max(errors)))
+    return low if low == high else f"{low} to {high}"

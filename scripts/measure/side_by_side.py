@@ -1,0 +1,98 @@
+"""Measure the ceiling: how many times one process's images a second do several processes reach that never talk?
+
+    torchrun --nproc_per_node=2 scripts/measure/side_by_side.py --out results/live/ceiling.json
+
+Each process trains a model of its own, as main.py does on one rank. They start together, and share what a machine's
+processes share: memory, caches, heat. No way of training together can be faster. In turns with that, rank 0 trains and
+the others wait. The file is one JSON object: who measured, `model`, `batch_size`, `ranks`, images a second `together`
+(summed over the ranks) and `alone`, medians over the rounds, and `ceiling`, the median of together / alone, with `low`
+and `high`, the lowest and the highest of a round.
+"""
+
+import statistics
+import time
+
+import torch
+
+import models
+import shortcuts
+import utils
+from course import rank_program
+from options import check_output, positive
+from scripts.measure.adjustable_training import Setting, Training
+from scripts.measure.message_time import meet, synchronise
+
+WARM_UP = 5  # steps
+
+
+def images_a_second(training, seconds, device):
+    """Of this process, which trains for so long."""
+    images, start = 0, time.perf_counter()
+    while time.perf_counter() < start + seconds:
+        training.update()
+        synchronise(device)
+        images += training.setting.batch_size
+    return images / (time.perf_counter() - start)
+
+
+def measure(training, args, here):
+    """(images a second of all together, of rank 0 alone), a pair a round."""
+    pairs = []
+    for _ in range(args.rounds):
+        speeds = []
+        for trains in (True, here.rank == 0):
+            meet(here.device)
+            mine = images_a_second(training, args.seconds, here.device) if trains else 0.0
+            speeds.append(torch.tensor(mine, dtype=utils.sum_type(here.device), device=here.device))
+        pairs.append(utils.all_sum(torch.stack(speeds)))
+    return pairs
+
+
+def check(args, here):
+    """The training set; ValueError, one line, for what cannot work, before any rank waits for another."""
+    check_output("--out", args.out)
+    if here.world_size < 2:
+        raise ValueError("one process has nobody beside it: torchrun --nproc_per_node=2 side_by_side.py")
+    if args.timeout < 2 * args.seconds:
+        raise ValueError(f"--timeout {args.timeout:g} is too short: the ranks wait for --seconds {args.seconds:g}")
+    train_set = rank_program.dataset(args)[0].first(args.samples, here.device)
+    if len(train_set) // here.world_size < args.batch_size:
+        raise ValueError(f"--samples {len(train_set)} are no batch of {args.batch_size} for each of {here.world_size} "
+                         "ranks")
+    return train_set
+
+
+def main():
+    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--model", choices=models.MODELS, default="lenet", help="default: lenet")
+    add("--batch-size", type=positive(int), default=64, help="images a step of each rank; default: 64")
+    add("--seconds", type=positive(float, 2**31), default=1, help="how long a round trains each way; default: 1")
+    add("--rounds", type=positive(int), default=5, help="default: 5")
+    add("--samples", type=positive(int), default=8192, help="images that the steps draw from; default: 8192")
+    args = parser.parse_args()
+    with parser.one_line():
+        here = utils.find_placement()
+        train_set = check(args, here)
+    torch.set_num_threads(utils.threads_per_rank(here))
+    shortcuts.keep_memory()
+    shortcuts.defer_compiler()
+    with rank_program.ranks(here, args.timeout):
+        training = Training(Setting(args.batch_size, ddp=False), args.model, train_set, here)
+        for _ in range(WARM_UP):
+            training.update()
+        pairs = measure(training, args, here)
+        ratios = [together / alone for together, alone in pairs]
+        together, alone = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
+        ceiling, low, high = statistics.median(ratios), min(ratios), max(ratios)
+        if here.rank == 0:
+            rank_program.write_json(args.out, {
+                **rank_program.measured_on(here), "dataset": train_set.name, "model": args.model,
+                "batch_size": args.batch_size, "ranks": here.world_size, "rounds": args.rounds, "together": together,
+                "alone": alone, "ceiling": ceiling, "low": low, "high": high, "time": time.time()})
+            print(f"{args.model}, batch {args.batch_size}: {here.world_size} processes side by side {together:,.0f} "
+                  f"images/s, one alone {alone:,.0f}: {ceiling:.2f} times ({low:.2f} to {high:.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    rank_program.start(main)

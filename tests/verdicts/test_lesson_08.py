@@ -1,0 +1,62 @@
+"""What lesson 08 says of its results: each condition once."""
+
+import pandas as pd
+import pytest
+
+from course.predict.scaling import StepTime
+from course.predict.step_parts import PARTS
+from course.verdicts import lesson_08 as told
+
+
+@pytest.mark.parametrize(("beta", "said"), [(2e-9, "At α / β = 488 KiB"), (5e-10, "β cannot be measured here")])
+def test_beta_is_told_only_where_bytes_show(beta, said):
+    assert said in told.line([{"bytes": 1024}, {"bytes": 1_000_000}], 1e-3, beta)
+
+
+def test_the_parts_stand_as_they_were_measured_also_below_zero():
+    row = dict(zip(PARTS, (0.008, -0.0002, 0.001, 0.001, 0.0005), strict=True))
+    table = pd.DataFrame([{"batch_size": 64, "round": n, **row, "sum": 0.0103, "ddp": ddp}
+                          for n, ddp in enumerate((0.0103, 0.0206))])
+    (found,) = told.parts(table)
+    assert found["slower together, ms"] == "-0.20" and found["sum is off by (all rounds)"] == "-50 % to +0 %"
+
+
+@pytest.mark.parametrize(("slower", "lines"), [(0.001, 1), (-0.001, 2)])
+def test_a_part_below_zero_is_called_noise(slower, lines):
+    said = told.missing(pd.Series((0.008, slower, 0.002, 0.001, 0.0005), PARTS, name=64), 0.009)
+    assert len(said) == lines and "**waiting**, 2.00 ms" in said[0] and "For batch 64" in said[0]
+    assert f"**{11.5 + 1e3 * slower:.2f} ms** a step, the first model 9.00 ms" in said[0]
+
+
+def test_the_first_model_says_what_part_of_an_epoch_it_predicts():
+    (row,) = told.first(StepTime(0.001, 0.0001), 0.002, 1000, 0.0104, 2, 64)
+    assert row["an epoch, in those of one rank"] == "0.70" and row["predicted: a step of 2 ranks, ms"] == "10.40"
+
+
+@pytest.mark.parametrize(("summed", "ones", "said", "unsaid"), [
+    (1.1, [0.5, 0.5], ["+0 % to +10 %", "2 of 2 runs", "in the same minutes the five parts are off by **+0 % to +10 %"],
+     ["not made the prediction better"]),
+    (1.1, [1.0, 1.1], ["2 of 2 runs", "alone is off by -55 % to -50 %", "are off by **+120 %", "not made"], []),
+    (1.9, [0.5, 0.5], ["worst error 90%", "0 of 2 runs", "not made the prediction better"], []),
+])
+def test_how_far_a_prediction_was_off_follows_the_runs(summed, ones, said, unsaid):
+    lines = " ".join(told.held([1.0, 1.1], ones, 0.8, summed, 0.5))
+    assert all(text in lines for text in said) and not any(text in lines for text in unsaid), lines
+
+
+@pytest.mark.parametrize(("ranges", "said", "smallest"), [
+    ([(0.5, 0.6, 0.7), (0.9, 1.1, 1.2), (1.4, 1.5, 1.6)], "every round: batch size 4. In some rounds, not in others: "
+     "batch size 8.", 8),
+    ([(1.1, 1.2, 1.3)] * 3, "One process was slower", 4),
+    ([(0.5, 0.6, 0.7)] * 3, "every round: batch size 4, 8, 16.", None),
+])
+def test_when_it_pays_is_told_by_all_rounds(ranges, said, smallest):
+    table = pd.DataFrame([{"batch_size": batch, "low": low, "speedup": middle, "high": high}
+                          for batch, (low, middle, high) in zip((4, 8, 16), ranges, strict=True)])
+    assert said in told.pays(table) and told.smallest(table) == smallest
+
+
+def test_a_published_point_is_within_the_band_or_not():
+    bands = {"a": {8: (1, 1), 16: (0.9, 0.95), 32: (0.8, 0.9)}}
+    rows = told.far(bands, {"a": {8: 1, 16: 0.8, 32: 0.85}})
+    assert [(row["GPUs"], row["more than was reached"]) for row in rows] == [(16, "yes"), (32, "within")]
