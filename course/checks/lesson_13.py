@@ -31,10 +31,17 @@ def measure_my_step(function, here):
 def measure_my_shards(function, here):
     """The shapes that a rank was told to expect, those that it has, and how many layers are whole in each layer."""
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule
 
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
     whole = {name: list(weight.shape) for name, weight in model.named_parameters()}
-    told = function(model, init_device_mesh("cpu", (here.world_size,)))
+    try:
+        told = function(model, init_device_mesh("cpu", (here.world_size,)))
+    except (TypeError, AssertionError) as error:  # PyTorch's own, which does not say why
+        if isinstance(model, FSDPModule):
+            raise Wrong(f'PyTorch stopped: "{error}" Was fully_shard called for the model, and then for its layers? It '
+                        "goes from the inside out: the model comes last.") from None
+        raise
     if not isinstance(told, dict) or told.keys() != whole.keys():
         raise Wrong(f"On rank {here.rank} you returned {told!r}. Return a dict with a shape for each name of "
                     "model.named_parameters().")
@@ -265,6 +272,13 @@ def layers_alone(model, mesh):
     return {name: tuple(weight.to_local().shape) for name, weight in model.named_parameters()}
 
 
+def model_first(model, mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=mesh)
+    return my_shards(model, mesh)
+
+
 def not_sharded(model, mesh):
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
@@ -277,7 +291,8 @@ def not_sharded(model, mesh):
               "as equal as can be": partial(foretold, pieces=torch.Tensor.tensor_split),
               "rounded down": partial(foretold, pieces=rounded_down),
               "columns": partial(foretold, pieces=torch.Tensor.tensor_split, dim=-1),
-              "all at once": sharded_at_once, "layers alone": layers_alone, "not sharded": not_sharded},
+              "all at once": sharded_at_once, "layers alone": layers_alone, "model first": model_first,
+              "not sharded": not_sharded},
 )
 def shards(attempt):
     """FSDP2's shards are blocks of rows, all of one height but the last, and empty where the rows have run out: the
@@ -288,8 +303,8 @@ def shards(attempt):
         raise because(
             f"While the {layers} layers compute, {', '.join(map(str, seen))} of them are whole. It should be one.",
             (min(seen) == layers, "All are gathered together: fully_shard was called for the model alone."),
-            (seen == sorted(seen), "What was gathered stays: a module that is not inside another one with fully_shard "
-             "takes itself for the outermost, and that one is not given back after forward."))
+            (seen == sorted(seen), "What was gathered stays after forward. A module that stands in no other with "
+             "fully_shard takes itself for the outermost, and the outermost is not given back."))
     for name, shape in ranks[0]["whole"].items():
         has, told = ([tuple(rank[which][name]) for rank in ranks] for which in ("has", "told"))
         if has != told:

@@ -86,6 +86,7 @@ rows = predict.memory.shared_out(parameters, devices)
 title = f"{plots.sharded.short(parameters)} parameters on {devices} devices"
 plots.picture(plots.sharded.states(rows, 80e9, title))
 
+
 # %% [markdown]
 # *For a moment* are weights that are there only while the device computes with them: autocast's copies, and the layers
 # that FSDP makes whole. (All is predicted. Workspace of kernels and the output's logits are left out.)
