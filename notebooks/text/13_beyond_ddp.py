@@ -24,7 +24,7 @@
 # - share out an optimizer's state, a model's layers and a matrix product with a few lines of PyTorch;
 # - choose the simplest way that fits.
 #
-# **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DDP](06_ddp.ipynb).
+# **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb).
 #
 # **Time.** About 110 minutes for you, 1 for the machine.
 
@@ -88,7 +88,7 @@ plots.picture(plots.sharded.states(rows, 80e9, title))
 
 
 # %% [markdown]
-# *For a moment* are weights that are there only while the device computes with them: autocast's copies, and the layers
+# Compare the two bars of ZeRO-1. *For a moment* are weights that are there only while the device computes with them: autocast's copies, and the layers
 # that FSDP makes whole. (All is predicted. Workspace of kernels and the output's logits are left out.)
 #
 # ### Exercise 1: does it fit?
@@ -383,16 +383,16 @@ plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameter
 
 # %% [markdown]
 # Read it from below: as long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow
-# band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP. TP and pipelines
-# (PP) appear where memory is at its limit, or where the links between nodes are slow: a pipeline sends only activations
-# between its ranks.
+# band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP; on slow links it
+# comes earlier, because it sends 16-bit values and DDP 32-bit ones. (With `bf16_compress_hook` DDP sends 16 bits, too.)
+# TP and pipelines (PP) appear where memory is at its limit, or where the links between nodes are slow: a pipeline sends
+# only activations between its ranks.
 #
 # It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and stages
-# are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node with
-# NVLink, which reach 40 % of their arithmetic (Llama 3 [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %), GPT-3's
-# shapes, and 8 sequences of 4,096 tokens a device and step; DDP sends 32-bit gradients, FSDP 16-bit weights and
-# gradients (`MixedPrecisionPolicy(param_dtype=torch.bfloat16)`). The sources stand in `course/predict/memory.py`. For
-# other numbers: `python scripts/measure/predict.py memory --help`.
+# are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node with NVLink, which reach 40 % of
+# their arithmetic (Llama 3 [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %), GPT-3's shapes, 8 sequences of 4,096
+# tokens a device and step, and FSDP with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`. The sources stand in
+# `course/predict/memory.py`. For other numbers: `python scripts/measure/predict.py memory --help`.
 #
 # ## What production uses
 #
