@@ -8,7 +8,8 @@ import pytest
 
 from course.predict import memory as model
 
-MAP = [(parameters, devices) for parameters in (1e8, 1e9, 7e9, 30e9, 70e9, 4e11) for devices in (1, 2, 8, 64, 1024)]
+MAP = [(parameters, devices) for parameters in (1e8, 1e9, 5e9, 7e9, 30e9, 70e9, 4e11)
+       for devices in (1, 2, 8, 64, 1024)]
 
 
 def gigabytes(*arguments):
@@ -24,6 +25,39 @@ def test_model_states_are_those_of_the_zero_paper(stage, published):
 def test_model_states_of_one_rank_are_the_same_at_each_stage():
     assert {gigabytes(1e9, 1, stage) for stage in range(4)} == {16}
     assert sum(model.model_states(1e9, 1, 0, model.FLOAT32).values()) == 16e9
+
+
+def test_zero_1_as_pytorch_has_it_keeps_float32_weights_and_gradients_whole():
+    """4 + 4 + 8/N bytes a parameter, and the copies that autocast makes: no 7 billion on eight devices of 80 GB, where
+    the paper's 2 + 2 + 12/N are enough."""
+    rows = model.shared_out(7e9, 8)
+    states = {way: sum(row[part] for part in model.PARTS[:3]) / 7e9 for way, row in rows.items()}
+    assert states == {"DDP": 16, "ZeRO-1 as PyTorch has it": 9, "ZeRO-1 in the paper": 5.5,
+                      "ZeRO-2 in the paper": 3.75, "ZeRO-3: FSDP": 2}
+    whole = {way: sum(row.values()) for way, row in rows.items()}
+    assert whole["ZeRO-1 as PyTorch has it"] > 80e9 > whole["ZeRO-1 in the paper"] > whole["ZeRO-3: FSDP"]
+    assert "ZeRO-1" not in model.choose(7e9, model.Cluster(8))[1]
+
+
+def test_zero_1_as_pytorch_has_it_sends_the_parameters_after_the_update():
+    plans = [model.plan(1e9, way, model.Cluster(8), 64, 8, "attention") for way in ("DDP", "ZeRO-1")]
+    assert plans[1].communication - plans[0].communication == pytest.approx(4 * 1e9 * 7 / 8 / 450e9)
+    assert plans[0].communication == 0, "behind backward"
+
+
+def test_autocast_keeps_a_copy_of_each_weight_until_backward():
+    import torch
+    from torch import nn
+    from torch.autograd.graph import saved_tensors_hooks
+
+    net, kept = nn.Sequential(*[nn.Linear(32, 32, bias=False) for _ in range(3)]), []
+    keeping = saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor)
+    with keeping, torch.autocast("cpu", dtype=torch.bfloat16):
+        net(torch.zeros(2, 32, requires_grad=True))
+    copies = sum(tensor.nbytes for tensor in kept if tensor.shape == (32, 32))
+    parameters = sum(weight.numel() for weight in net.parameters())
+    assert copies == model.for_a_moment(parameters, 3, 0, model.AUTOCAST)
+    assert all(weight.dtype == torch.float32 for weight in net.parameters()), "and the weights stay"
 
 
 @pytest.mark.parametrize(("heads", "sequence", "hidden", "published"), [(96, 2048, 12288, 80), (128, 2048, 20480, 64)])

@@ -106,9 +106,7 @@ def test_limits_are_said(found):
 
 
 def test_pictures_show_what_was_counted(found):
-    _, axes = plt.subplots(1, 2)
-    plots.sharded.memory(found, axes)
-    drawn = {round(bar.get_width() * 1e6) for bar in axes[0].patches}
+    drawn = {round(bar.get_width() * 1e6) for bar in plots.sharded.memory(found).axes[0].patches}
     counted = {held[part] for way, result in found["ways"].items() for held in result["ranks"][:1]
                for part in plots.sharded.PARTS if part != "activations" and held[part]}
     assert drawn >= counted
@@ -117,6 +115,9 @@ def test_pictures_show_what_was_counted(found):
     heights = [patch.get_height() for patch in ax.patches]
     ranks = found["world_size"]
     assert heights == [predict.memory.rows((97, 48), rank, ranks)[0] for rank in range(ranks)]
+    drawn = plots.sharded.schedules(found).axes
+    assert [ax.get_title(loc="left").split(":")[0] for ax in drawn] == ["pipeline, GPipe", "pipeline, 1F1B"]
+    assert len({ax.get_xlim() for ax in drawn}) == 1, "one axis of time"
     plt.close("all")
 
 
@@ -223,6 +224,17 @@ def test_a_map_shows_what_the_model_chooses():
     names = [None, *plots.sharded.WAYS]
     assert ax.collections[0].get_array().ravel().tolist() == [names.index(way) for row in ways for way in row]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["100 M", "1 B", "10 B", "100 B"]
+    (both, _) = plots.sharded.maps({"fast": 50e9, "slow": 1e9}, devices, parameters, yours=(8, 1e10)).axes
+    assert [mark.get_xydata().tolist() for mark in both.lines] == [[[1.5, 2.5]]], "in the middle of its cell"
+    plt.close("all")
+
+
+def test_states_stand_beside_the_memory_of_a_device():
+    rows = predict.memory.shared_out(7e9, 8)
+    (ax,) = plots.sharded.states(rows, 80e9, "title").axes
+    assert ax.lines[0].get_xdata() == [80, 80] and [label.get_text() for label in ax.get_yticklabels()] == list(rows)
+    assert sum(bar.get_width() for bar in ax.patches) == pytest.approx(
+        sum(sum(parts.values()) for parts in rows.values()) / 1e9)
     plt.close("all")
 
 

@@ -30,6 +30,7 @@ import shortcuts
 from course.checks import Wrong
 
 RANKS, LIMIT, WAIT = 3, 40, 5  # of a check that starts ranks: seconds for all they do, and to wait for one another
+PRELOAD = ("torch", "torch.nn.parallel")  # in the process that ranks are forked from
 SAME_CALLS = "Every rank must call the same collectives, in the same order"
 
 
@@ -58,6 +59,7 @@ class Answers:
 
     measures: dict  # {name of the learner's function: measure}
     group: bool = True  # the ranks are one process group (gloo) before a function is called
+    preload: tuple = ()  # modules that the ranks find imported: what takes seconds, once for all
 
     def findings(self, name, attempt, ranks=RANKS):
         """What each rank saw, a list. `attempt` is a function that can be imported by name, or the path of a file.
@@ -83,7 +85,7 @@ class Answers:
     def on_each(self, name, attempt, ranks):
         """What each rank saw, a list. Wrong where a process died, or not all came to an end within LIMIT."""
         context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
-        context.set_forkserver_preload(["torch", "torch.nn.parallel"])
+        context.set_forkserver_preload([*PRELOAD, *self.preload])
         with tempfile.TemporaryDirectory() as folder:
             processes = [context.Process(target=be_rank, args=(self, name, attempt, rank, ranks, folder))
                          for rank in range(ranks)]

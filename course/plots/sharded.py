@@ -7,26 +7,26 @@ import math
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter
 
 from course import predict
-from course.plots.style import COLOURS, WARNING, bare, colour_of, key_below, name_rows, stacked, write_in
+from course.plots.style import COLOURS, WARNING, bare, colour_of, halo, key_below, name_rows, stacked, write_in
+from course.plots.timelines import timeline
 
 SHARED = "#D9D9D9"  # by all ranks
 NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2", "tp": "TP", "fsdp_tp": "FSDP2 × TP",
          "gpipe": "pipeline, GPipe", "1f1b": "pipeline, 1F1B"}
-PARTS = dict(zip([*predict.memory.PARTS, "gathered"], [COLOURS[i] for i in (0, 5, 2, 1, 3)], strict=True))
+PARTS = dict(zip([*predict.memory.PARTS, predict.memory.MOMENT], [COLOURS[i] for i in (0, 5, 2, 1, 3)], strict=True))
 WAYS = dict(zip(predict.memory.WAYS, [SHARED, *(COLOURS[i] for i in (5, 0, 2, 4, 1))], strict=True))
 
 
-def memory(found, axes):
-    """What each rank was counted to hold, a thin bar a rank: model states on the left, activations on the right.
-
-    `found` is the JSON of scripts/lessons/shard_model.py. "gathered" is what FSDP has whole for a moment, on top of
-    the rest.
-    """
+def memory(found):
+    """A figure: what each rank was counted to hold, a thin bar a rank; model states on the left, activations on the
+    right. `found` is the JSON of scripts/lessons/shard_model.py."""
+    _, axes = plt.subplots(1, 2, figsize=(18, 8), width_ratios=[3, 2])
     panels = [part for part in PARTS if part != "activations"], ["activations"]
     y, places = 0, []
     for way, result in found["ways"].items():
@@ -50,7 +50,7 @@ def memory(found, axes):
     axes[0].set(xlabel="MB a rank", title=f"Model states, {found['world_size']} ranks: a bar each")
     axes[1].set(xlabel="MB a rank", title="Activations")
     key_below(axes[0].figure, PARTS)
-    return axes
+    return axes[0].figure
 
 
 def pieces(found, ways, names):
@@ -82,13 +82,48 @@ def pieces(found, ways, names):
     return fig
 
 
-def states(rows, limit, ax):
-    """Predicted bytes a device: {name: {part: bytes}}, stacked and dotted, and the device's memory as a line."""
-    bars = [{part: size / 1e9 for part, size in parts.items()} for parts in rows.values()]
-    key_below(ax.figure, stacked(ax, list(rows), bars, PARTS, "GB a device (predicted)", "GB", range(len(rows))))
+def states(rows, limit, title):
+    """A figure: predicted bytes a device, {name: {part: bytes}}, stacked and dotted, and a line at `limit` bytes."""
+    fig, ax = plt.subplots(figsize=(15, 7))
+    bars = [{part: size / 1e9 for part, size in parts.items() if size} for parts in rows.values()]
+    key_below(fig, stacked(ax, list(rows), bars, PARTS, "GB a device (predicted)", "GB", range(len(rows))))
     ax.axvline(limit / 1e9, color="black", linewidth=3)
     ax.text(limit / 1e9, -0.62, f" {limit / 1e9:.0f} GB: a device ", va="bottom", ha="center", fontweight="bold")
-    return ax
+    ax.set_title(title, pad=38)
+    return fig
+
+
+def schedules(found):
+    """A figure: what each rank of the pipelines did, and when, one below the other on one axis of time."""
+    ways = [way for way in ("gpipe", "1f1b") if found["ways"].get(way, {}).get("timeline")]
+    fig, axes = plt.subplots(len(ways), 1, figsize=(16, 4.2 * len(ways)), sharex=True, squeeze=False)
+    for ax, way in zip(axes[:, 0], ways, strict=True):
+        timeline(pd.DataFrame(found["ways"][way]["timeline"]), ax)
+        ax.set_title(f"{NAMES[way]}: a number is a micro-batch", pad=36 if ax is axes[0, 0] else 10)
+        ax.set_xlabel("milliseconds (measured)" if ax is axes[-1, 0] else "")
+        if ax is not axes[0, 0]:
+            ax.get_legend().remove()
+    return fig
+
+
+def maps(links, devices, parameters, yours):
+    """A figure: a map for each link, {title: bytes a second of each device to other nodes}; `yours`: (devices,
+    parameters) to be marked on them."""
+    fig, axes = plt.subplots(1, len(links), figsize=(10 * len(links), 10), sharey=True, squeeze=False)
+    drawn = []
+    for ax, (title, between) in zip(axes[0], links.items(), strict=True):
+        drawn.append(grid(lambda count, between=between: predict.memory.Cluster(count, between=between), devices,
+                          parameters))
+        chart(drawn[-1], devices, parameters, ax, title)
+        x, y = (np.interp(math.log(mine), np.log(all_of_them), range(len(all_of_them))) + 0.5
+                for mine, all_of_them in zip(yours, (devices, parameters), strict=True))
+        ax.plot(x, y, "o", markersize=26, markerfacecolor="none", markeredgecolor="black", markeredgewidth=4)
+        ax.annotate("yours", (x, y), (18, 14), textcoords="offset points", fontweight="bold", path_effects=halo())
+    axes[0, 0].set_ylabel("parameters")
+    used = {way for ways in drawn for row in ways for way in row}
+    key_below(fig, {way: colour for way, colour in WAYS.items() if way in used})
+    fig.suptitle("The simplest way that fits and is fast enough (predicted)", x=0.01, ha="left", fontweight="bold")
+    return fig
 
 
 def grid(cluster_of, devices, parameters, **options):
@@ -118,12 +153,6 @@ def chart(ways, devices, parameters, ax, title):
     ax.grid(visible=False)
     ax.set(xlabel="devices", title=title)
     return ax
-
-
-def legend(fig, *maps):
-    """Below the maps: the colours of the ways that they choose."""
-    used = {way for ways in maps for row in ways for way in row}
-    key_below(fig, {way: colour for way, colour in WAYS.items() if way in used})
 
 
 def middle(region):

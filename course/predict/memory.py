@@ -4,6 +4,7 @@ Bytes of parameters, gradients, optimizer state and activations, by strategy, fr
 each function; and seconds a step, from three rates. `scripts/measure/predict.py memory` prints them. `count` gives the
 exact bytes of scripts/lessons/tiny_transformer.py; tests/test_sharded.py compares them with those that ranks hold.
 Left out: the logits, the workspace of kernels, and memory lost to fragmentation; a tenth of the device is kept for it.
+DDP's gradients are views of its buckets (gradient_as_bucket_view=True), else there would be two of each.
 """
 
 import math
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 PARTS = ["parameters", "gradients", "optimizer state", "activations"]
+MOMENT = "for a moment"  # the part that is there only while a device computes with it
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Bytes:
 
 FLOAT32 = Bytes(4, 4, 8, 4)  # Adam keeps two averages of each gradient
 MIXED = Bytes(2, 2, 12, 2)  # Adam in mixed precision: 16-bit, and a float32 copy beside the averages (1910.02054, 3.1)
+AUTOCAST = Bytes(4, 4, 8, 2)  # the same in PyTorch: torch.autocast leaves weights and gradients in float32
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,30 @@ def model_states(parameters, ranks, stage=0, size=MIXED):
     sizes, shared_from = (size.parameter, size.gradient, size.state), (3, 2, 1)
     return {part: each * parameters / (ranks if stage >= first else 1)
             for part, each, first in zip(PARTS[:3], sizes, shared_from, strict=True)}
+
+
+def for_a_moment(parameters, layers, stage, size):
+    """Bytes in 16 bits that a device has beside its share while it computes. FSDP (stage 3): the layer in use, the next
+    one, which arrives meanwhile, and a layer's gradients. Autocast: a copy of each weight, kept until backward has used
+    it (tests/test_memory_model.py counts them)."""
+    if stage == 3:
+        return (2 * MIXED.parameter + MIXED.gradient) * parameters / layers
+    return MIXED.parameter * parameters if size is AUTOCAST else 0
+
+
+def shared_out(parameters, devices, micro_batch=1):
+    """{name: {part: bytes a device}} of DDP, of ZeRO's stages, and of ZeRO-1 as PyTorch has it, with FlashAttention.
+
+    ZeroRedundancyOptimizer over DDP keeps float32 weights and gradients whole: 4 + 4 + 8/N bytes a parameter. (Megatron
+    Core's manual has the same figures for its own, with float32 weights and gradients: 8 + 8/d.)
+    """
+    model, named = Transformer.of_size(parameters), {
+        "DDP": (0, AUTOCAST), "ZeRO-1 as PyTorch has it": (1, AUTOCAST), "ZeRO-1 in the paper": (1, MIXED),
+        "ZeRO-2 in the paper": (2, MIXED), "ZeRO-3: FSDP": (3, AUTOCAST)}
+    kept = model.layers * activations(model, micro_batch, recompute="attention")
+    return {name: {**model_states(parameters, devices, stage, size), "activations": kept,
+                   MOMENT: for_a_moment(parameters, model.layers, stage, size)}
+            for name, (stage, size) in named.items()}
 
 
 def activations(model, micro_batch, tensor=1, recompute="none", dropout=True, size=2, stats=False):
@@ -141,8 +168,8 @@ def count(model, way, ranks, batch, micro_batches=4, size=FLOAT32):
     """[rank] -> {part: bytes}, exact, of the small transformer as scripts/lessons/shard_model.py trains it, with Adam.
 
     `way`: one, ddp, zero1, fsdp, tp, fsdp_tp (two ranks of TP, the rest FSDP), gpipe or 1f1b. `batch` sequences of all
-    ranks together. Adam also has a step count of 4 bytes for each tensor. "gathered": the weights that FSDP has whole
-    at one time, one block and what stands outside the blocks.
+    ranks together. Adam also has a step count of 4 bytes for each tensor. MOMENT: the weights that FSDP has whole at
+    one time, on a CPU one block and what stands outside the blocks.
     """
     everything, found = model.tensors(), []
     tensor = {"tp": ranks, "fsdp_tp": 2}.get(way, 1)
@@ -160,7 +187,7 @@ def count(model, way, ranks, batch, micro_batches=4, size=FLOAT32):
                       "optimizer state": sum(size.state * values(held[name]) + 4 for name in stepped),
                       "activations": count_activations(model, way, rank, ranks, tensor, batch, micro_batches,
                                                        size.activation),
-                      "gathered": size.parameter * gathered})
+                      MOMENT: size.parameter * gathered})
     return found
 
 
@@ -206,7 +233,7 @@ class Plan:
     pipeline: int
     micro_batch: int  # sequences
     recompute: str
-    bytes: dict  # {part: bytes}; "gathered" are the layers that FSDP has whole for a moment
+    bytes: dict  # {part: bytes}
     compute: float  # seconds a step, and what comes on top of it:
     communication: float
     bubble: float
@@ -216,9 +243,11 @@ class Plan:
         return self.compute + self.communication + self.bubble
 
 
-# The simplest first. name: (ZeRO stage, tensor parallel within the node, pipeline over nodes)
-WAYS = {"one device": (0, False, False), "DDP": (0, False, False), "ZeRO-1": (1, False, False),
-        "FSDP": (3, False, False), "TP + FSDP": (3, True, False), "TP + PP + ZeRO-1": (1, True, True)}
+# The simplest first. name: (ZeRO stage, tensor parallel within the node, pipeline over nodes, bytes of a value).
+# The last is Megatron's, whose ZeRO-1 is the paper's; the ZeRO-1 alone is PyTorch's.
+WAYS = {"one device": (0, False, False, AUTOCAST), "DDP": (0, False, False, AUTOCAST),
+        "ZeRO-1": (1, False, False, AUTOCAST), "FSDP": (3, False, False, MIXED), "TP + FSDP": (3, True, False, MIXED),
+        "TP + PP + ZeRO-1": (1, True, True, MIXED)}
 
 
 def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, sequence=4096):
@@ -226,11 +255,13 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
 
     Seconds: 6 operations a parameter and token, 8 with everything recomputed (Kaplan et al. 2020, 2001.08361). A
     collective goes through the node first, so that between nodes each device carries a part of it (BlueConnect: Cho et
-    al., MLSys 2019). ZeRO sends as much as DDP, twice the parameters; FSDP half as much again, with each micro-batch
-    (1910.02054, section 7). Either hides behind computing where that takes longer. TP has 4 all-reduces of the
-    activations a layer, 6 with everything recomputed (1909.08053), and nothing to hide them.
+    al., MLSys 2019). The paper's ZeRO-1 sends as much as DDP, twice the parameters; FSDP half as much again, with each
+    micro-batch (1910.02054, section 7). Either hides behind computing where that takes longer. PyTorch's ZeRO-1 sends
+    what DDP sends, and then each rank broadcasts the parameters that it has updated: a third time, and nothing hides
+    that. TP has 4 all-reduces of the activations a layer, 6 with everything recomputed (1909.08053), and nothing to
+    hide them.
     """
-    stage, in_node, over_nodes = WAYS[way]
+    stage, in_node, over_nodes, size = WAYS[way]
     tensor = min(cluster.per_node, cluster.devices) if in_node else 1
     data = cluster.devices / tensor / stages
     if (way == "one device") != (cluster.devices == 1) or (in_node and tensor == 1) or (stages > 1) != over_nodes:
@@ -242,22 +273,23 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
     if model.layers < stages or micro_batches < stages:
         return None
     own = parameters / tensor / stages
-    held = model_states(own, data, stage)
+    held = model_states(own, data, stage, size)
     layer = activations(model, micro_batch, tensor, "attention")
     in_flight = model.layers / stages * min(stages, micro_batches)  # layers x micro-batches: 2205.05198, equation 5
     held["activations"] = in_flight * layer if recompute != "all" else (
         layer + in_flight * activations(model, micro_batch, recompute="all"))
-    held["gathered"] = 0 if stage < 3 else (2 * MIXED.parameter + MIXED.gradient) * own / model.layers
+    held[MOMENT] = for_a_moment(own, model.layers, stage, size)
 
     compute = (8 if recompute == "all" else 6) * parameters * sequences * sequence / (
         cluster.devices * cluster.flops * cluster.used)
     local = min(data, cluster.per_node / tensor)  # of the devices that share the data, those in one node
-    sent = MIXED.gradient * own * ((local - 1) / local / cluster.within
-                                   + (data / local - 1) / (data / local) / local / cluster.between)
+    seconds_a_byte = own * ((local - 1) / local / cluster.within  # of each value, once, to or from all
+                            + (data / local - 1) / (data / local) / local / cluster.between)
     if stage == 3:
-        communication = max(0, 3 * micro_batches * sent - compute)
+        communication = max(0, 3 * size.gradient * micro_batches * seconds_a_byte - compute)
     else:  # the gradients leave during the last backward
-        communication = max(0, 2 * sent - 2 / 3 * compute / micro_batches)
+        communication = max(0, 2 * size.gradient * seconds_a_byte - 2 / 3 * compute / micro_batches)
+        communication += size.parameter * seconds_a_byte if stage == 1 and size is AUTOCAST else 0
     if tensor > 1:
         message = sequence * micro_batch * model.hidden * MIXED.activation
         times = (6 if recompute == "all" else 4) * micro_batches * model.layers / stages
@@ -266,13 +298,13 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
                 compute * (stages - 1) / micro_batches)
 
 
-def choose(parameters, cluster, sequences=1024, sequence=4096, usable=0.9, close=1.2):
-    """(the Plan to take or None, {way: its fastest Plan that fits}).
+def choose(parameters, cluster, sequences=None, sequence=4096, usable=0.9, close=1.2):
+    """(the Plan to take or None, {way: its fastest Plan that fits}). `sequences` a step; if left out, 8 a device.
 
     Of the ways that fit into `usable` of the memory, the simplest that takes at most `close` times as long as the
     fastest. Micro-batches of 1, 2, 4, ..., everything recomputed or not, and pipelines of 2, 4, ... stages are tried.
     """
-    fits = {}
+    fits, sequences = {}, sequences or 8 * cluster.devices
     for way, micro_batch, recompute, stages in product(WAYS, (1, 2, 4, 8, 16), ("attention", "all"),
                                                        (1, 2, 4, 8, 16, 32, 64)):
         one = plan(parameters, way, cluster, sequences, micro_batch, recompute, stages, sequence)

@@ -125,9 +125,6 @@ def pipeline(model, here, kind, micro_batches=MICRO_BATCHES):
     model.keep_stage(here.rank, here.world_size)
     stage = pipelining.PipelineStage(model, here.rank, here.world_size, torch.device("cpu"))
     schedule = getattr(pipelining, kind)(stage, n_microbatches=micro_batches, loss_fn=loss_of)
-    events = []
-    stage.forward_one_chunk = timed(stage.forward_one_chunk, "forward", events)
-    stage.backward_one_chunk = timed(stage.backward_one_chunk, "backward", events)
 
     def backward(tokens, targets):
         losses = []
@@ -140,7 +137,15 @@ def pipeline(model, here, kind, micro_batches=MICRO_BATCHES):
         loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
         dist.all_reduce(loss)  # the last stage alone has it
         return loss
-    return Setup(model, adam(model), backward, events)
+    return Setup(model, adam(model), backward, watched(stage))
+
+
+def watched(stage):
+    """A list that grows with each micro-batch that the pipeline stage computes, as `timed` says."""
+    events = []
+    stage.forward_one_chunk = timed(stage.forward_one_chunk, "forward", events)
+    stage.backward_one_chunk = timed(stage.backward_one_chunk, "backward", events)
+    return events
 
 
 def timed(function, name, events):

@@ -158,7 +158,7 @@ def held(model, optimizer, saved):
     """{part: bytes} that this rank holds after a step within `saved`, a SavedForBackward."""
     state = (value for of_one in state_of(optimizer).values() for value in of_one.values())
     return {"parameters": bytes_of(model.parameters()), "gradients": bytes_of(p.grad for p in model.parameters()),
-            "optimizer state": bytes_of(state), "activations": saved.most, "gathered": saved.gathered}
+            "optimizer state": bytes_of(state), "activations": saved.most, predict.memory.MOMENT: saved.gathered}
 
 
 def main():

@@ -69,7 +69,7 @@ def main():
     add("--within", type=positive(float), default=450, help="link within a node, GB/s; default: 450 (NVLink)")
     add("--between", type=positive(float), default=50,
         help="link to another node, GB/s a device; default: 50 (InfiniBand)")
-    add("--sequences", type=positive(int), default=1024, help="a step, of all devices together; default: 1024")
+    add("--sequences", type=positive(int), help="a step, of all devices together; default: 8 times the devices")
     args = parser.parse_args()
     with parser.one_line():
         args.predict(args)
