@@ -108,7 +108,7 @@ lesson.verdict(told.backend(demo))
 plots.picture(plots.collectives.before_after(demo["broadcast"], "broadcast"))
 
 # %% [markdown]
-# `scatter`: rank 0 has a list with one piece for each rank. Each rank gets its own piece. 
+# `scatter`: rank 0 has a list with one piece for each rank. Each rank gets its own piece.
 #
 # **How to read the code**: `numbers` makes the rank's row, `zeros(n)` a list of n empty places. `yield` only notes what the
 # rank holds, for the picture: leave it out when you copy the code.
