@@ -53,7 +53,6 @@ import models
 import utils
 from course import plots, predict, runs
 from course.checks import lesson_08 as check
-from course.checks import message_cost
 from course.predict.scaling import Job, Measured, StepTime
 from course.verdicts import lesson_08 as told
 
@@ -171,9 +170,9 @@ def my_bandwidths(bytes, seconds, ranks):
 
 
 # %%
-message_cost.bandwidths(my_bandwidths)
-# message_cost.bandwidths.hint()
-# message_cost.bandwidths.solution()
+check.bandwidths(my_bandwidths)
+# check.bandwidths.hint()
+# check.bandwidths.solution()
 
 # %% [markdown]
 # ## 2. What can the machine give?
