@@ -119,14 +119,11 @@ AXES_WORK = re.compile(r"^ *(?:ax|axes|fig|plt)(?:\[.*\])?\.(?!show\(|subplots\(
 
 
 def parsed(cell):
-    """The cell's Python; a !command is a `pass`, and what a %%magic cell holds is not Python of the lesson's."""
-    lines = [] if cell.source.startswith("%%") and "writefile" not in cell.source else cell.source.splitlines()
-    lines = [re.sub(r"^(\s*)[!%].*|(?<== )!.*", r"\1...", line) for line in lines]
-    within = False  # a command goes on in the next line
-    for number, line in enumerate(cell.source.splitlines()[:len(lines)]):
-        lines[number], within = "" if within else lines[number], line.endswith("\\") and (
-            within or line.lstrip().startswith("!"))
-    return ast.parse("\n".join(lines))
+    """The cell's Python: `...` for a !command, with the lines in which it goes on, and for a %magic. A %%magic cell is
+    none of the lesson's Python, but for a file that it writes."""
+    if cell.source.startswith("%%") and not cell.source.startswith("%%writefile"):
+        return ast.parse("")
+    return ast.parse(re.sub(r"^([ \t]*)[!%](?:.*\\\n)*.*|(?<== )!.*", r"\1...", cell.source, flags=re.MULTILINE))
 
 
 def words_in_strings(cell):
