@@ -88,15 +88,16 @@ my_share = None  # accuracy with the most ranks / accuracy with one
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
+out = "results/live/09"
 common = f"--device cpu --optimizer sgd --lr {lr} --epochs {epochs}"
 common += f" --samples {samples} --test-samples {test_samples}"
-# !rm -rf results/live/09
-# !python scripts/measure/sweep.py --out results/live/09 \
+# !rm -rf {out}
+# !python scripts/measure/sweep.py --out {out} \
 #     --world-sizes {ranks_to_run} --threads 1 -- {common}
 
 # %%
 name = {n: f"lenet-{'single' if n == 1 else f'ddp{n}'}-batch64-seed0" for n in sizes}
-logs = {some(n, "rank"): f"results/live/09/{name[n]}.jsonl" for n in sizes}
+logs = {some(n, "rank"): f"{out}/{name[n]}.jsonl" for n in sizes}
 ranks_alone = runs.read_runs(logs)
 final = ranks_alone.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_share, final.iloc[-1] / final.iloc[0], "of one rank's accuracy")
@@ -121,10 +122,10 @@ plt.show()
 # %%
 global_batch = most * batch_size
 one = f"{common} --global-batch-size {global_batch}"
-# !python main.py {one} --log-file results/live/09/one_process.jsonl
+# !python main.py {one} --log-file {out}/one_process.jsonl
 
 # %%
-one_process = runs.read_run("results/live/09/one_process.jsonl")
+one_process = runs.read_run(f"{out}/one_process.jsonl")
 of_ranks = ranks_alone[ranks_alone["world_size"] == most]
 lesson.table(told.side_by_side(of_ranks, one_process))
 lesson.verdict(told.same_training(of_ranks, one_process))
@@ -152,21 +153,22 @@ my_rule = None  # "square root", "linear" or "linear, warm-up"
 # linear rule runs on real ranks, because we will look at its time.
 
 # %%
-# !python main.py {one} --lr-scaling sqrt --log-file results/live/09/sqrt.jsonl
+# !python main.py {one} --lr-scaling sqrt --log-file {out}/sqrt.jsonl
 # !python main.py {one} --lr-scaling linear --warmup-epochs 1 \
-#     --log-file results/live/09/warm_up.jsonl
+#     --log-file {out}/warm_up.jsonl
 # !torchrun --nproc_per_node={most} main.py {common} --lr-scaling linear \
-#     --log-file results/live/09/linear.jsonl --save-model results/live/09/linear.pt
+#     --log-file {out}/linear.jsonl --save-model {out}/linear.pt
 
 # %%
 rules = runs.read_runs({
     "1 rank": logs[some(1, "rank")], "rate left alone": logs[some(most, "rank")],
-    "square root": "results/live/09/sqrt.jsonl", "linear": "results/live/09/linear.jsonl",
-    "linear, warm-up": "results/live/09/warm_up.jsonl"})
+    "square root": f"{out}/sqrt.jsonl", "linear": f"{out}/linear.jsonl",
+    "linear, warm-up": f"{out}/warm_up.jsonl"})
 after = rules.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_rule, told.closest(after, to="1 rank"))
 plots.learning.accuracy_along(
-    rules, "images", plt.subplots(figsize=(13, 7))[1], f"{global_batch} images an update, and 1 rank")
+    rules, "images", plt.subplots(figsize=(13, 7))[1],
+    f"{global_batch} images an update, and 1 rank")
 plt.show()
 lesson.table(told.rules(after, test_samples, to="1 rank"))
 
@@ -202,7 +204,7 @@ check.rate(my_rate)
 my_first = None  # "1 rank", "2 ranks", ..., or "8 ranks, linear"
 
 # %%
-timed = runs.read_runs(logs | {f"{most} ranks, linear": "results/live/09/linear.jsonl"})
+timed = runs.read_runs(logs | {f"{most} ranks, linear": f"{out}/linear.jsonl"})
 target = 0.7 * after["1 rank"]
 reached = told.reached(timed, target)
 lesson.predicted(my_first, reached.loc[reached["reached"].idxmin(), "label"])
@@ -292,7 +294,7 @@ images, labels = train_set.__getitems__(list(range(samples)))
 torch.manual_seed(0)
 first = models.MODELS["lenet"](images.shape[1], 10, images.shape[2])
 trained = models.MODELS["lenet"](images.shape[1], 10, images.shape[2])
-trained.load_state_dict(torch.load("results/live/09/linear.pt", weights_only=True))
+trained.load_state_dict(torch.load(f"{out}/linear.pt", weights_only=True))
 
 
 def gradient(model, chosen):
