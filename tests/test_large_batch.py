@@ -119,11 +119,11 @@ def test_a_rule_is_drawn_as_recorded_and_by_name():
 
 def test_rates_mark_what_broke_off_and_join_what_a_rule_chooses():
     table = made_by_hand(mean=[0.4, 0.3, 0.45, np.nan], sd=[0.01, 0.01, 0.01, np.nan], broken=[0, 0, 0, 2])
-    ax = plots.learning.by_rate(table, plt.subplots()[1], "title", {"a rule": {64: 0.2, 512: 0.1}})
+    ax = plots.learning.by_rate(table, plt.subplots()[1], "title", lr=0.0125, batch=8)
     crosses = [line.get_xdata().tolist() for line in ax.lines if line.get_marker() == "X"]
     assert crosses == [[], [0.2]]
-    assert {"batch 64", "batch 512", "a rule"} <= set(said(ax))
-    assert [0.45, 0.3] in [line.get_ydata().tolist() for line in ax.lines], "through the points of the rule, in order"
+    assert {"64 images", "512 images", "linear rule"} <= set(said(ax))
+    assert [0.4] in [line.get_ydata().tolist() for line in ax.lines], "through the points that the rule chooses"
 
 
 def test_a_run_that_broke_off_takes_its_mean_with_it():
@@ -141,10 +141,35 @@ def test_what_a_run_has_spent_adds_up(recorded):
     assert run["elapsed"].iloc[-1] == pytest.approx(run["seconds"].sum())
 
 
-@pytest.mark.parametrize("draw", [plots.learning.by_rule, plots.learning.by_rate])
-def test_nothing_to_draw_is_said(draw):
+@pytest.mark.parametrize(("draw", "more"), [(plots.learning.by_rule, {}),
+                                           (plots.learning.by_rate, {"lr": 0.01, "batch": 64})])
+def test_nothing_to_draw_is_said(draw, more):
     with pytest.raises(ValueError, match="nothing to draw"):
-        draw(made_by_hand().iloc[:0], plt.subplots()[1], "title")
+        draw(made_by_hand().iloc[:0], plt.subplots()[1], "title", **more)
+
+
+def test_rules_choose_their_runs(recorded):
+    table = plots.learning.chosen_by_rules(recorded, lr=0.01, batch=64)
+    assert table.groupby("rule", sort=False)["global_batch"].agg(list).to_dict() == {
+        "rate left alone": [64, 128, 256, 512], "square root": [64, 128, 256, 512], "linear": [64, 128, 256, 512],
+        "linear, warm-up": [512]}
+    assert set(table["runs"]) == {3}
+
+
+def test_a_run_that_did_not_get_there_has_no_bar():
+    table = pd.DataFrame({"label": ["1 rank", "2 ranks"], "images_per_second": [10.0, 20.0], "reached": [3.0, np.nan],
+                          "synthetic": [False, False]})
+    speed, time = plots.learning.speed_and_time(table, 0.3)
+    assert [bar.get_width() for bar in time.patches] == [3.0, 0.0]
+    assert [text.get_text().strip() for text in (*speed.texts, *time.texts)] == ["10", "20", "3.0 s", "not reached"]
+
+
+@pytest.mark.parametrize("synthetic", [True, False])
+def test_errors_of_gradients_stand_beside_what_the_root_predicts(synthetic):
+    ax = plots.learning.gradient_errors({"a": {64: 2.0, 256: 0.9}}, synthetic)
+    assert [(line.get_linestyle(), list(line.get_ydata())) for line in ax.lines] == [
+        ("-", [2.0, 0.9]), (":", [2.0, 1.0]), ("-", [1, 1])]
+    assert any("SYNTHETIC" in text for text in said(ax)) == synthetic
 
 
 # --------------------------------------------------------------------------------------------------------- the sweep

@@ -1,16 +1,112 @@
-"""Exercises of lesson 09. The warm-up that is right is main.py's own scheduler, and most frames are of real runs."""
+"""Exercises of lesson 09. All but the rate run on ranks: course/checks/on_ranks.py says how."""
 
+import copy
 import math
-from argparse import Namespace
-from itertools import pairwise, product
+from contextlib import nullcontext
+from functools import partial
+from itertools import product
 
-import pandas as pd
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
-import utils
-from course import runs
-from course.checks import Wrong, exercise
-from course.checks.cases import RECORDED, misses
+from course.checks import Wrong, because, exercise
+from course.checks.cases import misses
+from course.checks.on_ranks import RANKS, Answers
+
+SIZES = [5, 2, 1], [1, 1, 6], [2, 2, 9]  # rows of each micro-batch, a list for each rank
+FREE, TIGHT, RATE = 1e9, 0.05, 0.1  # a norm that no gradient has, one that every gradient has, and the learning rate
+IMAGES = (4, 0.5), (16, 2.0), (64, 0.1)  # cases of the noise scale: images of each rank, and how noisy one is
+
+# ---------------------------------------------------------------------------------- on each rank: what a function does
+
+
+def gradients_of_rows(model, data):
+    """The sum of the gradients over the rows of each micro-batch, flat, and its rows: two lists of lists."""
+    sums = [[torch.cat([part.flatten() for part in torch.autograd.grad(
+        cross_entropy(model(inputs), labels, reduction="sum"), list(model.parameters()))])
+        for inputs, labels in of_rank] for of_rank in data]
+    return sums, [[len(labels) for _, labels in of_rank] for of_rank in data]
+
+
+def directions(sums, rows):
+    """{name: the gradient that an update follows}: the right one, and those of the typical mistakes."""
+    everyone, all_rows = sum(map(sum, sums)), sum(map(sum, rows))
+    means = [[total / count for total, count in zip(*of_rank, strict=True)] for of_rank in zip(sums, rows, strict=True)]
+    each = len(sums), len(sums[0])
+    return {"right": everyone / all_rows,
+            "mean of means": sum(map(sum, means)) / math.prod(each), "sum of means": sum(map(sum, means)) / each[0],
+            "own rows": sum(sum(of_rank) / sum(counts) for of_rank, counts in zip(sums, rows, strict=True)) / each[0],
+            "not times the ranks": everyone / all_rows / each[0], "sum": everyone / each[0]}
+
+
+def measure_update(function, here):
+    """The name of the gradient that the function's update followed, where nothing is clipped and where it is; and how
+    it got there."""
+    found = {"all_reduces": 0, "rows": 0, "steps": 0, "followed": [], "unlimited": []}
+    numbers = torch.Generator().manual_seed(0)
+    data = [[(torch.randn(size, 5, generator=numbers), torch.randint(3, (size,), generator=numbers))
+             for size in of_rank] for of_rank in SIZES[:here.world_size]]
+    torch.manual_seed(0)
+    first = nn.Linear(5, 3)
+    known = directions(*gradients_of_rows(first, data))
+    for limit in (FREE, TIGHT):
+        model = copy.deepcopy(first)
+        seen = {"all_reduces": 0, "rows": 0, "steps": 0}
+
+        def count(group, bucket, seen=seen):
+            seen["all_reduces"] += 1
+            return allreduce_hook(group, bucket)
+
+        def forward(_, arguments, seen=seen):
+            seen["rows"] = max(seen["rows"], len(arguments[0]))
+
+        def stepped(*_, seen=seen):
+            seen["steps"] += 1
+
+        model.register_forward_pre_hook(forward)
+        parallel, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=RATE)
+        parallel.register_comm_hook(None, count)
+        optimizer.register_step_post_hook(stepped)
+        function(parallel, data[here.rank], optimizer, limit)
+        path = torch.cat([(before - after).detach().flatten() for before, after in
+                          zip(first.parameters(), model.parameters(), strict=True)]) / RATE
+        limited = {name: way * min(1, limit / way.norm().item()) for name, way in known.items()}
+        found["followed"].append([name for name, way in limited.items() if near(path, way)])
+        found["unlimited"].append([name for name, way in known.items() if near(path, way)])
+        found |= {name: max(found[name], value) for name, value in seen.items()}
+    return found
+
+
+def near(path, way):
+    return ((path - way).norm() <= 1e-3 * way.norm()).item()
+
+
+def gradient_of(rank, batch_size, noise):
+    """A rank's gradient: the true one, and what the mean over `batch_size` images has left of an image's noise."""
+    true = torch.randn(200, generator=torch.Generator().manual_seed(7)) / 10
+    return true + noise * torch.randn(200, generator=torch.Generator().manual_seed(rank)) / math.sqrt(batch_size)
+
+
+def measure_noise(function, here):
+    """What the function says in each case, and whether it changed the gradient that it was given."""
+    found = {"got": [], "changed": False}
+    for batch_size, noise in IMAGES:
+        gradient = gradient_of(here.rank, batch_size, noise)
+        before = gradient.clone()
+        got = function(gradient, batch_size)
+        if got is None:
+            raise Wrong(f"On rank {here.rank} it returned None. Every rank needs the number.")
+        found["got"].append(float(got))
+        found["changed"] |= not torch.equal(before, gradient)
+    return found
+
+
+answers = Answers({"my_update": measure_update, "my_noise_scale": measure_noise})
 
 
 # Exercise 1: the rate, by rule
@@ -36,8 +132,7 @@ def my_rate(lr, batch, ranks, batch_size, rule):
 )
 def rate(attempt):
     """The rules speak of the images an update sees, not of ranks. With 8 ranks of 8 images each, the batch is the 64 of
-    before, and so is the rate. main.py's --lr-scaling multiplies by the ranks: it takes --lr for the rate of ONE rank's
-    batch."""
+    before, and so is the rate. main.py's --lr-scaling takes --lr for the rate of --batch-size images an update."""
     sizes = (0.01, 64, 8, 64), (0.01, 64, 8, 8), (0.1, 256, 256, 32), (0.4, 128, 2, 32)
     cases = [(*size, rule) for size, rule in product(sizes, ("none", "linear", "sqrt"))]
     for miss in misses(rate, attempt, cases):
@@ -47,128 +142,190 @@ def rate(attempt):
                   "rule={rule!r} you said {got:.4g}.", "It is {right:.4g}.", images=images, times=images / batch)
 
 
-# Exercise 2: the warm-up
-def my_warm_up(step, lr, scale, warm_up_steps):
-    risen = min(step / warm_up_steps, 1)  # the share of the way
-    return lr * (1 + (scale - 1) * risen)
+# Exercise 2: one update from micro-batches of unequal size
+def my_update(ddp, micro_batches, optimizer, max_norm):
+    rows = torch.tensor(float(sum(len(labels) for _, labels in micro_batches)))
+    dist.all_reduce(rows)  # of all ranks
+    for number, (inputs, labels) in enumerate(micro_batches, start=1):
+        last = number == len(micro_batches)
+        with nullcontext() if last else ddp.no_sync():
+            loss = cross_entropy(ddp(inputs), labels, reduction="sum") / rows
+            (loss * dist.get_world_size()).backward()  # DDP divides by it
+    clip_grad_norm_(ddp.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
-def rate_of_main(step, lr, scale, warm_up_steps):
-    """The rate of this update, as main.py's scheduler sets it."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
-    scheduler = utils.scale_rate(optimizer, Namespace(lr_scale=scale, warmup_epochs=1), warm_up_steps)
-    for _ in range(step):
+WEIGHTS = {  # by what the sum of a micro-batch's losses is multiplied
+    "right": lambda size, batches, own, rows, ranks: ranks / rows,
+    "mean of means": lambda size, batches, own, rows, ranks: 1 / size / batches,
+    "sum of means": lambda size, batches, own, rows, ranks: 1 / size,
+    "own rows": lambda size, batches, own, rows, ranks: 1 / own,
+    "not times the ranks": lambda size, batches, own, rows, ranks: 1 / rows,
+    "sum": lambda size, batches, own, rows, ranks: 1,
+}
+
+
+def wrong_update(ddp, micro_batches, optimizer, max_norm, weight="right", clip="after", sync="last", step="after"):
+    """An update with one mistake."""
+    own = sum(len(labels) for _, labels in micro_batches)
+    rows = torch.tensor(float(own))
+    dist.all_reduce(rows)
+    for number, (inputs, labels) in enumerate(micro_batches, start=1):
+        synced = {"last": number == len(micro_batches), "all": True, "none": False}[sync]
+        with nullcontext() if synced else ddp.no_sync():
+            counts = len(labels), len(micro_batches), own, rows.item(), dist.get_world_size()
+            (cross_entropy(ddp(inputs), labels, reduction="sum") * WEIGHTS[weight](*counts)).backward()
+        if clip == "each":
+            clip_grad_norm_(ddp.parameters(), max_norm)
+        if step == "each":
+            optimizer.step()
+    if clip == "after":
+        clip_grad_norm_(ddp.parameters(), max_norm)
+    if step == "after":
         optimizer.step()
-        scheduler.step()
-    return optimizer.param_groups[0]["lr"]
+    optimizer.zero_grad()
+
+
+def one_large_batch(ddp, micro_batches, optimizer, max_norm):
+    inputs, labels = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
+    my_update(ddp, [(inputs, labels)], optimizer, max_norm)
 
 
 @exercise(
-    solution=my_warm_up,
-    hint="A straight line through two points: lr at step 0, lr * scale at step warm_up_steps. Then it stays there. The "
-    "share of the way that is done is step / warm_up_steps, and never more than 1.",
+    solution=my_update,
+    hint="Let each micro-batch give the sum of its losses, cross_entropy(..., reduction=\"sum\"). By what number must "
+    "the sum over all ranks be divided, how does a rank learn it, and what does DDP divide by already? "
+    "clip_grad_norm_ comes when .grad holds the mean over all ranks.",
     mistakes={
-        "Yours begins at zero: the first update changes nothing. This one begins at lr, the rate that is right for one "
-        "rank.": lambda step, lr, scale, warm_up_steps: lr * scale * min(step / warm_up_steps, 1),
-        "Yours goes on rising. After warm_up_steps it has to stay.":
-            lambda step, lr, scale, warm_up_steps: lr * (1 + (scale - 1) * step / warm_up_steps),
-        "Still lr: a constant warm-up stays there and then jumps. The jump is what a gradual one avoids.":
-            lambda step, lr, scale, warm_up_steps: lr if step < warm_up_steps else lr * scale,
-        "You are one step early: step counts from 0, and the first update has lr itself.":
-            lambda step, *others: my_warm_up(step + 1, *others),
-        "At the end it has to be lr * scale. What is added on the way is lr * (scale - 1).":
-            lambda step, lr, scale, warm_up_steps: lr + lr * scale * min(step / warm_up_steps, 1),
+        **{name: partial(wrong_update, weight=name) for name in WEIGHTS if name != "right"},
+        "clipped after each backward": partial(wrong_update, clip="each"),
+        "not clipped": partial(wrong_update, clip="never"), "no no_sync": partial(wrong_update, sync="all"),
+        "no_sync around all": partial(wrong_update, sync="none"), "a step each": partial(wrong_update, step="each"),
+        "one large batch": one_large_batch,
     },
 )
-def warm_up(attempt):
-    """Your rates are those of main.py's scheduler, update by update: from the rate of one rank up to that of all, in a
-    straight line, and level from there."""
-    cases = [(step, *run) for run in ((0.01, 8, 20), (0.1, 2, 3), (0.5, 4, 1)) for step in range(run[-1] + 3)]
-    for miss in misses(warm_up, attempt, cases, rate_of_main):
-        miss.tell("lr={lr:g}, scale={scale}, warm_up_steps={warm_up_steps}: at step {step} you gave {got:.4g}, main.py "
-                  "has {right:.4g}.")
+def update(attempt):
+    """One all-reduce of the gradients, and the update of one process with all rows in one batch, clipped or not:
+    batches of any size can be taken together. Language models need this, because their texts have unequal numbers
+    of words."""
+    ranks = answers.findings("my_update", attempt)
+    one = ranks[0]
+    if (rows := max(rank["rows"] for rank in ranks)) > max(map(max, SIZES)):
+        raise Wrong(f"A forward saw {rows} rows, and the largest micro-batch has {max(map(max, SIZES))}. They "
+                    "are small because more does not fit in memory: give ddp one of them at a time.")
+    if one["steps"] != 1:
+        raise Wrong(f"The optimizer made {one['steps']} steps. All micro-batches together are one update.")
+    if one["all_reduces"] != 1:
+        raise because(f"{one['all_reduces']} all-reduces of the gradients for {len(SIZES[0])} micro-batches.",
+                      (one["all_reduces"] == 0, "So each rank followed its own rows, and the weights differ. The "
+                       "forward and backward of the last micro-batch must be outside no_sync."),
+                      (True, "One is enough: all forwards and backwards but the last belong inside `with "
+                       "ddp.no_sync():`."))
+    free, tight = one["followed"]
+    if "right" not in free:
+        raise because(
+            "Not clipped, the update is not that of one process with all rows in one batch.",
+            ("mean of means" in free, "You took the mean over the micro-batches: a row of a small one counts for more "
+             "than a row of a large one."),
+            ("sum of means" in free, "You added up the means of the micro-batches: it goes too far, and a row of a "
+             "small one counts for more."),
+            ("own rows" in free, "Each rank divided by its own rows, and DDP took the mean: the rows of a rank "
+             "that has few count for more. The ranks must learn how many rows there are in all."),
+            ("not times the ranks" in free, f"It has the right direction, but is {len(ranks)} times too short: DDP "
+             "divides the sum over the ranks by their number, too."),
+            ("sum" in free, "It has the right direction, but is too long: the sum over all rows "
+             "is to be divided by their number."),
+            (True, "Are the gradients of all micro-batches in it, each row with the same weight?"))
+    if "right" not in tight:
+        raise because(
+            "Not clipped, the update is right. With a small max_norm it is not.",
+            ("right" in one["unlimited"][1], "There you went as far as without a limit: clip_grad_norm_ is missing, or "
+             "comes after the step."),
+            (True, "Clipping is not linear: parts that were clipped, added up, are not their sum, clipped. Do it once, "
+             "when .grad holds the mean over all ranks."))
 
 
-# Exercise 3: epochs for as many updates
-def my_epochs(epochs, images, ranks, batch_size):
-    def updates(world_size):
-        return math.ceil(math.ceil(images / world_size) / batch_size)
+# Exercise 3: the noise scale, from the gradients of the ranks
+def my_noise_scale(gradient, batch_size):
+    ranks = dist.get_world_size()
+    mean, small = gradient.clone(), gradient.square().sum()
+    dist.all_reduce(mean)
+    dist.all_reduce(small)
+    small, large = small / ranks, (mean / ranks).square().sum()  # of batch_size images, and of `many`
+    many = ranks * batch_size
+    noise = (small - large) / (1 / batch_size - 1 / many)
+    true = small - noise / batch_size
+    return (noise / true).item()
 
-    return math.ceil(epochs * updates(1) / updates(ranks))
+
+def solved(small, large, batch_size, many):
+    noise = (small - large) / (1 / batch_size - 1 / many)
+    return noise / (small - noise / batch_size)
 
 
-def not_whole(epochs, images, ranks, batch_size):
-    return epochs * math.ceil(images / batch_size) / math.ceil(math.ceil(images / ranks) / batch_size)
+SCALES = {  # from a squared norm of one rank, or the mean of all, and that of the mean gradient
+    "right": lambda small, large, b, ranks: solved(small, large, b, b * ranks),
+    "norms": lambda small, large, b, ranks: solved(small.sqrt(), large.sqrt(), b, b * ranks),
+    "sum": lambda small, large, b, ranks: solved(small, large * ranks**2, b, b * ranks),
+    "squares": lambda small, large, b, ranks: solved(small * ranks, large, b, b * ranks),
+    "ranks": lambda small, large, b, ranks: solved(small, large, 1, ranks),
+    "by the mean gradient": lambda small, large, b, ranks: (small - large) / (1 / b - 1 / (b * ranks)) / large,
+}
+
+
+def wrong_noise_scale(gradient, batch_size, name="right", own=False):
+    ranks = dist.get_world_size()
+    mean, squares = gradient.clone(), gradient.square().sum()
+    dist.all_reduce(mean)
+    if not own:
+        dist.all_reduce(squares)
+        squares /= ranks
+    return SCALES[name](squares, (mean / ranks).square().sum(), batch_size, ranks).item()
+
+
+def noise_in_place(gradient, batch_size):
+    kept = gradient.clone()
+    dist.all_reduce(gradient)
+    return my_noise_scale(kept, batch_size)
 
 
 @exercise(
-    solution=my_epochs,
-    hint="Updates an epoch of W ranks: ceil(ceil(images / W) / batch_size), as in lesson 05. One process makes epochs "
-    "times that many with W = 1. How many epochs of all ranks are at least as many? Round up.",
+    solution=my_noise_scale,
+    hint="Two equations, two unknowns: small = G + S / b and large = G + S / (b * W). Subtract them to get S, then G. "
+    "`small` is the mean of the ranks' squared norms; `large` is the squared norm of the ranks' mean gradient.",
     mistakes={
-        "In the same epochs the ranks make fewer updates: each sees more images.":
-            lambda epochs, images, ranks, batch_size: epochs,
-        "Nearly. But the last batch of an epoch is smaller, and counts as an update: count the updates with the "
-        "rounding that the sampler and the loader do.": lambda epochs, images, ranks, batch_size: epochs * ranks,
-        "You rounded down: a few updates are still missing.": lambda *asked: math.floor(not_whole(*asked)),
-        "An epoch is begun or it is not: give a whole number.": not_whole,
+        **{name: partial(wrong_noise_scale, name=name) for name in SCALES if name != "right"},
+        "its own norm": partial(wrong_noise_scale, own=True), "in place": noise_in_place,
     },
 )
-def epochs_needed(attempt):
-    """To make as many updates, the ranks need about `ranks` times as many epochs: all that they are faster is then
-    spent on more images. That is why one wants a longer step instead. (Short batches at an epoch's end make it somewhat
-    fewer epochs than `ranks` times as many.)"""
-    cases = (10, 50_000, 8, 64), (4, 10_000, 8, 64), (3, 1000, 3, 64), (7, 640, 4, 16), (5, 100, 1, 7)
-    for miss in misses(epochs_needed, attempt, cases):
-        miss.tell("epochs={epochs}, images={images:,}, ranks={ranks}, batch_size={batch_size}: you said {got:g}, it is "
-                  "{right:g}.")
+def noise_scale(attempt):
+    """The ranks know the noise scale from gradients that they have anyway, for one more all-reduce of a single number.
+    One step gives a poor estimate: take the means of both unknowns over many steps, then divide."""
+    ranks = answers.findings("my_noise_scale", attempt)
+    for case, (batch_size, noise) in enumerate(IMAGES):
+        got = [rank["got"][case] for rank in ranks]
+        each = torch.stack([gradient_of(rank, batch_size, noise) for rank in range(RANKS)])
+        norms = each.square().sum(1).mean(), each.mean(0).square().sum()
+        known = {name: of(*norms, batch_size, RANKS).item() for name, of in SCALES.items()}
+        said = (f"{RANKS} ranks, {batch_size} images each: you said {', '.join(f'{value:.4g}' for value in got)}; "
+                f"it is {known['right']:.4g}.")
 
+        def is_of(name, got=got, known=known):
+            return all(math.isclose(value, known[name], rel_tol=1e-3) for value in got)
 
-# Exercise 4: time to an accuracy
-def my_time_to(run, target):
-    elapsed = run["seconds"].cumsum()
-    reached = elapsed[run["val_accuracy"] >= target]
-    return reached.iloc[0] if len(reached) else math.inf
-
-
-@exercise(
-    solution=my_time_to,
-    hint="run[\"seconds\"].cumsum() is the time at the end of each epoch. Keep the epochs with a test accuracy "
-    "(val_accuracy) of at least target, and take the first. Where there is none: math.inf.",
-    mistakes={
-        "These are the seconds of that epoch alone. The ones before it count, too.":
-            lambda run, target: next(iter(run["seconds"][run["val_accuracy"] >= target]), math.inf),
-        "That is when the epoch began. The accuracy was measured at its end.":
-            lambda run, target: my_time_to(run.assign(seconds=run["seconds"].shift(fill_value=0)), target),
-        "A run that has exactly the target has reached it.":
-            lambda run, target: my_time_to(run, math.nextafter(target, 1)),
-        "That is the time to the best epoch. The target was reached before.":
-            lambda run, target: my_time_to(run, max(target, run["val_accuracy"].max())),
-        "You took `accuracy`, of the training images. Asked is that of the test images.":
-            lambda run, target: my_time_to(run.assign(val_accuracy=run["accuracy"]), target),
-        "This run never reached the target. Its whole time would look like a success.":
-            lambda run, target: min(my_time_to(run, target), run["seconds"].sum()),
-    },
-)
-def time_to(attempt):
-    """You found the time to an accuracy in logs of real runs: the seconds of all epochs up to the first that reaches
-    it, and infinity where none does. This number, not images a second, is what a larger batch has to make smaller."""
-    logs = [runs.read_run(RECORDED / f"{name}.jsonl") for name in ("one-process", "ddp8")]
-    up_and_down = pd.DataFrame({"epoch": range(5), "seconds": [8.0, 5.0, 6.0, 5.5, 5.2],
-                                "accuracy": [0.2, 0.39, 0.6, 0.7, 0.8], "val_accuracy": [0.3, 0.4, 0.35, 0.42, 0.45]})
-    cases = [(up_and_down, 0.4), (up_and_down, 0.32), (up_and_down, 0.5)]
-    for log in logs:
-        accuracies = log["val_accuracy"]
-        cases += [(log, sum(pair) / 2) for pair in pairwise(accuracies)] + [(log, accuracies.max() + 0.01)]
-
-    def watched(run, target):
-        before, got = run.copy(), attempt(run, target)
-        if not run.equals(before):
-            raise Wrong("Your function changes the table that it is given. Whoever looks at it next is misled.")
-        return math.nan if got is None else got
-
-    for miss in misses(time_to, watched, cases):
-        run, _ = miss.asked
-        miss.tell("Test accuracies {accuracies}, seconds an epoch {seconds}, target {target:.3f}: you said {got:.1f}, "
-                  "it is {right:.1f}.", accuracies=", ".join(f"{value:.3f}" for value in run["val_accuracy"]),
-                  seconds=", ".join(f"{value:.1f}" for value in run["seconds"]))
+        if not is_of("right"):
+            raise because(
+                said,
+                (max(got) - min(got) > 1e-3 * abs(got[0]), "The ranks do not agree: the squared norm of one rank's "
+                 "gradient is a rank's own. Take the mean over the ranks."),
+                (is_of("norms"), "These are norms. The noise adds up in their squares."),
+                (is_of("sum"), "That is the sum of the ranks' gradients. The global batch has their mean."),
+                (is_of("squares"), "You added up the squared norms of the ranks: `small` is their mean."),
+                (is_of("ranks"), f"You counted in ranks, and the batches are of images: {batch_size} and "
+                 f"{RANKS * batch_size}."),
+                (is_of("by the mean gradient"), "You divided by the squared norm of the mean gradient. "
+                 "That has noise in it, too: G is less."))
+    if any(rank["changed"] for rank in ranks):
+        raise Wrong("The numbers are right, but your function changed the gradient: all_reduce overwrites the tensor "
+                    "that it gets. The optimizer still needs it: give it a clone.")

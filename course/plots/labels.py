@@ -2,12 +2,14 @@
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 
 from course.plots.style import darker, halo
 
 # Where a text may stand beside its point, best first: offset in points, and which side of the text is there.
 BESIDE_AN_END = [(12, dy, "left", "center") for dy in sorted(range(-250, 251, 5), key=abs)]
 BESIDE_AN_END += [(0, 14, "center", "bottom"), (0, -14, "center", "top")]
+BESIDE_A_START = [(-dx, dy, "right", va) for dx, dy, va in [(12, 0, "center"), (12, 14, "bottom"), (12, -14, "top")]]
 BESIDE_A_POINT = [
     (0, 10, "center", "bottom"), (0, -12, "center", "top"), (12, 0, "left", "center"), (-12, 0, "right", "center"),
     (10, 8, "left", "bottom"), (10, -8, "left", "top"), (-10, 8, "right", "bottom"), (-10, -8, "right", "top"),
@@ -38,6 +40,8 @@ def write_beside(ax: Axes, notes: list[tuple[float, float, str, str]], places: l
         drawn = [line.get_transform().transform_path(line.get_path()) for line in ax.lines]
         points = np.concatenate([path.vertices for path in drawn])
         paths = [path for path, line in zip(drawn, ax.lines, strict=True) if line.get_linestyle() != "None"]
+        paths += [bar.get_transform().transform_path(path) for bar in ax.collections
+                  if isinstance(bar, LineCollection) for path in bar.get_paths()]
         written = [text.get_window_extent() for text in ax.texts if text not in texts]
         for text in sorted(texts, key=lambda text: -text.xy[1]):  # from the top down, as a list reads
             costs = [cost(box_at(text, place)) + i for i, place in enumerate(places)]

@@ -5,17 +5,19 @@ Tables come from `runs.read_runs`; `along` and `last_epochs` add the columns tha
 
 import math
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
-from course.plots.style import GREY, colour_of, head, line_style, percent, ticks
+from course.plots.labels import BESIDE_A_POINT, BESIDE_A_START, BESIDE_AN_END, write_beside
+from course.plots.style import COLOURS, GREY, MARKERS, colour_of, head, line_style, name_rows, percent, ticks
 from course.plots.tables import need, source_of
 from course.plots.training import curves, elapsed
 
 ALONG = {"images": "training images seen", "updates": "updates of the weights", "elapsed": "training time (s)"}
+RULES = {"rate left alone": lambda k: 1 + 0 * k, "square root": np.sqrt, "linear": lambda k: k}  # k times the images
 
 
 def updates_an_epoch(samples, world_size, batch_size):
@@ -49,12 +51,75 @@ def over_seeds(last: pd.DataFrame, by: list[str]) -> pd.DataFrame:
         broken=lambda results: results.isna().sum())
 
 
+def chosen_by_rules(last: pd.DataFrame, lr: float, batch: int) -> pd.DataFrame:
+    """`over_seeds` by `rule` and `global_batch` of the runs whose rate a rule chooses, if `lr` is right for `batch`
+    images an update. Runs that rise to their rate are a rule of their own, "linear, warm-up"."""
+    k = (last["global_batch"] / batch).astype(float)
+    risen = last["warmup_epochs"].notna()
+    kinds = {rule: ~risen & np.isclose(last["lr"], lr * factor(k), rtol=1e-4) for rule, factor in RULES.items()}
+    kinds["linear, warm-up"] = risen & (last["lr"] == lr)
+    return pd.concat(over_seeds(last[which], ["global_batch", "source", "machine"]).assign(rule=rule)
+                     for rule, which in kinds.items())
+
+
 def accuracy_along(df: pd.DataFrame, x: str, ax: Axes, title: str) -> Axes:
     """Test accuracy of each run against `x`: "images", "updates" or "elapsed", see `along`."""
     ax = curves(along(df), x, "val_accuracy", title, ALONG[x], "test accuracy (%)", ax)
     percent(ax)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter("{x:,.12g}")
+    return ax
+
+
+def for_the_same(df: pd.DataFrame) -> np.ndarray:
+    """The test accuracy of the runs three times, side by side: against the images, the updates, and the time."""
+    axes = plt.subplots(1, 3, figsize=(24, 7.5), sharey=True)[1]
+    for ax, x, what in zip(axes, ALONG, ("images", "updates", "time"), strict=True):
+        accuracy_along(df, x, ax, f"For the same {what}")
+    for ax in axes[1:]:
+        ax.set_ylabel("")
+    return axes
+
+
+def speed_and_time(table: pd.DataFrame, target: float) -> np.ndarray:
+    """Two panels of bars, a run a row: `images_per_second`, and `reached`, the seconds to a test accuracy of `target`.
+    A run that did not get there (NaN) has no bar, and says so."""
+    axes = plt.subplots(1, 2, figsize=(17, 1.5 + 0.8 * len(table)), sharey=True)[1]
+    for ax, column, colour, form in zip(axes, ("images_per_second", "reached"), COLOURS, ("{:,.0f}", "{:.1f} s"),
+                                        strict=False):
+        for y, value in enumerate(table[column]):
+            ax.barh(y, np.nan_to_num(value), height=0.6, color=colour)
+            ax.text(np.nan_to_num(value), y, f"  {'not reached' if np.isnan(value) else form.format(value)}",
+                    va="center", fontweight="bold")
+        ax.margins(x=0.25)
+        name_rows(ax, table["label"])
+    axes[0].xaxis.set_major_formatter("{x:,.0f}")
+    axes[0].set_xlabel("images a second")
+    axes[1].set_xlabel("seconds of training")
+    head(axes[0], "Throughput", table)
+    head(axes[1], f"Time to {target:.0%} of the test images", table)
+    return axes
+
+
+def gradient_errors(errors: dict, synthetic: bool = False) -> Axes:
+    """The error of a gradient as a share of the true one, against the images that it is the mean of, from
+    {name: {images: error}}; dotted, what the first of them and 1 / √images say."""
+    ax = plt.subplots(figsize=(13, 7))[1]
+    for number, (name, error) in enumerate(errors.items()):
+        sizes, values, colour = list(error), list(error.values()), colour_of(number)
+        ax.loglog(sizes, values, MARKERS[number] + "-", color=colour)
+        ax.plot(sizes, [values[0] * math.sqrt(sizes[0] / size) for size in sizes], ":", color=colour)
+        ax.annotate(name, (sizes[-1], values[-1]), (14, 0), textcoords="offset points", va="center", color=colour,
+                    fontweight="bold", annotation_clip=False)
+    ax.axhline(1, color=GREY, linewidth=2)
+    ax.text(sizes[0], 0.97, "error = gradient", color=GREY, va="top")
+    ticks(ax, sizes)
+    low, high = ax.get_ylim()
+    marks = [mark for mark in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low < mark < high]
+    ax.minorticks_off()
+    ax.set_yticks(marks, marks)
+    ax.set(xlabel="images that the gradient is the mean of", ylabel="error / true gradient")
+    head(ax, "How wrong is a batch's gradient? (dotted: 1 / √images)", pd.DataFrame({"synthetic": [synthetic]}), [])
     return ax
 
 
@@ -76,28 +141,31 @@ def by_rule(table: pd.DataFrame, ax: Axes, title: str) -> Axes:
     return ax
 
 
-def by_rate(table: pd.DataFrame, ax: Axes, title: str, rules: dict | None = None) -> Axes:
+def by_rate(table: pd.DataFrame, ax: Axes, title: str, lr: float, batch: int) -> Axes:
     """Accuracy after the last epoch against the learning rate, a line each global batch; bars are one standard
     deviation, × is a rate with which a run broke off.
 
-    `table` is `over_seeds` by `global_batch` and `lr`. `rules`: {name: {global batch: rate}}, a broad line through the
-    points of the table that the rule chooses.
+    `table` is `over_seeds` by `global_batch` and `lr`. A broad line joins the points that a rule chooses, if `lr` is
+    right for `batch` images an update.
     """
     need(table, "mean")
-    notes = []
-    for number, (batch, rows) in enumerate(table.groupby("global_batch")):
+    starts, notes = [], []
+    for number, (size, rows) in enumerate(table.groupby("global_batch")):
         drawn, broken = _points(ax, rows, "lr", number), rows[rows["broken"] > 0]
         ax.plot(broken["lr"], np.full(len(broken), 0.06 + 0.012 * number), "X", color=colour_of(number), markersize=12)
-        for best in drawn.nlargest(1, "mean").itertuples():
-            notes.append((best.lr, best.mean + np.nan_to_num(best.sd), f"batch {batch}", colour_of(number)))
-    for (name, rates), colour in zip((rules or {}).items(), ("black", GREY), strict=False):
-        chosen = np.isclose(table["lr"].astype(float), table["global_batch"].map(rates).astype(float), rtol=1e-4)
+        for first in drawn.head(1).itertuples():
+            starts.append((first.lr, first.mean, f"{size} images", colour_of(number)))
+    for name, colour in (("linear", "black"), ("square root", GREY)):
+        factors = RULES[name]((table["global_batch"] / batch).astype(float))
+        chosen = np.isclose(table["lr"].astype(float), lr * factors, rtol=1e-4)
         way = table[chosen].dropna(subset=["mean"]).sort_values("global_batch")
         ax.plot(way["lr"], way["mean"], linestyle=(0, (1, 1)), color=colour, linewidth=6, alpha=0.5, zorder=1)
         for end in way.tail(1).itertuples():
-            notes.append((end.lr, end.mean, name, colour))
+            notes.append((end.lr, end.mean, f"{name} rule".replace("square root", "square-root"), colour))
     shared = table["lr"].value_counts()
     _finish(ax, table, title, "learning rate", sorted(shared[shared > 1].index))  # a tick for each would be too many
+    ax.set_xlim(left=0.6 * table["lr"].min())  # room for their names
+    write_beside(ax, starts, BESIDE_A_START)
     write_beside(ax, notes, BESIDE_A_POINT)
     return ax
 
