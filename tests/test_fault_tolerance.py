@@ -67,7 +67,7 @@ def test_killed_ranks_are_started_again_and_the_run_ends(ranks, kills, tmp_path)
     for kill, restart in zip(found["kills"], [r for r in records(log) if r["kind"] == "restart"], strict=True):
         assert restart["time"] > kill["time"]
         went_on = restart["epoch"] * STEPS + restart["step"]
-        assert went_on == lesson_11.last_written(went_on, 5, STEPS), "main.py writes when the exercise says it does"
+        assert went_on % 5 == 0 or went_on % STEPS == 0, "main.py writes when the lesson says it does"
     assert found["said"] == done.stdout.splitlines() and str(launch.ROOT) not in done.stdout
     assert processes_of(tmp_path) == []
 
@@ -227,16 +227,6 @@ def test_no_checkpoint_to_load_and_one_in_the_way_are_one_line_each(tmp_path):
     assert (tmp_path / ".metadata").read_bytes() == b"another's"
 
 # -------------------------------------------------------------------------------------------------------- the exercises
-
-
-def test_youngs_interval_is_the_best_of_the_sum():
-    for write, hours, nodes in [(2.0, 1000.0, 10), (0.03, 24.0, 1)]:
-        best, failures = lesson_11.interval(write, hours, nodes), 3600 * hours / nodes
-
-        def cost(tau, write=write, failures=failures):
-            return write / tau + tau / (2 * failures)
-
-        assert all(cost(best) < cost(best * factor) for factor in (0.5, 0.99, 1.01, 2))
 
 
 def test_a_torn_write_in_one_line_is_found():

@@ -1,7 +1,7 @@
-"""Exercises of notebook 11. The third is tested by what it is for: the learner's function is killed."""
+"""Exercises of notebook 11. The first is tested by what it is for: the learner's function is killed. The others run on
+ranks: course/checks/on_ranks.py says how."""
 
 import inspect
-import math
 import os
 import subprocess
 import sys
@@ -9,74 +9,16 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from course.checks import Wrong, exercise
-from course.checks.cases import exactly, misses
+import torch
+import torch.distributed as dist
+
+from course.checks import Wrong, because, exercise
+from course.checks.on_ranks import Answers
 
 LIMIT = 60  # seconds for all kills of one function, which take one or two
 
 
-# Exercise 1: steps done again
-def lost(done, every, steps_per_epoch):
-    return min(done % every, done % steps_per_epoch)
-
-
-def last_written(done, every, steps_per_epoch):
-    """The last step after which main.py has written, found by going through all of them."""
-    return max((step for step in range(1, done + 1) if step % every == 0 or step % steps_per_epoch == 0), default=0)
-
-
-@exercise(
-    solution=lost,
-    hint="done % every steps were made since a multiple of every, and done % steps_per_epoch since the end of an "
-    "epoch. The newest of both checkpoints counts.",
-    mistakes={
-        "main.py also writes after each epoch.": lambda done, every, steps_per_epoch: done % every,
-        "You count from the end of the epoch; there is a checkpoint in between.":
-            lambda done, every, steps_per_epoch: done % steps_per_epoch,
-        "Half an interval is right on average, and this is one kill.": lambda done, every, steps_per_epoch: every / 2,
-        "The steps are counted from the start of the run, not of the epoch.":
-            lambda done, every, steps_per_epoch: done % steps_per_epoch % every,
-    },
-)
-def again(attempt):
-    """Only the steps since the newest checkpoint are made again. All ranks make them again: the work that is lost
-    is these steps, times the number of ranks."""
-    cases = (46, 20, 100), (105, 40, 100), (150, 40, 100), (250, 1000, 100), (7, 10, 100), (200, 30, 100)
-    for miss in misses(again, attempt, cases, lambda done, *often: done - last_written(done, *often), exactly):
-        miss.tell("After {done} steps in all, --checkpoint-every {every} and {steps_per_epoch} steps an epoch, you "
-                  "gave {got}. The newest checkpoint is that of step {newest}, so {right} steps are lost.",
-                  newest=miss.asked[0] - miss.right)
-
-
-# Exercise 2: how often
-def interval(write_seconds, node_hours, nodes):
-    return math.sqrt(2 * write_seconds * 3600 * node_hours / nodes)
-
-
-@exercise(
-    solution=interval,
-    hint="Young: sqrt(2 x write time x mean time between failures of the job), all in seconds. Any node that fails "
-    "stops the whole job. So how often does a job of many nodes fail?",
-    mistakes={
-        "The job stops when any of its nodes fails: its time between failures is that of a node divided by the nodes.":
-            lambda write_seconds, node_hours, nodes: interval(write_seconds, node_hours, 1),
-        "Convert the hours to seconds.":
-            lambda write_seconds, node_hours, nodes: interval(write_seconds, node_hours / 3600, nodes),
-        "There is a factor of 2 under the root.":
-            lambda write_seconds, node_hours, nodes: interval(write_seconds / 2, node_hours, nodes),
-        "You made more nodes fail less often: divide, do not multiply.":
-            lambda write_seconds, node_hours, nodes: interval(write_seconds, node_hours, 1 / nodes),
-    },
-)
-def young(attempt):
-    """Ten times the nodes fail ten times as often, and the interval shrinks by the root of ten, about 3."""
-    cases = (2.0, 1000.0, 10), (60.0, 50_000.0, 1000), (0.005, 24.0, 1)
-    for miss in misses(young, attempt, cases, rel_tol=1e-3):
-        miss.tell("With {write_seconds:g} s a write, {nodes} node(s) and {node_hours:g} hours between two failures of "
-                  "a node you gave {got:.4g} s; it is {right:.4g} s.")
-
-
-# Exercise 3: never half
+# Exercise 1: never half
 def replace(path, data):
     with open(f"{path}.part", "wb") as file:
         file.write(data)
@@ -204,3 +146,220 @@ def never_half(attempt):
     if found == "renamed":
         raise Wrong(f"{torn} It got its name before the data had left the program's buffer: close the file first.")
     raise Wrong(f"{torn} To open a file for writing empties it. Write to another name first.")
+
+
+# ----------------------------------------------------------------------------------- on each rank: what a function does
+
+KEPT = ([[10, 20, 30], [10, 20, 30], [10, 20, 30]], [[20, 40], [20, 30], [20, 30, 50]], [[10, 20], [], [20]],
+        [[20], [10], [10, 20]])  # steps of the checkpoints on each rank's disk, case by case
+WRITERS = ((2, 6, 3), (4, 3, 2))  # ranks that wrote the checkpoint, images a step of each, steps of the epoch done
+LEFT = 24  # images of the epoch that are left
+
+
+def measure_newest(function, here):
+    """The step that the function names on this rank, in each case."""
+    found = []
+    for kept in KEPT:
+        got = function(list(kept[here.rank]))
+        if got is not None and (isinstance(got, bool) or got != int(got)):
+            raise Wrong(f"On rank {here.rank} it returned {got!r}. Asked for: the number of a step, or None.")
+        found.append(None if got is None else int(got))
+    return {"steps": found}
+
+
+def measure_resume(function, here):
+    """The images that this rank still takes, and the sums it goes on with, for each number of ranks that wrote."""
+    found = {"images": [], "sums": []}
+    for number, (writers, batch_size, step) in enumerate(WRITERS):
+        numbers = torch.Generator().manual_seed(number)
+        order = torch.randperm(writers * batch_size * step + LEFT, generator=numbers).tolist()
+        path = Path(here.folder, f"node{here.rank}", f"checkpoint{number}")
+        if here.rank == 0:  # as if each rank had a disk of its own
+            path.parent.mkdir(exist_ok=True)
+            ranks = [{"sums": [10.0 + rank, 2.0 + rank, float(step * batch_size)]} for rank in range(writers)]
+            torch.save({"step": step, "batch_size": batch_size, "ranks": ranks}, path)
+        here.gather(f"written {number}", True)
+        try:
+            got = function(str(path), order)
+        except FileNotFoundError:
+            raise Wrong(f"Rank {here.rank} opened the file, and it is on rank 0's disk only. What rank 0 has read must "
+                        "reach the others by a collective.") from None
+        if not isinstance(got, tuple | list) or len(got) != 2 or len(got[1]) != 3:
+            raise Wrong(f"On rank {here.rank} it did not return two things: a list of this rank's images, and its "
+                        "three sums.")
+        images, sums = got
+        places = {image: place for place, image in enumerate(order)}
+        found["images"].append([places.get(int(image), -1) for image in images])
+        found["sums"].append([float(value) for value in sums])
+    return found
+
+
+answers = Answers({"my_newest": measure_newest, "my_resume": measure_resume})
+
+
+# Exercise 2: the newest checkpoint that all have
+def my_newest(steps):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, steps)
+    common = set(everyone[0]).intersection(*everyone[1:])
+    return max(common, default=None)
+
+
+def each_its_own(steps):
+    return max(steps, default=None)
+
+
+def that_of_rank_0(steps):
+    newest = [max(steps, default=None)]
+    dist.broadcast_object_list(newest, src=0)
+    return newest[0]
+
+
+def least_of_the_newest(steps):
+    newest = torch.tensor(max(steps, default=-1))
+    dist.all_reduce(newest, op=dist.ReduceOp.MIN)
+    return None if newest < 0 else int(newest)
+
+
+def newest_of_all(steps):
+    newest = torch.tensor(max(steps, default=-1))
+    dist.all_reduce(newest, op=dist.ReduceOp.MAX)
+    return None if newest < 0 else int(newest)
+
+
+def rank_0_alone_knows(steps):
+    everyone = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(steps, everyone, dst=0)
+    return max(set(everyone[0]).intersection(*everyone[1:]), default=None) if everyone else None
+
+
+@exercise(
+    solution=my_newest,
+    hint="dist.all_gather_object(everyone, steps) fills the list `everyone` with each rank's list, whatever their "
+         "lengths. Then every rank can work out the same answer. Which numbers stand in all of the lists?",
+    mistakes={"each its own": each_its_own, "that of rank 0": that_of_rank_0, "the newest of all": newest_of_all,
+              "the least of the newest": least_of_the_newest, "only rank 0 knows": rank_0_alone_knows},
+)
+def newest(attempt):
+    """Every rank names the same step, and has it. A rank that went on from another step than the rest would train
+    another model, and DDP would average the two without a word."""
+    ranks = answers.findings("my_newest", attempt)
+    for case, kept in enumerate(KEPT):
+        got = [rank["steps"][case] for rank in ranks]
+        wanted = max(set(kept[0]).intersection(*kept[1:]), default=None)
+        if got == [wanted] * len(got):
+            continue
+        own = [max(steps, default=None) for steps in kept]
+        known = [step for step in own if step is not None]
+        lacks = [rank for rank, steps in enumerate(kept) if got[0] not in steps] or [None]
+        same = len(set(got)) == 1
+        raise because(
+            f"The ranks have {', '.join(map(str, kept))}. They named {', '.join(map(str, got))}; right is {wanted}, on "
+            "all of them.",
+            (got == own, "Each rank took its own newest: they would go on from different steps. They must ask each "
+             "other."),
+            (got[0] == wanted, "Rank 0 has it right, and the others do not know."),
+            (same and got[0] == max(known), f"That is the newest of any rank, and rank {lacks[0]} does not have it."),
+            (same and got[0] == own[0], f"That is rank 0's newest, and rank {lacks[0]} does not have it."),
+            (same and got[0] == min(known), f"The smallest of the newest is not enough: rank {lacks[0]} has a newer "
+             "one, but not this one. Compare the whole lists."),
+            (same and got[0] is None, "One that all of them have does exist."))
+
+
+# Exercise 3: another number of ranks
+def my_resume(path, order):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    box = [torch.load(path) if rank == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    state = box[0]
+    done = state["step"] * state["batch_size"] * len(state["ranks"])
+    sums = torch.tensor([one["sums"] for one in state["ranks"]]).sum(dim=0)
+    return order[done:][rank::world_size], sums if rank == 0 else torch.zeros(3)
+
+
+def shared(path):
+    box = [torch.load(path) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    return box[0], dist.get_rank(), dist.get_world_size()
+
+
+def all_read(path, order):
+    torch.load(path)
+    return order, torch.zeros(3)
+
+
+def by_the_new_number(path, order):
+    state, rank, world_size = shared(path)
+    _, sums = my_resume(path, order)
+    return order[state["step"] * state["batch_size"] * world_size:][rank::world_size], sums
+
+
+def epoch_again(path, order):
+    _, sums = my_resume(path, order)
+    return order[dist.get_rank()::dist.get_world_size()], sums
+
+
+def all_take_all(path, order):
+    state, _, _ = shared(path)
+    return order[state["step"] * state["batch_size"] * len(state["ranks"]):], my_resume(path, order)[1]
+
+
+def everybody_counts(path, order):
+    state, _, _ = shared(path)
+    return my_resume(path, order)[0], torch.tensor([one["sums"] for one in state["ranks"]]).sum(dim=0)
+
+
+def its_own_sums(path, order):
+    state, rank, _ = shared(path)
+    ranks = state["ranks"]
+    return my_resume(path, order)[0], ranks[rank]["sums"] if rank < len(ranks) else [0.0, 0.0, 0.0]
+
+
+def from_zero(path, order):
+    return my_resume(path, order)[0], torch.zeros(3)
+
+
+@exercise(
+    solution=my_resume,
+    hint="dist.broadcast_object_list([state], src=0) brings a Python object to all ranks. The images that are done are "
+         "a beginning of `order`: how long is it, with the ranks of then? Deal what is left to the ranks of now. The "
+         "ranks' sums are added up later: each number may stand on one rank only.",
+    mistakes={"all read the file": all_read, "by the new number of ranks": by_the_new_number,
+              "the epoch again": epoch_again, "all take all that is left": all_take_all,
+              "all count the old sums": everybody_counts, "own sums": its_own_sums, "sums from zero": from_zero},
+)
+def resumed(attempt):
+    """Each image that was left is seen once, by one rank, and nothing is counted twice or lost. Weights and optimizer
+    are easier: they are the same on all ranks. The random states of the old ranks fit no new one, so such a run is not
+    the same bit for bit."""
+    ranks = answers.findings("my_resume", attempt)
+    for case, (writers, batch_size, step) in enumerate(WRITERS):
+        done = writers * batch_size * step
+        began = (f"{writers} ranks had made {step} steps with {batch_size} images each, so {done} of {done + LEFT} "
+                 f"images are done.")
+        images = [rank["images"][case] for rank in ranks]
+        together = sorted(place for places in images for place in places)
+        if any(place < 0 for place in together):
+            raise Wrong(f"{began} Your function returned numbers that are not in `order`.")
+        again, twice = sum(place < done for place in together), len(together) - len(set(together))
+        missing = len(set(range(done, done + LEFT)) - set(together))
+        if again or twice or missing:
+            raise because(
+                f"{began} Of the images that your ranks take, {again} are done already and {twice} are taken twice; "
+                f"{missing} are left out.",
+                (len(set(together)) == done + LEFT, "Go on where the epoch was, not at its beginning."),
+                (twice > 0, "Each rank needs a part of its own."),
+                (True, "How many images were done depends on the number of ranks that did them, not on today's."))
+        if len({len(places) for places in images}) > 1:
+            raise Wrong(f"{began} Your ranks take {', '.join(str(len(places)) for places in images)} images: a rank "
+                        "that has more than the others waits for them in its next all-reduce.")
+        sums = [rank["sums"][case] for rank in ranks]
+        total = [sum(column) for column in zip(*sums, strict=True)]
+        wanted = [writers * 10.0 + sum(range(writers)), writers * 2.0 + sum(range(writers)), float(done)]
+        if total != wanted:
+            raise because(
+                f"{began} Added up over your ranks the sums are {total}; those in the file give {wanted}.",
+                (total == [len(ranks) * value for value in wanted], "Every rank has the whole of it, so it is counted "
+                 f"{len(ranks)} times."),
+                (not any(total), "What was counted before the stop is lost."),
+                (writers > len(ranks), "There were more ranks then than now: who takes over what the others counted?"))

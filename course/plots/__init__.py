@@ -11,6 +11,7 @@ from course.plots import (
     collectives,
     data_parallel,
     equality,
+    faults,
     images,
     learning,
     message_cost,

@@ -1,0 +1,87 @@
+"""What lesson 11 says of its results, and the model of how often to save."""
+
+import math
+
+import pytest
+
+from course.predict import checkpoints
+from course.verdicts import lesson_11 as told
+
+LOG = [{"kind": "run", "time": 90.0}, {"kind": "epoch", "epoch": 0, "seconds": 10, "checkpoint_seconds": 0.5,
+                                       "loss": 2.0},
+       {"kind": "end", "time": 100.5, "status": "failed"},
+       {"kind": "restart", "time": 107.0, "epoch": 1, "step": 10, "world_size": 1},
+       {"kind": "epoch", "epoch": 1, "seconds": 10, "checkpoint_seconds": 9.0, "loss": 1.5},
+       {"kind": "end", "time": 120.0, "status": "completed"}]
+KILL = {"kills": [{"time": 100.0}], "said": ["a line", "rank(s) 0 waited in epoch 1, step 36, at `loss`; no word"]}
+
+
+def test_the_table_of_errors_has_those_that_left_none():
+    said = {"attempt_0/1": "nan"}
+    rows = told.error_files(["attempt_0/0", "attempt_0/1", "attempt_1/0"], said)
+    assert [list(row.values()) for row in rows] == [["0", "0", "(there is none)"], ["0", "1", "nan"],
+                                                   ["1", "0", "(there is none)"]]
+    assert told.second_attempt(said) == "ends well" and told.second_attempt({"attempt_1/0": "nan"}) == "fails"
+
+
+def test_what_a_kill_cost_is_the_sum_of_what_is_shown():
+    again, parts = told.kill_cost(LOG, KILL, steps=50)
+    assert again == 25 and list(parts.values()) == [0.5, 6.5, 25 * 10 / 50]
+    assert told.cost_rows(again, parts)[-1] == {"after the kill": "**together, with 25 steps made again**",
+                                                "seconds": "12.00"}
+
+
+def test_a_kill_of_rank_0_leaves_less_to_tell():
+    log = [record for record in LOG if record.get("status") != "failed"]
+    again, parts = told.kill_cost(log, KILL | {"said": []}, steps=50)
+    assert again is None and parts == {"noticed, ended, and started again": 7.0}
+    assert "not known" in told.cost_rows(again, parts)[-1]["after the kill"]
+
+
+def test_trainings_that_differ_are_said_to_differ():
+    assert "bit for bit" in told.apart(LOG, LOG, 0) and "equal, too" in told.apart(LOG, LOG, 0)
+    assert "differ by up to 1.0e-03" in told.apart(LOG, LOG, 1e-3)
+    assert "epochs differ" in told.apart(LOG, LOG[:-2], 0)
+
+
+def test_a_write_is_timed_in_epochs_that_were_begun_once():
+    assert told.write_seconds(LOG, steps=50, every=20) == 0.5 / 2
+
+
+def test_youngs_interval_is_the_best_of_the_sum():
+    for write, between in [(2.0, 360_000.0), (0.03, 86_400.0)]:
+        best = math.sqrt(2 * write * between)
+        costs = [sum(checkpoints.lost(best * factor, write, between, 7).values()) for factor in (1, 0.5, 0.99, 1.01, 2)]
+        assert min(costs) == costs[0]
+        assert checkpoints.drawn(best, write, between, 7) == pytest.approx(costs[0], rel=0.1)
+
+
+def test_more_nodes_fail_more_often_and_small_shares_are_not_nought():
+    rows = told.by_nodes((1, 2048), 0.02, 6000, 7)
+    assert [row["a failure every, h"] for row in rows] == ["6,000.0", "2.9"]
+    assert [row["best interval, s"] for row in rows] == ["930", "21"]
+    assert [row["restarts, %"] for row in rows] == ["< 0.001", "0.066"]
+
+
+def test_of_a_console_the_story_is_left():
+    console = ("cifar10: 1 image\nlenet, ddp: 1 rank(s) x batch 64 = 64 images a step\nEpoch: 0\n"
+               "rank(s) 0 waited in epoch 1, step 2, at `x`; no word from rank(s) 1: look there first ([/a.cc] no)\n"
+               "Going on from kept, in epoch 1 after step 2 (restart 1)\n")
+    assert told.essential(console).splitlines() == [
+        "lenet, ddp: 1 rank(s) x batch 64 = 64 images a step",
+        "rank(s) 0 waited in epoch 1, step 2, at `x`; no word from rank(s) 1: look there first",
+        "Going on from kept, in epoch 1 after step 2 (restart 1)"]
+    assert told.images_alone(console) == 64 and told.images_alone("2 rank(s) x batch 32") is None
+
+
+def test_each_change_of_nodes_has_a_row():
+    log = [LOG[3], LOG[3] | {"time": 130.0, "epoch": 7, "world_size": 2}]
+    moments = {"began": 90, "node1 is killed": 100, "node1 is started again": 115}
+    assert [list(row.values()) for row in told.changes(log, moments)] == [
+        ["node1 is killed", "7.0", 1, 1, 10], ["node1 is started again", "15.0", 2, 7, 10]]
+
+
+def test_a_timeout_that_this_torch_does_not_have_is_left_out():
+    assert told.waits({"seen": 5.06, "NCCL": None, "gloo": 1800.0}) == [
+        {"timeout": "seen", "seconds": "5.1", "GPU hours, 64 GPUs wait": "0.09"},
+        {"timeout": "gloo", "seconds": "1,800.0", "GPU hours, 64 GPUs wait": "32"}]
