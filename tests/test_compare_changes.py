@@ -304,7 +304,7 @@ def test_pictures_hold_what_did_not_run_and_what_is_beyond_the_axis():
     figure = plots.changes.compared({"LeNet": pd.DataFrame(rows)}, "one rank")
     ax = figure.axes[0]
     assert [text.get_text() for text in ax.texts] == ["1.00×", "0.10× costs", "did not run"]
-    assert ax.get_xlim()[0] == 0.5 and "<" in [line.get_marker() for line in ax.lines]
+    assert ax.get_xlim()[0] == 0.4 and "<" in [line.get_marker() for line in ax.lines]
     plt.close("all")
 
 

@@ -12,7 +12,7 @@ from course.plots.style import COLOURS, GREY, LINES, PALE, PHASES, halo, handles
 
 KINDS = {"convolution or matrix product": PHASES["backward"], "other operator": PHASES["forward"],
          "between operators": COLOURS[3]}
-TICKS = (0.5, 0.6, 0.8, 1, 1.25, 1.6, 2, 2.5)
+TICKS = (0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.6, 2, 2.5, 3)
 PREDICTED = {"marker": "D", "linestyle": "", "color": COLOURS[1], "markerfacecolor": "none", "markersize": 14}
 
 
@@ -64,7 +64,7 @@ def limits(*tables: pd.DataFrame) -> tuple[float, float]:
     for table in tables:
         ran, noise = table[table["gain"].notna()], predict.gains.noise(table.iloc[0])
         marks += [*ran["gain"], *ran["predicted"].dropna(), *ran["quartiles"].explode(), 1 / noise, noise]
-    return max(min(marks) / 1.08, 0.5), min(max(marks) * 1.08, 2.5)
+    return max(min(marks) / 1.08, 0.4), min(max(marks) * 1.08, 3)
 
 
 def changes(table: pd.DataFrame, ax: Axes, title: str, low: float, high: float) -> Axes:
@@ -82,7 +82,7 @@ def changes(table: pd.DataFrame, ax: Axes, title: str, low: float, high: float) 
         pays = row["verdict"] in ("pays", "costs")
         beside = {"va": "center", "transform": ax.get_yaxis_transform(), "color": "black" if pays else GREY}
         if pd.isna(row["gain"]):
-            ax.text(1.01, y, row["verdict"], **beside)
+            ax.text(1.03, y, row["verdict"], **beside)
             continue
         colour = COLOURS[0] if y else GREY
         ax.plot([row["low"], row["high"]], [y, y], color=colour, linewidth=2)
@@ -91,7 +91,7 @@ def changes(table: pd.DataFrame, ax: Axes, title: str, low: float, high: float) 
         ax.plot(min(max(row["gain"], low), high), y, mark, color=colour, markersize=12, clip_on=False)
         if pd.notna(row["predicted"]) and y:
             ax.plot(min(max(row["predicted"], low), high), y, clip_on=False, **PREDICTED)
-        ax.text(1.01, y, f"{row['gain']:.2f}×" + (f" {row['verdict']}" if y else ""), **beside,
+        ax.text(1.03, y, f"{row['gain']:.2f}×" + (f" {row['verdict']}" if y else ""), **beside,
                 fontweight="bold" if pays else "normal")
     name_rows(ax, table["text"])
     ax.set(xscale="log", xlabel="times as fast as without the change", title=title)
@@ -124,9 +124,10 @@ def paid_back(found: dict, title: str) -> Figure:
     ax.fill_between(updates, updates * low - extra, updates * high - extra, color=COLOURS[0], alpha=0.2, linewidth=0)
     ax.plot(updates, updates * middle - extra, color=COLOURS[0], linestyle=LINES["predicted"])
     ax.axhline(0, color=GREY, linewidth=2)
-    ax.annotate("as long as without it", (0, 0), (6, 6), textcoords="offset points", color=GREY, fontweight="bold")
-    ax.annotate("by the median round; band: the middle half", (updates[1] / 2, updates[1] / 2 * middle - extra),
-                (12, -26), textcoords="offset points", color=COLOURS[0], fontweight="bold", path_effects=halo())
+    beside = {"textcoords": "offset points", "fontweight": "bold", "path_effects": halo()}
+    ax.annotate("as long as without it", (0, 0), (0, 6), color=GREY, **beside)
+    ax.annotate("computed from the median round; band: from the middle half", (updates[1], updates[1] * middle - extra),
+                (0, 10), color=COLOURS[0], ha="right", **beside)
     ax.set(xlabel="updates", ylabel="seconds saved since the start", title=title)
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     return fig

@@ -165,6 +165,15 @@ def gain(tables, model, name):
     return row["verdict"] if pd.isna(row["gain"]) else row["gain"]
 
 
+def instructions(cpuinfo):
+    """Which bf16 instructions Linux says that the processor has; `cpuinfo`: what stands in /proc/cpuinfo, if it is."""
+    names = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in cpuinfo.split()]
+    if not cpuinfo:
+        return "Whether this processor has bf16 instructions, this system does not tell."
+    return f"This processor has bf16 instructions: {', '.join(names)}." if names else (
+        "This processor names **no bf16 instructions**.")
+
+
 def furthest(tables):
     """The change whose measured gain is furthest from the predicted one."""
     known = pd.concat([table.assign(model=model) for model, table in tables.items()])

@@ -62,8 +62,8 @@ steps = 9  # updates that are profiled
 rounds = 7  # times that each change is compared with no change; 3 or more
 seconds = 1.5  # a comparison ends after so many, once it has made three rounds
 alone = "nothing whole-batches fused threads batch bf16 channels-last compile"  # with LeNet
-alone_resnet = "nothing whole-batches threads batch bf16 channels-last"  # with the small ResNet
-together = "nothing bucket-view first-bucket small-buckets bf16-hook powersgd accumulate"
+alone_resnet = "nothing threads batch bf16 channels-last"  # with the small ResNet
+together = "nothing bucket-view first-bucket bf16-hook powersgd accumulate"
 
 # %% [markdown]
 # **All runs are on the CPU, also where there is a GPU**, with one thread a rank: then all see the same operators. On a
@@ -287,7 +287,8 @@ alone_found = {name: json.loads(Path(f"results/live/14_{name}.json").read_text()
                for name in ("lenet", "resnet")}
 on_one = told.judged(alone_found, one, CHANGES, alone.split())
 lesson.predicted(my_bf16, told.gain(on_one, "lenet", "bf16"), "times as fast")
-lesson.verdict(told.furthest(on_one))
+cpu = Path("/proc/cpuinfo")
+lesson.verdict([told.furthest(on_one), told.instructions(cpu.read_text() if cpu.exists() else "")])
 plots.picture(plots.changes.compared(on_one, "one rank"))
 
 # %% [markdown]
@@ -300,8 +301,8 @@ plots.picture(plots.changes.compared(on_one, "one rank"))
 # - **Threads** meet at the end of every operator, and wait for the last. Amdahl does not count that.
 # - **Batch 256**: fixed costs come a quarter as often, but larger results may not fit into the caches. And it is another
 #   training (lesson [09](09_large_batch.ipynb)).
-# - **bf16** halves the bytes, and needs a processor with bf16 instructions (on x86 `avx512_bf16` or `amx_bf16`: `lscpu`
-#   shows them). Autocast casts the inputs of each product: small products do not pay that back.
+# - **bf16** halves the bytes, but without bf16 instructions the processor computes in another way, slowly. Autocast also
+#   casts the inputs of each product: small products may not pay that back.
 #
 # ## torch.compile: when is the start paid back?
 #

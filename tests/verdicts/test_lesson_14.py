@@ -65,6 +65,11 @@ def test_each_change_is_judged_or_said_not_to_have_been_tried():
         {"change": "COMPILE", "tried": 0, "paid": 0, "cost": 0, "in main.py": "`--compile`"}]
 
 
+def test_bf16_instructions_are_those_that_linux_names():
+    assert "avx512_bf16." in told.instructions("flags : fpu avx512_bf16 amx_tile")
+    assert "**no" in told.instructions("flags : fpu avx512_bf16x") and "does not tell" in told.instructions("")
+
+
 def test_where_there_is_no_honest_prediction_there_is_none():
     row, = told.predictions(run(), CHANGES, "nothing channels-last")
     assert row["LeNet"] == "–" and row["how"].startswith("no prediction")
