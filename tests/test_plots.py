@@ -209,6 +209,18 @@ def test_phases_are_stacked_medians_without_the_warm_up(log):
     assert sum("phases not in this log" in text for text in texts(plots.phases(both))) == 2
 
 
+def test_under_the_ceiling_stand_the_losses_the_runs_and_the_prediction(live):
+    ceilings = {2: {"low": 1.8, "ceiling": 1.9, "high": 2.0}, 8: {"low": 1.7, "ceiling": 1.75, "high": 1.9}}
+    ax = plots.under_ceiling(runs.speedup_table(live), ceilings, 2, plt.subplots()[1], 7.0)
+    assert {"ideal", "a device each: 2", "side by side: 1.75", "DDP: 8.00", "you: 7"} <= set(texts(ax))
+    assert {"lost: the ranks talk", "lost: the ranks share", "lost: the ranks take turns"} <= set(texts(ax))
+    assert [1, 1.9, 1.75] in [list(line.get_ydata()) for line in ax.lines]
+    between = plots.under_ceiling(runs.speedup_table(live), {8: ceilings[8]}, 2, plt.subplots()[1])
+    assert [1, pytest.approx(1 + 0.75 / 7), 1.75] in [list(line.get_ydata()) for line in between.lines]
+    bare = plots.under_ceiling(runs.speedup_table(live), ceilings, 2, plt.subplots()[1])
+    assert "you" not in said(bare)
+
+
 def typed(df, **seconds):
     """With what the clock said of each run's whole command."""
     return df.assign(command_seconds=df["label"].map(seconds))
@@ -377,8 +389,9 @@ def test_all_pictures_are_written(live, tmp_path):
 def test_what_cannot_be_drawn_is_said_and_left_out(tmp_path):
     df, said = runs.read_run(RECORDED / "eight_gpus.txt"), []
     written = plots.write_all(df, runs.seconds_per_epoch(df), tmp_path, said.append)
-    assert [path.stem for path in written] == [f.__name__ for f in (*CURVES, plots.seconds_per_epoch)]
-    assert [line.split(":")[0] for line in said] == ["phases", "throughput", "speedup", "efficiency"]
+    assert [path.stem for path in written] == [
+        f.__name__ for f in (*CURVES, plots.seconds_per_epoch, plots.throughput)]
+    assert [line.split(":")[0] for line in said] == ["phases", "speedup", "efficiency"]
     assert all("nothing to draw" in line for line in said)
 
 
@@ -409,9 +422,10 @@ def test_the_command_leaves_out_what_cannot_be_drawn(tmp_path):
     assert code == 0
     assert [path.rsplit("/")[-1] for path in out] == [
         "loss_by_epoch.png", "loss_by_time.png", "accuracy_by_epoch.png", "seconds_per_epoch.png",
+        "throughput.png",
     ]  # fmt: skip
     assert [line.split(":")[1].strip() for line in err.splitlines()] == [
-        "no speed-up, no efficiency", "phases", "throughput", "speedup", "efficiency",
+        "no speed-up, no efficiency", "phases", "speedup", "efficiency",
     ]  # fmt: skip
 
 

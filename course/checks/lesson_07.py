@@ -1,130 +1,274 @@
-"""Exercises of notebook 07: speed-up and efficiency, what a crowded step cost, and the limit of the whole command."""
+"""Exercises of notebook 07: where a step's time is lost, the rank that holds up the others, logs of runs that went
+wrong, and from which epoch on more ranks pay. One runs on ranks: course/checks/on_ranks.py says how."""
 
-from operator import itemgetter
+import math
+import statistics
+import time
 
-from course import runs
-from course.checks import Wrong, exercise
-from course.checks.cases import RECORDED, misses
+import torch
+import torch.distributed as dist
 
-BERT = {1: 122, 8: 110, 16: 80}  # samples/s of each GPU, as in the notebook: pytorch issue 17159
+from course.checks import Wrong, because, exercise
+from course.checks.cases import exactly, misses
+from course.checks.on_ranks import Answers
 
+# ---------------------------------------------------------------------------------- on each rank: what a function does
 
-# Exercise 1: speed-up and efficiency
-def my_scaling(seconds_one, images_one, seconds_many, images_many, ranks):
-    speedup = (images_many / seconds_many) / (images_one / seconds_one)
-    return speedup, speedup / ranks
-
-
-@exercise(
-    solution=my_scaling,
-    hint="Which of the numbers can be compared when both the images and the seconds differ? Images a second. Speed-up: "
-    "those of all ranks / those of one. Efficiency: speed-up / ranks.",
-    mistakes={
-        "That is right in percent. Return it as a number from 0 to 1.":
-            lambda *run: (my_scaling(*run)[0], 100 * my_scaling(*run)[1]),
-        "That is the speed-up. Divide it by the number of ranks: the efficiency is 1 if each works as fast as one rank "
-        "alone.": lambda *run: (my_scaling(*run)[0], my_scaling(*run)[0]),
-        "Upside down: a speed-up above 1 means that the ranks are faster.":
-            lambda *run: (1 / my_scaling(*run)[0], 1 / my_scaling(*run)[0] / run[-1]),
-        "You took the images to grow with the ranks. Here they are the same.":
-            lambda seconds_one, images_one, seconds_many, images_many, ranks: (
-                ranks * seconds_one / seconds_many, seconds_one / seconds_many),
-        "The seconds are the same, but the ranks did more in them. Compare what was done in a second.":
-            lambda seconds_one, images_one, seconds_many, images_many, ranks: (
-                seconds_one / seconds_many, seconds_one / seconds_many / ranks),
-    },
-)
-def scaling(attempt):
-    """Strong scaling (the same images for more ranks) and weak scaling (as many images for each rank) are one formula:
-    what all ranks do in a second, by what one does. The strong cases were this course's recorded runs, the weak ones
-    BERT on 8 and 16 GPUs."""
-    table = runs.speedup_table(runs.read_runs(RECORDED))
-    one = table[table["world_size"] == 1].iloc[0]
-    speedups = {(one.seconds, one.samples, run.seconds, run.samples, int(run.world_size)): run.speedup
-                for run in table[table["world_size"] > 1].itertuples()}
-    speedups |= {(1.0, BERT[1], 1.0, ranks * BERT[ranks], ranks): ranks * BERT[ranks] / BERT[1] for ranks in (8, 16)}
-
-    def right(*run):
-        return speedups[run], speedups[run] / run[-1]
-
-    def pair(*run):
-        got = attempt(*run)
-        if not isinstance(got, tuple | list) or len(got) != 2:
-            raise Wrong("Return two numbers: speed-up, efficiency.")
-        return tuple(map(float, got))
-
-    for number, what, otherwise in (
-        (0, "a speed-up", "The speed-up is {right:.2f}."),
-        (1, "an efficiency", "Efficiency is the speed-up by the number of ranks: {right:.3g}."),
-    ):
-        for miss in misses(scaling, pair, speedups, right, itemgetter(number)):
-            miss.tell("One rank took {seconds_one:.2f} s for {images_one:,} {images}, {ranks} ranks {seconds_many:.2f} "
-                      "s for {images_many:,}: you gave {what} of {got:.3g}.", otherwise, what=what,
-                      images="texts (BERT)" if miss.asked[1] == BERT[1] else "images")
+ROUNDS, QUICK, SLOW, TALK = 5, 0.01, 0.04, 0.06  # seconds of work() on a rank, on the slow one, and of talk()
+DISTURBED = 0.4  # seconds of rank 0's work in one round
 
 
-# Exercise 2: what working together costs
-def my_price(alone, together, ranks, devices):
-    return together - alone * max(1, ranks / devices)
+def measure_slowest(function, here):
+    """For two slow ranks, one after another: what the function returned, and how long each work() took here."""
+    found = []
+    for slow in (1, here.world_size - 1):
+        works, talks = [], []
+
+        def work(slow=slow, works=works):
+            start = time.perf_counter()
+            disturbed = here.rank == 0 and len(works) == 2
+            time.sleep(DISTURBED if disturbed else SLOW if here.rank == slow else QUICK)
+            works.append(time.perf_counter() - start)
+
+        def talk(talks=talks):
+            dist.all_reduce(torch.zeros(1))
+            time.sleep(TALK)
+            talks.append(1)
+
+        got = function(work, talk, ROUNDS)
+        if not isinstance(got, tuple | list) or len(got) != 2 or None in got:
+            raise Wrong(f"On rank {here.rank} it returned {got!r}. Every rank needs the pair (rank, seconds).")
+        if len(works) != ROUNDS or len(talks) != ROUNDS:
+            raise Wrong(f"Rank {here.rank} called work() {len(works)} and talk() {len(talks)} times. {ROUNDS} rounds "
+                        "were asked for, with one of each: other ranks would wait for the rest.")
+        found.append({"got": [int(got[0]), float(got[1])], "works": works})
+        dist.barrier()
+    return found
+
+
+answers = Answers({"my_slowest": measure_slowest})
+
+
+# Exercise 1: what the machine takes, and what talking takes
+def my_split(alone, together, ranks, ceiling):
+    beside = alone * ranks / ceiling
+    return beside - alone, together - beside
+
+
+def two_numbers(answer):
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise Wrong("Return two numbers, in ms: by being beside each other, by talking.")
+    return tuple(round(float(value), 4) for value in answer)
 
 
 @exercise(
-    solution=my_price,
-    hint="How long would a step take if working together cost nothing? With a device for each rank, as long as alone. "
-    "With 8 ranks on 2 devices each has a device for a quarter of the time.",
+    solution=my_split,
+    hint="How long is a step of processes that never talk? In the time of one step alone they do `ceiling` steps, all "
+    "together. There are `ranks` of them, so each has done ceiling / ranks of its own step.",
     mistakes={
-        "You divided the step among the ranks. But each rank has a batch of its own, as large as before: its step is "
-        "not shorter, there are fewer of them in an epoch.":
-            lambda alone, together, ranks, devices: together - alone / ranks,
-        "More devices than ranks do not make a step shorter: a rank uses one.":
-            lambda alone, together, ranks, devices: together - alone * ranks / devices,
-        "That would be {ranks} ranks in turn on one device. There are {devices}.":
-            lambda alone, together, ranks, devices: together - alone * ranks,
-        "A rank has a device for {share:.0%} of the time. That alone makes a step of {fair:g} ms, and is not the price "
-        "of working together.": lambda alone, together, ranks, devices: together - alone,
+        "The two are swapped: first what the machine takes, then what talking takes.":
+            lambda *asked: my_split(*asked)[::-1],
+        "You called all that is more than alone the price of talking. But processes that never talk are slower side by "
+        "side, too.": lambda alone, together, ranks, ceiling: (0.0, together - alone),
+        "A ceiling of {ceiling:g} counts the steps of *all* {ranks} ranks. Each of them makes a step of its own: it is "
+        "not shorter than alone.":
+            lambda alone, together, ranks, ceiling: (alone / ceiling - alone, together - alone / ceiling),
+        "Speeds and times are one by the other. With half the speed a step takes twice as long, not half as long "
+        "again.":
+            lambda alone, together, ranks, ceiling: (
+                alone * (1 - ceiling / ranks), together - alone * (2 - ceiling / ranks)),
+        "As long as alone it takes where the ceiling is as high as the ranks are many. Here they have to share.":
+            lambda alone, together, ranks, ceiling: (alone * ranks - alone, together - alone * ranks),
     },
 )
-def price(attempt):
-    """Taking turns is no fault of DDP, and no faster link will mend it. Only what is left, beyond the turns, is the
-    price of working together: all-reduce, waiting, and switching from rank to rank."""
-    cases = (5.0, 5.8, 2, 2), (5.0, 26.0, 8, 2), (4.0, 5.0, 4, 8), (3.0, 10.5, 3, 1)
-    for miss in misses(price, attempt, cases):
-        alone, _, ranks, devices = miss.asked
-        miss.tell("A step takes {alone:g} ms alone, and {together:g} ms with {ranks} ranks on {devices} device(s): you "
-                  "said {got:.3g} ms.", "Without any price a step would take {fair:g} ms.", share=devices / ranks,
-                  fair=max(1, ranks / devices) * alone)
+def split(attempt):
+    """The first part no link and no better program will give back: it is the machine's. Only the second is the price of
+    working together: messages, and waiting for the slowest rank."""
+    for miss in misses(split, attempt, ((10.0, 14.0, 2, 1.6), (5.0, 26.0, 8, 2.0), (4.0, 6.5, 4, 3.2)),
+                       read=two_numbers):
+        alone, _, ranks, ceiling = miss.asked
+        miss.tell("A step takes {alone:g} ms alone and {together:g} ms with {ranks} ranks, the ceiling is {ceiling:g}: "
+                  "you said {got[0]:g} and {got[1]:g} ms.", "Side by side, without a word, a step takes {beside:g} ms.",
+                  beside=alone * ranks / ceiling)
 
 
-# Exercise 3: the most of the whole command
-def my_most(starting, training, ranks, devices):
-    return (starting + training) / (starting + training / min(ranks, devices))
+# Exercise 2: the rank that holds up the others
+def my_slowest(work, talk, rounds):
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+        talk()
+    of_ranks = [torch.zeros(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, torch.tensor(statistics.median(seconds)))
+    slow = torch.stack(of_ranks).argmax().item()
+    return slow, of_ranks[slow].item()
+
+
+def timed(work, talk, rounds):
+    """Seconds of each work() and each talk()."""
+    spent = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        work()
+        middle = time.perf_counter()
+        talk()
+        spent.append((middle - start, time.perf_counter() - middle))
+    return torch.tensor(spent)
+
+
+def name(mine):
+    of_ranks = [torch.zeros(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, mine)
+    slow = torch.stack(of_ranks).argmax().item()
+    return slow, of_ranks[slow].item()
+
+
+def whole_steps(work, talk, rounds):
+    return name(timed(work, talk, rounds).sum(1).median())
+
+
+def who_waits_longest(work, talk, rounds):
+    return name(timed(work, talk, rounds)[:, 1].median())
+
+
+def mean_of_the_rounds(work, talk, rounds):
+    return name(timed(work, talk, rounds)[:, 0].mean())
+
+
+def own_time(work, talk, rounds):
+    return dist.get_rank(), timed(work, talk, rounds)[:, 0].median().item()
+
+
+def sum_of_the_rounds(work, talk, rounds):
+    slow, _ = name(spent := timed(work, talk, rounds)[:, 0].median())
+    dist.broadcast(spent, src=slow)
+    return slow, rounds * spent.item()
+
+
+def never_talks(work, talk, rounds):
+    for _ in range(rounds):
+        work()
+    return 0, 0.0
 
 
 @exercise(
-    solution=my_most,
-    hint="Divide the seconds of one rank's command by those of the ranks' command. In the second, what gets shorter, "
-    "and by how much at most: by ranks, or by min(ranks, devices)?",
+    solution=my_slowest,
+    hint="Read the clock before and after work(), not after talk(): there all ranks wait for each other. Take the "
+    "statistics.median of the rounds. Then every rank needs the medians of all ranks: dist.all_gather.",
+    mistakes={"the whole step": whole_steps, "who waits longest": who_waits_longest, "the mean": mean_of_the_rounds,
+              "each its own": own_time, "the sum of the rounds": sum_of_the_rounds, "never talks": never_talks},
+)
+def slowest(attempt):
+    """All ranks' steps are equally long, so no rank's step time tells who is slow, and rank 0's log hardly does. The
+    time before the collective tells it: the slow rank works longest, and waits least."""
+    ranks = answers.findings("my_slowest", attempt)
+    for each in zip(*ranks, strict=True):  # what all ranks saw of one case
+        got, works = [one["got"] for one in each], [one["works"] for one in each]
+        medians = [statistics.median(times) for times in works]
+        slow = medians.index(max(medians))
+        if len({rank for rank, _ in got}) > 1 or max(s for _, s in got) - min(s for _, s in got) > 0.003:
+            raise Wrong(f"The ranks returned {', '.join(f'({rank}, {seconds:.3f})' for rank, seconds in got)}: each "
+                        "knows its own time only. dist.all_gather gives every rank the times of all.")
+        (said, seconds), right = got[0], medians[slow]
+        if said != slow or abs(seconds - right) > 0.3 * right:
+            raise because(
+                f"You say rank {said}, {1000 * seconds:.0f} ms. The medians of work() are "
+                f"{', '.join(f'{1000 * median:.0f}' for median in medians)} ms.",
+                (math.isclose(seconds, ROUNDS * right, rel_tol=0.3) and said == slow, "That is the slow rank. But its "
+                 "seconds are those of one round, not of all."),
+                (math.isclose(seconds, statistics.mean(works[0]), rel_tol=0.1), "In one round something else kept rank "
+                 f"0 busy for {1000 * DISTURBED:.0f} ms: the mean names it, the median of the rounds does not."),
+                (math.isclose(seconds, right + TALK, rel_tol=0.15), "That is the time of a whole step, which all ranks "
+                 "share: in talk() they wait for the slowest."),
+                (said != slow and seconds > TALK, "It waits longest in talk(), because it was done first. Who works "
+                 "longest is the slow one."))
+
+
+# Exercise 3: from which epoch on do more ranks pay?
+def my_epochs(starts_one, starts_many, epoch_one, epoch_many):
+    later = statistics.median(starts_many) - statistics.median(starts_one)
+    saved = epoch_one - epoch_many
+    return max(1, math.floor(later / saved) + 1) if saved > 0 else None
+
+
+def by(middle, starts_one, starts_many, epoch_one, epoch_many):
+    return my_epochs([middle(starts_one)], [middle(starts_many)], epoch_one, epoch_many)
+
+
+@exercise(
+    solution=my_epochs,
+    hint="How much later do many ranks begin? How much do they save in each epoch? They are ahead after the first "
+    "epoch in which what they have saved is more than that. One disturbed start must not move it: statistics.median.",
     mistakes={
-        "These are the seconds of the command. How many times as fast is it?":
-            lambda starting, training, ranks, devices: starting + training / min(ranks, devices),
-        "The ranks share the training. The start they do not share: each of them has to import torch for itself.":
-            lambda starting, training, ranks, devices: ranks,
-        "{ranks} ranks on {devices} devices train at most {devices} times as fast as one.":
-            lambda starting, training, ranks, devices: my_most(starting, training, ranks, ranks),
-        "One rank has to start, too: its command takes {before:g} s.":
-            lambda starting, training, ranks, devices: training / (starting + training / min(ranks, devices)),
-        "This is the most for the training. But the start is part of the command, and it does not get shorter.":
-            lambda starting, training, ranks, devices: min(ranks, devices),
+        "One start was disturbed, and the mean follows it. The median does not.":
+            lambda *asked: by(statistics.mean, *asked),
+        "After so many epochs both are done at the same moment. One more, and many ranks are sooner done.":
+            lambda starts_one, starts_many, epoch_one, epoch_many: (
+                None if epoch_one <= epoch_many else
+                max(1, math.ceil((statistics.median(starts_many) - statistics.median(starts_one))
+                                 / (epoch_one - epoch_many)))),
+        "One rank has to start, too. Count only by how much many ranks start later.":
+            lambda starts_one, starts_many, epoch_one, epoch_many: (
+                by(statistics.median, [0.0], starts_many, epoch_one, epoch_many)),
+        "An epoch of many ranks is not shorter here: they never catch up. Return None.":
+            lambda starts_one, starts_many, epoch_one, epoch_many: (
+                my_epochs(starts_one, starts_many, epoch_one, epoch_many) or 1),
     },
 )
-def most(attempt):
-    """Amdahl's law: what the ranks do not share stays, and sets a limit that no number of devices passes. With a start
-    of 5 s and 45 s of training, 10,000 devices make the command less than 10 times as fast. Real commands stay below
-    your number, because more ranks also take longer to start."""
-    cases = (5.0, 45.0, 8, 2), (5.0, 45.0, 8, 8), (5.0, 45.0, 10_000, 10_000), (0.0, 30.0, 4, 8)
-    for miss in misses(most, attempt, cases):
-        before = miss.asked[0] + miss.asked[1]
-        miss.tell("{starting:g} s of start, {training:g} s of training, {ranks:,} ranks on {devices:,} devices: you "
-                  "said {got:.4g}.",
-                  "The command takes {before:g} s with one rank, with {ranks:,} at least {after:.4g} s.",
-                  before=before, after=before / miss.right)
+def epochs_to_pay(attempt):
+    """More ranks begin later and run faster: like a train against a bicycle, the longer the way, the surer they are
+    first. One start is no measurement: it took several, and their median."""
+    cases = (([4.0, 4.25, 9.0], [10.25, 24.0, 10.0], 6.0, 4.0), ([4.0, 4.5, 4.25], [9.0, 8.5, 8.75], 5.0, 5.5),
+             ([2.0, 2.0, 2.0], [3.0, 3.0, 3.0], 60.0, 40.0), ([3.0, 3.0, 9.0], [8.0, 8.0, 8.0], 7.0, 6.0))
+    for miss in misses(epochs_to_pay, attempt, cases, read=exactly):
+        miss.tell("Starts of {starts_one} s with one rank and {starts_many} s with many, an epoch of {epoch_one:g} and "
+                  "of {epoch_many:g} s: you said {got}.", "It is {right}.")
+
+
+# Exercise 4: what went wrong?
+FAULTS = ("threads", "data", "batch", "slow rank")
+
+
+def my_diagnosis():
+    return {"a": "threads", "b": "data", "c": "slow rank"}
+
+
+@exercise(
+    solution=my_diagnosis,
+    hint="First the table: does a log say of its run what it should not? Then the picture: which phase has grown "
+    "beside the sound run, and which has not? What happens in that phase?",
+    mistakes={"data for a": lambda: my_diagnosis() | {"a": "data"},
+              "slow rank for a": lambda: my_diagnosis() | {"a": "slow rank"},
+              "threads for b": lambda: my_diagnosis() | {"b": "threads"},
+              "batch for c": lambda: my_diagnosis() | {"c": "batch"},
+              "threads for c": lambda: my_diagnosis() | {"c": "threads"},
+              "no such fault": lambda: my_diagnosis() | {"c": "the weather"}},
+)
+def diagnosis(attempt):
+    """a: 8 threads a rank, on two cores for two ranks. b: each image was opened and decoded when it was asked for. c:
+    rank 1 had the processor for a quarter of the time; rank 0, whose log this is, waited for it in backward. A slow
+    link would look the same: the exercise before this one tells the two apart."""
+    look = {
+        "a": "Look at the table: in which column does run a differ from the sound run? Forward and backward are where "
+             "it counts.",
+        "b": "Look at the picture: one phase of run b is many times as long as in the sound run, and it comes before "
+             "forward.",
+        "c": "Look at the picture: forward has grown little, so rank 0 computes about as fast as before. What has "
+             "grown is the phase in which it waits for the other rank.",
+    }
+    answer = attempt()
+    if not isinstance(answer, dict) or look.keys() - answer.keys():
+        raise Wrong(f"You gave {answer!r}. Return a dict with a fault for each of a, b and c.")
+    for run, fault in answer.items():
+        if fault not in FAULTS:
+            raise Wrong(f"{run}: {fault!r} is not among the faults: {', '.join(FAULTS)}.")
+    for run, right in my_diagnosis().items():
+        if answer[run] != right:
+            raise because(
+                f"{run}: not {answer[run]!r}. {look[run]}",
+                (answer[run] == "threads", "The wrong number of threads would stand in the table."),
+                (answer[run] == "batch", "A small batch would stand in the table, and forward would be short."),
+                (answer[run] == "data", "Slow data would make the data phase long."),
+                (True, "With a slow rank, rank 0's backward would grow, and little else."))

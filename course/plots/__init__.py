@@ -22,7 +22,7 @@ from course.plots import (
     timelines,
     ways,
 )
-from course.plots.comparison import efficiency, seconds_per_epoch, speedup, throughput
+from course.plots.comparison import efficiency, seconds_per_epoch, speedup, throughput, under_ceiling
 from course.plots.files import write_all
 from course.plots.samplers import sampler_map
 from course.plots.style import COLOURS, GREY, LINES, MARKERS, PHASES, WARNING, picture

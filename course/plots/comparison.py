@@ -1,12 +1,28 @@
 """Run against run: seconds, throughput, speed-up, efficiency, from the table of `runs.speedup_table`, a row a run."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from course.plots.labels import BESIDE_A_POINT, write_beside
-from course.plots.style import GREY, WARNING, bar_style, head, key_of, line_key, line_style, name_rows, percent, ticks
+from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
+from course.plots.style import (
+    COLOURS,
+    GREY,
+    PALE,
+    WARNING,
+    bar_style,
+    head,
+    key_of,
+    line_key,
+    line_style,
+    name_rows,
+    percent,
+    ticks,
+)
 from course.plots.tables import by_machine, field, machine_of, name_of, need, plain, source_of, unfinished
+
+LOST = {"take turns": PALE, "share": "#F6DDA8", "talk": "#C5DDF0"}  # where the ranks lose speed
 
 
 def seconds_per_epoch(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
@@ -43,6 +59,39 @@ def efficiency(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Speed-up / world size in percent, beside the 100 % line."""
     ax = _by_world_size(table, "efficiency", "Efficiency", "speed-up / ranks (%)", "{:.0%}", ax, ideal=lambda ranks: 1)
     percent(ax)
+    return ax
+
+
+def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes, mine: float | None = None) -> Axes:
+    """Speed-up against world size, and what of the ideal is lost to what.
+
+    `ceilings`: {ranks: what side_by_side.py wrote}, a line between them. `mine`: predicted for the most ranks.
+    """
+    runs = table.sort_values("world_size").astype({"world_size": float, "speedup": float})
+    sizes, measured = runs["world_size"].to_numpy(), runs["speedup"].to_numpy()
+    limit, most = np.minimum(sizes, devices), sizes.max()
+    known = {1: 1.0} | {ranks: found["ceiling"] for ranks, found in ceilings.items()}
+    ceiling = np.interp(sizes, list(known), list(known.values()))
+    for lost, (low, high) in {"take turns": (limit, sizes), "share": (np.minimum(ceiling, limit), limit),
+                              "talk": (np.minimum(measured, ceiling), ceiling)}.items():
+        ax.fill_between(sizes, low, high, color=LOST[lost], linewidth=0)
+    ax.plot(sizes, sizes, "--", color=GREY, linewidth=2)
+    ax.plot(sizes, limit, color="black", linewidth=2)
+    ax.plot(sizes, ceiling, color=COLOURS[2], linewidth=2)
+    ax.vlines(list(ceilings), *([found[end] for found in ceilings.values()] for end in ("low", "high")),
+              color=COLOURS[2])
+    ax.plot(sizes, measured, **line_style(0, source_of(runs.iloc[0])))
+    ends = [(most, most, "ideal", GREY), (most, limit[-1], f"a device each: {limit[-1]:g}", "#000000"),
+            (most, ceiling[-1], f"side by side: {ceiling[-1]:.2f}", COLOURS[2]),
+            (most, measured[-1], f"DDP: {measured[-1]:.2f}", COLOURS[0])]
+    if mine is not None:
+        ax.plot(most, mine, **line_style(3, "predicted") | {"markersize": 16})
+        ends.append((most, mine, f"you: {mine:g}", COLOURS[3]))
+    ticks(ax, sizes)
+    ax.set(xlabel="world size (ranks)", ylabel="times as fast as one rank", ylim=(0, 1.1 * max(most, mine or 0)))
+    head(ax, "Speed-up, and what it loses", table, columns=3,
+         key={f"lost: the ranks {lost}": colour for lost, colour in LOST.items()})
+    write_beside(ax, ends, BESIDE_AN_END)
     return ax
 
 

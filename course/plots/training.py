@@ -66,7 +66,7 @@ def curves(df: pd.DataFrame, x: str, y: str, title: str, xlabel: str, ylabel: st
     return ax
 
 
-def phases(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
+def phases(df: pd.DataFrame, ax: Axes | None = None, xlabel="seconds an epoch", unit="") -> Axes:
     """Where an epoch's seconds go: data, forward, backward, update, stacked, one bar a run.
 
     Medians over the epochs, without the first one, which warms up, if there are more.
@@ -77,7 +77,7 @@ def phases(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
     for rows in by_run(df):
         medians = rows.reindex(columns=list(columns)).iloc[int(len(rows) > 1):].median()
         bars.append(medians.dropna().rename(columns).to_dict())
-    return _stacked(df, bars, PHASES, "phases not in this log", "Where the time goes", ax, "seconds an epoch")
+    return _stacked(df, bars, PHASES, "phases not in this log", "Where the time goes", ax, xlabel, unit)
 
 
 def whole_command(df: pd.DataFrame, ax: Axes | None = None) -> Axes:

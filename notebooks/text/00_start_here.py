@@ -20,7 +20,7 @@
 #
 # **You will be able to**
 # - train one network with several processes, by one command, and read from the log what they gained;
-# - say why two processes are not simply twice as fast;
+# - say where the time of a second process goes;
 # - write a first function that several processes run, each knowing who it is;
 # - choose between the five ways to train, and find the lesson for each.
 #
@@ -94,7 +94,7 @@ plt.show()
 my_speedup = None  # times as fast
 
 # %% [markdown]
-# One process. (`OMP_NUM_THREADS=1` keeps it to one core. It would use them all otherwise, and leave none for a second.)
+# One process. (`OMP_NUM_THREADS=1` keeps it to one core. Otherwise one process uses all cores, and no core is free for another.)
 
 # %%
 start = time.perf_counter()
@@ -103,7 +103,8 @@ start = time.perf_counter()
 wall = {"one process": time.perf_counter() - start}
 
 # %% [markdown]
-# Now two. `torchrun` starts the processes and tells each one its number, its **rank**. `main.py` does the rest.
+# Now two. `torchrun` starts the processes and tells each one its number, its **rank**. [`main.py`](../main.py) does
+# the rest; you need not read it yet.
 # This way to train is called **DDP**, for PyTorch's `DistributedDataParallel`.
 
 # %%
@@ -113,7 +114,8 @@ start = time.perf_counter()
 wall[f"{ranks} ranks"] = time.perf_counter() - start
 
 # %% [markdown]
-# Each run wrote a log. We read both back. A speed is the median over the epochs without the first, which warms up.
+# Each run wrote a log. We read both back. The first epoch is often slower (it warms up), so we leave it out. Of the other
+# speeds we take the middle one, the **median**.
 
 # %%
 logs = runs.read_runs({"one process": "results/live/00_one.jsonl",
@@ -156,10 +158,14 @@ lesson.predicted(my_start, 100 * (before / logs["command_seconds"]).iloc[-1], "%
 # %% [markdown]
 # A start is paid once a run, however long the run is.
 #
+# **How an exercise works.** Replace the line `raise NotImplementedError` by your code. Run that cell and the next one: it
+# checks your answer. Stuck? Take away the `# ` before `check.….hint()` and run the cell again. `solution()` shows an
+# answer.
+#
 # ### Exercise 1: from how many epochs on?
 #
-# Each command needs some seconds to start, and then some seconds for each epoch. What is the shortest job, in epochs, that
-# the ranks finish first? Return that number, or `None` if they never do.
+# Each command needs some seconds to start, and then some seconds for each epoch. From how many epochs on is the command
+# with several ranks done earlier? Return the smallest such whole number, or `None` if there is none.
 
 # %%
 def my_epochs(start_one, epoch_one, start_many, epoch_many):
@@ -216,7 +222,8 @@ plt.show()
 # %% [markdown]
 # You have just used the third. The second is for old code: the PyTorch manual
 # [advises DDP instead](https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html), also in one machine.
-# The `…` is where the machines meet, which lesson 10 explains; there you also rehearse two machines on one.
+# The `…` stands for the address where the machines meet. [10](10_launchers.ipynb) explains it, and shows how one machine
+# can play two.
 # In all five every device holds the whole model. A model that is too large for that is the subject of lesson
 # [13](13_beyond_ddp.ipynb).
 #

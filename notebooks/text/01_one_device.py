@@ -114,12 +114,13 @@ lesson.predicted(my_images_per_second, samples / clock_seconds, "images/s")
 # %% [markdown]
 # That is a number. Is it the right one?
 #
-# ## Three clocks, one epoch
+# ## Four ways to time an epoch
 #
 # The loop above wrote down the time of each single step. Many people time one step and multiply.
 #
-# **Predict**: the very first step takes how many times as long as the median step? (The **median**: half of the steps
-# are shorter, half are longer.)
+# The **median** of the steps: half of them are shorter, half are longer.
+#
+# **Predict**: the very first step takes how many times as long as the median step?
 
 # %%
 my_first_step = None  # times the median step
@@ -135,7 +136,7 @@ lesson.table(told.clocks(step_ms, steps_per_epoch, clock_seconds))
 # %% [markdown]
 # Read the table so:
 #
-# - **The first step is warm-up.** Memory is taken for the first time, and libraries choose and prepare their code for
+# - **The first step is warm-up.** (Another step may be as long: another program had the core.) Memory is taken for the first time, and libraries choose and prepare their code for
 #   this size of batch. To multiply it by the number of steps is to count the warm-up in every step.
 # - **The mean** holds the warm-up, and every moment in which another program used the device.
 # - **The median** does not notice a few long steps. It says how fast the device is when nothing disturbs it.
@@ -229,7 +230,7 @@ lesson.predicted(my_share, 100 * one_epoch[["forward", "backward"]].sum() / one_
 # ### Exercise 1: the seconds of a step
 #
 # Write the clock yourself. `step()` makes one step, `wait()` waits for the device, and `clock()` is the time in seconds.
-# Return how long a step takes. The check gives you devices that warm up, that queue their work, and that are disturbed.
+# Return the typical seconds of one step. The check gives you devices that warm up, that queue their work, and that are disturbed.
 
 # %%
 def my_step_seconds(step, wait, clock):
@@ -261,7 +262,7 @@ torch.testing.assert_close(singly, at_once, rtol=0, atol=1e-5)
 
 # %% [markdown]
 # So only time is at stake. Both pipelines run in this one process: we compare the work of **one core**. (With a GPU, the
-# batch at a time is made by the GPU.)
+# second pipeline, a batch at a time, works on the GPU.)
 #
 # **Predict**: with one image at a time, the whole epoch takes how many times as long?
 
@@ -288,12 +289,12 @@ lesson.table(told.pipelines(pipelines, samples))
 # Model, optimizer and order of the images are the same: only the data pipeline differs. (Do forward and backward differ,
 # too? Then another program took part of the core in one of the runs.) Even the arithmetic is the same. What costs is the
 # number of calls: several Python calls and small tensors for each image, or for each batch.
-# `DataLoader(num_workers=…)` does not remove this work, it moves it to other cores. Where every core has a rank of its
-# own, there are none.
+# `DataLoader(num_workers=…)` does not remove this work, it moves it to other cores. If each core already has a
+# rank, no core is left for them.
 #
 # **Why this matters for all that follows.** A speed-up compares with the baseline. Suppose that somebody trains on two
-# devices a batch at a time, and compares with one device that takes an image at a time. Then the "speed-up" is multiplied
-# by what stands under *whole epoch* in the last row, and no second device had any part in that. So make one device fast first, and write its
+# devices a batch at a time, and compares with one device that takes an image at a time. Then the "speed-up" is too
+# large by the ratio that you have just predicted, and no second device had any part in that. So make one device fast first, and write its
 # seconds an epoch down.
 #
 # ### Exercise 2: how much can it gain?
@@ -333,9 +334,11 @@ lesson.table([{"the model is sure, and": "right", "loss": f"{right:.4f}"},
               {"the model is sure, and": "wrong", "loss": f"{wrong:.4f}"}])
 
 # %% [markdown]
-# With two softmaxes the loss never leaves these two values, however good the model is. On average a model that is sure of
+# The second softmax sees one 1 and nine 0s, so the sure class gets e / (e + 9). If the answer is right, the loss is
+# log(e + 9) − 1; if it is wrong, log(e + 9). With two softmaxes the loss never leaves these two values, however good the model is. On average a model that is sure of
 # every answer has log(e + 9) − accuracy: the dotted line below. The picture shows both of our models, same seed, same
-# images, a point for each tenth of an epoch. The third run was [published by a tutorial](../results/recorded/tutorial-one-gpu-vs-eight).
+# images, a point for each tenth of an epoch. The third run was [published by a
+# tutorial](../results/recorded/tutorial-one-gpu-vs-eight/README.md).
 
 # %%
 softmax_run = train(WithSoftmax, loader, epochs)
@@ -347,7 +350,7 @@ plt.show()
 lesson.table(told.last_tenths(curves))
 
 # %% [markdown]
-# **Predict**, as a detective: how did the tutorial's model end?
+# **Read the picture**, as a detective: how did the tutorial's model end?
 
 # %%
 my_guess = None  # "logits" or "softmax first"
@@ -359,11 +362,11 @@ lesson.table(told.distances({**ours, "the tutorial's": recorded}))
 
 
 # %% [markdown]
-# "Softmax first" is told by the line: all epochs of the tutorial's run lie on it, as far as two decimals show. Its code
-# confirms it: `nn.Softmax` stands before `CrossEntropyLoss`. Nobody had to read the code to see it, the log was enough.
+# "Softmax first" is told by the line: a run that stays near it at every accuracy has a second softmax. (At the
+# beginning a model is not sure yet, and lies a little below.) The tutorial's code confirms it, as the note beside the log says: `nn.Softmax` stands before `CrossEntropyLoss`. Nobody had to read the code to see it, the log was enough.
 #
-# Where a model is sure, and wrong, the extra softmax is flat and lets hardly any gradient through: the worst mistakes
-# teach the least. The rule: **the model returns logits, the loss does the softmax.** For probabilities,
+# Where a model is sure, and wrong, the output of the first softmax hardly changes with the logits, so that hardly any
+# gradient reaches the weights: the worst mistakes teach the least. The rule: **the model returns logits, the loss does the softmax.** For probabilities,
 # call `softmax` when you predict.
 #
 # ### Exercise 3: the right loss for each output

@@ -83,8 +83,9 @@ pieces = batch.chunk(devices)
 [list(piece.shape) for piece in pieces]
 
 # %% [markdown]
-# **2. Replicate**: copy the model to each device, in every step again. A replica's weights are *results* of an operation,
-# so gradients can flow back through them:
+# **2. Replicate**: copy the model to each device, in every step again. Each weight of a replica is a copy made by an
+# operation that autograd records, so `backward()` can follow it back to the model's own weight. `grad_fn` shows the
+# operation, a broadcast:
 
 # %%
 replicas = replicate(model, len(pieces))
@@ -135,7 +136,8 @@ lesson.predicted(my_factor, round((parallel[0].norm() / one_device[0].norm()).it
 
 # %% [markdown]
 # The same gradient: those of the replicas are **added up**. The loss came *after* the gather and was divided by all 64
-# rows, so each of them is a share. (DDP takes the mean: there each process divides by its own rows.)
+# rows, so each of them is a share. (DDP, which lesson 06 builds, has one process per device,
+# each with a model, an optimizer and a loss of its own. It takes the mean: each process divides by its own rows.)
 #
 # ## A batch that does not divide
 #
@@ -158,7 +160,7 @@ lesson.table(rows)
 #
 # [tutorial]: https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
 #
-# ## Replicas live for one step
+# ## A model that counts
 #
 # This model counts the calls of its `forward`. Its BatchNorm keeps a running mean of what it sees.
 #
@@ -186,7 +188,7 @@ mean_of_device_0 = counting.norm.momentum * pieces[0].mean(0)
 torch.testing.assert_close(counting.norm.running_mean, mean_of_device_0)
 
 # %% [markdown]
-# Each replica counted, and was thrown away. And BatchNorm kept the mean of **device 0's rows alone**, whose replica has the
+# **Replicas live for one step.** Each of them counted, and was thrown away. And BatchNorm kept the mean of **device 0's rows alone**, whose replica has the
 # model's own buffers. The [manual][manual] says both.
 #
 # [manual]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
@@ -202,7 +204,8 @@ lesson.code(nn.DataParallel.forward)
 # Its error is what people [meet first](https://github.com/kennethwdk/MLCReID/issues/5): **the model must be on the first
 # GPU** when `forward` runs. Scatter moves the batch. You move the labels to where the outputs are.
 #
-# Now on this machine. A hook notes how many rows each call of `forward` sees.
+# Now on this machine. A hook, a function that PyTorch calls for us, notes how many rows each call of
+# `forward` sees.
 
 # %%
 gpus, seen = torch.cuda.device_count(), []
@@ -270,12 +273,13 @@ lesson.table(told.phases(seconds[2:]))  # the first two warm up
 
 # %% [markdown]
 # Read it so: where device 0 works, **the others wait**. *Replicate* comes back in every step, and teaches the model
-# nothing. The shares are those of pretend devices: they share memory, and one thread computes their backward. Between
-# GPUs the batch, the model, the outputs and the gradients cross a bus.
+# nothing. **The shares are those of pretend devices, not of GPUs**: these share memory, and one thread computes their
+# backward. Between GPUs the batch, the model, the outputs and the gradients cross a link that is slower than memory.
 #
 # ## The price: memory on device 0
 #
-# A small language model reads 64 sentences of 32 words, and gives 4,096 scores at each. We count the bytes that each device
+# A small language model reads 64 sentences of 32 words, and gives 4,096 scores for each word: one for each word of its
+# vocabulary. We count the bytes that each device
 # holds in a step, with Adam.
 #
 # **Predict**: how many times as much does device 0 hold as device 1?
@@ -338,7 +342,7 @@ plt.show()
 # |:--|:--|
 # | old code | all that you write anew |
 # | a quick try in a notebook: one line, no launcher | training that takes longer than starting it |
-# | libraries that wrap the model unasked when they see several GPUs ([`Trainer`][trainer]) | large models or outputs |
+# | libraries that wrap the model unasked when they see several GPUs (Hugging Face's `Trainer`, [seen here][trainer]) | large models or outputs |
 # | `python main.py --strategy dp`, to compare | much Python in `forward`; several machines |
 #
 # [manual]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
@@ -347,9 +351,12 @@ plt.show()
 #
 # ## Exercises
 #
-# **1. A whole step by hand**, without threads and without the course's functions. Copy the model with `copy.deepcopy`: then
+# ### Exercise 1: a whole step by hand
+#
+# Without threads and without the course's functions. Copy the model with `copy.deepcopy`: then
 # the gradients stay in the copies, and you bring them back. Return the loss, the mean cross-entropy of the batch, and leave
-# the gradient of the whole batch in the `.grad` of `model`'s weights. Only the copies compute. The batch need not divide.
+# the gradient of the whole batch in the `.grad` of `model`'s weights. Call `forward` of
+# the copies only, never of `model`. `devices` is a number. The last piece may be smaller than the others.
 
 # %%
 def my_step(model, batch, labels, devices):
@@ -404,7 +411,8 @@ lesson.predicted(my_python_speedup, float(rows[0]["times as fast"]), "×")
 lesson.table(rows)
 
 # %% [markdown]
-# Read it so: about 1 in the first line is the lock. The others show what the cores can do, if nobody else uses them.
+# Read it so: about 1 in the first line is the lock, **if** the processes in the second line are clearly faster. Where they
+# are not, the cores had other work, and this run shows nothing about the lock.
 # `DataParallel` has one interpreter that starts the work of all GPUs. With many small operations they wait for it. DDP has
 # one interpreter for each GPU.
 #
@@ -422,8 +430,8 @@ for visible in ("0,3", "3,0", "0,-1,2", "1,1", ""):
 lesson.table(rows)
 
 # %% [markdown]
-# - The order counts, and what follows -1 is not seen ([NVIDIA's rules][rules]).
-# - It is read **once**, when CUDA's driver starts in the process. `import torch` does not start it. The first tensor on a
+# - The order counts, and what follows -1 is not seen. A number twice makes the whole list empty ([NVIDIA's rules][rules]).
+# - The cell calls PyTorch's reader five times. CUDA itself reads the variable **once**, when CUDA's driver starts in the process. `import torch` does not start it. The first tensor on a
 #   GPU does, and [`torch.cuda.is_available()`][available] too. So set it in front of the command.
 # - CUDA counts the fastest GPU first. `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes it count as `nvidia-smi` does.
 #

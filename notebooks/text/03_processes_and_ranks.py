@@ -121,7 +121,8 @@ check.place(my_place)
 # %% [markdown]
 # ### Exercise 2: whose job is it?
 #
-# All ranks run the same program, so the program has to ask: *is this my job?* Return True if the process with this rank
+# All ranks run the same program, so the program has to ask: *is this my job?* Some jobs are done once in the whole job of
+# all processes, some once on each node, some by every process. Return True if the process with this rank
 # and local rank should do it. The jobs are `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"`
 # and `"download to the node's own disk"`.
 
@@ -139,7 +140,8 @@ check.turn(my_turn)
 # ## The process group
 #
 # Each process now knows its number. It does not know *where* the others are. `init_process_group` brings them together,
-# and returns when all have come. From then on they are a **process group**, and can make **collective** calls: calls
+# and returns when all have come. From then on they are a **process group** (of all
+# nodes: it is not torchrun's group of one node), and can make **collective** calls: calls
 # that every rank of the group makes, and in which they exchange data. Two are enough for this lesson: `all_reduce`
 # gives every rank the sum of all ranks' tensors, and `barrier` moves no data, but returns only when every rank has
 # called it. [04](04_collectives.ipynb) shows the others.
@@ -233,7 +235,7 @@ lesson.predicted(my_listener_torchrun, rendezvous.listener(by_torchrun["env://"]
 #
 # ### Exercise 3: be the launcher (on ranks)
 #
-# Nobody has launched the four processes that will run your function: two on each of two nodes. Set the five variables
+# The check starts four processes, two on each of two pretended nodes, but sets no environment variable. Set the five variables
 # `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in `os.environ`, as torchrun would have done, make
 # one group of all, with gloo and a timeout of 30 seconds, and return your rank as the group tells it. `hosts` are the
 # names of the nodes; `port` is free on all of them.
@@ -322,8 +324,10 @@ env = f"env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={rendezvous.free_port
 # | *trying to connect to …* | they never met: nobody listens | rank 0's node; the address and the port |
 # | *Timed out waiting … for recv* | they met, and one did not take part | the rank that did **not** complain |
 #
-# (The words are those of gloo in PyTorch 2.14; other versions put them differently. The times are rounded to seconds.)
-# The rank that complains is healthy: it has waited. Look for the one that says nothing.
+# (The words are those of gloo in PyTorch 2.14; other versions put them differently. gloo may wait up to a second
+# longer than it was told; the seconds of the whole command have Python's start in them.) In rows 1 and 3 the rank that
+# complains has only waited: look for the rank that says nothing. In row 2 look at both sides: does the first node listen,
+# and was this rank told the right address?
 #
 # ### Exercise 4: one prepares, the others wait (on ranks)
 #
@@ -346,8 +350,8 @@ check.fetched("results/live/03_fetch.py")
 # check.fetched.solution()
 
 # %% [markdown]
-# `placement.py` and `utils.init_distributed_mode` at the course's root are this lesson as a program. Find in them: the
-# variables, the backend, the timeout, the group of one. The manual:
+# This lesson as a program: `find_placement` in [`placement.py`](../placement.py) reads the variables, and
+# `init_distributed_mode` in [`utils.py`](../utils.py) makes the group, with backend and timeout. The manual:
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).
 
 # %% [markdown]
@@ -357,6 +361,6 @@ check.fetched("results/live/03_fetch.py")
 #    environment.
 # 2. One process listens (rank 0, or torchrun), all connect to it and learn the others' addresses. Then the data goes
 #    from rank to rank.
-# 3. Always choose a **timeout**. A rank that complains has waited: look for the rank that says nothing.
+# 3. Always choose a **timeout**. A rank that complains of a timeout has waited for another: look at that one, too.
 #
 # **Next:** [04 · Collectives](04_collectives.ipynb): the group stands; what can its ranks do together?

@@ -78,7 +78,8 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 # With a broadcast DDP's constructor gives all ranks the same weights. The backend is gloo here, which works on every
 # CPU. With NCCL, for GPUs, the calls are the same, and each rank's tensors are on its GPU.
 #
-# Eight collectives move data. Two questions tell them apart: **who needs the result, and is something added up?**
+# Eight collectives move data. Two questions sort them: **who needs the result, and is something added up?** Where two stand
+# in one place a third tells them apart: does each rank get the whole, or its own part?
 #
 # | | copied | added up |
 # |:--|:--|:--|
@@ -86,7 +87,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 # | all ranks → one rank | `gather` | `reduce` |
 # | all ranks → all ranks | `all_gather`, `all_to_all` | `all_reduce`, `reduce_scatter` |
 #
-# A second program calls each of them once, and records what every rank held before and after.
+# A second program calls each of them, and a few more that come later, and records what every rank held before and after.
 
 # %%
 # !torchrun --nproc_per_node={ranks} scripts/lessons/collectives_shown.py \
@@ -107,9 +108,10 @@ lesson.verdict(told.backend(demo))
 plots.picture(plots.collectives.before_after(demo["broadcast"], "broadcast"))
 
 # %% [markdown]
-# `scatter`: rank 0 has a list with one piece for each rank. Each rank gets its own piece. (In the code
-# `numbers` makes the rank's row, `zeros` makes places for what will arrive, and at `yield` the program notes what the
-# rank holds.)
+# `scatter`: rank 0 has a list with one piece for each rank. Each rank gets its own piece. 
+#
+# **How to read the code**: `numbers` makes the rank's row, `zeros(n)` a list of n empty places. `yield` only notes what the
+# rank holds, for the picture: leave it out when you copy the code.
 
 # %%
 lesson.code(shown.scatter)
@@ -353,7 +355,8 @@ lesson.table(told.handle(demo["async_handle"]))
 
 # %% [markdown]
 # The ranks that came in time work while the collective waits for the last one. Without the handle they would first
-# wait, then work. DDP overlaps backward with its all-reduces in this way ([06](06_ddp.ipynb)).
+# wait, then work. In this way DDP
+# computes backward and makes its all-reduces at the same time, which is called overlap ([06](06_ddp.ipynb)).
 #
 # Until `wait()` has returned, the tensor belongs to the collective: do not read it, do not write it.
 #
@@ -382,7 +385,8 @@ lesson.predicted(my_ranks, [rank for rank, saw in enumerate(seen["stack"]) if sa
 lesson.table(told.says(seen["stack"]))
 
 # %% [markdown]
-# A rank that waits says nothing until its time is up, and then its message names neither the rank that it waited for
+# Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends: not only the rank
+# with the mistake fails. A rank that waits says nothing until its time is up, and then its message names neither the rank that it waited for
 # nor the collective. By default the time is [30 minutes with gloo, 10 with
 # NCCL](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group). Set a shorter one:
 # `init_process_group(timeout=…)`; our `main.py` has `--timeout`.
@@ -410,11 +414,10 @@ lesson.code(hang_on_purpose.one_stays_away)
 lesson.table(told.says(seen["barrier"]))
 
 # %% [markdown]
-# Read **rank 0's** line: it names the missing rank. The others only know that something failed.
+# Read **rank 0's** line: it names the missing rank. The others know only that something failed, or noticed nothing.
 #
 # **3. Compare the calls.** With the environment variable `TORCH_DISTRIBUTED_DEBUG=DETAIL` the ranks tell each other,
-# before each collective, which one they are about to call. The first program again, where the last rank calls another
-# one:
+# before each collective, which one they are about to call. Our function `different` again:
 
 # %%
 lesson.table(told.says(seen["detail"])[:1])
@@ -446,14 +449,14 @@ check.stopped("results/live/04_stop.py")
 # check.stopped.solution()
 
 # %% [markdown]
-# These calls are PyTorch's library *c10d*, on which DDP is built. More of it: [Writing distributed
+# In error messages you meet the library of these calls, on which DDP is built, by its name *c10d*. More of it: [Writing distributed
 # applications](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) and [the manual of
 # torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).
 #
 # ## What to remember
 #
 # 1. All ranks of a group call the same collectives in the same order, or they wait until the timeout.
-# 2. Two questions find the right one: who needs the result, and is something added up?
+# 2. Three questions find the right one: who needs the result, is something added up, and is it the whole or a part?
 # 3. `all_reduce` is `reduce_scatter`, then `all_gather`. In a ring each rank sends 2(n − 1)/n times its tensor, however
 #    many ranks there are.
 #

@@ -59,7 +59,7 @@ test_images = 97  # its test images: one more than 12 × 8
 orders = 50  # shuffled orders that we try
 
 # %% [markdown]
-# ## Strides
+# ## Which items does a rank get?
 #
 # The images that one rank sees are its **shard**.
 # [`DistributedSampler`](https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler)
@@ -232,7 +232,9 @@ check.shard(my_shard)
 # `IterableDataset` is cut in slices. Then the ranks have different numbers of steps.
 #
 # The smallest case: 10 images on 3 ranks, one image a step. Rank 0 has 4 images, ranks 1 and 2 have 3. This is the
-# loop. What stands `around` it is nothing at first:
+# loop. `ddp_model` is a model wrapped in DDP, which lesson [06](06_ddp.ipynb) builds. All you need of it now: its
+# `backward()` averages the gradients by one all-reduce, so all ranks must call it equally often. `around` is a `with` block:
+# at first one that does nothing (`nullcontext`), later `Join`:
 
 # %%
 # !sed -n '/^def epoch/,/^$/p' scripts/lessons/uneven_shards.py
@@ -266,9 +268,9 @@ lesson.predicted(my_waiting, found["uneven"]["ranks"])
 # and zeros. By what does it divide? By default by all ranks, 3. With `divide_by_initial_world_size=False`, by the ranks
 # that still have images.
 #
-# How often does each image count? A step's gradient is a sum of the images' gradients, each times a number. The program
-# computes every image's gradient alone, in one process, and then solves for these numbers. 1× is the share of an image
-# in a step in which every rank has one.
+# How often does each image count? The program compares the gradient of the ranks with the gradients of the single images:
+# this tells how much weight each image had. 1× is the normal weight, that of an image in a full step, in which every rank
+# has one.
 #
 # **Predict.** How often does image 9 count with `divide_by_initial_world_size=False`?
 
@@ -287,8 +289,8 @@ plt.show()
 # - **Join, divided by the ranks left**: the last step is made of one image alone. One process with batches of 3 does the
 #   same: its last batch has one image, and the mean of one is that one.
 #
-# What does this do to the averages? Each way beside one process that sees each of the 10 images once, with the same
-# weights:
+# What does this do to the averages? Each way beside all 10 images, each counted once, with the same
+# weights of the model:
 
 # %%
 lesson.table(told.averages(found))
@@ -296,7 +298,8 @@ lesson.table(told.averages(found))
 # %% [markdown]
 # Two things to read here.
 #
-# - Only `Join` with its default has both averages of one process. In the other ways at least one is off. One image is a
+# - Only `Join` with its default has the mean loss **and** the gradient of all 10 images. In the other ways at least one is
+#   off. One image is a
 #   large part of ten. But padding never adds more than world size − 1 images, and in a large set that is little. So for
 #   training padding is fine, and `main.py` pads.
 # - *Mean of the ranks' means*: each rank averages its own losses, then we average the ranks. With unequal shards this is
@@ -357,7 +360,8 @@ with torch.no_grad():
 print(test_set.name, f"accuracy: {right.mean():.4f}")
 
 # %% [markdown]
-# This is the true accuracy. Compare it with the last `val acc` that `main.py` printed for its two ranks. Now 8 ranks, in
+# This is the true accuracy. It should be the last `val acc` that `main.py` printed for its two
+# ranks, too: `main.py` counts each image once. What if one does not? Now 8 ranks, in
 # four ways:
 #
 # - **padded** and **dropped**: the shards of `DistributedSampler`; right answers of all ranks / images of all ranks;
@@ -401,8 +405,8 @@ plt.show()
 
 # %% [markdown]
 # Dropping is no repair: it is wrong in another way. The grey boxes are limits. Padding that adds d images to N changes the
-# accuracy by at most d / (N + d), and dropping d images by at most d / (N − d). And d is at most world size − 1: it is the
-# remainder of a division, so it can be large for one number of ranks and 0 for the next.
+# accuracy by at most d / (N + d), and dropping d images by at most d / (N − d). And d is at most world size − 1. Dropped is
+# the remainder of a division, padded is what is missing to the next multiple: large for one number of ranks, 0 for another.
 #
 # This is why few people notice. On 8 ranks, for test sets of several sizes:
 
@@ -410,7 +414,8 @@ plt.show()
 lesson.table(told.hidden((test_images, 993, 9_993, 10_000), 8))
 
 # %% [markdown]
-# CIFAR-10 has 10,000 test images, which divides by 8. The same code is wrong on your own small test set.
+# CIFAR-10 has 10,000 test images, which divides by 8. The same code is wrong on a small test set whose size is no
+# multiple of the number of ranks.
 #
 # `main.py` evaluates exactly. Its sampler is a plain slice, and it adds up sums:
 

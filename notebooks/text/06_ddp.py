@@ -77,7 +77,7 @@ def found(name):
 # %% [markdown]
 # ## Nothing: each rank for itself
 #
-# This is the loop that everybody writes. `batches` are the rank's own: its shard of each whole batch.
+# This is the loop that everybody writes. `batches` are the rank's own: its part of each whole batch.
 
 # %%
 lesson.code(loops.independent)
@@ -122,7 +122,7 @@ lesson.predicted(my_weights, "not the same" if apart else "the same")
 lesson.difference(loops.broadcast, loops.average)
 
 # %% [markdown]
-# Now the ranks stay together. But do they train what **one process** trains, with the whole batches and none of this?
+# Now the ranks should stay together; the table at the end of this part shows it. But do they train what **one process** trains, with the whole batches and none of this?
 #
 # **Predict.** How large is the largest difference between a weight of the ranks and the same weight of one process,
 # after the last update?
@@ -147,7 +147,8 @@ lesson.table(told.scale(found("scale")["scale"]))
 #
 # **Why do we divide by the number of ranks?** The table shows one batch, four ways. PyTorch's losses are a *mean*
 # over the images: then the ranks need the mean, too. With `reduction="sum"` they need the sum. **DDP always takes the
-# mean**: with a summed loss (last row) its gradient is too small by the number of ranks, and nothing warns you.
+# mean**: with a summed loss (last row) its gradient is N times too small on N ranks, and nothing warns
+# you.
 #
 # **Who waits?** In each update every rank waits for all others. This is *synchronous* training, and why the result is
 # that of one process. In *asynchronous* training each worker changes shared weights when it is ready, with a gradient
@@ -247,10 +248,10 @@ print(f"{mib:.2f} MiB of gradients")
 # ## Overlap, seen
 #
 # A larger model: six layers of `width` × `width`. DDP tells a *communication hook* of each bucket; ours writes down
-# when it was sent and when it came back. `bucket_cap_mb` sets the size of a bucket. We draw one step with small
+# when it was sent and when it came back. `bucket_cap_mb` sets the size of a bucket, the first one too. We draw one step with small
 # buckets, and one with a single bucket for everything.
 #
-# One thing differs from GPUs: there, sending takes little of what computes. Here the messages are carried by **the
+# One thing differs from GPUs: there, sending needs only a small part of the GPU. Here the messages are carried by **the
 # same cores that compute**. What overlap hides, backward may lose.
 #
 # **Predict.** Which step is shorter on this machine?
@@ -273,7 +274,7 @@ lesson.predicted(my_step, told.shorter(*drawn))
 lesson.table(told.overlap(drawn))
 
 # %% [markdown]
-# **How to read it.** An orange bar begins when this rank sends the bucket, whose number it shows, and ends when the
+# **How to read it.** Blue: this rank computes. Orange: a bucket is under way. Grey: `backward()` only waits. An orange bar begins when this rank sends the bucket, whose number it shows, and ends when the
 # mean of all ranks is there: who is early waits for the others. `backward` ends when the last bucket is sent: nothing
 # is left to compute. `wait` is what `backward()` still does: it waits for the messages under way, and copies the
 # means back. The table has medians over nine steps and all ranks. *hidden* is the share of the orange time, in the
@@ -360,14 +361,15 @@ lesson.table(told.no_sync(answers["no_sync"]))
 
 # %% [markdown]
 # It is the **forward** that decides whether its backward will synchronise. Around backward alone `no_sync` does
-# nothing, and no warning says so. The two rows without any all-reduce are fast, and wrong: the ranks never meet.
+# nothing, and no warning says so. The two rows without any all-reduce are wrong: the ranks never meet.
 # `ddp.module` is the model without DDP.
 #
 # ### Exercise 2: accumulate
 #
-# `train(ddp, batches, optimizer, every)` makes one pass over `batches`, a list of pairs `(inputs, labels)`, with an
-# update after each `every` batches, as one process would make with one batch of that size. Their number divides. The
-# loss is `cross_entropy`. `ddp` gets one batch at a time. As few all-reduces as can be.
+# `train(ddp, batches, optimizer, every)` makes one pass over `batches`, a list of pairs `(inputs, labels)`, with one
+# update after each `every` batches. It must equal the update of one process whose batch holds these batches of **all**
+# ranks. `len(batches)` is a multiple of `every`. The loss is `cross_entropy`. `ddp` gets one batch at a time. Make one round
+# of all-reduces per update.
 
 # %%
 # %%writefile results/live/06_train.py
@@ -495,17 +497,18 @@ lesson.table(told.memory(answers["memory"]))
 # with `DistributedDataParallel`.
 #
 # - **The same training.** An update takes `BATCH` images, over all ranks together (as nearly as that can be divided),
-#   at the same learning rate. Each image is taken once an epoch, in an order that is new each epoch. A few may be left
-#   out, or repeated, so that all shards are equally long.
+#   at the same learning rate. An epoch takes each image once, but for a few that may be left out, or repeated, so that
+#   all shards are equally long. Its order is another one in each epoch.
 # - **Each rank for itself.** Random numbers (for dropout, say) differ between the ranks. Where there are GPUs, each
 #   rank has one of its own.
 # - **True figures.** One line an epoch, written as `minimal.py` writes it: the loss over the images of all ranks, and
 #   the accuracy over all test images, each counted once.
-# - **One file**, written once, which the model of `minimal.py` can load.
+# - **One file**, `SAVE`, written once, which the model of `minimal.py` can load.
 #
 # Leave `data.get_dataset`, the network and `EPOCHS` as they are. All that you need stands in this lesson and in
 # [05](05_distributed_sampler.ipynb). The next cell makes a copy to begin with (and never writes over yours). Open
-# `results/live/my_ddp.py` from JupyterLab's file browser, change it, and save it.
+# `results/live/my_ddp.py` from JupyterLab's file browser, change it, and save it. A good order: the process group; sampler
+# and batch size; the device; the model in DDP; sums over all ranks; printing and saving.
 
 # %%
 # !test -e results/live/my_ddp.py || cp scripts/lessons/minimal.py results/live/my_ddp.py
@@ -532,7 +535,8 @@ capstone.my_ddp("results/live/my_ddp.py")
 # ## What to remember
 #
 # 1. Same first weights and the same mean gradient on every rank: that is DDP. It is the training of one process, as
-#    long as shards are equal, the loss is a mean, and no layer looks at the whole batch.
+#    long as shards are equal, the loss is a mean, no layer looks at the whole batch, and nothing is drawn by chance (as dropout
+#    does, without harm).
 # 2. DDP sends gradients in buckets while backward goes on. The forward prepares it, so call `ddp(images)`, and put
 #    `no_sync` around the forward, too.
 # 3. All else is yours: metrics are summed by you, rank 0 saves `ddp.module.state_dict()`, and each rank holds the

@@ -65,6 +65,7 @@ def flat_gradient(model):
 def go_through(way, model, images, timeout):
     """What this rank did: {"shard", "losses", "gradient" (the sum over its steps), "seconds", "error" (or None)}."""
     deal, around = WAYS[way]
+    dist.barrier()  # who is late must not use up the few seconds in which the new group has to meet
     group = dist.new_group(timeout=timedelta(seconds=timeout))  # a way that breaks its group leaves the next one alone
     ddp_model = DistributedDataParallel(model, process_group=group)
     shard, seen, error = list(deal(len(images))), [], None
