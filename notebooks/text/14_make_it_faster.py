@@ -60,10 +60,10 @@ from scripts.measure.adjustable_training import CHANGES
 ranks = 2  # processes of the runs with several; 2 or more
 steps = 9  # updates that are profiled
 rounds = 7  # times that each change is compared with no change; 3 or more
-seconds = 1.5  # a comparison ends after so many, once it has made three rounds
+seconds = 1  # a comparison ends after so many, once it has made three rounds
 alone = "nothing whole-batches fused threads batch bf16 channels-last compile"  # with LeNet
 alone_resnet = "nothing threads batch bf16 channels-last"  # with the small ResNet
-together = "nothing bucket-view first-bucket bf16-hook powersgd accumulate"
+together = "nothing bucket-view bf16-hook powersgd accumulate"
 
 # %% [markdown]
 # **All runs are on the CPU, also where there is a GPU**, with one thread a rank: then all see the same operators. On a
@@ -172,7 +172,7 @@ check.largest(my_largest)
 my_faults = None  # page faults a step
 
 # %%
-# !python scripts/measure/page_faults.py --model resnet --rounds {rounds} \
+# !python scripts/measure/page_faults.py --model resnet --rounds {rounds} --steps 5 \
 #     --out results/live/14_pages.json
 
 # %%
@@ -229,12 +229,11 @@ plt.show()
 # | channels_last | `model.to(memory_format=torch.channels_last)`: the channels of a pixel side by side in memory |
 # | torch.compile | `model.compile()`: writes C++ for the model (on a GPU Triton), and compiles it |
 # | gradient_as_bucket_view | `DDP(…, gradient_as_bucket_view=True)`: gradients are not copied to the buckets and back |
-# | bucket_cap_mb | `DDP(…, bucket_cap_mb=…)`; `None`: DDP's choice, with a first bucket of 1 MiB |
 # | bf16 compression | `ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)`: sends half the bytes |
 # | PowerSGD | another hook: two thin matrices for each large one ([Vogels 2019](https://arxiv.org/abs/1905.13727)) |
 # | an update each 4 batches | `with ddp.no_sync():` for three of four batches ([09](09_large_batch.ipynb)) |
 #
-# On a GPU there is one more: `torch.set_float32_matmul_precision("high")` ([lesson 01](01_one_device.ipynb)).
+# (What the size of the buckets does stands in [06](06_ddp.ipynb).) On a GPU there is one more: `torch.set_float32_matmul_precision("high")` ([lesson 01](01_one_device.ipynb)).
 #
 # **Predict** two of them (1 = no gain).
 
