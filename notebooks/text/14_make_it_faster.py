@@ -4,12 +4,12 @@
 #     minutes: 120
 #     quick:
 #       parameters:
-#         alone: nothing whole-batches batch bf16
-#         alone_resnet: nothing bf16 channels-last
-#         together: nothing bf16-hook powersgd accumulate
+#         alone: nothing batch bf16
+#         alone_resnet: nothing channels-last
+#         together: nothing bf16-hook accumulate
 #         rounds: 3
-#         seconds: 0.5
-#         steps: 5
+#         seconds: 0.3
+#         steps: 3
 #       seconds: 50
 #     seconds: 120
 #   kernelspec:
