@@ -18,7 +18,6 @@ import data
 import shortcuts
 import utils
 from course import plots, predict, processes
-from course.checks import lesson_14
 from scripts.measure import adjustable_training, compare_changes, step_profile
 from scripts.measure.adjustable_training import Setting, Training
 
@@ -202,7 +201,7 @@ def watched(training):
 
 @pytest.mark.parametrize("every", [1, 4])
 @launch.in_a_group_of_one
-def test_all_reduces_of_accumulated_batches_are_as_the_exercise_counts_them(every):
+def test_accumulated_batches_send_each_bucket_once_an_update(every):
     setting = Setting(batch_size=8, buckets=4, accumulate=every)
     training = Training(setting, "lenet", random_images(), second_rank())
     sent = watched(training)
@@ -213,7 +212,7 @@ def test_all_reduces_of_accumulated_batches_are_as_the_exercise_counts_them(ever
     assert buckets > 1 and sum(sent) == sum(p.nbytes for p in training.raw.parameters())
     for _ in range(2):
         training.update()
-    assert len(sent) == lesson_14.my_all_reduces(3 * every, every, buckets)
+    assert len(sent) == 3 * buckets, "under no_sync nothing is sent"
 
 
 @launch.in_a_group_of_one
@@ -298,17 +297,32 @@ def test_bad_input_is_one_line(script, tmp_path):
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "folder" in done.stderr
 
 
-def test_pictures_hold_what_did_not_run_and_what_has_no_prediction():
-    rows = [{"text": "nothing changed", "predicted": 1.0, **compare_changes.summary([0.9, 1.0, 1.05])},
-            {"text": "threads", "predicted": None, **compare_changes.summary([0.1, 0.1, 0.2])},
-            {"text": "compile", "predicted": 1.5, "error": "no compiler"}]
-    ax = plots.changes.changes(pd.DataFrame(rows), plt.subplots()[1], "title")
-    plots.changes.key(ax.figure)
-    words = [text.get_text() for text in ax.texts]
-    assert "0.10×" in words and any("did not run" in word for word in words)
-    ax = plots.changes.operators([{"name": "aten::mm", "ms": 3, "calls": 1}, {"name": "backward", "ms": 1, "calls": 1}],
-                                plt.subplots()[1])
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["mm", "backward (between operators)"]
+def test_pictures_hold_what_did_not_run_and_what_is_beyond_the_axis():
+    rows = [{"text": "nothing changed", "predicted": 1.0, **compare_changes.summary([0.9, 1.0, 1.05]), "verdict": "-"},
+            {"text": "threads", "predicted": None, **compare_changes.summary([0.1, 0.1, 0.2]), "verdict": "costs"},
+            {"text": "compile", "predicted": 1.5, "error": "no compiler", "verdict": "did not run"}]
+    figure = plots.changes.compared({"LeNet": pd.DataFrame(rows)}, "one rank")
+    ax = figure.axes[0]
+    assert [text.get_text() for text in ax.texts] == ["1.00×", "0.10× costs", "did not run"]
+    assert ax.get_xlim()[0] == 0.4 and "<" in [line.get_marker() for line in ax.lines]
+    plt.close("all")
+
+
+def test_operators_and_everything_else_add_up():
+    rows = [{"name": "aten::mm", "ms": 3, "calls": 1}, {"name": "backward", "ms": 1, "calls": 1},
+            {"name": "aten::add", "ms": 0.5, "calls": 1}, {"name": "aten::mul", "ms": 0.5, "calls": 1}]
+    ax = plots.changes.operators(rows, plt.subplots()[1], most=2)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "mm", "backward (between operators)", "everything else (2 names)"]
+    assert sum(bar.get_width() for bar in ax.patches) == 5
+    plt.close("all")
+
+
+def test_the_start_is_paid_back_where_the_line_crosses_zero():
+    found = {"first_update_seconds": [1, 11], "images_an_update": [64, 64], "seconds_an_image": [[3 / 64, 1 / 64]] * 3}
+    line = plots.changes.paid_back(found, "title").axes[0].lines[0]
+    assert list(line.get_xdata()) == [0, 10] and list(line.get_ydata()) == pytest.approx([-10, 10])
+    assert predict.gains.saved({"error": "no compiler"}) == predict.gains.saved(None) == []
     plt.close("all")
 
 

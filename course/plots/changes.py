@@ -1,21 +1,25 @@
-"""Lesson 14: operators by self time, and the gain of each change, predicted and measured."""
+"""Lesson 14: operators by self time, the gain of each change, predicted and measured, and when a start is paid back."""
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import StrMethodFormatter
 
 from course import predict
-from course.plots.style import COLOURS, GREY, PALE, PHASES, handles, key_below, line_key, name_rows, ticks
+from course.plots.style import COLOURS, GREY, LINES, PALE, PHASES, halo, handles, key_below, line_key, name_rows, ticks
 
-KINDS = {"product": PHASES["backward"], "other operator": PHASES["forward"], "between operators": COLOURS[3]}
+KINDS = {"convolution or matrix product": PHASES["backward"], "other operator": PHASES["forward"],
+         "between operators": COLOURS[3]}
+TICKS = (0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.6, 2, 2.5, 3)
 PREDICTED = {"marker": "D", "linestyle": "", "color": COLOURS[1], "markerfacecolor": "none", "markersize": 14}
 
 
 def kind(name: str) -> str:
     """Which of KINDS an operator or label of a profile is."""
     if predict.gains.is_product(name):
-        return "product"
+        return "convolution or matrix product"
     return "other operator" if predict.gains.is_operator(name) else "between operators"
 
 
@@ -26,53 +30,104 @@ def shorten(name: str) -> str:
     return name.removeprefix("aten::").split("#")[-1].replace("autograd::engine::evaluate_function: ", "engine: ")[:38]
 
 
-def operators(rows: list[dict], ax: Axes, most: int = 10) -> Axes:
-    """A bar for each of the `most` operators with the largest self time; `rows` as step_profile.py writes them."""
+def operators(rows: list[dict], ax: Axes, most: int = 8) -> Axes:
+    """A bar for each of the `most` operators with the largest self time, and one for everything else; `rows` as
+    step_profile.py writes them."""
     total = sum(row["ms"] for row in rows)
-    rows = rows[:most]
-    kinds = [kind(row["name"]) for row in rows]
-    bars = ax.barh(range(len(rows)), [row["ms"] for row in rows], height=0.7, color=[KINDS[name] for name in kinds])
-    ax.bar_label(bars, [f"{row['ms'] / total:.0%}" for row in rows], padding=10, fontweight="bold")
-    name_rows(ax, [shorten(row["name"]) for row in rows])
+    names, kinds, ms = [[make(row) for row in rows[:most]] for make in (
+        lambda row: shorten(row["name"]), lambda row: kind(row["name"]), lambda row: row["ms"])]
+    colours = [KINDS[name] for name in kinds]
+    if rest := rows[most:]:
+        names.append(f"everything else ({len(rest)} names)")
+        ms.append(sum(row["ms"] for row in rest))
+        colours.append(GREY)
+    bars = ax.barh(range(len(names)), ms, height=0.7, color=colours)
+    ax.bar_label(bars, [f"{one / total:.0%}" for one in ms], padding=10, fontweight="bold")
+    name_rows(ax, names)
     ax.margins(x=0.12)
     ax.set_xlabel("milliseconds of self time in a step")
-    ax.legend(handles=handles({name: KINDS[name] for name in KINDS if name in kinds}), loc="lower right")
     return ax
 
 
-def changes(table: pd.DataFrame, ax: Axes, title: str = "") -> Axes:
+def profiles(models: dict) -> Figure:
+    """{title: rows of `operators`}: side by side, with one key."""
+    fig, axes = plt.subplots(1, len(models), figsize=(20, 7))
+    for ax, (title, rows) in zip(axes, models.items(), strict=True):
+        operators(rows, ax).set_title(title)
+    key_below(fig, KINDS)
+    return fig
+
+
+def limits(*tables: pd.DataFrame) -> tuple[float, float]:
+    """Of the axis that `changes` draws on: what single rounds had beyond the middle half is left out."""
+    marks = [0.8, 1.25]
+    for table in tables:
+        ran, noise = table[table["gain"].notna()], predict.gains.noise(table.iloc[0])
+        marks += [*ran["gain"], *ran["predicted"].dropna(), *ran["quartiles"].explode(), 1 / noise, noise]
+    return max(min(marks) / 1.08, 0.4), min(max(marks) * 1.08, 3)
+
+
+def changes(table: pd.DataFrame, ax: Axes, title: str, low: float, high: float) -> Axes:
     """A line a change: a hollow diamond predicted, a dot measured, with the middle half (thick) and all rounds (thin).
 
-    Columns: `text`, `predicted` (or nothing), `gain`, `low`, `high`, `quartiles`; `error` where it did not run. The
-    first row has nothing changed: the grey band is the noise, its largest gain or loss on both sides.
+    Columns: `text`, `predicted` (or nothing), `gain`, `low`, `high`, `quartiles`, `verdict`; `error` where it did not
+    run. The first row has nothing changed: the grey band is the noise, its largest gain or loss on both sides. The axis
+    goes from `low` to `high`; a dot beyond stands at its edge, as a triangle.
     """
     table = table.reset_index(drop=True)
     noise = predict.gains.noise(table.iloc[0])
     ax.axvspan(1 / noise, noise, color=PALE, zorder=0, linewidth=0)
     ax.axvline(1, color=GREY, linewidth=2, zorder=1)
     for y, row in table.iterrows():
-        if pd.notna(row.get("error")):
-            tried = "not tried" if row["error"].startswith("not tried") else "did not run here"
-            ax.text(1, y, f"  {tried}", va="center", color=GREY, fontweight="bold")
+        pays = row["verdict"] in ("pays", "costs")
+        beside = {"va": "center", "transform": ax.get_yaxis_transform(), "color": "black" if pays else GREY}
+        if pd.isna(row["gain"]):
+            ax.text(1.03, y, row["verdict"], **beside)
             continue
         colour = COLOURS[0] if y else GREY
         ax.plot([row["low"], row["high"]], [y, y], color=colour, linewidth=2)
         ax.plot(row["quartiles"], [y, y], color=colour, linewidth=7, solid_capstyle="butt", alpha=0.6)
-        ax.plot(row["gain"], y, "o", color=colour, markersize=12)
+        mark = "<" if row["gain"] < low else ">" if row["gain"] > high else "o"
+        ax.plot(min(max(row["gain"], low), high), y, mark, color=colour, markersize=12, clip_on=False)
         if pd.notna(row["predicted"]) and y:
-            ax.plot(row["predicted"], y, **PREDICTED)
-        ax.text(1.01, y, f"{row['gain']:.2f}×", va="center", fontweight="bold", transform=ax.get_yaxis_transform())
+            ax.plot(min(max(row["predicted"], low), high), y, clip_on=False, **PREDICTED)
+        ax.text(1.03, y, f"{row['gain']:.2f}×" + (f" {row['verdict']}" if y else ""), **beside,
+                fontweight="bold" if pays else "normal")
     name_rows(ax, table["text"])
-    low = min(table["low"].min(), table["predicted"].min(), 1 / noise, 0.8) / 1.08
-    high = max(table["high"].max(), table["predicted"].max(), noise, 1.25) * 1.08
     ax.set(xscale="log", xlabel="times as fast as without the change", title=title)
-    locator = MaxNLocator(6, steps=[1, 2, 5, 10]) if high / low < 6 else LogLocator(subs=(1, 2, 5))
-    ticks(ax, locator.tick_values(low, high))
+    ticks(ax, [value for value in TICKS if low <= value <= high])
     ax.set_xlim(low, high)
     return ax
 
 
-def key(fig: Figure) -> None:
-    """What the marks of `changes` stand for, below all axes."""
+def compared(tables: dict, title: str) -> Figure:
+    """{model: table of `changes`}: side by side, with one key."""
+    rows = max(map(len, tables.values()))
+    fig, axes = plt.subplots(1, len(tables), figsize=(20, 3.2 + 0.62 * rows), sharey=True, squeeze=False)
+    for ax, (name, table) in zip(axes[0], tables.items(), strict=True):
+        changes(table, ax, f"{name}, {title}", *limits(*tables.values()))
     measured = line_key("measured: median, middle half, all rounds", marker="o", color=COLOURS[0], markersize=12)
     key_below(fig, [line_key("predicted", **PREDICTED), measured, *handles({"nothing changed: noise": PALE})])
+    return fig
+
+
+def paid_back(found: dict, title: str) -> Figure:
+    """When a slower first update is paid back by what the others save, for one change as compare_changes.py found it.
+
+    The line is computed from the median, the band from the middle half of the rounds.
+    """
+    before, after = found["first_update_seconds"]
+    extra = after - before
+    low, middle, high = np.percentile(predict.gains.saved(found), [25, 50, 75])
+    updates = np.linspace(0, 2 * extra / middle if middle > 0 else 20_000, 2)
+    fig, ax = plt.subplots(figsize=(12, 5.5))
+    ax.fill_between(updates, updates * low - extra, updates * high - extra, color=COLOURS[0], alpha=0.2, linewidth=0)
+    ax.plot(updates, updates * middle - extra, color=COLOURS[0], linestyle=LINES["predicted"])
+    ax.axhline(0, color=GREY, linewidth=2)
+    beside = {"textcoords": "offset points", "fontweight": "bold", "path_effects": halo()}
+    ax.annotate("as long as without it", (0, 0), (0, 6), color=GREY, **beside)
+    ax.annotate("computed from the median round; band: from the middle half", (updates[1], updates[1] * middle - extra),
+                (0, 10), color=COLOURS[0], ha="right", **beside)
+    ax.set(xlabel="updates", ylabel="seconds saved since the start", title=title)
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    return fig

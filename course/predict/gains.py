@@ -152,3 +152,10 @@ def payback(start_before, start_after, before, after):
     if after >= before:
         return math.inf
     return max(0, math.ceil((start_after - start_before) / (before - after)))
+
+
+def saved(found):
+    """Seconds that each update saves, in every round of a comparison; [] where it was not tried or did not run."""
+    if not found or "error" in found:
+        return []
+    return [found["images_an_update"][0] * (before - after) for before, after in found["seconds_an_image"]]

@@ -4,9 +4,10 @@
     torchrun --nproc_per_node=2 scripts/measure/step_profile.py --model lenet wide --out ranks.json
 
 The training is main.py's (adjustable_training.py). The file holds for each model what course/predict/gains.py needs:
-`phases` (ms of a step, timed without the profiler), `operators` (of rank 0: self time of each in a profiled step),
-`events` of a typical step of every rank, and a few things timed alone. Each rank's Chrome trace is written beside it
-(OUT.MODEL.rankN.trace.json): open it at ui.perfetto.dev.
+`phases` (ms of a step, timed without the profiler; `halves`: the whole step, before and after the profiled ones),
+`operators` (of rank 0: self time of each in a profiled step), `events` of a typical step of every rank, and a few
+things timed alone. Each rank's Chrome trace is written beside it (OUT.MODEL.rankN.trace.json): open it at
+ui.perfetto.dev.
 """
 
 import itertools
@@ -123,15 +124,20 @@ def typical(steps_of_ranks):
 # ---------------------------------------------------------------------------------------------- timed alone
 
 
-def phases(training, steps):
-    """{phase: ms of an update}, medians, timed without the profiler."""
+def timed_phases(training, steps):
+    """{phase: seconds} of so many updates, timed without the profiler."""
     seconds = []
     for _ in range(steps):
         message_time.meet(training.here.device)
         timer = utils.PhaseTimer(training.here.device)
         training.update(timer.mark)
         seconds.append(timer.totals())
-    return {phase: 1000 * statistics.median(one[phase] for one in seconds) for phase in PHASES}
+    return seconds
+
+
+def medians(updates):
+    """{phase: ms of an update}"""
+    return {phase: 1000 * statistics.median(one[phase] for one in updates) for phase in PHASES}
 
 
 def median_ms(call, times):
@@ -141,10 +147,10 @@ def median_ms(call, times):
 def alone(training, model, train_set, steps):
     """What a prediction needs besides the profile, ms: an update with a small batch, one batch fetched singly."""
     small = Training(Setting(batch_size=SMALL), model, train_set, training.here)
-    phases(small, WARM_UP)
+    timed_phases(small, WARM_UP)
     single = Training(Setting(one_by_one=True), model, train_set, training.here)
     next(single.batches)
-    return {"small_batch": SMALL, "small_batch_step": sum(phases(small, steps).values()),
+    return {"small_batch": SMALL, "small_batch_step": sum(medians(timed_phases(small, steps)).values()),
             "one_by_one_data": median_ms(lambda: next(single.batches), WARM_UP)}
 
 
@@ -169,11 +175,14 @@ def link(gradients, rounds=9):
 
 def look(model, train_set, args, here):
     training = Training(Setting(), model, train_set, here)
-    phases(training, WARM_UP)
-    found = {"batch_size": training.setting.batch_size, "phases": phases(training, args.steps),
+    timed_phases(training, WARM_UP)
+    before = timed_phases(training, args.steps)
+    profiler, clock = profiled(training, args.steps)
+    after = timed_phases(training, args.steps)  # on both sides: a machine that becomes slower is no profiler's fault
+    found = {"batch_size": training.setting.batch_size, "phases": medians(before + after),
+             "halves": [sum(medians(half).values()) for half in (before, after)],
              "shapes": [list(p.shape) for p in training.raw.parameters()],
              "gradient_bytes": sum(p.nbytes for p in training.raw.parameters())}
-    profiler, clock = profiled(training, args.steps)
     path = args.out.with_name(f"{args.out.stem}.{model}.rank{here.rank}.trace.json")
     profiler.export_chrome_trace(str(path))
     steps = read_trace(path, clock, here.rank)
@@ -187,7 +196,7 @@ def main():
     parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
     add = parser.add_argument
     add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
-    add("--steps", type=positive(int), default=9, help="updates that are timed, and then profiled; default: 9")
+    add("--steps", type=positive(int), default=9, help="updates that are timed, profiled, and timed again; default: 9")
     args = parser.parse_args()
     with parser.one_line():
         here = utils.find_placement("cpu")

@@ -1,0 +1,91 @@
+"""What lesson 14 says of its results."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from course.verdicts import lesson_14 as told
+
+CHANGES = {name: SimpleNamespace(text=name.upper()) for name in ("nothing", "bf16", "compile", "channels-last")}
+NOISE = {"gain": 1.0, "low": 0.95, "high": 1.05, "quartiles": [0.99, 1.01]}
+
+
+def profile(**changes):
+    names = {"aten::convolution_backward": 5, "aten::addmm": 1, "Optimizer.step#Adam.step": 1, "aten::relu": 2,
+             "aten::index_select": 1}
+    return {"operators": [{"name": name, "ms": ms, "calls": 1} for name, ms in names.items()],
+            "phases": {"data": 1, "forward": 4, "backward": 4, "update": 1}, "halves": [10, 10.5],
+            "medians": {"data": 1, "forward": 4, "backward": 4, "update": 1, "wait": 1, "least wait": 0.5},
+            "batch_size": 64, "small_batch": 16, "small_batch_step": 4, "one_by_one_data": 6} | changes
+
+
+def run(**changes):
+    return {"models": {"lenet": profile(**changes)}, "world_size": 1, "cores": 2}
+
+
+def measured(**changes):
+    row = {"gain": 1.5, "low": 1.4, "high": 1.6, "quartiles": [1.45, 1.55], "losses": [2.1, 2.2], "gradient_off": 0.05}
+    return {"lenet": {"nothing": NOISE | {"losses": [2.1, 2.1], "gradient_off": 0.0}, "bf16": row | changes}}
+
+
+def tables(**changes):
+    return told.judged(measured(**changes), run(), CHANGES, ["nothing", "bf16", "compile"])
+
+
+def test_shares_add_up_with_everything_else():
+    shares = told.shares(profile())
+    assert math.isclose(sum(shares.values()), 1) and shares["everything else"] == pytest.approx(0.3 - 1 / 11)
+    assert told.most(run(), "lenet") == "convolution"
+    assert [row["part"] for row in told.parts(run())][-1] == "everything else"
+
+
+def test_a_profiler_that_makes_faster_is_a_disturbance():
+    assert told.disturbed(profile()) == ""
+    assert "no profiler" in told.disturbed(profile(halves=[12, 13]))
+    assert "its speed" in told.disturbed(profile(halves=[8, 11]))
+
+
+def test_waiting_is_a_share_of_the_profiled_step():
+    assert told.waiting(run(), "lenet") == pytest.approx(100 / 11)
+
+
+def test_a_library_that_cannot_keep_memory_is_told():
+    assert told.can_keep({"can_keep": True}) == "" and "noise" in told.can_keep({"can_keep": False})
+
+
+def test_each_change_is_judged_or_said_not_to_have_been_tried():
+    table = tables()["LeNet"].set_index("change")
+    assert list(table["verdict"]) == ["no difference seen", "pays", "not tried"]
+    assert told.judged(measured(gain=float("nan")), run(), CHANGES, ["nothing"])["LeNet"].shape[0] == 1
+    assert told.gain(tables(), "lenet", "bf16") == 1.5 and told.gain(tables(), "lenet", "compile") == "not tried"
+    assert "**BF16**, LeNet" in told.furthest(tables())
+    assert told.decided(CHANGES, tables()) == [
+        {"change": "BF16", "tried": 1, "paid": 1, "cost": 0, "in main.py": "`--bf16`"},
+        {"change": "COMPILE", "tried": 0, "paid": 0, "cost": 0, "in main.py": "`--compile`"}]
+
+
+def test_bf16_instructions_are_those_that_linux_names():
+    assert "avx512_bf16." in told.instructions("flags : fpu avx512_bf16 amx_tile")
+    assert "**no" in told.instructions("flags : fpu avx512_bf16x") and "does not tell" in told.instructions("")
+
+
+def test_where_there_is_no_honest_prediction_there_is_none():
+    row, = told.predictions(run(), CHANGES, "nothing channels-last")
+    assert row["LeNet"] == "–" and row["how"].startswith("no prediction")
+
+
+def test_gradients_that_differ_by_rounding_are_one_row():
+    assert [row["change"] for row in told.numerics(tables())] == ["BF16", "all others here"]
+    assert [row["first gradient is off by"] for row in told.numerics(tables(gradient_off=3e-7))] == ["3e-07 at most"]
+
+
+@pytest.mark.parametrize(("found", "words"), [
+    (None, "Not tried"), ({"error": "InductorError: no compiler."}, "did not run here"),
+    ({**NOISE, "first_update_seconds": [1, 21], "images_an_update": [64, 64],
+      "seconds_an_image": [[2 / 64, 1 / 64]] * 3}, "not known to be **ever** paid back"),
+    ({"gain": 2, "low": 2, "high": 2, "quartiles": [2, 2], "first_update_seconds": [1, 21],
+      "images_an_update": [64, 64], "seconds_an_image": [[2 / 64, 1 / 64]] * 3}, "after **20 updates**"),
+])
+def test_when_compiling_is_paid_back(found, words):
+    assert words in told.compiled(found, NOISE)
