@@ -110,9 +110,6 @@ def test_the_first_code_cell_is_the_same_everywhere():
 
 # ------------------------------------------------------------------- what a learner sees in a lesson: the subject
 
-UNFINISHED = set()  # yet to be rewritten
-finished = pytest.mark.parametrize(
-    "path", [path for path in NOTEBOOKS if path.stem[:2] not in UNFINISHED], ids=lambda path: path.stem)
 # What a function in a cell may not touch: tables, text and axes belong to course/
 SHOWING = {"Markdown", "HTML", "display", "print", "plt", "ax", "axes", "fig", "lesson", "plots"}
 AXES_WORK = re.compile(r"^ *(?:ax|axes|fig|plt)(?:\[.*\])?\.(?!show\(|subplots\()", re.MULTILINE)
@@ -145,19 +142,18 @@ def visible_lines(path):
 
 
 def test_the_lessons_together_show_the_subject_and_little_else():
-    paths = [path for path in NOTEBOOKS if path.stem[:2] not in UNFINISHED]
-    lines = {path.stem: len(visible_lines(path)) for path in paths}
-    words = {path.stem: sum(map(words_in_strings, code_cells(path))) for path in paths}
-    assert sum(lines.values()) <= 2400 / 15 * len(paths), lines
-    assert sum(words.values()) <= 700 / 15 * len(paths), words
+    lines = {path.stem: len(visible_lines(path)) for path in NOTEBOOKS}
+    words = {path.stem: sum(map(words_in_strings, code_cells(path))) for path in NOTEBOOKS}
+    assert sum(lines.values()) <= 2400, lines
+    assert sum(words.values()) <= 700, words
 
 
-@finished
+@each_notebook
 def test_no_line_of_code_is_longer_than_a_hundred_characters(path):
     assert [line for line in visible_lines(path) if len(line) > 100] == []
 
 
-@finished
+@each_notebook
 def test_cells_define_no_function_for_tables_text_or_axes(path):
     for cell in code_cells(path):
         for node in ast.walk(parsed(cell)):
@@ -167,14 +163,14 @@ def test_cells_define_no_function_for_tables_text_or_axes(path):
         assert not AXES_WORK.search(cell.source), cell.source
 
 
-@finished
+@each_notebook
 def test_predictions_are_asked_and_not_filled_in(path):
     for cell in code_cells(path):
         for name, value in re.findall(r"^(my_\w+) = (.*)", cell.source, re.MULTILINE):
             assert value.split("  #")[0] == "None", f"{name} in: {cell.source}"
 
 
-@finished
+@each_notebook
 def test_a_lesson_says_what_it_asks_and_takes_and_where_it_leads(path):
     notebook = read(path)
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
