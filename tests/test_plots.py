@@ -15,6 +15,7 @@ from course import plots, png, runs
 mpl.use("Agg")
 BY_RUN = [plots.loss_by_epoch, plots.loss_by_time, plots.accuracy_by_epoch, plots.phases]
 BY_TABLE = [plots.seconds_per_epoch, plots.throughput, plots.speedup, plots.efficiency]
+WRITTEN = [*BY_RUN, plots.accuracy_twice, *BY_TABLE]
 SCALING = [plots.throughput, plots.speedup, plots.efficiency]
 CURVES = [plots.loss_by_epoch, plots.loss_by_time, plots.accuracy_by_epoch]
 
@@ -377,10 +378,18 @@ def command(*arguments):
     return done.returncode, [line for line in done.stdout.splitlines() if line.endswith(".png")], done.stderr
 
 
+def test_accuracy_stands_beside_itself_by_epoch_and_by_time(live):
+    by_epoch, by_time = plots.accuracy_twice(live).axes
+    for ax, last in ((by_epoch, live["epoch"].max()), (by_time, live.groupby("label")["seconds"].sum().max())):
+        assert {"single", "ddp2"} <= set(texts(ax)) and any("(unfinished)" in text for text in texts(ax))
+        assert max(line.get_xdata().max() for line in ax.lines if len(line.get_xdata())) == pytest.approx(last)
+    assert by_epoch.get_ylim() == by_time.get_ylim()
+
+
 def test_all_pictures_are_written(live, tmp_path):
     said, folder = [], tmp_path / "new/plots"
     written = plots.write_all(live, runs.speedup_table(live), folder, said.append)
-    assert written == [folder / f"{f.__name__}.png" for f in BY_RUN + BY_TABLE]
+    assert written == [folder / f"{f.__name__}.png" for f in WRITTEN]
     assert sorted(folder.iterdir()) == sorted(written) and not said and not plt.get_fignums()
     for path in written:
         assert plt.imread(path).std() > 0
@@ -391,7 +400,7 @@ def test_what_cannot_be_drawn_is_said_and_left_out(tmp_path):
     written = plots.write_all(df, runs.seconds_per_epoch(df), tmp_path, said.append)
     assert [path.stem for path in written] == [
         f.__name__ for f in (*CURVES, plots.seconds_per_epoch, plots.throughput)]
-    assert [line.split(":")[0] for line in said] == ["phases", "speedup", "efficiency"]
+    assert [line.split(":")[0] for line in said] == ["phases", "accuracy_twice", "speedup", "efficiency"]
     assert all("nothing to draw" in line for line in said)
 
 
@@ -413,7 +422,7 @@ def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):
 def test_the_command_writes_the_pictures(log, tmp_path):
     code, out, err = command(log("single", 1), log("ddp2", 2), "--plots", tmp_path / "new/plots")
     assert (code, err) == (0, "")
-    assert out == [str(tmp_path / f"new/plots/{f.__name__}.png") for f in BY_RUN + BY_TABLE]
+    assert out == [str(tmp_path / f"new/plots/{f.__name__}.png") for f in WRITTEN]
     assert sorted(map(str, (tmp_path / "new/plots").iterdir())) == sorted(out)
 
 
@@ -425,7 +434,7 @@ def test_the_command_leaves_out_what_cannot_be_drawn(tmp_path):
         "throughput.png",
     ]  # fmt: skip
     assert [line.split(":")[1].strip() for line in err.splitlines()] == [
-        "no speed-up, no efficiency", "phases", "speedup", "efficiency",
+        "no speed-up, no efficiency", "phases", "accuracy_twice", "speedup", "efficiency",
     ]  # fmt: skip
 
 

@@ -28,4 +28,12 @@ from course.plots.files import write_all
 from course.plots.samplers import sampler_map
 from course.plots.style import COLOURS, GREY, LINES, MARKERS, PHASES, WARNING, picture
 from course.plots.timelines import timeline
-from course.plots.training import COMMAND, accuracy_by_epoch, loss_by_epoch, loss_by_time, phases, whole_command
+from course.plots.training import (
+    COMMAND,
+    accuracy_by_epoch,
+    accuracy_twice,
+    loss_by_epoch,
+    loss_by_time,
+    phases,
+    whole_command,
+)

@@ -9,7 +9,8 @@ import pandas as pd
 import options
 from course.plots import comparison, training
 
-OF_RUNS = (training.loss_by_epoch, training.loss_by_time, training.accuracy_by_epoch, training.phases)
+OF_RUNS = (training.loss_by_epoch, training.loss_by_time, training.accuracy_by_epoch, training.phases,
+           training.accuracy_twice)
 OF_TABLE = (comparison.seconds_per_epoch, comparison.throughput, comparison.speedup, comparison.efficiency)
 
 

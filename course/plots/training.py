@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from course.plots.labels import BESIDE_AN_END, write_beside
@@ -30,6 +31,17 @@ def accuracy_by_epoch(df: pd.DataFrame, ax: Axes | None = None, column: str = "a
     ax = curves(df, "epoch", column, f"{_images(column)} accuracy by epoch", "epoch", "accuracy (% of images)", ax)
     percent(ax)
     return ax
+
+
+def accuracy_twice(df: pd.DataFrame) -> Figure:
+    """Test accuracy of each run after as many epochs, and after as many seconds of training: the same, and sooner."""
+    need(df, "seconds", "val_accuracy")
+    fig, axes = plt.subplots(1, 2, figsize=(19, 6.5), sharey=True)
+    for ax, x, what, unit in ((axes[0], "epoch", "epochs", "epoch"), (axes[1], "elapsed", "time", "training time (s)")):
+        percent(curves(df.assign(elapsed=elapsed(df)), x, "val_accuracy", f"For the same {what}", unit,
+                       "test accuracy (%)", ax))
+    axes[1].set_ylabel("")
+    return fig
 
 
 def _images(column):
