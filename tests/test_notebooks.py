@@ -80,6 +80,18 @@ def test_the_search_for_paths_finds_them_and_spares_links():
         assert not MACHINE_PATH.search(spared), spared
 
 
+PAGES = [*NOTEBOOKS, *ROOT.glob("*.md"), *(ROOT / "results").rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    text = page.read_text()
+    if page.suffix == ".ipynb":
+        text = "\n".join(cell.source for cell in read(page).cells if cell.cell_type == "markdown")
+    local = re.findall(r"\]\((?!https?:)([^)#\s]+)", text)
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
 @each_notebook
 def test_metadata_is_what_tools_need_and_no_more(path):
     notebook = read(path)

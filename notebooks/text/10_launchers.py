@@ -496,7 +496,7 @@ lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights
 # | **RPC** | call a function on another worker, by its name | not taught |
 #
 # RPC is [in maintenance mode](https://docs.pytorch.org/docs/stable/rpc.html). Its uses have moved: models too large for
-# one GPU to FSDP ([13](13_sharding.ipynb)) and
+# one GPU to FSDP ([13](13_beyond_ddp.ipynb)) and
 # [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), programs of many actors to
 # [Monarch](https://github.com/meta-pytorch/monarch) or Ray. More: [the
 # overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
