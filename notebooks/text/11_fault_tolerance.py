@@ -111,14 +111,14 @@ lesson.table(told.error_files(processes_of_job, said))
 #
 # ## Kill a rank
 #
-# So save. `main.py --checkpoint FILE --checkpoint-every 20` writes a **checkpoint** every 20 steps and after each
+# So save. `main.py --checkpoint FILE --checkpoint-every 35` writes a **checkpoint** every 35 steps and after each
 # epoch: the weights, the optimizer's state, the place in the epoch, the random states. When it starts and finds the
 # file, it goes on from there.
 #
 # First, a training that nobody disturbs:
 
 # %%
-every = 20
+every = 35
 training = (f"main.py --device cpu --samples {samples} --test-samples 1000 --epochs {epochs}"
             " --global-batch-size 64")
 # !rm -f results/live/11_whole*
