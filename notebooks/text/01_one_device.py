@@ -102,8 +102,8 @@ for epoch in range(epochs):
         epoch_loss += loss.item() * len(labels)  # .item() waits until the device has the value
         step_ms.append(1000 * (time.perf_counter() - step_start))
         step_start = time.perf_counter()
-    epoch_seconds = time.perf_counter() - epoch_start
-    print(f"epoch {epoch}: loss {epoch_loss / samples:.3f}, {samples / epoch_seconds:,.0f} images/s")
+    speed = samples / (time.perf_counter() - epoch_start)
+    print(f"epoch {epoch}: loss {epoch_loss / samples:.3f}, {speed:,.0f} images/s")
 
 # %% [markdown]
 # That is a number. Is it the right one?

@@ -85,7 +85,8 @@ pieces = batch.chunk(devices)
 # %% [markdown]
 # **2. Replicate**: copy the model to each device, in every step again. Each weight of a replica is a copy made by an
 # operation that autograd records, so `backward()` can follow it back to the model's own weight. `grad_fn` shows the
-# operation, a broadcast. (Our `replicate` stands in [one file](../course/pretend_devices.py) with all pretend devices.)
+# operation, a broadcast. (On GPUs the copy of device 0 shares the model's own memory. Our `replicate` stands in
+# [one file](../course/pretend_devices.py) with all of the pretend devices.)
 
 # %%
 replicas = replicate(model, len(pieces))
