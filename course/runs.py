@@ -328,6 +328,24 @@ def seconds_per_epoch(df: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().reindex(columns=TABLE_COLUMNS)
 
 
+def command_parts(df: pd.DataFrame) -> pd.DataFrame:
+    """Where the seconds of whole commands went, one row a run. `df`, of `read_runs`, needs one more column:
+    `command_seconds`, what the clock said of the whole command, for a log knows nothing of what was before it.
+
+    `training`, `evaluating` (and logging): of all epochs; `once`: the rest, start and end; `epoch`: the median of an
+    epoch with its evaluation. Missing where the log holds fewer than two epochs.
+    """
+    rows = []
+    for _, epochs in df.groupby([key for key in RUN_KEYS if key in df], sort=False, dropna=False):
+        between = epochs["time"].diff()  # from the end of an epoch to that of the next
+        training = epochs["seconds"].sum(min_count=1)
+        evaluating = (between - epochs["seconds"]).median() * len(epochs)
+        whole = epochs["command_seconds"].iloc[-1]
+        rows.append({"label": epochs["label"].iloc[-1], "once": whole - training - evaluating, "training": training,
+                     "evaluating": evaluating, "whole": whole, "epoch": between.median()})
+    return pd.DataFrame(rows)
+
+
 def speedup_table(df: pd.DataFrame, baseline: str | Iterable[str] | None = None) -> pd.DataFrame:
     """How each run compares with its baseline: the table of `seconds_per_epoch` (or `df`, if it is one) and
 

@@ -17,7 +17,7 @@ def my_epochs(start_one, epoch_one, start_many, epoch_many):
     saved = epoch_one - epoch_many  # in each epoch
     if saved <= 0:
         return None
-    return max(1, math.ceil((start_many - start_one) / saved))
+    return max(1, math.floor((start_many - start_one) / saved) + 1)  # a tie is not earlier
 
 
 def totals(epochs, start_one, epoch_one, start_many, epoch_many):
@@ -42,6 +42,8 @@ def tried_out(*times):
         "the start ignored": lambda start_one, epoch_one, start_many, epoch_many: (
             1 if epoch_many < epoch_one else None),
         "the whole start instead of what it takes longer": lambda start_one, *others: my_epochs(0, *others),
+        "a tie is earlier": lambda start_one, epoch_one, start_many, epoch_many: max(
+            1, math.ceil((start_many - start_one) / (epoch_one - epoch_many))) if epoch_many < epoch_one else None,
         "rounded down": lambda *times: my_epochs(*times) and my_epochs(*times) - 1,
         "not rounded": lambda start_one, epoch_one, start_many, epoch_many: (
             max(1, (start_many - start_one) / (epoch_one - epoch_many)) if epoch_many < epoch_one else None),
@@ -53,7 +55,7 @@ def tried_out(*times):
 def pays(attempt):
     """Your number is where the longer start is paid back, on every case tried: a job with fewer epochs is done sooner
     by one process, however many devices there are."""
-    cases = (3.0, 2.0, 7.0, 1.1), (2.0, 10.0, 10.0, 4.0), (4.0, 3.0, 3.9, 1.0), (3.0, 2.0, 5.0, 2.4)
+    cases = (3, 2, 7, 1.1), (2, 10, 10, 4), (4, 3, 3.9, 1), (3, 2, 5, 2.4), (3, 2, 5, 1)
     for miss in misses(pays, attempt, cases, tried_out, exactly):
         (start_one, epoch_one, start_many, epoch_many), got = miss.asked, miss.got
         case = (f"One process starts in {start_one:g} s and takes {epoch_one:g} s an epoch, the ranks start in "
@@ -67,6 +69,8 @@ def pays(attempt):
         if got % 1:
             raise Wrong(f"{case} An epoch is begun or it is not: give a whole number.")
         one, many = totals(got, *miss.asked)
+        if many == one:
+            raise Wrong(f"{case} With {got} epoch(s) both are done after {one:.1f} s: nobody is earlier.")
         if many > one:
             start = " Each epoch is shorter, but the start is longer." if got == 1 else ""
             raise Wrong(f"{case} With {got} epoch(s) one process is done after {one:.1f} s, and the ranks after "

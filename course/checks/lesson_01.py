@@ -168,7 +168,7 @@ def my_loss(outputs, labels, kind):
 def loss(attempt):
     """Three models that say the same have the same loss. A log-softmax applied twice does no harm: log-probabilities
     come out of it as they went in, so cross_entropy is right for them, too. A softmax applied twice is not one
-    softmax."""
+    softmax. And the logarithm of a probability that was rounded to 0 is -inf: one more reason to return logits."""
     logits = 3 * torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(6)
     truth = -logits.double().softmax(1)[range(6), labels].log().mean().item()  # by definition

@@ -51,7 +51,7 @@ def throughput(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
 
 def speedup(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Speed-up against world size, beside the ideal line."""
-    return _by_world_size(table, "speedup", "Speed-up", "times as fast as the baseline", "{:.1f}×", ax,
+    return _by_world_size(table, "speedup", "Speed-up", "times as fast as the baseline", "{:.2f}×", ax,
                           ideal=lambda ranks: ranks)
 
 

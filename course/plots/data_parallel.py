@@ -6,7 +6,7 @@ from matplotlib.patches import Rectangle
 
 from course.plots.style import COLOURS, GREY, PALE, bare, key_below, stacked, write_in
 
-PARTS = {"weights": COLOURS[0], "gradients": COLOURS[5], "Adam's state": COLOURS[2], "DDP's buckets": COLOURS[3],
+PARTS = {"weights": COLOURS[0], "gradients": COLOURS[5], "Adam's state": COLOURS[2],
          "kept for backward": "#BDBDBD", "outputs": COLOURS[4], "kept by the loss": COLOURS[1]}
 
 
@@ -42,14 +42,11 @@ def steps(table, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def memory(holds: dict) -> list[Axes]:
-    """What each device holds, {way: [{part: bytes} of each device]}: a panel a way, a bar a device, in MB."""
-    fig, axes = plt.subplots(1, len(holds), figsize=(8 * len(holds), 5), sharex=True, squeeze=False)
-    for ax, (way, devices) in zip(axes[0], holds.items(), strict=True):
-        bars = [{part: held[part] / 1e6 for part in PARTS if part in held} for held in devices]
-        stacked(ax, [f"device {number}" for number in range(len(devices))], bars, PARTS, "MB (million bytes)", "MB")
-        ax.set_title(way)
-        ax.tick_params(labelleft=ax is axes[0][0])
-        ax.margins(x=0.22)
-    key_below(fig, PARTS)
-    return axes[0]
+def memory(devices: list[dict], ax: Axes | None = None) -> Axes:
+    """What each device holds, {part: bytes} of each: a bar a device, in MB."""
+    ax = ax or plt.subplots(figsize=(14, 1.2 + 0.9 * len(devices)))[1]
+    bars = [{part: held[part] / 1e6 for part in PARTS if part in held} for held in devices]
+    stacked(ax, [f"device {number}" for number in range(len(devices))], bars, PARTS, "MB (million bytes)", "MB")
+    ax.set_title("What each device holds")
+    key_below(ax.figure, PARTS)
+    return ax

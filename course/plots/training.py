@@ -10,8 +10,9 @@ from matplotlib.ticker import MaxNLocator
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import GREY, PHASES, head, line_style, percent, stacked
 from course.plots.tables import by_run, name_of, need, source_of
+from course.runs import command_parts
 
-COMMAND = {"starting": GREY, "training": PHASES["backward"], "evaluating, and the rest": PHASES["forward"]}
+COMMAND = {"once: start and end": GREY, "training": PHASES["backward"], "evaluating": PHASES["forward"]}
 
 
 def loss_by_epoch(df: pd.DataFrame, ax: Axes | None = None, column: str = "loss") -> Axes:
@@ -93,19 +94,11 @@ def phases(df: pd.DataFrame, ax: Axes | None = None, xlabel="seconds an epoch", 
 
 
 def whole_command(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """From typing a command to its end: starting, training, and the rest, stacked, one bar a run.
-
-    The logs know nothing of the time before they were opened, so `df` needs one more column: `command_seconds`, what
-    the clock said of the whole command.
-    """
-    need(df, "command_seconds", "total_seconds", "seconds")
-    bars = []
-    for rows in by_run(df):
-        whole, logged = (rows[name].iloc[-1] for name in ("command_seconds", "total_seconds"))
-        trained = rows["seconds"].sum(min_count=1)
-        parts = pd.Series([whole - logged, trained, logged - trained], COMMAND)
-        bars.append({} if parts.isna().any() else parts.to_dict())  # a part alone would look like the whole
-    return _stacked(df, bars, COMMAND, "no end in this log", "The whole command", ax, "seconds", unit="s")
+    """From typing a command to its end, `runs.command_parts`: one bar a run."""
+    need(df, "command_seconds", "time", "seconds")
+    parts = command_parts(df)[["once", "training", "evaluating"]].set_axis(list(COMMAND), axis=1)
+    bars = [{} if row.isna().any() else row.to_dict() for _, row in parts.iterrows()]  # a part alone would look whole
+    return _stacked(df, bars, COMMAND, "fewer than two epochs", "The whole command", ax, "seconds", unit="s")
 
 
 def _stacked(df, bars, colours, unknown, title, ax, xlabel, unit="") -> Axes:

@@ -28,7 +28,7 @@ def machine(cores, gpus, torch_version, backends, train_set, test_images):
         "CPU cores that we may use": cores,
         "GPUs": ", ".join(names) or "none",
         "PyTorch": torch_version,
-        "what can carry gradients (NCCL needs GPUs)": ", ".join(backends),
+        "libraries for messages between processes (NCCL works with GPUs only)": ", ".join(backends),
         "images": f"{name}: {images:,} for training, {test_images:,} for the test{made}",
     }.items()]
 
@@ -45,8 +45,8 @@ def beside_prediction(table, ranks, prediction):
 def two_runs(table, samples):
     """A row for each run of `runs.speedup_table`."""
     return [{"run": run.label, "images/s": f"{run.images_per_second:,.0f}", "times as fast": f"{run.speedup:.2f}",
-             "images a step": run.batch_size * run.world_size,
-             "steps an epoch": math.ceil(samples / (run.batch_size * run.world_size)),
+             "images per step": run.batch_size * run.world_size,
+             "steps per epoch": math.ceil(samples / (run.batch_size * run.world_size)),
              f"loss after {run.epochs} epochs": f"{run.loss:.2f}"} for run in table.itertuples()]
 
 
@@ -70,8 +70,8 @@ def ways(gpus, nodes):
          "torchrun --nproc_per_node=8 main.py", "06", ""),
         ("Does every machine\nstay to the end?", "DDP, several nodes", "torchrun on each machine",
          "torchrun --nnodes=2 … main.py", "10", two),
-        ("Machines come\nand go:", "Elastic", "goes on with 1 to 4 machines", "torchrun --nnodes=1:4 … main.py",
-         "11", ""),
+        ("Machines come\nand go:", "Elastic", "1 to 4 machines: one is enough to try it",
+         "torchrun --nnodes=1:4 … main.py", "11", ""),
     ]
     return [dict(zip(("question", "way", "what", "command", "lesson", "lacks"), row, strict=True)) for row in rows]
 
@@ -91,7 +91,7 @@ def lessons(pages):
         course = page.metadata.course
         rows.append({"lesson": f"[{title.strip('# ')}]({file})",
                      "its question": " ".join(question.removeprefix("**The question.**").split()),
-                     "for you": f"{course.get('minutes', '–')} min",
+                     "for you": f"{course.minutes} min",
                      "for the machine": f"{math.ceil(course.seconds / 60)} min"})
     return rows
 

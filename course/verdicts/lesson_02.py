@@ -4,7 +4,10 @@ from statistics import median
 
 from course.lesson import some
 
-ALONE = ("scatter", "replicate", "gather", "loss", "update")  # what one thread, or device 0, does for all
+DONE_BY = {"scatter": "device 0, for all", "replicate": "device 0, to all", "apply": "all devices",
+           "gather": "all, to device 0", "loss": "device 0", "backward": "all devices", "update": "device 0"}  # on GPUs
+GAIN = 1.3  # of two workers: less than this may be chance
+
 
 
 def steps(devices, rows):
@@ -36,11 +39,10 @@ def forwards(gpus, rows):
 def phases(seconds):
     """A row for each phase of a step, from {phase: seconds} of several, the medians; and one for the whole step."""
     middle = {phase: median(step[phase] for step in seconds) for phase in seconds[0]}
-    whole, alone = sum(middle.values()), sum(middle[phase] for phase in middle if phase in ALONE)
-    rows = [(phase, "device 0" if phase in ALONE else "all devices", length) for phase, length in middle.items()]
-    rows.append(("**the whole step**", f"**device 0 alone: {alone / whole:.0%}**", whole))
-    return [{"step": step, "who works, on GPUs": works, "ms": f"{1000 * length:.2f}", "share": f"{length / whole:.0%}"}
-            for step, works, length in rows]
+    whole = sum(middle.values())
+    return [{"step": step, "on GPUs this is done by": DONE_BY.get(step, ""), "ms here": f"{1000 * length:.2f}",
+             "share here": f"{length / whole:.0%}"}
+            for step, length in (middle | {"**the whole step**": whole}).items()]
 
 
 def speedups(measured):
@@ -50,3 +52,13 @@ def speedups(measured):
         rows.setdefault(work, {})[workers] = 1000 * min(seconds)
     return [{"work": work} | {f"{some(workers, 'worker')}, ms": f"{ms:.0f}" for workers, ms in of.items()}
             | {"times as fast": f"{of[min(of)] / of[max(of)]:.2f}"} for work, of in rows.items()]
+
+
+def lock(threads, processes):
+    """What two workers gained at Python's sums, threads and processes, says of the lock."""
+    found = f"Two threads are {threads:.2f} times as fast as one, two processes {processes:.2f} times"
+    if processes < GAIN:
+        return f"{found}. Even processes gain little: the cores had other work. This run does **not** show the lock."
+    if threads < GAIN:
+        return f"{found}: the cores were there, but threads could not use both. **That is the lock.**"
+    return f"{found}: threads gain, too. This Python has no lock, or the run was disturbed."

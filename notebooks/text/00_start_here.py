@@ -20,7 +20,7 @@
 #
 # **You will be able to**
 # - train one network with several processes, by one command, and read from the log what they gained;
-# - say where the time of a second process goes;
+# - say what a command costs once, besides its epochs;
 # - write a first function that several processes run, each knowing who it is;
 # - choose between the five ways to train, and find the lesson for each.
 #
@@ -29,10 +29,11 @@
 #
 # **Time.** About 35 minutes for you, 1 for the machine.
 #
-# This is the first of fifteen lessons. Later you build DDP yourself from single messages ([06](06_ddp.ipynb)), predict how
-# fast 1,024 GPUs would be, which you do not have ([08](08_predict_scaling.ipynb)), kill processes and see the training go on
-# ([11](11_fault_tolerance.ipynb)), and repair scripts that are broken as people really break them
-# ([12](12_break_it.ipynb)). Each lesson starts real programs, and every picture is drawn from what they measured.
+# This is the first of fifteen lessons. Later you build DDP yourself from single messages ([06](06_ddp.ipynb)), predict
+# how fast 1,024 GPUs would be, which you do not have ([08](08_predict_scaling.ipynb)), kill processes and see the
+# training go on ([11](11_fault_tolerance.ipynb)), and repair scripts that are broken as people really break them
+# ([12](12_break_it.ipynb)). A picture shows what was measured here; where it is a schematic, or was recorded elsewhere,
+# it says so.
 
 # %%
 import glob, sys
@@ -84,8 +85,8 @@ plt.show()
 # Every lesson goes the same way: a question, **your prediction**, a run, a picture, what it means. Write the number
 # down *before* you run. To be wrong is fine: the gap is what you learn from.
 #
-# We train twice on the same images: first one process on one device (a GPU, or one CPU core), then two processes on two.
-# Each process holds a copy of the network and takes its own part of the images. In each step they average their
+# We train twice on the same images: first one process on one device (a GPU, or one CPU core), then two processes on
+# two. Each process holds a copy of the network and takes its own part of the images. In each step they average their
 # gradients: what each has learned from its images.
 #
 # **Predict**: two processes train how many times as fast as one? Replace `None` by a number.
@@ -94,7 +95,7 @@ plt.show()
 my_speedup = None  # times as fast
 
 # %% [markdown]
-# One process. (`OMP_NUM_THREADS=1` keeps it to one core. Otherwise one process uses all cores, and no core is free for another.)
+# One process. (`OMP_NUM_THREADS=1` keeps it to one core. Otherwise it would use all cores.)
 
 # %%
 start = time.perf_counter()
@@ -114,8 +115,8 @@ start = time.perf_counter()
 wall[f"{ranks} ranks"] = time.perf_counter() - start
 
 # %% [markdown]
-# Each run wrote a log. We read both back. The first epoch is often slower (it warms up), so we leave it out. Of the other
-# speeds we take the middle one, the **median**.
+# Each run wrote a log. We read both back. The first epoch is often slower (it warms up), so we leave it out. Of the
+# other speeds we take the middle one, the **median**.
 
 # %%
 logs = runs.read_runs({"one process": "results/live/00_one.jsonl",
@@ -133,39 +134,39 @@ lesson.verdict(told.crowded(ranks, len(gpus) or cores, "GPU" if gpus else "core"
 # - **Times as fast**: what is missing from the ideal was spent on averaging, on waiting for the other process, and on
 #   what the devices of one machine share. (Other programs on your machine count, too. Run the cells again.) Lesson
 #   [08](08_predict_scaling.ipynb) takes the loss apart, and predicts it.
-# - **Images a step**: each process takes as many as the one process took. Together that is the **global batch**, and with
-#   a larger one an epoch has fewer steps. So it is not quite the same training, and the losses differ. Lesson
+# - **Images per step**: each process takes as many as the one process took. Together that is the **global batch**, and
+#   with a larger one an epoch has fewer steps. So it is not quite the same training, and the losses differ. Lesson
 #   [09](09_large_batch.ipynb) is about that.
+# - On a CPU there is a third way: one process that uses all cores itself. It is not what we compare here: one core
+#   stands for one GPU. Lesson [07](07_performance.ipynb) sets these side by side, too.
 #
 # ## But how long did you wait?
 #
-# The speed above counts training alone. Before it, Python starts and imports torch: `torchrun` does, and then every rank
-# for itself.
+# The speed above counts training alone. The command also starts Python and imports torch: `torchrun` does, and then
+# every rank for itself. The ranks meet, load the images, and end. All this comes once, however many epochs there are.
 #
-# **Predict**: how much of the second command's time had passed before its training began?
+# **Predict**: what share of the second command's time did **not** go into its epochs (training, and evaluating)?
 
 # %%
-my_start = None  # % of the whole command
+my_once = None  # % of the whole command
 
 # %%
 logs["command_seconds"] = logs["label"].map(wall)
 plots.whole_command(logs, plt.subplots(figsize=(12, 4))[1])
 plt.show()
-before = logs["command_seconds"] - logs["total_seconds"]  # what no log saw
-lesson.predicted(my_start, 100 * (before / logs["command_seconds"]).iloc[-1], "%")
+one, many = runs.command_parts(logs).itertuples()
+lesson.predicted(my_once, 100 * many.once / many.whole, "%")
 
 
 # %% [markdown]
-# A start is paid once a run, however long the run is.
-#
-# **How an exercise works.** Replace the line `raise NotImplementedError` by your code. Run that cell and the next one: it
-# checks your answer. Stuck? Take away the `# ` before `check.….hint()` and run the cell again. `solution()` shows an
+# **How an exercise works.** Replace the line `raise NotImplementedError` by your code. Run that cell and the next one:
+# it checks your answer. Stuck? Take away the `# ` before `check.….hint()` and run the cell again. `solution()` shows an
 # answer.
 #
 # ### Exercise 1: from how many epochs on?
 #
-# Each command needs some seconds to start, and then some seconds for each epoch. From how many epochs on is the command
-# with several ranks done earlier? Return the smallest such whole number, or `None` if there is none.
+# Each command needs some seconds once, to start and to end, and some for each epoch. From how many epochs on is the
+# command with several ranks done earlier? Return the smallest such whole number, or `None` if there is none.
 
 # %%
 def my_epochs(start_one, epoch_one, start_many, epoch_many):
@@ -176,7 +177,7 @@ def my_epochs(start_one, epoch_one, start_many, epoch_many):
 check.pays(my_epochs)
 # check.pays.hint()
 # check.pays.solution()
-# my_epochs(before.iloc[0], table["seconds"].iloc[0], before.iloc[-1], table["seconds"].iloc[-1])
+# my_epochs(one.once, one.epoch, many.once, many.epoch)  # your own two runs
 
 # %% [markdown]
 # ## Your first lines on several processes
@@ -186,8 +187,8 @@ check.pays(my_epochs)
 #
 # ### Exercise 2: hello
 #
-# Write `my_hello`. Each rank prints `hello from rank` and its number. Rank 0 alone prints one more line: `world size` and how
-# many ranks there are. Run the cell: it writes the file. The check starts it on three ranks.
+# Write `my_hello`. Each rank prints `hello from rank` and its number. Rank 0 alone prints one more line: `world size`
+# and how many ranks there are. Run the cell: it writes the file. The check starts it on three ranks.
 
 # %%
 # %%writefile results/live/00_hello.py
@@ -216,15 +217,14 @@ check.hello("results/live/00_hello.py")
 
 # %%
 nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1))  # more than one only inside a Slurm job
-plots.ways.decisions(told.ways(len(gpus), nodes), title="Filled: live here, now")
+plots.ways.decisions(told.ways(len(gpus), nodes), title="Which way to train?")
 plt.show()
 
 # %% [markdown]
-# You have just used the third. The second is for old code: the PyTorch manual
-# [advises DDP instead](https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html), also in one machine.
-# The `…` stands for the address where the machines meet. [10](10_launchers.ipynb) explains it, and shows how one machine
-# can play two.
-# In all five every device holds the whole model. A model that is too large for that is the subject of lesson
+# You have just used the third. The second is for old code: the PyTorch manual [advises DDP
+# instead](https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html), also in one machine. The `…`
+# stands for the address where the machines meet. [10](10_launchers.ipynb) explains it, and shows how one machine can
+# play two. In all five every device holds the whole model. A model that is too large for that is the subject of lesson
 # [13](13_beyond_ddp.ipynb).
 #
 # ## The words

@@ -37,6 +37,7 @@ from course import lesson; lesson.begin()
 # %%
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -59,16 +60,16 @@ epochs = 2  # passes over them
 dataset = "auto"  # cifar10, or synthetic where it cannot be had
 
 # %% [markdown]
-# "One device" is one GPU where there is one. On a CPU it is **one core**: we allow PyTorch one thread. Later lessons give
-# each process a core of its own, and then the numbers can be compared.
+# "One device" is one GPU where there is one. On a CPU it is **one core**: we allow PyTorch one thread. Later lessons
+# give each process a core of its own, and then the numbers can be compared.
 #
 # Model and data must be on the same device, so both go there first. `model.to(device)` moves the model itself;
 # `images.to(device)` returns a copy, which you must use. (On a recent NVIDIA GPU one more line belongs here:
 # [`torch.set_float32_matmul_precision("high")`](https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html).
-# Matrix products are then faster and a little less exact.)
+# Matrix products are then faster and a little less exact; convolutions are so without it.)
 
 # %%
-device = utils.find_placement().device
+device = utils.find_placement().device  # a GPU, if there is one
 torch.set_num_threads(1)
 cpu_set = data.get_dataset(dataset)[0].first(samples)
 train_set = cpu_set.first(samples, device)  # on a GPU the images lie in its memory
@@ -80,15 +81,11 @@ print(f"{device.type}: {samples:,} × {train_set.name}, {steps_per_epoch} steps"
 # ## The baseline loop
 #
 # A model, a loader, a loss, an optimizer. This is the whole training. Every later lesson changes a few of these lines.
-#
-# **Predict**: how many images does this device train on in one second?
-
-# %%
-my_images_per_second = None  # images/s
 
 # %%
 torch.manual_seed(0)
-model = models.ConvNet().to(device)  # LeNet
+model = models.ConvNet().to(device)  # LeNet, a small network
+# our set hands over whole batches: its `collate` leaves nothing to collect
 loader = DataLoader(train_set, batch_size, shuffle=True, collate_fn=train_set.collate)
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)  # one pass over all weights
@@ -105,18 +102,16 @@ for epoch in range(epochs):
         epoch_loss += loss.item() * len(labels)  # .item() waits until the device has the value
         step_ms.append(1000 * (time.perf_counter() - step_start))
         step_start = time.perf_counter()
-    clock_seconds = time.perf_counter() - epoch_start
-    print(f"epoch {epoch}: loss {epoch_loss / samples:.3f}")
-
-# %%
-lesson.predicted(my_images_per_second, samples / clock_seconds, "images/s")
+    speed = samples / (time.perf_counter() - epoch_start)
+    print(f"epoch {epoch}: loss {epoch_loss / samples:.3f}, {speed:,.0f} images/s")
 
 # %% [markdown]
 # That is a number. Is it the right one?
 #
 # ## Four ways to time an epoch
 #
-# The loop above wrote down the time of each single step. Many people time one step and multiply.
+# The loop above wrote down the time of each single step. Many people time one step and multiply. We look at the first
+# epoch.
 #
 # The **median** of the steps: half of them are shorter, half are longer.
 #
@@ -126,49 +121,50 @@ lesson.predicted(my_images_per_second, samples / clock_seconds, "images/s")
 my_first_step = None  # times the median step
 
 # %%
+step_ms = step_ms[:steps_per_epoch]
 steps = pd.DataFrame({"milliseconds": step_ms, "synthetic": train_set.name == "synthetic"})
 plots.one_device.first_steps(steps)
 plt.show()
 lesson.predicted(my_first_step, step_ms[0] / steps["milliseconds"].median(), "times")
-lesson.table(told.clocks(step_ms, steps_per_epoch, clock_seconds))
-
+lesson.table(told.clocks(step_ms))
 
 # %% [markdown]
 # Read the table so:
 #
-# - **The first step is warm-up.** (Another step may be as long: another program had the core.) Memory is taken for the first time, and libraries choose and prepare their code for
-#   this size of batch. To multiply it by the number of steps is to count the warm-up in every step.
-# - **The mean** holds the warm-up, and every moment in which another program used the device.
-# - **The median** does not notice a few long steps. It says how fast the device is when nothing disturbs it.
-# - **The clock on the wall** says how long you waited. Both are useful. Say which one you print.
+# - **The first step is warm-up**: memory is taken for the first time, and libraries choose and prepare their code for
+#   this size of batch. (Another step may be as long: another program had the core.)
+# - **The mean** holds the warm-up, and every moment in which another program used the device. Times the number of steps
+#   it is what the clock on the wall shows: how long you waited.
+# - **The median** does not notice a few long steps. But what disturbs more than half of the steps moves it, too:
+#   compare it with **the fastest tenth**, and with a second run.
 #
 # ## The clock that stops too early
 #
 # A GPU works through a queue. A call only puts work into the queue and returns; `torch.cuda.synchronize()` waits until
-# the queue is empty. On a CPU a call returns when its work is done.
+# the queue is empty. Here a thread stands for the GPU: it works through what is submitted to it.
+#
+# **Predict**: when the call returns, how much of the work's time has passed?
 
 # %%
-def wait_for_device():
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+my_returned = None  # % of the time until the work is done
 
-
-images, labels = train_set.__getitems__(range(2000))
-with torch.no_grad():
-    model(images)  # warm-up for this size of batch
-    wait_for_device()
-    start = time.perf_counter()
-    model(images)
-    returned = time.perf_counter() - start
-    wait_for_device()
-    done = time.perf_counter() - start
-lesson.table([{"device": device.type, "the call returned after, ms": f"{1000 * returned:.2f}",
+# %%
+many, _ = cpu_set.__getitems__(range(2000))  # 2,000 images in one batch
+cpu_model, queue = models.ConvNet(), ThreadPoolExecutor(1)
+start = time.perf_counter()
+call = queue.submit(cpu_model, many)  # as a call on a GPU: it queues the work
+returned = time.perf_counter() - start
+call.result()  # as torch.cuda.synchronize()
+done = time.perf_counter() - start
+lesson.predicted(my_returned, 100 * returned / done, "%")
+lesson.table([{"the call returned after, ms": f"{1000 * returned:.2f}",
                "the work was done after, ms": f"{1000 * done:.2f}"}])
 
 
 # %% [markdown]
-# On a CPU the two times are the same. On a GPU the first can be a small part of the second, and the rest is then found in
-# whichever later line waits first: often `.item()`.
+# A clock that stops when the call returns has measured nothing of the work. On a GPU the rest is then found in
+# whichever later line waits first: often `.item()`. (So call `.item()` in each step only where you time each step, as
+# above. `main.py` adds up on the device, and calls it once per epoch.)
 #
 # ## Where the time goes
 #
@@ -224,13 +220,14 @@ lesson.predicted(my_share, 100 * one_epoch[["forward", "backward"]].sum() / one_
 
 
 # %% [markdown]
-# The work on the data can be shared too, if each device prepares its own part of the images. The update cannot: with data
-# parallelism every device updates all weights.
+# The work on the data can be shared too, if each device prepares its own part of the images. The update is not, in
+# lessons 02 to 12: there every device updates all weights. (Lesson [13](13_beyond_ddp.ipynb) shares it, too.)
 #
 # ### Exercise 1: the seconds of a step
 #
-# Write the clock yourself. `step()` makes one step, `wait()` waits for the device, and `clock()` is the time in seconds.
-# Return the typical seconds of one step. The check gives you devices that warm up, that queue their work, and that are disturbed.
+# Write the clock yourself. `step()` makes one step, `wait()` waits for the device, and `clock()` is the time in
+# seconds. Return the typical seconds of one step. The check gives you devices that warm up, that queue their work, and
+# that are disturbed.
 
 # %%
 def my_step_seconds(step, wait, clock):
@@ -241,13 +238,15 @@ def my_step_seconds(step, wait, clock):
 check.step_seconds(my_step_seconds)
 # check.step_seconds.hint()
 # check.step_seconds.solution()
-# my_step_seconds(lambda: model(images[:64]), wait_for_device, time.perf_counter)  # a real device
+# my_step_seconds(lambda: queue.submit(cpu_model, many[:64]),  # the queue of above
+#                 lambda: queue.submit(int).result(), time.perf_counter)
 
 # %% [markdown]
 # ## One image at a time, or a batch at a time?
 #
 # Most first tutorials prepare each image on its own: a PIL image, `ToTensor`, `Normalize`, and the loader stacks 64 of
-# them. `data.ImageSet` keeps all images as one uint8 tensor. It picks 64 of them by index and normalises them in one go.
+# them. `data.ImageSet` keeps all images as one uint8 tensor. It picks 64 of them by index and normalises them in one
+# go.
 #
 # First the proof that both give the same images. Only rounding may differ.
 
@@ -257,12 +256,12 @@ transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(info
 one_by_one = textbook.OneByOne(cpu_set.images, cpu_set.labels, transform)  # as torchvision
 
 singly = torch.stack([one_by_one[i][0] for i in range(2000)])
-at_once, _ = cpu_set.__getitems__(range(2000))
+at_once, _ = cpu_set.__getitems__(range(2000))  # one call for all
 torch.testing.assert_close(singly, at_once, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# So only time is at stake. Both pipelines run in this one process: we compare the work of **one core**. (With a GPU, the
-# second pipeline, a batch at a time, works on the GPU.)
+# So only time is at stake. Both pipelines run in this one process: we compare the work of **one core**. (With a GPU,
+# the second pipeline, a batch at a time, works on the GPU.)
 #
 # **Predict**: with one image at a time, the whole epoch takes how many times as long?
 
@@ -286,22 +285,22 @@ lesson.table(told.pipelines(pipelines, samples))
 
 
 # %% [markdown]
-# Model, optimizer and order of the images are the same: only the data pipeline differs. (Do forward and backward differ,
-# too? Then another program took part of the core in one of the runs.) Even the arithmetic is the same. What costs is the
-# number of calls: several Python calls and small tensors for each image, or for each batch.
-# `DataLoader(num_workers=…)` does not remove this work, it moves it to other cores. If each core already has a
-# rank, no core is left for them.
+# Model, optimizer and order of the images are the same: only the data pipeline differs. (Do forward and backward
+# differ, too? Then another program took part of the core in one of the runs.) Even the arithmetic is the same. What
+# costs is the number of calls: several Python calls and small tensors for each image, or for each batch.
+# `DataLoader(num_workers=…)` does not remove this work, it moves it to other cores. If each core already has a rank, no
+# core is left for them.
 #
 # **Why this matters for all that follows.** A speed-up compares with the baseline. Suppose that somebody trains on two
 # devices a batch at a time, and compares with one device that takes an image at a time. Then the "speed-up" is too
-# large by the ratio that you have just predicted, and no second device had any part in that. So make one device fast first, and write its
-# seconds an epoch down.
+# large by the ratio that you have just predicted, and no second device had any part in that. So make one device fast
+# first, and write down its seconds per epoch.
 #
 # ### Exercise 2: how much can it gain?
 #
 # `phases` is a dictionary like `{"data": 6.0, "forward": 2.0, "backward": 3.0, "update": 1.0}`, in seconds. One phase,
-# `name`, is made `times` times as fast. How many times as fast is the whole epoch? (`times` can be `math.inf`: the phase
-# costs nothing any more.)
+# `name`, is made `times` times as fast. How many times as fast is the whole epoch? (`times` can be `math.inf`: the
+# phase costs nothing any more.)
 
 # %%
 def my_gain(phases, name, times):
@@ -317,7 +316,8 @@ check.gain(my_gain)
 # %% [markdown]
 # ## A box: the softmax too many
 #
-# A fast number is worth nothing if the result is wrong. Here is a mistake that gives no error, and a loss that goes down.
+# A fast number is worth nothing if the result is wrong. Here is a mistake that gives no error, and a loss that goes
+# down.
 #
 # Our model returns **logits**: a score for each class, any number. `CrossEntropyLoss` turns logits into probabilities
 # itself, by a softmax. Many models end in a softmax of their own, and then there are two. What becomes of the loss?
@@ -335,27 +335,32 @@ lesson.table([{"the model is sure, and": "right", "loss": f"{right:.4f}"},
 
 # %% [markdown]
 # The second softmax sees one 1 and nine 0s, so the sure class gets e / (e + 9). If the answer is right, the loss is
-# log(e + 9) − 1; if it is wrong, log(e + 9). With two softmaxes the loss never leaves these two values, however good the model is. On average a model that is sure of
-# every answer has log(e + 9) − accuracy: the dotted line below. The picture shows both of our models, same seed, same
-# images, a point for each tenth of an epoch. The third run was [published by a
-# tutorial](../results/recorded/tutorial-one-gpu-vs-eight/README.md).
+# log(e + 9) − 1; if it is wrong, log(e + 9). So with two softmaxes the loss of an image always lies between these two,
+# however good the model is. On average a model that is sure of every answer has log(e + 9) − accuracy.
+#
+# A tutorial published the log of its training. It ended so:
+
+# %%
+recorded = runs.read_run("results/recorded/tutorial-one-gpu-vs-eight/one_gpu.txt")
+lesson.table(recorded[["epoch", "loss", "accuracy"]].tail(1))
+
+# %% [markdown]
+# **Predict**, as a detective: how does the tutorial's model end? (log(e + 9) is the loss of "wrong" in the table
+# above.)
+
+# %%
+my_guess = None  # "logits" or "softmax first"
+
+# %% [markdown]
+# The picture shows its epochs beside both of our models: same seed, same images, a point for each tenth of an epoch.
+# The dotted line is log(e + 9) − accuracy.
 
 # %%
 softmax_run = train(WithSoftmax, loader, epochs)
 both = {"logits": logits_run, "softmax first": softmax_run}
 curves = told.tenths(both, steps_per_epoch, train_set.name == "synthetic")
-recorded = runs.read_run("results/recorded/tutorial-one-gpu-vs-eight/one_gpu.txt")
 plots.one_device.loss_against_accuracy(curves, recorded)
 plt.show()
-lesson.table(told.last_tenths(curves))
-
-# %% [markdown]
-# **Read the picture**, as a detective: how did the tutorial's model end?
-
-# %%
-my_guess = None  # "logits" or "softmax first"
-
-# %%
 lesson.predicted(my_guess, told.ends_in(recorded))
 ours = dict(iter(curves.groupby("label", sort=False)))
 lesson.table(told.distances({**ours, "the tutorial's": recorded}))
@@ -363,11 +368,12 @@ lesson.table(told.distances({**ours, "the tutorial's": recorded}))
 
 # %% [markdown]
 # "Softmax first" is told by the line: a run that stays near it at every accuracy has a second softmax. (At the
-# beginning a model is not sure yet, and lies a little below.) The tutorial's code confirms it, as the note beside the log says: `nn.Softmax` stands before `CrossEntropyLoss`. Nobody had to read the code to see it, the log was enough.
+# beginning a model is not sure yet, and lies a little below.) The tutorial's code confirms it, as the [note beside the
+# log](../results/recorded/tutorial-one-gpu-vs-eight/README.md) says. Nobody had to read the code: the log was enough.
 #
 # Where a model is sure, and wrong, the output of the first softmax hardly changes with the logits, so that hardly any
-# gradient reaches the weights: the worst mistakes teach the least. The rule: **the model returns logits, the loss does the softmax.** For probabilities,
-# call `softmax` when you predict.
+# gradient reaches the weights: the worst mistakes teach the least. The rule: **the model returns logits, the loss does
+# the softmax.** For probabilities, call `softmax` when you predict.
 #
 # ### Exercise 3: the right loss for each output
 #
@@ -388,9 +394,9 @@ check.loss(my_loss)
 # %% [markdown]
 # ## What to remember
 #
-# 1. Time it so: warm-up left out, each step by itself, the median, the device waited for.
+# 1. Time it so: warm-up left out, each step by itself, the device waited for, the median, the run repeated.
 # 2. Look where the time goes before you make anything faster: what you leave alone sets the limit.
-# 3. Make one device fast, and its result right, before you use many. Its seconds an epoch are the baseline.
+# 3. Make one device fast, and its result right, before you use many. Its seconds per epoch are the baseline.
 #
 # **Next:** [02 · DataParallel](02_data_parallel.ipynb) gives this training several devices in one process, by one
 # changed line.

@@ -58,16 +58,16 @@ repeats = 7  # runs of each measurement
 # %% [markdown]
 # ## One training step
 #
-# A schematic: who does what, not how long it takes. Blue: the `forward` of `DataParallel`. A **replica** is a copy of the
-# model on one device.
+# A schematic: who does what, not how long it takes. Blue: the `forward` of `DataParallel`. A **replica** is a copy of
+# the model on one device.
 
 # %%
 plots.data_parallel.steps(told.steps(devices, rows=64))
 plt.show()
 
 # %% [markdown]
-# `nn.DataParallel` needs GPUs. Here the devices are **pretend devices**, threads on the CPU: the same steps and results,
-# other times. A model and a batch:
+# `nn.DataParallel` needs GPUs. Here the devices are **pretend devices**, threads on the CPU: the same steps and
+# results, other times. A model and a batch:
 
 # %%
 torch.set_num_threads(1)  # a pretend device computes with one core at most
@@ -85,7 +85,8 @@ pieces = batch.chunk(devices)
 # %% [markdown]
 # **2. Replicate**: copy the model to each device, in every step again. Each weight of a replica is a copy made by an
 # operation that autograd records, so `backward()` can follow it back to the model's own weight. `grad_fn` shows the
-# operation, a broadcast:
+# operation, a broadcast. (On GPUs the copy of device 0 shares the model's own memory. Our `replicate` stands in
+# [one file](../course/pretend_devices.py) with all of the pretend devices.)
 
 # %%
 replicas = replicate(model, len(pieces))
@@ -95,6 +96,7 @@ replicas[1][0].weight.grad_fn.name()
 # **3. Apply in parallel**: each replica computes its own piece, in a thread of its own.
 
 # %%
+lesson.code(parallel_apply)
 outputs = parallel_apply(replicas, pieces)
 
 # %% [markdown]
@@ -121,7 +123,8 @@ def data_parallel(model, batch):
 #
 # The loss is the mean over all 64 rows. Each replica gets a gradient, and from these the model gets one.
 #
-# **Predict**: compare it with the gradient that one device computes from the whole batch. How many times as large is it?
+# **Predict**: compare it with the gradient that one device computes from the whole batch. How many times as large is
+# it?
 
 # %%
 my_factor = None  # how many times, ×
@@ -155,8 +158,8 @@ lesson.predicted(my_pieces, rows[2]["rows on each device"])
 lesson.table(rows)
 
 # %% [markdown]
-# `chunk` rounds the size of a piece **up**. Recorded [elsewhere][tutorial]: of a batch of 10 on 8 GPUs, five GPUs get 2 rows
-# each, and three get none.
+# `chunk` rounds the size of a piece **up**. Recorded [elsewhere][tutorial]: of a batch of 10 on 8 GPUs, five GPUs get 2
+# rows each, and three get none.
 #
 # [tutorial]: https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
 #
@@ -188,8 +191,19 @@ mean_of_device_0 = counting.norm.momentum * pieces[0].mean(0)
 torch.testing.assert_close(counting.norm.running_mean, mean_of_device_0)
 
 # %% [markdown]
-# **Replicas live for one step.** Each of them counted, and was thrown away. And BatchNorm kept the mean of **device 0's rows alone**, whose replica has the
-# model's own buffers. The [manual][manual] says both.
+# **Replicas live for one step.** Each of them counted, and was thrown away. And BatchNorm kept the mean of **device 0's
+# rows alone**, whose replica has the model's own buffers (tensors that are not trained). The [manual][manual] says
+# both.
+#
+# Worse: while it trains, each replica normalises by its **own** rows, not by all 64. So the outputs are not those of
+# one device, by up to:
+
+# %%
+(data_parallel(counting, batch) - counting(batch)).abs().max().item()
+
+# %% [markdown]
+# Gradients neither: what we proved above holds for layers that treat each row by itself. DDP has the same trouble, and
+# lesson [06](06_ddp.ipynb) the cure.
 #
 # [manual]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 #
@@ -201,8 +215,8 @@ torch.testing.assert_close(counting.norm.running_mean, mean_of_device_0)
 lesson.code(nn.DataParallel.forward)
 
 # %% [markdown]
-# Its error is what people [meet first](https://github.com/kennethwdk/MLCReID/issues/5): **the model must be on the first
-# GPU** when `forward` runs. Scatter moves the batch. You move the labels to where the outputs are.
+# Its error is what people [meet first](https://github.com/kennethwdk/MLCReID/issues/5): **the model must be on the
+# first GPU** when `forward` runs. Scatter moves the batch. You move the labels to where the outputs are.
 #
 # Now on this machine. A hook, a function that PyTorch calls for us, notes how many rows each call of
 # `forward` sees.
@@ -218,7 +232,8 @@ print(wrapped)
 
 # %% [markdown]
 # - **Wrap, then move** (as above) or move, then wrap: both work, for `DataParallel` looks at the model in each step
-#   ([since 2019](https://github.com/pytorch/pytorch/pull/17363)). [DDP][ddp] looks when it wraps: there, **move first**.
+#   ([since 2019](https://github.com/pytorch/pytorch/pull/17363)). [DDP][ddp] looks when it wraps: there, **move
+#   first**.
 # - **One loader** reads for all GPUs; its `batch_size` is the whole batch. In DDP each process has its own.
 # - **Every tensor among the inputs is cut**, also class weights, say. Make those a buffer of the model.
 #
@@ -273,8 +288,11 @@ lesson.table(told.phases(seconds[2:]))  # the first two warm up
 
 # %% [markdown]
 # Read it so: where device 0 works, **the others wait**. *Replicate* comes back in every step, and teaches the model
-# nothing. **The shares are those of pretend devices, not of GPUs**: these share memory, and one thread computes their
+# nothing. **The times are those of pretend devices, not of GPUs**: these share memory, and one thread computes their
 # backward. Between GPUs the batch, the model, the outputs and the gradients cross a link that is slower than memory.
+#
+# On GPUs, recorded elsewhere: 200 steps of GPT-2 on two TITAN RTX, joined by a fast link (NVLink), took 110.6 s with
+# `DataParallel` and 101.9 s with DDP ([source](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)).
 #
 # ## The price: memory on device 0
 #
@@ -300,42 +318,93 @@ def loss_of_words(scores, words):
 
 
 scores, activations = kept_for_backward(reader, piece, weights=reader.parameters())
-all_scores = torch.zeros(64, 32, vocabulary, requires_grad=True)
-kept_by_all = kept_for_backward(loss_of_words, all_scores, sentences)[1]
-loss, kept_by_piece = kept_for_backward(loss_of_words, scores, piece)
+all_scores = torch.cat([scores] * devices)[:len(sentences)]  # as device 0 gathers them
+loss, kept_by_loss = kept_for_backward(loss_of_words, all_scores, sentences)
 loss.backward()
 optimizer = torch.optim.Adam(reader.parameters())
 optimizer.step()
 
 # %% [markdown]
-# Who holds what:
+# Who holds what? *Kept for backward* is what `forward` stores because `backward()` needs it.
 
 # %%
-gradients = bytes_of(weight.grad for weight in reader.parameters())
-state = bytes_of(part for of_weight in optimizer.state.values() for part in of_weight.values())
-each = {"weights": bytes_of(reader.parameters()), "gradients": gradients,
+each = {"weights": bytes_of(reader.parameters()),
+        "gradients": bytes_of(weight.grad for weight in reader.parameters()),
         "kept for backward": activations, "outputs": bytes_of([scores])}
+state = bytes_of(part for of_weight in optimizer.state.values() for part in of_weight.values())
 device_0 = each | {"Adam's state": state, "outputs": bytes_of([all_scores]),
-                   "kept by the loss": kept_by_all}
-rank = each | {"Adam's state": state, "kept by the loss": kept_by_piece, "DDP's buckets": gradients}
-holds = {"DataParallel": [device_0] + [each] * (devices - 1), "DDP": [rank] * devices}
+                   "kept by the loss": kept_by_loss}
 lesson.predicted(my_memory_ratio, sum(device_0.values()) / sum(each.values()), "×")
-plots.data_parallel.memory(holds)
+plots.data_parallel.memory([device_0] + [each] * (devices - 1))
 plt.show()
+
+# %% [markdown]
+# Under `DataParallel` the outputs of the whole batch, the loss and Adam's state are on device 0 alone, and the
+# **fullest** device decides how large a batch can be. (Not all parts are there at the same moment. In `backward()` the
+# gradient of the outputs comes on top, as large as they are.) Under DDP each device holds as much as the others: lesson
+# [06](06_ddp.ipynb).
+#
+# ## The price: Python's lock
+#
+# The *global interpreter lock* (GIL) lets one thread of a process run Python at a time. (The usual builds of Python
+# have it, the free-threaded ones have not.) PyTorch lets go of it inside an operation. `sum` of a `range` does not: it
+# stands for a `forward` full of Python.
+#
+# **Predict**: how many times as fast are 2 threads as 1, at the same sums?
+
+# %%
+my_python_speedup = None  # how many times, ×
+
+# %%
+ranges, squares = [range(1_000_000)] * 4, [torch.randn(512, 512) / 30] * 4
+kinds = {"Python, threads": (ThreadPoolExecutor, sum, ranges),
+         "Python, processes": (lambda n: ProcessPoolExecutor(n, get_context("spawn")), sum, ranges),
+         "matrices, threads": (ThreadPoolExecutor, torch.matrix_exp, squares)}
+measured = {}
+for name, (workers, work, pieces) in kinds.items():
+    for count in (1, 2):
+        with workers(count) as pool:
+            list(pool.map(work, pieces))  # starts the workers
+            measured[name, count] = timeit.repeat(
+                "list(pool.map(work, pieces))", number=1, repeat=repeats, globals=globals())
+rows = told.speedups(measured)
+lesson.predicted(my_python_speedup, float(rows[0]["times as fast"]), "×")
+lesson.table(rows)
+lesson.verdict(told.lock(*(float(row["times as fast"]) for row in rows[:2])))
+
+# %% [markdown]
+# `DataParallel` has one interpreter that starts the work of all GPUs. With many small operations they wait for it. DDP
+# has one interpreter for each GPU.
+#
+# ## Which GPUs? `CUDA_VISIBLE_DEVICES`
+#
+# `CUDA_VISIBLE_DEVICES=0,3 python main.py --strategy dp` gives a program two GPUs, numbered anew. PyTorch's reader of
+# the variable (`_`: it may change):
+
+# %%
+rows = []
+for visible in ("0,3", "3,0", "0,-1,2", "1,1", ""):
+    with mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=visible):
+        found = torch.cuda._parse_visible_devices()
+    rows.append({"CUDA_VISIBLE_DEVICES": f'"{visible}"', "GPUs, from cuda:0 on": found})
+lesson.table(rows)
 
 
 # %% [markdown]
-# Under `DataParallel` the outputs of the whole batch, the loss and Adam's state are on device 0 alone, and the **fullest**
-# device decides how large a batch can be. (*DDP's buckets* are a second copy of the gradients, for sending. Not all parts
-# are there at the same moment.)
+# - The order counts, and what follows -1 is not seen. A number twice makes the whole list empty ([NVIDIA's
+#   rules][rules]).
+# - The cell calls PyTorch's reader five times. CUDA itself reads the variable **once**, when CUDA's driver starts in
+#   the process. `import torch` does not start it. The first tensor on a GPU does, and
+#   [`torch.cuda.is_available()`][available] too. So set it in front of the command.
+# - CUDA counts the fastest GPU first. `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes it count as `nvidia-smi` does.
+#
+# [rules]: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
+# [available]: https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py
 #
 # ## The verdict
 #
-# Recorded elsewhere: 200 steps of GPT-2 on two TITAN RTX with NVLink took 110.6 s with `DataParallel` and 101.9 s with DDP
-# ([source](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)).
-#
 # The [manual][manual] recommends DDP, "even if there is only a single node". The [DDP tutorial][ddp] says why: threads
-# that compete for Python's lock (appendix A), replicas in each step, scatter, gather. In 2021 PyTorch's developers
+# that compete for Python's lock, replicas in each step, scatter, gather. In 2021 PyTorch's developers
 # [thought of removing](https://github.com/pytorch/pytorch/issues/65936) `DataParallel`. It is still there.
 #
 # | you meet `DataParallel` in | take DDP for |
@@ -353,10 +422,10 @@ plt.show()
 #
 # ### Exercise 1: a whole step by hand
 #
-# Without threads and without the course's functions. Copy the model with `copy.deepcopy`: then
-# the gradients stay in the copies, and you bring them back. Return the loss, the mean cross-entropy of the batch, and leave
-# the gradient of the whole batch in the `.grad` of `model`'s weights. Call `forward` of
-# the copies only, never of `model`. `devices` is a number. The last piece may be smaller than the others.
+# Without threads and without the course's functions. Copy the model with `copy.deepcopy`: then the gradients stay in
+# the copies, and you bring them back. Return the loss, the mean cross-entropy of the batch, and leave the gradient of
+# the whole batch in the `.grad` of `model`'s weights. Call `forward` of the copies only, never of `model`. `devices` is
+# a number. The last piece may be smaller than the others.
 
 # %%
 def my_step(model, batch, labels, devices):
@@ -369,9 +438,11 @@ check.step(my_step)
 # check.step.solution()
 
 # %% [markdown]
-# **2. Relieve device 0**: compute the loss on each device, so that no scores are gathered. Write what runs on a device;
-# `batch` and `labels` are its pieces. `torch.cat` gathers what you return. The `.mean()` of that must be the loss of the
-# whole batch, also where the batch does not divide.
+# ### Exercise 2: relieve device 0
+#
+# Compute the loss on each device, so that no scores are gathered. Write what runs on a device; `batch` and `labels` are
+# its pieces. `torch.cat` gathers what you return. The `.mean()` of that must be the loss of the whole batch, also where
+# the batch does not divide.
 
 # %%
 def my_losses(model, batch, labels):
@@ -382,61 +453,6 @@ def my_losses(model, batch, labels):
 check.losses(my_losses)
 # check.losses.hint()
 # check.losses.solution()
-
-# %% [markdown]
-# ## Appendix A: the interpreter lock
-#
-# The *global interpreter lock* (GIL) lets one thread of a process run Python at a time. PyTorch lets go of it inside an
-# operation. `sum` of a `range` does not: it stands for a `forward` full of Python.
-#
-# **Predict**: how many times as fast are 4 threads as 1, at the same sums?
-
-# %%
-my_python_speedup = None  # how many times, ×
-
-# %%
-ranges, squares = [range(1_000_000)] * devices, [torch.randn(512, 512) / 30] * devices
-kinds = {"Python, threads": (ThreadPoolExecutor, sum, ranges),
-         "Python, processes": (lambda n: ProcessPoolExecutor(n, get_context("spawn")), sum, ranges),
-         "matrices, threads": (ThreadPoolExecutor, torch.matrix_exp, squares)}
-measured = {}
-for name, (workers, work, pieces) in kinds.items():
-    for count in (1, devices):
-        with workers(count) as pool:
-            list(pool.map(work, pieces))  # starts the workers
-            measured[name, count] = timeit.repeat(
-                "list(pool.map(work, pieces))", number=1, repeat=repeats, globals=globals())
-rows = told.speedups(measured)
-lesson.predicted(my_python_speedup, float(rows[0]["times as fast"]), "×")
-lesson.table(rows)
-
-# %% [markdown]
-# Read it so: about 1 in the first line is the lock, **if** the processes in the second line are clearly faster. Where they
-# are not, the cores had other work, and this run shows nothing about the lock.
-# `DataParallel` has one interpreter that starts the work of all GPUs. With many small operations they wait for it. DDP has
-# one interpreter for each GPU.
-#
-# ## Appendix B: which GPUs? `CUDA_VISIBLE_DEVICES`
-#
-# `CUDA_VISIBLE_DEVICES=0,3 python main.py --strategy dp` gives a program two GPUs, numbered anew. PyTorch's reader of the
-# variable (`_`: it may change):
-
-# %%
-rows = []
-for visible in ("0,3", "3,0", "0,-1,2", "1,1", ""):
-    with mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=visible):
-        found = torch.cuda._parse_visible_devices()
-    rows.append({"CUDA_VISIBLE_DEVICES": f'"{visible}"', "GPUs, from cuda:0 on": found})
-lesson.table(rows)
-
-# %% [markdown]
-# - The order counts, and what follows -1 is not seen. A number twice makes the whole list empty ([NVIDIA's rules][rules]).
-# - The cell calls PyTorch's reader five times. CUDA itself reads the variable **once**, when CUDA's driver starts in the process. `import torch` does not start it. The first tensor on a
-#   GPU does, and [`torch.cuda.is_available()`][available] too. So set it in front of the command.
-# - CUDA counts the fastest GPU first. `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes it count as `nvidia-smi` does.
-#
-# [rules]: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
-# [available]: https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py
 
 # %% [markdown]
 # ## What to remember

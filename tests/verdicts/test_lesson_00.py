@@ -44,7 +44,7 @@ def test_two_runs_and_what_was_predicted():
                           "loss": [1.4, 1.5], "oversubscribed": False, "cores": 2, "status": "completed",
                           "synthetic": False})
     rows = told.two_runs(table, 10_000)
-    assert [(row["images a step"], row["steps an epoch"]) for row in rows] == [(64, 157), (128, 79)]
+    assert [(row["images per step"], row["steps per epoch"]) for row in rows] == [(64, 157), (128, 79)]
     assert told.beside_prediction(table, 2, None) is table
     drawn = told.beside_prediction(table, 2, 2)
     assert drawn.iloc[-1][["source", "speedup"]].tolist() == ["predicted", 2.0] and len(drawn) == 3

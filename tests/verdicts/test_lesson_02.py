@@ -1,5 +1,7 @@
 """What lesson 02 says of its results."""
 
+import pytest
+
 from course.verdicts import lesson_02 as told
 
 
@@ -22,8 +24,15 @@ def test_what_the_real_one_did_follows_the_gpus():
 
 def test_phases_are_medians_and_say_who_works():
     rows = told.phases([{"scatter": 0.001, "apply": ms / 1000} for ms in (3, 2, 90)])
-    assert [(row["who works, on GPUs"], row["ms"], row["share"]) for row in rows] == [
-        ("device 0", "1.00", "25%"), ("all devices", "3.00", "75%"), ("**device 0 alone: 25%**", "4.00", "100%")]
+    assert [list(row.values())[1:] for row in rows] == [
+        ["device 0, for all", "1.00", "25%"], ["all devices", "3.00", "75%"], ["", "4.00", "100%"]]
+
+
+@pytest.mark.parametrize(("threads", "processes", "said"), [
+    (1.0, 1.1, "does **not** show"), (1.4, 1.2, "does **not** show"), (1.05, 1.8, "That is the lock"),
+    (1.7, 1.8, "no lock, or")])
+def test_the_lock_is_seen_only_where_processes_gain(threads, processes, said):
+    assert said in told.lock(threads, processes)
 
 
 def test_a_speed_up_is_that_of_the_fastest_runs():
