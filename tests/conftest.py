@@ -1,5 +1,6 @@
 """What every test needs: signals as in a fresh shell, and the data."""
 
+import logging
 import os
 import re
 import signal
@@ -10,6 +11,12 @@ import pytest
 for number in (signal.SIGINT, signal.SIGHUP):  # ignored after `scripts/test &` and nohup, and inherited
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_fresh_process():
+    """Where a test played rank 1 in this process, the logger has been told to say errors only."""
+    logging.getLogger("course").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
