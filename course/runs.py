@@ -349,7 +349,7 @@ def command_parts(df: pd.DataFrame) -> pd.DataFrame:
 def speedup_table(df: pd.DataFrame, baseline: str | Iterable[str] | None = None) -> pd.DataFrame:
     """How each run compares with its baseline: the table of `seconds_per_epoch` (or `df`, if it is one) and
 
-    `speedup`: the baseline's seconds an epoch / the run's, for the same number of images (strong scaling).
+    `speedup`: the baseline's seconds an epoch / the run's, for the same number of images.
     Where the two runs' `samples` differ, or only one is known, it is the ratio of their images/s. Where
     neither is known (console text) the same number is assumed, and `note` says so. Missing when dataset or
     model differ.

@@ -214,7 +214,7 @@ def test_phases_are_stacked_medians_without_the_warm_up(log):
 def test_under_the_ceiling_stand_the_losses_the_runs_and_the_prediction(live):
     ceilings = {2: {"low": 1.8, "ceiling": 1.9, "high": 2.0}, 8: {"low": 1.7, "ceiling": 1.75, "high": 1.9}}
     ax = plots.under_ceiling(runs.speedup_table(live), ceilings, 2, plt.subplots()[1], 7.0)
-    assert {"ideal", "a device each: 2", "side by side: 1.75", "DDP: 8.00", "you: 7"} <= set(texts(ax))
+    assert {"ideal", "a device each: 2", "ceiling: 1.75", "DDP: 8.00", "you: 7"} <= set(texts(ax))
     assert {"lost: the ranks talk", "lost: the ranks share", "lost: the ranks take turns"} <= set(texts(ax))
     assert [1, 1.9, 1.75] in [list(line.get_ydata()) for line in ax.lines]
     between = plots.under_ceiling(runs.speedup_table(live), {8: ceilings[8]}, 2, plt.subplots()[1])

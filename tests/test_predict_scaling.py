@@ -89,9 +89,14 @@ def test_the_ceiling_is_what_all_reach_together_by_one_alone(ranks, tmp_path):
                       0.1, "--out", out, script=CEILING)
     assert done.returncode == 0, done.stderr
     told = json.loads(out.read_text())
-    assert (told["ranks"], told["model"], told["batch_size"], told["rounds"]) == (ranks, "lenet", 4, 3)
-    assert 0 < told["low"] <= told["ceiling"] <= told["high"] and min(told["together"], told["alone"]) > 0
-    assert done.stdout.count("\n") == 1 and f"{ranks} processes side by side" in done.stdout
+    assert (told["model"], told["batch_size"], told["rounds"]) == ("lenet", 4, 3)
+    assert [one["ranks"] for one in told["ceilings"]] == list(range(2, ranks + 1))
+    assert all(0 < one["low"] <= one["ceiling"] <= one["high"] for one in told["ceilings"])
+    assert done.stdout.count("\n") == ranks and f"{ranks} side by side" in done.stdout
+
+
+def test_ceilings_are_measured_for_each_doubling_and_for_all():
+    assert [side_by_side.up_to(ranks) for ranks in (2, 3, 8, 12)] == [[2], [2, 3], [2, 4, 8], [2, 4, 8, 12]]
 
 
 @pytest.mark.parametrize(("world_size", "arguments", "said"), [
@@ -135,11 +140,11 @@ def test_the_staircase_begins_each_part_where_the_last_one_ended(ax):
 
 def test_the_curve_over_batch_sizes_shows_the_ceiling_and_tells_measured_from_predicted(ax):
     measured = pd.DataFrame({"batch_size": [4, 64], "speedup": [0.8, 1.5], "low": [0.7, 1.4], "high": [0.9, 1.6]})
-    plots.scaling.by_batch(measured, {"sum": {4: 0.9, 64: 1.4}}, {"low": 1.7, "ceiling": 1.8, "high": 1.9,
-                                                                 "batch_size": 64}, 2, ax, "")
-    (band,) = ax.patches
-    assert (band.get_y(), band.get_height()) == (1.7, pytest.approx(0.2))
-    assert {"0.80×", "1.50×", "one process", "sum"} <= set(texts(ax)) and any("side by side" in t for t in texts(ax))
+    ceiling = pd.DataFrame({"batch_size": [4, 64], "speedup": 1.8, "low": 1.7, "high": 1.9})
+    plots.scaling.by_batch(measured, {"sum": {4: 0.9, 64: 1.4}}, ceiling, 2, ax, "")
+    (band,) = ax.collections[:1]
+    assert {y for _, y in band.get_paths()[0].vertices} == {1.7, 1.9}
+    assert {"0.80×", "1.50×", "one process", "sum", "ceiling"} <= set(texts(ax))
     assert [line.get_linestyle() for line in ax.lines] == ["-", "-", "--", "None", ":"]
 
 
@@ -187,6 +192,7 @@ def test_the_parts_add_up_to_by_hand_and_ddp_itself_and_are_not_cut_at_zero():
     assert predict.step_parts.between(table, 6).tolist() == [6, 0, 1, 2, 0]
     (four, _) = predict.step_parts.speedups(table, 2).to_dict("records")
     assert four == {"batch_size": 4, "speedup": pytest.approx((10 / 44 + 14 / 36) / 2), "low": 10 / 44, "high": 14 / 36}
+    assert predict.step_parts.speedups(table, 2, "side_by_side")["high"].tolist() == [14 / 6.5] * 2
     with pytest.raises(ValueError, match="not between"):
         predict.step_parts.between(table, 9)
 
@@ -208,6 +214,8 @@ def test_a_band_begins_at_one_and_is_as_wide_as_the_latency_is_unknown():
     band = predict.published.band(one, 3e-6, 50e-6)
     assert list(band) == [8, 16, 32, 64, 128, 256, 512, 1024] and band[8] == (1, 1)
     assert all(low < high for gpus, (low, high) in band.items() if gpus > 8)
+    slow = predict.published.band(one, 3e-6, 50e-6, 0.5)
+    assert slow[1024][0] < band[1024][0] and slow[1024][1] == band[1024][1]
     assert predict.published.band(one, 3e-6, 0)[1024] == (band[1024][1], band[1024][1])
 
 

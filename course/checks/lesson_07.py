@@ -1,5 +1,5 @@
 """Exercises of notebook 07: where a step's time is lost, the rank that holds up the others, logs of runs that went
-wrong, and from which epoch on more ranks pay. One runs on ranks: course/checks/on_ranks.py says how."""
+wrong, and the number of ranks for a job. One runs on ranks: course/checks/on_ranks.py says how."""
 
 import math
 import statistics
@@ -186,48 +186,7 @@ def slowest(attempt):
                  "longest is the slow one."))
 
 
-# Exercise 3: from which epoch on do more ranks pay?
-def my_epochs(starts_one, starts_many, epoch_one, epoch_many):
-    later = statistics.median(starts_many) - statistics.median(starts_one)
-    saved = epoch_one - epoch_many
-    return max(1, math.floor(later / saved) + 1) if saved > 0 else None
-
-
-def by(middle, starts_one, starts_many, epoch_one, epoch_many):
-    return my_epochs([middle(starts_one)], [middle(starts_many)], epoch_one, epoch_many)
-
-
-@exercise(
-    solution=my_epochs,
-    hint="How much later do many ranks begin? How much do they save in each epoch? They are ahead after the first "
-    "epoch in which what they have saved is more than that. One disturbed start must not move it: statistics.median.",
-    mistakes={
-        "One start was disturbed, and the mean follows it. The median does not.":
-            lambda *asked: by(statistics.mean, *asked),
-        "After so many epochs both are done at the same moment. One more, and many ranks are sooner done.":
-            lambda starts_one, starts_many, epoch_one, epoch_many: (
-                None if epoch_one <= epoch_many else
-                max(1, math.ceil((statistics.median(starts_many) - statistics.median(starts_one))
-                                 / (epoch_one - epoch_many)))),
-        "One rank has to start, too. Count only by how much many ranks start later.":
-            lambda starts_one, starts_many, epoch_one, epoch_many: (
-                by(statistics.median, [0.0], starts_many, epoch_one, epoch_many)),
-        "An epoch of many ranks is not shorter here: they never catch up. Return None.":
-            lambda starts_one, starts_many, epoch_one, epoch_many: (
-                my_epochs(starts_one, starts_many, epoch_one, epoch_many) or 1),
-    },
-)
-def epochs_to_pay(attempt):
-    """More ranks begin later and run faster: like a train against a bicycle, the longer the way, the surer they are
-    first. One start is no measurement: it took several, and their median."""
-    cases = (([4.0, 4.25, 9.0], [10.25, 24.0, 10.0], 6.0, 4.0), ([4.0, 4.5, 4.25], [9.0, 8.5, 8.75], 5.0, 5.5),
-             ([2.0, 2.0, 2.0], [3.0, 3.0, 3.0], 60.0, 40.0), ([3.0, 3.0, 9.0], [8.0, 8.0, 8.0], 7.0, 6.0))
-    for miss in misses(epochs_to_pay, attempt, cases, read=exactly):
-        miss.tell("Starts of {starts_one} s with one rank and {starts_many} s with many, an epoch of {epoch_one:g} and "
-                  "of {epoch_many:g} s: you said {got}.", "It is {right}.")
-
-
-# Exercise 4: what went wrong?
+# Exercise 3: what went wrong?
 FAULTS = ("threads", "data", "batch", "slow rank")
 
 
@@ -272,3 +231,49 @@ def diagnosis(attempt):
                 (answer[run] == "batch", "A small batch would stand in the table, and forward would be short."),
                 (answer[run] == "data", "Slow data would make the data phase long."),
                 (True, "With a slow rank, rank 0's backward would grow, and little else."))
+
+
+# Exercise 4: how many ranks for this job?
+STARTED = {1: ([4.0, 4.25, 4.5], 6.0), 2: ([5.25, 24.0, 5.0], 4.0), 4: ([7.25, 7.0, 6.75], 3.5),
+           8: ([12.0, 12.5, 11.75], 3.25)}
+JOBS = (STARTED, 2), (STARTED, 6), (STARTED, 100), ({1: ([2.0, 2.0, 2.0], 9.0), 2: ([4.0, 2.5, 2.5], 7.5)}, 1)
+
+
+def my_choice(measured, epochs):
+    def seconds(ranks):
+        starts, epoch = measured[ranks]
+        return statistics.median(starts) + epochs * epoch
+
+    return min(measured, key=seconds)
+
+
+def chosen(measured, epochs, start=statistics.median):
+    return my_choice({ranks: ([start(starts)], epoch) for ranks, (starts, epoch) in measured.items()}, epochs)
+
+
+@exercise(
+    solution=my_choice,
+    hint="How many seconds does the whole job take with each number of ranks? One start, and then its epochs. One "
+    "disturbed start must not move it: statistics.median. Then the smallest: min(..., key=...).",
+    mistakes={
+        "One start was disturbed, and the mean follows it. The median does not.":
+            lambda *asked: chosen(*asked, start=statistics.mean),
+        "You took the first start alone. It may be the disturbed one: take the median.":
+            lambda *asked: chosen(*asked, start=lambda starts: starts[0]),
+        "It has the shortest epoch. But it starts later, and so short a job does not win that back.":
+            lambda measured, epochs: chosen(measured, 1, start=lambda starts: 0),
+        "It is the first to train. The others win that back in the epochs: count them, too.":
+            lambda measured, epochs: chosen(measured, 0),
+        "The job starts once, however many epochs it has.":
+            lambda measured, epochs: chosen(measured, 1),
+        "Return the number of ranks, not its seconds.":
+            lambda measured, epochs: (
+                statistics.median(measured[my_choice(measured, epochs)][0])
+                + epochs * measured[my_choice(measured, epochs)][1]),
+    },
+)
+def choice(attempt):
+    """More ranks begin later and run faster: like a train against a bicycle, the longer the way, the surer they are
+    first. So the best number of ranks depends on the job, and the starts count as much as the speed-up."""
+    for miss in misses(choice, attempt, JOBS, read=exactly):
+        miss.tell("A job of {epochs} epochs, and {measured}: you said {got}.", "It is {right}.")

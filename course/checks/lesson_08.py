@@ -137,7 +137,8 @@ def median_before_the_slowest(call, rounds):
 )
 def timing(attempt):
     """That is how message_time.py measures: warmed up, begun together, the slowest rank of each round, and the median
-    of the rounds. Each of the four changes the number."""
+    of the rounds. Each of the four changes the number. On a GPU also torch.cuda.synchronize() before each reading of
+    the clock (a collective of NCCL returns before it is done; message_time.py waits for it), and the tensor there."""
     ranks, rounds = answers.findings("my_timing", attempt), len(LATE)
     got, calls = [rank["got"] for rank in ranks], list(zip(*(rank["spans"] for rank in ranks), strict=True))
     if len(calls) <= rounds:

@@ -109,42 +109,55 @@ def measure_noise(function, here):
 answers = Answers({"my_update": measure_update, "my_noise_scale": measure_noise})
 
 
-# Exercise 1: the rate, by rule
-def my_rate(lr, batch, ranks, batch_size, rule):
-    k = ranks * batch_size / batch  # how many times as large the batch of an update is
-    return lr * {"none": 1, "linear": k, "sqrt": math.sqrt(k)}[rule]
+# Exercise 1: the rate of each update
+def my_rate(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
+    times = ranks * batch_size / batch  # how many times as large the batch of an update is
+    risen = min(1, update / (warmup_epochs * per_epoch))
+    return lr * (1 + (times - 1) * risen)
 
 
 @exercise(
     solution=my_rate,
-    hint="All ranks together take ranks * batch_size images an update. How many times as many are these as `batch`? "
-    "Linear: that number. Square root: its root.",
+    hint="How high does it rise? All ranks together take ranks * batch_size images an update: how many times as many "
+    "as `batch`? How far has it risen? From 0 at the first update to 1 after warmup_epochs * per_epoch, no further. "
+    "The rise begins at lr, not at 0.",
     mistakes={
         "You went by the number of ranks. An update now sees {images} images: {times:g} times as many as before.":
-            lambda lr, batch, ranks, batch_size, rule: my_rate(lr, batch, ranks, batch, rule),
-        "That is for one rank's images. The gradient is the mean over all ranks: {images} images.":
-            lambda lr, batch, ranks, batch_size, rule: my_rate(lr, batch, 1, batch_size, rule),
-        "Upside down: more images give a better gradient, so the step may be longer.":
-            lambda lr, *others: lr * lr / my_rate(lr, *others),
-        "That is the linear rule. This one multiplies by the square root.":
-            lambda *asked: my_rate(*asked[:-1], asked[-1].replace("sqrt", "linear")),
+            lambda lr, batch, ranks, batch_size, *when: my_rate(lr, batch, ranks, batch, *when),
+        "The warm-up begins at the old rate, `lr`, not at 0.":
+            lambda lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs: (
+                lr * ranks * batch_size / batch * min(1, update / (warmup_epochs * per_epoch))),
+        "The warm-up has ended by then: the rate rises no further.":
+            lambda lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs: (
+                lr * (1 + (ranks * batch_size / batch - 1) * update / (warmup_epochs * per_epoch))),
+        "It rises once an epoch. From each update to the next it shall rise a little.":
+            lambda lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs: (
+                my_rate(lr, batch, ranks, batch_size, update // per_epoch, 1, warmup_epochs)),
+        "You took `update` as if it counted epochs. An epoch has {per_epoch} updates.":
+            lambda lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs: (
+                my_rate(lr, batch, ranks, batch_size, update, 1, warmup_epochs)),
+        "That is the full rate. In the warm-up it is still on its way there.":
+            lambda lr, batch, ranks, batch_size, *when: lr * ranks * batch_size / batch,
     },
 )
 def rate(attempt):
-    """The rules speak of the images an update sees, not of ranks. With 8 ranks of 8 images each, the batch is the 64 of
-    before, and so is the rate. main.py's --lr-scaling takes --lr for the rate of --batch-size images an update."""
+    """The rule speaks of the images an update sees, not of ranks: 8 ranks of 8 images each change nothing where 64 were
+    right. main.py does the same with --lr-scaling linear --warmup-epochs."""
     sizes = (0.01, 64, 8, 64), (0.01, 64, 8, 8), (0.1, 256, 256, 32), (0.4, 128, 2, 32)
-    cases = [(*size, rule) for size, rule in product(sizes, ("none", "linear", "sqrt"))]
-    for miss in misses(rate, attempt, cases):
-        _, batch, ranks, batch_size, _ = miss.asked
+    times = (1, 20, 2), (10, 20, 1), (0, 20, 1), (30, 20, 2), (40, 20, 2), (100, 20, 2)
+    for miss in misses(rate, attempt, [(*size, *when) for size, when in product(sizes, times)]):
+        _, batch, ranks, batch_size, *_ = miss.asked
         images = ranks * batch_size
-        miss.tell("{lr:g} was right for {batch} images an update. For {ranks} ranks of {batch_size} each and "
-                  "rule={rule!r} you said {got:.4g}.", "It is {right:.4g}.", images=images, times=images / batch)
+        miss.tell("{lr:g} was right for {batch} images an update. {ranks} ranks of {batch_size} each, update number "
+                  "{update}, {per_epoch} updates an epoch, {warmup_epochs} epoch(s) of warm-up: you said {got:.4g}.",
+                  "It is {right:.4g}.",
+                  images=images, times=images / batch)
 
 
-# Exercise 2: one update from micro-batches of unequal size
+# Exercise 3: one update from micro-batches of unequal size
 def my_update(ddp, micro_batches, optimizer, max_norm):
-    rows = torch.tensor(float(sum(len(labels) for _, labels in micro_batches)))
+    device = micro_batches[0][1].device  # NCCL adds up what lies on a GPU
+    rows = torch.tensor(float(sum(len(labels) for _, labels in micro_batches)), device=device)
     dist.all_reduce(rows)  # of all ranks
     for number, (inputs, labels) in enumerate(micro_batches, start=1):
         last = number == len(micro_batches)
@@ -246,7 +259,7 @@ def update(attempt):
              "when .grad holds the mean over all ranks."))
 
 
-# Exercise 3: the noise scale, from the gradients of the ranks
+# Exercise 2: the noise scale, from the gradients of the ranks
 def my_noise_scale(gradient, batch_size):
     ranks = dist.get_world_size()
     mean, small = gradient.clone(), gradient.square().sum()

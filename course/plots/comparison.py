@@ -82,7 +82,7 @@ def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes, m
               color=COLOURS[2])
     ax.plot(sizes, measured, **line_style(0, source_of(runs.iloc[0])))
     ends = [(most, most, "ideal", GREY), (most, limit[-1], f"a device each: {limit[-1]:g}", "#000000"),
-            (most, ceiling[-1], f"side by side: {ceiling[-1]:.2f}", COLOURS[2]),
+            (most, ceiling[-1], f"ceiling: {ceiling[-1]:.2f}", COLOURS[2]),
             (most, measured[-1], f"DDP: {measured[-1]:.2f}", COLOURS[0])]
     if mine is not None:
         ax.plot(most, mine, **line_style(3, "predicted") | {"markersize": 16})

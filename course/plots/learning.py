@@ -97,7 +97,7 @@ def speed_and_time(table: pd.DataFrame, target: float) -> np.ndarray:
     axes[0].set_xlabel("images a second")
     axes[1].set_xlabel("seconds of training")
     head(axes[0], "Throughput", table)
-    head(axes[1], f"Time to {target:.0%} of the test images", table)
+    head(axes[1], f"Time to a test accuracy of {target:.0%}", table)
     return axes
 
 

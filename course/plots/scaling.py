@@ -41,10 +41,10 @@ def by_batch(measured, predictions, ceiling, ranks, ax, title):
     """Speed-up of `ranks` ranks against one, over the batch size of each rank.
 
     `measured`: a DataFrame with batch_size, speedup, low and high. `predictions`: {name: {batch size: speed-up}}.
-    `ceiling`: what side_by_side.py wrote; its band is what no training together can pass.
+    `ceiling`: a DataFrame as `measured`, of ranks that never talk; its band is what no training together can pass.
     """
-    ax.axhspan(ceiling["low"], ceiling["high"], color=PALE, zorder=0)
-    ax.axhline(ceiling["ceiling"], color=GREY, linewidth=2)
+    ax.fill_between(ceiling["batch_size"], ceiling["low"], ceiling["high"], color=PALE, zorder=0)
+    ax.plot(ceiling["batch_size"], ceiling["speedup"], color=GREY, linewidth=2)
     ax.axhline(1, color="black", linewidth=2)
     ax.axhline(ranks, color=GREY, linewidth=2, linestyle="--")
     colour, batches = COLOURS[0], measured["batch_size"]
@@ -52,15 +52,16 @@ def by_batch(measured, predictions, ceiling, ranks, ax, title):
     ax.plot(batches, measured["speedup"], **line_style(0, "live") | {"linestyle": "none", "markersize": 14})
     notes = [(x, y, f"{y:.2f}×", colour) for x, y in zip(batches, measured["speedup"], strict=True)]
     left, right = batches.min(), batches.max()
-    ends = [(right, ceiling["ceiling"], f"side by side\n(batch {ceiling['batch_size']})", GREY),
-            (right, 1, "one process", "#000000"), (right, ranks, "nothing lost", GREY)]
+    ends = [(right, ceiling["speedup"].iloc[-1], "ceiling", GREY)]
+    for y, name, side, dark in ((ranks, "nothing lost", "bottom", GREY), (1, "one process", "top", "#000000")):
+        ax.text(left / 1.28, y, name, va=side, color=dark, fontweight="bold")
     for number, (name, curve) in enumerate(predictions.items(), start=1):
         ax.plot(list(curve), list(curve.values()), **line_style(number, "predicted") | {"marker": "", "linewidth": 4})
         ends.append((max(curve), curve[max(curve)], name, COLOURS[number]))
     ax.set_xscale("log", base=2)
     ticks(ax, sorted(batches))
     ax.set(xlabel="batch size of each rank", ylabel=f"images/s of {ranks} ranks / of one",
-           xlim=(left / 1.3, right * 1.2), ylim=(0, 1.1 * max(ranks, ceiling["high"], measured["high"].max())))
+           xlim=(left / 1.3, right * 1.2), ylim=(0, 1.1 * max(ranks, ceiling["high"].max(), measured["high"].max())))
     head(ax, title, columns=2, key=[
         line_key("DDP, measured (median; line: all rounds)", **line_style(0, "live") | {"linestyle": "-"}),
         line_key("predicted", color=GREY, linestyle=":", linewidth=4)])

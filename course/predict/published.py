@@ -33,23 +33,24 @@ def latencies(links, message, one_node, all_nodes, nodes):
     return in_node / (2 * (local - 1)), (in_all - in_node) / (2 * (nodes - 1))
 
 
-def job(one, within, between):
-    """The Job of a published series, with these latencies."""
+def job(one, within, between, share=1.0):
+    """The Job of a published series, with these latencies, and a network that reaches `share` of its bandwidth."""
     base = min(efficiency(one))
     step = one["batch_size"] * base / one["images_per_second"]
     gradients = 4 * one["parameters"]
-    links = Hierarchy(Link(within, one["nvlink"]), Link(between, one["network"]))
+    links = Hierarchy(Link(within, one["nvlink"]), Link(between, share * one["network"]))
     return Job(StepTime(step, 0, one["backward"]), gradients, links, ddp_buckets(gradients),
                ranks_per_node=one["gpus_per_node"])
 
 
-def band(one, within, between, most=1024):
+def band(one, within, between, share=1.0, most=1024):
     """{GPUs: (lowest, highest efficiency)}, 1 at the smallest run that was published.
 
-    The highest is that of messages which cost nothing between nodes, the lowest that of `between` for each.
+    The highest is that of messages which cost nothing between nodes but their bytes, the lowest that of `between` for
+    each, and of a network that reaches `share` of its nominal bandwidth.
     """
     base, found = min(efficiency(one)), {}
-    jobs = [job(one, within, latency) for latency in (between, 0)]
+    jobs = [job(one, within, between, share), job(one, within, 0)]
     gpus = base
     while gpus <= most:
         found[gpus] = tuple(speedup(each, gpus, 1)[1] / speedup(each, base, 1)[1] for each in jobs)

@@ -7,7 +7,8 @@ PARTS = ["a step alone", "slower together", "waiting", "all-reduce", "DDP itself
 
 
 def parts(points):
-    """A row for each batch size and round: the PARTS in seconds, their `sum`, and `ddp`, which the sum should be.
+    """A row for each batch size and round: the PARTS in seconds, their `sum`, and `ddp`, which the sum should be; also
+    `side_by_side`, a step of ranks that never talk.
 
     `points` of the ways alone, side_by_side, by_hand, silent and ddp. A part is the difference of two measurements, so
     noise can make a small one less than 0. It stays so: what is cut off here would be missing in the sum.
@@ -21,7 +22,7 @@ def parts(points):
             own = sum(by_hand.values()) - by_hand["wait"] - by_hand["all_reduce"]
             values = [alone, own - alone, by_hand["wait"], by_hand["all_reduce"], silent - beside]
             rows.append({"batch_size": batch, "round": number, **dict(zip(PARTS, values, strict=True)),
-                         "sum": sum(values), "ddp": ddp})
+                         "sum": sum(values), "ddp": ddp, "side_by_side": beside})
     return pd.DataFrame(rows)
 
 
@@ -33,7 +34,8 @@ def between(table, batch):
     return pd.Series({part: float(np.interp(batch, medians.index, medians[part])) for part in PARTS}, name=batch)
 
 
-def speedups(table, ranks):
-    """Images a second of DDP on so many ranks against one rank alone: `speedup`, `low` and `high` over the rounds."""
-    ratio = (ranks * table["a step alone"] / table["ddp"]).groupby(table["batch_size"])
+def speedups(table, ranks, way="ddp"):
+    """Images a second of so many ranks against one rank alone, with DDP or `side_by_side`: `speedup`, and `low` and
+    `high` over the rounds."""
+    ratio = (ranks * table["a step alone"] / table[way]).groupby(table["batch_size"])
     return pd.DataFrame({"speedup": ratio.median(), "low": ratio.min(), "high": ratio.max()}).reset_index()

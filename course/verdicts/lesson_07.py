@@ -46,15 +46,31 @@ def told_runs(table):
 
 
 def losses(table, ceilings, devices):
-    """From the ideal to the speed-up, a row for each of `ceilings`: {ranks: what side_by_side.py wrote}."""
+    """From the ideal to the speed-up, a row for each of `ceilings`: {ranks: what side_by_side.py wrote}. In brackets
+    what the lowest and the highest round of the ceiling say."""
     rows = []
     for run in table[table["world_size"].isin(list(ceilings))].itertuples():
-        limit, ceiling = min(run.world_size, devices), ceilings[run.world_size]["ceiling"]
-        rows.append({"ranks": run.world_size, "lost: they take turns": f"{run.world_size - limit:.2f}",
-                     "lost: they share the machine": f"{limit - ceiling:.2f}",
-                     "lost: they talk": f"{ceiling - run.speedup:.2f}", "speed-up": f"{run.speedup:.2f}",
-                     "part of the ceiling": f"{run.speedup / ceiling:.0%}"})
+        limit = min(run.world_size, devices)
+        middle, low, high = (ceilings[run.world_size][name] for name in ("ceiling", "low", "high"))
+        rows.append({"ranks = ideal": run.world_size, "lost: they take turns": f"{run.world_size - limit:.2f}",
+                     "lost: they share": f"{limit - middle:.2f} ({limit - high:.2f} to {limit - low:.2f})",
+                     "lost: they talk": f"{middle - run.speedup:.2f} ({low - run.speedup:.2f} to "
+                                        f"{high - run.speedup:.2f})", "speed-up": f"{run.speedup:.2f}"})
     return rows
+
+
+def talking(table, ceilings):
+    """Whether the price of talking shows, beside the rounds of each ceiling."""
+    speedups, found = table.set_index("world_size")["speedup"], {"below": [], "inside": [], "above": []}
+    for ranks, limits in ceilings.items():
+        speedup = speedups[ranks]
+        where = "below" if speedup < limits["low"] else "above" if speedup > limits["high"] else "inside"
+        found[where].append(str(ranks))
+    says = {"below": "the speed-up is below every round of the ceiling: talking costs.",
+            "inside": "the speed-up is among the rounds of the ceiling: what talking costs cannot be told from 0.",
+            "above": "the speed-up is **above** every round of the ceiling. The two were not measured on the same "
+                     "machine, so to say: close other programs, and run both again."}
+    return [f"With {', '.join(ranks)} ranks {says[where]}" for where, ranks in found.items() if ranks]
 
 
 def per_step(df):

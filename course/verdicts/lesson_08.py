@@ -3,8 +3,6 @@
 from course.predict.fit import measurable, size_name
 from course.predict.step_parts import PARTS
 
-AIM = 0.15  # relative error that the course hopes for
-
 
 def line(points, alpha, beta):
     """What the fit α + β · bytes says, and what it cannot say."""
@@ -26,14 +24,15 @@ def first(step, all_reduce, gradient_bytes, seconds, ranks, batch):
 
 
 def parts(table):
-    """A row for each batch size: the parts in ms, medians over the rounds; the range of the sum's error over them."""
+    """A row for each batch size: the parts in ms, medians over the rounds, and their sum; the range over the rounds of
+    how far each round's own sum was off."""
     rows = []
     for batch, rounds in table.groupby("batch_size"):
         medians = 1e3 * rounds.median()
         off = rounds["sum"] / rounds["ddp"] - 1
         rows.append({"batch of each rank": batch, **{f"{part}, ms": f"{medians[part]:.2f}" for part in PARTS},
-                     "sum": f"{medians['sum']:.2f}", "DDP, measured": f"{medians['ddp']:.2f}",
-                     "sum is off by (all rounds)": span(off)})
+                     "sum": f"{medians[PARTS].sum():.2f}", "DDP, measured": f"{medians['ddp']:.2f}",
+                     "each round's sum is off by": span(off)})
     return rows
 
 
@@ -51,40 +50,34 @@ def missing(at_batch, first):
 
 
 def held(measured, ones, first, summed, alone):
-    """How far the predictions of main.py's step were off, over several runs. All in seconds: `measured` steps of
-    several ranks and `ones` of one rank in the same minutes, lists; `first` and `summed`, predicted with α and β, and
-    with the parts; `alone`, predicted for one rank."""
-    def errors(predicted, of=measured):
-        return [predicted / seconds - 1 for seconds in of]
+    """A row for each prediction of main.py's step: how far it was off, over several runs. All in seconds: `measured`
+    steps of several ranks and `ones` of one rank in the same minutes, lists; `first` and `summed`, predicted with α and
+    β, and with the parts; `alone`, predicted for one rank."""
+    def errors(predicted, of):
+        return [predicted / value - 1 for value in of]
 
-    def worst(predicted, of=measured):
-        return max(map(abs, errors(predicted, of)))
-
-    inside = sum(abs(error) <= AIM for error in errors(summed))
-    lines = [f"The first model is off by {span(errors(first))}, the five parts by **{span(errors(summed))}**: worst "
-             f"error {worst(summed):.0%}, {inside} of {len(measured)} runs within {AIM:.0%}."]
     ratios = [many / one for many, one in zip(measured, ones, strict=True)]
-    by_parts, by_first = (span(errors(predicted / alone, ratios)) for predicted in (summed, first))
-    lines.append(f"One rank alone is off by {span(errors(alone, ones))}. It talks to nobody: this much the line a + b "
-                 "· n misses, or the machine was faster or slower than when the steps were timed. As a ratio to one "
-                 f"rank's step in the same minutes the five parts are off by **{by_parts}**, the first model by "
-                 f"{by_first}.")
-    if worst(summed / alone, ratios) >= worst(first / alone, ratios):
-        lines.append("**The parts have not made the prediction better here.** Were the runs disturbed? Look at the "
-                     "range of the rounds above, and run again.")
-    return lines
+    return [{"prediction": name, "ms": f"{1e3 * predicted:.2f}", "off by": span(errors(predicted, of)),
+             "off by, as a ratio to one rank": span(errors(predicted / alone, ratios)) if of is measured else "–"}
+            for name, predicted, of in (("first model", first, measured), ("sum of the parts", summed, measured),
+                                        ("one rank alone", alone, ones))]
 
 
 def pays(speedups):
     """At which batch sizes several ranks were slower than one, in each round, in some, in none."""
-    always = speedups.loc[speedups["high"] < 1, "batch_size"]
-    sometimes = speedups.loc[(speedups["low"] < 1) & (speedups["high"] >= 1), "batch_size"]
-    if not len(always) and not len(sometimes):
-        return "One process was slower than DDP at every batch size, in every round."
-    said = [f"Slower than one process in every round: batch size {', '.join(map(str, always))}."] if len(always) else []
-    if len(sometimes):
-        said.append(f"In some rounds, not in others: batch size {', '.join(map(str, sometimes))}.")
-    return " ".join(said)
+    batches = speedups["batch_size"]
+    kinds = {"slower than one process in every round": batches[speedups["high"] < 1],
+             "slower in some rounds and faster in others": batches[(speedups["low"] < 1) & (speedups["high"] >= 1)],
+             "faster in every round": batches[speedups["low"] >= 1]}
+    return "DDP was " + "; ".join(f"{said}: batch size {', '.join(map(str, found))}"
+                                  for said, found in kinds.items() if len(found)) + "."
+
+
+def smaller_batch(ceiling):
+    """Is the ceiling of the smallest batch "higher" or "lower" than that of the largest, or do their rounds overlap?"""
+    by_size = ceiling.sort_values("batch_size")
+    small, large = by_size.iloc[0], by_size.iloc[-1]
+    return "higher" if small["low"] > large["high"] else "lower" if small["high"] < large["low"] else "equal"
 
 
 def smallest(speedups):

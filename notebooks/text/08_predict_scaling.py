@@ -8,8 +8,8 @@
 #         rounds: 2
 #         seeds: '0'
 #         timed_sizes: 4 32 128
-#       seconds: 60
-#     seconds: 150
+#       seconds: 40
+#     seconds: 100
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -25,14 +25,14 @@
 # **You will be able to**
 #
 # - time a collective, and say what of its time is latency and what is bandwidth;
-# - measure the most that a machine can give to several processes;
+# - measure the most that a machine can give to several processes, and how this depends on the batch;
 # - predict the step of several ranks from its parts, and say how far the prediction was off;
 # - say when DDP is slower than one process, and which link a larger job needs.
 #
 # **You need** [04 · Collectives](04_collectives.ipynb), [06 · DDP](06_ddp.ipynb) and
 # [07 · Performance](07_performance.ipynb).
 #
-# **Time.** About 75 minutes for you, 3 for the machine.
+# **Time.** About 75 minutes for you, 2 for the machine.
 
 # %%
 import glob, sys
@@ -62,7 +62,7 @@ largest = "16M"  # bytes of the largest message
 rounds = 5  # times that everything is timed, in turns
 timed_sizes = "4 16 32 128"  # batch sizes of each rank
 batch_size = 64  # the one that we predict: it is not among those that are timed
-seeds = "0 1 2 3 4"  # a run of main.py for each
+seeds = "0 1 2"  # a run of main.py for each
 samples, epochs = 6400, 2  # of main.py; the first epoch warms up
 
 # %% [markdown]
@@ -107,8 +107,8 @@ lesson.verdict(told.line(messages["points"], alpha, beta))
 #
 # $$t(\text{bytes}) = \alpha + \beta\cdot\text{bytes}$$
 #
-# **α** (alpha, seconds) is the **latency**: what a message costs however short it is. **β** (beta, seconds a byte) is one
-# by the **bandwidth**. (Both axes are logarithmic, which bends the line.) Ten messages pay α ten times. So send few, large
+# **α** (alpha, seconds) is the **latency**: what a message costs however short it is. **β** (beta, seconds a byte) is
+# 1 / **bandwidth**. (Both axes are logarithmic, which bends the line.) Ten messages pay α ten times. So send few, large
 # messages: that is what DDP's buckets are for.
 #
 # ### Exercise 1: a collective that times itself
@@ -153,11 +153,12 @@ plt.show()
 
 
 # %% [markdown]
-# Source of the dashed curves: [stas00/ml-engineering](https://github.com/stas00/ml-engineering/tree/29c6b7087c66ce78a0333109e7bfa88b9871a26b/network#inter-node-speed-depends-on-intra-node-speed).
-# Read the picture so: every curve rises with the message, as long as α counts. Compare one node with four at the left end
-# and at the right end: short messages lose more on the way to other nodes, because α grows more than β does. Above the
-# speed of its links (H200: 450 GB/s) a system can only come because its switch adds up, so that fewer bytes cross the links
-# than busbw assumes.
+# Source of the dashed curves:
+# [stas00/ml-engineering](https://github.com/stas00/ml-engineering/tree/29c6b7087c66ce78a0333109e7bfa88b9871a26b/network#inter-node-speed-depends-on-intra-node-speed).
+# Read the picture so: every curve rises with the message, as long as α counts. Compare one node with four at the left
+# end and at the right end: short messages lose more on the way to other nodes, because α grows more than β does. The
+# curve of the H200 ends above the 450 GB/s of its links. It can, because its *switch* (the box that joins the GPUs)
+# does the adding: fewer bytes cross a link than busbw assumes.
 #
 # ### Exercise 2: both bandwidths of an all-reduce
 #
@@ -177,27 +178,16 @@ check.bandwidths(my_bandwidths)
 # %% [markdown]
 # ## 2. What can the machine give?
 #
-# Before ranks talk at all: what do they lose by *being beside each other*? They share memory, caches, power. We start as
-# many processes as ranks, each with a model of its own. They never talk. Their images a second, added up, by those of one
-# process alone: that is the **ceiling**. No way of training together can be faster.
+# Lesson [07](07_performance.ipynb) measured the **ceiling**: processes that never talk, added up, by
+# one process alone. What it misses to the number of ranks is lost by sharing memory, caches and power, and no better
+# network would bring it back. There each process had 64 images a step. Below it is measured for several batches.
 #
-# **Predict.** How many times the images a second of one process do two of them reach?
+# **Predict.** Is the ceiling with the smallest of these batches higher or lower than with the largest?
 
 # %%
-my_ceiling = None  # times
-
-# %%
-# !torchrun --nproc_per_node={ranks} scripts/measure/side_by_side.py --batch-size {batch_size} \
-#     --rounds {rounds} --out {folder}/ceiling.json
-
-# %%
-ceiling = found("ceiling")
-lesson.predicted(my_ceiling, ceiling["ceiling"], "times")
+my_ceilings = None  # "higher", "lower", or "equal" as far as the rounds can tell
 
 # %% [markdown]
-# In brackets: the lowest and the highest of the rounds. What is missing to the number of ranks is lost by sharing, and no
-# better network would bring it back.
-#
 # ### Exercise 3: measure a ceiling
 #
 # `train()` is a training step. Your function runs on three ranks, whose steps are not equally fast. First rank 0 makes
@@ -228,9 +218,6 @@ check.ceiling("results/live/08_ceiling.py")
 # buckets, so nothing is sent while `backward` still runs: the two times add up.
 #
 # How long a step of one rank takes for a batch of n images is again a line: **a + b · n**.
-#
-# (*Strong* or *weak* scaling? An epoch has the same images for any number of ranks: it scales strongly. Each step has the
-# same batch on each rank: it scales weakly. The model is one of a step.)
 #
 # **Predict.** An epoch takes one rank some time. What part of that time do two ranks need, with the same batch of 64 each?
 #
@@ -268,15 +255,15 @@ lesson.table(told.first(
     step, alpha + beta * gradient_bytes, gradient_bytes, first, ranks, batch_size))
 
 # %% [markdown]
-# The four numbers were measured apart: a rank alone on the machine, and all-reduces one after
-# another with nothing in between. Training is not like that. What is forgotten? The five ways tell, by their differences:
+# a, b and the all-reduce were measured apart: a rank alone on the machine, and all-reduces one after another with
+# nothing in between. Training is not like that. What is forgotten? The five ways tell, by their differences:
 #
 # | part | measured as |
 # |---|---|
 # | a step alone | `alone` |
-# | slower together | the work of `by_hand`, without its all-reduce, less `alone` |
-# | waiting | how long the all-reduce of `by_hand` takes longer than on the rank that comes last |
-# | all-reduce | how long it takes the rank that comes last: it waits for nobody |
+# | slower together | the step of `by_hand` without waiting and all-reduce, less `alone` |
+# | waiting | in `by_hand`: from a rank's own arrival at the all-reduce until the last rank arrives |
+# | all-reduce | in `by_hand`: from the arrival of the last rank until the result is there |
 # | DDP itself | `silent` less `side_by_side`: its hooks, and its copies into buckets |
 
 # %%
@@ -285,9 +272,10 @@ lesson.table(told.parts(table))
 lesson.verdict(told.missing(parts, first))
 
 # %% [markdown]
-# Read a row so: five parts, their sum, and what DDP took in the same rounds. The last column is the error of the sum, its
-# lowest and highest over all rounds. **A part may come out below 0**: it is a difference of two measurements, and noise is
-# larger than it. We leave it so. To write 0 instead would hide the noise, and make every sum too large.
+# Read a row so: five parts, their sum, and what DDP took, all by the median of the rounds. The last column adds up and
+# compares within each round instead: its lowest and its highest. **A part may come out below 0**: it is a difference of
+# two measurements, and noise is larger than it. We leave it so. To write 0 instead would hide the noise, and make every
+# sum too large.
 #
 # ## 4. Does it hold for main.py?
 #
@@ -310,9 +298,14 @@ lesson.predicted(my_part, many.median() / ones.median() / ranks, "of one rank's 
 plots.scaling.staircase(1e3 * parts, 1e3 * first, 1e3 * many, plt.subplots(figsize=(13, 7))[1],
                         f"A step of {ranks} ranks, batch {batch_size} each")
 plt.show()
-lesson.verdict(told.held(list(many), list(ones), first, parts.sum(), step.seconds(batch_size)))
+lesson.table(told.held(list(many), list(ones), first, parts.sum(), step.seconds(batch_size)))
 
 # %% [markdown]
+# Lowest and highest of all runs. *One rank alone* talks to nobody: its error is what the line a + b · n misses, or what
+# the machine was faster or slower than when the steps were timed. The last column divides by one rank's step in the
+# same minutes, and this error falls out. Are the parts closer than the first model? If not, look at the range of the
+# rounds above, and run again.
+#
 # A model tells what *should* happen. Where it misses, it tells what to measure next. Had we measured `main.py` only, we
 # would know *how long* a step takes, and not *why*.
 #
@@ -323,12 +316,14 @@ lesson.verdict(told.held(list(many), list(ones), first, parts.sum(), step.second
 
 # %%
 speedups = predict.step_parts.speedups(table, ranks)
+ceiling = predict.step_parts.speedups(table, ranks, "side_by_side")
 curve = {"first model": {}, "sum of the parts": {}}
 for n in np.linspace(alone.index.min(), alone.index.max(), 50):
     curve["first model"][n] = ranks * step.seconds(n) / job.predict(ranks, n).seconds
     at = predict.step_parts.between(table, n)
     curve["sum of the parts"][n] = ranks * at["a step alone"] / at.sum()
-lesson.predicted(my_smallest, told.smallest(speedups))
+lesson.predicted(my_smallest, told.smallest(speedups), "(by the medians)")
+lesson.predicted(my_ceilings, told.smaller_batch(ceiling))
 plots.scaling.by_batch(speedups, curve, ceiling, ranks, plt.subplots(figsize=(14, 8))[1],
                        f"LeNet: {ranks} ranks against one process")
 plt.show()
@@ -336,13 +331,15 @@ lesson.verdict(told.pays(speedups))
 
 
 # %% [markdown]
-# Read the picture so: from the dashed line (nothing lost) down to the grey band the machine takes its share. From there down
-# to the dots, DDP pays for talking: for waiting, for messages, for itself. The gradients have as many bytes for a batch of 4
-# as for one of 128, so their message weighs less, the longer a step is. Below the black line one process alone is faster.
-# A line that reaches above the dashed one shows that other programs ran beside: close them, and run again.
+# Read the picture so: from the dashed line (nothing lost) down to the grey band, the ceiling, the machine takes its
+# share. From there down to the dots, DDP pays for talking: for waiting, for messages, for itself. The gradients have as
+# many bytes for a batch of 4 as for one of 128, so their message weighs less, the longer a step is. Below the black
+# line one process alone is faster. A line that reaches above the dashed one shows that other programs ran beside: close
+# them, and run again.
 #
-# More ranks than cores are not in this picture. They take turns: they can do no more images a second than as many ranks as
-# there are cores, and they talk more.
+# More ranks than cores are not in this picture. Their ceiling is that of the cores. They may come nearer to it (while
+# one rank waits another computes, and a step has more images for each message) or lose more (they take turns, and share
+# the caches): lesson [07](07_performance.ipynb) measures both at once.
 #
 # ### Exercise 4: from which batch size on?
 #
@@ -366,20 +363,26 @@ check.break_even(my_batch)
 # The same model, with published figures in place of ours. **Nothing of this is measured here.** We take the two series for
 # which every figure that the model needs was published ([list and sources](../results/recorded/published/README.md)):
 #
-# - **ResNet-50 on P100s**, 8 in a node, one network card of 50 Gbit/s a node
-#   ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677));
+# - **ResNet-50 on P100s**, 8 in a node, one network card of 50 Gbit/s a node. 25 million parameters; `backward` takes
+#   120 ms ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677), with Caffe2 and an all-reduce of their own, not with
+#   DDP);
 # - a **ViT on A100s**, 4 in a node, four cards of 200 Gbit/s a node
 #   ([NERSC tutorial, SC25](https://github.com/NERSC/sc25-dl-tutorial)).
 #
-# These models fill several buckets, and a bucket leaves while `backward` goes on: **overlap**
-# ([Li et al. 2020](https://arxiv.org/abs/2006.15704), the paper on DDP). With k buckets of c seconds each,
-# max(c, k·c − (k − 1)/k · backward) is left of the all-reduce. That is a formula for links which cost the processor nothing.
+# These models fill several buckets, and a bucket leaves while `backward` goes on: **overlap** ([Li et al.
+# 2020](https://arxiv.org/abs/2006.15704), the paper on DDP). Let there be k buckets of c seconds each. The last one is
+# full only when `backward` has ended: at least its c seconds are left. The others leave while the rest of `backward`,
+# (k − 1)/k of it, still runs: so much can be hidden. max(c, k·c − (k − 1)/k · backward) is left of the all-reduce, if
+# links cost the processor nothing.
 #
-# One figure is in neither series: the latency of a message between nodes. The busbw of the four B200 nodes above, at 256
-# KiB, gives one, for a ring over all nodes. NCCL also has trees, which need fewer messages one after another. So we draw a
-# **band**, from that latency down to none.
+# Two figures are in neither series: the latency of a message between nodes, and how much of its nominal bandwidth a
+# network reaches. So we draw a **band**. Its upper edge has no latency, and all of the bandwidth. Its lower edge has
+# half of the bandwidth, and the latency that the busbw of the four B200 nodes above gives at 256 KiB, for a ring over
+# all nodes. These are assumptions, no bounds: older nodes may be slower, and NCCL's trees need fewer messages one after
+# another.
 #
-# **Predict.** What efficiency does the model give ResNet-50 on 1,024 of these GPUs at best, in percent of that on 8?
+# **Predict.** What efficiency does the model give ResNet-50 on 1,024 of these GPUs at best, in percent of that on 8? (How
+# long do the gradients take over a node's link, and how much of that can `backward` hide?)
 
 # %%
 my_percent = None  # %
@@ -388,7 +391,7 @@ my_percent = None  # %
 within, between = predict.published.latencies(
     published, 256 * 2**10, "8 × B200, one node", "32 × B200, four nodes", nodes=4)
 series = predict.published.series()
-bands = {name: predict.published.band(one, within, between) for name, one in series.items()}
+bands = {name: predict.published.band(one, within, between, 0.5) for name, one in series.items()}
 reached = {name: predict.published.efficiency(one) for name, one in series.items()}
 lesson.predicted(my_percent, 100 * bands["ResNet-50, P100"][1024][1], "%")
 plots.scaling.to_many(bands, reached, plt.subplots(figsize=(14, 8))[1],
@@ -398,11 +401,12 @@ lesson.table(told.far(bands, reached))
 
 
 # %% [markdown]
-# The width of a band is what one unpublished number makes of a prediction. And where a published point lies below its band,
-# the series lost time to something that the model does not have. You have measured candidates here: ranks that wait for one
-# another, work that is slower beside other work, DDP itself. Others are the loading of data, and a network shared with other
-# jobs. So read such curves as **the best that can be had**, and use them for questions such as "would a faster network
-# help?" (`python scripts/measure/predict.py time --help` draws up such a table for your own figures.)
+# The width of a band is what two unpublished numbers make of a prediction. Where a published point lies below its band,
+# these numbers were worse, or the series lost time to something that the model does not have. You have measured
+# candidates here: ranks that wait for one another, work that is slower beside other work, DDP itself. Others are the
+# loading of data, and a network shared with other jobs. So read such curves as **the best that can be had**, and use
+# them for questions such as "would a faster network help?" (`python scripts/measure/predict.py time --help` draws up
+# such a table for your own figures.)
 #
 # ### Exercise 5: which link?
 #

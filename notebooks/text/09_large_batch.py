@@ -6,9 +6,9 @@
 #       parameters:
 #         epochs: 2
 #         ranks_to_run: 1 2
-#         samples: 4000
-#         test_samples: 500
-#       seconds: 50
+#         samples: 2560
+#         test_samples: 300
+#       seconds: 40
 #     seconds: 120
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -75,7 +75,7 @@ lesson.table(told.updates(per_epoch, batch_size, epochs))
 # One rank and all ranks train for the same epochs: they see the same images, equally often. The learning rate is the
 # same, too. The optimizer is SGD with momentum 0.9. (A word on Adam follows below.)
 #
-# **Predict**: how does the accuracy on the test images change? Write the last row's accuracy, divided by the first
+# **Predict.** How does the accuracy on the test images change? Write the last row's accuracy, divided by the first
 # row's. (Blind guessing gets one of ten classes right.)
 
 # %%
@@ -132,7 +132,8 @@ lesson.verdict(told.same_training(of_ranks, one_process))
 
 # %% [markdown]
 # The sums are made in another order, so they are rounded otherwise, and such differences tend to grow from update to
-# update. (`BatchNorm` would see the images of each rank alone. LeNet has none.)
+# update. (The last column compares the length of the vector of all weights. `BatchNorm` would see the images of each
+# rank alone. LeNet has none.)
 #
 # ## A longer step
 #
@@ -143,7 +144,7 @@ lesson.verdict(told.same_training(of_ranks, one_process))
 # - **linear with warm-up**: begin with the old rate, and rise to the new one in the first epochs. Early in a training the
 #   gradient changes fast, and long steps may go wrong ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677)).
 #
-# **Predict**: with which rule does the large batch come closest to one rank?
+# **Predict.** With which rule does the large batch come closest to one rank?
 
 # %%
 my_rule = None  # "square root", "linear" or "linear, warm-up"
@@ -177,13 +178,15 @@ lesson.table(told.rules(after, test_samples, to="1 rank"))
 # (± is the standard error that comes from the number of test images.) This was one seed. The order of two rules that
 # are close may be chance; the recorded runs below show how much the seeds scatter.
 #
-# ### Exercise 1: the rate
+# ### Exercise 1: the rate of each update
 #
-# `lr` was right when an update saw `batch` images. Now there are `ranks` ranks, each with `batch_size` images. Return
-# the learning rate by `rule`: "none", "linear" or "sqrt".
+# `lr` was right when an update saw `batch` images. Now there are `ranks` ranks, each with `batch_size` images. The
+# linear rule shall choose the rate, with warm-up: it rises evenly from `lr`, by the same amount from each update to the
+# next, and has all of its height after `warmup_epochs` epochs of `per_epoch` updates each. Return the rate of one
+# `update`; the first is number 0.
 
 # %%
-def my_rate(lr, batch, ranks, batch_size, rule):
+def my_rate(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
     raise NotImplementedError
 
 
@@ -198,7 +201,7 @@ check.rate(my_rate)
 # Images a second are not the aim. You wait for an *accuracy*: here, seven tenths of what one rank reached in the end.
 # (The accuracy is known after each epoch only, so the times are those of whole epochs.)
 #
-# **Predict**: which run gets there first?
+# **Predict.** Which run gets there first?
 
 # %%
 my_first = None  # "1 rank", "2 ranks", ..., or "8 ranks, linear"
@@ -219,10 +222,10 @@ lesson.verdict(told.fastest(reached))
 #
 # ## More seeds, more rates (recorded)
 #
-# One seed proves little. `results/recorded/large-batch` holds runs of LeNet with three seeds (other first weights,
-# another order of the images), four batches and many rates: 5 epochs of 10,000 images of CIFAR-10. Most are one
-# process that stands for ranks; those with a warm-up are 8 real ranks. Its `README.md` names the command and the
-# machine. The bars show one standard deviation (sd) of the three seeds.
+# One seed proves little. [`results/recorded/large-batch`](../results/recorded/large-batch/README.md) holds runs of
+# LeNet with three seeds (other first weights, another order of the images), four batches and many rates: 5 epochs of
+# 10,000 images of CIFAR-10. Most are one process that stands for ranks; those with a warm-up are 8 real ranks. The bars
+# show one standard deviation (sd) of the three seeds.
 
 # %%
 recorded = plots.learning.last_epochs(runs.read_runs("results/recorded/large-batch"))
@@ -235,7 +238,7 @@ lesson.verdict(told.warm_up(by_rule))
 # %% [markdown]
 # A rule is a guess at where the best rate lies. Here are many rates for each batch.
 #
-# **Predict**: 512 images instead of 64. By how much is the best rate larger?
+# **Predict.** 512 images instead of 64. How many times as large is the best rate?
 
 # %%
 my_times = None  # how many times, ×
@@ -259,22 +262,24 @@ lesson.table(best)
 # ### The published result
 #
 # Goyal et al. trained ResNet-50 on ImageNet for 90 epochs, in five trials. The small batch is 256 images (8 GPUs), the
-# large one 8,192 (256 GPUs), so `k` is 32 ([Tables 1 and 2a](https://arxiv.org/abs/1706.02677)):
+# large one 8,192 (256 GPUs), so `k` is 32 ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677)):
 #
-# | images an update | learning rate | validation error, % |
-# |:--|:--|--:|
-# | 256 | 0.1 | 23.60 ± 0.12 |
-# | 8,192, rate left alone | 0.1 | 41.67 ± 0.10 |
-# | 8,192, square root | 0.1 · √32 | 26.22 ± 0.03 |
-# | 8,192, linear | 3.2 | 24.84 ± 0.37 |
-# | 8,192, linear, gradual warm-up | 3.2, after 5 epochs | 23.74 ± 0.09 |
+# | images an update | learning rate | table | validation error, % |
+# |:--|:--|:--|--:|
+# | 256 | 0.1 | 1 | 23.60 ± 0.12 |
+# | 8,192, rate left alone | 0.1 | 2a | 41.67 ± 0.10 |
+# | 8,192, square root | 0.1 · √32 | 2a | 26.22 ± 0.03 |
+# | 8,192, linear, gradual warm-up | 3.2, after 5 epochs | 1 and 2a | 23.74 ± 0.09 |
+# | 8,192, linear, no warm-up | 3.2 | 1 | 24.84 ± 0.37 |
 #
-# There the warm-up takes 5 of 90 epochs; ours took one of five. And theirs ends, too: with more than 8,192 images the
+# So compare the *rules* by the three rows of Table 2a, whose linear row has the warm-up; and the last two rows for what
+# the *warm-up* does. There it takes 5 of 90 epochs. Ours took one of four above, and one of five in the recorded runs:
+# so short a training hardly gets its rate back before it ends. And theirs ends, too: with more than 8,192 images the
 # error rises (their Figure 1). [Shallue et al. 2018](https://arxiv.org/abs/1811.03600) tried many models: in each, from
 # some batch on, a larger one saves no more steps. Where that is differs much, and no rule fits all.
 #
-# For **Adam**, the default of `main.py`, the square root has the better argument
-# ([Malladi et al. 2022](https://arxiv.org/abs/2205.10287); their rule changes β₁, β₂ and ε as well).
+# For **Adam**, the default of `main.py`, the square root has the better argument ([Malladi et al.
+# 2022](https://arxiv.org/abs/2205.10287); their rule changes β₁, β₂ and ε as well). It is not measured here.
 #
 # ## Why: what do more images buy?
 #
@@ -282,10 +287,11 @@ lesson.table(best)
 # batches at random, take their gradients, and average them in groups, as ranks do. We do it with the first weights of a
 # model, and with those that the linear run saved.
 #
-# **Predict**: eight times the images. By how much is the error smaller?
+# **Predict.** At some number of images the error is as large as the true gradient. After training, are these more or
+# fewer images than with the first weights?
 
 # %%
-my_gain = None  # how many times smaller, ×
+my_scale = None  # "more" or "fewer"
 
 # %%
 torch.set_num_threads(1)
@@ -316,31 +322,34 @@ def errors(model):
     return found
 
 
-error_of = {"first weights": errors(first), "after training": errors(trained)}
+error_of = {"first weights": errors(first), f"after {some(epochs, 'epoch')}": errors(trained)}
 
 # %%
-error = error_of["first weights"]
-lesson.predicted(my_gain, error[batch_size] / error[8 * batch_size], "× smaller")
+lesson.predicted(my_scale, told.moved(error_of, batch_size))
 plots.learning.gradient_errors(error_of, synthetic=train_set.name == "synthetic")
 plt.show()
 lesson.table(told.noise(error_of, batch_size))
+lesson.verdict(told.scale(error_of, batch_size, global_batch))
 
 # %% [markdown]
 # The noise of independent images falls with the square root of their number (dotted). The last column is the batch
-# whose error is as large as the true gradient: the **simple noise scale** of [McCandlish et al.
+# whose error is as large as the true gradient, by the dotted line: the **simple noise scale** of [McCandlish et al.
 # 2018](https://arxiv.org/abs/1812.06162). **Far below it** a gradient is mostly noise, and more images allow a longer
-# step. **Far above it** the direction is known already, and more images tell it once more. It differs between models,
-# and changes during training. So no rule for the rate can be right for every model, at every time.
+# step. **Far above it** the direction is known already, and more images tell it once more. It differs between models, and
+# changes during training: in that paper it grows, often tenfold or more, and so some let the batch grow, too. No rule for
+# the rate can be right for every model, at every time.
 #
 # ### Exercise 2: the noise scale, while ranks train
 #
 # Nobody computes the true gradient during training. But ranks can do without. Let `G` be the squared norm of the true
-# gradient, and `S` the noise of one image. The squared norm of the gradient of `n` images is, on average, `G + S/n`.
-# Ranks know it for two `n`: the batch of one rank, and the global batch. The noise scale is `S / G`.
+# gradient, and `S` the mean squared error of the gradient of one image. The squared norm of the gradient of `n` images
+# is, on average, `G + S/n`. Ranks know it for two `n`: the batch of one rank, and the global batch. The noise scale is
+# `S / G`.
 #
 # Write `my_noise_scale(gradient, batch_size)`. `gradient` is this rank's own, before any all-reduce: a flat tensor,
 # of the mean loss over its `batch_size` images. Every rank returns the same number, from the gradients of all ranks.
-# Do not change `gradient`.
+# Do not change `gradient`. (With DDP, a communication hook sees each bucket of it before it is sent: lesson
+# [06](06_ddp.ipynb).)
 
 # %%
 # %%writefile results/live/09_noise.py

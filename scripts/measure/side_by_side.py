@@ -1,12 +1,13 @@
 """Measure the ceiling: how many times one process's images a second do several processes reach that never talk?
 
-    torchrun --nproc_per_node=2 scripts/measure/side_by_side.py --out results/live/ceiling.json
+    torchrun --nproc_per_node=8 scripts/measure/side_by_side.py --out results/live/ceiling.json
 
 Each process trains a model of its own, as main.py does on one rank. They start together, and share what a machine's
-processes share: memory, caches, heat. No way of training together can be faster. In turns with that, rank 0 trains and
-the others wait. The file is one JSON object: who measured, `model`, `batch_size`, `ranks`, images a second `together`
-(summed over the ranks) and `alone`, medians over the rounds, and `ceiling`, the median of together / alone, with `low`
-and `high`, the lowest and the highest of a round.
+processes share: memory, caches, heat. With this model and this batch no way of training together can be faster. A round
+measures 2, 4, 8 and so on up to all of them, and rank 0 alone, in turns; who does not train waits. The file is one JSON
+object: who measured, `model`, `batch_size`, images a second of one process `alone`, the median over the rounds, and
+`ceilings`, one for each number of processes: `ranks`, `together` (images a second of all), and `ceiling`, the median of
+together / alone, with `low` and `high`, the lowest and the highest of a round.
 """
 
 import statistics
@@ -35,17 +36,29 @@ def images_a_second(training, seconds, device):
     return images / (time.perf_counter() - start)
 
 
+def up_to(ranks):
+    """2, 4, 8 and so on, and all `ranks`."""
+    return sorted({ranks, *(2**power for power in range(1, ranks.bit_length()))})
+
+
 def measure(training, args, here):
-    """(images a second of all together, of rank 0 alone), a pair a round."""
-    pairs = []
+    """Images a second of up_to() so many processes together, and of rank 0 alone: a list a round."""
+    rounds = []
     for _ in range(args.rounds):
         speeds = []
-        for trains in (True, here.rank == 0):
+        for count in (*up_to(here.world_size), 1):
             meet(here.device)
-            mine = images_a_second(training, args.seconds, here.device) if trains else 0.0
+            mine = images_a_second(training, args.seconds, here.device) if here.rank < count else 0.0
             speeds.append(torch.tensor(mine, dtype=utils.sum_type(here.device), device=here.device))
-        pairs.append(utils.all_sum(torch.stack(speeds)))
-    return pairs
+        rounds.append(utils.all_sum(torch.stack(speeds)))
+    return rounds
+
+
+def ceiling(ranks, together, alone):
+    """Of so many processes, from what they and one alone reached in each round."""
+    ratios = [many / one for many, one in zip(together, alone, strict=True)]
+    return {"ranks": ranks, "together": statistics.median(together), "ceiling": statistics.median(ratios),
+            "low": min(ratios), "high": max(ratios)}
 
 
 def check(args, here):
@@ -67,7 +80,7 @@ def main():
     add = parser.add_argument
     add("--model", choices=models.MODELS, default="lenet", help="default: lenet")
     add("--batch-size", type=positive(int), default=64, help="images a step of each rank; default: 64")
-    add("--seconds", type=positive(float, 2**31), default=1, help="how long a round trains each way; default: 1")
+    add("--seconds", type=positive(float, 2**31), default=1, help="how long a round trains each; default: 1")
     add("--rounds", type=positive(int), default=5, help="default: 5")
     add("--samples", type=positive(int), default=8192, help="images that the steps draw from; default: 8192")
     args = parser.parse_args()
@@ -81,17 +94,18 @@ def main():
         training = Training(Setting(args.batch_size, ddp=False), args.model, train_set, here)
         for _ in range(WARM_UP):
             training.update()
-        pairs = measure(training, args, here)
-        ratios = [together / alone for together, alone in pairs]
-        together, alone = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
-        ceiling, low, high = statistics.median(ratios), min(ratios), max(ratios)
+        *of_sizes, alone = zip(*measure(training, args, here), strict=True)
+        ceilings = [ceiling(ranks, together, alone) for ranks, together in
+                    zip(up_to(here.world_size), of_sizes, strict=True)]
         if here.rank == 0:
             rank_program.write_json(args.out, {
                 **rank_program.measured_on(here), "dataset": train_set.name, "model": args.model,
-                "batch_size": args.batch_size, "ranks": here.world_size, "rounds": args.rounds, "together": together,
-                "alone": alone, "ceiling": ceiling, "low": low, "high": high, "time": time.time()})
-            print(f"{args.model}, batch {args.batch_size}: {here.world_size} processes side by side {together:,.0f} "
-                  f"images/s, one alone {alone:,.0f}: {ceiling:.2f} times ({low:.2f} to {high:.2f})", flush=True)
+                "batch_size": args.batch_size, "rounds": args.rounds, "alone": statistics.median(alone),
+                "ceilings": ceilings, "time": time.time()})
+            print(f"{args.model}, batch {args.batch_size}: one process alone {statistics.median(alone):,.0f} images/s")
+            for one in ceilings:
+                print(f"  {one['ranks']} side by side {one['together']:,.0f} images/s: {one['ceiling']:.2f} times "
+                      f"({one['low']:.2f} to {one['high']:.2f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,17 @@ def test_runs_are_compared_only_where_nothing_else_differs():
 
 def test_losses_add_up_to_the_ideal():
     table = pd.DataFrame({"world_size": [1, 8], "speedup": [1.0, 1.2]})
-    (row,) = told.losses(table, {8: {"ceiling": 1.75}}, devices=2)
-    assert list(row.values()) == [8, "6.00", "0.25", "0.55", "1.20", "69%"]
-    assert sum(map(float, list(row.values())[1:5])) == pytest.approx(8)
+    (row,) = told.losses(table, {8: {"ceiling": 1.75, "low": 1.5, "high": 1.9}}, devices=2)
+    assert list(row.values()) == [8, "6.00", "0.25 (0.10 to 0.50)", "0.55 (0.30 to 0.70)", "1.20"]
+    assert sum(float(value.split()[0]) for value in list(row.values())[1:]) == pytest.approx(8)
+
+
+@pytest.mark.parametrize(("speedup", "said"), [(1.2, "below every round"), (1.6, "cannot be told from 0"),
+                                               (2.0, "**above** every round")])
+def test_what_talking_costs_is_told_only_where_it_shows(speedup, said):
+    (line,) = told.talking(pd.DataFrame({"world_size": [1, 8], "speedup": [1.0, speedup]}),
+                           {8: {"ceiling": 1.75, "low": 1.5, "high": 1.9}})
+    assert line.startswith("With 8 ranks") and said in line
 
 
 def test_phases_are_told_in_milliseconds_a_step_and_the_one_that_grew_is_found():
