@@ -160,6 +160,11 @@ def test_the_lessons_together_show_the_subject_and_little_else():
     assert sum(words.values()) <= 700, words
 
 
+def test_the_performance_notebook_starts_eight_ranks_as_a_reader_would():
+    (performance,) = [path for path in NOTEBOOKS if path.stem == "07_performance"]
+    assert any(line.startswith("!torchrun --nproc_per_node=8 main.py ") for line in visible_lines(performance))
+
+
 @each_notebook
 def test_no_line_of_code_is_longer_than_a_hundred_characters(path):
     assert [line for line in visible_lines(path) if len(line) > 100] == []

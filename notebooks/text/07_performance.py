@@ -6,7 +6,6 @@
 #       parameters:
 #         ceiling_rounds: 1
 #         epochs: 2
-#         most: 3
 #         samples: 3200
 #         test_samples: 500
 #       seconds: 45
@@ -60,7 +59,6 @@ from course.verdicts import lesson_07 as told
 epochs = 4  # passes over the training images; the first one warms up and is not timed
 samples = 12_800  # training images
 test_samples = 2_000  # test images, looked at after each epoch
-most = 8  # ranks
 ceiling_rounds = 5  # each: a second for each number of processes that never talk
 
 # %% [markdown]
@@ -85,7 +83,7 @@ lesson.verdict(told.machine(cores, gpus, busy=psutil.cpu_percent(interval=1)))
 # We hold fixed: the images of an epoch, the first weights (same seed), the learning rate, and the batch of **each rank**.
 
 # %%
-sizes, batch_size = sorted([1, 2, 4, most]), 64  # 64 is main.py's default, for each process
+sizes, batch_size = [1, 2, 4, 8], 64  # 64 is main.py's default, for each process
 lesson.table(told.plan(sizes, devices, samples, batch_size))
 
 # %% [markdown]
@@ -124,8 +122,8 @@ command_seconds[1] = time.perf_counter() - start
 
 # %%
 start = time.perf_counter()
-# !torchrun --nproc_per_node={most} main.py {options} --log-file results/live/07_{most}.jsonl
-command_seconds[most] = time.perf_counter() - start
+# !torchrun --nproc_per_node=8 main.py {options} --log-file results/live/07_8.jsonl
+command_seconds[8] = time.perf_counter() - start
 
 # %% [markdown]
 # Eight processes ran, yet each line stands there once: only rank 0 prints, and what it prints is summed over all ranks.
@@ -163,7 +161,7 @@ lesson.verdict(told.comparable(df, epochs))
 table = runs.speedup_table(df)  # seconds: the median over the epochs after the first
 of = table.set_index("world_size")
 lesson.table(told.told_runs(table))
-lesson.predicted(my_speedup, of.speedup[most], "times")
+lesson.predicted(my_speedup, of.speedup[8], "times")
 
 # %% [markdown]
 # ## What is it lost to?
@@ -183,13 +181,13 @@ lesson.predicted(my_speedup, of.speedup[most], "times")
 my_ceiling = None  # times
 
 # %%
-# !torchrun --nproc_per_node={most} scripts/measure/side_by_side.py --rounds {ceiling_rounds} \
+# !torchrun --nproc_per_node=8 scripts/measure/side_by_side.py --rounds {ceiling_rounds} \
 #     --out results/live/07_ceiling.json
 found = json.loads(Path("results/live/07_ceiling.json").read_text())["ceilings"]
 ceilings = {one["ranks"]: one for one in found}
 
 # %%
-lesson.predicted(my_ceiling, ceilings[most]["ceiling"], "times")
+lesson.predicted(my_ceiling, ceilings[8]["ceiling"], "times")
 plots.under_ceiling(table, ceilings, devices, plt.subplots(figsize=(14, 8))[1], my_speedup)
 plt.show()
 lesson.table(told.losses(table, ceilings, devices))
@@ -334,7 +332,7 @@ lesson.predicted(my_ranks_by_threads, speeds["ranks"] / speeds["threads"], "time
 # Left: what each epoch taught. Right: what each second taught.
 
 # %%
-lesson.predicted(my_loss, told.compared(of.loss[most], of.loss[1]))
+lesson.predicted(my_loss, told.compared(of.loss[8], of.loss[1]))
 fig, (left, right) = plt.subplots(1, 2, figsize=(18, 7))
 plots.loss_by_epoch(df, left)
 plots.loss_by_time(df, right)
