@@ -327,8 +327,9 @@ def rank_0_alone_learns(want):
               "only who wants calls": only_who_wants_calls, "rank 0 alone learns": rank_0_alone_learns},
 )
 def stopped(attempt):
-    """All ranks stop in the same step, whoever wants it first. The price is one small all_reduce a step; without it one
-    rank leaves the loop, and the others wait for it in their next collective."""
+    """All ranks stop in the same step, whoever wants it first. The price is one small all_reduce in each step: ask
+    in every 10th step only, or send the wish along with a sum that you make anyway. Without it one rank leaves the
+    loop, and the others wait for it in their next collective."""
     ranks = answers.findings("my_stop", attempt)
     wishes, gots = (list(zip(*(rank[what] for rank in ranks), strict=True)) for what in ("wishes", "got"))
     for wish, got in zip(wishes, gots, strict=True):
