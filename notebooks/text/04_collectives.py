@@ -182,8 +182,8 @@ plots.picture(plots.collectives.before_after(demo["all_to_all"], "all_to_all"))
 # %% [markdown]
 # Read the picture as a table: its rows have become columns.
 #
-# Where one large tensor is handier than a list, or where speed counts, take `all_gather_into_tensor`,
-# `reduce_scatter_tensor` and `all_to_all_single`. (With NCCL a list is copied once more.)
+# `all_gather_into_tensor`, `reduce_scatter_tensor` and `all_to_all_single` take one large tensor in place of a list. Where
+# speed counts, choose these: with NCCL a list is copied once more.
 #
 # ### Exercise 1: which one fits?
 #
@@ -194,7 +194,7 @@ plots.picture(plots.collectives.before_after(demo["all_to_all"], "all_to_all"))
 # - **e**: after that, every rank needs all weights again
 # - **f**: each rank has sorted its rows by the rank that they belong to; now each row goes to its owner
 #
-# Move no more than is needed. Return the names in a dict: `{"a": "…", "b": "…", "c": "…", "d": "…", "e": "…", "f": "…"}`.
+# Move no more than is needed. Return a dict with a name for each letter: `{"a": "…", "b": "…", …}`.
 
 # %%
 def my_choices():
@@ -275,6 +275,8 @@ plots.picture(plots.collectives.ring(ring, "added"))
 
 # %%
 plots.picture(plots.collectives.ring(ring, "copied"))
+
+# %%
 sent = sum(step["bytes"][0] for step in ring["steps"][1:])  # by rank 0
 lesson.predicted(my_times, sent / ring["bytes"], "times its tensor")
 lesson.table(told.ring(ring))
@@ -341,7 +343,8 @@ plt.show()
 # The last rank to come sets the time for all.
 #
 # With `async_op=True` a collective returns at once, with a **handle**. Work that does not need the result can go on;
-# `handle.wait()` comes when the result is needed. Here the last rank comes late:
+# `handle.wait()` comes when the result is needed. Here the last rank comes late. How long do the others wait, and what do
+# they do before?
 
 # %%
 lesson.code(shown.async_handle)
@@ -388,15 +391,15 @@ lesson.predicted(my_ranks, [rank for rank, saw in enumerate(seen["stack"]) if sa
 lesson.table(told.says(seen["stack"]))
 
 # %% [markdown]
-# Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends: not only the rank
-# with the mistake fails. A rank that waits says nothing until its time is up, and then gloo's message names neither the
-# rank that it waited for nor the collective. Do not wait for 30 minutes: `init_process_group(timeout=…)`, or `--timeout`
-# of our `main.py`.
+# Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends: not only the
+# rank with the mistake fails. A rank that waits says nothing until its time is up, and then gloo's message names neither
+# the rank that it waited for nor the collective.
 #
 # **With NCCL** no exception comes from the call. A thread in the background, the *watchdog*, ends the process, and its
 # line names the number and the kind of the collective (`SeqNum=…, OpType=ALLREDUCE`), but not who is missing. Compare
 # these lines of all ranks: the rank that differs, or is behind, leads to the mistake. NCCL does not check that the calls
-# fit: instead of a hang, wrong numbers may come.
+# fit: instead of a hang, [wrong numbers](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html)
+# may come.
 #
 # Three ways to find out who waits where:
 #
@@ -415,7 +418,7 @@ lesson.table(told.waits(seen["stack"]))
 #
 # **2. A barrier that names.** `dist.monitored_barrier` (gloo only) waits like a barrier, and then says who did not
 # come. Put it before the place that you suspect. Here rank 1 leaves too early, as after an `if` that not all ranks
-# pass:
+# pass (`group` and `timeout` belong to our demo):
 
 # %%
 lesson.code(hang_on_purpose.one_stays_away)
