@@ -106,7 +106,7 @@ def choices(attempt):
     }
     answer = attempt()
     if not isinstance(answer, dict):
-        raise Wrong(f"You gave {answer!r}. Return the dict of the stub, with a name for each letter.")
+        raise Wrong(f"You gave {answer!r}. Return a dict, with a name for each letter.")
     if missing := sorted(why.keys() - answer):
         raise Wrong(f"There is no answer to {', '.join(missing)}.")
     wrong = [letter for letter, right in my_choices().items() if str(answer[letter]).removeprefix("dist.") != right]
