@@ -221,7 +221,11 @@ def test_exit_status_is_that_of_the_command():
     ("0: RuntimeError: rank 0 of 2 waited for the others, 5 s at most, at env:// node1:29500",
      "rank 0 of 2 waited for the others"),
     ("torch.distributed.DistStoreError: Timed out after 4 seconds waiting for clients. 1/2 clients joined.",
-     "only 1 of 2 ranks came")])
+     "only 1 of 2 ranks came"),
+    ("[rank0]: RuntimeError: [/pytorch/gloo/buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
+     "the ranks met, and then one did not take part in a collective within 3000 ms"),
+    ("[rank1]: ValueError: bad\n[rank0]: RuntimeError: Timed out waiting 3000ms for recv operation to complete",
+     "a rank raised ValueError: bad")])
 def test_a_log_is_explained_too(said, why, tmp_path):
     log = tmp_path / "slurm-1.out"
     log.write_text(f"{said}\n")

@@ -78,7 +78,7 @@ JOBS = {"train": {0, 1, 2, 3, 4, 5}, "print the loss": {0}, "write the checkpoin
 )
 def turn(attempt):
     """Once in the job: rank 0. Once on each node: local rank 0. And the others must wait for it, at a barrier, before
-    they read what it wrote."""
+    they read what it wrote. (Where ranks share one model's weights, as in lesson 13, all write the checkpoint.)"""
     for job, expected in JOBS.items():
         got = {process["rank"] for process in placements(2, 3)
                if attempt(job, process["rank"], process["local_rank"])}
@@ -343,7 +343,8 @@ together = Answers({"fetch": measure_fetch})
 )
 def fetched(attempt):
     """One download a node, and every rank reads the whole file. Should a download fail, nobody waits for ever: the
-    barrier ends with an error after the group's timeout."""
+    barrier ends with an error after the group's timeout. So a download that takes longer than the timeout ends the
+    job, too: give the group more time than the slowest download."""
     found = together.findings("fetch", attempt, RANKS)
     did, errors = [rank["did"] for rank in found], [rank.get("error", "") for rank in found]
     downloads = [rank for rank, those in enumerate(did) if "download" in those]

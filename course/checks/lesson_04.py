@@ -106,7 +106,7 @@ def choices(attempt):
     }
     answer = attempt()
     if not isinstance(answer, dict):
-        raise Wrong(f"You gave {answer!r}. Return the dict of the stub, with a name for each letter.")
+        raise Wrong(f"You gave {answer!r}. Return a dict, with a name for each letter.")
     if missing := sorted(why.keys() - answer):
         raise Wrong(f"There is no answer to {', '.join(missing)}.")
     wrong = [letter for letter, right in my_choices().items() if str(answer[letter]).removeprefix("dist.") != right]
@@ -327,8 +327,9 @@ def rank_0_alone_learns(want):
               "only who wants calls": only_who_wants_calls, "rank 0 alone learns": rank_0_alone_learns},
 )
 def stopped(attempt):
-    """All ranks stop in the same step, whoever wants it first. The price is one small all_reduce a step; without it one
-    rank leaves the loop, and the others wait for it in their next collective."""
+    """All ranks stop in the same step, whoever wants it first. The price is one small all_reduce in each step: ask
+    in every 10th step only, or send the wish along with a sum that you make anyway. Without it one rank leaves the
+    loop, and the others wait for it in their next collective."""
     ranks = answers.findings("my_stop", attempt)
     wishes, gots = (list(zip(*(rank[what] for rank in ranks), strict=True)) for what in ("wishes", "got"))
     for wish, got in zip(wishes, gots, strict=True):

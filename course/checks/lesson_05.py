@@ -116,7 +116,7 @@ def shard(attempt):
 
 # Exercise 2: batches of unequal size
 def backward(ddp_model, images, labels):
-    count = torch.tensor(float(len(labels)))
+    count = torch.tensor(float(len(labels)), device=images.device)
     dist.all_reduce(count)  # images of all ranks
     loss = cross_entropy(ddp_model(images), labels, reduction="sum")
     (loss * dist.get_world_size() / count).backward()  # DDP divides by the world size
@@ -127,7 +127,7 @@ def mean_of_own(ddp_model, images, labels):
 
 
 def without_world_size(ddp_model, images, labels):
-    count = torch.tensor(float(len(labels)))
+    count = torch.tensor(float(len(labels)), device=images.device)
     dist.all_reduce(count)
     (cross_entropy(ddp_model(images), labels, reduction="sum") / count).backward()
 
@@ -179,7 +179,7 @@ def gradient(attempt):
 # Exercise 3: exact accuracy from padded shards
 def accuracy(right, n):
     mine = len(range(dist.get_rank(), n, dist.get_world_size()))  # without padding, which stands at the end
-    sums = torch.tensor([sum(right[:mine]), mine], dtype=torch.float64)
+    sums = torch.tensor([sum(right[:mine]), mine], dtype=torch.float64)  # with NCCL also device=…
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()  # divided once, at the end
 

@@ -5,6 +5,7 @@ shows by its colours which ranks its number came from. Nothing here is drawn by 
 """
 
 import itertools
+import math
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -66,7 +67,7 @@ def intervals(found, events):
                          for text, (event, begin, end) in events.items() for rank in range(len(at[begin]))])
 
 
-def ring_state(run, step, ax, fontsize=15):
+def ring_state(run, step, ax, fontsize=20):
     """What each rank held after `step`, counted from 0, with a frame around what arrived in it; None: at the start.
 
     `run` is "ring" of collectives_shown.py, whose first state is the start.
@@ -81,17 +82,20 @@ def ring_state(run, step, ax, fontsize=15):
         ax.axvline(end - 0.5, color=GREY, linewidth=1, linestyle=":")
     ax.set(ylim=(ranks - 0.1, -0.9))
     done = "added" if step is not None and step < ranks - 1 else "copied"
-    ax.set_title("start" if step is None else f"after step {step}: what arrived was {done}", fontsize=1.1 * fontsize)
+    ax.set_title("start" if step is None else f"step {step}: {done}", fontsize=fontsize)
     return ax
 
 
-def ring(run):
-    """A figure of the whole ring: on the left the start and what is added, on the right what is copied."""
+def ring(run, half):
+    """A figure of one half of the ring: the start and the steps in which chunks are "added", or those in which they
+    are "copied"."""
     ranks = len(run["chunks"])
-    fig, axes = plt.subplots(ranks, 2, figsize=(5 + 2 * sum(run["chunks"]), (0.9 + 0.55 * ranks) * ranks))
-    axes[0, 1].axis("off")
-    adding, copying = [None, *range(ranks - 1)], range(ranks - 1, 2 * (ranks - 1))
-    for step, ax in zip([*adding, *copying], [*axes[:, 0], *axes[1:, 1]], strict=True):
+    steps = [None, *range(ranks - 1)] if half == "added" else range(ranks - 1, 2 * (ranks - 1))
+    rows = math.ceil(len(steps) / 2)
+    fig, axes = plt.subplots(rows, 2, figsize=(6 + 2 * sum(run["chunks"]), (1 + 0.75 * ranks) * rows), squeeze=False)
+    for ax in axes.flat[len(steps):]:
+        ax.remove()
+    for step, ax in zip(steps, axes.flat, strict=False):
         ring_state(run, step, ax)
     fig.suptitle("Ring all-reduce, recorded on each rank", x=0.01, ha="left", fontweight="bold")
     return fig

@@ -55,33 +55,34 @@ def links_map(names: list[str], links: list[dict], ax: Axes) -> Axes:
                            False: ("white", "black", "black")}[look]
         ax.add_patch(FancyBboxPatch((x - 0.33, y - 0.16), 0.66, 0.32, boxstyle=ROUND, zorder=3, linewidth=3,
                                     facecolor=fill, edgecolor=edge))
-        ax.text(x, y, name, ha="center", va="center", fontsize=20, fontweight="bold", color=ink, zorder=4)
+        ax.text(x, y, name, ha="center", va="center", fontsize=22, fontweight="bold", color=ink, zorder=4)
     for link in links:
         (x0, y0), (x1, y1) = places[link["client"]], places[link["server"]]
         look = {"arrowstyle": "-|>", "color": WARNING, "mutation_scale": 25}
         if link["kind"] == "gloo":
-            start, end, bow = (x0, y0 - 0.16), (x1, y1 - 0.16), -0.35 if x0 > x1 else 0.35
+            start, end, bow = (x0, y0 - 0.16), (x1, y1 - 0.16), -0.2 if x0 > x1 else 0.2
             look = {"arrowstyle": "-", "color": COLOURS[0]}
         elif link["client"] == link["server"]:  # it is a client of its own store
-            start, end, bow = (x0 - 0.15, y0 + 0.16), (x0 + 0.15, y0 + 0.16), -1.2
+            start, end, bow = (x0 - 0.15, y0 + 0.16), (x0 + 0.15, y0 + 0.16), -1
         elif y0 < y1:
             start, end, bow = (x0, y0 + 0.16), (x1, y1 - 0.16), 0
         else:
-            start, end, bow = (x0, y0 + 0.16), (x1 + 0.28, y1 + 0.16), 0.35
+            start, end, bow = (x0, y0 + 0.16), (x1 + 0.28, y1 + 0.16), 0.2
         ax.annotate("", end, start, arrowprops=look | {"connectionstyle": f"arc3,rad={bow}", "linewidth": 3})
     if any(link["kind"] == "gloo" for link in links):
-        ax.text(middle, -0.75, "data (gloo)", ha="center", color=COLOURS[0], fontsize=20, fontweight="bold")
+        ax.text(middle, -0.95, "data (gloo)", ha="center", color=COLOURS[0], fontsize=22, fontweight="bold")
     if meeting:
-        place = (middle + 0.4, 0.9) if above else (0.45, 0.62)
-        ax.text(*place, "meeting (store)", va="center", color=WARNING, fontsize=20, fontweight="bold")
-    ax.set(xlim=(-0.5, len(ranks) - 0.5), ylim=(-0.85, 1.4))
+        place = (middle + 0.4, 0.9) if above else (0.45, 0.75)
+        ax.text(*place, "meeting (store)", va="center", color=WARNING, fontsize=22, fontweight="bold")
+    half = max(3, len(ranks)) / 2
+    ax.set(xlim=(middle - half, middle + half), ylim=(-1, 1.4))
     ax.axis("off")
     return ax
 
 
 def links_maps(meetings: dict) -> list[Axes]:
-    """A links_map for each of the {title: (names, links)}, side by side."""
-    axes = plt.subplots(1, len(meetings), figsize=(7 * len(meetings), 6), squeeze=False)[1][0]
+    """A links_map for each of the {title: (names, links)}, one below another."""
+    axes = plt.subplots(len(meetings), 1, figsize=(11, 3.9 * len(meetings)), squeeze=False)[1][:, 0]
     for ax, (title, (names, links)) in zip(axes, meetings.items(), strict=True):
         links_map(names, links, ax).set_title(title)
     return list(axes)

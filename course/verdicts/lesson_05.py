@@ -13,15 +13,16 @@ def counts(found):
 def averages(found):
     """A row a way: the mean loss that it measures, and its average gradient, against those of all images, each once."""
     rows = [{"way": "one process, each image once", "images": found["images"], "mean loss": f"{found['loss']:.4f}",
-             "off": "–", "mean of the ranks' means": "–", "average gradient: off": "–"}]
+             "its error": "–", "mean of the ranks' means, error": "–", "average gradient, error": "–"}]
     for way in ("padded", "dropped", "Join", "Join, False"):
         losses = found[way]["losses"]
         images = sum(map(len, losses))
         mean = sum(map(sum, losses)) / images
         of_means = sum(sum(mine) / len(mine) for mine in losses) / len(losses)
         rows.append({"way": ROWS[way].replace("\n", " "), "images": images, "mean loss": f"{mean:.4f}",
-                     "off": off(mean, found["loss"]), "mean of the ranks' means": off(of_means, found["loss"]),
-                     "average gradient: off": percent(found[way]["gradient_off"])})
+                     "its error": off(mean, found["loss"]),
+                     "mean of the ranks' means, error": off(of_means, found["loss"]),
+                     "average gradient, error": percent(found[way]["gradient_off"])})
     return rows
 
 
@@ -40,7 +41,7 @@ def momentum(found):
     said = ("One step after an epoch with Join, the largest difference of a weight between two ranks is "
             f"**{plain:.2g}** with plain SGD, and **{with_momentum:.2g}** with momentum.")
     if with_momentum > plain:
-        return f"{said} Join has sent the last rank's weights to all ranks, but not its momentum."
+        return f"{said} Join has sent the weights of a rank that made every step to all ranks, but not its momentum."
     return f"{said} Here momentum makes no difference."
 
 

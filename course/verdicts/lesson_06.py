@@ -1,5 +1,7 @@
 """Lesson 06: the tables on DDP. The findings are those that ddp_from_scratch.py and ddp_questions.py write."""
 
+from course.lesson import some
+
 ROUNDING = 1e-9  # largest difference of a float64 weight in the same training, summed in another order
 CLOSE = 0.03  # steps whose times differ by less are called equal
 
@@ -12,7 +14,7 @@ def steps(proofs):
     """A row for each training loop, from {its name: what was proved}."""
     return [{"loop": f"`{name}`", "between the ranks": small(proof['between_ranks'][-1]),
              "from one process": small(proof['from_one_process'][-1]),
-             "all-reduces an update": proof["messages"], "ms an update": f"{1000 * proof['seconds_a_step']:.1f}"}
+             "all-reduces per update": proof["messages"]}
             for name, proof in proofs.items()]
 
 
@@ -26,10 +28,15 @@ def length(run):
     return sum(run["medians"][part] for part in ("forward", "backward", "wait", "update"))
 
 
+def buckets(run):
+    """"6 buckets (bucket_cap_mb=4)": those that rank 0 sent in the step drawn."""
+    sent = sum(event["event"] == "all-reduce" and event["rank"] == 0 for event in run["events"])
+    return f"{some(sent, 'bucket')} (bucket_cap_mb={run['bucket_cap_mb']:g})"
+
+
 def overlap(runs):
     """A row for each size of the buckets."""
-    return [{"`bucket_cap_mb`": f"{run['bucket_cap_mb']:g}",
-             "buckets": sum(event["event"] == "all-reduce" and event["rank"] == 0 for event in run["events"]),
+    return [{"buckets": buckets(run),
              **{f"{part}, ms": f"{run['medians'][part]:.1f}" for part in ("forward", "backward", "wait", "update")},
              "step, ms": f"{length(run):.1f}", "hidden": f"{hidden(run['events']):.0%}"} for run in runs]
 
@@ -59,13 +66,13 @@ def batchnorm(equality):
     rows = [{f"the model's {found['layers']} layers": name,
              "weights, from one process": small(equality['weights'][name]),
              "running means, between the ranks": small(found['running_means'][name]),
-             "all-reduces an update": messages} for name, messages in found["messages"].items()]
+             "all-reduces per update": messages} for name, messages in found["messages"].items()]
     if (real := found.get("torch.nn.SyncBatchNorm")) is not None:
         rows.append(dict(zip(rows[0], ("`torch.nn.SyncBatchNorm`, on the GPU", small(real), "–", "–"), strict=True)))
     return rows
 
 
-WAYS = {"synchronise_each": "without `no_sync`", "misplaced": "around backward only", "never": "around everything",
+WAYS = {"synchronise_each": "without `no_sync`", "first_try": "around backward only", "never": "around everything",
         "around_ddp": "`ddp.module(images)`, without `no_sync`", "synchronise_last": "in the right place"}
 
 

@@ -65,7 +65,8 @@ wait = 3  # seconds that a process waits for one that never comes
 # - **Group rank**: the number of the node. (torchrun calls the processes of one node a *group*.)
 #
 # `torchrun` is PyTorch's **launcher**: the program that starts the processes of a node and tells each one who it is. On
-# several nodes one torchrun runs on each. Here two torchruns on this machine play two nodes, with four processes each.
+# several nodes one torchrun runs on each. Here two torchruns on this machine play two nodes, with four processes each:
+# `&` starts the first in the background, and `wait $!` waits for its end.
 #
 # **Predict.** Which rank has the process with local rank 1 on node 1?
 
@@ -121,10 +122,10 @@ check.place(my_place)
 # %% [markdown]
 # ### Exercise 2: whose job is it?
 #
-# All ranks run the same program, so the program has to ask: *is this my job?* Some jobs are done once in the whole job of
-# all processes, some once on each node, some by every process. Return True if the process with this rank
-# and local rank should do it. The jobs are `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"`
-# and `"download to the node's own disk"`.
+# All ranks run the same program, so the program has to ask: *is this my job?* Some jobs are done once by all processes
+# together, some once on each node, some by every process. Return True if the process with this rank and local rank
+# should do it. The jobs are `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"` and `"download to
+# the node's own disk"`.
 
 # %%
 def my_turn(job, rank, local_rank):
@@ -140,15 +141,22 @@ check.turn(my_turn)
 # ## The process group
 #
 # Each process now knows its number. It does not know *where* the others are. `init_process_group` brings them together,
-# and returns when all have come. From then on they are a **process group** (of all
-# nodes: it is not torchrun's group of one node), and can make **collective** calls: calls
-# that every rank of the group makes, and in which they exchange data. Two are enough for this lesson: `all_reduce`
-# gives every rank the sum of all ranks' tensors, and `barrier` moves no data, but returns only when every rank has
-# called it. [04](04_collectives.ipynb) shows the others.
+# and returns when all have come. From then on they are a **process group** (of all nodes: it is not torchrun's group of
+# one node). The call needs to know:
 #
-# The call needs to know: who am I (`rank`), how many are we (`world_size`), where do we meet (`init_method`, or a
-# `store`), who carries the data (`backend`), and how long do we wait (`timeout`). The smallest group has one process,
-# and lives in this notebook:
+# | question | argument |
+# |:--|:--|
+# | Who am I? | `rank` |
+# | How many are we? | `world_size` |
+# | Where do we meet? | `init_method`, or a `store` |
+# | Who carries the data? | `backend` |
+# | How long do we wait? | `timeout` |
+#
+# The ranks of a group can make **collective** calls: calls that every rank makes, and in which they exchange data. Two
+# are enough for this lesson: `all_reduce` gives every rank the sum of all ranks' tensors, and `barrier` moves no data,
+# but returns only when every rank has called it. [04](04_collectives.ipynb) shows the others.
+#
+# The smallest group has one process. It lives in this notebook, and meets in its memory (`HashStore`):
 
 # %%
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -159,11 +167,20 @@ dist.destroy_process_group()
 
 # %% [markdown]
 # The sum over one rank is the tensor itself. So a program that is written for many ranks also runs on one. That is how
-# to debug it.
+# to debug all of it, except what the ranks say to each other.
 #
 # **Backend**: *gloo* moves tensors in CPU memory over the network, *nccl* moves tensors from GPU to GPU. The rule:
 # **nccl for tensors on GPUs, gloo for tensors on CPUs**, and gloo where two ranks share a GPU, for nccl wants a GPU for
 # each rank ([PyTorch's table](https://docs.pytorch.org/docs/stable/distributed.html#backends) of what each can move).
+#
+# On GPUs each rank first chooses its own, before anything goes to a GPU:
+#
+# ```python
+# torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+# ```
+#
+# (In older code: `torch.cuda.set_device(local_rank)`.) Nobody does it for you: without it all ranks of a node take GPU 0.
+#
 # What does this machine have?
 
 # %%
@@ -222,23 +239,23 @@ lesson.predicted(my_listener, rendezvous.listener(by_hand["env://"][1]))
 lesson.predicted(my_listener_torchrun, rendezvous.listener(by_torchrun["env://"][1]))
 
 # %% [markdown]
-# Orange is the meeting: the filled process listens, and an arrow comes from each one that connects to it. Blue are the
-# connections through which the data goes afterwards: every rank has one to every other.
+# Orange is the meeting: the filled process listens, and an arrow comes from each one that connects to it (also from
+# itself). Blue are the connections through which the data goes afterwards: every rank has one to every other.
 #
 # - By hand, **rank 0** listens. So the port must be free on rank 0's node, and all others must be able to reach it.
 #   When rank 0 is late, they try again until the timeout.
 # - With torchrun, **torchrun** listens, before any rank is there. On one node it picks a free port, since [a change of
 #   2026](https://github.com/pytorch/pytorch/pull/175699). Older versions take port 29500, and a second job on the
 #   machine then fails; `--standalone` makes those pick one, too.
-# - With a file nobody listens: the file is the store. A file that an earlier run has left holds addresses of processes
-#   that are gone.
+# - With a file nobody listens: the file is the store, which the ranks read and write. A file that an earlier run has
+#   left holds addresses of processes that are gone.
 #
 # ### Exercise 3: be the launcher (on ranks)
 #
-# The check starts four processes, two on each of two pretended nodes, but sets no environment variable. Set the five variables
-# `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in `os.environ`, as torchrun would have done, make
-# one group of all, with gloo and a timeout of 30 seconds, and return your rank as the group tells it. `hosts` are the
-# names of the nodes; `port` is free on all of them.
+# The check starts four processes, two on each of two pretended nodes, but sets no environment variable. Set the five
+# variables `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in `os.environ`, as torchrun would have
+# done, make one group of all, with gloo and a timeout of 30 seconds, and return your rank as the group tells it. `hosts`
+# are the names of the nodes; `port` is free on all of them.
 #
 # Replace the `raise` and run the cell, which writes the file. The next cell runs it on four ranks.
 
@@ -263,7 +280,8 @@ check.joined("results/live/03_join.py")
 # ## How long do they wait?
 #
 # A rank that is missing is the most common trouble. The others wait for it: for the `timeout` of the group, and no
-# longer.
+# longer. (Where a whole node is missing, the torchruns wait for each other, and have not started any rank yet. Their
+# time is another option: [10](10_launchers.ipynb).)
 #
 # **Predict.** How many minutes is that for gloo if the program says nothing?
 
@@ -275,8 +293,10 @@ default = dist.distributed_c10d.default_pg_timeout
 lesson.predicted(my_minutes, default.total_seconds() / 60, "minutes")
 
 # %% [markdown]
-# (For nccl it is `default_pg_nccl_timeout`, in the same module.) On a cluster that you pay for by the hour, give a
-# timeout of your own. This program does, and then rank 1 is busy with something else:
+# With nccl it is [10 minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
+# When it is over, gloo raises an exception in the call; with nccl a thread in the background ends the process. On a
+# cluster that you pay for by the hour, give a timeout of your own. This program does, and then rank 1 is busy with
+# something else:
 
 # %%
 # %%writefile results/live/03_wait.py

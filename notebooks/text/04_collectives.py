@@ -69,7 +69,7 @@ print(f"rank {rank} had {before}, has {mine.tolist()}\n", end="")  # in one piec
 dist.destroy_process_group()
 
 # %%
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank
 os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 # !torchrun --nproc_per_node={ranks} results/live/04_first.py
 
@@ -78,8 +78,8 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 # With a broadcast DDP's constructor gives all ranks the same weights. The backend is gloo here, which works on every
 # CPU. With NCCL, for GPUs, the calls are the same, and each rank's tensors are on its GPU.
 #
-# Eight collectives move data. Two questions sort them: **who needs the result, and is something added up?** Where two stand
-# in one place a third tells them apart: does each rank get the whole, or its own part?
+# Eight collectives move data. Two questions sort them: **who needs the result, and is something added up?** Where two
+# stand in one place a third tells them apart: does each rank get the whole, or its own part?
 #
 # | | copied | added up |
 # |:--|:--|:--|
@@ -110,8 +110,8 @@ plots.picture(plots.collectives.before_after(demo["broadcast"], "broadcast"))
 # %% [markdown]
 # `scatter`: rank 0 has a list with one piece for each rank. Each rank gets its own piece.
 #
-# **How to read the code**: `numbers` makes the rank's row, `zeros(n)` a list of n empty places. `yield` only notes what the
-# rank holds, for the picture: leave it out when you copy the code.
+# **How to read the code**: `numbers` makes the rank's row, `zeros(n)` a list of n empty places. `yield` only notes what
+# the rank holds, for the picture: leave it out when you copy the code.
 
 # %%
 lesson.code(shown.scatter)
@@ -132,16 +132,16 @@ plots.picture(plots.collectives.before_after(demo["gather"], "gather"))
 # **Predict.** All ranks call `dist.reduce(mine, dst=0)`. What does rank 1 hold in `mine` afterwards?
 
 # %%
-my_rank_1 = None  # a list of numbers, one for each rank; rank 1 began with [10, 20, 30, 40]
+my_rank_1 = None  # "as before", "the sum" or "not defined"
 
 # %%
 lesson.code(shown.reduce)
-lesson.predicted(my_rank_1, demo["reduce"]["states"][-1]["cells"][1])
+lesson.predicted(my_rank_1, "not defined")
 plots.picture(plots.collectives.before_after(demo["reduce"], "reduce"))
 
 # %% [markdown]
-# Only rank 0, the `dst`, has the result. What the others hold now is not defined: gloo may use their tensors for sums
-# that are on the way. After a reduce, do not read the tensor anywhere but on `dst`.
+# Only rank 0, the `dst`, has the result. What the picture shows on the others may be anything: gloo may use their
+# tensors for sums that are on the way. After a reduce, read the tensor on `dst` only.
 #
 # ## From all ranks to all
 #
@@ -182,8 +182,8 @@ plots.picture(plots.collectives.before_after(demo["all_to_all"], "all_to_all"))
 # %% [markdown]
 # Read the picture as a table: its rows have become columns.
 #
-# Where one large tensor is handier than a list, take `all_gather_into_tensor`, `reduce_scatter_tensor` and
-# `all_to_all_single`.
+# `all_gather_into_tensor`, `reduce_scatter_tensor` and `all_to_all_single` take one large tensor in place of a list. Where
+# speed counts, choose these: with NCCL a list is copied once more.
 #
 # ### Exercise 1: which one fits?
 #
@@ -194,12 +194,11 @@ plots.picture(plots.collectives.before_after(demo["all_to_all"], "all_to_all"))
 # - **e**: after that, every rank needs all weights again
 # - **f**: each rank has sorted its rows by the rank that they belong to; now each row goes to its owner
 #
-# Move no more than is needed.
+# Move no more than is needed. Return a dict with a name for each letter: `{"a": "…", "b": "…", …}`.
 
 # %%
 def my_choices():
     raise NotImplementedError
-    return {"a": "...", "b": "...", "c": "...", "d": "...", "e": "...", "f": "..."}
 
 
 # %%
@@ -211,9 +210,9 @@ check.choices(my_choices)
 # ### Exercise 2: unequal lengths
 #
 # After an evaluation each rank holds its own predictions: a tensor of whole numbers, with one dimension. One rank has 3
-# of them, another 5, another none. **Every rank needs all of them** in one tensor, those of rank 0 first. But all
-# tensors of one `all_gather` must have the same shape. Write `my_join(mine)`, which returns the long tensor. The check
-# runs your file on three ranks.
+# of them, another 5, another none. **Every rank needs all of them** in one tensor, those of rank 0 first. But with gloo
+# all tensors of one `all_gather` must have the same shape. (With NCCL they may differ, but there, too, each rank must
+# know all lengths before.) Write `my_join(mine)`, which returns the long tensor. The check runs your file on three ranks.
 
 # %%
 # %%writefile results/live/04_join.py
@@ -264,15 +263,18 @@ my_times = None  # times the bytes of the tensor
 
 # %%
 ring = demo["ring"]
-plots.picture(plots.collectives.ring(ring))
+plots.picture(plots.collectives.ring(ring, "added"))
 
 # %% [markdown]
-# A column is a chunk; a thick frame marks what has just arrived from the row above. (The row above rank 0 is the last
-# one.) Follow the column of rank 0's 1. There are two halves, of n − 1 steps each:
+# The right neighbour is the row below; below the last row comes rank 0 again. A column is a chunk, and a thick frame
+# marks what has just arrived. Follow the column of rank 0's 1.
 #
-# - **reduce-scatter**, on the left: what arrives is *added*, and sent on in the next step. In the end each rank has one
-#   chunk of the whole sum.
-# - **all-gather**, on the right: the whole sums go round once more, and are *copied*.
+# This is the first half, **reduce-scatter**: what arrives is *added*, and sent on in the next step. After n − 1 steps
+# each rank has one chunk of the whole sum. The second half is **all-gather**: the whole sums go round once more, and are
+# *copied*. It takes n − 1 steps, too:
+
+# %%
+plots.picture(plots.collectives.ring(ring, "copied"))
 
 # %%
 sent = sum(step["bytes"][0] for step in ring["steps"][1:])  # by rank 0
@@ -341,7 +343,8 @@ plt.show()
 # The last rank to come sets the time for all.
 #
 # With `async_op=True` a collective returns at once, with a **handle**. Work that does not need the result can go on;
-# `handle.wait()` comes when the result is needed. Here the last rank comes late:
+# `handle.wait()` comes when the result is needed. Here the last rank comes late. How long do the others wait, and what do
+# they do before?
 
 # %%
 lesson.code(shown.async_handle)
@@ -355,10 +358,13 @@ lesson.table(told.handle(demo["async_handle"]))
 
 # %% [markdown]
 # The ranks that came in time work while the collective waits for the last one. Without the handle they would first
-# wait, then work. In this way DDP
-# computes backward and makes its all-reduces at the same time, which is called overlap ([06](06_ddp.ipynb)).
+# wait, then work. In this way DDP computes backward and makes its all-reduces at the same time, which is called overlap
+# ([06](06_ddp.ipynb)).
 #
 # Until `wait()` has returned, the tensor belongs to the collective: do not read it, do not write it.
+#
+# With NCCL the call and `wait()` both return at once: `wait()` makes the GPU's queue wait, not Python. What you queue
+# afterwards is safe. But a clock needs `torch.cuda.synchronize()`, as in [01](01_one_device.ipynb).
 #
 # ## A hang, on purpose
 #
@@ -385,11 +391,15 @@ lesson.predicted(my_ranks, [rank for rank, saw in enumerate(seen["stack"]) if sa
 lesson.table(told.says(seen["stack"]))
 
 # %% [markdown]
-# Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends: not only the rank
-# with the mistake fails. A rank that waits says nothing until its time is up, and then its message names neither the rank that it waited for
-# nor the collective. By default the time is [30 minutes with gloo, 10 with
-# NCCL](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group). Set a shorter one:
-# `init_process_group(timeout=…)`; our `main.py` has `--timeout`.
+# Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends: not only the
+# rank with the mistake fails. A rank that waits says nothing until its time is up, and then gloo's message names neither
+# the rank that it waited for nor the collective.
+#
+# **With NCCL** no exception comes from the call. A thread in the background, the *watchdog*, ends the process, and its
+# line names the number and the kind of the collective (`SeqNum=…, OpType=ALLREDUCE`), but not who is missing. Compare
+# these lines of all ranks: the rank that differs, or is behind, leads to the mistake. NCCL does not check that the calls
+# fit: instead of a hang, [wrong numbers](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html)
+# may come.
 #
 # Three ways to find out who waits where:
 #
@@ -401,13 +411,14 @@ lesson.table(told.waits(seen["stack"]))
 
 # %% [markdown]
 # A rank that stands at another line than the rest leads to the mistake. For a job that hangs already, `py-spy dump
-# --pid …` shows the same from outside. With NCCL the stack may show a later line, since a call only queues the work and
-# returns. PyTorch's [flight recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) keeps
-# the last collectives of each rank for this.
+# --pid …` shows the same from outside, if you may trace other processes. With NCCL the stack may show a later line,
+# since a call only queues the work and returns. For this PyTorch's [flight
+# recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) keeps the last collectives of each
+# rank, and `torchfrtrace` compares what it wrote.
 #
 # **2. A barrier that names.** `dist.monitored_barrier` (gloo only) waits like a barrier, and then says who did not
 # come. Put it before the place that you suspect. Here rank 1 leaves too early, as after an `if` that not all ranks
-# pass:
+# pass (`group` and `timeout` belong to our demo):
 
 # %%
 lesson.code(hang_on_purpose.one_stays_away)
@@ -449,7 +460,7 @@ check.stopped("results/live/04_stop.py")
 # check.stopped.solution()
 
 # %% [markdown]
-# In error messages you meet the library of these calls, on which DDP is built, by its name *c10d*. More of it: [Writing distributed
+# In error messages these calls have the name of their library, *c10d*. More: [Writing distributed
 # applications](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) and [the manual of
 # torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).
 #

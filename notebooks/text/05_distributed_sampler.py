@@ -48,9 +48,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import data
 import models
+import utils
 from course import plots
 from course.checks import lesson_05 as check
 from course.verdicts import lesson_05 as told
+from scripts.lessons import uneven_shards
 
 # %% tags=["parameters"]
 patience = 3  # seconds that a rank waits until it gives up
@@ -178,7 +180,7 @@ rows = []
 for ranks in (1, 2, 4, 8):
     sampler = DistributedSampler(range(50_000), ranks, rank=0)
     loader = DataLoader(range(50_000), batch_size=64, sampler=sampler)
-    rows.append({"ranks": ranks, "global batch": ranks * 64, "steps an epoch": len(loader)})
+    rows.append({"ranks": ranks, "global batch": ranks * 64, "steps per epoch": len(loader)})
 lesson.table(rows)
 
 # %% [markdown]
@@ -231,13 +233,13 @@ check.shard(my_shard)
 # The sampler makes all shards equally long. Other sources do not: each rank reads files of its own, or an
 # `IterableDataset` is cut in slices. Then the ranks have different numbers of steps.
 #
-# The smallest case: 10 images on 3 ranks, one image a step. Rank 0 has 4 images, ranks 1 and 2 have 3. This is the
+# The smallest case: 10 images on 3 ranks, one image per step. Rank 0 has 4 images, ranks 1 and 2 have 3. This is the
 # loop. `ddp_model` is a model wrapped in DDP, which lesson [06](06_ddp.ipynb) builds. All you need of it now: its
-# `backward()` averages the gradients by one all-reduce, so all ranks must call it equally often. `around` is a `with` block:
-# at first one that does nothing (`nullcontext`), later `Join`:
+# `backward()` averages the gradients by one all-reduce, so all ranks must call it equally often. `around` is a `with`
+# block: at first one that does nothing (`nullcontext`), later `Join`:
 
 # %%
-# !sed -n '/^def epoch/,/^$/p' scripts/lessons/uneven_shards.py
+lesson.code(uneven_shards.epoch)
 
 # %% [markdown]
 # **Predict.** Which ranks wait for ever?
@@ -253,16 +255,15 @@ lesson.predicted(my_waiting, found["uneven"]["ranks"])
 
 # %% [markdown]
 # In step 4 rank 0 has an image, and its `backward()` averages gradients with all ranks. But the others have left the
-# loop, and nobody answers. The wait ended because this program allows only a few seconds. The default is
-# [10 minutes with NCCL and 30 with gloo](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
+# loop, and nobody answers. The wait ended because this program allows only a few seconds.
+#
+# Here the program ends after one epoch. With more epochs it is worse: ranks 1 and 2 begin the next one, and their first
+# `backward()` answers rank 0's fourth. No rank waits, and none says so. They are one step apart from then on, until rank 0
+# finds nobody at the end, or the partner of another collective.
 #
 # There are three repairs: pad, drop, or **[`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)**.
-# The same program tries them all. Each way is the shard of a rank, and what stands around its loop:
-
-# %%
-# !sed -n '/^WAYS/,/^}/p' scripts/lessons/uneven_shards.py
-
-# %% [markdown]
+# The same [program](../scripts/lessons/uneven_shards.py) tries them all.
+#
 # Inside `with Join([ddp_model]):` a rank that has no more images stays and answers DDP's all-reduces with zeros.
 # `ddp_model.join()` is the same for one model. In the last step only rank 0 has an image, so DDP adds up one gradient
 # and zeros. By what does it divide? By default by all ranks, 3. With `divide_by_initial_world_size=False`, by the ranks
@@ -289,8 +290,8 @@ plt.show()
 # - **Join, divided by the ranks left**: the last step is made of one image alone. One process with batches of 3 does the
 #   same: its last batch has one image, and the mean of one is that one.
 #
-# What does this do to the averages? Each way beside all 10 images, each counted once, with the same
-# weights of the model:
+# What does this do to the averages? Each way beside all 10 images, each counted once, with the same weights of the
+# model. The errors are in per cent of what one process finds. (For gradients: length of the difference / length.)
 
 # %%
 lesson.table(told.averages(found))
@@ -298,16 +299,16 @@ lesson.table(told.averages(found))
 # %% [markdown]
 # Two things to read here.
 #
-# - Only `Join` with its default has the mean loss **and** the gradient of all 10 images. In the other ways at least one is
-#   off. One image is a
-#   large part of ten. But padding never adds more than world size − 1 images, and in a large set that is little. So for
-#   training padding is fine, and `main.py` pads.
+# - Only `Join` with its default has the mean loss **and** the gradient of all 10 images. In the other ways at least one
+#   is off. One image is a large part of ten. But padding never adds more than world size − 1 images, and in a large set
+#   that is little. So for training padding is fine, and `main.py` pads.
 # - *Mean of the ranks' means*: each rank averages its own losses, then we average the ranks. With unequal shards this is
-#   not the mean of the images, even with `Join`: an image of a short shard counts more. Add up sums and counts over the ranks; divide
-#   last.
+#   not the mean of the images, even with `Join`: an image of a short shard counts more. Add up sums and counts over the
+#   ranks; divide last.
 #
 # `Join` has limits. It answers the collectives of DDP, and no others: your own `all_reduce` in the loop, or
-# `SyncBatchNorm`, would still wait. It adds small all-reduces to every step. And it does not repair the optimizer: a rank
+# `SyncBatchNorm`, would still wait. (`throw_on_early_termination=True` ends the loop on all ranks, by an exception, when
+# the first has no more images.) It adds small all-reduces to every step. And it does not repair the optimizer: a rank
 # that is done makes no step, so what the optimizer remembers is different there. With momentum or Adam, pad or drop.
 
 # %%
@@ -322,9 +323,9 @@ lesson.verdict(told.momentum(found))
 
 # %%
 # %%writefile results/live/05_backward.py
-import torch  # noqa: F401 - for your answer
-import torch.distributed as dist  # noqa: F401
-from torch.nn.functional import cross_entropy  # noqa: F401
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 
 
 def backward(ddp_model, images, labels):
@@ -360,18 +361,18 @@ with torch.no_grad():
 print(test_set.name, f"accuracy: {right.mean():.4f}")
 
 # %% [markdown]
-# This is the true accuracy. It should be the last `val acc` that `main.py` printed for its two
-# ranks, too: `main.py` counts each image once. What if one does not? Now 8 ranks, in
-# four ways:
+# This is the true accuracy. It should be the last `val acc` that `main.py` printed for its two ranks, too: `main.py`
+# counts each image once. What if one does not? Now 8 ranks, in four ways:
 #
 # - **padded** and **dropped**: the shards of `DistributedSampler`; right answers of all ranks / images of all ranks;
 # - **mean of means**: the unequal shards `range(rank, n, 8)`, and the mean of the ranks' accuracies;
 # - **exact**: the same unequal shards; right answers of all ranks / images of all ranks.
 #
-# **Predict.** By how many percentage points is the padded accuracy off, up or down?
+# **Predict.** Padded, some of the `test_images` count twice. All of these may be right, or all wrong. By how many
+# percentage points can the accuracy be off at most?
 
 # %%
-my_error = None  # percentage points; + is too high
+my_error = None  # percentage points
 
 # %%
 padded = sum(dealt(test_images, 8, shuffle=False), [])  # the shards, one after the other
@@ -384,7 +385,7 @@ accuracies = {
     "exact": (sum(shard.sum() for shard in shards) / sum(len(shard) for shard in shards)).item(),
 }
 truth = right.mean().item()
-lesson.predicted(my_error, 100 * (accuracies["padded"] - truth), "points")
+lesson.predicted(my_error, 100 * (1 - test_images / len(padded)), "points")
 lesson.table(told.accuracies(accuracies, truth))
 
 # %% [markdown]
@@ -420,11 +421,12 @@ lesson.table(told.hidden((test_images, 993, 9_993, 10_000), 8))
 # `main.py` evaluates exactly. Its sampler is a plain slice, and it adds up sums:
 
 # %%
-# !grep -n -A 5 "shard = range" utils.py
+lesson.code(utils.evaluate)
 
 # %% [markdown]
 # These shards are unequal, and nobody hangs. The loop calls the raw model, not DDP, so no rank waits for another in it.
-# The ranks meet once, after the loop, in `all_sum`.
+# The ranks meet after it, in `all_sum`. (And before it, if the model has buffers: see
+# [06](06_ddp.ipynb).)
 #
 # ### Exercise 3: exact accuracy from padded shards
 #
@@ -433,8 +435,8 @@ lesson.table(told.hidden((test_images, 993, 9_993, 10_000), 8))
 
 # %%
 # %%writefile results/live/05_accuracy.py
-import torch  # noqa: F401 - for your answer
-import torch.distributed as dist  # noqa: F401, F811
+import torch
+import torch.distributed as dist
 
 
 def accuracy(right, n):
@@ -451,9 +453,9 @@ check.exact("results/live/05_accuracy.py")
 #
 # 1. All ranks shuffle with the same seed and take strides; call `set_epoch` in every epoch, and leave `shuffle` to the
 #    sampler.
-# 2. In DDP every rank takes part in every step, so uneven shards hang: pad, drop, or use `Join`. They differ in how often
-#    an image counts.
+# 2. In DDP every rank takes part in every step, so uneven shards hang, at once or much later: pad, drop, or use `Join`.
+#    They differ in how often an image counts.
 # 3. Evaluate with exact shards: add up sums and counts over the ranks, and divide last.
 #
-# **Next:** [06 · DistributedDataParallel](06_ddp.ipynb)
-# builds what happens inside a step: how the ranks' gradients become one.
+# **Next:** [06 · DistributedDataParallel](06_ddp.ipynb) builds what happens inside a step: how the ranks' gradients
+# become one.

@@ -66,7 +66,7 @@ width = 1024  # of the layers in the model whose step we draw
 # lines.
 
 # %%
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank; lesson 07 says more
 synthetic = data.get_dataset("auto")[0].name == "synthetic"
 
 
@@ -107,8 +107,8 @@ proofs = {name: found("start")[name] for name in ("independent", "broadcast")}
 plots.equality.by_update({name: proof["between_ranks"] for name, proof in proofs.items()},
                          "How far the ranks' models are apart", synthetic=synthetic)
 plt.show()
-apart = proofs["broadcast"]["between_ranks"][-1]
-lesson.predicted(my_weights, "not the same" if apart else "the same")
+at_the_end = proofs["broadcast"]["between_ranks"][-1]
+lesson.predicted(my_weights, "not the same" if at_the_end else "the same")
 
 # %% [markdown]
 # **Same weights + same updates = same weights.** A broadcast gives the first half only: each rank has other images,
@@ -122,7 +122,8 @@ lesson.predicted(my_weights, "not the same" if apart else "the same")
 lesson.difference(loops.broadcast, loops.average)
 
 # %% [markdown]
-# Now the ranks should stay together; the table at the end of this part shows it. But do they train what **one process** trains, with the whole batches and none of this?
+# Now the ranks should stay together; the table at the end of this part shows it. But do they train what **one process**
+# trains, with the whole batches and none of this?
 #
 # **Predict.** How large is the largest difference between a weight of the ranks and the same weight of one process,
 # after the last update?
@@ -147,8 +148,7 @@ lesson.table(told.scale(found("scale")["scale"]))
 #
 # **Why do we divide by the number of ranks?** The table shows one batch, four ways. PyTorch's losses are a *mean*
 # over the images: then the ranks need the mean, too. With `reduction="sum"` they need the sum. **DDP always takes the
-# mean**: with a summed loss (last row) its gradient is N times too small on N ranks, and nothing warns
-# you.
+# mean**: with a summed loss (last row) its gradient is N times too small on N ranks, and nothing warns you.
 #
 # **Who waits?** In each update every rank waits for all others. This is *synchronous* training, and why the result is
 # that of one process. In *asynchronous* training each worker changes shared weights when it is ready, with a gradient
@@ -215,7 +215,8 @@ lesson.difference(loops.hooked, loops.overlapped)
 # ## DistributedDataParallel
 #
 # DDP does all of this: the broadcast in its constructor, the hooks and buckets in `backward()`, and it waits there:
-# when `backward()` returns, every rank has the mean gradient. Compared with the loop that we began with:
+# when `backward()` returns, every rank has the mean gradient (on a GPU it stands in the queue, before the update).
+# Compared with the loop that we began with:
 
 # %%
 lesson.difference(loops.independent, loops.ddp)
@@ -232,14 +233,16 @@ print(f"{mib:.2f} MiB of gradients")
 
 # %% [markdown]
 # Read it so: *between the ranks* 0 and *from one process* not more than rounding, and it is the same training. How
-# the ranks exchange their gradients then changes the time alone. This model is small, and its times say little; the
-# next section takes a larger one.
+# the ranks exchange their gradients then changes the time alone: see the next section, with a larger model.
 #
 # DDP's first bucket holds 1 MiB, so that it leaves soon (`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`), and the
 # others 25 MiB
-# ([manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). The model
-# here is `main.py`'s LeNet. Its gradients fit into the first bucket: one message, which leaves when backward is at
-# its end. With LeNet `main.py` overlaps nothing.
+# ([manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). But the first
+# step sends all in one bucket: in it DDP notes the order in which the gradients come, and then makes the buckets after
+# it. So never time the first step.
+#
+# The model here is `main.py`'s LeNet. Its gradients fit into the first bucket: one message, which leaves when backward is
+# at its end. With LeNet `main.py` overlaps nothing.
 #
 # More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design
 # notes](https://docs.pytorch.org/docs/stable/notes/ddp.html), and the paper that measured buckets and overlap ([Li et
@@ -248,8 +251,8 @@ print(f"{mib:.2f} MiB of gradients")
 # ## Overlap, seen
 #
 # A larger model: six layers of `width` × `width`. DDP tells a *communication hook* of each bucket; ours writes down
-# when it was sent and when it came back. `bucket_cap_mb` sets the size of a bucket, the first one too. We draw one step with small
-# buckets, and one with a single bucket for everything.
+# when it was sent and when it came back. `bucket_cap_mb` sets the size of a bucket, the first one too. We draw one step
+# with small buckets, and one with a single bucket for everything.
 #
 # One thing differs from GPUs: there, sending needs only a small part of the GPU. Here the messages are carried by **the
 # same cores that compute**. What overlap hides, backward may lose.
@@ -266,7 +269,7 @@ my_step = None  # "small buckets", "one bucket" or "neither" (less than 3 % apar
 # %%
 drawn = found("timeline")["timeline"]
 plots.timelines.one_below_another(
-    {f"bucket_cap_mb={run['bucket_cap_mb']:g}": pd.DataFrame(run["events"]) for run in drawn})
+    {told.buckets(run): pd.DataFrame(run["events"]) for run in drawn}, ranks=1)
 plt.show()
 
 # %%
@@ -274,22 +277,24 @@ lesson.predicted(my_step, told.shorter(*drawn))
 lesson.table(told.overlap(drawn))
 
 # %% [markdown]
-# **How to read it.** Blue: this rank computes. Orange: a bucket is under way. Grey: `backward()` only waits. An orange bar begins when this rank sends the bucket, whose number it shows, and ends when the
-# mean of all ranks is there: who is early waits for the others. `backward` ends when the last bucket is sent: nothing
-# is left to compute. `wait` is what `backward()` still does: it waits for the messages under way, and copies the
-# means back. The table has medians over nine steps and all ranks. *hidden* is the share of the orange time, in the
-# step drawn, that lies below the rank's `backward`.
+# **How to read it.** One step of rank 0. Blue: it computes. Orange: a bucket is under way, from when this rank sends it
+# until the mean of all ranks is there; the bar shows the bucket's number. Grey, `wait`: `backward()` has nothing left to
+# compute, waits for the messages under way, and copies the means back. The table has medians over nine steps and all
+# ranks. *hidden* is the share of the orange time, in the step drawn, that lies below the rank's `backward`.
 #
 # With one bucket nothing can be hidden: it leaves when all gradients are there. With small buckets compare two
 # columns: is `wait` shorter, and is `backward` longer? The step is what counts.
 #
 # ## When it is not the training of one process
 #
+# From here on you meet the traps of DDP, one by one: what makes another training; BatchNorm; `no_sync`; a parameter without
+# gradient; a model that changes after wrapping; saving. Those that your model does not have, you may skip.
+#
 # Equality has conditions. Each case below is a training with DDP, compared with one process on the whole batches.
 # "Loss summed" is `reduction="sum"`, "dropout" a layer `nn.Dropout(0.5)`, and "BatchNorm" a small residual network.
 #
 # **Predict.** Which of these are another training than that of one process? `"equal shards"`, `"unequal shards"`,
-# `"loss summed"`, `"dropout, one seed"` (the same for all ranks), `"dropout, a seed a rank"`, `"BatchNorm"`
+# `"loss summed"`, `"dropout, one seed"` (the same for all ranks), `"dropout, one seed per rank"`, `"BatchNorm"`
 
 # %%
 my_cases = None  # a list of these names, in this order
@@ -322,18 +327,21 @@ lesson.predicted(my_cases, told.another_training(weights))
 #
 # `torch.nn.SyncBatchNorm` takes mean and variance over the images of all ranks. It needs GPUs; its formula does not.
 # Sum up the values, their squares and their number, over all ranks. A value of this rank then changes the results of
-# *all* ranks, so backward must sum up over the ranks, too:
+# *all* ranks. So `SumOverRanks` makes an all-reduce in forward, and another one in backward:
 
 # %%
-lesson.code(questions.SumOverRanks, questions.BatchNormOverRanks)
+lesson.code(questions.mean_and_variance)
 
 # %%
 lesson.table(told.batchnorm(answers["equality"]))
 
 # %% [markdown]
-# Each of the layers asks for two all-reduces an update: one in forward, one in backward. Nothing hides them: the next
+# Each of the layers asks for two collectives per update: one in forward, one in backward. Nothing hides them: the next
 # layer needs the result. So synchronise when a rank has few images; with many, its own mean and variance will do. On
 # GPUs: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py --sync-bn`).
+#
+# Our function is for reading: these runs are in float64. In float32 the difference of two large numbers loses its digits.
+# So PyTorch's layer gathers each rank's own mean and variance in forward (one all-gather), and combines them.
 #
 # **Running means**, which evaluation uses, are *buffers*: no gradients, no all-reduce. With plain BatchNorm they
 # differ between the ranks (table). By default DDP sends rank 0's to all before each forward (`broadcast_buffers`,
@@ -347,7 +355,7 @@ lesson.table(told.batchnorm(answers["equality"]))
 # first try, for four batches:
 
 # %%
-lesson.difference(questions.synchronise_each, questions.misplaced)
+lesson.difference(questions.synchronise_each, questions.first_try)
 
 # %% [markdown]
 # **Predict.** The model fits one bucket. How many all-reduces does this make?
@@ -356,7 +364,7 @@ lesson.difference(questions.synchronise_each, questions.misplaced)
 my_all_reduces = None  # of four batches, the first three with no_sync around backward
 
 # %%
-lesson.predicted(my_all_reduces, answers["no_sync"]["misplaced"]["all_reduces"])
+lesson.predicted(my_all_reduces, answers["no_sync"]["first_try"]["all_reduces"])
 lesson.table(told.no_sync(answers["no_sync"]))
 
 # %% [markdown]
@@ -368,8 +376,8 @@ lesson.table(told.no_sync(answers["no_sync"]))
 #
 # `train(ddp, batches, optimizer, every)` makes one pass over `batches`, a list of pairs `(inputs, labels)`, with one
 # update after each `every` batches. It must equal the update of one process whose batch holds these batches of **all**
-# ranks. `len(batches)` is a multiple of `every`. The loss is `cross_entropy`. `ddp` gets one batch at a time. Make one round
-# of all-reduces per update.
+# ranks. `len(batches)` is a multiple of `every`. The loss is `cross_entropy`. `ddp` gets one batch at a time. Make one
+# round of all-reduces per update.
 
 # %%
 # %%writefile results/live/06_train.py
@@ -408,13 +416,13 @@ lesson.table(told.unused(answers["unused"]))
 # float64 numbers, and puts new tensors into the parameters, as `.to("cuda")` does. One batch, backward:
 
 # %%
-lesson.table([{"model": f"`{model}`", "gradients, between the ranks": told.small(apart)}
-              for model, apart in answers["order"].items()])
+lesson.table([{"model": f"`{model}`", "gradients, between the ranks": told.small(difference)}
+              for model, difference in answers["order"].items()])
 
 # %% [markdown]
 # A difference in the second row means: no hook was called, so nothing was averaged, and nobody said so.
 # (`nn.DataParallel` copies the parameters in every forward, and does not mind.) So the order is: move, convert or
-# freeze the model; `DistributedDataParallel(model)`; then `torch.compile`, if you use it.
+# freeze (`requires_grad = False`) the model; `DistributedDataParallel(model)`; then `torch.compile`, if you use it.
 #
 # With a GPU for each rank say `device_ids=[local_rank]`: then DDP refuses a model that is still on the CPU. For a
 # model whose layers stand on two GPUs of one process say nothing (`device_ids=None`), and DDP takes each tensor where
@@ -436,7 +444,8 @@ lesson.table([{"model": f"`{of}`", "first name": f"`{name}`"} for of, name in na
 # %% [markdown]
 # `torch.compile(DDP(model))`, the order that [PyTorch
 # recommends](https://docs.pytorch.org/docs/stable/notes/ddp.html), has both prefixes. A file with the prefix is not
-# lost: `torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")` takes it away.
+# lost: `torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")` takes it away (before it
+# `"_orig_mod."`, if the file has that, too).
 #
 # The run above has saved a model of its ranks. It loads here, without DDP.
 # [`map_location`](https://docs.pytorch.org/docs/stable/generated/torch.load.html) says where to: without it a file
@@ -448,7 +457,7 @@ model.load_state_dict(weights)
 
 # %% [markdown]
 # To **continue** a training you need more: the optimizer's state, the scheduler's, the random state, epoch and step,
-# written to another name first and then renamed. `main.py --checkpoint FILE` does this
+# written to another name first and then renamed: a crash while writing spoils no file. `main.py --checkpoint FILE` does this
 # ([11](11_fault_tolerance.ipynb)).
 #
 # ### Exercise 3: save
@@ -474,7 +483,7 @@ check.saved("results/live/06_save.py")
 # %% [markdown]
 # ## Memory
 #
-# Bytes that each rank holds for each value of the model, in training with Adam, before any activation:
+# Bytes that each rank holds for each value of the model, in training with Adam in float32, before any activation:
 
 # %%
 lesson.table(told.memory(answers["memory"]))
@@ -535,13 +544,11 @@ capstone.my_ddp("results/live/my_ddp.py")
 # ## What to remember
 #
 # 1. Same first weights and the same mean gradient on every rank: that is DDP. It is the training of one process, as
-#    long as shards are equal, the loss is a mean, no layer looks at the whole batch, and nothing is drawn by chance (as dropout
-#    does, without harm).
+#    long as shards are equal, the loss is a mean, no layer looks at the whole batch, and nothing is drawn by chance (as
+#    dropout does, without harm).
 # 2. DDP sends gradients in buckets while backward goes on. The forward prepares it, so call `ddp(images)`, and put
 #    `no_sync` around the forward, too.
 # 3. All else is yours: metrics are summed by you, rank 0 saves `ddp.module.state_dict()`, and each rank holds the
 #    whole model.
 #
-# **Next:** [07 · Performance](07_performance.ipynb)
-#
-# What DDP gains with 2, 4 and 8 ranks, and what limits it.
+# **Next:** [07 · Performance](07_performance.ipynb): what DDP gains with 2, 4 and 8 ranks, and what limits it.

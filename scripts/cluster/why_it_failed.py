@@ -47,6 +47,10 @@ CAUSES = {
         "only {1} of {2} ranks came. Start the others too, with this address and port, and this world size",
     r"(?m)^(?:.*: )?(\S+\.py): error: (.+)$": "{1} says: {2}",
     r"Root Cause[\s\S]*?exitcode\s*: -9 ": "a rank was killed (SIGKILL): most often the machine ran out of memory",
+    # The first error of all: where a rank raised another one, the others only wait for it in vain.
+    r"\A(?:(?!\w(?:Error|Exception): )[\s\S])*\wError: Timed out waiting (\d+)ms for (?:recv|send).*":
+        "the ranks met, and then one did not take part in a collective within {1} ms. Look at the ranks that do not "
+        "complain",
     r"(?m)^(?:\[rank\d+\]: )?\s*(\w+(?:\.\w+)*(?:Error|Exception)(?:: .+)?)$": "a rank raised {1}",
     r"Root Cause[\s\S]*?rank\s*: (\d+) .*\n\s*exitcode\s*: (\d+)":
         "rank {1} ended with exit status {2}, and left no traceback: read what it printed before (--all). @record from "
@@ -56,6 +60,7 @@ CAUSES = {
 
 def explain(output):
     """(the text that gives it away, cause and cure) of a failed run's output, or None where the cause is not known."""
+    output = re.sub(r"\[[^\s\]]*/\S+:\d+\] ", "", output)  # without places in gloo's source
     root_cause = output.partition("Root Cause")[2]  # torchrun knows which rank failed first; the others' errors follow
     for pattern, meaning in CAUSES.items():
         for text in (root_cause, output):

@@ -68,15 +68,20 @@ class SumOverRanks(torch.autograd.Function):
         return total
 
 
+def mean_and_variance(x):
+    """Of each channel of x, over the images of all ranks; and over how many values."""
+    count = x.new_full((x.shape[1],), x.numel() / x.shape[1])
+    sums = torch.stack([x.sum((0, 2, 3)), x.square().sum((0, 2, 3)), count])
+    total, squares, count = SumOverRanks.apply(sums)
+    mean = total / count
+    return mean, squares / count - mean.square(), count
+
+
 class BatchNormOverRanks(nn.BatchNorm2d):
     def forward(self, x):
         if not self.training:
             return super().forward(x)
-        count = torch.full_like(self.running_mean, x.numel() / x.shape[1])
-        sums = torch.stack([x.sum((0, 2, 3)), x.square().sum((0, 2, 3)), count])
-        total, squares, count = SumOverRanks.apply(sums)
-        mean = total / count
-        variance = squares / count - mean.square()
+        mean, variance, count = mean_and_variance(x)
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * count / (count - 1), self.momentum)
@@ -139,7 +144,7 @@ def equality(lab):
         "unequal shards, loss weighted": compare(shards=uneven, loss=by_share)[0],
         "loss summed": compare(loss=summed, loss_of_one=summed, optimizer=sgd_for_sums)[0],
         "dropout, one seed": compare(with_dropout, seed=0)[0],
-        "dropout, a seed a rank": compare(with_dropout, seed=rank)[0],
+        "dropout, one seed per rank": compare(with_dropout, seed=rank)[0],
         "BatchNorm": off,
         "BatchNorm over all ranks": off_over_ranks,
     }, "shard_sizes": sizes,
@@ -256,7 +261,7 @@ def synchronise_last(parallel, parts):
     loss.backward()
 
 
-def misplaced(parallel, parts):
+def first_try(parallel, parts):
     for images, labels in parts[:-1]:
         loss = cross_entropy(parallel(images), labels) / len(parts)
         with parallel.no_sync():
@@ -282,7 +287,7 @@ def no_sync(lab):
     truth = pack(list(whole.parameters()))
     images, labels = lab.shards[0]
     parts = list(zip(images.chunk(4), labels.chunk(4), strict=True))
-    for way in (synchronise_each, synchronise_last, misplaced, never, around_ddp):
+    for way in (synchronise_each, synchronise_last, first_try, never, around_ddp):
         model, events = lab.model(), []
         parallel = DistributedDataParallel(model)
         parallel.register_comm_hook(events, recorded)

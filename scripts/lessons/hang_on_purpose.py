@@ -30,7 +30,7 @@ def different(rank, ranks, tensor, group, timeout):
 def one_stays_away(rank, ranks, tensor, group, timeout):
     if rank == 1:
         return
-    dist.monitored_barrier(group, timeout, wait_all_ranks=True)  # it does not take the group's own timeout
+    dist.monitored_barrier(group, timeout, wait_all_ranks=True)
     dist.all_reduce(tensor, group=group)
 
 

@@ -20,10 +20,10 @@ def found():
 def test_means_are_those_of_the_images_seen(found):
     one, padded, dropped, join, last = told.averages(found)
     assert (one["images"], one["mean loss"]) == (3, "3.0000")
-    assert (padded["images"], padded["mean loss"], padded["off"]) == (4, "2.5000", "-16.7 %")
-    assert (dropped["images"], dropped["off"], dropped["mean of the ranks' means"]) == (2, "-50.0 %", "-50.0 %")
-    assert (join["off"], join["mean of the ranks' means"], join["average gradient: off"]) == ("0.0 %", "-8.3 %", "0 %")
-    assert last["average gradient: off"] == "70 %" and "\n" not in last["way"]
+    assert (padded["images"], padded["mean loss"], padded["its error"]) == (4, "2.5000", "-16.7 %")
+    assert list(dropped.values())[1:] == [2, "1.5000", "-50.0 %", "-50.0 %", "47 %"]
+    assert list(join.values())[3:] == ["0.0 %", "-8.3 %", "0 %"]
+    assert last["average gradient, error"] == "70 %" and "\n" not in last["way"]
 
 
 def test_counts_have_the_names_of_the_ways(found):

@@ -25,6 +25,7 @@ def test_hidden_is_what_lies_below_the_backward_of_its_own_rank():
               {"rank": 1, "event": "all-reduce", "start": 2, "end": 3},
               {"rank": 1, "event": "all-reduce", "start": 4, "end": 5}]
     assert told.hidden(events) == pytest.approx((4 + 1 + 0) / 8)
+    assert told.buckets({"events": events, "bucket_cap_mb": 4.0}) == "1 bucket (bucket_cap_mb=4)"
 
 
 def test_rounding_is_the_same_training():
