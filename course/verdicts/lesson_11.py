@@ -65,6 +65,11 @@ def write_seconds(log, steps, every):
     return sum(record["checkpoint_seconds"] for record in epochs) / writes
 
 
+def three(write, restart, between):
+    """The three times of which the best interval is made, in seconds."""
+    return f"δ = {1000 * write:.0f} ms, R = {restart:.1f} s, M = {between / 3600:.1f} h"
+
+
 def by_nodes(counts, write, node_hours, restart):
     """A row for each number of nodes: any node that fails stops the job."""
     rows = []

@@ -26,11 +26,11 @@ def farthest(found):
 
 
 def held(found, way):
-    """A row for each part of the memory: bytes on one rank of DDP, and on each rank of this way."""
+    """A row for each part of the memory: bytes in one process, on one rank of DDP, and on each rank of this way."""
     if way not in working(found):
         return [{"way": NAMES[way], "this torch says": found["ways"][way]["unsupported"]}]
-    ranks = found["ways"][way]["ranks"]
-    return [{"bytes": part, "DDP, each rank": f"{found['ways']['ddp']['ranks'][0][part]:,}"}
+    ranks, alone, ddp = (found["ways"][name]["ranks"] for name in (way, "one", "ddp"))
+    return [{"bytes": part, "one process": f"{alone[0][part]:,}", "DDP, each rank": f"{ddp[0][part]:,}"}
             | {f"{NAMES[way]}, rank {rank}": f"{one[part]:,}" for rank, one in enumerate(ranks)}
             for part in PARTS]
 

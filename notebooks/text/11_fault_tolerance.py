@@ -24,8 +24,8 @@
 #
 # **You will be able to**
 #
-# - say what `torchrun` does when a rank fails, and find the rank that failed first;
-# - save so that a killed run ends with the same weights as one that nobody disturbed;
+# - say what `torchrun` does when a rank fails, and where the error of each rank stands;
+# - say what a checkpoint must hold, and write it so that no kill can spoil it;
 # - choose how often to save, and how long to wait for a silent rank;
 # - go on with another number of ranks than before.
 #
@@ -104,16 +104,16 @@ lesson.table(told.error_files(processes_of_job, said))
 # %% [markdown]
 # **A restart cures an accident, and repeats a mistake.**
 #
-# - A process without a file was ended by `torchrun` before it could write one. The earliest file is the *root cause*
+# - Where a process has no file, `torchrun` ended it before it could write one. The earliest file is the *root cause*
 #   that `torchrun` prints in the end. Without `@record` it prints *"To enable traceback see …"* instead.
 # - `TORCHELASTIC_RESTART_COUNT` tells each process its attempt.
 # - The new processes begin at the first line of your script. What was not saved is lost.
 #
 # ## Kill a rank
 #
-# So save. `main.py --checkpoint FILE --checkpoint-every 35` writes a **checkpoint** every 35 steps and after each
-# epoch: the weights, the optimizer's state, the place in the epoch, the random states. When it starts and finds the
-# file, it goes on from there.
+# So save. `main.py --checkpoint FILE --checkpoint-every 35` writes a **checkpoint** every 35 steps of the run and after
+# each epoch: the weights, the optimizer's state, the place in the epoch, the random states. When it starts and finds
+# the file, it goes on from there.
 #
 # First, a training that nobody disturbs:
 
@@ -127,8 +127,8 @@ training = (f"main.py --device cpu --samples {samples} --test-samples 1000 --epo
 
 # %% [markdown]
 # And now you kill a rank: `victim` and `moment` stand at the top of this notebook. `kill_rank.py` reads the run's log,
-# and at that moment sends SIGKILL, which no program can catch. Linux does the same to a process when the machine has
-# no memory left.
+# and at that moment sends SIGKILL, which no program can catch. (Linux does the same to a process when the machine has
+# no memory left.) `torchrun` then ends the other rank with SIGTERM, a polite *please stop*, which a program may catch.
 #
 # **Predict.** What does the kill cost, from the kill until the run is where it was? And how far are its last weights
 # from those of the undisturbed run?
@@ -175,6 +175,7 @@ lesson.table(told.cost_rows(again, cost))
 
 
 # %% [markdown]
+# The kill falls between two checkpoints: at worst all steps since the last one are made again, half of them on average.
 # All of it is measured within the killed run: two runs differ in speed anyhow. To start again, each process imports
 # PyTorch anew. Before that, the rank that is left waits two seconds, to learn who else waits; that is `main.py`'s own
 # doing.
@@ -217,16 +218,21 @@ check.never_half(my_save)
 # What is M? When Meta trained Llama 3 on 16,384 GPUs, 419 failures stopped the job in 54 days ([Llama 3 2024, section
 # 3.3.4](https://arxiv.org/abs/2407.21783)).
 #
-# **Predict.** Our write and our restart, as measured above, in a job that fails as often as that one: how many seconds
-# between two checkpoints are best?
+# So M is known, and our δ and R come from the killed run:
+
+# %%
+write = told.write_seconds(killed, steps, every)  # δ
+restart = sum(cost.values()) - cost.get("steps made again", 0)  # R
+between = 54 * 24 * 3600 / 419  # M, as published
+lesson.verdict(told.three(write, restart, between))
+
+# %% [markdown]
+# **Predict.** How many seconds between two checkpoints are best?
 
 # %%
 my_interval = None  # seconds
 
 # %%
-write = told.write_seconds(killed, steps, every)  # δ, measured above
-restart = sum(cost.values()) - cost.get("steps made again", 0)  # R, likewise
-between = 54 * 24 * 3600 / 419  # M, as published
 best = math.sqrt(2 * write * between)
 lesson.predicted(my_interval, best, "s")
 plots.faults.interval(write, between, restart, best)
@@ -235,7 +241,7 @@ plt.show()
 # %% [markdown]
 # The diamonds test the formula: 5,000 failures at random moments, drawn by a computer. The axes are logarithmic: each
 # line is ten times the one before. The valley is wide. An interval three times too long, or too short, makes the first
-# two shares together (3 + ⅓)/2 ≈ 1.7 times as large. Far outside it becomes dear.
+# two shares together (3 + ⅓)/2 ≈ 1.7 times as large. Far outside it costs a lot.
 #
 # Any node that fails stops the job. So M of a job is M of one node divided by the number of nodes. The same nodes of 8
 # GPUs in smaller jobs:
@@ -261,21 +267,21 @@ lesson.table(told.by_nodes((1, 8, 64, 2048), write, node_hours, restart))
 my_images = None  # images a step
 
 # %%
-no_nodes = Cluster.available() if several_nodes else "several_nodes is False"
-nodes = Path("results/recorded/elastic-two-nodes") if no_nodes else live / "11_nodes"
+why_not = Cluster.available() if several_nodes else "several_nodes is False"
+nodes = Path("results/recorded/elastic-two-nodes") if why_not else live / "11_nodes"
 lab, job = "python scripts/cluster/lose_node.py", (
     f"--dataset {dataset} --device cpu --samples 3000 --test-samples 500 --global-batch-size 64")
 commands = [f"{lab} rejoin --out {nodes}/rejoin -- {job}",
             f"{lab} cut --epochs 1 --out {nodes}/cut -- {job} --timeout 5"]
-if not no_nodes:
+if not why_not:
     list(ThreadPoolExecutor().map(processes.said, commands, [300, 300]))  # both pairs at once
-lesson.verdict(told.where(no_nodes, nodes))
+lesson.verdict(told.where(why_not, nodes))
 print(lose_node.ELASTIC, "main.py …")
 
 # %%
 log = records(nodes / "rejoin/run.jsonl")
 moments = json.loads((nodes / "rejoin/moments.json").read_text())
-plots.faults.elastic(log, moments, recorded=bool(no_nodes))
+plots.faults.elastic(log, moments, recorded=bool(why_not))
 plt.show()
 
 # %%
@@ -316,7 +322,9 @@ lesson.code(checkpoint.Run.must_stop)
 # Each rank writes its checkpoints to a disk of its own, and some writes failed. After the restart each rank has a list
 # of the steps of the whole checkpoints on its disk, such as `[20, 40]`; it may be empty. From which step do they go
 # on? Write `my_newest(steps)`. On every rank it returns **the same number: the newest step that all ranks have**, or
-# `None`. The check runs your file on three ranks.
+# `None`. The check runs your file on three ranks. (Lists have different lengths, which 04's collectives do not take:
+# `dist.all_gather_object(found, mine)` fills the list `found` with one Python object of each rank, and
+# `dist.broadcast_object_list([mine], src=0)` sends rank 0's.)
 
 # %%
 # %%writefile results/live/11_newest.py
@@ -374,22 +382,23 @@ check.resumed("results/live/11_resume.py")
 # A process that dies closes its connections, and the others hear of it at once. When a *cable* is cut, nothing is
 # closed. The packets are lost, and nobody is told.
 #
-# **Predict.** The second pair of nodes ran with `--timeout 5`: `init_process_group(timeout=…)` of 5 seconds. When
-# node1's link was cut, after how many seconds did node0 give up? And after how many would it by gloo's default?
+# So only the clock helps: `init_process_group(timeout=…)`, in `main.py` `--timeout`. Node1's link was cut while the
+# second pair of nodes trained with `--timeout 5`.
+#
+# **Predict.** One cable is cut under a job of 64 GPUs that has gloo's default timeout. How many GPU hours are lost until
+# the first rank says so?
 
 # %%
-my_gave_up = None  # seconds
-my_default = None  # seconds
+my_hours = None  # GPU hours
 
 # %%
 at = json.loads((nodes / "cut/moments.json").read_text())
-nccl = defaults.default_pg_nccl_timeout  # None: this torch has no NCCL
+nccl = defaults.default_pg_nccl_timeout  # None where torch has no NCCL
 waits = {"`--timeout 5`, seen": at["node0 gives up"] - at["the link of node1 is cut"],
          "`main.py`'s default": options.get_parser().get_default("timeout"),
          "PyTorch's default, NCCL": nccl and nccl.total_seconds(),
          "PyTorch's default, gloo": defaults.default_pg_timeout.total_seconds()}
-lesson.predicted(my_gave_up, waits["`--timeout 5`, seen"], "s")
-lesson.predicted(my_default, waits["PyTorch's default, gloo"], "s")
+lesson.predicted(my_hours, 64 * waits["PyTorch's default, gloo"] / 3600, "GPU hours")
 lesson.table(told.waits(waits))
 print(told.essential((nodes / "cut/node0.out").read_text()))
 

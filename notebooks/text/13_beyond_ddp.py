@@ -88,8 +88,10 @@ plots.picture(plots.sharded.states(rows, 80e9, title))
 
 
 # %% [markdown]
-# Compare the two bars of ZeRO-1. *For a moment* are weights that are there only while the device computes with them: autocast's copies, and the layers
-# that FSDP makes whole. (All is predicted. Workspace of kernels and the output's logits are left out.)
+# Compare what the two bars of ZeRO-1 leave whole. *For a moment* are weights that are there only while the device
+# computes with them: autocast's copies, and the layers that FSDP makes whole. (The paper's weights have 16 bits anyhow,
+# so its bars need no copies.) All is predicted. Two smaller things are left out: scratch memory of the operators, and
+# the scores of the last layer.
 #
 # ### Exercise 1: does it fit?
 #
@@ -109,8 +111,17 @@ check.fits(my_fewest)
 # %% [markdown]
 # ## One small model, shared out in several ways
 #
-# So far these are equations. Now a model that fits into two cores: a transformer with 4 layers that learns the letters
-# of this repository's LICENSE. `scripts/lessons/shard_model.py` trains it in several ways, on two ranks with gloo, on
+# So far these are equations. Now a model that fits into two cores: a **transformer** that learns the letters of this
+# repository's LICENSE. It turns each letter (a *token*) into a vector of 48 numbers (the *embedding*). Then come four
+# blocks. Each adds two things to the vectors (the *residual path*):
+#
+# - **attention**: a token takes something from the tokens before it. Four matrices (`query`, `key`, `value`, `out`), cut
+#   into 12 *heads* that compute apart from each other;
+# - an **MLP**: two layers, `up` to 192 *hidden values* and `down` to 48.
+#
+# Before each stands a LayerNorm. At the end the `head` gives a score (a *logit*) for each letter that may come next.
+#
+# `scripts/lessons/shard_model.py` trains it in several ways, on two ranks with gloo, on
 # the CPU in 32 bits. Each way starts from the same weights and sees the same text.
 #
 # **Predict.** After a few updates each way is compared with one process that has the whole batches. By how much does
@@ -136,7 +147,8 @@ lesson.table(told.trained(two))
 # ## ZeRO-1: the optimizer's state
 #
 # Each rank updates some of the parameters, and sends them to the others. First DDP, then ZeRO-1: one other optimizer.
-# (`here` knows the rank's number, and `own_share` gives each rank its share of the sequences. Without
+# (`here` knows the rank's number, and `own_share` gives each rank its share of the sequences. A `Setup` holds the model,
+# its optimizer, and the function that runs forward and backward. Without
 # `gradient_as_bucket_view=True` DDP keeps the gradients twice.)
 
 # %%
@@ -150,8 +162,8 @@ lesson.table(told.held(two, "zero1"))
 # tensors**.
 #
 # The price: DDP's all-reduce stays, and after it each rank broadcasts what it has updated. An all-reduce sends about
-# twice the model for each rank, so this is three times. The paper's ZeRO-1 needs only two: a reduce_scatter of the
-# gradients, then an all_gather of the parameters.
+# twice the model for each rank, and the broadcasts send it once more: three times. The paper's ZeRO-1 needs only two: a
+# reduce_scatter of the gradients, then an all_gather of the parameters.
 #
 # ### Exercise 2: ZeRO-1 by hand
 #
@@ -185,7 +197,8 @@ check.zero1("results/live/13_zero1.py")
 #
 # Between two uses a rank keeps only its rows of each weight. Before a block computes, its weights are **all-gathered**;
 # afterwards they are given back. In backward the same again, and then the gradients are **reduce-scattered**: each rank
-# gets the sum for its own rows. (`fully_shard` is PyTorch's second FSDP, and called FSDP2.)
+# gets the sum for its own rows. `init_device_mesh` gives the ranks a shape: here a line. `fully_shard`, PyTorch's second
+# FSDP (*FSDP2*), is called from the inside out: first on each block, then on the whole model, which takes what is left.
 
 # %%
 lesson.code(shard_ways.fsdp)
@@ -240,7 +253,7 @@ check.shards("results/live/13_shards.py")
 lesson.code(shard_ways.tp, shard_ways.split_matrices)
 
 # %% [markdown]
-# `init_device_mesh` gives the ranks a shape: here a line, below a rectangle. `ColwiseParallel` cuts a layer's outputs,
+# `ColwiseParallel` cuts a layer's outputs,
 # `RowwiseParallel` its inputs, so that nothing has to be sent between the two.
 #
 # **Predict.** Each of two ranks computes half of every matrix product. How many percent of one process's activations
@@ -254,9 +267,10 @@ lesson.predicted(my_share, told.share(two, "tp", "activations"), "%")
 lesson.table(told.held(two, "tp"))
 
 # %% [markdown]
-# The LayerNorms and the residual path work on whole activations, on each rank alike. (*Sequence parallelism* shares out
-# these, too: [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), from whose equations the activations of
-# this lesson are predicted.) Each of these all-reduces is waited for, so TP wants the fastest links: those inside a node.
+# A rank of DDP sees half of the text, so it keeps half of what one process keeps. A rank of TP sees all of the text. The
+# LayerNorms and the residual path work on whole activations, on each rank alike. (*Sequence parallelism* shares out
+# these, too: [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), from whose equations the activations of this
+# lesson are predicted.) Each of these all-reduces is waited for, so TP wants the fastest links: those inside a node.
 #
 # ### Exercise 4: an MLP on all ranks
 #
@@ -361,7 +375,8 @@ lesson.table(told.limits(two))
 # ## Which one, then?
 #
 # It depends on the size of the model, the number of devices, and how fast their links are. `predict.memory.choose`
-# tries each way, with several micro-batches, and with recomputing activations or not. It drops what does not fit into
+# tries each way, with several micro-batches, and with *recomputing* or not: forward keeps only the input of each block,
+# and backward runs the block again, which is about a third more to compute. It drops what does not fit into
 # 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is at most 1.2 times as
 # slow as the fastest**.
 #
@@ -382,9 +397,10 @@ links = {"InfiniBand, 400 Gbit/s a device": 50e9,  # bytes a second for each dev
 plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameters)))
 
 # %% [markdown]
-# Read it from below: as long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow
-# band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP; on slow links it
-# comes earlier, because it sends 16-bit values and DDP 32-bit ones. (With `bf16_compress_hook` DDP sends 16 bits, too.)
+# Read it from below. With fast links: as long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps
+# only in a narrow band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP.
+# With slow links and many devices FSDP comes first even where DDP fits: here it sends 16-bit values, and DDP 32-bit
+# ones. (With `bf16_compress_hook` DDP would send 16 bits, too.)
 # TP and pipelines (PP) appear where memory is at its limit, or where the links between nodes are slow: a pipeline sends
 # only activations between its ranks.
 #

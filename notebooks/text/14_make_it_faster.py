@@ -233,7 +233,8 @@ plt.show()
 # | PowerSGD | another hook: two thin matrices for each large one ([Vogels 2019](https://arxiv.org/abs/1905.13727)) |
 # | an update each 4 batches | `with ddp.no_sync():` for three of four batches ([09](09_large_batch.ipynb)) |
 #
-# (What the size of the buckets does stands in [06](06_ddp.ipynb).) On a GPU there is one more: `torch.set_float32_matmul_precision("high")` ([lesson 01](01_one_device.ipynb)).
+# (What the size of the buckets does stands in [06](06_ddp.ipynb).) On a GPU there is one more:
+# `torch.set_float32_matmul_precision("high")` ([lesson 01](01_one_device.ipynb)).
 #
 # **Predict** two of them (1 = no gain).
 

@@ -48,6 +48,10 @@ def test_a_write_is_timed_in_epochs_that_were_begun_once():
     assert told.write_seconds(LOG, steps=50, every=20) == 0.5 / 2
 
 
+def test_the_three_times_have_a_unit_each():
+    assert told.three(0.0251, 8.44, 11_135) == "δ = 25 ms, R = 8.4 s, M = 3.1 h"
+
+
 def test_youngs_interval_is_the_best_of_the_sum():
     for write, between in [(2.0, 360_000.0), (0.03, 86_400.0)]:
         best = math.sqrt(2 * write * between)

@@ -29,7 +29,7 @@ def test_what_was_trained_and_what_this_torch_lacks():
 
 def test_bytes_stand_beside_those_of_ddp():
     rows = told.held(found(), "tp")
-    assert [list(row) for row in rows] == [["bytes", "DDP, each rank", "TP, rank 0", "TP, rank 1"]] * 5
+    assert [list(row) for row in rows] == [["bytes", "one process", "DDP, each rank", "TP, rank 0", "TP, rank 1"]] * 5
     one, tp = (found()["ways"][way]["ranks"][0]["activations"] for way in ("one", "tp"))
     assert told.share(found(), "tp", "activations") == 100 * tp / one
 
