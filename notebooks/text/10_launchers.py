@@ -7,8 +7,8 @@
 #         epochs: 1
 #         samples: 2000
 #         several_nodes: false
-#       seconds: 80
-#     seconds: 115
+#       seconds: 68
+#     seconds: 100
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -265,8 +265,8 @@ lesson.table(glued)
 # stays whole. The **order** is chance, too: it does not say who was first. What to do:
 #
 # - Let rank 0 speak for all, about numbers that were summed over all ranks. `if rank == 0: print(…)`.
-# - `torchrun --tee=3 --log-dir=logs`: on the screen each line begins with its rank, `[default0]:`, and all that a rank
-#   says is kept in files of its own. (`--redirects=3`: in the files only. `--log-dir` alone keeps nothing of it.)
+# - `torchrun --tee=3 --log-dir=logs`: on the screen each line begins with its local rank, `[default0]:`, and all that a
+#   rank says is kept in files of its own. (`--redirects=3`: in the files only. `--log-dir` alone keeps nothing of it.)
 # - Some published scripts replace Python's own `print`
 #   ([DETR's](https://github.com/facebookresearch/detr/blob/main/util/misc.py), for one), so that only rank 0 prints. It
 #   hides what you need when something breaks: the last words of rank 3, and those of every library that prints.
