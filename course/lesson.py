@@ -55,7 +55,7 @@ def predicted(mine, found, unit=""):
     """
     if mine is None:
         _show(f"Nothing predicted yet: replace `None` above. Here it is **{_told(found, unit)}**.")
-    elif mine == found:
+    elif mine == found or _told(mine, unit) == _told(found, unit):
         _show(f"You predicted **{_told(mine, unit)}**, and that is what came out.")
     else:
         _show(f"You predicted **{_told(mine, unit)}**. Here it is **{_told(found, unit)}**.")

@@ -93,12 +93,14 @@ def ill(monkeypatch, tmp_path):
 def test_a_patient_has_no_name_and_its_lines_have_their_source(ill, capsys):
     script = BROKEN / "hang_rank_0.py"
     ill.output = f'[rank1]:   File "{script}", line 16, in <module>\n[rank1]: RuntimeError: Timed out waiting 6000ms\n'
+    ill.output += f'[rank0]:   File "{script}", line 14, in <module>\n'
     assert gallery.main(["patient", "3"]) == 0
     said = capsys.readouterr().out
     assert "Timed out waiting 6000ms" in said and "File" not in said
     assert gallery.main(["look", "3", "File"]) == 0
     said += capsys.readouterr().out
     assert 'rank 1: File "train.py", line 16, in <module>: dist.barrier()' in said
+    assert 'rank 0: File "train.py", line 14, in <module>: if rank == 0: dist.all_reduce(loss)' in said
     assert "hang_rank_0" not in said and str(BROKEN) not in said
 
 

@@ -44,6 +44,7 @@ def test_a_lesson_begins_from_anywhere_any_number_of_times(place, times, tmp_pat
     (None, 1.5, "ms", "Nothing predicted yet: replace `None` above. Here it is **1.5 ms**."),
     (3, 1234.5678, "µs", "You predicted **3 µs**. Here it is **1,235 µs**."),
     (3.0, 3, "", "You predicted **3**, and that is what came out."),
+    (19, "19", "", "You predicted **19**, and that is what came out."),
     ("b", "a", "", "You predicted **b**. Here it is **a**."),
     ([10, 20], [10, 20], "", "You predicted **[10, 20]**, and that is what came out."),
     (False, True, "", "You predicted **False**. Here it is **True**."),

@@ -1,5 +1,5 @@
-"""Exercises of notebook 10. The first is asked of torchrun's own parser, then typed on two hosts; the second runs on
-ranks: course/checks/on_ranks.py says how."""
+"""Exercises of notebook 10. The line for two hosts is asked of torchrun's own parser, then typed on them; the function
+for mp.spawn runs on ranks: course/checks/on_ranks.py says how."""
 
 import inspect
 import os
@@ -22,7 +22,42 @@ from course.checks.on_ranks import Answers, first_line
 from course.hosts import Cluster
 from course.rendezvous import free_port
 
-# Exercise 1: one line for two hosts
+# Exercise 2: three launches that failed, results/recorded/failed-launches/
+CAUSES = {"A": "rank 1", "B": "node", "C": "port"}
+# What a console with this cause shows.
+SHOWN = {
+    "port": "torchrun cannot listen: EADDRINUSE, address already in use",
+    "node": "the rendezvous ends by a timeout, before any rank has said a word",
+    "rank 0": "rank 0 stands in torchrun's last block, under Root Cause",
+    "rank 1": "rank 1 stands in torchrun's last block, under Root Cause",
+    "option": "torchrun prints its usage, and `error: unrecognized arguments`",
+}
+
+
+@exercise(
+    solution=CAUSES,
+    hint="Begin at the end of each. Is there a block that names the rank that failed first? Else the last line is the "
+    "error, and the lines above it only say where it came from.",
+    mistakes={"who complained last": CAUSES | {"A": "rank 0"},
+              "two changed places": CAUSES | {"B": "port", "C": "node"}, "an option": CAUSES | {"B": "option"}},
+)
+def failures(attempt):
+    """The last line of torchrun names the error; where ranks had begun, its Root Cause names the first that failed. In
+    A rank 0 complains too, of a closed connection: it had waited for rank 1. `why_it_failed.py --log FILE` reads a
+    console in this way."""
+    answer = attempt() if callable(attempt) else attempt
+    if not isinstance(answer, dict) or set(answer) != set(CAUSES):
+        raise Wrong('Answer with a dict that has the letters A, B and C, such as {"A": "port", …}.')
+    if unknown := [cause for cause in answer.values() if cause not in SHOWN]:
+        raise Wrong(f"There is no cause {unknown[0]!r}. The five are: {', '.join(SHOWN)}.")
+    for letter, cause in answer.items():
+        if cause != CAUSES[letter]:
+            raise because(f"{letter} is not {cause!r}: with that {SHOWN[cause]}, and that is not so here.",
+                          (letter == "A" and cause == "rank 0", "Rank 0 lost its connection to the one that failed "
+                           "first. Who was that?"))
+
+
+# Exercise 3: one line for two hosts
 SCRIPT, WITHIN = "scripts/lessons/hello_rank.py", 60  # seconds that both hosts have for it
 LINE = ("torchrun --nnodes=2 --node-rank=$NODE --nproc-per-node=2 --master-addr=$MASTER --master-port=29500 "
         f"{SCRIPT}")
@@ -101,7 +136,7 @@ def type_on_hosts(text):
                     f"(None: not done within {WITHIN} s). Last said: {last[0]}")
 
 
-# Exercise 2: a function for mp.spawn, on ranks
+# Exercise 1: a function for mp.spawn, on ranks
 def be_rank(rank, world_size, port, file):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size,
                             timeout=timedelta(seconds=30))

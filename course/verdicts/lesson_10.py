@@ -14,6 +14,9 @@ MORE = {
     "ROLE_NAME": "the role", "TORCHELASTIC_SIGNALS_TO_HANDLE": "on these torchrun ends its ranks",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a failed NCCL collective ends the rank"}
 SAID = re.compile(r"(print|write): rank \d+, step \d+")  # by scripts/lessons/ranks_meet.py --step chatter
+# what a recorded run does not share with the live one
+OTHERWISE = {"two-nodes-namespaces": " There the nodes met in the static way, and trained on CIFAR-10.",
+             "slurm-two-nodes": " There they trained on CIFAR-10."}
 CALLS = {"print": "print(line)", "write": 'sys.stdout.write(line + "\\n")'}
 
 
@@ -61,7 +64,8 @@ def attempts(processes):
 def where(missing, recorded):
     """Which run stands below: one of this machine, or, where something is missing for it, a recorded one."""
     if missing:
-        return f"**Recorded on another machine** (`{recorded}`), because {missing}."
+        otherwise = "".join(told for folder, told in OTHERWISE.items() if folder in str(recorded))
+        return f"**Recorded on another machine** (`{recorded}`), because {missing}.{otherwise}"
     return "Live, on hosts that this machine makes for it."
 
 

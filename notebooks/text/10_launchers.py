@@ -7,8 +7,8 @@
 #         epochs: 1
 #         samples: 2000
 #         several_nodes: false
-#       seconds: 80
-#     seconds: 115
+#       seconds: 68
+#     seconds: 100
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -26,7 +26,7 @@
 # - say what a rank is told by its launcher, and what it has to find out by itself;
 # - start ranks from Python without the three classic failures;
 # - write a torchrun line that two machines accept;
-# - read a launch that fails, or waits.
+# - find the cause in what a failed launch prints.
 #
 # **You need** [03](03_processes_and_ranks.ipynb): rank, process group, where ranks meet.
 #
@@ -48,8 +48,7 @@ import torch
 
 import data
 import models
-import placement
-from course import plots, processes, rendezvous, slurm
+from course import plots, processes, slurm
 from course.checks import lesson_10 as check
 from course.checks.commands import launch_config
 from course.hosts import Cluster
@@ -76,7 +75,8 @@ my_spawn = None  # variables
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says why
-live, lessons, cluster = Path("results/live"), Path("scripts/lessons"), Path("scripts/cluster")
+live, recorded = Path("results/live"), Path("results/recorded")
+lessons, cluster = Path("scripts/lessons"), Path("scripts/cluster")
 for old in live.glob("10_*"):
     old.unlink()
 # !torchrun --nproc_per_node=2 {lessons}/hello_rank.py --out {live}/10_torchrun.txt
@@ -97,7 +97,7 @@ lesson.table(told.variables(by_torchrun[0], {socket.gethostname(), socket.getfqd
 # **Why is there no `--world-size` any more?** [Scripts older than
 # torchrun](https://github.com/pytorch/examples/blob/main/imagenet/main.py) have options `--world-size`, `--rank` and
 # `--dist-url`: a person typed them for each node (the last is the `init_method`). Now the launcher knows them. And it
-# must: in an elastic job the world size changes while it runs.
+# must: in a job that nodes may join and leave (an *elastic* one) the world size changes while it runs.
 #
 # ## mp.spawn, and three ways to fail
 #
@@ -132,7 +132,7 @@ mp.spawn(add_up, nprocs=2)
 mp.start_processes(add_up, nprocs=2, start_method="fork")
 
 # %%
-# %%attempt --limit 8 3
+# %%attempt --limit 5 3
 set_num_threads(2)
 arange(1_000_000).sum()
 mp.start_processes(add_up, nprocs=2, start_method="fork")
@@ -146,11 +146,12 @@ lesson.predicted(my_working, worked)
 # - **spawn** starts a new Python, which must *import* the function by its name. What stands in a cell cannot be
 #   imported: *Can't get attribute*.
 # - **fork** copies this process with all its memory, so the function is there. But it does not copy threads. When torch
-#   has already used several, the copy waits for threads that do not exist: it hangs, and says nothing. (One thread in
-#   each rank, `torch.set_num_threads(1)`, avoids it.) After the notebook has used a GPU, fork fails: *Cannot
+#   has already used several, the copy waits on Linux for threads that do not exist: it hangs, and says nothing. (One
+#   thread in each rank, `torch.set_num_threads(1)`, avoids it.) After the notebook has used a GPU, fork fails: *Cannot
 #   re-initialize CUDA in forked subprocess*.
 #
-# So: a function that stands **in a file**, and spawn. Here is one, and it fails, too. Why?
+# So: a function that stands **in a file**, and spawn. Here is one, and it fails, too. Why? (`why_it_failed.py` runs a
+# command, and shows of all that it says the line that matters.)
 
 # %%
 # %%writefile results/live/10_guard.py
@@ -213,7 +214,8 @@ lesson.predicted(my_weight, float(weight))
 # %% [markdown]
 # A number in the object is a copy: what a rank does to it is lost. But `torch.multiprocessing` does not copy a CPU
 # tensor. It moves it to **shared memory**, so parent and ranks have one model between them, and two optimizers would
-# update the same weights. Make model and optimizer *inside* the function, on each rank ([the
+# update the same weights. (`model.to("cuda")` gives each rank a copy of its own: with GPUs nobody notices.) Make model
+# and optimizer *inside* the function, on each rank ([the
 # manual](https://docs.pytorch.org/docs/stable/multiprocessing.html)).
 #
 # ### Exercise 1: a function for `mp.spawn` (on ranks)
@@ -226,7 +228,7 @@ lesson.predicted(my_weight, float(weight))
 # %%writefile results/live/10_be_rank.py
 from datetime import timedelta
 
-import torch  # noqa: F811
+import torch
 import torch.distributed as dist
 
 
@@ -258,21 +260,22 @@ lesson.predicted(my_glued, glued[0]["of these hold several"], "lines")
 lesson.table(glued)
 
 # %% [markdown]
-# `print` writes the text and the end of the line one after the other, and another rank may write in between. How often
-# is chance; in one piece, a short line stays whole. The **order** is chance, too: it does not say who was first. What
-# to do:
+# torchrun starts Python with `-u`: nothing that is printed waits in a buffer. So `print` writes the text and the end of
+# the line one after the other, and another rank may write in between. How often is chance; in one piece, a short line
+# stays whole. The **order** is chance, too: it does not say who was first. What to do:
 #
 # - Let rank 0 speak for all, about numbers that were summed over all ranks. `if rank == 0: print(…)`.
-# - `torchrun --tee=3` writes whole lines, with `[default0]:` in front; `--log-dir` gives each rank files of its own.
-# - Many published scripts replace Python's own `print`
-#   ([DETR's](https://github.com/facebookresearch/detr/blob/main/util/misc.py), for one): then only rank 0 prints, and
-#   the others with `print(…, force=True)`. It is convenient, and it hides what you need at night: the last words of
-#   rank 3, and those of every library that prints. The logging module does the same, and can be switched back.
+# - `torchrun --tee=3 --log-dir=logs`: on the screen each line begins with its local rank, `[default0]:`, and all that a
+#   rank says is kept in files of its own. (`--redirects=3`: in the files only. `--log-dir` alone keeps nothing of it.)
+# - Some published scripts replace Python's own `print`
+#   ([DETR's](https://github.com/facebookresearch/detr/blob/main/util/misc.py), for one), so that only rank 0 prints. It
+#   hides what you need when something breaks: the last words of rank 3, and those of every library that prints.
 #
 # ## One training, several launchers
 #
 # `main.py` trains on MNIST: one process with batch 64, then two ranks with batch 32 each, by torchrun. `spawn_mnist.py`
-# does the same training with `mp.spawn`. Same seed, same images.
+# does the same training with `mp.spawn`. Same seed, same images. (`--no-channels-last`: `main.py` then keeps images in
+# memory as `spawn_mnist.py` does.)
 #
 # **Predict.** How far are the weights of two ranks from those of one process, at the end?
 
@@ -283,10 +286,10 @@ my_difference = None  # largest difference of a weight
 data.get_dataset("mnist")  # once, before the ranks ask for it
 options = f"--device cpu --epochs {epochs} --lr 0.01 --samples {samples} --test-samples 1000"
 mnist = f"--dataset mnist --optimizer sgd --no-channels-last {options}"
-each = f"--batch-size 32 --save-model {live}"
+each = "--batch-size 32"
 # !python main.py {mnist} --batch-size 64 --save-model {live}/10_one.pt
-# !torchrun --nproc_per_node=2 main.py {mnist} {each}/10_torchrun.pt
-# !python {lessons}/spawn_mnist.py --n-gpus 2 {options} {each}/10_spawn.pt
+# !torchrun --nproc_per_node=2 main.py {mnist} {each} --save-model {live}/10_torchrun.pt
+# !python {lessons}/spawn_mnist.py --n-gpus 2 {options} {each} --save-model {live}/10_spawn.pt
 
 # %%
 def farthest(one, other):
@@ -351,8 +354,9 @@ plots.timeline(pd.DataFrame(told.attempts(started)), plt.subplots(figsize=(14, 5
 plt.show()
 
 # %% [markdown]
-# All ranks are started again, those that were well, too: they were in the middle of a step with the one that failed. A
-# new process begins where your script begins, so a script that is to be restarted saves checkpoints.
+# torchrun ends the other ranks by the signal SIGTERM, a polite *please stop* (SIGKILL follows for a rank that does not),
+# and starts all again. Those that were well, too: they were in the middle of a step with the one that failed. A new
+# process begins where your script begins, so a script that is to be restarted saves checkpoints.
 # [11](11_fault_tolerance.ipynb) is about that.
 #
 # ## The rendezvous
@@ -371,13 +375,15 @@ lesson.table([{"torchrun": f"`{way}`"} | told.rendezvous(launch_config(way)) for
 # - **static**: each torchrun is told its own number (`--node-rank`, from 0), and all are told where node 0 listens
 #   (`--master-addr`, `--master-port`).
 # - **c10d**: the nodes come in any order to the same `--rdzv-endpoint`, with the same `--rdzv-id` (the name of the
-#   job), and get their numbers there. `--node-rank` is ignored. A range such as `--nnodes=1:2` lets nodes come and go:
-#   the job is *elastic*.
+#   job), and get their numbers there. The endpoint's host is one of them: its torchrun listens there. `--node-rank` is
+#   ignored. A range such as `--nnodes=1:2` lets nodes come and go: the job is *elastic*.
 #
-# Port 0 means *any that is free*: so on one node you need no port (before [this
-# change](https://github.com/pytorch/pytorch/pull/175699): with `--standalone`).
+# A job on one node takes c10d by itself, and port 0, which means *any that is free* (before [a change of February
+# 2026](https://github.com/pytorch/pytorch/pull/175699): only with `--standalone`). `--master-port` or `--nnodes=2`
+# without `--rdzv-…` mean: static.
 #
-# **Predict.** A torchrun waits for a second node that nobody starts. After how many seconds does it give up?
+# **Predict.** In the static way a torchrun waits for a second node that nobody starts. After how many seconds does it
+# give up?
 
 # %%
 my_patience = None  # seconds
@@ -387,21 +393,25 @@ static = launch_config("--nnodes=2 --master-addr=node0")
 lesson.predicted(my_patience, static.rdzv_configs["timeout"], "seconds")
 
 # %% [markdown]
-# That is for the static way. It is right where nodes boot slowly, and long for a typing mistake.
-# `--rdzv-conf=timeout=SECONDS` sets it; for c10d it is `join_timeout`. With c10d and 2 seconds:
+# It is right where nodes boot slowly, and long for a typing mistake. `--rdzv-conf=timeout=SECONDS` sets it; for c10d it
+# is `join_timeout`.
+#
+# ### Exercise 2: three launches that failed
+#
+# This is what torchrun printed. Most lines only say through which functions of torch the error came. What is the cause
+# of each? Answer with `port` (another program has it), `node` (one has not come), `rank 0` or `rank 1` (that rank failed
+# first), or `option` (torchrun does not know one).
 
 # %%
-# !{why} torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-id=7 --rdzv-conf=join_timeout=2 \
-#     --rdzv-endpoint=localhost:{rendezvous.free_port()} {lessons}/local_rank_new.py
-
-# %% [markdown]
-# The other mistake that everybody makes once: a port that another program has.
+# !tail -n +1 {recorded}/failed-launches/*.out
 
 # %%
-taken = socket.create_server(("", 0))
-# !{why} torchrun --nproc_per_node=2 --master-port={taken.getsockname()[1]} \
-#     {lessons}/local_rank_new.py
-taken.close()
+my_causes = None  # a dict: {"A": "port", …}
+
+# %%
+check.failures(my_causes)
+# check.failures.hint()
+# check.failures.solution()
 
 # %% [markdown]
 # ## Two nodes
@@ -412,19 +422,17 @@ taken.close()
 
 # %%
 no_nodes = Cluster.available() if several_nodes else "several_nodes is False"
-recorded = Path("results/recorded")
 file = recorded / "two-nodes-namespaces/console-static.out"
-job = f"torchrun --nnodes=2 {c10d} main.py {mnist} {each}/10_nodes.pt"
+job = f"torchrun --nnodes=2 {c10d} main.py {mnist} {each} --save-model {live}/10_nodes.pt"
 lab = f"{cluster}/lab_cluster.py --nodes 2 -- '{job}'"
 lesson.verdict(told.where(no_nodes, file))
 print(told.essential(file.read_text() if no_nodes else processes.said(lab)))
 
 # %% [markdown]
-# `main.py` needed no change: the variables say all that it must know. (The recorded run met in the static way, and
-# trained on CIFAR-10; who trains is said in the same line.) What happens when one of the nodes is lost,
+# `main.py` needed no change: the variables say all that it must know. What happens when one of the nodes is lost,
 # [11](11_fault_tolerance.ipynb) shows.
 #
-# ### Exercise 2: one line for two hosts
+# ### Exercise 3: one line for two hosts
 #
 # You type the **same** line on `node0` and on `node1`. The shell of each host knows `$NODE` (0 or 1) and `$MASTER`
 # (`node0`). Start `scripts/lessons/hello_rank.py` with two ranks on each host, meeting at port 29500 of node0. Number
@@ -442,30 +450,35 @@ check.line(my_line)
 # %% [markdown]
 # ## Slurm
 #
-# On a cluster Slurm starts processes on the nodes that it gives you. It can be the launcher itself (`srun` starts each
-# rank), or start one torchrun on each node. Both files stand in `scripts/cluster/`; this is the command that counts in
-# each:
+# On a cluster you hand a file to Slurm with `sbatch`: that is a *job*. In it, `srun` starts one command several times,
+# on the nodes that Slurm gives you; each is a *task*. A task can be a rank, or a torchrun, one on each node. Both files
+# stand in `scripts/cluster/`; this is the command that counts in each:
 
 # %%
 # !grep -h "^srun" {cluster}/ranks.sbatch
 # !grep -h -A 3 "^srun" {cluster}/torchrun.sbatch
 
 # %% [markdown]
-# (`trap`: shortly before the job's time is over Slurm sends the signal USR1, so that `main.py` can save and stop;
-# torchrun itself must not die of it.) In the first way nobody sets `RANK`. Slurm tells each task the same facts under
-# other names, and `main.py` translates them:
-
-# %%
-lesson.code(placement.adopt_slurm)
-
-# %% [markdown]
+# (Shortly before the job's time is over Slurm sends the signal USR1, so that `main.py` can save and stop. torchrun would
+# die of it: `trap "" USR1` makes it deaf to that signal, and `exec` then starts it.) In the first way nobody sets
+# `RANK`. Slurm tells each task the same facts under other names, and `main.py` translates them (`adopt_slurm` in
+# [placement.py](../placement.py)):
+#
+# | Slurm | torchrun |
+# |:--|:--|
+# | `SLURM_PROCID` | `RANK` |
+# | `SLURM_STEP_NUM_TASKS` | `WORLD_SIZE` |
+# | `SLURM_LOCALID` | `LOCAL_RANK` |
+# | the first host of `SLURM_STEP_NODELIST` | `MASTER_ADDR` |
+# | a number made from `SLURM_JOB_ID` and `SLURM_STEP_ID` | `MASTER_PORT` |
+#
 # Two jobs may share a node, so each meets at a port made from its job's number. With one port written into the file,
 # the second job would fail. We submit both files, to a real Slurm on namespaces of this machine:
 
 # %%
 no_slurm = no_nodes or slurm.missing()
 files = [recorded / f"slurm-two-nodes/{way}.out" for way in ("ranks", "torchrun")]
-submit = f"{lessons}/submit_both.sh {mnist} --batch-size 32"
+submit = f"{lessons}/submit_both.sh {mnist} {each}"
 lab = f"{cluster}/slurm_lab.py --nodes 2 -- {submit}"
 lesson.verdict(told.where(no_slurm, files[0].parent))
 print(told.essential("".join(file.read_text() for file in files) if no_slurm else

@@ -4,8 +4,8 @@
 #     minutes: 75
 #     quick:
 #       parameters:
-#         until: 2
-#       seconds: 45
+#         until: 1
+#       seconds: 33
 #     seconds: 115
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -21,7 +21,7 @@
 #
 # **You will be able to**
 # - go from a symptom to a suspect, and from a suspect to the one measurement that decides;
-# - tell three kinds of hang from one another by the stacks of the ranks;
+# - tell one hang from another by the stacks of the ranks;
 # - find mistakes that print no error;
 # - repair a script with several mistakes, and write an instrument that watches the next one.
 #
@@ -66,7 +66,8 @@ lesson.table(told.suspects(gallery_table.read_table().values(), page))
 # %% [markdown]
 # ## Patient 1: it does not start
 #
-# A Slurm job with two tasks on one machine, which are started here with the variables that Slurm sets.
+# A Slurm job with two tasks on one machine, which are started here with the variables that Slurm sets. (`&`: the first runs
+# beside the second. The rest of the line waits for both.) The first patient is an easy one.
 
 # %%
 # !python scripts/broken/gallery.py patient 1 --until {until}
@@ -93,7 +94,7 @@ lesson.predicted(my_guess_1, patients[1].number)
 #
 # ## Patient 2: it stops in the second step
 #
-# Rank 0's message is shown. Rank 1 prints the same, and torchrun prints 30 lines more.
+# Rank 0's message is shown. Rank 1 prints the same, and torchrun a report of its own.
 
 # %%
 # !python scripts/broken/gallery.py patient 2 --until {until}
@@ -115,9 +116,10 @@ lesson.predicted(my_guess_2, patients[2].number)
 
 # %% [markdown]
 # DDP starts its all-reduce when the gradients of a bucket are there. One that never comes keeps it waiting, and the next
-# `forward` notices. Without DDP the same model trains with no error: `parameter.grad is None` after `backward()` finds it
-# in one process, too. The message names a cure, `find_unused_parameters=True`. It costs a search of the graph in each step.
-# First ask whether the parameter should be used.
+# `forward` notices. An `optimizer.step()` in between uses the gradients of that bucket as they are: each rank its own.
+# Without DDP the same model trains with no error: `parameter.grad is None` after `backward()` finds it in one process, too.
+# The message names a cure, `find_unused_parameters=True`. It costs a search of the graph in each step. First ask whether
+# the parameter should be used.
 #
 # ## Patient 3: it hangs
 #
@@ -135,7 +137,10 @@ my_guess_3 = None  # a number of the table, as text
 
 # %% [markdown]
 # **Diagnosis.** The stack of **each** rank. The script asked Python for it, by `faulthandler.dump_traceback_later(3)`; for a
-# process that already hangs, `py-spy dump --pid PID` does the same from outside. Beside each line stands its source.
+# process that already hangs, `py-spy dump --pid PID` does the same from outside. Beside each line stands its source, with
+# the `if` or `for` around it. Lines without a rank are faulthandler's. Those with a rank are from the errors after the
+# timeout: the same places, and they say whose. (With GPUs PyTorch's flight recorder tells more: lesson
+# [04](04_collectives.ipynb).)
 
 # %%
 # !python scripts/broken/gallery.py look 3 "File .train.py" --until {until}
@@ -203,11 +208,13 @@ lesson.predicted(my_guess_5, patients[5].number)
 
 # %% [markdown]
 # One image counts twice, so that the shards are equally long. In training that does little harm. A test must count each
-# image once.
+# image once. Then the shards are not equally long: evaluate with `model.module`, for the `forward` of a DDP model may wait
+# for the other ranks.
 #
 # ## Patient 6: the ranks disagree
 #
-# "I use DDP, and after a few updates my ranks have different weights."
+# "I use DDP, and after a few updates my ranks have different weights." (The norm of the weights, the root of the sum of
+# their squares, is one number for all of them. Equal weights have equal norms.)
 
 # %%
 # !python scripts/broken/gallery.py patient 6 --until {until}
@@ -326,7 +333,7 @@ from torch.utils.data import DistributedSampler
 def train(ddp, optimizer, images, labels, epochs):
     raise NotImplementedError
     sampler, means = DistributedSampler(images, shuffle=True), []
-    for epoch in range(epochs):  # noqa: B007
+    for epoch in range(epochs):
         sums = torch.zeros(2)
         for batch in torch.tensor(list(sampler)).split(4):
             loss = cross_entropy(ddp.module(images[batch]), labels[batch])
@@ -347,13 +354,14 @@ check.repaired("results/live/12_train.py")
 
 # %% [markdown]
 # **3. An instrument.** Write a function that every rank calls with its own model, and that returns, on **every** rank, the
-# names of the parameters that are not the same on all ranks: `[]` where all is well. The model stays as it is.
+# names of the parameters (`model.named_parameters()`) that are not the same on all ranks: `[]` where all is well. The
+# model stays as it is.
 
 # %%
 # %%writefile results/live/12_drifted.py
-import torch.distributed as dist  # noqa: F811
+import torch.distributed as dist
 
-def drifted(model):  # for name, parameter in model.named_parameters()
+def drifted(model):
     raise NotImplementedError
 
 
@@ -382,7 +390,7 @@ check.unpadded(my_accuracy)
 #
 # 1. An error message is the lucky case. Print what silent mistakes would change: images counted, updates made, first
 #    indices, random numbers, a norm of the weights, on **each** rank.
-# 2. A hang: the stack of each rank. One stands at another line than the rest, and the table says what that means.
+# 2. A hang: the stack of **each** rank. Where they stand, and who is missing, says which hang it is.
 # 3. One process on the whole batch is the judge: the same numbers, or a reason.
 #
 # **Next:** [13 · Beyond DDP](13_beyond_ddp.ipynb)

@@ -172,11 +172,22 @@ def show_repair(entry, repaired, lines):
 # ---- lesson 12's patients: without their names ---------------------------------------------------------------
 
 
+def spot(source, number):
+    """What stands in this line, behind the headers of the blocks around it: `if rank == 0: dist.barrier()`."""
+    said, depth = [], 0
+    for line in reversed(source[:number]):
+        inner = len(line) - len(line.lstrip())
+        if line.strip() and (not said or inner < depth):
+            said.insert(0, line.strip())
+            depth = inner
+    return " ".join(said)
+
+
 def blind(entry, text):
     """Without what the script is called; the lines of it that a traceback names, with what stands there."""
     source, script = (ROOT / entry.script("broken")).read_text().splitlines(), rf"[^\s\"]*\b{entry.name}\.py"
     text = re.sub(rf'^(.*File "){script}(", line (\d+),? in .*)',
-                  lambda found: f"{found[1]}train.py{found[2]}: {source[int(found[3]) - 1].strip()}", text, flags=re.M)
+                  lambda found: f"{found[1]}train.py{found[2]}: {spot(source, int(found[3]))}", text, flags=re.M)
     return re.sub(script, "train.py", text)
 
 

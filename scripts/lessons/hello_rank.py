@@ -51,9 +51,8 @@ def hello(number, args):
 
 
 def work(fails, rank, attempt):
-    """`import torch`, as any training begins. Where rank `fails` is to fail at its first attempt: a second of sleep."""
+    """Nothing. Where rank `fails` is to fail at its first attempt: a second of sleep."""
     if fails is None:
-        import torch  # noqa: F401
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"rank {rank} gets SIGTERM"))  # so torchrun ends the others
     time.sleep(1)

@@ -44,3 +44,4 @@ def test_a_console_is_cut_to_who_trains_and_the_epochs():
 def test_it_is_said_which_run_is_shown():
     assert lesson_10.where(None, "x").startswith("Live")
     assert lesson_10.where("no Slurm", "x") == "**Recorded on another machine** (`x`), because no Slurm."
+    assert lesson_10.where("no", "slurm-two-nodes/y").endswith("because no. There they trained on CIFAR-10.")
