@@ -184,6 +184,10 @@ def furthest(tables):
             f"measured {worst['gain']:.2f}.")
 
 
+def pays(found, nothing):
+    return bool(gains.saved(found)) and gains.verdict(found, nothing) == "pays"
+
+
 def compiled(found, nothing):
     """When the start of torch.compile is paid back. `found` is None where it was not tried in this run."""
     if not gains.saved(found):
@@ -207,11 +211,11 @@ def numerics(*results):
     for model, table in [pair for tables in results for pair in tables.items()]:
         for row in table[table["losses"].notna() & (table["change"] != "nothing")].itertuples():
             if row.gradient_off > ROUNDING:
-                rows.append({"change": row.text, "model": model, "first gradient is off by": f"{row.gradient_off:.0e}",
+                rows.append({"change": row.text, "model": model, "first gradient is off by": f"{100 * row.gradient_off:.1g} %",
                              "loss without it": f"{row.losses[0]:.3f}", "with it": f"{row.losses[1]:.3f}"})
             else:
                 others.append(row.gradient_off)
-    most = f"{max(others):.0e} at most" if others else "–"
+    most = f"{100 * max(others):.1g} % at most" if others else "–"
     return [*rows, {"change": "all others here", "model": "–", "first gradient is off by": most,
                     "loss without it": "–", "with it": "–"}]
 

@@ -45,13 +45,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-os.environ["KINETO_LOG_LEVEL"] = "99"  # before torch: else its profiler tells every start
+os.environ["KINETO_LOG_LEVEL"] = "99"  # before torch, or its profiler prints a line at each start
 import torch
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
 import data, models
-from course import plots, predict
+from course import plots
 from course.checks import lesson_14 as check
 from course.verdicts import lesson_14 as told
 from scripts.measure.adjustable_training import CHANGES
@@ -182,7 +182,8 @@ lesson.table(told.pages(pages))
 lesson.verdict(told.can_keep(pages))
 
 # %% [markdown]
-# The prediction counts the time inside the operating system alone. A page that is cleared also pushes other data out of
+# (Returned memory comes back in pieces: so many pages of 4 KiB as there are faults.) The column *predicted* counts the
+# time inside the operating system alone. A page that is cleared also pushes other data out of
 # the caches, so the gain may be larger. What the C library gives back differs from run to run. The price is memory that
 # stays with the process. (On a GPU PyTorch keeps
 # freed memory by itself: its [caching
@@ -211,10 +212,11 @@ plots.timelines.one_below_another({told.NAMES[name]: pd.DataFrame(p["events"])
 plt.show()
 
 # %% [markdown]
-# These are the profiler's traces of the ranks, on one clock. `wait` is what remains of `backward` after its last
-# operator. `all-reduce` begins when this rank sends, and ends when the sum is back: who comes early also waits for the
-# others. (Open `results/live/14_profile_ranks.lenet.rank0.trace.json` at [ui.perfetto.dev](https://ui.perfetto.dev) to
-# see every operator.)
+# These are the profiler's traces of the ranks, on one clock: **one step**, that of median length. (The table has the
+# medians of all steps. In a single one the operating system may have held up a rank.) `wait` is what remains of
+# `backward` after its last operator. `all-reduce` begins when this rank sends, and ends when the sum is back: who comes
+# early also waits for the others. (Open `results/live/14_profile_ranks.lenet.rank0.trace.json` at
+# [ui.perfetto.dev](https://ui.perfetto.dev) to see every operator.)
 #
 # The profiler has no operator called *wait*. Waiting shows as self time of what is around it, here of `backward`.
 #
@@ -296,11 +298,14 @@ plots.picture(plots.changes.compared(on_one, "one rank"))
 # all of them. **What lies in the grey is no gain**, whatever its median. *Pays* means: the middle half lies above 1,
 # and the median is right of the grey.
 #
+# (The grey is as wide to the left as to the right: what chance can give it can take.)
+#
 # Where prediction and measurement differ, a reason was wrong:
 #
 # - **Threads** meet at the end of every operator, and wait for the last. Amdahl does not count that.
 # - **Batch 256**: fixed costs come a quarter as often, but larger results may not fit into the caches. And it is another
 #   training (lesson [09](09_large_batch.ipynb)).
+# - **torch.compile**: the prediction is an upper limit, as if all but the products vanished.
 # - **bf16** halves the bytes, but without bf16 instructions the processor computes in another way, slowly. Autocast also
 #   casts the inputs of each product: small products may not pay that back.
 #
@@ -311,8 +316,8 @@ plots.picture(plots.changes.compared(on_one, "one rank"))
 # %%
 compiled = alone_found["lenet"].get("compile")
 lesson.verdict(told.compiled(compiled, alone_found["lenet"]["nothing"]))
-ran = predict.gains.saved(compiled)
-plots.picture(plots.changes.paid_back(compiled, "Compiling LeNet")) if ran else None
+pays = told.pays(compiled, alone_found["lenet"]["nothing"])
+plots.picture(plots.changes.paid_back(compiled, "Compiling LeNet")) if pays else None
 
 # %% [markdown]
 # `torch.compile(model)` wraps the model, and its weights get other names; `model.compile()` keeps them:
@@ -356,10 +361,12 @@ lesson.table(told.messages(many))
 #
 # ### Exercise 3: gradients in 16 bits
 #
-# A communication hook takes the place of DDP's all-reduce. DDP calls `my_hook(state, bucket)` for each bucket as soon as
-# it is full. `bucket.buffer()` is a tensor with its gradients, in float32. Return a `Future` of the tensor that DDP is
-# to take as the bucket's gradients: their **mean over all ranks**, in float32, of which only bf16 has been sent. The
-# check registers it on three ranks, counts bytes, and compares the gradient. (Import nothing from `ddp_comm_hooks`.)
+# A communication hook takes the place of DDP's all-reduce. DDP calls `my_hook(state, bucket)` for each bucket as soon
+# as it is full. `bucket.buffer()` is a tensor with its gradients, in float32. Return a `Future` of the tensor that DDP
+# is to take as the bucket's gradients (a **Future** is the promise of a result: the handle of an `async_op=True` has
+# one, `handle.get_future()`, and `future.then(f)` is the Future of what `f(future)` will return): their **mean over all
+# ranks**, in float32, of which only bf16 has been sent. The check registers it on three ranks, counts bytes, and
+# compares the gradient. (Import nothing from `ddp_comm_hooks`.)
 
 # %%
 # %%writefile results/live/14_hook.py
@@ -380,14 +387,16 @@ check.hook("results/live/14_hook.py")
 # ## Is it still the same training?
 #
 # Some changes compute other numbers. Beside each: how far the first gradient is from the unchanged one (the length of
-# the difference, by the length of the gradient), and the loss on 1,000 test images after the same updates.
+# the difference, in percent of the length of the gradient), and the loss on 1,000 test images after the same updates.
 
 # %%
 lesson.table(told.numerics(on_one, on_many))
 
 # %% [markdown]
-# bf16 keeps 8 significant bits, so it rounds a value by up to 0.4 %. Where a gradient is off by less than 1e-4, only the
-# order of sums has changed. A change that sees other images (a larger batch) cannot be compared so, and is not listed.
+# bf16 keeps 8 significant bits, so it rounds a value by up to 0.4 %. Compression rounds each gradient once. Autocast
+# rounds every product on the way, forward and backward, and the errors add up. Where a gradient is off by less than
+# 0.01 %, only the order of sums has changed. A change that sees other images (a larger batch) cannot be compared so,
+# and is not listed.
 #
 # ### Exercise 4: losses that are seldom read
 #
