@@ -211,7 +211,8 @@ def numerics(*results):
     for model, table in [pair for tables in results for pair in tables.items()]:
         for row in table[table["losses"].notna() & (table["change"] != "nothing")].itertuples():
             if row.gradient_off > ROUNDING:
-                rows.append({"change": row.text, "model": model, "first gradient is off by": f"{100 * row.gradient_off:.1g} %",
+                rows.append({"change": row.text, "model": model,
+                             "first gradient is off by": f"{100 * row.gradient_off:.1g} %",
                              "loss without it": f"{row.losses[0]:.3f}", "with it": f"{row.losses[1]:.3f}"})
             else:
                 others.append(row.gradient_off)
