@@ -5,7 +5,8 @@
     python scripts/measure/benchmark.py --only frameworks --out build/frameworks.json
 
 epoch       an epoch of CIFAR-10 (LeNet, batch 64, one thread): main.py against textbook.py; its share of data
-ranks       images a second of main.py, LeNet and the small ResNet: two ranks against one, one thread each
+ranks       images a second of main.py, LeNet and the small ResNet, one thread each: two ranks against one, and against
+            two processes that train at the same time and never talk, which is what the machine can give
 start       torchrun typed to the first training step done, 8 ranks: main.py against textbook.py, and against 8 ranks of
             a line that only imports torch, start to finish
 frameworks  an epoch of LeNet and of the small ResNet on one and on two ranks, one thread each: main.py against the
@@ -26,6 +27,8 @@ import statistics
 import sys
 import tempfile
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -51,7 +54,7 @@ def run(command, threads=None):
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        status = processes.run(command, LIMIT, f"benchmark {os.getpid()}", env, cwd=ROOT, stdout=out, stderr=err)
+        status = processes.run(command, LIMIT, f"benchmark {uuid.uuid4()}", env, cwd=ROOT, stdout=out, stderr=err)
         if status:
             err.seek(0)
             sys.exit(f"benchmark: {' '.join(command)} ended with status {status}:\n{err.read()[-1000:]}")
@@ -112,13 +115,25 @@ def epoch_round(number, samples):
             "main.py data share": did["main.py"]["data_seconds"] / did["main.py"]["seconds"]}
 
 
+def apart(model, images):
+    """Images a second of two processes together that train at the same time and never talk."""
+    with ThreadPoolExecutor() as at_once:
+        return sum(at_once.map(partial(speed, PYTHON, model), [images, images]))
+
+
+def speed(launcher, model, images):
+    return second_epoch(launcher, model, images)["images_per_second"]
+
+
 def ranks_round(number, samples):
     figures = {}
     for model, images in MODELS.items():
-        did = in_turn(number, {ranks: partial(second_epoch, launcher, model, samples or images)
-                               for ranks, launcher in RANKS.items()})
-        one, two = (did[ranks]["images_per_second"] for ranks in RANKS)
-        figures |= {f"{model} 1 rank img/s": one, f"{model} 2 ranks img/s": two, f"{model} 2 ranks / 1": two / one}
+        did = in_turn(number, {"1 rank": partial(speed, PYTHON, model, samples or images),
+                               "2 ranks": partial(speed, RANKS[2], model, samples or images),
+                               "2 apart": partial(apart, model, samples or images)})
+        figures |= {f"{model} {name} img/s": value for name, value in did.items()}
+        for one, other in (("2 ranks", "1 rank"), ("2 apart", "1 rank"), ("2 ranks", "2 apart")):
+            figures[f"{model} {one} / {other}"] = did[one] / did[other]
     return figures
 
 
