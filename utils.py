@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from datetime import timedelta
 
 import torch
@@ -72,7 +73,7 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
             store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
                                   timeout=bound)
             # torchrun's store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
-            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+            store = dist.PrefixStore(name_start(store, here, timeout), store)
         else:
             store, *_ = next(dist.rendezvous(dist_url, here.rank, here.world_size, timeout=bound))
         dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size, timeout=bound, store=store)
@@ -86,6 +87,28 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
                               "started? Is this address the same for all, and that of rank 0?") from None
     finally:
         watchdog.cancel()
+
+
+def name_start(store, here, timeout):
+    """A name for this start of all ranks, chosen by rank 0, and not known to ranks of an earlier one.
+
+    TORCHELASTIC_RESTART_COUNT is none: each node's torchrun counts for itself, and not all restarts. RuntimeError after
+    `timeout` seconds.
+    """
+    me, end = uuid.uuid4().hex, time.monotonic() + timeout
+    if here.rank:
+        store.set(f"rank {here.rank} asks", me)
+        name = store.get(f"answer to {me}").decode()
+        store.add(f"{name} is known", 1)
+        return name
+    while (known := store.add(f"{me} is known", 0)) < here.world_size - 1:
+        if time.monotonic() > end:
+            raise RuntimeError(f"{here.world_size - 1 - known} of them did not come")
+        for asks in (f"rank {rank} asks" for rank in range(1, here.world_size)):
+            if store.check([asks]):  # the question of a rank that is dead by now may be answered: it does no harm
+                store.set(f"answer to {store.get(asks).decode()}", me)
+        time.sleep(0.05)
+    return me
 
 
 def reach_master(here, place, timeout):

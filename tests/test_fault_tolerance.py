@@ -6,13 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import launch
 import psutil
 import pytest
 
-from course import processes, runs
+from course import processes, rendezvous, runs
 from course.checks import lesson_11
 from course.hosts import Cluster
 from scripts.cluster import kill_rank, lose_node
@@ -70,6 +71,26 @@ def test_killed_ranks_are_started_again_and_the_run_ends(ranks, kills, tmp_path)
         assert went_on % 5 == 0 or went_on % STEPS == 0, "main.py writes when the lesson says it does"
     assert found["said"] == done.stdout.splitlines() and str(launch.ROOT) not in done.stdout
     assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, tmp_path):
+    """Each node's torchrun counts its restarts for itself, and not all of them: the ranks name none of it."""
+    log, port = tmp_path / "run.jsonl", rendezvous.free_port()
+    two = ["--nnodes=2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    job = [*JOB, "--epochs", 6, "--timeout", 100, "--checkpoint", tmp_path / "kept", "--log-file", log]
+    nodes = [launch.start(1, *job, torchrun=two) for _ in range(2)]
+    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
+    of_rank = {process.environ().get("RANK"): process for process in processes_of(tmp_path)
+               if "torch.distributed.run" not in process.cmdline()}
+    killed = time.time()
+    of_rank[str(victim)].kill()
+    said = [node.communicate(timeout=launch.LIMIT)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    table = runs.read_run(log)
+    assert list(table["epoch"]) == list(range(6)) and set(table["status"]) == {"completed"}
+    (restart,) = [record for record in records(log) if record["kind"] == "restart"]
+    assert restart["time"] - killed < 100, "a rank waited its whole --timeout for one that could not find it"
 
 
 @pytest.mark.parametrize(("kill", "said"), [("5@1", "there is no rank 5 to kill: the run has 2"),
