@@ -244,9 +244,10 @@ class Plan:
 
 
 # The simplest first. name: (ZeRO stage, tensor parallel within the node, pipeline over nodes, bytes of a value).
-# The last is Megatron's, whose ZeRO-1 is the paper's; the ZeRO-1 alone is PyTorch's.
+# The last is Megatron's, whose ZeRO-1 is the paper's; the ZeRO-1 alone is PyTorch's. FSDP's own values are float32.
 WAYS = {"one device": (0, False, False, AUTOCAST), "DDP": (0, False, False, AUTOCAST),
-        "ZeRO-1": (1, False, False, AUTOCAST), "FSDP": (3, False, False, MIXED), "TP + FSDP": (3, True, False, MIXED),
+        "ZeRO-1": (1, False, False, AUTOCAST), "FSDP": (3, False, False, AUTOCAST),
+        "TP + FSDP": (3, True, False, AUTOCAST),
         "TP + PP + ZeRO-1": (1, True, True, MIXED)}
 
 
@@ -255,11 +256,13 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
 
     Seconds: 6 operations a parameter and token, 8 with everything recomputed (Kaplan et al. 2020, 2001.08361). A
     collective goes through the node first, so that between nodes each device carries a part of it (BlueConnect: Cho et
-    al., MLSys 2019). The paper's ZeRO-1 sends as much as DDP, twice the parameters; FSDP half as much again, with each
-    micro-batch (1910.02054, section 7). Either hides behind computing where that takes longer. PyTorch's ZeRO-1 sends
-    what DDP sends, and then each rank broadcasts the parameters that it has updated: a third time, and nothing hides
-    that. TP has 4 all-reduces of the activations a layer, 6 with everything recomputed (1909.08053), and nothing to
-    hide them.
+    al., MLSys 2019). Gradients travel and are summed in 32 bits whatever the way, so that ways are compared and not
+    precisions (FSDP: reduce_dtype=torch.float32); weights that only compute travel in 16. DDP sends a gradient twice,
+    to be summed and back; the paper's ZeRO-1 a gradient and a weight; FSDP, with each micro-batch, a weight in forward,
+    and a weight and a gradient in backward (1910.02054, section 7). What is sent hides behind the computing of that
+    time, where this takes longer. PyTorch's ZeRO-1 sends what DDP sends, and then each rank broadcasts the parameters
+    that it has updated: nothing hides that. TP has 4 all-reduces of the activations a layer, 6 with everything
+    recomputed (1909.08053), and nothing to hide them.
     """
     stage, in_node, over_nodes, size = WAYS[way]
     tensor = min(cluster.per_node, cluster.devices) if in_node else 1
@@ -286,9 +289,11 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
     seconds_a_byte = own * ((local - 1) / local / cluster.within  # of each value, once, to or from all
                             + (data / local - 1) / (data / local) / local / cluster.between)
     if stage == 3:
-        communication = max(0, 3 * size.gradient * micro_batches * seconds_a_byte - compute)
+        gather, reduce = (each * micro_batches * seconds_a_byte for each in (MIXED.parameter, FLOAT32.gradient))
+        communication = max(0, gather - compute / 3) + max(0, gather + reduce - 2 / 3 * compute)
     else:  # the gradients leave during the last backward
-        communication = max(0, 2 * size.gradient * seconds_a_byte - 2 / 3 * compute / micro_batches)
+        sent = FLOAT32.gradient + (FLOAT32.gradient if size is AUTOCAST else MIXED.parameter)
+        communication = max(0, sent * seconds_a_byte - 2 / 3 * compute / micro_batches)
         communication += size.parameter * seconds_a_byte if stage == 1 and size is AUTOCAST else 0
     if tensor > 1:
         message = sequence * micro_batch * model.hidden * MIXED.activation
@@ -298,7 +303,7 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
                 compute * (stages - 1) / micro_batches)
 
 
-def choose(parameters, cluster, sequences=None, sequence=4096, usable=0.9, close=1.2):
+def choose(parameters, cluster, sequences=None, sequence=4096, usable=0.9, close=1.3):
     """(the Plan to take or None, {way: its fastest Plan that fits}). `sequences` a step; if left out, 8 a device.
 
     Of the ways that fit into `usable` of the memory, the simplest that takes at most `close` times as long as the

@@ -62,13 +62,13 @@ def bubbles(found):
 def against(found, shape):
     """A row for each way: all bytes of all ranks, counted and predicted, and the farthest that any rank's part is off.
 
-    `shape`: the Transformer that was trained.
+    `shape`: the Transformer that was trained. Each rank has trained the one process's way; one of them counts.
     """
     rows = []
     for way, result in working(found).items():
         predicted = memory.count(shape, way, found["world_size"], found["batch"], found["micro_batches"])
-        pairs = [(counted[part], one[part]) for counted, one in zip(result["ranks"], predicted, strict=True)
-                 for part in PARTS]
+        ranks = list(zip(result["ranks"], predicted, strict=True))[:1 if way == "one" else None]
+        pairs = [(counted[part], one[part]) for counted, one in ranks for part in PARTS]
         counts, predictions = zip(*pairs, strict=True)
         rows.append({"way": NAMES[way], "counted, bytes": f"{sum(counts):,}",
                      "predicted, bytes": f"{sum(predictions):,}",

@@ -6,7 +6,7 @@
 #       parameters:
 #         samples: 2000
 #       seconds: 25
-#     seconds: 35
+#     seconds: 40
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

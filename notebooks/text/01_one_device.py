@@ -7,7 +7,7 @@
 #         epochs: 1
 #         samples: 4000
 #       seconds: 15
-#     seconds: 35
+#     seconds: 50
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

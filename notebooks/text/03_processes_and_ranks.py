@@ -7,7 +7,7 @@
 #         ranks: 2
 #         wait: 1
 #       seconds: 40
-#     seconds: 50
+#     seconds: 55
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

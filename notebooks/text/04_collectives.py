@@ -6,7 +6,7 @@
 #       parameters:
 #         patience: 2
 #       seconds: 40
-#     seconds: 45
+#     seconds: 60
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

@@ -8,7 +8,7 @@
 #         patience: 2
 #         samples: 2000
 #       seconds: 33
-#     seconds: 40
+#     seconds: 45
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -258,8 +258,8 @@ lesson.predicted(my_waiting, found["uneven"]["ranks"])
 # loop, and nobody answers. The wait ended because this program allows only a few seconds.
 #
 # Here the program ends after one epoch. With more epochs it is worse: ranks 1 and 2 begin the next one, and their first
-# `backward()` answers rank 0's fourth. No rank waits, and none says so. They are one step apart from then on, until rank 0
-# finds nobody at the end, or the partner of another collective.
+# `backward()` answers rank 0's fourth. No rank waits, and none says so. They are one step further apart after each epoch,
+# until at the end rank 0 finds nobody, or meets a rank in another collective.
 #
 # There are three repairs: pad, drop, or **[`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)**.
 # The same [program](../scripts/lessons/uneven_shards.py) tries them all.

@@ -7,7 +7,7 @@
 #         steps: 8
 #         width: 768
 #       seconds: 45
-#     seconds: 60
+#     seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -31,7 +31,7 @@
 # ([03](03_processes_and_ranks.ipynb)), collectives ([04](04_collectives.ipynb)) and shards
 # ([05](05_distributed_sampler.ipynb)).
 #
-# **Time.** About 150 minutes for you, 1 for the machine. The capstone takes half of yours.
+# **Time.** About 150 minutes for you, 2 for the machine. The capstone takes half of yours.
 
 # %%
 import glob, sys
@@ -61,7 +61,7 @@ width = 1024  # of the layers in the model whose step we draw
 
 # %% [markdown]
 # The ranks of this lesson are processes on the CPU, also where there are GPUs: so everybody sees the same. A GPU
-# changes the speed, not the result. Each rank has 16 images a step. All training loops below stand in one file,
+# changes the speed, not the result. Each rank has 16 images per step. All training loops below stand in one file,
 # [`ddp_from_scratch.py`](../scripts/lessons/ddp_from_scratch.py), and each differs from the one before in a few
 # lines.
 
@@ -510,7 +510,7 @@ lesson.table(told.memory(answers["memory"]))
 #   all shards are equally long. Its order is another one in each epoch.
 # - **Each rank for itself.** Random numbers (for dropout, say) differ between the ranks. Where there are GPUs, each
 #   rank has one of its own.
-# - **True figures.** One line an epoch, written as `minimal.py` writes it: the loss over the images of all ranks, and
+# - **True figures.** One line per epoch, written as `minimal.py` writes it: the loss over the images of all ranks, and
 #   the accuracy over all test images, each counted once.
 # - **One file**, `SAVE`, written once, which the model of `minimal.py` can load.
 #
@@ -529,7 +529,7 @@ lesson.table(told.memory(answers["memory"]))
 # # !torchrun --nproc_per_node=2 results/live/my_ddp.py
 
 # %% [markdown]
-# Before you change anything, two ranks print two lines an epoch. (Why?)
+# Before you change anything, two ranks print two lines per epoch. (Why?)
 #
 # The check runs your file on 2, on 3 and on 1 ranks, with few images, and tells you the first thing that is not right
 # yet. It watches what the ranks take, compute, print and save, so write it in your own way. Where ranks would wait for

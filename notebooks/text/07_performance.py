@@ -9,7 +9,7 @@
 #         samples: 3200
 #         test_samples: 500
 #       seconds: 45
-#     seconds: 110
+#     seconds: 130
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -32,7 +32,7 @@
 # **You need** [03 · Processes and ranks](03_processes_and_ranks.ipynb), [04 · Collectives](04_collectives.ipynb) and
 # [06 · DDP](06_ddp.ipynb).
 #
-# **Time.** About 80 minutes for you, 2 for the machine.
+# **Time.** About 80 minutes for you, 3 for the machine.
 
 # %%
 import glob, sys

@@ -9,7 +9,7 @@
 #         seeds: '0'
 #         timed_sizes: 4 32 128
 #       seconds: 40
-#     seconds: 100
+#     seconds: 110
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

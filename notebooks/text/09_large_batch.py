@@ -9,7 +9,7 @@
 #         samples: 2560
 #         test_samples: 300
 #       seconds: 40
-#     seconds: 120
+#     seconds: 150
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -31,7 +31,7 @@
 #
 # **You need** [05 · Who sees which image](05_distributed_sampler.ipynb) and [06 · DDP](06_ddp.ipynb). No GPU.
 #
-# **Time.** About 75 minutes for you, 2 for the machine.
+# **Time.** About 75 minutes for you, 3 for the machine.
 
 # %%
 import glob, sys

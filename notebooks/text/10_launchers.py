@@ -8,7 +8,7 @@
 #         samples: 2000
 #         several_nodes: false
 #       seconds: 68
-#     seconds: 100
+#     seconds: 115
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -429,7 +429,14 @@ lesson.verdict(told.where(no_nodes, file))
 print(told.essential(file.read_text() if no_nodes else processes.said(lab)))
 
 # %% [markdown]
-# `main.py` needed no change: the variables say all that it must know. What happens when one of the nodes is lost,
+# `main.py` needed no change: the variables say all that it must know.
+#
+# Between real machines two more things go wrong. A node may have several networks, and gloo or NCCL take one by which
+# the other node cannot be reached: `GLOO_SOCKET_IFNAME=eth0` or `NCCL_SOCKET_IFNAME=eth0` names the right one
+# (`NCCL_DEBUG=INFO` prints which was taken). And ranks connect to each other at ports of their own choice: a firewall
+# between the nodes must let all of them pass, not only the port of the rendezvous.
+#
+# What happens when one of the nodes is lost,
 # [11](11_fault_tolerance.ipynb) shows.
 #
 # ### Exercise 3: one line for two hosts
@@ -497,8 +504,8 @@ lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights
 # ## Which one?
 #
 # `torchrun`, unless there is a reason: it works on one node and on many, restarts the ranks, and names the one that
-# failed first. `mp.spawn`, when a program must be started by plain `python`. Slurm alone, when `srun` is all that you
-# have, or you want its log of each task.
+# failed first. `mp.spawn`, when a program must be started by plain `python`. Slurm alone, when you want no process
+# between Slurm and your ranks: Slurm binds each to its cores and its GPU, signals it and logs it.
 #
 # And what do the ranks use, once they run? `torch.distributed` has three layers:
 #

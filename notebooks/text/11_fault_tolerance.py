@@ -9,7 +9,7 @@
 #         samples: 2000
 #         several_nodes: false
 #       seconds: 45
-#     seconds: 100
+#     seconds: 120
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -104,9 +104,12 @@ lesson.table(told.error_files(processes_of_job, said))
 # %% [markdown]
 # **A restart cures an accident, and repeats a mistake.**
 #
-# - Where a process has no file, `torchrun` ended it before it could write one. The earliest file is the *root cause*
+# - Where a process has no file, it had no time to write one: `torchrun` ended it, or something killed it outright. Then
+#   only its exit code tells: −9 is SIGKILL, often for want of memory, −11 a segmentation fault.
+# - The earliest file is the *root cause*
 #   that `torchrun` prints in the end. Without `@record` it prints *"To enable traceback see …"* instead.
-# - `TORCHELASTIC_RESTART_COUNT` tells each process its attempt.
+# - `TORCHELASTIC_RESTART_COUNT` tells a process how often **its** `torchrun` has restarted after a failure. Two nodes
+#   may count differently: name nothing by it that they share.
 # - The new processes begin at the first line of your script. What was not saved is lost.
 #
 # ## Kill a rank
@@ -252,7 +255,11 @@ lesson.table(told.by_nodes((1, 8, 64, 2048), write, node_hours, restart))
 
 # %% [markdown]
 # This is LeNet's small file. A large model writes for longer and starts for longer: put your own `write` and `restart`
-# into the cell above.
+# where they are computed.
+#
+# So large jobs let training wait for less: `dcp.async_save` (DCP comes below) copies the state to the CPU's memory,
+# which is all that training waits for, and writes it during the next steps. The price is that memory, and a checkpoint
+# that is whole only later.
 #
 # ## A node is lost, and comes back
 #
@@ -379,8 +386,9 @@ check.resumed("results/live/11_resume.py")
 # %% [markdown]
 # ## A cut link
 #
-# A process that dies closes its connections, and the others hear of it at once. When a *cable* is cut, nothing is
-# closed. The packets are lost, and nobody is told.
+# With gloo, which talks over TCP, a process that dies closes its connections, and the others hear of it at once. (With
+# NCCL they may not: there `torchrun` notices that its child is dead, and ends the rest.) When a *cable* is cut, nothing
+# is closed. The packets are lost, and nobody is told.
 #
 # So only the clock helps: `init_process_group(timeout=…)`, in `main.py` `--timeout`. Node1's link was cut while the
 # second pair of nodes trained with `--timeout 5`.
@@ -408,7 +416,8 @@ print(told.essential((nodes / "cut/node0.out").read_text()))
 # must be longer than the longest wait of a healthy run. Look for that wait in your logs, and take a few times as much.
 #
 # The last line above comes from `main.py`. It names the rank that waits, where it stands, and of whom there was no
-# word: **look there first**.
+# word: **look there first**. That is gloo, where the wait ends in an exception. With NCCL a watchdog ends the process:
+# [04](04_collectives.ipynb) says how its flight recorder is read.
 #
 # ## Many writers, another number of readers
 #
@@ -451,7 +460,7 @@ print({name: torch.equal(loaded[name], value) for name, value in expected.items(
 # `True`: the tensor has come back bit for bit, though no single file held all of it.
 #
 # A DCP checkpoint is many files, which nobody can replace in one moment. So write each checkpoint into a folder of its
-# own, and delete an old folder only when the new one is complete.
+# own, and delete an old folder only when the new one is complete: its `.metadata` is written last.
 #
 # ## What to remember
 #

@@ -6,7 +6,7 @@
 #       parameters:
 #         until: 1
 #       seconds: 33
-#     seconds: 115
+#     seconds: 150
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -16,8 +16,8 @@
 # %% [markdown]
 # # 12 · Break it
 #
-# **The question.** A run with several processes fails, hangs, or gives a wrong number and says nothing. How do you find the
-# cause?
+# **The question.** A run with several processes fails, hangs, or gives a wrong number and says nothing. How do you find
+# the cause?
 #
 # **You will be able to**
 # - go from a symptom to a suspect, and from a suspect to the one measurement that decides;
@@ -27,7 +27,7 @@
 #
 # **You need** [05 · DistributedSampler](05_distributed_sampler.ipynb) and [06 · DDP](06_ddp.ipynb). No GPU.
 #
-# **Time.** About 75 minutes for you, 2 for the machine.
+# **Time.** About 75 minutes for you, 3 for the machine.
 
 # %%
 import glob, sys
@@ -47,16 +47,17 @@ until = 8  # patients that come today, 1 to 8
 # %% [markdown]
 # ## The clinic
 #
-# Eight patients come, one after the other. Each is a real script of a few lines, `train.py`, in which one thing is wrong.
-# For each of them you
+# Eight patients come, one after the other. Each is a real script of a few lines, `train.py`, in which one thing is
+# wrong. For each of them you
 #
 # 1. see the **symptom**: what its user sees;
 # 2. **guess** the cause, from the table of suspects below;
 # 3. run the **diagnosis**: a measurement that decides;
 # 4. see the **repair**, the smallest difference that helps, and run it as the **proof**.
 #
-# The suspects are links: each leads to its entry in [TROUBLESHOOTING.md](../TROUBLESHOOTING.md). Open them when you are in
-# doubt, as you would at work. But guess before you run the diagnosis: a wrong guess that you correct is what you remember.
+# The suspects are links: each leads to its entry in [TROUBLESHOOTING.md](../TROUBLESHOOTING.md). Open them when you are
+# in doubt, as you would at work. But guess before you run the diagnosis: a wrong guess that you correct is what you
+# remember.
 
 # %%
 page = "../TROUBLESHOOTING.md"
@@ -66,8 +67,8 @@ lesson.table(told.suspects(gallery_table.read_table().values(), page))
 # %% [markdown]
 # ## Patient 1: it does not start
 #
-# A Slurm job with two tasks on one machine, which are started here with the variables that Slurm sets. (`&`: the first runs
-# beside the second. The rest of the line waits for both.) The first patient is an easy one.
+# A Slurm job with two tasks on one machine, which are started here with the variables that Slurm sets. (`&`: the first
+# runs beside the second. The rest of the line waits for both.) The first patient is an easy one.
 
 # %%
 # !python scripts/broken/gallery.py patient 1 --until {until}
@@ -103,8 +104,8 @@ lesson.predicted(my_guess_1, patients[1].number)
 my_guess_2 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** The message speaks of the step *before*: something in it was not finished. One variable makes PyTorch say
-# what:
+# **Diagnosis.** The message speaks of the step *before*: something in it was not finished. One variable makes PyTorch
+# say what:
 
 # %%
 # !TORCH_DISTRIBUTED_DEBUG=INFO python scripts/broken/gallery.py patient 2 \
@@ -115,16 +116,16 @@ lesson.predicted(my_guess_2, patients[2].number)
 # !python scripts/broken/gallery.py repair 2 --until {until}
 
 # %% [markdown]
-# DDP starts its all-reduce when the gradients of a bucket are there. One that never comes keeps it waiting, and the next
-# `forward` notices. An `optimizer.step()` in between uses the gradients of that bucket as they are: each rank its own.
-# Without DDP the same model trains with no error: `parameter.grad is None` after `backward()` finds it in one process, too.
-# The message names a cure, `find_unused_parameters=True`. It costs a search of the graph in each step. First ask whether
-# the parameter should be used.
+# DDP starts its all-reduce when the gradients of a bucket are there. One that never comes keeps it waiting, and the
+# next `forward` notices. An `optimizer.step()` in between uses the gradients of that bucket as they are: each rank its
+# own. Without DDP the same model trains with no error: `parameter.grad is None` after `backward()` finds it in one
+# process, too. The message names a cure, `find_unused_parameters=True`. It searches the graph in each step, and here it
+# would only hide a layer that nobody uses. It is for a parameter that is used in some steps and not in others.
 #
 # ## Patient 3: it hangs
 #
-# Nothing is printed, then, after the timeout, this. (The timeout is 6 seconds here. The default of gloo is 30 minutes: lesson
-# [11](11_fault_tolerance.ipynb).)
+# Nothing is printed, then, after the timeout, this. (The timeout is 6 seconds here. The default of gloo is 30 minutes:
+# lesson [11](11_fault_tolerance.ipynb).)
 
 # %%
 # !python scripts/broken/gallery.py patient 3 --until {until}
@@ -136,11 +137,11 @@ lesson.predicted(my_guess_2, patients[2].number)
 my_guess_3 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** The stack of **each** rank. The script asked Python for it, by `faulthandler.dump_traceback_later(3)`; for a
-# process that already hangs, `py-spy dump --pid PID` does the same from outside. Beside each line stands its source, with
-# the `if` or `for` around it. Lines without a rank are faulthandler's. Those with a rank are from the errors after the
-# timeout: the same places, and they say whose. (With GPUs PyTorch's flight recorder tells more: lesson
-# [04](04_collectives.ipynb).)
+# **Diagnosis.** The stack of **each** rank. The script asked Python for it, by `faulthandler.dump_traceback_later(3)`;
+# for a process that already hangs, `py-spy dump --pid PID` does the same from outside. Beside each line stands its
+# source, with the `if` or `for` around it. Lines without a rank are faulthandler's. Those with a rank are from the
+# errors after the timeout: the same places, and they say whose. With NCCL a call only queues the work, so Python may
+# stand lines later: ask PyTorch's flight recorder ([04](04_collectives.ipynb)).
 
 # %%
 # !python scripts/broken/gallery.py look 3 "File .train.py" --until {until}
@@ -156,8 +157,10 @@ lesson.predicted(my_guess_3, patients[3].number)
 # !python scripts/broken/gallery.py repair 3 --until {until}
 
 # %% [markdown]
-# The block `if rank == 0` is for printing and writing. A collective inside it waits for ranks that never call it. Look for
-# hidden ones: the `forward` of a DDP model that evaluates on rank 0 alone; `SyncBatchNorm`.
+# The block `if rank == 0` is for printing and writing. A collective inside it waits for ranks that never call it. Look
+# for hidden ones: `SyncBatchNorm`, and the `forward` of a DDP model that evaluates on rank 0 alone, if it has buffers
+# (as BatchNorm does). With NCCL, not run here, `barrier()` is itself an all-reduce: this pair of calls may match,
+# nothing hangs, and rank 0 prints a wrong number.
 #
 # ## Patient 4: the loss has a rhythm
 #
@@ -183,8 +186,8 @@ lesson.predicted(my_guess_4, patients[4].number)
 # !python scripts/broken/gallery.py repair 4 --until {until}
 
 # %% [markdown]
-# `DistributedSampler` shuffles by `seed + epoch`, and does not count epochs. So rank 0 also sees the same half of the images
-# for ever.
+# `DistributedSampler` shuffles by `seed + epoch`, and does not count epochs. So rank 0 also sees the same half of the
+# images for ever.
 #
 # ## Patient 5: another accuracy on two ranks
 #
@@ -208,8 +211,8 @@ lesson.predicted(my_guess_5, patients[5].number)
 
 # %% [markdown]
 # One image counts twice, so that the shards are equally long. In training that does little harm. A test must count each
-# image once. Then the shards are not equally long: evaluate with `model.module`, for the `forward` of a DDP model may wait
-# for the other ranks.
+# image once. Then the shards are not equally long: evaluate with `model.module`, for the `forward` of a DDP model may
+# wait for the other ranks.
 #
 # ## Patient 6: the ranks disagree
 #
@@ -237,7 +240,8 @@ lesson.predicted(my_guess_6, patients[6].number)
 # !python scripts/broken/gallery.py repair 6 --until {until}
 
 # %% [markdown]
-# It is DDP's `forward` that prepares the all-reduce. `model.module` is the model without DDP: for saving and for evaluation.
+# It is DDP's `forward` that prepares the all-reduce. `model.module` is the model without DDP: for saving and for
+# evaluation.
 #
 # ## Patient 7: a loss that is too good
 #
@@ -287,11 +291,11 @@ lesson.predicted(my_guess_8, patients[8].number)
 #
 # ## The other suspects
 #
-# They are a reference. `python scripts/broken/gallery.py show NAME` runs one of them: symptom, diagnosis, repair and proof
-# (`… list` has the names). Three more that you are likely to meet:
+# They are a reference. `python scripts/broken/gallery.py show NAME` runs one of them: symptom, diagnosis, repair and
+# proof (`… list` has the names). Three more that you are likely to meet:
 #
-# - A job of many ranks fails, and the console is full. Begin at torchrun's last block, **Root Cause**: the rank that failed
-#   first ([22](../TROUBLESHOOTING.md#22-the-wrong-traceback)).
+# - A job of many ranks fails, and the console is full. Begin at torchrun's last block, **Root Cause**: the rank that
+#   failed first ([22](../TROUBLESHOOTING.md#22-the-wrong-traceback)).
 # - `nvidia-smi` lists all processes at GPU 0 ([11a](../TROUBLESHOOTING.md#11a-every-process-on-gpu-0)).
 # - One process, DDP, eight GPUs, and seven are idle ([29](../TROUBLESHOOTING.md#29-one-process-and-ddp-on-many-gpus)).
 #
@@ -319,9 +323,9 @@ check.five_runs(my_five)
 # check.five_runs.solution()
 
 # %% [markdown]
-# **2. A patient with three mistakes.** It hangs, and that is not all. Take out the line `raise`, run the cell and the next
-# one: the check runs your file on three ranks, and says what it sees. Repair one mistake after the other. `train` returns,
-# on rank 0, the loss of each epoch over all images.
+# **2. A patient with three mistakes.** It hangs, and that is not all. Take out the line `raise`, run the cell and the
+# next one: the check runs your file on three ranks, and says what it sees. Repair one mistake after the other. `train`
+# returns, on rank 0, the loss of each epoch over all images.
 
 # %%
 # %%writefile results/live/12_train.py
@@ -353,9 +357,9 @@ check.repaired("results/live/12_train.py")
 # check.repaired.solution()
 
 # %% [markdown]
-# **3. An instrument.** Write a function that every rank calls with its own model, and that returns, on **every** rank, the
-# names of the parameters (`model.named_parameters()`) that are not the same on all ranks: `[]` where all is well. The
-# model stays as it is.
+# **3. An instrument.** Write a function that every rank calls with its own model, and that returns, on **every** rank,
+# the names of the parameters (`model.named_parameters()`) that are not the same on all ranks: `[]` where all is well.
+# The model stays as it is.
 
 # %%
 # %%writefile results/live/12_drifted.py
@@ -371,9 +375,9 @@ check.instrument("results/live/12_drifted.py")
 # check.instrument.solution()
 
 # %% [markdown]
-# **4. Undo the padding.** An evaluation is over, and it was padded. `hits` is one list of 0 and 1 a rank, in the order in
-# which its `DistributedSampler(shuffle=False)` gave it the images; `images` is the size of the test set. Return the exact
-# accuracy.
+# **4. Undo the padding.** An evaluation is over, and it was padded. `hits` is one list of 0 and 1 a rank, in the order
+# in which its `DistributedSampler(shuffle=False)` gave it the images; `images` is the size of the test set. Return the
+# exact accuracy.
 
 # %%
 def my_accuracy(hits, images):

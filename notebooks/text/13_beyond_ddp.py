@@ -6,7 +6,7 @@
 #       parameters:
 #         steps: 2
 #       seconds: 35
-#     seconds: 40
+#     seconds: 50
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -212,6 +212,13 @@ lesson.table(told.held(two, "fsdp"))
 # each block has a `fully_shard` of its own.
 #
 # The price: each step sends the weights twice and the gradients once, 1.5 times what DDP sends (ZeRO paper, section 7).
+# With `reshard_after_forward=False` the weights stay after forward: more memory, and no more to send than DDP. That is
+# what PyTorch has nearest to stage 2.
+#
+# A model that does not fit is never whole anywhere, not even at the start. Make it where tensors have a shape and no
+# memory: `with torch.device("meta"): model = …`. Then `fully_shard` as above, then
+# `model.to_empty(device=…)` and initialise, or load, each rank its own part. Make the optimizer **after** `fully_shard`,
+# which replaces the parameters.
 #
 # ### Exercise 3: who keeps what?
 #
@@ -247,7 +254,7 @@ check.shards("results/live/13_shards.py")
 # ZeRO and FSDP share out what is *kept*. Each rank still computes whole layers, with its own share of the text.
 # **Tensor parallelism** (TP: [Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053)) shares out the *computing*. Each
 # rank has some of the attention heads and some of the MLP's hidden values, and all ranks see **the same** text. After
-# the attention, and after the MLP, an all-reduce adds up what the ranks have.
+# the attention, and after the MLP, an all-reduce adds up what the ranks have; backward has as many again.
 
 # %%
 lesson.code(shard_ways.tp, shard_ways.split_matrices)
@@ -332,6 +339,10 @@ plots.picture(plots.sharded.memory(two))
 # one GPU works while the other waits. Such a model can be wrapped in DDP, with no `device_ids` ([DDP
 # tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html)).
 #
+# Look first at which part is the largest. In this small model it is the activations, in every way.
+# `torch.utils.checkpoint` makes them smaller, on one device, too: it keeps
+# only the input of each block, and backward runs the block again. That is about a third more to compute.
+#
 # Is the memory as predicted? `predict.memory.count` knows shapes, and how each way cuts them. All bytes of all ranks:
 
 # %%
@@ -344,7 +355,8 @@ lesson.table(told.against(two, SHAPE))
 # ## Four ranks, and a mesh of 2 × 2
 #
 # The ways can be combined. On a `DeviceMesh` of two dimensions TP runs along one and FSDP along the other: TP within a
-# node, FSDP between nodes.
+# node, FSDP between nodes. (`fully_shard` alone on such a mesh is **HSDP**: it shares out within a node, and keeps a
+# copy in each node. It is for slow links between the nodes.)
 
 # %%
 lesson.code(shard_ways.fsdp_tp)
@@ -375,9 +387,8 @@ lesson.table(told.limits(two))
 # ## Which one, then?
 #
 # It depends on the size of the model, the number of devices, and how fast their links are. `predict.memory.choose`
-# tries each way, with several micro-batches, and with *recomputing* or not: forward keeps only the input of each block,
-# and backward runs the block again, which is about a third more to compute. It drops what does not fit into
-# 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is at most 1.2 times as
+# tries each way, with several micro-batches, and with recomputing activations or not. It drops what does not fit into
+# 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is at most 1.3 times as
 # slow as the fastest**.
 #
 # **Predict.** Your `parameters` on your `devices`: which way?
@@ -399,16 +410,18 @@ plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameter
 # %% [markdown]
 # Read it from below. With fast links: as long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps
 # only in a narrow band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP.
-# With slow links and many devices FSDP comes first even where DDP fits: here it sends 16-bit values, and DDP 32-bit
-# ones. (With `bf16_compress_hook` DDP would send 16 bits, too.)
+# With slow links FSDP may come a little earlier: both send 8 bytes a parameter here (gradients are summed in 32 bits,
+# weights gathered in 16), but FSDP sends a quarter of them during forward, when DDP sends nothing. (With
+# `bf16_compress_hook` DDP would send half.)
 # TP and pipelines (PP) appear where memory is at its limit, or where the links between nodes are slow: a pipeline sends
 # only activations between its ranks.
 #
-# It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and stages
-# are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node with NVLink, which reach 40 % of
-# their arithmetic (Llama 3 [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %), GPT-3's shapes, 8 sequences of 4,096
-# tokens a device and step, and FSDP with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`. The sources stand in
-# `course/predict/memory.py`. For other numbers: `python scripts/measure/predict.py memory --help`.
+# It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and
+# stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node with NVLink, which reach
+# 40 % of their arithmetic (Llama 3 [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %), GPT-3's shapes, 8 sequences
+# of 4,096 tokens a device and step, and FSDP with `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
+# reduce_dtype=torch.float32)`. The sources stand in `course/predict/memory.py`. For other numbers: `python
+# scripts/measure/predict.py memory --help`.
 #
 # ## What production uses
 #

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-class TwoHeads(nn.Module):
+class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.body, self.head, self.spare = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2)
@@ -16,7 +16,7 @@ class TwoHeads(nn.Module):
 
 
 dist.init_process_group("gloo")
-model = DistributedDataParallel(TwoHeads())
+model = DistributedDataParallel(Net())
 for _ in range(2):
     model(torch.ones(8, 4)).sum().backward()
 if dist.get_rank() == 0:
