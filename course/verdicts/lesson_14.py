@@ -212,11 +212,11 @@ def numerics(*results):
         for row in table[table["losses"].notna() & (table["change"] != "nothing")].itertuples():
             if row.gradient_off > ROUNDING:
                 rows.append({"change": row.text, "model": model,
-                             "first gradient is off by": f"{100 * row.gradient_off:.1g} %",
+                             "first gradient is off by": f"{100 * row.gradient_off:.2g} %",
                              "loss without it": f"{row.losses[0]:.3f}", "with it": f"{row.losses[1]:.3f}"})
             else:
                 others.append(row.gradient_off)
-    most = f"{100 * max(others):.1g} % at most" if others else "–"
+    most = f"{100 * max(others):.2g} % at most" if others else "–"
     return [*rows, {"change": "all others here", "model": "–", "first gradient is off by": most,
                     "loss without it": "–", "with it": "–"}]
 
