@@ -202,8 +202,8 @@ torch.testing.assert_close(counting.norm.running_mean, mean_of_device_0)
 (data_parallel(counting, batch) - counting(batch)).abs().max().item()
 
 # %% [markdown]
-# Gradients neither: what we proved above holds for layers that treat each row by itself. DDP has the same trouble, and
-# lesson [06](06_ddp.ipynb) the cure.
+# The outputs differ, and so do the gradients. What we proved above holds for layers that treat each row by itself.
+# BatchNorm looks at all rows of its piece. DDP has the same trouble, and lesson [06](06_ddp.ipynb) the cure.
 #
 # [manual]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 #

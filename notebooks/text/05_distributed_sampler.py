@@ -28,7 +28,8 @@
 # - say what padding, dropping and `Join` each do to the gradient;
 # - evaluate on many ranks so that each image counts once.
 #
-# **You need** [lesson 03](03_processes_and_ranks.ipynb) for ranks and [lesson 04](04_collectives.ipynb) for `all_reduce`.
+# **You need** [lesson 03](03_processes_and_ranks.ipynb) for ranks and [lesson 04](04_collectives.ipynb) for
+# `all_reduce`.
 #
 # **Time.** About 60 minutes for you, 1 for the machine.
 
@@ -199,8 +200,8 @@ plots.sampler_map(dealt(21, 2, shuffle=False, drop_last=True), 21, title="drop_l
 plt.show()
 
 # %% [markdown]
-# Either way all shards are equally long. (With shuffle, other items are repeated or dropped in each epoch.) The loader has
-# a `drop_last`, too. It means another thing: leave out the last batch of a shard if that batch is not full.
+# Either way all shards are equally long. (With shuffle, other items are repeated or dropped in each epoch.) The loader
+# has a `drop_last`, too. It means another thing: leave out the last batch of a shard if that batch is not full.
 #
 # What if the set is smaller than the world? The lengths of the shards, 3 items on 8 ranks:
 
@@ -258,20 +259,21 @@ lesson.predicted(my_waiting, found["uneven"]["ranks"])
 # loop, and nobody answers. The wait ended because this program allows only a few seconds.
 #
 # Here the program ends after one epoch. With more epochs it is worse: ranks 1 and 2 begin the next one, and their first
-# `backward()` answers rank 0's fourth. No rank waits, and none says so. They are one step further apart after each epoch,
-# until at the end rank 0 finds nobody, or meets a rank in another collective.
+# `backward()` answers rank 0's fourth. No rank waits, and none says so. They are one step further apart after each
+# epoch, until at the end rank 0 finds nobody, or meets a rank in another collective.
 #
-# There are three repairs: pad, drop, or **[`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)**.
-# The same [program](../scripts/lessons/uneven_shards.py) tries them all.
+# There are three repairs: pad, drop, or
+# **[`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)**. The same
+# [program](../scripts/lessons/uneven_shards.py) tries them all.
 #
 # Inside `with Join([ddp_model]):` a rank that has no more images stays and answers DDP's all-reduces with zeros.
 # `ddp_model.join()` is the same for one model. In the last step only rank 0 has an image, so DDP adds up one gradient
 # and zeros. By what does it divide? By default by all ranks, 3. With `divide_by_initial_world_size=False`, by the ranks
 # that still have images.
 #
-# How often does each image count? The program compares the gradient of the ranks with the gradients of the single images:
-# this tells how much weight each image had. 1× is the normal weight, that of an image in a full step, in which every rank
-# has one.
+# How often does each image count? The program compares the gradient of the ranks with the gradients of the single
+# images: this tells how much weight each image had. 1× is the normal weight, that of an image in a full step, in which
+# every rank has one.
 #
 # **Predict.** How often does image 9 count with `divide_by_initial_world_size=False`?
 
@@ -287,8 +289,8 @@ plt.show()
 # - **Padded**: the images that fill the last step count twice.
 # - **Dropped**: the image that is left over never counts.
 # - **Join**: each image counts once.
-# - **Join, divided by the ranks left**: the last step is made of one image alone. One process with batches of 3 does the
-#   same: its last batch has one image, and the mean of one is that one.
+# - **Join, divided by the ranks left**: in the last step one rank is left, and its gradient is divided by 1, not by 3.
+#   So its image counts 3 times. One process with batches of 3 does the same: its last batch is one image alone.
 #
 # What does this do to the averages? Each way beside all 10 images, each counted once, with the same weights of the
 # model. The errors are in per cent of what one process finds. (For gradients: length of the difference / length.)
@@ -317,9 +319,9 @@ lesson.verdict(told.momentum(found))
 # %% [markdown]
 # ### Exercise 2: batches of unequal size
 #
-# `Join` counts steps, not images. If the ranks' batches differ in size, DDP averages the ranks' *means*, and an image in a
-# small batch counts more. Repair it: compute the loss and call `backward()`, so that every rank has the gradient of **one
-# process with the images of all ranks**. The check starts three ranks with batches of 1, 3 and 5 images.
+# `Join` counts steps, not images. If the ranks' batches differ in size, DDP averages the ranks' *means*, and an image
+# in a small batch counts more. Repair it: compute the loss and call `backward()`, so that every rank has the gradient
+# of **one process with the images of all ranks**. The check starts three ranks with batches of 1, 3 and 5 images.
 
 # %%
 # %%writefile results/live/05_backward.py
@@ -405,9 +407,10 @@ plots.samplers.accuracy_errors(table, test_images)
 plt.show()
 
 # %% [markdown]
-# Dropping is no repair: it is wrong in another way. The grey boxes are limits. Padding that adds d images to N changes the
-# accuracy by at most d / (N + d), and dropping d images by at most d / (N − d). And d is at most world size − 1. Dropped is
-# the remainder of a division, padded is what is missing to the next multiple: large for one number of ranks, 0 for another.
+# Dropping is no repair: it is wrong in another way. The grey boxes are limits. Padding that adds d images to N changes
+# the accuracy by at most d / (N + d), and dropping d images by at most d / (N − d). And d is at most world size − 1.
+# Dropped is the remainder of a division, padded is what is missing to the next multiple: large for one number of ranks,
+# 0 for another.
 #
 # This is why few people notice. On 8 ranks, for test sets of several sizes:
 

@@ -237,12 +237,12 @@ print(f"{mib:.2f} MiB of gradients")
 #
 # DDP's first bucket holds 1 MiB, so that it leaves soon (`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`), and the
 # others 25 MiB
-# ([manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). But the first
-# step sends all in one bucket: in it DDP notes the order in which the gradients come, and then makes the buckets after
-# it. So never time the first step.
+# ([manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). But the
+# first step sends all in one bucket: in it DDP notes the order in which the gradients come, and then makes the buckets
+# after it. So never time the first step.
 #
-# The model here is `main.py`'s LeNet. Its gradients fit into the first bucket: one message, which leaves when backward is
-# at its end. With LeNet `main.py` overlaps nothing.
+# The model here is `main.py`'s LeNet. Its gradients fit into the first bucket: one message, which leaves when backward
+# is at its end. With LeNet `main.py` overlaps nothing.
 #
 # More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design
 # notes](https://docs.pytorch.org/docs/stable/notes/ddp.html), and the paper that measured buckets and overlap ([Li et
@@ -287,8 +287,9 @@ lesson.table(told.overlap(drawn))
 #
 # ## When it is not the training of one process
 #
-# From here on you meet the traps of DDP, one by one: what makes another training; BatchNorm; `no_sync`; a parameter without
-# gradient; a model that changes after wrapping; saving. Those that your model does not have, you may skip.
+# **A good place for a break.** You have built DDP. From here on you meet its traps, one by one: what makes another
+# training; BatchNorm; `no_sync`; a parameter without gradient; a model that changes after wrapping; saving. Those that
+# your model does not have, you may skip.
 #
 # Equality has conditions. Each case below is a training with DDP, compared with one process on the whole batches.
 # "Loss summed" is `reduction="sum"`, "dropout" a layer `nn.Dropout(0.5)`, and "BatchNorm" a small residual network.
@@ -340,8 +341,8 @@ lesson.table(told.batchnorm(answers["equality"]))
 # layer needs the result. So synchronise when a rank has few images; with many, its own mean and variance will do. On
 # GPUs: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py --sync-bn`).
 #
-# Our function is for reading: these runs are in float64. In float32 the difference of two large numbers loses its digits.
-# So PyTorch's layer gathers each rank's own mean and variance in forward (one all-gather), and combines them.
+# Our function is for reading: these runs are in float64. In float32 the difference of two large numbers loses its
+# digits. So PyTorch's layer gathers each rank's own mean and variance in forward (one all-gather), and combines them.
 #
 # **Running means**, which evaluation uses, are *buffers*: no gradients, no all-reduce. With plain BatchNorm they
 # differ between the ranks (table). By default DDP sends rank 0's to all before each forward (`broadcast_buffers`,
@@ -457,8 +458,8 @@ model.load_state_dict(weights)
 
 # %% [markdown]
 # To **continue** a training you need more: the optimizer's state, the scheduler's, the random state, epoch and step,
-# written to another name first and then renamed: a crash while writing spoils no file. `main.py --checkpoint FILE` does this
-# ([11](11_fault_tolerance.ipynb)).
+# written to another name first and then renamed: a crash while writing spoils no file. `main.py --checkpoint FILE` does
+# this ([11](11_fault_tolerance.ipynb)).
 #
 # ### Exercise 3: save
 #
@@ -516,8 +517,8 @@ lesson.table(told.memory(answers["memory"]))
 #
 # Leave `data.get_dataset`, the network and `EPOCHS` as they are. All that you need stands in this lesson and in
 # [05](05_distributed_sampler.ipynb). The next cell makes a copy to begin with (and never writes over yours). Open
-# `results/live/my_ddp.py` from JupyterLab's file browser, change it, and save it. A good order: the process group; sampler
-# and batch size; the device; the model in DDP; sums over all ranks; printing and saving.
+# `results/live/my_ddp.py` from JupyterLab's file browser, change it, and save it. A good order: the process group;
+# sampler and batch size; the device; the model in DDP; sums over all ranks; printing and saving.
 
 # %%
 # !test -e results/live/my_ddp.py || cp scripts/lessons/minimal.py results/live/my_ddp.py

@@ -19,8 +19,8 @@
 # %% [markdown]
 # # 07 · Performance
 #
-# **The question.** `torchrun --nproc_per_node=8` starts eight processes that train one model together. How much faster is
-# that than one process, and what is the rest lost to?
+# **The question.** `torchrun --nproc_per_node=8` starts eight processes that train one model together. How much faster
+# is that than one process, and what is the rest lost to?
 #
 # **You will be able to**
 #
@@ -68,8 +68,8 @@ ceiling_rounds = 5  # each: a second for each number of processes that never tal
 # **one CPU core**: left alone, PyTorch would use all cores in one process, and a second process would find none free.
 # So all commands below have one thread a process. (Which uses the cores better, threads or ranks, is measured below.)
 #
-# (A core is what the operating system counts as one. Two of them may be one core of the chip, run by two threads: then two
-# ranks cannot be twice as fast.)
+# (A core is what the operating system counts as one. Two of them may be one core of the chip, run by two threads: then
+# two ranks cannot be twice as fast.)
 
 # %%
 cores, gpus = utils.cores(), torch.cuda.device_count()
@@ -80,7 +80,8 @@ lesson.verdict(told.machine(cores, gpus, busy=psutil.cpu_percent(interval=1)))
 # %% [markdown]
 # ## Predict
 #
-# We hold fixed: the images of an epoch, the first weights (same seed), the learning rate, and the batch of **each rank**.
+# We hold fixed: the images of an epoch, the first weights (same seed), the learning rate, and the batch of **each
+# rank**.
 
 # %%
 sizes, batch_size = [1, 2, 4, 8], 64  # 64 is main.py's default, for each process
@@ -134,8 +135,8 @@ command_seconds[8] = time.perf_counter() - start
 # !env -u OMP_NUM_THREADS torchrun --nproc_per_node=2 --no-python true
 
 # %% [markdown]
-# It is no error. If every rank used all cores, the ranks would get in each other's way. So `torchrun` gives each rank one
-# thread, unless you set the variable, as we have.
+# It is no error. If every rank used all cores, the ranks would get in each other's way. So `torchrun` gives each rank
+# one thread, unless you set the variable, as we have.
 #
 # Two points make no curve:
 
@@ -152,8 +153,8 @@ command_seconds[4] = time.perf_counter() - start
 # %% [markdown]
 # ## May we compare them?
 #
-# Before a comparison: did each run finish, on the same images, with the same settings? Then the result. **Speed-up**: how many
-# times as fast as one rank. **Efficiency**: speed-up by the number of ranks.
+# Before a comparison: did each run finish, on the same images, with the same settings? Then the result. **Speed-up**:
+# how many times as fast as one rank. **Efficiency**: speed-up by the number of ranks.
 
 # %%
 df = runs.read_runs({lesson.some(n, "rank"): f"results/live/07_{n}.jsonl" for n in sizes})
@@ -195,16 +196,18 @@ lesson.verdict(told.talking(table, ceilings))
 
 
 # %% [markdown]
-# Read the picture from above and the table from the left: the ideal, less the three losses, is the speed-up. In
-# brackets, and as upright lines: what the lowest and the highest round of the ceiling make of it. Speed-up and ceiling
-# are each divided by a run of one process of their own, since the machine's speed changes over minutes. Both are ratios
-# of noisy times. So a loss below 0, or smaller than its range, says only: too little to be measured here.
+# Read the picture from above and the table from the left: the ideal, less the three losses, is the speed-up. The
+# ceiling was measured in several rounds. The upright lines show its lowest and its highest round, and the brackets show
+# the loss that each of these two would give. Speed-up and ceiling are each divided by a run of one process of their
+# own, since the machine's speed changes over minutes. Both are ratios of noisy times. So a loss below 0, or smaller
+# than its range, says only: too little to be measured here.
 #
 # ### Exercise 1: the same in milliseconds
 #
-# A step takes `alone` ms with one rank alone on the machine, and `together` ms with `ranks` ranks. Each rank has a batch of
-# its own, as large as before. `ceiling` is the one that we have just measured. How many ms does a step take longer because
-# the processes are *beside each other* (turns and sharing), and how many because they *talk*? Return both.
+# A step takes `alone` ms with one rank alone on the machine, and `together` ms with `ranks` ranks. Each rank has a
+# batch of its own, as large as before. `ceiling` is the one that we have just measured. How many ms does a step take
+# longer because the processes are *beside each other* (turns and sharing), and how many because they *talk*? Return
+# both.
 
 # %%
 def my_split(alone, together, ranks, ceiling):
@@ -244,12 +247,12 @@ lesson.predicted(my_phase, told.grown(steps))
 #
 # ### Exercise 2: who holds up the others?
 #
-# Your function runs on three ranks. In each round call `work()`, which is this rank's own part of a step, and then `talk()`,
-# which is a collective. One rank is slow. In one of the rounds another rank is disturbed: that must not count. Return
-# (number of the slow rank, seconds that its `work()` takes in a usual round), **the same on every rank**.
+# Your function runs on three ranks. In each round call `work()`, which is this rank's own part of a step, and then
+# `talk()`, which is a collective. One rank is slow. In one of the rounds another rank is disturbed: that must not
+# count. Return (number of the slow rank, seconds that its `work()` takes in a usual round), **the same on every rank**.
 #
-# (Here `work()` is the CPU's. On a GPU a call returns before its work is done: synchronise before each look at the clock,
-# or record CUDA events, as `main.py` does. Lesson [01](01_one_device.ipynb) shows why.)
+# (Here `work()` is the CPU's. On a GPU a call returns before its work is done: synchronise before each look at the
+# clock, or record CUDA events, as `main.py` does. Lesson [01](01_one_device.ipynb) shows why.)
 
 # %%
 # %%writefile results/live/07_slowest.py
@@ -286,8 +289,8 @@ plt.show()
 # %% [markdown]
 # ### Exercise 3: name the faults
 #
-# Choose for each run: `"threads"` (too many of them), `"data"` (images come too slowly), `"batch"` (too small to be worth a
-# message), `"slow rank"` (another rank than 0 is slow).
+# Choose for each run: `"threads"` (too many of them), `"data"` (images come too slowly), `"batch"` (too small to be
+# worth a message), `"slow rank"` (another rank than 0 is slow).
 
 # %%
 def my_diagnosis():
@@ -302,8 +305,8 @@ check.diagnosis(my_diagnosis)
 # %% [markdown]
 # ## Or threads?
 #
-# One process can use several cores by itself: it cuts each operation up over *threads*. Then why start several processes?
-# The same cores both ways, on the CPU also where there are GPUs.
+# One process can use several cores by itself: it cuts each operation up over *threads*. Then why start several
+# processes? The same cores both ways, on the CPU also where there are GPUs.
 #
 # **Predict.** How many times as fast as threads are ranks?
 
@@ -323,9 +326,10 @@ speeds = ways.images_per_second
 lesson.predicted(my_ranks_by_threads, speeds["ranks"] / speeds["threads"], "times")
 
 # %% [markdown]
-# Below 1: threads were faster. Threads meet at the end of every operation, ranks once a step: this helps ranks. But ranks
-# have to send gradients, and their global batch is larger; threads leave the training as it is. Which counts more depends
-# on the model, the cores, and what else runs: measure yours. Threads end at one machine, and at one GPU. Ranks do not.
+# Below 1: threads were faster. Threads meet at the end of every operation, ranks once a step: this helps ranks. But
+# ranks have to send gradients, and their global batch is larger; threads leave the training as it is. Which counts more
+# depends on the model, the cores, and what else runs: measure yours. Threads end at one machine, and at one GPU. Ranks
+# do not.
 #
 # ## Is it as good a training?
 #
@@ -339,8 +343,8 @@ plots.loss_by_time(df, right)
 plt.show()
 
 # %% [markdown]
-# Each update of eight ranks rests on more images, but there are fewer of them. **Faster per image and better per image are
-# two questions**: this lesson measures the first. The second is that of lesson [09](09_large_batch.ipynb).
+# Each update of eight ranks rests on more images, but there are fewer of them. **Faster per image and better per image
+# are two questions**: this lesson measures the first. The second is that of lesson [09](09_large_batch.ipynb).
 #
 # ## And the whole command?
 #
@@ -357,9 +361,9 @@ plt.show()
 #
 # ### Exercise 4: how many ranks for this job?
 #
-# `measured` is `{ranks: (starts, seconds_an_epoch)}`. `starts` is a list: seconds until training began, one for each time
-# that the command was started. One of them may have been disturbed. Return the number of ranks that is done first with a
-# job of so many `epochs`.
+# `measured` is `{ranks: (starts, seconds_an_epoch)}`. `starts` is a list: seconds until training began, one for each
+# time that the command was started. One of them may have been disturbed. Return the number of ranks that is done first
+# with a job of so many `epochs`.
 
 # %%
 def my_choice(measured, epochs):
@@ -393,8 +397,8 @@ lesson.verdict(told.published(rec_table, recorded))
 # %% [markdown]
 # ## The puzzle: accuracy 0.06
 #
-# The loss on eight GPUs is close to that on one. The accuracy is not. Ten classes: blind guessing has 10 % of the hits, and
-# loss ln 10 = 2.30.
+# The loss on eight GPUs is close to that on one. The accuracy is not. Ten classes: blind guessing has 10 % of the hits,
+# and loss ln 10 = 2.30.
 
 # %%
 lesson.table(told.recorded(recorded))
@@ -415,9 +419,9 @@ plots.accuracy_by_epoch(pd.concat([recorded, corrected]), plt.subplots(figsize=(
 plt.show()
 
 # %% [markdown]
-# A model with such a loss does not fall below blind guessing. So the counting is wrong, not the model. The tutorial's code is
-# known: each rank divided the hits in **its own eighth** of the images by the number of **all** images, and nobody added
-# the eight up.
+# A model with such a loss does not fall below blind guessing. So the counting is wrong, not the model. The tutorial's
+# code is known: each rank divided the hits in **its own eighth** of the images by the number of **all** images, and
+# nobody added the eight up.
 #
 # If a metric of yours shrinks as you add ranks, look for the missing all-reduce. In `main.py` each rank counts in sums:
 # losses, hits, images. One all-reduce adds them up over all ranks. Only then is anything divided.
@@ -426,8 +430,8 @@ plt.show()
 lesson.code(utils.count, utils.all_sum)
 
 # %% [markdown]
-# (The same code has `nn.Softmax` before `CrossEntropyLoss`, which holds a softmax already: so the loss stays high, on one
-# GPU as on eight. Lesson [01](01_one_device.ipynb) shows it.)
+# (The same code has `nn.Softmax` before `CrossEntropyLoss`, which holds a softmax already: so the loss stays high, on
+# one GPU as on eight. Lesson [01](01_one_device.ipynb) shows it.)
 #
 # ## What others measured
 #
@@ -438,8 +442,8 @@ lesson.code(utils.count, utils.all_sum)
 # |--:|--:|--:|--:|--:|
 # | 122 | 115 | 111 | 110 | 80 |
 #
-# Between machines the link is slower, and it shows. With much work for each byte sent, efficiency lasts: the paper on DDP
-# ([Li et al. 2020](https://arxiv.org/abs/2006.15704)) reports near-linear scaling to 256 GPUs.
+# Between machines the link is slower, and it shows. With much work for each byte sent, efficiency lasts: the paper on
+# DDP ([Li et al. 2020](https://arxiv.org/abs/2006.15704)) reports near-linear scaling to 256 GPUs.
 #
 # ## What to remember
 #

@@ -113,10 +113,10 @@ lesson.verdict(told.line(messages["points"], alpha, beta))
 #
 # ### Exercise 1: a collective that times itself
 #
-# Your function runs on three ranks. `call()` is a collective. Its first call is slow. Later calls take another time on each
-# rank and in each round, and now and then one is disturbed. Return **one** number, the same on every rank: the seconds that
-# a call takes until *all* ranks have their result. Decide what to do with the first call, with ranks that come late, and
-# with a disturbed round: it must not move the result.
+# Your function runs on three ranks. `call()` is a collective. Its first call is slow. Later calls take another time on
+# each rank and in each round, and now and then one is disturbed. Return **one** number, the same on every rank: the
+# seconds that a call takes until *all* ranks have their result. Decide what to do with the first call, with ranks that
+# come late, and with a disturbed round: it must not move the result.
 
 # %%
 # %%writefile results/live/08_timing.py
@@ -140,10 +140,10 @@ check.timing("results/live/08_timing.py")
 # ### Other links
 #
 # Two bandwidths are in use, both in GB/s
-# ([nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)). **algbw** (algorithm bandwidth) is the
-# bytes of the message by the time: how soon is *my message* done? **busbw** (bus bandwidth) is the bytes that each rank
-# *sends* by the time: how busy are *the links*? In lesson [04](04_collectives.ipynb) you have counted what a rank sends in a
-# ring. busbw can be compared with the speed of a link, and between numbers of ranks.
+# ([nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)). **algbw** (algorithm bandwidth)
+# is the bytes of the message by the time: how soon is *my message* done? **busbw** (bus bandwidth) is the bytes that
+# each rank *sends* by the time: how busy are *the links*? In lesson [04](04_collectives.ipynb) you have counted what a
+# rank sends in a ring. busbw can be compared with the speed of a link, and between numbers of ranks.
 
 # %%
 published = pd.read_csv("results/recorded/published/all_reduce.csv")
@@ -191,8 +191,8 @@ my_ceilings = None  # "higher", "lower", or "equal" as far as the rounds can tel
 # ### Exercise 3: measure a ceiling
 #
 # `train()` is a training step. Your function runs on three ranks, whose steps are not equally fast. First rank 0 makes
-# `steps` steps **alone**, then all ranks make `steps` each, **at once**. Return how many times the steps a second of rank 0
-# alone they reach together: the same number on every rank.
+# `steps` steps **alone**, then all ranks make `steps` each, **at once**. Return how many times the steps a second of
+# rank 0 alone they reach together: the same number on every rank.
 
 # %%
 # %%writefile results/live/08_ceiling.py
@@ -219,10 +219,11 @@ check.ceiling("results/live/08_ceiling.py")
 #
 # How long a step of one rank takes for a batch of n images is again a line: **a + b · n**.
 #
-# **Predict.** An epoch takes one rank some time. What part of that time do two ranks need, with the same batch of 64 each?
+# **Predict.** An epoch takes one rank some time. What part of that time do two ranks need, with the same batch of 64
+# each?
 #
-# And with smaller batches? Some may be so small that two ranks do *fewer* images a second than one. Which is the smallest of
-# the timed batch sizes from which on two ranks are faster?
+# And with smaller batches? Some may be so small that two ranks do *fewer* images a second than one. Which is the
+# smallest of the timed batch sizes from which on two ranks are faster?
 
 # %%
 my_part = None  # 0.5 is half of the time
@@ -279,9 +280,9 @@ lesson.verdict(told.missing(parts, first))
 #
 # ## 4. Does it hold for main.py?
 #
-# A model that explains what it was made from proves little. Batch 64 was not timed: its parts lie on the lines between 32
-# and 128. And `main.py` is another program. Both predictions stand above. Now it runs, with one rank and with two in turns,
-# once for each seed.
+# A model that explains what it was made from proves little. Batch 64 was not timed: its parts lie on the lines between
+# 32 and 128. And `main.py` is another program. Both predictions stand above. Now it runs, with one rank and with two in
+# turns, once for each seed.
 
 # %%
 # !python scripts/measure/sweep.py --out {folder}/main --world-sizes 1 {ranks} --seeds {seeds} \
@@ -360,8 +361,9 @@ check.break_even(my_batch)
 # %% [markdown]
 # ## 6. Machines that we do not have
 #
-# The same model, with published figures in place of ours. **Nothing of this is measured here.** We take the two series for
-# which every figure that the model needs was published ([list and sources](../results/recorded/published/README.md)):
+# The same model, with published figures in place of ours. **Nothing of this is measured here.** We take the two series
+# for which every figure that the model needs was published ([list and
+# sources](../results/recorded/published/README.md)):
 #
 # - **ResNet-50 on P100s**, 8 in a node, one network card of 50 Gbit/s a node. 25 million parameters; `backward` takes
 #   120 ms ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677), with Caffe2 and an all-reduce of their own, not with
@@ -372,8 +374,13 @@ check.break_even(my_batch)
 # These models fill several buckets, and a bucket leaves while `backward` goes on: **overlap** ([Li et al.
 # 2020](https://arxiv.org/abs/2006.15704), the paper on DDP). Let there be k buckets of c seconds each. The last one is
 # full only when `backward` has ended: at least its c seconds are left. The others leave while the rest of `backward`,
-# (k − 1)/k of it, still runs: so much can be hidden. max(c, k·c − (k − 1)/k · backward) is left of the all-reduce, if
-# links cost the processor nothing.
+# (k − 1)/k of it, still runs: so much can be hidden. If links cost the processor nothing, what is left of the
+# all-reduce is
+#
+# $$\max\left(c,\; k\,c - \frac{k-1}{k}\,\mathit{backward}\right)$$
+#
+# With 4 buckets of 10 ms and a `backward` of 40 ms: max(10, 40 − 30) = 10 ms. With a `backward` of 20 ms: 40 − 15 = 25
+# ms.
 #
 # Two figures are in neither series: the latency of a message between nodes, and how much of its nominal bandwidth a
 # network reaches. So we draw a **band**. Its upper edge has no latency, and all of the bandwidth. Its lower edge has
@@ -381,8 +388,8 @@ check.break_even(my_batch)
 # all nodes. These are assumptions, no bounds: older nodes may be slower, and NCCL's trees need fewer messages one after
 # another.
 #
-# **Predict.** What efficiency does the model give ResNet-50 on 1,024 of these GPUs at best, in percent of that on 8? (How
-# long do the gradients take over a node's link, and how much of that can `backward` hide?)
+# **Predict.** What efficiency does the model give ResNet-50 on 1,024 of these GPUs at best, in percent of that on 8?
+# (How long do the gradients take over a node's link, and how much of that can `backward` hide?)
 
 # %%
 my_percent = None  # %
@@ -410,9 +417,9 @@ lesson.table(told.far(bands, reached))
 #
 # ### Exercise 5: which link?
 #
-# Without overlap. One GPU's step takes `step` seconds, the gradients have `gradient_bytes` bytes. `ranks` GPUs form a ring,
-# and its messages cost nothing but their bytes. What bandwidth (bytes a second) must a link have, for this `efficiency`
-# (0 to 1)?
+# Without overlap. One GPU's step takes `step` seconds, the gradients have `gradient_bytes` bytes. `ranks` GPUs form a
+# ring, and its messages cost nothing but their bytes. What bandwidth (bytes a second) must a link have, for this
+# `efficiency` (0 to 1)?
 
 # %%
 def my_bandwidth(step, gradient_bytes, ranks, efficiency):
@@ -427,10 +434,10 @@ check.link(my_bandwidth)
 # %% [markdown]
 # ## What to remember
 #
-# 1. A message takes α + β · bytes. Time it warmed up, with the slowest rank, over several rounds; where noise is larger than
-#    β · bytes, say so.
-# 2. Side by side is the ceiling. Below it, a step of several ranks = a step alone + slower together + waiting + all-reduce +
-#    DDP itself: measure the parts as they will be used, and cut nothing off.
+# 1. A message takes α + β · bytes. Time it warmed up, with the slowest rank, over several rounds; where noise is larger
+#    than β · bytes, say so.
+# 2. Side by side is the ceiling. Below it, a step of several ranks = a step alone + slower together + waiting +
+#    all-reduce + DDP itself: measure the parts as they will be used, and cut nothing off.
 # 3. Write the prediction down before you run, and tell its error as a range over several runs.
 #
 # **Next:** [09 · A larger batch](09_large_batch.ipynb)
