@@ -1,4 +1,4 @@
-"""A model with two heads, trained on the loss of one of them: now without the other."""
+"""A model with two heads, trained on the loss of one of them."""
 
 import torch
 import torch.distributed as dist
