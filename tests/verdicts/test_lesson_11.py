@@ -48,6 +48,11 @@ def test_a_write_is_timed_in_epochs_that_were_begun_once():
     assert told.write_seconds(LOG, steps=50, every=20) == 0.5 / 2
 
 
+def test_an_epoch_shorter_than_the_interval_may_have_no_write():
+    log = [{"kind": "epoch", "epoch": 0}, {"kind": "epoch", "epoch": 1, "checkpoint_seconds": 0.5}]
+    assert told.write_seconds(log, steps=32, every=35) == 0.5
+
+
 def test_the_three_times_have_a_unit_each():
     assert told.three(0.0251, 8.44, 11_135) == "δ = 25 ms, R = 8.4 s, M = 3.1 h"
 
