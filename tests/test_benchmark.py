@@ -102,11 +102,20 @@ def test_a_failed_run_is_named_and_nothing_is_written(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_what_is_running(tmp_path):
-    command = launch.command(0, "scripts/measure/benchmark.py", "--only", "ranks", "--out", tmp_path / "figures.json")
+TWO_AT_ONCE = """import sys
+from scripts.measure import benchmark
+benchmark.ROUNDS["ranks"] = lambda *_: benchmark.apart("lenet", 50_000)
+sys.argv[0] = benchmark.__file__
+benchmark.main()
+"""
+
+
+@pytest.mark.parametrize(("program", "runs"), [(["scripts/measure/benchmark.py"], 1), (["-c", TWO_AT_ONCE], 2)])
+def test_ctrl_c_ends_what_is_running(program, runs, tmp_path):
+    command = launch.command(0, *program, "--only", "ranks", "--out", tmp_path / "figures.json")
     going = subprocess.Popen(command, cwd=launch.ROOT, env=launch.environment(), stderr=subprocess.PIPE, text=True)
     family = psutil.Process(going.pid)
-    launch.wait_for(lambda: family.children(recursive=True), "the first run")
+    launch.wait_for(lambda: len(family.children(recursive=True)) >= runs, "the first run")
     children = family.children(recursive=True)
     os.kill(going.pid, signal.SIGINT)
     _, said = going.communicate(timeout=60)

@@ -41,6 +41,7 @@ PYTHON = [sys.executable]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 RANKS = {1: PYTHON, 2: [*TORCHRUN, "--nproc_per_node=2"]}
 LIMIT = 600  # seconds, for one run
+OURS = f"benchmark {os.getpid()}"  # the mark of all runs; each has one of its own, too
 FRAMEWORKS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
 MODELS = {"lenet": 50_000, "resnet": 10_000}  # images of an epoch: about as many seconds for each
 AIMS = {("epoch", "main.py / textbook"): 0.5, ("start", "main.py / import torch"): 1.0,  # {(round, figure): at most}
@@ -54,7 +55,8 @@ def run(command, threads=None):
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        status = processes.run(command, LIMIT, f"benchmark {uuid.uuid4()}", env, cwd=ROOT, stdout=out, stderr=err)
+        status = processes.run(command, LIMIT, f"{OURS}: {uuid.uuid4()}", processes.environment(OURS, env), cwd=ROOT,
+                               stdout=out, stderr=err)
         if status:
             err.seek(0)
             sys.exit(f"benchmark: {' '.join(command)} ended with status {status}:\n{err.read()[-1000:]}")
@@ -118,7 +120,11 @@ def epoch_round(number, samples):
 def apart(model, images):
     """Images a second of two processes together that train at the same time and never talk."""
     with ThreadPoolExecutor() as at_once:
-        return sum(at_once.map(partial(speed, PYTHON, model), [images, images]))
+        try:
+            return sum(at_once.map(partial(speed, PYTHON, model), [images, images]))
+        except KeyboardInterrupt:  # it comes to this thread alone
+            processes.end(OURS)
+            raise
 
 
 def speed(launcher, model, images):
