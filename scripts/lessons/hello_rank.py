@@ -38,7 +38,8 @@ def hello(number, args):
     print(f"rank {rank}, attempt {attempt}, process {os.getpid()}: told {len(record['told'])} variables", *passed,
           sep=" and ", flush=True)
     try:
-        work(args.fail, rank, attempt)
+        if args.fail is not None:
+            fail_once(args.fail, rank, attempt)
         record["end"] = f"rank {rank} is done"
     except SystemExit as end:
         record["end"] = end.code
@@ -50,10 +51,8 @@ def hello(number, args):
                 file.write(json.dumps(record) + "\n")
 
 
-def work(fails, rank, attempt):
-    """Nothing. Where rank `fails` is to fail at its first attempt: a second of sleep."""
-    if fails is None:
-        return
+def fail_once(fails, rank, attempt):
+    """A second of sleep; then, at the first attempt, rank `fails` fails, and the others sleep on."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"rank {rank} gets SIGTERM"))  # so torchrun ends the others
     time.sleep(1)
     if attempt == 0:
