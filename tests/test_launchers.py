@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from course import processes
+from course.rendezvous import free_port
 from course.verdicts import lesson_10
 
 WHY = [sys.executable, "scripts/cluster/why_it_failed.py"]
@@ -119,11 +120,6 @@ def test_a_rank_that_always_fails_is_restarted_as_often_as_allowed(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ why_it_failed.py
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def second_node(*options, rendezvous="static"):

@@ -96,7 +96,6 @@ def measure_log(function, here):
 answers = Answers({"my_hook": measure_hook, "my_train": measure_log})
 
 
-
 # Exercise 1: self time
 def my_largest(events):
     own = {}

@@ -34,9 +34,9 @@ def operators(rows: list[dict], ax: Axes, most: int = 8) -> Axes:
     """A bar for each of the `most` operators with the largest self time, and one for everything else; `rows` as
     step_profile.py writes them."""
     total = sum(row["ms"] for row in rows)
-    names, kinds, ms = [[make(row) for row in rows[:most]] for make in (
-        lambda row: shorten(row["name"]), lambda row: kind(row["name"]), lambda row: row["ms"])]
-    colours = [KINDS[name] for name in kinds]
+    names = [shorten(row["name"]) for row in rows[:most]]
+    colours = [KINDS[kind(row["name"])] for row in rows[:most]]
+    ms = [row["ms"] for row in rows[:most]]
     if rest := rows[most:]:
         names.append(f"everything else ({len(rest)} names)")
         ms.append(sum(row["ms"] for row in rest))

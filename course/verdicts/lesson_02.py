@@ -9,7 +9,6 @@ DONE_BY = {"scatter": "device 0, for all", "replicate": "device 0, to all", "app
 GAIN = 1.3  # of two workers: less than this may be chance
 
 
-
 def steps(devices, rows):
     """A box for each step and device that has work in it: what it has afterwards, and which devices that came from."""
     size = -(-rows // devices)
