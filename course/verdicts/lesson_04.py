@@ -14,6 +14,13 @@ def backend(demo):
     return f"Here gloo (torch {demo['torch']}) lacks {', '.join(built)}: the script builds these from others."
 
 
+def after_reduce(found, rank):
+    """What `rank` holds after a reduce to another: what it had, the sum, or something else."""
+    before, after = (state["cells"] for state in found["states"])
+    total = [sum(column) for column in zip(*before, strict=True)]
+    return {tuple(total): "the sum", tuple(before[rank]): "as before"}.get(tuple(after[rank]), "something else")
+
+
 def ring(found):
     """What the ring's ranks sent, and whether they have what dist.all_reduce gives."""
     ranks = range(len(found["chunks"]))

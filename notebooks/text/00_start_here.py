@@ -187,6 +187,9 @@ check.pays(my_epochs)
 #
 # ### Exercise 2: hello
 #
+# The last lines of the cell are given. `init_process_group` makes the processes find each other: from then on they are
+# *ranks*. `"gloo"` is the library that carries their messages on CPUs ([03](03_processes_and_ranks.ipynb) has both).
+#
 # Write `my_hello`. Each rank prints `hello from rank` and its number. Rank 0 alone prints one more line: `world size`
 # and how many ranks there are. Run the cell: it writes the file. The check starts it on three ranks.
 

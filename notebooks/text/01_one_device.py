@@ -85,7 +85,7 @@ print(f"{device.type}: {samples:,} × {train_set.name}, {steps_per_epoch} steps"
 # %%
 torch.manual_seed(0)
 model = models.ConvNet().to(device)  # LeNet, a small network
-# our set hands over whole batches: its `collate` leaves nothing to collect
+# this set gives a batch in one go, so there is nothing to collect: `collate` hands it on as it is
 loader = DataLoader(train_set, batch_size, shuffle=True, collate_fn=train_set.collate)
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)  # one pass over all weights

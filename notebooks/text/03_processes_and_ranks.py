@@ -283,7 +283,9 @@ check.joined("results/live/03_join.py")
 # longer. (Where a whole node is missing, the torchruns wait for each other, and have not started any rank yet. Their
 # time is another option: [10](10_launchers.ipynb).)
 #
-# **Predict.** How many minutes is that for gloo if the program says nothing?
+# **Predict.** You choose the default for everybody. Too short, and it ends a healthy job in which one rank writes a
+# large checkpoint, or fetches its data, while the others wait. Too long, and 64 GPUs stand still all night. How many
+# minutes does gloo wait if the program says nothing?
 
 # %%
 my_minutes = None  # minutes

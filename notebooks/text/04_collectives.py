@@ -132,16 +132,17 @@ plots.picture(plots.collectives.before_after(demo["gather"], "gather"))
 # **Predict.** All ranks call `dist.reduce(mine, dst=0)`. What does rank 1 hold in `mine` afterwards?
 
 # %%
-my_rank_1 = None  # "as before", "the sum" or "not defined"
+my_rank_1 = None  # "as before", "the sum" or "something else"
 
 # %%
 lesson.code(shown.reduce)
-lesson.predicted(my_rank_1, "not defined")
+lesson.predicted(my_rank_1, told.after_reduce(demo["reduce"], rank=1))
 plots.picture(plots.collectives.before_after(demo["reduce"], "reduce"))
 
 # %% [markdown]
-# Only rank 0, the `dst`, has the result. What the picture shows on the others may be anything: gloo may use their
-# tensors for sums that are on the way. After a reduce, read the tensor on `dst` only.
+# Only rank 0, the `dst`, has the result. What the others hold is *not defined*: gloo may use their tensors for sums
+# that are on the way, and another number of ranks, another size or another backend leaves something else. After a
+# reduce, read the tensor on `dst` only.
 #
 # ## From all ranks to all
 #

@@ -272,11 +272,12 @@ lesson.table(best)
 # | 8,192, linear, gradual warm-up | 3.2, after 5 epochs | 1 and 2a | 23.74 ± 0.09 |
 # | 8,192, linear, no warm-up | 3.2 | 1 | 24.84 ± 0.37 |
 #
-# So compare the *rules* by the three rows of Table 2a, whose linear row has the warm-up; and the last two rows for what
-# the *warm-up* does. There it takes 5 of 90 epochs. Ours took one of four above, and one of five in the recorded runs:
-# so short a training hardly gets its rate back before it ends. And theirs ends, too: with more than 8,192 images the
-# error rises (their Figure 1). [Shallue et al. 2018](https://arxiv.org/abs/1811.03600) tried many models: in each, from
-# some batch on, a larger one saves no more steps. Where that is differs much, and no rule fits all.
+# - The *rules*: compare the three rows of Table 2a. Its linear row has the warm-up.
+# - The *warm-up*: compare the last two rows. There it takes 5 of 90 epochs. Ours took one of four above, and one of
+#   five in the recorded runs: so short a training hardly gets its rate back before it ends.
+# - The *limit*: with more than 8,192 images their error rises (Figure 1). [Shallue et al.
+#   2018](https://arxiv.org/abs/1811.03600) tried many models: in each, from some batch on, a larger one saves no more
+#   steps. Where that is differs much, and no rule fits all.
 #
 # For **Adam**, the default of `main.py`, the square root has the better argument ([Malladi et al.
 # 2022](https://arxiv.org/abs/2205.10287); their rule changes β₁, β₂ and ε as well). It is not measured here.

@@ -1,5 +1,7 @@
 """What lesson 04 says of its results."""
 
+import pytest
+
 from course.verdicts import lesson_04 as told
 
 STATES = [{"label": label, "seconds": seconds} for label, seconds in [
@@ -43,3 +45,11 @@ def test_a_stack_gives_the_function_and_the_line():
     assert told.waits([{"stack": stack}, {"stack": []}]) == [
         {"rank": 0, "it is in": "`broadcast`", "called at": "line 29 in different"},
         {"rank": 1, "it is in": "`–`", "called at": "–"}]
+
+
+@pytest.mark.parametrize(("after", "holds"), [([10, 20], "as before"), ([111, 222], "the sum"),
+                                              ([110, 220], "something else")])
+def test_what_a_reduce_leaves_on_another_rank_is_read_from_the_run(after, holds):
+    states = [{"label": "before", "cells": [[1, 2], [10, 20], [100, 200]]},
+              {"label": "after", "cells": [[111, 222], after, [100, 200]]}]
+    assert told.after_reduce({"states": states}, rank=1) == holds
