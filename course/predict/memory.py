@@ -303,7 +303,7 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
                 compute * (stages - 1) / micro_batches)
 
 
-def choose(parameters, cluster, sequences=None, sequence=4096, usable=0.9, close=1.3):
+def choose(parameters, cluster, sequences=None, sequence=4096, usable=0.9, close=1.35):
     """(the Plan to take or None, {way: its fastest Plan that fits}). `sequences` a step; if left out, 8 a device.
 
     Of the ways that fit into `usable` of the memory, the simplest that takes at most `close` times as long as the

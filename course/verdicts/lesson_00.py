@@ -52,8 +52,11 @@ def two_runs(table, samples):
 
 def crowded(ranks, devices, kind):
     """What it means for the speed-up how many devices there are for the ranks."""
+    there = f"{devices} {kind}{'s' * (devices > 1)}"
+    if ranks > devices and kind == "GPU":
+        return f"{ranks} ranks share {there}: they can gain only what one process leaves idle."
     if ranks > devices:
-        whose = f"{ranks} ranks take turns on {devices} {kind}{'s' * (devices > 1)}"
+        whose = f"{ranks} ranks take turns on {there}"
     else:
         whose = f"Each of the {ranks} ranks has a {kind} of its own"
     return f"{whose}: {min(ranks, devices)} times as fast is the most to hope for."

@@ -6,6 +6,7 @@ page_faults.py.
 """
 
 import math
+import mmap
 import statistics
 
 import pandas as pd
@@ -90,6 +91,14 @@ def pages(found):
     return rows
 
 
+def given_back(found, result):
+    """How much memory the ResNet's page faults of a step are, also in results of so many bytes."""
+    pages = found["models"]["resnet"]["returned"]["faults"]
+    size = pages * mmap.PAGESIZE
+    return (f"{pages:,.0f} pages of {mmap.PAGESIZE // 1024} KiB are {size / 2**20:.0f} MiB: in each step, memory for "
+            f"{size / result:.1f} such results is given back and asked for again.")
+
+
 def can_keep(found):
     return "" if found["can_keep"] else ("**This system's C library cannot be told to keep memory: both processes did "
                                          "the same, and what differs is noise.**")
@@ -118,7 +127,7 @@ def messages(run):
         rows += [{"model": NAMES[model], "sent as": name, "KiB a step": f"{size * part / 1024:,.0f}",
                   "all-reduce alone, ms": f"{ms[name]:.2f}", "of float32's time": f"{ms[name] / ms['float32']:.0%}"}
                  for name, part in (("float32", 1), ("bf16", 0.5))]
-        rows.append({"model": NAMES[model], "sent as": "PowerSGD, rank 1",
+        rows.append({"model": NAMES[model], "sent as": "PowerSGD, one column",
                      "KiB a step": f"{4 * gains.powersgd_values(profile['shapes']) / 1024:,.0f}",
                      "all-reduce alone, ms": "–", "of float32's time": "–"})
     return rows

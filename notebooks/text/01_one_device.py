@@ -163,8 +163,8 @@ lesson.table([{"the call returned after, ms": f"{1000 * returned:.2f}",
 
 # %% [markdown]
 # A clock that stops when the call returns has measured nothing of the work. On a GPU the rest is then found in
-# whichever later line waits first: often `.item()`. (So call `.item()` in each step only where you time each step, as
-# above. `main.py` adds up on the device, and calls it once per epoch.)
+# whichever later line waits first: often `.item()`, or a call when the queue is full. (So call `.item()` in each step
+# only where you time each step, as above. `main.py` adds up on the device, and calls it once per epoch.)
 #
 # ## Where the time goes
 #
@@ -220,6 +220,9 @@ lesson.predicted(my_share, 100 * one_epoch[["forward", "backward"]].sum() / one_
 
 
 # %% [markdown]
+# (Backward is often about twice as long as forward, for a layer's inputs and its weights each need a gradient. Not
+# always: the images, the largest inputs here, need none.)
+#
 # The work on the data can be shared too, if each device prepares its own part of the images. The update is not, in
 # lessons 02 to 12: there every device updates all weights. (Lesson [13](13_beyond_ddp.ipynb) shares it, too.)
 #

@@ -341,8 +341,8 @@ plt.show()
 # %% [markdown]
 # Under `DataParallel` the outputs of the whole batch, the loss and Adam's state are on device 0 alone, and the
 # **fullest** device decides how large a batch can be. (Not all parts are there at the same moment. In `backward()` the
-# gradient of the outputs comes on top, as large as they are.) Under DDP each device holds as much as the others: lesson
-# [06](06_ddp.ipynb).
+# gradient of the outputs comes on top, as large as they are.) Under DDP each device holds as much as the others, Adam's
+# state too, but only its own outputs and loss: lesson [06](06_ddp.ipynb).
 #
 # ## The price: Python's lock
 #

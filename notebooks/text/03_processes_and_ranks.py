@@ -172,6 +172,7 @@ dist.destroy_process_group()
 # **Backend**: *gloo* moves tensors in CPU memory over the network, *nccl* moves tensors from GPU to GPU. The rule:
 # **nccl for tensors on GPUs, gloo for tensors on CPUs**, and gloo where two ranks share a GPU, for nccl wants a GPU for
 # each rank ([PyTorch's table](https://docs.pytorch.org/docs/stable/distributed.html#backends) of what each can move).
+# Name none, and a machine with GPUs gets both. With `"nccl"` alone, a collective of a CPU tensor raises an error.
 #
 # On GPUs each rank first chooses its own, before anything goes to a GPU:
 #
@@ -179,7 +180,8 @@ dist.destroy_process_group()
 # torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
 # ```
 #
-# (In older code: `torch.cuda.set_device(local_rank)`.) Nobody does it for you: without it all ranks of a node take GPU 0.
+# (In older code: `torch.cuda.set_device(local_rank)`.) Nobody does it for you: without it all ranks of a node take GPU
+# 0.
 #
 # What does this machine have?
 
@@ -240,7 +242,8 @@ lesson.predicted(my_listener_torchrun, rendezvous.listener(by_torchrun["env://"]
 
 # %% [markdown]
 # Orange is the meeting: the filled process listens, and an arrow comes from each one that connects to it (also from
-# itself). Blue are the connections through which the data goes afterwards: every rank has one to every other.
+# itself). Blue are the connections through which the data goes afterwards: every rank has one to every other (with
+# gloo; nccl connects those that exchange data).
 #
 # - By hand, **rank 0** listens. So the port must be free on rank 0's node, and all others must be able to reach it.
 #   When rank 0 is late, they try again until the timeout.
@@ -295,10 +298,10 @@ default = dist.distributed_c10d.default_pg_timeout
 lesson.predicted(my_minutes, default.total_seconds() / 60, "minutes")
 
 # %% [markdown]
-# With nccl it is [10 minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group).
-# When it is over, gloo raises an exception in the call; with nccl a thread in the background ends the process. On a
-# cluster that you pay for by the hour, give a timeout of your own. This program does, and then rank 1 is busy with
-# something else:
+# With nccl it is [10
+# minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group). When it is over,
+# gloo raises an exception in the call; with nccl a thread in the background ends the process. On a cluster that you pay
+# for by the hour, give a timeout of your own. This program does, and then rank 1 is busy with something else:
 
 # %%
 # %%writefile results/live/03_wait.py
@@ -346,10 +349,10 @@ env = f"env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={rendezvous.free_port
 # | *trying to connect to …* | they never met: nobody listens | rank 0's node; the address and the port |
 # | *Timed out waiting … for recv* | they met, and one did not take part | the rank that did **not** complain |
 #
-# (The words are those of gloo in PyTorch 2.14; other versions put them differently. gloo may wait up to a second
-# longer than it was told; the seconds of the whole command have Python's start in them.) In rows 1 and 3 the rank that
-# complains has only waited: look for the rank that says nothing. In row 2 look at both sides: does the first node listen,
-# and was this rank told the right address?
+# (The words are those of PyTorch 2.14; other versions put them differently. Rows 1 and 2 are what the **store** says:
+# they are the same with nccl. It may wait up to a second longer than it was told. Row 3 is gloo's. The seconds of the
+# whole command have Python's start in them.) In rows 1 and 3 the rank that complains has only waited: look for the rank
+# that says nothing. In row 2 look at both sides: does the first node listen, and was this rank told the right address?
 #
 # ### Exercise 4: one prepares, the others wait (on ranks)
 #

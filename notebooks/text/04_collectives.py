@@ -132,7 +132,7 @@ plots.picture(plots.collectives.before_after(demo["gather"], "gather"))
 # **Predict.** All ranks call `dist.reduce(mine, dst=0)`. What does rank 1 hold in `mine` afterwards?
 
 # %%
-my_rank_1 = None  # "as before", "the sum" or "something else"
+my_rank_1 = None  # "as before", "the sum" or "something else": what do you expect to see?
 
 # %%
 lesson.code(shown.reduce)
@@ -183,8 +183,8 @@ plots.picture(plots.collectives.before_after(demo["all_to_all"], "all_to_all"))
 # %% [markdown]
 # Read the picture as a table: its rows have become columns.
 #
-# `all_gather_into_tensor`, `reduce_scatter_tensor` and `all_to_all_single` take one large tensor in place of a list. Where
-# speed counts, choose these: with NCCL a list is copied once more.
+# `all_gather_into_tensor`, `reduce_scatter_tensor` and `all_to_all_single` take one large tensor in place of a list.
+# Where speed counts, choose the first two: with NCCL their lists are copied once more.
 #
 # ### Exercise 1: which one fits?
 #
@@ -213,7 +213,8 @@ check.choices(my_choices)
 # After an evaluation each rank holds its own predictions: a tensor of whole numbers, with one dimension. One rank has 3
 # of them, another 5, another none. **Every rank needs all of them** in one tensor, those of rank 0 first. But with gloo
 # all tensors of one `all_gather` must have the same shape. (With NCCL they may differ, but there, too, each rank must
-# know all lengths before.) Write `my_join(mine)`, which returns the long tensor. The check runs your file on three ranks.
+# know all lengths before.) Write `my_join(mine)`, which returns the long tensor. The check runs your file on three
+# ranks.
 
 # %%
 # %%writefile results/live/04_join.py
@@ -344,8 +345,8 @@ plt.show()
 # The last rank to come sets the time for all.
 #
 # With `async_op=True` a collective returns at once, with a **handle**. Work that does not need the result can go on;
-# `handle.wait()` comes when the result is needed. Here the last rank comes late. How long do the others wait, and what do
-# they do before?
+# `handle.wait()` comes when the result is needed. Here the last rank comes late. How long do the others wait, and what
+# do they do before?
 
 # %%
 lesson.code(shown.async_handle)
@@ -365,7 +366,8 @@ lesson.table(told.handle(demo["async_handle"]))
 # Until `wait()` has returned, the tensor belongs to the collective: do not read it, do not write it.
 #
 # With NCCL the call and `wait()` both return at once: `wait()` makes the GPU's queue wait, not Python. What you queue
-# afterwards is safe. But a clock needs `torch.cuda.synchronize()`, as in [01](01_one_device.ipynb).
+# afterwards is safe. But a clock needs `torch.cuda.synchronize()`, as in [01](01_one_device.ipynb). (`barrier` is the
+# exception: there Python waits.)
 #
 # ## A hang, on purpose
 #
@@ -398,9 +400,9 @@ lesson.table(told.says(seen["stack"]))
 #
 # **With NCCL** no exception comes from the call. A thread in the background, the *watchdog*, ends the process, and its
 # line names the number and the kind of the collective (`SeqNum=…, OpType=ALLREDUCE`), but not who is missing. Compare
-# these lines of all ranks: the rank that differs, or is behind, leads to the mistake. NCCL does not check that the calls
-# fit: instead of a hang, [wrong numbers](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html)
-# may come.
+# these lines of all ranks: the rank that differs, or is behind, leads to the mistake. NCCL does not check that the
+# calls fit: instead of a hang, [wrong
+# numbers](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html) may come.
 #
 # Three ways to find out who waits where:
 #
@@ -417,7 +419,8 @@ lesson.table(told.waits(seen["stack"]))
 # recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html) keeps the last collectives of each
 # rank, and `torchfrtrace` compares what it wrote.
 #
-# **2. A barrier that names.** `dist.monitored_barrier` (gloo only) waits like a barrier, and then says who did not
+# **2. A barrier that names.** `dist.monitored_barrier` (gloo only; in a job with nccl make a group for it:
+# `dist.new_group(backend="gloo")`) waits like a barrier, and then says who did not
 # come. Put it before the place that you suspect. Here rank 1 leaves too early, as after an `if` that not all ranks
 # pass (`group` and `timeout` belong to our demo):
 
@@ -428,8 +431,9 @@ lesson.table(told.says(seen["barrier"]))
 # %% [markdown]
 # Read **rank 0's** line: it names the missing rank. The others know only that something failed, or noticed nothing.
 #
-# **3. Compare the calls.** With the environment variable `TORCH_DISTRIBUTED_DEBUG=DETAIL` the ranks tell each other,
-# before each collective, which one they are about to call. Our function `different` again:
+# **3. Compare the calls.** With the environment variable `TORCH_DISTRIBUTED_DEBUG=DETAIL`, set before the groups are
+# made, the ranks tell each other before each collective which one they are about to call. It works with nccl, too. Our
+# function `different` again:
 
 # %%
 lesson.table(told.says(seen["detail"])[:1])

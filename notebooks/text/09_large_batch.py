@@ -139,10 +139,11 @@ lesson.verdict(told.same_training(of_ranks, one_process))
 #
 # Fewer updates, each from more images: then let each go further. With `k` times the images in an update:
 #
-# - **linear**: `k` times the learning rate. `k` small steps in nearly the same direction are one step, `k` times as long.
+# - **linear**: `k` times the learning rate. `k` small steps in nearly the same direction are one step, `k` times as
+#   long.
 # - **square root**: `√k` times. The mean over `k` times the images has `√k` times less noise.
-# - **linear with warm-up**: begin with the old rate, and rise to the new one in the first epochs. Early in a training the
-#   gradient changes fast, and long steps may go wrong ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677)).
+# - **linear with warm-up**: begin with the old rate, and rise to the new one in the first epochs. Early in a training
+#   the gradient changes fast, and long steps may go wrong ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677)).
 #
 # **Predict.** With which rule does the large batch come closest to one rank?
 
@@ -274,7 +275,7 @@ lesson.table(best)
 #
 # - The *rules*: compare the three rows of Table 2a. Its linear row has the warm-up.
 # - The *warm-up*: compare the last two rows. There it takes 5 of 90 epochs. Ours took one of four above, and one of
-#   five in the recorded runs: so short a training hardly gets its rate back before it ends.
+#   five in the recorded runs: so short a training hardly makes up for the short steps of its first epoch.
 # - The *limit*: with more than 8,192 images their error rises (Figure 1). [Shallue et al.
 #   2018](https://arxiv.org/abs/1811.03600) tried many models: in each, from some batch on, a larger one saves no more
 #   steps. Where that is differs much, and no rule fits all.
@@ -336,9 +337,9 @@ lesson.verdict(told.scale(error_of, batch_size, global_batch))
 # The noise of independent images falls with the square root of their number (dotted). The last column is the batch
 # whose error is as large as the true gradient, by the dotted line: the **simple noise scale** of [McCandlish et al.
 # 2018](https://arxiv.org/abs/1812.06162). **Far below it** a gradient is mostly noise, and more images allow a longer
-# step. **Far above it** the direction is known already, and more images tell it once more. It differs between models, and
-# changes during training: in that paper it grows, often tenfold or more, and so some let the batch grow, too. No rule for
-# the rate can be right for every model, at every time.
+# step. **Far above it** the direction is known already, and more images tell it once more. It differs between models,
+# and changes during training: in that paper it grows, often tenfold or more, and so some let the batch grow, too. No
+# rule for the rate can be right for every model, at every time.
 #
 # ### Exercise 2: the noise scale, while ranks train
 #

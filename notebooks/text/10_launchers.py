@@ -24,7 +24,7 @@
 # **You will be able to**
 #
 # - say what a rank is told by its launcher, and what it has to find out by itself;
-# - start ranks from Python without the three classic failures;
+# - start ranks from Python without the classic failures;
 # - write a torchrun line that two machines accept;
 # - find the cause in what a failed launch prints.
 #
@@ -67,11 +67,13 @@ several_nodes = True  # False: show the recorded runs of two nodes and Slurm
 # once, by plain `python`, and starts the other processes itself. `hello_rank.py` trains nothing: each rank writes down
 # the environment variables that its launcher has given it.
 #
-# **Predict.** How many variables does a rank get from `torchrun`? How many from `mp.spawn`?
+# **Predict.** To meet the others, a rank needs these five ([03](03_processes_and_ranks.ipynb)). How many of them does it
+# get from `torchrun`? How many from `mp.spawn`?
 
 # %%
-my_torchrun = None  # variables
-my_spawn = None  # variables
+needed = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+my_torchrun = None  # of the five
+my_spawn = None  # of the five
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says why
@@ -85,8 +87,8 @@ for old in live.glob("10_*"):
 # %%
 by_torchrun, by_spawn = (pd.read_json(live / f"10_{name}.txt", lines=True)["told"]
                          for name in ("torchrun", "spawn"))
-lesson.predicted(my_torchrun, len(by_torchrun[0]), "variables from torchrun")
-lesson.predicted(my_spawn, len(by_spawn[0]), "variables from mp.spawn")
+lesson.predicted(my_torchrun, len(needed & set(by_torchrun[0])), "from torchrun")
+lesson.predicted(my_spawn, len(needed & set(by_spawn[0])), "from mp.spawn")
 lesson.table(told.variables(by_torchrun[0], {socket.gethostname(), socket.getfqdn()}))
 
 # %% [markdown]
@@ -101,9 +103,11 @@ lesson.table(told.variables(by_torchrun[0], {socket.gethostname(), socket.getfqd
 #
 # ## mp.spawn, and three ways to fail
 #
-# You sit in a notebook and want two ranks, quickly. Some of what follows fails, or never ends. So it runs in a **second
-# kernel**: a notebook like this one that nobody looks at. A cell that begins with `%%attempt` runs there, and is ended
-# after a time limit.
+# You sit in a notebook and want two ranks, quickly. One process can start another in two ways: **spawn** starts a new
+# Python, which must be told everything; **fork** (Linux, macOS) makes a copy of the process that runs.
+#
+# Some of what follows fails, or never ends. So it runs in a **second kernel**: a notebook like this one that nobody
+# looks at. A cell that begins with `%%attempt` runs there, and is ended after a time limit.
 #
 # 1. `mp.spawn` with a function of the notebook.
 # 2. The same function, but the processes are started by `fork`.
@@ -266,7 +270,8 @@ lesson.table(glued)
 #
 # - Let rank 0 speak for all, about numbers that were summed over all ranks. `if rank == 0: print(…)`.
 # - `torchrun --tee=3 --log-dir=logs`: on the screen each line begins with its local rank, `[default0]:`, and all that a
-#   rank says is kept in files of its own. (`--redirects=3`: in the files only. `--log-dir` alone keeps nothing of it.)
+#   rank says is kept in files of its own. (3: what it prints, and its errors. `--redirects=3`: in the files only.
+#   `--log-dir` alone keeps nothing of it.)
 # - Some published scripts replace Python's own `print`
 #   ([DETR's](https://github.com/facebookresearch/detr/blob/main/util/misc.py), for one), so that only rank 0 prints. It
 #   hides what you need when something breaks: the last words of rank 3, and those of every library that prints.
@@ -382,8 +387,8 @@ lesson.table([{"torchrun": f"`{way}`"} | told.rendezvous(launch_config(way)) for
 # 2026](https://github.com/pytorch/pytorch/pull/175699): only with `--standalone`). `--master-port` or `--nnodes=2`
 # without `--rdzv-…` mean: static.
 #
-# **Predict.** In the static way a torchrun waits for a second node that nobody starts. After how many seconds does it
-# give up?
+# **Predict.** In the static way a torchrun waits for a second node that nobody starts. Nodes may need minutes to boot;
+# GPUs that wait are paid for. After how many seconds does it give up: 60, 900 or 3,600?
 
 # %%
 my_patience = None  # seconds
@@ -394,7 +399,7 @@ lesson.predicted(my_patience, static.rdzv_configs["timeout"], "seconds")
 
 # %% [markdown]
 # It is right where nodes boot slowly, and long for a typing mistake. `--rdzv-conf=timeout=SECONDS` sets it; for c10d it
-# is `join_timeout`.
+# is `join_timeout`, 600 seconds if you say nothing.
 #
 # ### Exercise 2: three launches that failed
 #
@@ -421,12 +426,12 @@ check.failures(my_causes)
 # some rights.
 
 # %%
-no_nodes = Cluster.available() if several_nodes else "several_nodes is False"
+why_not = Cluster.available() if several_nodes else "several_nodes is False"
 file = recorded / "two-nodes-namespaces/console-static.out"
 job = f"torchrun --nnodes=2 {c10d} main.py {mnist} {each} --save-model {live}/10_nodes.pt"
 lab = f"{cluster}/lab_cluster.py --nodes 2 -- '{job}'"
-lesson.verdict(told.where(no_nodes, file))
-print(told.essential(file.read_text() if no_nodes else processes.said(lab)))
+lesson.verdict(told.where(why_not, file))
+print(told.essential(file.read_text() if why_not else processes.said(lab)))
 
 # %% [markdown]
 # `main.py` needed no change: the variables say all that it must know.
@@ -483,7 +488,7 @@ check.line(my_line)
 # the second job would fail. We submit both files, to a real Slurm on namespaces of this machine:
 
 # %%
-no_slurm = no_nodes or slurm.missing()
+no_slurm = why_not or slurm.missing()
 files = [recorded / f"slurm-two-nodes/{way}.out" for way in ("ranks", "torchrun")]
 submit = f"{lessons}/submit_both.sh {mnist} {each}"
 lab = f"{cluster}/slurm_lab.py --nodes 2 -- {submit}"
@@ -517,8 +522,8 @@ lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights
 #
 # RPC is [in maintenance mode](https://docs.pytorch.org/docs/stable/rpc.html). Its uses have moved: models too large for
 # one GPU to FSDP ([13](13_beyond_ddp.ipynb)) and
-# [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), programs of many actors to
-# [Monarch](https://github.com/meta-pytorch/monarch) or Ray. More: [the
+# [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), programs of many different processes
+# that call each other (*actors*) to [Monarch](https://github.com/meta-pytorch/monarch) or Ray. More: [the
 # overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
 # manual](https://docs.pytorch.org/docs/stable/elastic/run.html).
 

@@ -29,8 +29,8 @@
 # - choose how often to save, and how long to wait for a silent rank;
 # - go on with another number of ranks than before.
 #
-# **You need** DDP ([06](06_ddp.ipynb)), collectives ([04](04_collectives.ipynb)), and `torchrun` on two nodes
-# ([10](10_launchers.ipynb)).
+# **You need** shards ([05](05_distributed_sampler.ipynb)), DDP ([06](06_ddp.ipynb)), collectives
+# ([04](04_collectives.ipynb)), and `torchrun` on two nodes ([10](10_launchers.ipynb)).
 #
 # **Time.** About 110 minutes for you, 2 for the machine.
 
@@ -114,9 +114,9 @@ lesson.table(told.error_files(processes_of_job, said))
 #
 # ## Kill a rank
 #
-# So save. `main.py --checkpoint FILE --checkpoint-every 35` writes a **checkpoint** every 35 steps of the run and after
-# each epoch: the weights, the optimizer's state, the place in the epoch, the random states. When it starts and finds
-# the file, it goes on from there.
+# So save. `main.py --checkpoint FILE --checkpoint-every 35` writes a **checkpoint** every 35 steps, counted from the
+# start of the run, and after each epoch: the weights, the optimizer's state, the place in the epoch, the random states.
+# When it starts and finds the file, it goes on from there.
 #
 # First, a training that nobody disturbs:
 
@@ -178,7 +178,7 @@ lesson.table(told.cost_rows(again, cost))
 
 
 # %% [markdown]
-# The kill falls between two checkpoints: at worst all steps since the last one are made again, half of them on average.
+# All steps since the last checkpoint are made again: at worst a whole interval, half of one on average.
 # All of it is measured within the killed run: two runs differ in speed anyhow. To start again, each process imports
 # PyTorch anew. Before that, the rank that is left waits two seconds, to learn who else waits; that is `main.py`'s own
 # doing.
@@ -329,9 +329,12 @@ lesson.code(checkpoint.Run.must_stop)
 # Each rank writes its checkpoints to a disk of its own, and some writes failed. After the restart each rank has a list
 # of the steps of the whole checkpoints on its disk, such as `[20, 40]`; it may be empty. From which step do they go
 # on? Write `my_newest(steps)`. On every rank it returns **the same number: the newest step that all ranks have**, or
-# `None`. The check runs your file on three ranks. (Lists have different lengths, which 04's collectives do not take:
-# `dist.all_gather_object(found, mine)` fills the list `found` with one Python object of each rank, and
-# `dist.broadcast_object_list([mine], src=0)` sends rank 0's.)
+# `None`. The check runs your file on three ranks.
+#
+# Lists have different lengths, which 04's collectives do not take. Two others send any Python object:
+#
+# - `found = [None] * world_size`, then `dist.all_gather_object(found, mine)`: `found` has one object of each rank.
+# - `box = [mine]`, then `dist.broadcast_object_list(box, src=0)`: on every rank `box[0]` is rank 0's object.
 
 # %%
 # %%writefile results/live/11_newest.py

@@ -25,7 +25,9 @@
 # - find mistakes that print no error;
 # - repair a script with several mistakes, and write an instrument that watches the next one.
 #
-# **You need** [05 · DistributedSampler](05_distributed_sampler.ipynb) and [06 · DDP](06_ddp.ipynb). No GPU.
+# **You need** the collectives and their stacks ([04](04_collectives.ipynb)), [05 ·
+# DistributedSampler](05_distributed_sampler.ipynb), [06 · DDP](06_ddp.ipynb), and how ranks are started
+# ([10](10_launchers.ipynb)). No GPU.
 #
 # **Time.** About 75 minutes for you, 3 for the machine.
 
@@ -117,10 +119,11 @@ lesson.predicted(my_guess_2, patients[2].number)
 
 # %% [markdown]
 # DDP starts its all-reduce when the gradients of a bucket are there. One that never comes keeps it waiting, and the
-# next `forward` notices. An `optimizer.step()` in between uses the gradients of that bucket as they are: each rank its
-# own. Without DDP the same model trains with no error: `parameter.grad is None` after `backward()` finds it in one
-# process, too. The message names a cure, `find_unused_parameters=True`. It searches the graph in each step, and here it
-# would only hide a layer that nobody uses. It is for a parameter that is used in some steps and not in others.
+# averages of all buckets are copied back only when the last is there. An `optimizer.step()` now would use each rank's
+# own gradients, all of them. The next `forward` notices. Without DDP the same model trains with no error:
+# `parameter.grad is None` after `backward()` finds it in one process, too. The message names a cure,
+# `find_unused_parameters=True`. It searches the graph in each step, and here it would only hide a layer that nobody
+# uses. It is for a parameter that is used in some steps and not in others.
 #
 # ## Patient 3: it hangs
 #
@@ -159,8 +162,9 @@ lesson.predicted(my_guess_3, patients[3].number)
 # %% [markdown]
 # The block `if rank == 0` is for printing and writing. A collective inside it waits for ranks that never call it. Look
 # for hidden ones: `SyncBatchNorm`, and the `forward` of a DDP model that evaluates on rank 0 alone, if it has buffers
-# (as BatchNorm does). With NCCL, not run here, `barrier()` is itself an all-reduce: this pair of calls may match,
-# nothing hangs, and rank 0 prints a wrong number.
+# (as BatchNorm does). With NCCL, not run here, `barrier()` is itself an all-reduce of one number: rank 1's barrier
+# answers rank 0's all-reduce. Rank 0 prints a wrong number, goes on, and hangs at its own `barrier()`, a line that is
+# right. A collective too many hangs later, where nothing is wrong.
 #
 # ## Patient 4: the loss has a rhythm
 #
@@ -174,12 +178,10 @@ lesson.predicted(my_guess_3, patients[3].number)
 my_guess_4 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** The user's sampler, asked three times, as an epoch asks it. (A sampler that is told `num_replicas` and
-# `rank` needs no other process.)
+# **Diagnosis.** The images that rank 0 takes, epoch by epoch. The script prints them, too:
 
 # %%
-sampler = DistributedSampler(range(24), num_replicas=2, rank=0, shuffle=True)
-[list(sampler) for epoch in range(3)]
+# !python scripts/broken/gallery.py look 4 "rank 0 sees" --until {until}
 
 # %%
 lesson.predicted(my_guess_4, patients[4].number)
@@ -200,7 +202,8 @@ lesson.predicted(my_guess_4, patients[4].number)
 my_guess_5 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** Which images does each rank test?
+# **Diagnosis.** `train.py` gives each rank its images with `DistributedSampler(right, shuffle=False)`. Which are they?
+# (A sampler that is told `num_replicas` and `rank` needs no other process.)
 
 # %%
 [list(DistributedSampler(range(9), num_replicas=2, rank=rank, shuffle=False)) for rank in range(2)]
@@ -397,5 +400,4 @@ check.unpadded(my_accuracy)
 # 2. A hang: the stack of **each** rank. Where they stand, and who is missing, says which hang it is.
 # 3. One process on the whole batch is the judge: the same numbers, or a reason.
 #
-# **Next:** [13 · Beyond DDP](13_beyond_ddp.ipynb)
-# Each rank holds the whole model. What if it does not fit?
+# **Next:** [13 · Beyond DDP](13_beyond_ddp.ipynb). Each rank holds the whole model. What if it does not fit?

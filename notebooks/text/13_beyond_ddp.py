@@ -207,9 +207,9 @@ lesson.code(shard_ways.fsdp)
 lesson.table(told.held(two, "fsdp"))
 
 # %% [markdown]
-# *For a moment*: weights that are whole at one time, here one block and what stands outside the blocks. On a GPU it is
-# two blocks, because the next one is fetched while this one computes; with gloo on a CPU nothing overlaps. That is why
-# each block has a `fully_shard` of its own.
+# *For a moment*: weights that are whole at one time, here one block and what stands outside the blocks. That is why each
+# block has a `fully_shard` of its own. (On a GPU it is two blocks, because the next one is fetched while this one
+# computes; with gloo on a CPU nothing overlaps.)
 #
 # The price: each step sends the weights twice and the gradients once, 1.5 times what DDP sends (ZeRO paper, section 7).
 # With `reshard_after_forward=False` the weights stay after forward: more memory, and no more to send than DDP. That is
@@ -226,9 +226,9 @@ lesson.table(told.held(two, "fsdp"))
 # ranks. Write `my_shards(model, mesh)`:
 #
 # 1. **Before** you share anything out, work out what this rank will hold of each parameter: a dict
-#    {name in `model.named_parameters()`: shape}. The three layers have 8, 4 and 2 rows, the check has 3 ranks. What
-#    happens to rows that do not divide is written in [the manual of
-#    `fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
+#    {name in `model.named_parameters()`: shape}. The three layers have 8, 4 and 2 rows, the check has 3 ranks.
+#    [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) cuts rows as `torch.chunk`
+#    does; a rank that gets no row holds the shape `(0, …)`.
 # 2. Share the model out so that never more than one layer is whole.
 # 3. Return the dict.
 
@@ -260,8 +260,8 @@ check.shards("results/live/13_shards.py")
 lesson.code(shard_ways.tp, shard_ways.split_matrices)
 
 # %% [markdown]
-# `ColwiseParallel` cuts a layer's outputs,
-# `RowwiseParallel` its inputs, so that nothing has to be sent between the two.
+# `ColwiseParallel` cuts a layer's outputs, `RowwiseParallel` its inputs, so that nothing has to be sent between the two.
+# (PyTorch keeps a weight as outputs × inputs. So ColwiseParallel cuts the *rows* of what you see.)
 #
 # **Predict.** Each of two ranks computes half of every matrix product. How many percent of one process's activations
 # does it keep?
@@ -312,8 +312,9 @@ check.mlp("results/live/13_mlp.py")
 lesson.code(shard_ways.pipeline)
 
 # %% [markdown]
-# **Predict.** Two ranks, four micro-batches. For how many percent of the time does a rank wait, if both take equally
-# long for a micro-batch, and sending takes no time? This waiting is called the **bubble**.
+# **Predict.** Two ranks, four micro-batches. For how many percent of the time does a rank wait, if every forward and
+# every backward of a micro-batch takes equally long, and sending takes no time? This waiting is called the **bubble**.
+# (Draw it: a line for each rank, a box for each micro-batch.)
 
 # %%
 my_bubble = None  # percent
@@ -372,7 +373,7 @@ plots.picture(plots.sharded.pieces(four, list(told.working(four)), weights))
 
 # %% [markdown]
 # Each rank looked for its own values in the whole weight; nothing here is drawn by hand. FSDP cuts rows. TP cuts `up`
-# by rows and `down` by columns: PyTorch keeps a weight as outputs × inputs. On the mesh, FSDP cuts TP's pieces once
+# by rows and `down` by columns. On the mesh, FSDP cuts TP's pieces once
 # more. A rank of the pipeline has whole weights of its own layers.
 #
 # What does not work is said by an error. Two mistakes, tried on the two ranks above:
@@ -388,8 +389,8 @@ lesson.table(told.limits(two))
 #
 # It depends on the size of the model, the number of devices, and how fast their links are. `predict.memory.choose`
 # tries each way, with several micro-batches, and with recomputing activations or not. It drops what does not fit into
-# 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is at most 1.3 times as
-# slow as the fastest**.
+# 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is at most 1.35 times as
+# slow as the fastest**. (Recomputing all activations costs a third more time: this alone shall not decide.)
 #
 # **Predict.** Your `parameters` on your `devices`: which way?
 
@@ -408,13 +409,12 @@ links = {"InfiniBand, 400 Gbit/s a device": 50e9,  # bytes a second for each dev
 plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameters)))
 
 # %% [markdown]
-# Read it from below. With fast links: as long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps
-# only in a narrow band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP.
-# With slow links FSDP may come a little earlier: both send 8 bytes a parameter here (gradients are summed in 32 bits,
-# weights gathered in 16), but FSDP sends a quarter of them during forward, when DDP sends nothing. (With
-# `bf16_compress_hook` DDP would send half.)
-# TP and pipelines (PP) appear where memory is at its limit, or where the links between nodes are slow: a pipeline sends
-# only activations between its ranks.
+# Read it from below. As long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow
+# band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP. On slow links the
+# order is the same; only ZeRO-1, whose messages nothing hides, drops out from some 32 devices on. DDP and FSDP send 8
+# bytes a parameter each (gradients are summed in 32 bits, weights gathered in 16). (With `bf16_compress_hook` DDP would
+# send half.) TP and pipelines (PP) appear where memory is at its limit, or where the links between nodes are slow: a
+# pipeline sends only activations between its ranks.
 #
 # It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and
 # stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node with NVLink, which reach
@@ -430,6 +430,7 @@ plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameter
 # | engine | adds | the loop |
 # |:--|:--|:--|
 # | [torchtitan](https://github.com/pytorch/torchtitan) | FSDP2, TP, pipelines from a configuration file | its own, to copy from |
+# | [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) | TP, sequence parallelism, interleaved pipelines, a sharded optimizer | its own |
 # | [DeepSpeed](https://www.deepspeed.ai/) | ZeRO 1 to 3 from a JSON file; *offload*: state in the CPU's memory or on disk | yours, around its engine |
 # | [Accelerate](https://huggingface.co/docs/accelerate) | one loop for one GPU, DDP, FSDP or DeepSpeed | yours |
 # | [Lightning Fabric](https://lightning.ai/docs/fabric/stable/) | the same; strategy and precision are two arguments | yours |

@@ -166,7 +166,7 @@ check.largest(my_largest)
 # Two processes now take turns, one with that, one without.
 #
 # **Predict.** How many page faults does a step of the small ResNet make without it? Its first result alone, 64 × 16 ×
-# 32 × 32 numbers, takes 4 MiB.
+# 32 × 32 numbers, takes 4 MiB, or 1,024 pages.
 
 # %%
 my_faults = None  # page faults a step
@@ -179,14 +179,13 @@ my_faults = None  # page faults a step
 pages = json.loads(Path("results/live/14_pages.json").read_text())
 lesson.predicted(my_faults, pages["models"]["resnet"]["returned"]["faults"], "page faults")
 lesson.table(told.pages(pages))
+lesson.verdict(told.given_back(pages, result=4 * 2**20))
 lesson.verdict(told.can_keep(pages))
 
 # %% [markdown]
-# (Returned memory comes back in pieces: so many pages of 4 KiB as there are faults.) The column *predicted* counts the
-# time inside the operating system alone. A page that is cleared also pushes other data out of
-# the caches, so the gain may be larger. What the C library gives back differs from run to run. The price is memory that
-# stays with the process. (On a GPU PyTorch keeps
-# freed memory by itself: its [caching
+# The column *predicted* counts the time inside the operating system alone. A page that is cleared also pushes other
+# data out of the caches, so the gain may be larger. What the C library gives back differs from run to run. The price is
+# memory that stays with the process. (On a GPU PyTorch keeps freed memory by itself: its [caching
 # allocator](https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-memory-management).)
 #
 # ## Several ranks: what is new?
@@ -236,8 +235,11 @@ plt.show()
 # | 4 buckets | `DDP(…, bucket_cap_mb=…)`: a quarter of the gradients' size, so that the first leave earlier ([06](06_ddp.ipynb)) |
 # | gradient_as_bucket_view | `DDP(…, gradient_as_bucket_view=True)`: gradients are not copied to the buckets and back |
 # | bf16 compression | `ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)`: sends half the bytes |
-# | PowerSGD | another hook: two thin matrices for each large one ([Vogels 2019](https://arxiv.org/abs/1905.13727)) |
+# | PowerSGD | another hook: two thin matrices, of one column here, for each large one ([Vogels 2019](https://arxiv.org/abs/1905.13727)) |
 # | an update each 4 batches | `with ddp.no_sync():` for three of four batches ([09](09_large_batch.ipynb)) |
+#
+# **bf16** (bfloat16) is a number of 16 bits: float32's range, with 8 significant bits instead of 24. *Autocast* casts
+# the inputs of matrix products to it; the weights stay float32. A processor without bf16 instructions must imitate it.
 #
 # **Predict** two of them (1 = no gain).
 
@@ -277,7 +279,8 @@ check.fair(my_gain)
 #
 # `compare_changes.py` trains with the change and without it, in the way of exercise 2: from the same first weights, on
 # the same images. It also compares **the training with itself**: what that shows is noise. (Whole batches, the fused
-# optimizer and channels_last are `main.py`'s defaults on a CPU. There the training without it comes first.)
+# optimizer and channels_last are `main.py`'s defaults on a CPU: for these three, the training *without* it is the one to
+# compare with.)
 
 # %%
 # !python scripts/measure/compare_changes.py --model lenet --change {alone} --rounds {rounds} \
@@ -359,7 +362,6 @@ lesson.table(told.messages(many))
 # - **PowerSGD** sends least, but multiplies matrices for it, on the same cores. What it leaves out it adds to the next
 #   gradient.
 # - **An update each 4 batches** waits and updates a quarter as often. But its global batch is 4 times as large.
-#
 # - **Four buckets** can only hide what is sent while there is a core left to send it.
 #
 # ### Exercise 3: gradients in 16 bits
@@ -367,7 +369,8 @@ lesson.table(told.messages(many))
 # A communication hook takes the place of DDP's all-reduce. DDP calls `my_hook(state, bucket)` for each bucket as soon
 # as it is full. `bucket.buffer()` is a tensor with its gradients, in float32. Return a `Future` of the tensor that DDP
 # is to take as the bucket's gradients (a **Future** is the promise of a result: the handle of an `async_op=True` has
-# one, `handle.get_future()`, and `future.then(f)` is the Future of what `f(future)` will return): their **mean over all
+# one, `handle.get_future()`, and `future.then(f)` is the Future of what `f(future)` will return;
+# `future.value()` is a list of tensors): their **mean over all
 # ranks**, in float32, of which only bf16 has been sent. The check registers it on three ranks, counts bytes, and
 # compares the gradient. (Import nothing from `ddp_comm_hooks`.)
 
@@ -445,7 +448,7 @@ lesson.table(told.decided(CHANGES, on_one, on_many))
 # | gaps between short kernels | a larger batch; `torch.compile(model, mode="reduce-overhead")`, which replays them as one graph |
 # | the CPU waits in `cudaStreamSynchronize` | fewer `.item()`; `pin_memory=True` and `.to(device, non_blocking=True)` |
 # | the GPU waits for `DataLoader` | `num_workers`, `persistent_workers=True`, `prefetch_factor` |
-# | matrix products take most of it | bf16 autocast; TF32 ([01](01_one_device.ipynb)) |
+# | matrix products take most of it | bf16 autocast; TF32: `torch.set_float32_matmul_precision("high")` ([01](01_one_device.ipynb)) |
 # | an NCCL kernel runs alone at the end | other bucket sizes; a communication hook |
 #
 # ## What to remember

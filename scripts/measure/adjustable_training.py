@@ -73,7 +73,7 @@ CHANGES = {
     "small-buckets": Change("bucket_cap_mb for 4 buckets", {"buckets": 4}, ranks=True),
     "fp16-hook": Change("fp16 compression", {"hook": "fp16"}, ranks=True),
     "bf16-hook": Change("bf16 compression", {"hook": "bf16"}, ranks=True),
-    "powersgd": Change("PowerSGD, rank 1", {"hook": "powersgd"}, ranks=True),
+    "powersgd": Change("PowerSGD, one column", {"hook": "powersgd"}, ranks=True),
     "accumulate": Change("an update each 4 batches", {"accumulate": 4}, ranks=True),
 }
 ALONE = [name for name, one in CHANGES.items() if not one.ranks]

@@ -57,6 +57,11 @@ def test_the_most_to_hope_for(ranks, devices, said):
     assert told.crowded(ranks, devices, "core").startswith(said)
 
 
+def test_ranks_that_share_a_gpu_may_fill_its_gaps():
+    assert told.crowded(2, 1, "GPU") == "2 ranks share 1 GPU: they can gain only what one process leaves idle."
+    assert told.crowded(2, 2, "GPU").startswith("Each of the 2 ranks has a GPU of its own")
+
+
 @pytest.mark.parametrize(("gpus", "nodes", "lacking"), [(0, 1, {"02", "10"}), (2, 1, {"10"}), (2, 2, set())])
 def test_which_ways_this_machine_can_go(gpus, nodes, lacking):
     assert {row["lesson"] for row in told.ways(gpus, nodes) if row["lacks"]} == lacking

@@ -90,3 +90,10 @@ def test_gradients_that_differ_by_rounding_are_one_row():
 def test_when_compiling_is_paid_back(found, words):
     assert words in told.compiled(found, NOISE)
     assert told.pays(found, NOISE) == words.startswith("after")
+
+
+def test_page_faults_are_told_as_memory(monkeypatch):
+    monkeypatch.setattr(told.mmap, "PAGESIZE", 4096)
+    found = {"models": {"resnet": {"returned": {"faults": 3072.4}}}}
+    assert told.given_back(found, result=4 * 2**20) == (
+        "3,072 pages of 4 KiB are 12 MiB: in each step, memory for 3.0 such results is given back and asked for again.")
