@@ -23,8 +23,8 @@ GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun gives them
 
 
 def run(argv, ranks, env, out, err, limit, stop=None):
-    """Run the script argv[0] with its options in the repository's root; the status of the rank that failed first, else
-    0; None where it took longer than `limit` seconds and was killed.
+    """Run the script argv[0], or `-m module`, with its options in the repository's root; the status of the rank that
+    failed first, else 0; None where it took longer than `limit` seconds and was killed.
 
     ranks=0: one process that no launcher has started. `env`: all of its environment. The files `out` and `err` get what
     all ranks print. Where one fails the others are ended, as torchrun does. An event `stop` kills all.
@@ -84,7 +84,11 @@ def be_rank(argv, env, out, err):
     torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
     torch.distributed.set_debug_level_from_env()
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        if sys.argv[0] == "-m":
+            del sys.argv[0]
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
     except Exception:
         traceback.print_exc()
         sys.exit(1)

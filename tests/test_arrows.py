@@ -77,6 +77,8 @@ def breaches(root):
                 "the root never imports course": inside(wanted, "course") and mine == "root",
                 "a leaf imports none of ours": wanted in modules and name in LEAVES,
                 "a script imports none of another room": other_room,
+                "the doctor can be copied alone": inside(name, "course.doctor") and wanted in modules and not inside(
+                    wanted, "course.doctor"),
                 "needs no torch": early and inside(wanted, *with_torch) and inside(name, *TORCHLESS),
             }
             where = f"{modules[name].relative_to(root)}:{number} imports {wanted}"
@@ -168,6 +170,8 @@ def test_a_tree_that_keeps_the_rules_has_no_breach(tmp_path):
          "course/plots/style.py:1 imports utils: needs no torch"),
         ("course/console.py", "def late():\n    from .runs import read_run",
          "course/console.py:2 imports course.runs: a circle: course.runs -> course.console -> course.runs"),
+        ("course/doctor/seams.py", "from course import runs",
+         "course/doctor/seams.py:1 imports course.runs: the doctor can be copied alone"),
         ("scripts/lessons/shapes.py", "import hello",
          "scripts/lessons/shapes.py:1 imports scripts.lessons.hello: a circle: scripts.lessons.hello -> "
          "scripts.lessons.shapes -> scripts.lessons.hello"),
