@@ -85,7 +85,7 @@ def accuracy_errors(df: pd.DataFrame, n: int, ax: Axes | None = None, title="One
     for shift, (way, colour) in zip((-0.22, 0.22), WAYS.items(), strict=True):
         for ranks, dots in df[df["way"] == way].groupby("ranks"):
             too_many, too_few = -n % ranks, n % ranks
-            limit = 100 * (too_many / (n + too_many) if way == "padded" else too_few / (n - too_few))
+            limit = 100 * ((n - too_many) * (1 / n - 1 / (n + too_many)) if way == "padded" else too_few / n)
             ax.bar(ranks + shift, 2 * limit, bottom=-limit, width=0.42, color=PALE)
             spread = [ranks + shift + 0.34 * ((place + 0.5) / len(dots) - 0.5) for place in range(len(dots))]
             ax.plot(spread, dots["error"], "o", color=colour, markersize=6, alpha=0.5, markeredgewidth=0)

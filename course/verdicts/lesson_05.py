@@ -53,5 +53,7 @@ def accuracies(found, truth):
 
 def hidden(sizes, ranks):
     """A row for each size of a test set: how many images padding repeats, and how far the accuracy is off at most."""
-    return [{"test images": f"{n:,}", f"seen twice on {ranks} ranks": -n % ranks,
-             "accuracy off by at most": f"{100 * (-n % ranks) / (n + -n % ranks):.2f} points"} for n in sizes]
+    repeated = {n: -n % ranks for n in sizes}
+    return [{"test images": f"{n:,}", f"seen twice on {ranks} ranks": d,
+             "accuracy off by at most": f"{100 * ((n - d) / n - (n - d) / (n + d)):.2f} points"}
+            for n, d in repeated.items()]

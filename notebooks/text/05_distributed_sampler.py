@@ -153,7 +153,8 @@ plt.show()
 # stand in the same batch.
 #
 # `main.py` calls it at the start of each epoch. Its sampler is `Shard`, a DistributedSampler that can also begin in the
-# middle of an epoch, for a run that goes on from a checkpoint:
+# middle of an epoch, for a run that goes on from a checkpoint. (The order needs the same seed on all ranks. Augmentation
+# and dropout need another one on each: `main.py` adds the rank.)
 
 # %%
 # !grep -n "sampler" main.py
@@ -370,8 +371,8 @@ print(test_set.name, f"accuracy: {right.mean():.4f}")
 # - **mean of means**: the unequal shards `range(rank, n, 8)`, and the mean of the ranks' accuracies;
 # - **exact**: the same unequal shards; right answers of all ranks / images of all ranks.
 #
-# **Predict.** Padded, some of the `test_images` count twice. All of these may be right, or all wrong. By how many
-# percentage points can the accuracy be off at most?
+# **Predict.** Padded, some of the `test_images` count twice. In the worst case all of these are wrong and all others
+# right, or the other way round. By how many percentage points is the accuracy then off?
 
 # %%
 my_error = None  # percentage points
@@ -387,7 +388,8 @@ accuracies = {
     "exact": (sum(shard.sum() for shard in shards) / sum(len(shard) for shard in shards)).item(),
 }
 truth = right.mean().item()
-lesson.predicted(my_error, 100 * (1 - test_images / len(padded)), "points")
+once = 2 * test_images - len(padded)  # images that count once
+lesson.predicted(my_error, 100 * (once / test_images - once / len(padded)), "points")
 lesson.table(told.accuracies(accuracies, truth))
 
 # %% [markdown]
@@ -407,8 +409,9 @@ plots.samplers.accuracy_errors(table, test_images)
 plt.show()
 
 # %% [markdown]
-# Dropping is no repair: it is wrong in another way. The grey boxes are limits. Padding that adds d images to N changes
-# the accuracy by at most d / (N + d), and dropping d images by at most d / (N − d). And d is at most world size − 1.
+# Dropping is no repair: it is wrong in another way. The grey boxes are limits. Padding that repeats d of N images puts
+# the accuracy off by at most (N − d)/N − (N − d)/(N + d), and dropping d images by at most d/N. And d is at most world
+# size − 1.
 # Dropped is the remainder of a division, padded is what is missing to the next multiple: large for one number of ranks,
 # 0 for another.
 #
