@@ -366,7 +366,7 @@ def test_errors_have_a_dot_an_order_within_what_can_be():
     ax = plots.samplers.accuracy_errors(table, 97)
     dots = [line for line in ax.lines if line.get_linestyle() == "None"]
     assert [len(line.get_xdata()) for line in dots] == [3] * 4
-    assert [round(bar.get_height() / 2, 2) for bar in ax.patches[:4]] == [0, 2.91, 0, 1.03]  # 94/97 - 94/100, 1/97: percent
+    assert [round(bar.get_height() / 2, 2) for bar in ax.patches[:4]] == [0, 2.91, 0, 1.03]  # 94/97 - 94/100, 1/97
     assert "SYNTHETIC DATA" in texts(ax) and "97" in ax.get_title(loc="left")
 
 
