@@ -174,7 +174,8 @@ lesson.predicted(my_speedup, of.speedup[8], "times")
 # - **Sharing.** Processes that have a device each still share memory, caches, power. So we start as many processes as
 #   ranks, each with a model of its own, that **never talk**. What they reach together, by what one reaches alone, is the
 #   **ceiling** of this model with this batch, on this machine.
-# - **Talking.** What then is left: messages, and waiting for the slowest rank.
+# - **Talking.** What then is left: messages, waiting for the slowest rank, and what DDP itself does
+#   ([08](08_predict_scaling.ipynb) tells these apart).
 #
 # **Predict.** How many times the images a second of one process do eight processes reach that never talk?
 

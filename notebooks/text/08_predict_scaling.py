@@ -365,17 +365,18 @@ check.break_even(my_batch)
 # for which every figure that the model needs was published ([list and
 # sources](../results/recorded/published/README.md)):
 #
-# - **ResNet-50 on P100s**, 8 in a node, one network card of 50 Gbit/s a node. 25 million parameters; `backward` takes
-#   120 ms ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677), with Caffe2 and an all-reduce of their own, not with
-#   DDP);
+# - **ResNet-50 on P100s**, 8 in a node, one network card of 50 Gbit/s a node. 25 million parameters; with 32 images a
+#   GPU a step takes 232 ms on 8 GPUs, 120 ms of it `backward` ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677),
+#   with Caffe2 and an all-reduce of their own, not with DDP);
 # - a **ViT on A100s**, 4 in a node, four cards of 200 Gbit/s a node
 #   ([NERSC tutorial, SC25](https://github.com/NERSC/sc25-dl-tutorial)).
 #
 # These models fill several buckets, and a bucket leaves while `backward` goes on: **overlap** ([Li et al.
-# 2020](https://arxiv.org/abs/2006.15704), the paper on DDP). Let there be k buckets of c seconds each. The last one is
-# full only when `backward` has ended: at least its c seconds are left. The others leave while the rest of `backward`,
-# (k − 1)/k of it, still runs: so much can be hidden. If links cost the processor nothing, what is left of the
-# all-reduce is
+# 2020](https://arxiv.org/abs/2006.15704), the paper on DDP). Let there be k buckets of c seconds each. (For the 100 MB
+# of ResNet-50's gradients DDP's defaults make k = 5: one bucket of 1 MiB and four of up to 25, taken as equally long
+# here.) The last one is full only when `backward` has ended: at least its c seconds are left. The others leave while
+# the rest of `backward`, (k − 1)/k of it, still runs: so much can be hidden. If links cost the processor nothing, what
+# is left of the all-reduce is
 #
 # $$\max\left(c,\; k\,c - \frac{k-1}{k}\,\mathit{backward}\right)$$
 #
