@@ -66,8 +66,9 @@ def digest(tensors):
     tensors = [tensor.detach() for tensor in tensors]
     if any(hasattr(tensor, "full_tensor") or not tensor.numel() for tensor in tensors):
         return None
-    total = sum(tensor.sum(dtype=torch.float64).item() for tensor in tensors)
-    return [total, math.sqrt(sum(tensor.double().square().sum().item() for tensor in tensors))]
+    exact = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
+    norms = [torch.linalg.vector_norm(tensor, dtype=exact).item() for tensor in tensors if not tensor.is_complex()]
+    return [sum(tensor.sum(dtype=exact).item() for tensor in tensors if not tensor.is_complex()), math.hypot(*norms)]
 
 
 def random_state():
@@ -162,8 +163,10 @@ class Seams:
     # ------------------------------------------------------------------------------------------------ the model
 
     def module_begins(self, module, _):
+        if not self.ours():  # DataParallel's threads
+            return
         self.depth += 1
-        outermost = self.depth == 1 and self.ours() and module.training and torch.is_grad_enabled()
+        outermost = self.depth == 1 and module.training and torch.is_grad_enabled()
         if outermost and next(module.parameters(), None) is not None:
             self.diary.alive = time.monotonic()
             self.diary.outer += 1
@@ -171,7 +174,8 @@ class Seams:
                 self.diary.note("weights", forward=self.diary.outer, digest=digest(module.parameters()), where=where())
 
     def module_ends(self, *_):
-        self.depth -= 1
+        if self.ours():
+            self.depth -= 1
 
     def wrapped(self, line, model, *_, **__):
         self.models[id(model.module)] = model
@@ -392,8 +396,9 @@ class Watched:
             self.states.append(states)
         self.batches += 1
         self.images += rows(batch) or 0
-        if tensors := tensors_in(batch):  # the labels, in most data sets: nothing random is done to them
-            self.labels += tensors[-1].sum(dtype=torch.float64).item() if tensors[-1].numel() < 10**6 else 0
+        last = (tensors_in(batch) or [None])[-1]  # the labels, in most data sets: nothing random is done to them
+        if last is not None and last.device.type == "cpu" and not last.is_complex() and last.numel() < 10**6:
+            self.labels += last.sum(dtype=torch.float64).item()
         if self.stream and self.batches <= LOOKED_AT:
             raw = b"".join(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()[:2**18]
                            for tensor in tensors_in(batch)[:1] if tensor.dim())
