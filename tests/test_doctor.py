@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -202,9 +203,11 @@ dist.barrier()
 
 def test_a_hang_is_bounded_and_both_places_are_named(tmp_path):
     begin = time.monotonic()
-    done, found = doctor(2, written(tmp_path, HANG), timeout=4, out=tmp_path / "found.json")
+    out = tmp_path / "found.json"
+    done, found = doctor(2, written(tmp_path, HANG), timeout=4, out=out)
     assert time.monotonic() - begin < 60 and done.returncode == 1 and found == ["hang_rank_0"]
-    assert "my_train.py:7" in done.stderr and "it is in at" not in done.stderr and "my_train.py:6" in done.stderr
+    said = json.loads(out.read_text())["findings"][0]["seen"]
+    assert re.search(r"rank 0: `barrier` at \S*my_train.py:7; rank 1: none: it is at \S*my_train.py:6\.", said), said
 
 
 def test_a_copy_of_the_folder_serves_under_torchrun(tmp_path):

@@ -105,7 +105,7 @@ def standing(diary):
         at = f" at {diary['ended']['where']}" if diary["ended"].get("where") else ""
         return f"its script ended ({diary['ended']['how']}{at}{': ' + error.splitlines()[0][:120] if error else ''})"
     now = diary["position"]
-    return f"it is in {'`' + now['in'] + '` ' if now['in'] else ''}at {now['where'] or 'no line of yours'}"
+    return f"it is {'in `' + now['in'] + '` ' if now['in'] else ''}at {now['where'] or 'no line of yours'}"
 
 
 def stalled(diaries, world_size):
