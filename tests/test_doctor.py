@@ -12,6 +12,7 @@ import launch
 import pytest
 
 from course import gallery_table
+from course.rendezvous import free_port
 
 BROKEN = launch.ROOT / "scripts" / "broken"
 FOUND = {  # entry of the gallery: what the doctor calls it, where that is another name
@@ -28,9 +29,9 @@ MISSED = {"address_in_use", "all_download", "all_on_gpu_0", "average_of_averages
           "wrong_traceback"}
 
 
-def doctor(ranks, script, *options, timeout=60, out=None, **env):
+def doctor(ranks, script, *options, timeout=60, out=None, start=launch.run, **env):
     """(finished process, names of the findings or None where there was no report)."""
-    done = launch.run(ranks, "course.doctor", "--timeout", timeout, *(["--json", out] if out else []), script, *options,
+    done = start(ranks, "course.doctor", "--timeout", timeout, *(["--json", out] if out else []), script, *options,
                       script="-m", **env)
     return done, [one["name"] for one in json.loads(out.read_text())["findings"]] if out and out.exists() else None
 
@@ -163,6 +164,136 @@ def test_one_mistake_in_a_training_is_the_one_finding(name, tmp_path):
     assert found == [name] and done.returncode == 1, done.stderr
 
 
+LOOP = """    for x, y in loader:
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+"""
+SOUND = {  # unusual, and right: what is changed in the training above
+    "compiled": ("model = DistributedDataParallel(plain)",
+                 "model = torch.compile(DistributedDataParallel(plain), backend='eager')"),
+    "a look at the model on rank 0": ("for epoch in", "if rank == 0:\n    plain(torch.ones(2, 4)).sum()\nfor epoch in"),
+    "drawn with replacement": ("sampler = DistributedSampler(images)\n",
+                               "sampler = torch.utils.data.RandomSampler(images, replacement=True)\n"
+                               "sampler.set_epoch = lambda epoch: None\ntorch.manual_seed(rank)\n"),
+    "left before the last batch": ("        optimizer.step()\n",
+                                   "        optimizer.step()\n        if epoch:\n            break\n"),
+    "no numbers any more": ("lr=0.1", "lr=1e38"),
+    "a sharded optimizer": ("torch.optim.SGD(model.parameters(), lr=0.1)",
+                            "__import__('torch.distributed.optim').distributed.optim.ZeroRedundancyOptimizer("
+                            "model.parameters(), torch.optim.SGD, lr=0.1)"),
+    "workers": ("DataLoader(images, 5,", "DataLoader(images, 5, num_workers=1,"),
+    "one function for training and tests": (LOOP, """    def read(loader):
+        yield from loader
+    for x, y in read(loader):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    list(read(DataLoader(mine, 5)))
+    dist.all_reduce(torch.zeros(2))
+"""),
+    "metrics of each batch": ("torch.randn(31, 4), torch.randn(31, 1)", "torch.randn(30, 4), torch.randn(30, 1)",
+                              "            sums += ", "            for _ in range(12):\n"
+                              "                dist.all_reduce(torch.ones(1))\n            sums += "),
+    "accumulation": (LOOP, """    for number, (x, y) in enumerate(loader):
+        import contextlib
+        with model.no_sync() if number % 2 == 0 else contextlib.nullcontext():
+            (model(x) - y).square().mean().backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+"""),
+    "checkpointing": ("(model(x) - y).square()",
+                      "(torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False) - y).square()"),
+    "two models": (LOOP, """    if epoch == 0:
+        critic = DistributedDataParallel(nn.Linear(1, 1))
+        second = torch.optim.Adam(critic.parameters(), lr=0.1)
+    for x, y in loader:
+        critic(model(x).detach() - y).square().mean().backward()
+        second.step()
+        optimizer.zero_grad()
+        critic(model(x) - y).square().mean().backward()
+        optimizer.step()
+        second.zero_grad()
+"""),
+    "branches": ("plain = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))\n"
+                 "torch.manual_seed(rank)\nmodel = DistributedDataParallel(plain)\n", """
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ways, self.calls = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)]), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.ways[self.calls % 2](x)
+
+plain = Branches()
+model = DistributedDataParallel(plain, find_unused_parameters=True)
+"""),
+    "by hand": ("model = DistributedDataParallel(plain)", "model = plain", LOOP, """    for x, y in loader:
+        (plain(x) - y).square().mean().backward()
+        for one in plain.parameters():
+            dist.all_reduce(one.grad)
+            one.data -= 0.1 * one.grad / ranks
+            one.grad = None
+"""),
+    "copied and pickled": ("optimizer = ", "import copy, pickle\npickle.loads(pickle.dumps(copy.deepcopy(plain)))\n"
+                           "optimizer = "),
+    "lists of indices": ("DataLoader(images, 5, sampler=sampler)",
+                         "DataLoader(images, batch_sampler=[[rank, 2 + rank], [4 + rank, 6 + rank]])"),
+    "bytes and lazy layers": ("optimizer = ", "plain.register_parameter('mask', nn.Parameter(torch.ones(3, "
+                              "dtype=torch.uint8), requires_grad=False))\nextra = nn.LazyLinear(3)\n"
+                              "extra(torch.ones(2, 2))\noptimizer = "),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
+    text = TRAINING
+    for old, new in zip(SOUND[name][::2], SOUND[name][1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new)
+    start = launch.torchrun if name == "workers" else launch.run  # forked ranks cannot have them
+    done, found = doctor(2, written(tmp_path, text), out=tmp_path / "found.json", start=start)
+    assert found == [] and done.returncode == 0 and "own look" not in done.stderr, done.stderr
+
+
+SPAWNED = """
+import os, sys
+import torch.multiprocessing as mp
+
+def train(rank, ranks):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1], "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    BODY
+
+if __name__ == "__main__":
+    mp.spawn(train, (2,), 2)
+"""
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), [
+    ("", "", []), (", sampler=sampler)", ", shuffle=True)", ["same_data"]),
+    ("for epoch", "1 / (1 - rank)\nfor epoch", ["wrong_traceback"])])
+def test_processes_that_the_script_spawns_are_looked_at(old, new, expected, tmp_path):
+    body = TRAINING.replace(old, new).replace("\n", "\n    ")
+    done, found = doctor(0, written(tmp_path, SPAWNED.replace("BODY", body)), free_port(), out=tmp_path / "f.json")
+    assert found == expected and done.returncode == bool(expected), done.stderr
+    assert done.stderr.count("doctor: ") == 1 + len(expected), done.stderr
+
+
+def test_ranks_that_never_meet_are_judged_alone(tmp_path):
+    done, found = doctor(0, written(tmp_path, "print('hello')\n"), out=tmp_path / "f.json", RANK="0", WORLD_SIZE="2")
+    assert found == [] and "Only one rank ran" in done.stderr and "made no process group" in done.stderr, done.stderr
+
+
+def test_the_weights_after_the_last_step_are_compared(tmp_path):
+    text = TRAINING.replace("dist.destroy", "if rank:\n    plain[0].weight.data += 1\ndist.destroy")
+    done, found = doctor(2, written(tmp_path, text), out=tmp_path / "found.json")
+    assert found == ["drift"], done.stderr
+
+
 def test_steps_end_it_early(tmp_path):
     done, found = doctor(2, "--steps", 3, written(tmp_path, TRAINING), out=tmp_path / "found.json")
     assert found == [] and done.returncode == 0 and "3 updates, each of 2 x 5 = 10 samples" in done.stderr, done.stderr
@@ -208,6 +339,13 @@ def test_a_hang_is_bounded_and_both_places_are_named(tmp_path):
     assert time.monotonic() - begin < 60 and done.returncode == 1 and found == ["hang_rank_0"]
     said = json.loads(out.read_text())["findings"][0]["seen"]
     assert re.search(r"rank 0: `barrier` at \S*my_train.py:7; rank 1: none: it is at \S*my_train.py:6\.", said), said
+
+
+def test_a_rank_that_works_while_the_others_wait_is_no_hang(tmp_path):
+    busy = "end = time.monotonic() + 8\n    while time.monotonic() < end:\n        sum(range(999))"
+    script = written(tmp_path, HANG.replace("time.sleep(1000)", busy) + "dist.destroy_process_group()\n")
+    done, found = doctor(2, script, timeout=2, out=tmp_path / "found.json")
+    assert found == [] and done.returncode == 0, done.stderr
 
 
 def test_a_copy_of_the_folder_serves_under_torchrun(tmp_path):

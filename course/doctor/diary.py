@@ -7,14 +7,14 @@ import threading
 import time
 import traceback
 from array import array
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-HERE = str(Path(__file__).parent)
-NOT_THEIRS = ("<", HERE, str(Path(torch.__file__).parent),
-              *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-MOST = 1_000_000  # collectives and indices that are kept; what comes later is counted only
+HERE, TORCH = (str(path) + os.sep for path in (Path(__file__).parent, Path(torch.__file__).parent))
+NOT_THEIRS = ("<", HERE, TORCH, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+MOST = 1_000_000  # collectives and indices that are kept; what comes later is not compared
 
 
 def innermost(lines):
@@ -25,25 +25,21 @@ def innermost(lines):
     return ""
 
 
-def place(frame):
-    return innermost(traceback.walk_stack(frame)) if frame else ""
-
-
 def where():
     """The user's line that has called us."""
-    return place(sys._getframe(1))
+    return innermost(traceback.walk_stack(sys._getframe(1)))
 
 
 class Diary:
     """One rank's. The main thread writes, the watching thread reads."""
 
-    def __init__(self, rank, world_size):
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, rank):
+        self.rank = rank
         self.facts = {}  # {kind: [facts]}, each a dict
-        self.kinds, self.order = [], array("i")  # of collectives: [what and where], and the numbers of these, in order
-        self.known = {}
-        self.steps = self.forwards = self.outer = self.backwards = self.passes = 0
-        self.inside = []  # what the main thread is in: [(what, where, since)]
+        self.kinds, self.known = [], {}  # of collectives: [what, where], and their numbers
+        self.order = array("i")  # the numbers of all that were called
+        self.steps = self.forwards = self.backwards = self.passes = 0
+        self.inside = []  # what the main thread is in: [(what, where)]
         self.alive = self.began = time.monotonic()
         self.seconds = {}
         self.ended = None  # how the script ended on this rank
@@ -69,26 +65,33 @@ class Diary:
         if len(self.order) < MOST:
             self.order.append(number)
 
-    def enter(self, what, line):
-        self.alive = time.monotonic()
-        self.inside.append((what, line, self.alive))
-
-    def leave(self):
-        what, _, since = self.inside.pop()
-        self.alive = time.monotonic()
-        self.seconds[what] = self.seconds.get(what, 0) + self.alive - since
+    @contextmanager
+    def during(self, what, line):
+        """The main thread is in something that may wait."""
+        begin = self.alive = time.monotonic()
+        self.inside.append((what, line))
+        try:
+            yield
+        finally:
+            self.inside.pop()
+            self.alive = time.monotonic()
+            self.seconds[what] = self.seconds.get(what, 0) + self.alive - begin
 
     def position(self):
-        """Where the main thread is: what it waits in, the line, for how many seconds, and the stack of the user's."""
+        """Where the main thread is: what it waits in, and the line."""
+        what, line = self.inside[-1] if self.inside else (None, "")
         frame = sys._current_frames().get(self.main)
-        stack = [f"{os.path.relpath(one.filename)}:{one.lineno} in {one.name}" for one in
-                 traceback.extract_stack(frame) if not one.filename.startswith(NOT_THEIRS)] if frame else []
-        what, line, since = self.inside[-1] if self.inside else (None, place(frame), self.alive)
-        return {"in": what, "where": line or place(frame), "seconds": time.monotonic() - since, "stack": stack}
+        return {"in": what, "where": line or (innermost(traceback.walk_stack(frame)) if frame else "")}
+
+    def moment(self):
+        """Something that changes while the main thread works. (Waiting for a GPU it may compute, too.)"""
+        frame = sys._current_frames().get(self.main)
+        clock = hasattr(time, "pthread_getcpuclockid") and not torch.cuda.is_initialized()
+        computed = round(time.clock_gettime(time.pthread_getcpuclockid(self.main)), 1) if clock else 0
+        return (self.alive, id(frame), frame.f_lasti if frame else None, computed)
 
     def pages(self):
         """All of it, as JSON has it."""
-        return {"rank": self.rank, "world_size": self.world_size, "facts": self.facts, "kinds": self.kinds,
-                "order": self.order.tolist(), "steps": self.steps, "forwards": self.forwards,
-                "backwards": self.backwards, "seconds": {**self.seconds, "all": time.monotonic() - self.began},
-                "ended": self.ended, "position": self.position()}
+        return {"rank": self.rank, "facts": self.facts, "kinds": self.kinds, "order": self.order.tolist(),
+                "steps": self.steps, "forwards": self.forwards, "ended": self.ended, "position": self.position(),
+                "seconds": {**self.seconds, "all": time.monotonic() - self.began}}

@@ -1,4 +1,4 @@
-"""How the ranks put their diaries together: through the store that torchrun keeps, or one of rank 0's own."""
+"""How the ranks put their diaries together: through the store that torchrun keeps, or the process group's own."""
 
 import contextlib
 import json
@@ -12,34 +12,56 @@ import torch.distributed as dist
 
 LOOK = 0.3  # seconds between two looks at the store
 GRACE = 5  # seconds for the others' diaries, once the first rank has asked for them
+MEET = timedelta(seconds=20)  # for the first connection
 
 
 class Exchange:
-    """One rank's part. `diary` is posted once; whoever reports waits for the others' so long and no longer."""
+    """One rank's part. A diary is posted once; whoever reports waits for the others' so long and no longer."""
 
     def __init__(self, diary, timeout):
         self.diary, self.timeout = diary, timeout
         self.posting = threading.Lock()
-        self.posted = False
+        self.posted = self.hosts = self.still = False
         self.store = None
-        if diary.world_size > 1:
-            hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's: all ranks are its clients
-            port = int(os.environ["MASTER_PORT"]) + (0 if hosted else 1)
-            store = dist.TCPStore(os.environ["MASTER_ADDR"], port, None, diary.rank == 0 and not hosted,
-                                  timedelta(seconds=60), wait_for_workers=False)
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            self.store = dist.PrefixStore(f"doctor {attempt}", store)
-            self.mine = dist.PrefixStore(f"doctor {attempt}", store.clone())  # the watching thread's own connection
+        self.rank, self.size = diary.rank, 1
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's store: all ranks are its clients
+            self.join(diary.rank, int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+
+    def join_group(self):
+        """Without torchrun (Slurm, spawn): meet at the store of the process group that has just been made."""
+        self.group_store = dist.distributed_c10d._get_default_store()  # kept: it lives as long as rank 0 holds it
+        while isinstance(self.group_store, dist.PrefixStore):
+            self.group_store = self.group_store.underlying_store
+        host, port = (getattr(self.group_store, name, None) for name in ("host", "port"))  # a FileStore has none
+        self.join(dist.get_rank(), dist.get_world_size(), host, port)
+        self.hosts = self.rank == 0
+
+    def join(self, rank, size, host, port):
+        self.rank, self.size, self.diary.rank = rank, size, rank
+        try:  # the second is the watching thread's
+            store = [dist.TCPStore(host, int(port), None, False, MEET, wait_for_workers=False) for _ in range(2)]
+            name = f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+            self.mine, self.store = (dist.PrefixStore(name, one) for one in reversed(store))
+        except (TypeError, ValueError, RuntimeError) as error:
+            self.store = None
+            self.diary.note("alone", error=str(error).partition("\n")[0][:200])
 
     def watch(self, stalled):
-        """A thread that calls `stalled()` where nothing has moved for the timeout, and posts when others ask."""
+        """A thread that calls `stalled()` when no rank has moved for the timeout, and posts when others ask."""
         threading.Thread(target=self._watch, args=(stalled,), daemon=True).start()
 
     def _watch(self, stalled):
+        moment, since = None, time.monotonic()
         with contextlib.suppress(dist.DistError):  # the store is gone: the job is at its end
             while not self.posted:
                 time.sleep(LOOK)
-                if self.diary.ended is None and time.monotonic() - self.diary.alive > self.timeout:
+                if self.diary.moment() != moment or self.diary.position()["in"] == "spawn":  # its processes are watched
+                    moment, since = self.diary.moment(), time.monotonic()
+                still = self.diary.ended is None and time.monotonic() - since > self.timeout
+                if self.store and still != self.still:
+                    self.mine.add("still", 1 if still else -1)
+                self.still = still
+                if still and (not self.store or self.mine.add("still", 0) >= self.size):
                     return stalled()
                 if self.store and self.mine.check(["asked"]):
                     self.post(self.mine)
@@ -47,8 +69,10 @@ class Exchange:
     def post(self, store):
         with self.posting:
             if not self.posted and store:
-                store.set(f"diary {self.diary.rank}", zlib.compress(json.dumps(self.diary.pages()).encode()))
+                pages = json.dumps(self.diary.pages(), default=str).encode()
+                store.set(f"diary {self.rank}", zlib.compress(pages))
                 store.add("posted", 1)
+                store.add("still", int(not self.still))  # a rank at its end moves no more
             self.posted = True
 
     def collect(self, patient):
@@ -56,24 +80,35 @@ class Exchange:
 
         `patient`: this rank has ended well, so wait for the others until one has asked (it failed, or stalled).
         """
-        if not self.store:
-            return {0: self.diary.pages()}
-        store, ranks = self.store, range(self.diary.world_size)
+        try:
+            return self._collect(patient) if self.store else {self.rank: self.diary.pages()}
+        except dist.DistError as error:  # whoever kept the store has gone
+            self.diary.note("alone", error=str(error).partition("\n")[0][:200])
+            return {self.rank: self.diary.pages()}
+
+    def _collect(self, patient):
+        store, ranks = self.store, range(self.size)
         self.post(store)
         while patient and store.add("posted", 0) < len(ranks) and not store.check(["asked"]):
             time.sleep(LOOK)
         if store.add("reporters", 1) > 1:
-            give_up = time.monotonic() + 2 * GRACE
-            while not store.check(["reported"]) and time.monotonic() < give_up:
-                time.sleep(0.1)
+            self.wait(lambda: store.check(["reported"]), 2 * GRACE)
             return None
         store.set("asked", "")
-        give_up = time.monotonic() + GRACE
-        while store.add("posted", 0) < len(ranks) and time.monotonic() < give_up:
-            time.sleep(0.1)
+        self.wait(lambda: store.add("posted", 0) >= len(ranks), GRACE)
         return {rank: json.loads(zlib.decompress(store.get(f"diary {rank}"))) for rank in ranks
                 if store.check([f"diary {rank}"])}
 
-    def reported(self):
-        if self.store:
-            self.store.set("reported", "")
+    def end(self):
+        """The report is made, or another rank's to make. The rank that keeps the store goes last."""
+        with contextlib.suppress(dist.DistError):
+            if self.store:
+                self.store.set("reported", "")
+                gone = self.store.add("gone", 1)
+                if self.hosts and gone < self.size:
+                    self.wait(lambda: self.store.add("gone", 0) >= self.size, GRACE)
+
+    def wait(self, until, seconds):
+        give_up = time.monotonic() + seconds
+        while not until() and time.monotonic() < give_up:
+            time.sleep(0.1)

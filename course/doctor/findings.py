@@ -1,5 +1,6 @@
 """What the diaries of all ranks show: pure functions of facts, so that each can be tried without a rank."""
 
+import math
 import re
 import textwrap
 from dataclasses import asdict, dataclass
@@ -33,7 +34,8 @@ class Report:
 def judge(diaries, world_size):
     """The report on {rank: diary}; a rank that left none is a finding of its own."""
     known = [diaries[rank] for rank in sorted(diaries)]
-    found = [one for check in CHECKS for one in check(known, world_size) or ()]
+    checks = CHECKS + (COMPARING if len(known) > 1 else []) + (OF_ALL if len(known) == world_size > 1 else [])
+    found = [one for check in checks for one in check(known, world_size) or ()]
     names = {one.name for one in found}
     found = [one for one in found if not names & set(BECAUSE.get(one.name, ()))]
     return Report(sorted(found, key=lambda one: LEVELS.index(one.level)), facts(known, world_size),
@@ -44,6 +46,7 @@ def judge(diaries, world_size):
 BECAUSE = {
     "drift": ("not_wrapped", "ddp_module", "other_weights", "optimizer_foreign"), "silent": ("stall",),
     "clip_early": ("not_wrapped", "ddp_module"), "rank_0_loss": ("padded_evaluation", "not_wrapped", "same_data"),
+    "statistics": ("not_wrapped", "ddp_module", "drift", "other_weights"),
 }
 
 
@@ -55,9 +58,9 @@ def listed(ranks):
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def by_rank(diaries, kind, number=0):
-    """The n-th fact of this kind on each rank; None where a rank has fewer."""
-    found = [of(diary, kind)[number:number + 1] for diary in diaries]
+def first_of(diaries, kind):
+    """The first fact of this kind on each rank; None where a rank has none."""
+    found = [of(diary, kind) for diary in diaries]
     return [one[0] for one in found] if all(found) else None
 
 
@@ -66,12 +69,11 @@ def by_rank(diaries, kind, number=0):
 
 def talked(diaries, world_size):
     """The first collective that is not the same on all ranks: what each called, and where each is now."""
-    if world_size < 2 or len(diaries) < 2:
-        return
     calls = [[diary["kinds"][number] for number in diary["order"]] for diary in diaries]
-    first = next((n for n in range(max(map(len, calls))) if len({c[n][0] if n < len(c) else None for c in calls}) > 1),
-                 None)
     stalled = any(of(diary, "stalled") for diary in diaries)
+    first = differing(calls, 0)
+    if first is None and stalled:  # the same names, from other lines: shapes may differ, or one has left one out
+        first = differing(calls, slice(None))
     errors = [diary["ended"]["error"] for diary in diaries if (diary["ended"] or {}).get("error")]
     if first is None or not (stalled or errors or all(len(c) > first for c in calls)):
         return
@@ -98,14 +100,38 @@ def talked(diaries, world_size):
                   "never calls.", "Take the call out of the branch that only some ranks take, or let all take it.")
 
 
+def differing(calls, part):
+    """The number of the first call of which a `part` (its name, or name and line) differs; None where none does."""
+    return next((n for n in range(max(map(len, calls)))
+                 if len({str(made[n][part]) if n < len(made) else None for made in calls}) > 1), None)
+
+
 def standing(diary):
     """Where a rank is, or how it ended."""
     if diary["ended"]:
-        error = diary["ended"].get("error")
         at = f" at {diary['ended']['where']}" if diary["ended"].get("where") else ""
-        return f"its script ended ({diary['ended']['how']}{at}{': ' + error.splitlines()[0][:120] if error else ''})"
+        return f"its script ended ({diary['ended']['how']}{at}{first_line(diary['ended'], ': ')[:120]})"
     now = diary["position"]
     return f"it is {'in `' + now['in'] + '` ' if now['in'] else ''}at {now['where'] or 'no line of yours'}"
+
+
+def first_line(ended, before=""):
+    """Of the error's message, "" where there is none."""
+    lines = ended.get("error", "").splitlines()
+    return before + lines[0] if lines else ""
+
+
+def wrong_traceback(diaries, _):
+    """The rank that failed by itself, beside those that failed because it was gone."""
+    failed = [diary for diary in diaries if "error" in (diary["ended"] or {})]
+    own = [one for one in failed if not re.search(WAITED, one["ended"]["error"])]
+    others = [one["rank"] for one in diaries if one not in own]
+    if own and others:
+        first = own[0]["ended"]
+        yield Finding("wrong_traceback", WRONG, first["where"], f"{listed([one['rank'] for one in own]).capitalize()} "
+                      f"failed: {first['how']}{first_line(first, ': ')[:200]}.",
+                      f"What {listed(others)} may print of a lost connection only follows from it.",
+                      "Mend this one. @record of torch.distributed.elastic lets torchrun print it, too.")
 
 
 def stalled(diaries, world_size):
@@ -116,7 +142,7 @@ def stalled(diaries, world_size):
     seconds = max(fact["seconds"] for diary in diaries for fact in of(diary, "stalled"))
     waiting = [diary for diary in diaries if diary["position"]["in"]]
     yield Finding("stall", WRONG, (waiting or diaries)[0]["position"]["where"],
-                  f"A rank has not moved for {seconds:g} s. {said}.",
+                  f"No rank has moved for {seconds:g} s. {said}.",
                   "Ranks that stand in a collective, or in backward(), wait for one that is elsewhere.",
                   "Look at the rank that does not wait. If it only needs longer, give --timeout more seconds.")
 
@@ -140,75 +166,72 @@ def left_open(diaries, _):
 # ---------------------------------------------------------------------------------------------------- models
 
 
-def not_wrapped(diaries, world_size):
+def not_wrapped(diaries, _):
     """Weights that each rank changes for itself."""
-    if world_size < 2 or len(diaries) < 2:
-        return
-    facts = {diary["rank"]: {key: one for key, one in weights(diary) if one["digest"]} for diary in diaries}
-    for key in sorted(set.intersection(*(set(one) for one in facts.values()))):
-        digests = [one[key]["digest"] for one in facts.values()]
-        if all(same(digests[0], other) for other in digests):
+    raw = [fact for diary in diaries for fact in of(diary, "raw")]
+    trained = {fact["form"] for fact in of(diaries[0], "trained")}
+    looks = [{(fact["after"], fact["form"]): fact for fact in of(diary, "weights")
+              if fact["digest"] and fact["form"] in trained} for diary in diaries]
+    earlier = None
+    for key in sorted(set.intersection(*map(set, looks))):
+        facts = [one[key] for one in looks]
+        after = key[0]
+        if all(same(facts[0]["digest"], one["digest"]) for one in facts):
+            earlier = after
             continue
-        line, (step, kind, _) = facts[diaries[0]["rank"]][key]["where"], key
-        when = f"after step {step}" if kind == "updated" else f"in forward {step + 1} of the training"
-        norms = ", ".join(f"rank {rank} {one[key]['digest'][1]:.6f}" for rank, one in facts.items())
-        wrapped, raw = any(of(one, "wrapped") for one in diaries), [f for one in diaries for f in of(one, "raw")]
-        if step == 0:
+        norms = ", ".join(f"rank {diary['rank']} {one['digest'][1]:.6f}"
+                          for diary, one in zip(diaries, facts, strict=True))
+        when = f"After {after} backward passes the ranks hold other weights (norms: {norms})"
+        line = facts[0]["where"] or of(diaries[0], "weights")[0]["where"]
+        if after == 0:
             yield Finding("other_weights", WRONG, line, f"Before the first step the ranks hold other weights (norms: "
                           f"{norms}).", "Each rank trains a model of its own.",
                           "Wrap the model in DistributedDataParallel, which sends rank 0's weights to all, or "
                           "broadcast them; seeds alone make no promise.")
-        elif not wrapped:
-            yield Finding("not_wrapped", WRONG, line, f"{when.capitalize()} the ranks hold other weights (norms: "
-                          f"{norms}), and no model was wrapped in DistributedDataParallel.",
+        elif not any(of(one, "wrapped") for one in diaries):
+            yield Finding("not_wrapped", WRONG, line, f"{when}, and no model was wrapped in DistributedDataParallel.",
                           "No gradient goes to the other ranks: each trains alone, on its own part of the data.",
                           "model = DistributedDataParallel(model), before the first step.")
         elif raw:
-            yield around(raw[0], f"{when.capitalize()} the ranks hold other weights (norms: {norms}).")
+            yield Finding("ddp_module", WRONG, raw[0]["where"], f"The model inside DistributedDataParallel was called "
+                          f"in training. {when}.", *AROUND)
         else:
-            yield Finding("drift", WRONG, line, f"{when.capitalize()} the ranks hold other weights (norms: {norms}); "
-                          "before, the same.", "From here on they train different models.",
+            before = "" if earlier is None else f"; after {earlier} they held the same"
+            yield Finding("drift", WRONG, line, f"{when}{before}.", "From then on they train different models.",
                           "Look for weights or gradients that are changed on one rank only.")
         return
-    if raw := [fact for diary in diaries for fact in of(diary, "raw")]:
-        yield around(raw[0], "")
+    if raw:
+        yield Finding("ddp_module", LOOK, raw[0]["where"], "backward() followed a forward of the model inside "
+                      "DistributedDataParallel.", *AROUND)
 
 
-def weights(diary):
-    """((step, kind, which), fact) of each look at the weights: before the first forwards, and after steps."""
-    for fact in of(diary, "weights"):
-        yield (fact["forward"] - 1, "weights", 0), fact
-    for fact in of(diary, "updated"):
-        yield (fact["step"], "updated", fact["optimizer"]), fact
-
-
-def around(fact, drifted):
-    return Finding("ddp_module", WRONG, fact["where"],
-                   f"The model inside DistributedDataParallel was called in training. {drifted}".strip(),
-                   "DDP exchanges gradients only for a forward that goes through it.",
-                   "Call the wrapped model; keep model.module for saving and evaluating.")
+AROUND = ("DDP exchanges gradients only for a forward that goes through it.",
+          "Call the wrapped model; keep model.module for saving and evaluating.")
 
 
 def same(ours, theirs):
-    return all(abs(a - b) <= 1e-10 * max(abs(a), abs(b), 1e-30) or a == b for a, b in zip(ours, theirs, strict=True))
+    return all(a == b or math.isnan(a) and math.isnan(b) or abs(a - b) <= 1e-10 * max(abs(a), abs(b))
+               for a, b in zip(ours, theirs, strict=True))
 
 
 def parameters(diaries, _):
     first = diaries[0]
-    without = of(first, "without")
     for fact in of(first, "frozen")[:1]:
         yield Finding("frozen_late", WRONG, of(first, "wrapped")[0]["where"],
                       f"Frozen after the model was wrapped: {names(fact['names'])}.",
                       "DDP waits for the gradient of each parameter that was trainable when it was wrapped.",
                       "Call requires_grad_(False) before DistributedDataParallel(model).")
-    if without and not of(first, "frozen"):
-        never = set.intersection(*(set(fact["names"]) for fact in without))
-        lost = sorted(never) or sorted({name for fact in without for name in fact["names"]})
-        yield Finding("unused_parameter", WRONG, without[0]["where"],
-                      f"After backward() these have no gradient while others have one: {names(lost)}.",
-                      "They play no part in the loss, so they are never trained; DDP waits for them, and fails in the "
+    for fact in of(first, "without")[:1] if not of(first, "frozen") else []:
+        yield Finding("unused_parameter", WRONG, fact["where"],
+                      f"After backward() these have no gradient while others have one: {names(fact['names'])}.",
+                      "They play no part in the loss, so they are not trained; DDP waits for them, and fails in the "
                       "next forward unless find_unused_parameters=True.",
                       "Use the parameters, or remove them. If only some steps use them: find_unused_parameters=True.")
+    for fact in of(first, "never")[:1]:
+        yield Finding("unused_parameter", LOOK, fact["where"],
+                      f"In the steps that were looked at these never had a gradient: {names(fact['names'])}.",
+                      "find_unused_parameters=True lets DDP go on; these are not trained all the same.",
+                      "Use the parameters, or freeze them before the model is wrapped.")
     for fact in of(first, "left")[:1]:
         yield Finding("optimizer_misses", WRONG, fact["where"], f"The optimizer does not hold {names(fact['names'])}.",
                       "These parameters get gradients and are never changed.",
@@ -235,8 +258,8 @@ def quiet(diaries, _):
 
 
 def many_messages(diaries, world_size):
-    talks = [one for one in of(diaries[0], "talk") if one["what"] == "all_reduce" and one["backwards"]]
-    for number in sorted({one["backwards"] for one in talks})[1:4]:  # the first step may set things up
+    talks = [one for one in of(diaries[0], "talk") if one["what"] == "all_reduce" and not one["updated"]]
+    for number in sorted({one["backwards"] for one in talks} - {0})[1:4]:  # the first step may set things up
         sent = [one for one in talks if one["backwards"] == number]
         if len(sent) > 10 and sum(one["numbers"] for one in sent) / len(sent) < 10**5:
             numbers = sum(one["numbers"] for one in sent)
@@ -249,15 +272,15 @@ def many_messages(diaries, world_size):
 
 def resumed(diaries, _):
     for fact in of(diaries[0], "kept_optimizer")[:1]:
-        if not of(diaries[0], "loaded_optimizer"):
+        if of(diaries[0], "optimizer") and not of(diaries[0], "loaded_optimizer"):
             yield Finding("optimizer_left_out", WRONG, fact["where"], "A checkpoint with an optimizer's state was "
                           "loaded, and no optimizer has taken it.", "Momentum and averages begin anew: the resumed run "
                           "is another one.", "optimizer.load_state_dict(...), too.")
 
 
-def clipped(diaries, world_size):
-    facts = by_rank(diaries, "clip")
-    if facts and world_size > 1 and len({fact["step"] for fact in facts}) == 1:
+def clipped(diaries, _):
+    facts = first_of(diaries, "clip")
+    if facts and len({(fact["step"], fact["form"]) for fact in facts}) == 1:
         ours = [fact["gradients"] for fact in facts]
         if all(ours) and not all(same(ours[0], one) for one in ours):
             norms = ", ".join(f"{one[1]:.4f}" for one in ours)
@@ -267,19 +290,25 @@ def clipped(diaries, world_size):
                           "Clip after backward() of a step that exchanges gradients.")
 
 
-def statistics(diaries, world_size):
+def statistics(diaries, _):
+    for together in zip(*(of(diary, "buffers") for diary in diaries), strict=False):
+        if all(one["digest"] for one in together) and not all(same(together[0]["digest"], one["digest"])
+                                                              for one in together):
+            yield Finding("statistics", LOOK, together[0]["where"], "The ranks evaluated with the same weights and "
+                          "other BatchNorm statistics: each with its own running mean and variance.",
+                          "The accuracy is that of several models.",
+                          "Send rank 0's buffers to all before evaluating, or evaluate through the wrapped model.")
+            break
     facts = of(diaries[0], "batchnorm")
     batch = next((fact["batch"] for fact in of(diaries[0], "pass") if fact["trained"]), None)
-    if facts and world_size > 1 and batch and batch < 16:
+    if facts and batch and batch < 16:
         yield Finding("batchnorm", LOOK, facts[0]["where"],
                       f"BatchNorm takes its mean and variance from the {batch} images of one rank.",
                       "With so few images they are rough, and other than those of one process with the whole batch.",
                       "SyncBatchNorm.convert_sync_batchnorm(model), or a larger batch a rank.")
 
 
-def drawn(diaries, world_size):
-    if world_size < 2 or len(diaries) < 2:
-        return
+def drawn(diaries, _):
     for what in ("the model's forward", "the data"):
         ours = [[fact for fact in of(diary, "drawn") if fact["what"] == what] for diary in diaries]
         if all(ours) and len({fact[0]["step"] for fact in ours}) == 1 and set.intersection(
@@ -295,9 +324,7 @@ def drawn(diaries, world_size):
 # ---------------------------------------------------------------------------------------------------- data
 
 
-def data(diaries, world_size):
-    if world_size < 2 or len(diaries) < world_size:
-        return
+def data(diaries, _):
     for number in sorted({one["loader"] for one in of(diaries[0], "pass")}):
         passes = [[one for one in of(diary, "pass") if one["loader"] == number] for diary in diaries]
         for together in zip(*passes, strict=False):
@@ -310,8 +337,8 @@ def data(diaries, world_size):
 def shared(passes):
     """One pass of all ranks over the same loader."""
     first = passes[0]
-    images = [one["images"] for one in passes]
-    if first["prints"] and all(one["prints"] == first["prints"] for one in passes):
+    streamed = first["prints"] and (first["trained"] or first["before_training"])
+    if streamed and all(one["prints"] == first["prints"] for one in passes):
         return Finding("iterable_unsharded", WRONG, first["where"],
                        f"All ranks read the same batches from a stream: the first {len(first['prints'])} are equal.",
                        "Each sample is used once by every rank.",
@@ -319,41 +346,43 @@ def shared(passes):
     indices = [one["indices"] for one in passes]
     if not all(indices):
         return None
-    whole = all(one["whole"] and set(one["indices"]) == set(range(one["of"])) for one in passes)
-    if whole and len({one["labels"] for one in passes}) > 1:
+    sets = [set(one) for one in indices]
+    whole = all(one["whole"] for one in passes)
+    if whole and all(len(mine) == one["of"] for mine, one in zip(sets, passes, strict=True)) and (
+            len({one["labels"] for one in passes}) > 1):
         return None  # each rank has a data set of its own, and goes through all of it
-    total, union = sum(map(len, indices)), len(set().union(*indices))
-    twice = total - union
+    total, union = sum(map(len, indices)), len(set.union(*sets))
+    twice, padding = total - union, len(passes) - 1
     alike = all(one == indices[0] for one in indices)
-    padding = len(passes) - 1 if first["whole"] else 0
     if first["trained"]:
-        if twice > padding and (twice > len(passes) * padding or alike):
-            how = "in the same order" if alike else "in another order each"
-            if all(set(one) == set(indices[0]) for one in indices):
-                seen = f"In one pass all ranks trained on the same {len(set(indices[0])):,} samples, {how}."
+        replaced = any(len(mine) < len(one) for mine, one in zip(sets, indices, strict=True))  # drawn with replacement
+        if alike or not replaced and twice > padding and (twice > len(passes) * padding or not whole):
+            if all(one == sets[0] for one in sets):
+                how = "in the same order" if alike else "in another order each"
+                seen = f"In one pass all ranks trained on the same {len(sets[0]):,} samples, {how}."
             else:
                 seen = f"In one pass the ranks trained on {total:,} samples, of which only {union:,} are different."
             return Finding("same_data", WRONG, first["where"], seen,
                            "The ranks do the same work: more ranks make the training no faster.",
                            "DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset)).")
-        missing = (first["of"] or union) - union
-        if all(one["whole"] for one in passes) and missing > max(len(passes) * (first["batch"] or 1), 0):
+        missing = first["of"] - union
+        if whole and not replaced and missing > len(passes) * (first["batch"] or 1):
             return Finding("missing_data", LOOK, first["where"],
                            f"In one pass over {first['of']:,} samples the ranks together used {union:,}.",
                            "The rest is never seen in this epoch.", "Look at the sampler's shares.")
-        return None
-    if twice and all(one["whole"] for one in passes) and not all(set(one) == set(indices[0]) for one in indices):
+    elif twice and whole and not all(one == sets[0] for one in sets):
         return Finding("padded_evaluation", WRONG, first["where"],
                        f"The ranks evaluated {total:,} samples, {union:,} of them different: {twice} counted twice.",
                        "DistributedSampler pads, so that all ranks have as many; an accuracy counts these twice.",
                        "Evaluate Subset(dataset, range(rank, len(dataset), world_size)), and add up hits and samples.")
-    return None if len(set(images)) >= 1 else None
+    return None
 
 
 def ordered(passes):
     """The order of one rank's training passes."""
     trained = [one for one in passes if one["trained"] and one["order"] and one["whole"]]
-    if len(trained) > 1 and trained[0]["shuffles"] and trained[0]["order"] == trained[1]["order"]:
+    if len(trained) > 1 and trained[0]["shuffles"] and trained[0]["images"] > 5 and (
+            trained[0]["order"] == trained[1]["order"]):  # five images may come in the same order by chance
         yield same_order(trained[0]["where"])
 
 
@@ -380,23 +409,27 @@ def shards(diaries, _):
             return
 
 
-def metrics(diaries, world_size):
-    """Each rank evaluates its part, and nobody adds the parts up."""
-    if world_size < 2 or len(diaries) < world_size:
-        return
-    for number, fact in enumerate(of(diaries[0], "pass")):
-        together = [of(diary, "pass")[number:number + 1] for diary in diaries]
-        if fact["trained"] or not fact["whole"] or not fact["indices"] or not all(together):
+def metrics(diaries, _):
+    """Each rank evaluates its part, and nobody adds the parts up, or what is added up is an average."""
+    by_objects = any("object" in what or what.startswith(("gather", "reduce")) for what, _ in diaries[0]["kinds"])
+    for together in zip(*(of(diary, "pass") for diary in diaries), strict=False):
+        fact = together[0]
+        if fact["trained"] or not fact["whole"] or not fact["indices"] or by_objects or (
+                len({one["order"] for one in together}) == 1):  # all ranks evaluate everything
             continue
-        if len({one[0]["order"] for one in together}) == 1:
-            continue  # all ranks evaluate everything
         after = [talk for talk in of(diaries[0], "talk") if talk["passes"] in (fact["number"], fact["number"] + 1)]
-        if not after and not any("object" in kind[0] or kind[0].startswith(("gather", "reduce"))
-                                 for kind in diaries[0]["kinds"]):
+        if not after:
             yield Finding("rank_0_loss", LOOK, fact["where"],
                           f"Each rank evaluated its own samples (rank 0: {fact['images']:,}); no collective followed.",
                           "A figure that is printed now is that of one rank, not of all.",
                           "Add up hits and samples over the ranks with all_reduce, then divide.")
+            return
+        counts = [one["images"] for one in together]
+        if len(set(counts)) > 1 and len(after) == 1 and after[0]["fraction"]:
+            yield Finding("average_of_averages", LOOK, after[0]["where"], "The ranks evaluated "
+                          f"{', '.join(map(str, counts))} samples, and then one number was added up, which is not "
+                          "whole: an average, it seems.", "The average of averages over unequal parts is not the "
+                          "average over all.", "Add up hits and samples, then divide.")
             return
 
 
@@ -422,9 +455,9 @@ def files(diaries, world_size):
 
 
 def devices(diaries, _):
-    facts = by_rank(diaries, "device")
+    facts = first_of(diaries, "device")
     if facts and facts[0]["device"].startswith("cuda") and len(
-            {(fact["device"], fact["host"]) for fact in facts}) < len(facts):
+            {(fact["gpu"], fact["host"]) for fact in facts}) < len(facts):
         yield Finding("all_on_gpu_0", WRONG, of(diaries[0], "wrapped")[0]["where"],
                       "On one host, several ranks hold their model on the same GPU: "
                       + ", ".join(fact["device"] for fact in facts) + ".",
@@ -432,17 +465,16 @@ def devices(diaries, _):
                       "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything is made.")
 
 
-def threads(diaries, world_size):
-    facts = by_rank(diaries, "threads")
-    if facts and world_size > 1:
-        for _, group in groupby(sorted(facts, key=itemgetter("host")), key=itemgetter("host")):
-            group = list(group)
-            busy = sum(fact["each"] for fact in group)
-            if busy > group[0]["cores"] and len(group) > 1 and max(fact["each"] for fact in group) > 1:
-                yield Finding("threads", COSTLY, "", f"{len(group)} ranks compute with {group[0]['each']} threads each "
-                              f"on {group[0]['cores']} cores.", "They take the cores from each other.",
-                              "OMP_NUM_THREADS=cores/ranks, or torch.set_num_threads.")
-                return
+def threads(diaries, _):
+    facts = first_of(diaries, "threads") or []
+    for _, group in groupby(sorted(facts, key=itemgetter("host")), key=itemgetter("host")):
+        group = list(group)
+        cores, busy = len(set().union(*(fact["cores"] for fact in group))), sum(fact["each"] for fact in group)
+        if len(group) > 1 and busy > cores and max(fact["each"] for fact in group) > 1:
+            yield Finding("threads", COSTLY, "", f"{len(group)} ranks compute with {group[0]['each']} threads each "
+                          f"on {cores} cores.", "They take the cores from each other.",
+                          "OMP_NUM_THREADS=cores/ranks, or torch.set_num_threads.")
+            return
 
 
 # What the message of an error that ended a rank says of the mistake: (pattern, name, what it means, repair).
@@ -466,13 +498,14 @@ def errors(diaries, _):
         ended = diary["ended"] or {}
         for pattern, name, means, repair in ERRORS:
             if re.search(pattern, ended.get("error", "")):
-                yield Finding(name, WRONG, ended["where"], f"rank {diary['rank']}: {ended['how']}: "
-                              f"{ended['error'].splitlines()[0][:200]}", means, repair)
+                yield Finding(name, WRONG, ended["where"], f"rank {diary['rank']}: {ended['how']}"
+                              f"{first_line(ended, ': ')[:200]}", means, repair)
                 return
 
 
-CHECKS = [talked, stalled, silent, errors, not_wrapped, parameters, quiet, clipped, many_messages, drawn, data, shards,
-          metrics, statistics, files, resumed, devices, threads, left_open]
+CHECKS = [silent, errors, parameters, quiet, many_messages, shards, files, resumed, left_open]
+COMPARING = [talked, stalled, wrong_traceback, not_wrapped, clipped, drawn, statistics, devices, threads]
+OF_ALL = [data, metrics]  # what one rank's share of the data is, only all shares show
 
 
 # ---------------------------------------------------------------------------------------------------- what is told
@@ -487,13 +520,20 @@ def facts(diaries, world_size):
     if batch and rates:
         lines.append(f"{first['steps']:,} updates, each of {world_size} x {batch} = {world_size * batch} samples, with "
                      f"a learning rate of {rates[0]:g}.")
+    waited = []
     for diary in diaries:
         spent, whole = diary["seconds"], diary["seconds"]["all"]
-        parts = {"for data": spent.get("data", 0), "in backward": spent.get("backward", 0),
-                 "in collectives": sum(seconds for what, seconds in spent.items() if what not in ("data", "backward",
-                                                                                                  "all", "DDP"))}
+        talking = sum(seconds for what, seconds in spent.items()
+                      if what not in ("data", "backward", "tail", "all", "DDP", "spawn"))
+        parts = {"waiting for data": spent.get("data", 0), "in backward": spent.get("backward", 0),
+                 "of it after its own last gradient (the all-reduce, and slower ranks)": spent.get("tail", 0),
+                 "in collectives": talking}
+        waited.append((spent.get("backward", 0) + talking) / whole)
         lines.append(f"rank {diary['rank']}: {whole:.1f} s, of which " + ", ".join(
             f"{100 * seconds / whole:.0f} % {what}" for what, seconds in parts.items()) + ".")
+    if max(waited) - min(waited) > 0.1:
+        lines.append(f"The others waited for rank {diaries[waited.index(min(waited))]['rank']}: of all ranks it spends "
+                     f"the smallest share of its time in backward and collectives, {100 * min(waited):.0f} %.")
     return lines
 
 
@@ -503,9 +543,20 @@ def unjudged(diaries, world_size):
         lines.append("Only one rank ran: what differs between ranks could not be seen.")
     if not of(first, "group"):
         lines.append("It made no process group.")
+    for fact in of(first, "group"):
+        if fact["ranks"] != world_size:
+            lines.append(f"Its process group at {fact['where']} has {fact['ranks']} of the {world_size} ranks.")
     if not of(first, "optimizer"):
         lines.append("No optimizer of torch.optim made a step: weights were not compared.")
+    elif any(not fact["digest"] for fact in of(first, "weights")):
+        lines.append("Some weights have no values of their own (sharded, lazy, meta): they were not compared.")
+    for fact in of(first, "alone"):
+        lines.append(f"The ranks' diaries could not be put together ({fact['error']}): each was judged alone.")
+    for fact in of(first, "failed"):
+        lines.append(f"The doctor's own look at `{fact['what']}` failed: {fact['error']}")
     passes = of(first, "pass")
+    for line in sorted({one["where"] for one in passes if one["unseen"]}):
+        lines.append(f"Which samples a sampler of your own draws could not be seen: {line}.")
     if not any(one["trained"] for one in passes):
         lines.append("No DataLoader was read in training: the ranks' data was not compared.")
     if sum(one["trained"] for one in passes) == 1:

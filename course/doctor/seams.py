@@ -13,6 +13,7 @@ import time
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset
 
-from .diary import where
+from .diary import MOST, TORCH, where
 
-TORCH = str(Path(torch.__file__).parent)
 COLLECTIVES = ["all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all",
                "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object",
                "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
@@ -38,43 +38,71 @@ class Enough(BaseException):
     """--steps have been made."""
 
 
-def install(diary, steps=None):
+def install(diary, steps=None, exchange=None):
     """Put the hooks in this process. After `steps` updates of the weights the script is ended by Enough."""
-    seams = Seams(diary, steps)
+    seams = Seams(diary, steps, exchange)
     for name in COLLECTIVES:
         setattr(dist, name, seams.collective(name, getattr(dist, name)))
     dist.init_process_group = seams.after(dist.init_process_group, seams.group_begun)
-    dist.destroy_process_group = seams.after(dist.destroy_process_group, seams.group_ended)
-    DistributedDataParallel.__init__ = seams.after(DistributedDataParallel.__init__, seams.wrapped)
+    dist.destroy_process_group = seams.before(dist.destroy_process_group, seams.last_look)
+    DistributedDataParallel.__init__ = seams.after(DistributedDataParallel.__init__, seams.wrapped, "DDP")
     DistributedDataParallel.no_sync = seams.no_sync(DistributedDataParallel.no_sync)
+    Optimizer.load_state_dict = seams.after(Optimizer.load_state_dict, seams.optimizer_loaded)
     register_module_forward_pre_hook(seams.module_begins)
     register_module_forward_hook(seams.module_ends, always_call=True)
     register_optimizer_step_pre_hook(seams.before_step)
-    register_optimizer_step_post_hook(seams.after_step)
-    torch.Tensor.backward = seams.backward(torch.Tensor.backward)
-    nn.utils.clip_grad_norm_ = seams.clip(nn.utils.clip_grad_norm_)
+    register_optimizer_step_post_hook(seams.step_made)
+    torch.autograd.backward = seams.backward(torch.autograd.backward)  # Tensor.backward calls it
+    nn.utils.clip_grad_norm_ = seams.before(nn.utils.clip_grad_norm_, seams.clipping)
     DataLoader.__iter__ = seams.loader(DataLoader.__iter__)
     BatchSampler.__iter__ = seams.batches(BatchSampler.__iter__)
     DistributedSampler.__iter__ = seams.shard(DistributedSampler.__iter__)
-    torch.save, torch.load = seams.save(torch.save), seams.load(torch.load)
-    Optimizer.load_state_dict = seams.after(Optimizer.load_state_dict, seams.optimizer_loaded)
+    torch.save = seams.before(torch.save, seams.saving)
+    torch.load = seams.load(torch.load)
     return seams
 
 
+def looks(method):
+    """Of a method that notes something: the script must not feel what goes wrong in it, nor see it compiled."""
+    @functools.wraps(method)
+    def guarded(self, *args, **kwargs):
+        if torch.compiler.is_compiling() or not self.ours():
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.diary.once("failed", what=method.__name__, error=f"{type(error).__name__}: {error}"[:200])
+    return guarded
+
+
 def digest(tensors):
-    """Sum and norm of all numbers: the same on ranks that hold the same. None where a tensor is a part of one."""
-    tensors = [tensor.detach() for tensor in tensors]
-    if any(hasattr(tensor, "full_tensor") or not tensor.numel() for tensor in tensors):
+    """Sum and norm of all numbers: the same on ranks that hold the same. None where that cannot be said: a tensor is a
+    part of a larger one, has no values yet, or a CUDA graph is being captured.
+    """
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    if capturing or any(nn.parameter.is_lazy(one) or hasattr(one, "full_tensor") or one.is_meta or one.is_quantized
+                        for one in tensors):
         return None
+    tensors = [tensor.detach() for tensor in tensors if not tensor.is_complex()]
     exact = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
-    norms = [torch.linalg.vector_norm(tensor, dtype=exact).item() for tensor in tensors if not tensor.is_complex()]
-    return [sum(tensor.sum(dtype=exact).item() for tensor in tensors if not tensor.is_complex()), math.hypot(*norms)]
+    tensors = [tensor if tensor.is_floating_point() else tensor.to(exact) for tensor in tensors if tensor.numel()]
+    norms = [torch.linalg.vector_norm(tensor, dtype=exact).item() for tensor in tensors]
+    return [sum(tensor.sum(dtype=exact).item() for tensor in tensors), math.hypot(*norms)]
+
+
+def shapes(tensors):
+    """Tells models of one form from those of another."""
+    return zlib.crc32(repr([None if nn.parameter.is_lazy(one) else tuple(one.shape) for one in tensors]).encode())
 
 
 def random_state():
     """{whose: a digest of what the next random numbers hang on}."""
-    return {"torch": hashlib.md5(torch.get_rng_state().numpy().tobytes()).hexdigest(),
-            "random": hashlib.md5(repr(random.getstate()).encode()).hexdigest()}
+    states = {"torch": torch.get_rng_state().numpy().tobytes(), "random": repr(random.getstate()).encode()}
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
+    if "numpy.random" in sys.modules:
+        states["numpy"] = repr(sys.modules["numpy.random"].get_state()).encode()
+    return {whose: hashlib.md5(state).hexdigest() for whose, state in states.items()}
 
 
 def drawn_from(before):
@@ -102,30 +130,45 @@ def rows(batch):
     return next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), None)
 
 
+def power_of_two(number):
+    return number & (number - 1) == 0  # 0, too
+
+
 class Seams:
-    def __init__(self, diary, steps):
-        self.diary, self.steps = diary, steps
-        self.models = {}  # {id of a wrapped module: the DDP around it}
-        self.within = self.depth = 0  # forwards of DDP, and of any module, that are going on
-        self.loaders, self.samplers = {}, {}
-        self.optimizers = []
-        self.destroyed = False
+    def __init__(self, diary, steps, exchange):
+        self.diary, self.steps, self.exchange = diary, steps, exchange
+        self.models = WeakKeyDictionary()  # {DDP: its Wrapped}
+        self.wrapped_ones = []
+        self.outermost = WeakSet()  # modules that were called in training from outside any module
+        self.with_gradient = WeakSet()  # those among them that have had one
+        self.within = self.depth = self.outer = 0  # forwards of DDP and of any module under way; of outermost ones made
+        self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, ids of what they hold
+        self.loaders = {}  # {what is read, and where: its number}
+        self.samplers = {}  # {id of a BatchSampler: what it drew}
+        self.seen, self.evaluated = set(), set()
+        self.raw = self.before_forward = self.ready = self.closing = None
+        self.updated = False  # since the last backward
 
     def ours(self):
-        """Only the main thread's doings are noted."""
-        return threading.get_ident() == self.diary.main
+        """Only the main thread's doings are noted, and those of the thread that closes."""
+        return threading.get_ident() in (self.diary.main, self.closing)
 
-    def after(self, function, then):
+    def after(self, function, then, name=None):
         @functools.wraps(function)
         def called(*args, **kwargs):
             line = where()
-            self.diary.enter(function.__name__ if function.__name__ != "__init__" else "DDP", line)
-            try:
+            with self.diary.during(name or function.__name__, line):
                 result = function(*args, **kwargs)
-            finally:
-                self.diary.leave()
             then(line, *args, **kwargs)
             return result
+        return called
+
+    def before(self, function, look):
+        @functools.wraps(function)
+        def called(*args, **kwargs):
+            args = [list(one) if inspect.isgenerator(one) else one for one in args]  # which can be read only once
+            look(*args, **kwargs)
+            return function(*args, **kwargs)
         return called
 
     # ------------------------------------------------------------------------------------------------ talking
@@ -135,88 +178,109 @@ class Seams:
 
         @functools.wraps(function)
         def called(*args, **kwargs):
+            if torch.compiler.is_compiling() or not self.ours():
+                return function(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs).arguments
             by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)  # a collective within another, Join, ...
-            if by_torch or not self.ours() or given.get("group") not in (None, dist.group.WORLD):
+            if by_torch or given.get("group") not in (None, dist.group.WORLD):
                 return function(*args, **kwargs)
             line = where()
             self.diary.collective(name, line)
-            sent = next((value for key, value in given.items() if key.startswith(("tensor", "input"))), None)
-            if torch.is_tensor(sent):
-                self.diary.note("talk", most=2000, what=name, where=line, numbers=sent.numel(), step=self.diary.steps,
-                                passes=self.diary.passes, backwards=self.diary.backwards)
-            self.diary.enter(name, line)
-            try:
+            self.talked(name, line, next((one for one in given.values() if torch.is_tensor(one)), None))
+            with self.diary.during(name, line):
                 return function(*args, **kwargs)
-            finally:
-                self.diary.leave()
         return called
 
-    def group_begun(self, line, *_, **__):
-        self.diary.rank, self.diary.world_size = dist.get_rank(), dist.get_world_size()
-        self.destroyed = False
-        self.diary.note("group", where=line, backend=dist.get_backend())
+    @looks
+    def talked(self, name, line, sent):
+        if sent is not None:
+            one = sent.numel() == 1 and sent.device.type == "cpu" and sent.is_floating_point()
+            fraction = one and sent.item() % 1 != 0
+            self.diary.note("talk", most=2000, what=name, where=line, numbers=sent.numel(), fraction=fraction,
+                            passes=self.diary.passes, backwards=self.diary.backwards, updated=self.updated)
 
-    def group_ended(self, *_, **__):
-        self.destroyed = True
+    @looks
+    def group_begun(self, line, *_, **__):
+        self.diary.note("group", where=line, ranks=dist.get_world_size())
+        if not self.exchange.store:
+            self.exchange.join_group()
 
     # ------------------------------------------------------------------------------------------------ the model
 
-    def module_begins(self, module, _):
-        if not self.ours():  # DataParallel's threads
-            return
-        self.depth += 1
-        outermost = self.depth == 1 and module.training and torch.is_grad_enabled()
-        if outermost and next(module.parameters(), None) is not None:
-            self.diary.alive = time.monotonic()
-            self.diary.outer += 1
-            if self.diary.outer & (self.diary.outer - 1) == 0:  # 1, 2, 4, 8, ...
-                self.diary.note("weights", forward=self.diary.outer, digest=digest(module.parameters()), where=where())
-
-    def module_ends(self, *_):
-        if self.ours():
-            self.depth -= 1
-
+    @looks
     def wrapped(self, line, model, *_, **__):
-        self.models[id(model.module)] = model
-        model.register_forward_pre_hook(self.forward_begins)
-        model.register_forward_hook(self.forward_ends, always_call=True)
-        model.module.register_forward_pre_hook(self.raw_forward)
-        self.diary.note("wrapped", where=line, trained=[name for name, one in model.module.named_parameters()
-                                                        if one.requires_grad])
+        self.models[model] = one = Wrapped(model)
+        self.wrapped_ones.append(one)
+        self.diary.note("wrapped", where=line)
         if any(isinstance(part, BATCHNORM) and not isinstance(part, nn.SyncBatchNorm) for part in model.modules()):
             self.diary.once("batchnorm", where=line)
+        first = next((one for one in model.module.parameters() if one.requires_grad), None)
+        if first is not None and not nn.parameter.is_lazy(first):
+            first.register_post_accumulate_grad_hook(self.last_is_ready)
 
-    def forward_begins(self, model, _):
-        self.within += 1
-        if model.training and torch.is_grad_enabled():
+    def last_is_ready(self, _):
+        """In backward the first layer comes last: what is left is the all-reduce, and waiting for slower ranks."""
+        self.ready = time.monotonic()
+
+    @looks
+    def module_begins(self, module, _):
+        self.depth += 1
+        ddp = isinstance(module, DistributedDataParallel)
+        self.within += ddp
+        if not module.training and self.depth == 1 and self.diary.steps and self.diary.steps not in self.evaluated:
+            self.evaluated.add(self.diary.steps)
+            if buffers := [one for one in module.buffers() if one.is_floating_point()]:
+                self.diary.note("buffers", where=where(), digest=digest(buffers))
+        if not module.training or not torch.is_grad_enabled() or self.diary.inside:  # inside backward: recomputed
+            return
+        if self.depth == 1 and next(module.parameters(), None) is not None:
+            self.diary.alive = time.monotonic()
+            self.outer += 1
+            self.outermost.add(module)
+            if power_of_two(self.diary.backwards):
+                self.weights(module, where())
+        if ddp:
+            self.raw = None
+            self.models[module].device(self.diary, next(module.parameters()).device)
             self.diary.forwards += 1
-            self.names(model, where())
-            if self.diary.forwards <= LOOKED_AT:
-                self.before_forward = random_state()
+            self.names(module, where())
+            self.before_forward = random_state() if self.diary.forwards <= LOOKED_AT else None
+        elif not self.within and any(module is model.module for model in self.models):
+            self.raw = where()
 
-    def forward_ends(self, model, _, __):
-        self.within -= 1
-        looked = model.training and torch.is_grad_enabled() and self.diary.forwards <= LOOKED_AT
-        if looked and (states := drawn_from(self.before_forward)):
-            self.diary.note("drawn", what="the model's forward", where=where(), states=states, step=self.diary.steps)
+    @looks
+    def module_ends(self, module, *_):
+        self.depth -= 1
+        if isinstance(module, DistributedDataParallel):
+            self.within -= 1
+            if self.before_forward and (states := drawn_from(self.before_forward)):
+                self.diary.note("drawn", what="the model's forward", where=where(), states=states,
+                                step=self.diary.steps)
+            self.before_forward = None
 
-    def raw_forward(self, module, _):
-        if not self.within and module.training and torch.is_grad_enabled():
-            self.diary.once("raw", where=where())
+    def weights(self, module, line):
+        """A digest of the weights, once between two backwards, for each form of model."""
+        parameters = list(module.parameters())
+        form = shapes(parameters)
+        if (self.diary.backwards, form) not in self.seen:
+            self.seen.add((self.diary.backwards, form))
+            flat = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
+            self.diary.note("weights", after=self.diary.backwards, form=form, where=line,
+                            digest=None if flat else digest(parameters))
 
     def names(self, model, line):
         """Parameters that have no gradient while others have one; and those that were frozen after wrapping."""
         if self.diary.forwards > LOOKED_AT + 1:
             return
-        all_of = dict(model.module.named_parameters())
-        began = next(fact for fact in self.diary.facts["wrapped"])["trained"]
-        frozen = [name for name in began if name in all_of and not all_of[name].requires_grad]
+        all_of, known = dict(model.module.named_parameters()), self.models[model]
+        frozen = [name for name in known.trained if name in all_of and not all_of[name].requires_grad]
         if frozen:
             self.diary.once("frozen", names=frozen[:20], where=line)
-        without = [name for name, one in all_of.items() if one.requires_grad and one.grad is None]
-        if without and any(one.grad is not None for one in all_of.values()):
-            self.diary.note("without", names=without[:20], where=line, step=self.diary.steps)
+        got = {name for name, one in all_of.items() if one.grad is not None}
+        without = [name for name, one in all_of.items() if one.requires_grad and name not in got]
+        if without and got and not known.expects_unused:
+            self.diary.note("without", names=without[:20], where=line)
+        known.got |= got
 
     def no_sync(self, function):
         @functools.wraps(function)
@@ -236,54 +300,64 @@ class Seams:
     def backward(self, function):
         @functools.wraps(function)
         def called(*args, **kwargs):
-            if not self.ours():
+            if torch.compiler.is_compiling() or not self.ours():
                 return function(*args, **kwargs)
+            if self.raw:
+                self.diary.once("raw", where=self.raw)
             self.diary.backwards += 1
-            self.diary.enter("backward", where())
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.diary.leave()
+            self.ready, self.updated = None, False
+            with self.diary.during("backward", where()):
+                result = function(*args, **kwargs)
+                if self.ready:
+                    self.diary.seconds["tail"] = self.diary.seconds.get("tail", 0) + time.monotonic() - self.ready
+            self.trained()
+            return result
         return called
 
-    def clip(self, function):
-        @functools.wraps(function)
-        def called(parameters, *args, **kwargs):
-            parameters = [parameters] if torch.is_tensor(parameters) else list(parameters)
-            if self.diary.steps < LOOKED_AT:
-                found = digest([one.grad for one in parameters if one.grad is not None])
-                self.diary.note("clip", where=where(), gradients=found, step=self.diary.steps)
-            return function(parameters, *args, **kwargs)
-        return called
+    @looks
+    def trained(self):
+        """Which models get gradients: others may differ on the ranks."""
+        for module in self.outermost - self.with_gradient:
+            parameters = list(module.parameters())
+            if any(one.grad is not None for one in parameters):
+                self.with_gradient.add(module)
+                self.diary.once("trained", form=shapes(parameters))
 
+    @looks
+    def clipping(self, parameters, *_, **__):
+        if self.diary.steps < LOOKED_AT:
+            gradients = [one.grad for one in ([parameters] if torch.is_tensor(parameters) else list(parameters))
+                         if one.grad is not None]
+            self.diary.note("clip", where=where(), gradients=digest(gradients), form=shapes(gradients),
+                            step=self.diary.steps)
+
+    @looks
     def before_step(self, optimizer, _, __):
-        """The weights before the first step, and what the optimizer holds."""
+        """What an optimizer holds, before its first step."""
         if optimizer not in self.optimizers:
-            self.optimizers.append(optimizer)
-            held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-            self.diary.note("optimizer", where=where(), name=type(optimizer).__name__,
-                            rates=[group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)])
-            for model in self.models.values():
-                trained = {name: id(one) for name, one in model.module.named_parameters() if one.requires_grad}
-                left = [name for name, one in trained.items() if one not in held]
-                if len(left) == len(trained):
-                    self.diary.note("foreign", where=where())
-                elif left:
-                    self.diary.note("left", names=left[:20], where=where())
-        for model in self.models.values():
+            self.optimizers[optimizer] = 0
+            held = [one for group in optimizer.param_groups for one in group["params"]]
+            self.held |= {id(one) for one in held}
+            self.diary.note("optimizer", where=where(), rates=[group["lr"] for group in optimizer.param_groups
+                                                              if isinstance(group["lr"], float)])
+            ids = {id(one) for one in held}
+            if self.models and all(one.grad is None for one in held) and not any(
+                    id(one) in ids for model in self.models for one in model.parameters()):
+                self.diary.note("foreign", where=where())
+        for model in self.models:
             self.names(model, where())
 
-    def after_step(self, optimizer, _, __):
-        if optimizer is self.optimizers[0]:
-            self.diary.steps += 1
-            self.diary.alive = time.monotonic()
-        step = self.diary.steps
-        if step & (step - 1) == 0:  # 1, 2, 4, 8, ...
-            parameters = [one for group in optimizer.param_groups for one in group["params"]]
-            self.diary.note("updated", step=step, optimizer=self.optimizers.index(optimizer),
-                            digest=digest(parameters), where=where())
-        if step == self.steps and optimizer is self.optimizers[0]:
+    def step_made(self, optimizer, _, __):
+        self.after_step(optimizer)
+        if self.steps and self.ours() and self.diary.steps >= self.steps:
             raise Enough
+
+    @looks
+    def after_step(self, optimizer):
+        self.updated = True
+        self.optimizers[optimizer] += 1
+        self.diary.steps = max(self.diary.steps, self.optimizers[optimizer])
+        self.diary.alive = time.monotonic()
 
     # ------------------------------------------------------------------------------------------------ the data
 
@@ -292,11 +366,10 @@ class Seams:
         def begin(loader):
             if not self.ours():
                 return function(loader)
-            line, drawn = where(), []
-            number = self.loaders.setdefault(line, len(self.loaders))  # many scripts make a new one for each epoch
-            self.samplers[id(loader.batch_sampler)] = drawn
-            stream = isinstance(loader.dataset, IterableDataset)
-            return Watched(function(loader), self, number, line, drawn, stream, loader)
+            watched = Watched(self, loader, where())  # first: workers draw their batches at once
+            with self.diary.during("data", watched.line):
+                watched.iterator = function(loader)
+            return watched
         return begin
 
     def batches(self, function):
@@ -304,7 +377,7 @@ class Seams:
         def begin(sampler):
             drawn = self.samplers.get(id(sampler))
             for batch in function(sampler):
-                if drawn is not None and len(drawn) < 10**6:
+                if drawn is not None and len(drawn) < MOST:
                     drawn.extend(batch)
                 yield batch
         return begin
@@ -313,46 +386,124 @@ class Seams:
         @functools.wraps(function)
         def begin(sampler):
             indices = list(function(sampler))
-            self.diary.note("shard", most=6, where=where(), epoch=sampler.epoch, shuffle=sampler.shuffle,
-                            images=len(sampler.dataset), total=sampler.total_size, rank=sampler.rank,
-                            ranks=sampler.num_replicas, order=zlib.crc32(repr(indices).encode()))
+            self.sharded(sampler, zlib.crc32(repr(indices).encode()))
             return iter(indices)
         return begin
 
+    @looks
+    def sharded(self, sampler, order):
+        self.diary.note("shard", most=6, where=where(), shuffle=sampler.shuffle, images=len(sampler.dataset),
+                        total=sampler.total_size, ranks=sampler.num_replicas, order=order)
+
+    @looks
+    def batch_read(self, watched, batch, before):
+        if before and (states := drawn_from(before)):
+            watched.states = watched.states or states
+        watched.batches += 1
+        watched.images += rows(batch) or 0
+        tensors = tensors_in(batch)
+        last = tensors[-1] if tensors else None  # the labels, in most data sets: nothing random is done to them
+        if last is not None and last.device.type == "cpu" and not last.is_complex() and last.numel() < MOST:
+            watched.labels += last.sum(dtype=torch.float64).item()
+        if watched.stream and watched.batches <= LOOKED_AT and tensors and tensors[0].dim():
+            raw = tensors[0].detach().cpu().flatten()[:2**16].contiguous().view(torch.uint8).numpy().tobytes()
+            watched.prints.append(zlib.crc32(raw))
+
+    @looks
+    def passed(self, watched, whole):
+        """A pass over a DataLoader has ended."""
+        loader, drawn = watched.loader, watched.drawn
+        if self.samplers.get(id(loader.batch_sampler)) is drawn:
+            del self.samplers[id(loader.batch_sampler)]
+        sampler = loader.sampler if loader.batch_sampler is not None else None
+        number = self.loaders.setdefault((watched.line, loader.batch_size, watched.stream or len(loader.dataset)),
+                                         len(self.loaders))  # many scripts make a new one for each epoch
+        fact = {"loader": number, "where": watched.line, "whole": whole, "images": watched.images,
+                "labels": watched.labels, "prints": watched.prints, "number": self.diary.passes,
+                "trained": (self.diary.steps, self.diary.backwards) > watched.began,
+                "before_training": watched.began == (0, 0),
+                "of": None, "order": None, "indices": None, "batch": loader.batch_size,
+                "unseen": not drawn and not watched.stream and watched.images > 0,
+                "shuffles": isinstance(sampler, RandomSampler) or bool(getattr(sampler, "shuffle", False))}
+        if drawn and not watched.stream:
+            fact |= {"of": len(loader.dataset), "order": zlib.crc32(repr(drawn).encode()),
+                     "whole": whole and len(drawn) < MOST}
+            kept = [one for one in self.diary.facts.get("pass", []) if one["loader"] == number]
+            if len(kept) < 2 and all(isinstance(index, int) for index in drawn):
+                fact["indices"] = [in_the_whole(loader.dataset, index) for index in drawn]
+        if watched.states:
+            self.diary.note("drawn", what="the data", where=watched.line, states=watched.states, step=watched.began[0])
+        self.diary.passes += 1
+        self.diary.note("pass", most=2000, **fact)
+
     # ------------------------------------------------------------------------------------------------ the end
 
-    def save(self, function):
-        @functools.wraps(function)
-        def called(obj, f, *args, **kwargs):
-            if isinstance(f, str | os.PathLike) and str(f) != os.devnull:
-                names = [name for name in nested_names(obj) if name.startswith(("module.", "_orig_mod."))]
-                self.diary.note("saved", where=where(), path=str(Path(f).resolve()), host=socket.gethostname(),
-                                prefixed=names[:3], step=self.diary.steps)
-            return function(obj, f, *args, **kwargs)
-        return called
+    @looks
+    def saving(self, obj, f=None, *_, **__):
+        if isinstance(f, str | os.PathLike) and str(f) != os.devnull:
+            names = [name for name in nested_names(obj) if name.startswith(("module.", "_orig_mod."))]
+            self.diary.note("saved", where=where(), path=str(Path(f).resolve()), host=socket.gethostname(),
+                            prefixed=names[:3])
 
     def load(self, function):
         @functools.wraps(function)
         def called(*args, **kwargs):
             loaded = function(*args, **kwargs)
-            if isinstance(loaded, dict) and any(isinstance(part, dict) and "param_groups" in part
-                                                for part in loaded.values()):
-                self.diary.note("kept_optimizer", where=where())
+            self.loaded(loaded)
             return loaded
         return called
 
+    @looks
+    def loaded(self, loaded):
+        if isinstance(loaded, dict) and any(isinstance(part, dict) and "param_groups" in part
+                                            for part in loaded.values()):
+            self.diary.note("kept_optimizer", where=where())
+
+    @looks
     def optimizer_loaded(self, line, *_, **__):
         self.diary.note("loaded_optimizer", where=line)
 
     def close(self):
         """What only the end shows."""
-        if dist.is_available() and dist.is_initialized() and not self.destroyed:
+        self.closing = threading.get_ident()  # the watching thread, where the main one hangs
+        self.ending()
+
+    @looks
+    def ending(self):
+        if dist.is_available() and dist.is_initialized():
             self.diary.note("not_destroyed", where=(self.diary.facts.get("group") or [{"where": ""}])[-1]["where"])
-        self.diary.note("threads", each=torch.get_num_threads(), host=socket.gethostname(),
-                        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
-        for model in self.models.values():
-            device = next((str(one.device) for one in model.parameters()), "none")
-            self.diary.note("device", device=device, host=socket.gethostname())
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
+        self.diary.note("threads", each=torch.get_num_threads(), host=socket.gethostname(), cores=cores)
+        for one in self.wrapped_ones:
+            left = [name for name, its_id in one.trained.items() if its_id not in self.held and name in one.got]
+            never = [name for name in one.trained if name not in one.got]
+            for kind, names in (("left", left), ("never", never if one.expects_unused else [])):
+                if 0 < len(names) < len(one.trained):
+                    self.diary.note(kind, names=names[:20], where=self.diary.facts["optimizer"][0]["where"])
+        self.last_look()
+
+    @looks
+    def last_look(self, *_, **__):
+        """At the weights, while the models are still there."""
+        for module in self.outermost:
+            self.weights(module, "")
+
+
+class Wrapped:
+    """What is remembered of a model that DDP wraps: so that the model itself can go."""
+
+    def __init__(self, model):
+        self.trained = {name: id(one) for name, one in model.module.named_parameters() if one.requires_grad}
+        self.expects_unused = model.find_unused_parameters or model.static_graph
+        self.got = set()  # the names of those that had a gradient
+        self.noted = False
+
+    def device(self, diary, device):
+        """Before its first forward. Each process may have numbers of its own for the GPUs."""
+        if not self.noted:
+            self.noted = True
+            gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+            diary.note("device", device=str(device), gpu=str(getattr(gpu, "uuid", device)), host=socket.gethostname())
 
 
 def nested_names(obj, depth=3):
@@ -367,11 +518,14 @@ def nested_names(obj, depth=3):
 class Watched:
     """A DataLoader's iterator, whose passes and waits are noted. All else it leaves to the iterator."""
 
-    def __init__(self, iterator, seams, number, line, drawn, stream, loader):
-        self.iterator, self.seams, self.diary, self.line = iterator, seams, seams.diary, line
-        self.number, self.drawn, self.stream, self.loader = number, drawn, stream, loader
-        self.begin = (self.diary.steps, self.diary.forwards)
-        self.batches, self.images, self.labels, self.prints, self.done, self.states = 0, 0, 0.0, [], False, []
+    iterator = None
+
+    def __init__(self, seams, loader, line):
+        self.seams, self.diary, self.loader, self.line = seams, seams.diary, loader, line
+        self.stream = isinstance(loader.dataset, IterableDataset)
+        self.began = (self.diary.steps, self.diary.backwards)
+        self.drawn = seams.samplers[id(loader.batch_sampler)] = []
+        self.batches, self.images, self.labels, self.prints, self.done, self.states = 0, 0, 0.0, [], False, {}
 
     def __getattr__(self, name):
         return getattr(self.iterator, name)
@@ -383,48 +537,20 @@ class Watched:
         return self
 
     def __next__(self):
-        before = random_state() if self.batches < LOOKED_AT else None
-        self.diary.enter("data", self.line)
+        before = random_state() if 0 < self.batches < LOOKED_AT else None  # the order is drawn with the first
         try:
-            batch = next(self.iterator)
+            with self.diary.during("data", self.line):
+                batch = next(self.iterator)
         except StopIteration:
             self.close(whole=True)
             raise
-        finally:
-            self.diary.leave()
-        if before and self.batches and (states := drawn_from(before)):  # the order is drawn with the first
-            self.states.append(states)
-        self.batches += 1
-        self.images += rows(batch) or 0
-        last = (tensors_in(batch) or [None])[-1]  # the labels, in most data sets: nothing random is done to them
-        if last is not None and last.device.type == "cpu" and not last.is_complex() and last.numel() < 10**6:
-            self.labels += last.sum(dtype=torch.float64).item()
-        if self.stream and self.batches <= LOOKED_AT:
-            raw = b"".join(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()[:2**18]
-                           for tensor in tensors_in(batch)[:1] if tensor.dim())
-            self.prints.append(zlib.crc32(raw))
+        self.seams.batch_read(self, batch, before)
         return batch
 
     def __del__(self):
-        if not self.done:
-            self.close(whole=False)
+        self.close(whole=False)
 
     def close(self, whole):
-        self.done = True
-        sampler = self.loader.sampler if self.loader.batch_sampler is not None else None
-        kept = [one for one in self.diary.facts.get("pass", []) if one["loader"] == self.number]
-        fact = {"loader": self.number, "where": self.line, "whole": whole, "batches": self.batches,
-                "images": self.images, "labels": self.labels, "prints": self.prints,
-                "trained": self.diary.steps > self.begin[0],
-                "step": self.begin[0], "number": self.diary.passes, "of": None, "order": None, "indices": None,
-                "shuffles": isinstance(sampler, RandomSampler) or bool(getattr(sampler, "shuffle", False)),
-                "batch": self.loader.batch_size, "sampler": type(sampler).__name__}
-        if self.drawn and not self.stream:
-            fact["of"] = len(self.loader.dataset)
-            fact["order"] = zlib.crc32(repr(self.drawn).encode())
-            if len(kept) < 2 and all(isinstance(index, int) for index in self.drawn):
-                fact["indices"] = [in_the_whole(self.loader.dataset, index) for index in self.drawn]
-        if self.states:
-            self.diary.note("drawn", what="the data", where=self.line, states=self.states[0], step=self.begin[0])
-        self.diary.passes += 1
-        self.diary.note("pass", most=2000, **fact)
+        if not self.done:
+            self.done = True
+            self.seams.passed(self, whole)

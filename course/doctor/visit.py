@@ -1,0 +1,125 @@
+"""One rank's run of the script under the doctor's eyes, and the report at its end."""
+
+import json
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+
+from . import findings, seams
+from .diary import Diary, innermost, where
+from .exchange import Exchange
+
+PACKAGE = str(Path(__file__).parents[__package__.count(".") + 1])  # the folder that this package is imported from
+
+
+class Visit:
+    """`told`: a folder in which the processes that the script started leave what they told; `inner`: this is one."""
+
+    def __init__(self, args, told, inner=False):
+        self.args, self.told, self.inner = args, told, inner
+        self.pid, self.leave, self.error = os.getpid(), os._exit, None
+        self.reporting, self.status = threading.Lock(), None
+        self.diary = Diary(int(os.environ.get("RANK", 0)))
+        self.exchange = Exchange(self.diary, args.timeout)
+        self.seams = seams.install(self.diary, args.steps, self.exchange)
+        self.exchange.watch(self.stalled)
+        os._exit = self.left_early
+
+    def run(self, training):
+        """Call `training()`, whatever it does, and report. The exit status; what was raised stands in `error`."""
+        status = 0
+        try:
+            signal.signal(signal.SIGTERM, self.told_to_end)
+            kept = training()  # noqa: F841  the script's variables live until the report
+            self.diary.ended = {"how": "done"}
+        except seams.Enough:
+            self.diary.ended = {"how": f"ended after {self.args.steps} steps, as asked"}
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
+            self.error, status = end, end.code if isinstance(end.code, int) else int(end.code is not None)
+            self.diary.ended = {"how": f"exit status {status}"}
+        except BaseException as error:
+            if not self.inner:  # torch.multiprocessing.spawn prints it
+                traceback.print_exc()
+            self.error, status = error, 130 if isinstance(error, KeyboardInterrupt) else 1
+            self.diary.ended = {"how": type(error).__name__, "error": str(error)[:5000],
+                                "where": innermost(reversed(list(traceback.walk_tb(error.__traceback__))))}
+        return self.report(status, patient=not status)
+
+    def report(self, status, patient):
+        """Made once, by the main thread or the watching one. The exit status."""
+        with self.reporting:
+            if self.status is None:
+                self.seams.close()
+                by_others = [file.read_text() for file in self.told.iterdir()] if not self.inner else []
+                diaries = None if by_others else self.exchange.collect(patient)
+                found = self.tell(diaries) if diaries else "1" in by_others
+                self.status = status or int(bool(found))
+                if self.inner:
+                    (self.told / str(os.getpid())).write_text(str(self.status))
+                self.exchange.end()
+            return self.status
+
+    def tell(self, diaries):
+        """The number of findings."""
+        report = findings.judge(diaries, self.exchange.size)
+        sys.stdout.flush()
+        sys.stderr.write(f"{findings.as_text(report)}\n")  # the script may have replaced print
+        sys.stderr.flush()
+        if self.args.json:
+            part = self.args.json.with_name(f"{self.args.json.name}.{os.getpid()}.part")
+            part.write_text(json.dumps(findings.as_json(report), indent=1) + "\n")
+            part.replace(self.args.json)
+        return len(report.findings)
+
+    def stalled(self):
+        """Called by the watching thread: no rank has moved for the timeout."""
+        self.diary.note("stalled", seconds=self.args.timeout)
+        self.leave(self.report(1, patient=False))
+
+    def told_to_end(self, number, _):
+        sys.exit(128 + number)
+
+    def left_early(self, status):
+        """os._exit, which ends a process at once: what has been seen is told first."""
+        if os.getpid() == self.pid and self.diary.ended is None:
+            self.diary.ended = {"how": f"os._exit({status})"}
+            status = self.report(status, patient=not status)
+        self.leave(status)
+
+
+def script(args):
+    """Run the script as it is, and what it starts with torch.multiprocessing.spawn. The exit status."""
+    sys.argv = [str(args.script), *args.options]
+    sys.path[0] = str(args.script.resolve().parent)
+    sys.path.append(PACKAGE)  # for Spawned's processes
+    with tempfile.TemporaryDirectory() as folder:
+        visit, spawn = Visit(args, Path(folder)), torch.multiprocessing.spawn
+
+        def spawned(fn, *given, **options):
+            with visit.diary.during("spawn", where()):
+                return spawn(Spawned(fn, args, folder), *given, **options)
+
+        torch.multiprocessing.spawn = spawned
+        return visit.run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
+
+
+class Spawned:
+    """The function that torch.multiprocessing.spawn starts, and a doctor beside it."""
+
+    def __init__(self, function, args, told):
+        self.function, self.args, self.told = function, args, told
+
+    def __call__(self, *given):
+        visit = Visit(self.args, Path(self.told), inner=True)
+        visit.run(lambda: self.function(*given))
+        if visit.error:
+            raise visit.error
