@@ -19,6 +19,12 @@ def as_in_a_fresh_process():
     logging.getLogger("course").setLevel(logging.NOTSET)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ranks_find_all_modules_imported(request):
+    if launch := getattr(request.module, "launch", None):
+        launch.prepare_to_fork()
+
+
 @pytest.fixture(scope="session")
 def cifar10():
     """(training set, test set) of the real CIFAR-10; skips where no source answers."""

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import multiprocessing.forkserver
 import os
 import re
 import subprocess
@@ -19,6 +20,16 @@ from course import forked_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 150  # seconds; a run that takes longer hangs
+LESSONS = sorted(f"course.checks.{path.stem}" for path in ROOT.glob("course/checks/lesson_*.py"))
+# In the one process that a pytest process forks all ranks from: what the slowest of them would import for seconds
+PRELOAD = ["torch._dynamo", "torch._inductor", "torch.nn.parallel", "torch.distributed.fsdp",
+           "torch.distributed.elastic.multiprocessing.errors", *LESSONS, "test_checks"]
+
+
+def prepare_to_fork():
+    """Start the process that ranks are forked from: the first who needs it would bring in its own modules alone."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    multiprocessing.forkserver.ensure_running()
 
 
 def command(ranks, *arguments, torchrun=()):

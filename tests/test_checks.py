@@ -1,28 +1,19 @@
 """Every exercise: its solution is right, its stub is untried, and each typical mistake is named."""
 
 import importlib
-import multiprocessing
-import multiprocessing.forkserver
 from pathlib import Path
 
 import launch
 import pytest
 
 from course import checks
-from course.checks import lesson_06, lesson_13, on_ranks
+from course.checks import lesson_06, on_ranks
 
 LESSONS = sorted(path.stem for path in Path(launch.ROOT, "course", "checks").glob("lesson_*.py"))
 EXERCISES = [(lesson, name) for lesson in LESSONS
              for name, thing in vars(importlib.import_module(f"course.checks.{lesson}")).items()
              if isinstance(thing, checks.Exercise)]
 each_exercise = pytest.mark.parametrize(("lesson", "name"), EXERCISES, ids=lambda part: part)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ranks_find_all_modules_imported():
-    """The first check starts the process that all ranks are forked from: with what the slowest lesson needs."""
-    multiprocessing.set_forkserver_preload([*on_ranks.PRELOAD, *lesson_13.answers.preload])
-    multiprocessing.forkserver.ensure_running()
 
 
 def get(lesson, name):
