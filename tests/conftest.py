@@ -26,6 +26,19 @@ def ranks_find_all_modules_imported(request):
 
 
 @pytest.fixture(scope="session")
+def forked_python(tmp_path_factory):
+    """For PYTHON_EXEC: torchrun is the real one, and the ranks that it starts find torch imported."""
+    import forked_python
+    import launch
+
+    from course import forked_ranks
+
+    launch.prepare_to_fork()
+    with forked_python.command(tmp_path_factory.mktemp("python"), forked_ranks.FORKED) as program:
+        yield str(program)
+
+
+@pytest.fixture(scope="session")
 def cifar10():
     """(training set, test set) of the real CIFAR-10; skips where no source answers."""
     import data

@@ -3,7 +3,7 @@
 Each rank of a torchrun imports torch anew, for two seconds of a core. Here torchrun is the real one, with all that it
 does, and so is the process that it starts, watches and signals: this file's second half, which imports next to nothing.
 It hands its arguments, environment and files to server(), and passes on signals and the exit status. Not for tests that
-stop a rank (SIGSTOP), or look for its environment among the processes. Linux only (pidfd).
+stop a rank (SIGSTOP), look at its environment, parent or sockets from outside, or hold that nothing is left of it.
 """
 
 import contextlib

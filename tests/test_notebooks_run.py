@@ -9,32 +9,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked_python
 import launch
 import nbformat
 import pytest
-
-from course import forked_ranks
 
 NOTEBOOKS = sorted((launch.ROOT / "notebooks").glob("*.ipynb"))
 RUNS = [(path, (".", "notebooks")[number % 2]) for number, path in enumerate(NOTEBOOKS)]
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    with forked_python.command(tmp_path_factory.mktemp("python"), forked_ranks.FORKED) as program:
-        yield str(program)
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("path", "folder"), RUNS, ids=lambda value: getattr(value, "stem", value))
-def test_quick_tier_runs_without_error(path, folder, python, tmp_path):
+def test_quick_tier_runs_without_error(path, folder, forked_python, tmp_path):
     quick = nbformat.read(path, as_version=4).metadata.course.quick.parameters
     parameters = [word for name, value in quick.items() for word in ("-p", name, str(value))]
     executed = tmp_path / path.name
     done = subprocess.run([Path(sys.executable).with_name("papermill"), path, executed, "--cwd", launch.ROOT / folder,
                            "--execution-timeout", "300", *parameters], cwd=launch.ROOT,
-                          env=launch.environment(PYTHON_EXEC=python), capture_output=True, text=True, timeout=800)
+                          env=launch.environment(PYTHON_EXEC=forked_python), capture_output=True, text=True,
+                          timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     cells = nbformat.read(executed, as_version=4).cells
     assert all(cell.execution_count for cell in cells if cell.cell_type == "code" and cell.source.strip())

@@ -1,5 +1,6 @@
 """A few of each attack of scripts/cluster/torture.py: the command makes many. And an attack must notice harm."""
 
+import os
 import subprocess
 import sys
 
@@ -8,11 +9,14 @@ import pytest
 
 from scripts.cluster import torture
 
+FORKED = ("kill-a-rank", "share-a-path")  # hang-a-rank stops a rank, which must then be torchrun's own child
+
 
 @pytest.mark.parametrize("attack", sorted(torture.ATTACKS))
-def test_a_few_of_each_attack(attack):
+def test_a_few_of_each_attack(attack, forked_python):
+    env = {**os.environ, **({"PYTHON_EXEC": forked_python} if attack in FORKED else {})}
     done = subprocess.run([sys.executable, "scripts/cluster/torture.py", "--kills", "2", "--inputs", "300", "--only",
-                           attack], cwd=launch.ROOT, capture_output=True, text=True, timeout=280)
+                           attack], cwd=launch.ROOT, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "survived" in done.stdout and "FAILED" not in done.stdout
 

@@ -157,7 +157,9 @@ def hang_a_rank(folder, rng, args):
         job.wait_for(lambda log=log: log.exists() and '"epoch"' in log.read_text())
         processes.find_rank(job.mark, victim).suspend()
         status, said = job.finish(15 + 120)
-        expect(status != 0 and f"no word from rank(s) {victim}" in said, f"rank {victim} is not named: {said[-300:]}")
+        others = ", ".join(str(rank) for rank in range(3) if rank != victim)
+        expect(status != 0 and f"rank(s) {others} waited in epoch" in said and f"no word from rank(s) {victim}" in said,
+               f"rank {victim} is not named: {said[-300:]}")
         yield
 
 
