@@ -238,7 +238,7 @@ def test_some_mistakes_show_on_one_rank(name, tmp_path):
 
 def test_ranks_that_never_end_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(capstone, "LIMIT", 8)
-    program = written(edited(MANY, {SUMS: "    while True:\n        pass"}), tmp_path)
+    program = written(edited(MANY, {SUMS: "    import time\n    time.sleep(1000)"}), tmp_path)
     outcome, message = capstone.my_ddp.verdict(program)
     assert outcome == "wrong" and "did not come to its end within 8 s" in message
 
