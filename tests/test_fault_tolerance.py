@@ -95,10 +95,10 @@ def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, tmp_path):
 
 @pytest.mark.parametrize(("kill", "said"), [("5@1", "there is no rank 5 to kill: the run has 2"),
                                             ("1@9", "the run was over before rank 1 at epoch 9")])
-def test_a_kill_that_cannot_be_is_said(kill, said, tmp_path):
+def test_a_kill_that_cannot_be_is_said(kill, said, forked_python, tmp_path):
     epochs = 1000 if kill.startswith("5") else 2
     done = script(KILL, "--kill", kill, "--", *torchrun(2, "main.py", *JOB, "--epochs", epochs, "--log-file",
-                                                               tmp_path / "run.jsonl"))
+                                                               tmp_path / "run.jsonl"), PYTHON_EXEC=forked_python)
     assert done.returncode not in (0, 2) and done.stderr.splitlines() == [f"kill_rank.py: {said}"]
     assert processes_of(tmp_path) == []
 
