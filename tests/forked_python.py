@@ -121,7 +121,7 @@ def become(argv, folder, env, files):
         trace = error.__traceback__
         while trace.tb_next and trace.tb_frame.f_code.co_filename != argv[0]:
             trace = trace.tb_next
-        sys.excepthook(type(error), error, trace)  # torch's own, which names the rank
+        sys.excepthook(type(error), error.with_traceback(trace), trace)  # torch's own, which names the rank
         sys.exit(1)
 
 
