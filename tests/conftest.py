@@ -19,21 +19,21 @@ def as_in_a_fresh_process():
     logging.getLogger("course").setLevel(logging.NOTSET)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ranks_find_all_modules_imported(request):
-    if launch := getattr(request.module, "launch", None):
-        launch.prepare_to_fork()
+@pytest.fixture(scope="session")
+def ranks_find_all_modules_imported():
+    """For tests that let a check start ranks: launch.run() does it by itself."""
+    import launch
+
+    launch.prepare_to_fork()
 
 
 @pytest.fixture(scope="session")
-def forked_python(tmp_path_factory):
+def forked_python(tmp_path_factory, ranks_find_all_modules_imported):
     """For PYTHON_EXEC: torchrun is the real one, and the ranks that it starts find torch imported."""
     import forked_python
-    import launch
 
     from course import forked_ranks
 
-    launch.prepare_to_fork()
     with forked_python.command(tmp_path_factory.mktemp("python"), forked_ranks.FORKED) as program:
         yield str(program)
 

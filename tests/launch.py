@@ -48,17 +48,18 @@ def environment(**changes):
     return env
 
 
-def run(ranks, *arguments, script="main.py", **env):
+def run(ranks, *arguments, script="main.py", limit=LIMIT, **env):
     """The finished process of `python script ...` (ranks=0), or of as many ranks as torchrun would start, its status
     that of the rank that failed first: see course/forked_ranks.py. Where the launcher is the subject: torchrun()."""
     argv = [str(script), *map(str, arguments)]
+    prepare_to_fork()
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("stdout", "stderr")]
         for path in said:
             path.touch()
-        status = forked_ranks.run(argv, ranks, {"OMP_NUM_THREADS": "1", **environment(**env)}, *said, LIMIT)
+        status = forked_ranks.run(argv, ranks, {"OMP_NUM_THREADS": "1", **environment(**env)}, *said, limit)
         if status is None:
-            raise subprocess.TimeoutExpired(argv, LIMIT, *(path.read_text() for path in said))
+            raise subprocess.TimeoutExpired(argv, limit, *(path.read_text() for path in said))
         return subprocess.CompletedProcess(argv, status, *(path.read_text() for path in said))
 
 
@@ -112,6 +113,7 @@ def in_a_group_of_one(test):
     by a thread of gloo, and a test process would take all its other tests with it."""
     @functools.wraps(test)
     def outside(**arguments):
+        prepare_to_fork()
         process = forked_ranks.FORKED.Process(target=_be_the_rank, args=(test.__module__, test.__qualname__, arguments))
         process.start()
         process.join(LIMIT)

@@ -11,6 +11,7 @@ import pytest
 from course import forked_ranks
 from course.checks import Wrong, capstone
 
+pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
 ONE, MANY = (launch.ROOT.joinpath(f"scripts/lessons/{name}.py").read_text() for name in ("minimal", "minimal_ddp"))
 SET_EPOCH = "    sampler.set_epoch(epoch)  # without it every epoch has the order of the first\n"
 SAMPLER = "sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)"

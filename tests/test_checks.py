@@ -13,6 +13,7 @@ LESSONS = sorted(path.stem for path in Path(launch.ROOT, "course", "checks").glo
 EXERCISES = [(lesson, name) for lesson in LESSONS
              for name, thing in vars(importlib.import_module(f"course.checks.{lesson}")).items()
              if isinstance(thing, checks.Exercise)]
+pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
 each_exercise = pytest.mark.parametrize(("lesson", "name"), EXERCISES, ids=lambda part: part)
 
 
@@ -36,8 +37,8 @@ def test_solution_is_right(lesson, name):
 def test_stub_is_untried(lesson, name, capsys):
     for untried in (stub, None, ...):
         assert get(lesson, name).verdict(untried) == ("untried", "Not tried yet.")
-        get(lesson, name)(untried)
-    assert capsys.readouterr().out == "Not tried yet.\n" * 3
+    get(lesson, name)(None)
+    assert capsys.readouterr().out == "Not tried yet.\n"
 
 
 @each_exercise

@@ -27,7 +27,7 @@ def command(out, *arguments):
 
 
 def run(out, *arguments, **env):
-    return launch.torchrun(0, "--out", out, *arguments, script="scripts/measure/sweep.py", **env)
+    return launch.run(0, "--out", out, *arguments, script="scripts/measure/sweep.py", **env)
 
 
 def contents(folder):

@@ -351,7 +351,7 @@ def damaged_data(folder, rng, args):
         data.prepare("synthetic", prepare)
         size, sound = prepare.stat().st_size, data.get_dataset("synthetic", folder)[0]
         images = sound.images[::997].clone()
-        for _ in range(max(2, args.kills // 5)):
+        for _ in range(max(1, args.kills // 5)):
             place = rng.randrange(size)
             if rng.random() < 0.5:
                 os.truncate(prepare, place)
