@@ -20,6 +20,25 @@ def as_in_a_fresh_process():
 
 
 @pytest.fixture(scope="session")
+def ranks_find_all_modules_imported():
+    """For tests that let a check start ranks: launch.run() does it by itself."""
+    import launch
+
+    launch.prepare_to_fork()
+
+
+@pytest.fixture(scope="session")
+def forked_python(tmp_path_factory, ranks_find_all_modules_imported):
+    """For PYTHON_EXEC: torchrun is the real one, and the ranks that it starts find torch imported."""
+    import forked_python
+
+    from course import forked_ranks
+
+    with forked_python.command(tmp_path_factory.mktemp("python"), forked_ranks.FORKED) as program:
+        yield str(program)
+
+
+@pytest.fixture(scope="session")
 def cifar10():
     """(training set, test set) of the real CIFAR-10; skips where no source answers."""
     import data
@@ -31,11 +50,15 @@ def cifar10():
 
 
 ONE_BY_ONE = {"test_notebooks_run.py", "test_torture.py"}  # their tests share nothing, and each takes its time
+LONGEST = ["notebooks_run", "torture", "slurm", "checks", "broken", "fault_tolerance", "main", "spawn_mnist",
+           "capstone", "launchers", "lab_cluster", "collectives", "compare_changes", "sweep", "doctor", "browser",
+           "run_notebooks"]
 
 
 def pytest_collection_modifyitems(items):
     """The longest begin first: else one of them would end the run alone."""
-    items.sort(key=lambda item: item.path.name not in ONE_BY_ONE)  # the others keep their order
+    place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))  # the others keep their order
 
 
 @pytest.hookimpl(optionalhook=True)

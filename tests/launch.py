@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import multiprocessing.forkserver
 import os
 import re
 import subprocess
@@ -19,6 +20,16 @@ from course import forked_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 150  # seconds; a run that takes longer hangs
+LESSONS = sorted(f"course.checks.{path.stem}" for path in ROOT.glob("course/checks/lesson_*.py"))
+# In the one process that a pytest process forks all ranks from: what the slowest of them would import for seconds
+PRELOAD = ["torch._dynamo", "torch._inductor", "torch.nn.parallel", "torch.distributed.fsdp",
+           "torch.distributed.elastic.multiprocessing.errors", *LESSONS, "test_checks"]
+
+
+def prepare_to_fork():
+    """Start the process that ranks are forked from: the first who needs it would bring in its own modules alone."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    multiprocessing.forkserver.ensure_running()
 
 
 def command(ranks, *arguments, torchrun=()):
@@ -37,17 +48,18 @@ def environment(**changes):
     return env
 
 
-def run(ranks, *arguments, script="main.py", **env):
+def run(ranks, *arguments, script="main.py", limit=LIMIT, **env):
     """The finished process of `python script ...` (ranks=0), or of as many ranks as torchrun would start, its status
     that of the rank that failed first: see course/forked_ranks.py. Where the launcher is the subject: torchrun()."""
     argv = [str(script), *map(str, arguments)]
+    prepare_to_fork()
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("stdout", "stderr")]
         for path in said:
             path.touch()
-        status = forked_ranks.run(argv, ranks, {"OMP_NUM_THREADS": "1", **environment(**env)}, *said, LIMIT)
+        status = forked_ranks.run(argv, ranks, {"OMP_NUM_THREADS": "1", **environment(**env)}, *said, limit)
         if status is None:
-            raise subprocess.TimeoutExpired(argv, LIMIT, *(path.read_text() for path in said))
+            raise subprocess.TimeoutExpired(argv, limit, *(path.read_text() for path in said))
         return subprocess.CompletedProcess(argv, status, *(path.read_text() for path in said))
 
 
@@ -101,6 +113,7 @@ def in_a_group_of_one(test):
     by a thread of gloo, and a test process would take all its other tests with it."""
     @functools.wraps(test)
     def outside(**arguments):
+        prepare_to_fork()
         process = forked_ranks.FORKED.Process(target=_be_the_rank, args=(test.__module__, test.__qualname__, arguments))
         process.start()
         process.join(LIMIT)

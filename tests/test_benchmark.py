@@ -63,10 +63,11 @@ def test_a_start_is_held_against_ranks_that_only_import_torch(monkeypatch):
     assert {figure for name, figure in benchmark.AIMS if name == "start"} <= set(figures)
 
 
-def test_the_frameworks_are_compared_on_one_and_two_ranks(cifar10, tmp_path, monkeypatch):
+def test_the_frameworks_are_compared_on_one_and_two_ranks(cifar10, tmp_path, monkeypatch, forked_python):
     if not benchmark.installed():
         pytest.skip("neither Fabric nor Accelerate is installed (requirements-optional.txt)")
     monkeypatch.setattr(benchmark, "MODELS", {"lenet": 512})
+    monkeypatch.setenv("PYTHON_EXEC", forked_python)
     figures = benchmark.frameworks_round(0, None)
     for name, ranks in itertools.product(benchmark.installed(), ("x1", "x2")):
         assert figures[f"lenet {ranks} main.py / {name}"] > 0

@@ -248,8 +248,7 @@ def test_bad_input_is_one_line():
 
 def test_the_five_runs_of_the_detective_show_what_the_check_says(tmp_path):
     out = tmp_path / "logs.json"
-    done = subprocess.run(launch.command(2, "scripts/broken/detective.py", "--out", out), cwd=launch.ROOT, timeout=100,
-                          env=launch.environment(), capture_output=True, text=True)
+    done = launch.run(2, "--out", out, script="scripts/broken/detective.py")
     assert done.returncode == 0, done.stderr[-2000:]
     logs = {lesson_12.TRUTH[letter]: log for letter, log in json.loads(out.read_text()).items()}
     assert set(logs) == set(lesson_12.SIGNS)

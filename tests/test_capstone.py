@@ -11,6 +11,7 @@ import pytest
 from course import forked_ranks
 from course.checks import Wrong, capstone
 
+pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
 ONE, MANY = (launch.ROOT.joinpath(f"scripts/lessons/{name}.py").read_text() for name in ("minimal", "minimal_ddp"))
 SET_EPOCH = "    sampler.set_epoch(epoch)  # without it every epoch has the order of the first\n"
 SAMPLER = "sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)"
@@ -238,7 +239,7 @@ def test_some_mistakes_show_on_one_rank(name, tmp_path):
 
 def test_ranks_that_never_end_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(capstone, "LIMIT", 8)
-    program = written(edited(MANY, {SUMS: "    while True:\n        pass"}), tmp_path)
+    program = written(edited(MANY, {SUMS: "    import time\n    time.sleep(1000)"}), tmp_path)
     outcome, message = capstone.my_ddp.verdict(program)
     assert outcome == "wrong" and "did not come to its end within 8 s" in message
 

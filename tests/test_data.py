@@ -119,9 +119,8 @@ def test_a_source_with_other_bytes_is_refused(tmp_path, monkeypatch):
 
 
 def test_two_jobs_at_once_build_one_file(tmp_path):
-    jobs = [subprocess.Popen([*PREPARE, "synthetic", "--data-path", tmp_path], cwd=launch.ROOT, stderr=subprocess.PIPE,
-                             text=True) for _ in range(3)]
-    said = [job.communicate(timeout=launch.LIMIT)[1] for job in jobs]
+    jobs = launch.together([{}] * 3, "synthetic", "--data-path", tmp_path, script=PREPARE[1])
+    said = [job.stderr for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0, 0], said
     assert sum("preparing it" in text for text in said) == 1, said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["synthetic.lock", "synthetic.pt"]
@@ -133,7 +132,7 @@ def test_killed_while_building_leaves_nothing_in_the_way(tmp_path):
     job.kill()
     job.wait(timeout=60)
     assert not (tmp_path / "synthetic.pt").exists()
-    done = subprocess.run([*PREPARE, "synthetic", "--data-path", tmp_path], cwd=launch.ROOT, timeout=launch.LIMIT)
+    done = launch.run(0, "synthetic", "--data-path", tmp_path, script=PREPARE[1])
     assert done.returncode == 0 and sorted(p.name for p in tmp_path.iterdir()) == ["synthetic.lock", "synthetic.pt"]
 
 
@@ -153,6 +152,5 @@ def test_lock_wait_is_bounded_and_names_the_holder(tmp_path):
 
 def test_prepare_data_bad_input():
     for arguments, said in ((["imagenet"], "imagenet"), (["synthetic", "--data-path", "/dev/null/x"], "/dev/null/x")):
-        done = subprocess.run([*PREPARE, *arguments], cwd=launch.ROOT, capture_output=True, text=True,
-                              timeout=launch.LIMIT)
+        done = launch.run(0, *arguments, script=PREPARE[1])
         assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr

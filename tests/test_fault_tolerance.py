@@ -27,9 +27,9 @@ WHY_NOT = Cluster.available()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
 
 
-def script(file, *arguments, seconds=launch.LIMIT, **options):
+def script(file, *arguments, seconds=launch.LIMIT, **env):
     return subprocess.run([sys.executable, file, *map(str, arguments)], cwd=launch.ROOT, text=True,
-                          env=launch.environment(OMP_NUM_THREADS="1"), capture_output=True, timeout=seconds, **options)
+                          env=launch.environment(OMP_NUM_THREADS="1", **env), capture_output=True, timeout=seconds)
 
 
 def torchrun(ranks, *arguments, restarts=0):
@@ -54,12 +54,12 @@ def processes_of(folder):
 # --------------------------------------------------------------------------------------------------------- kill_rank.py
 
 
-@pytest.mark.parametrize(("ranks", "kills"), [(2, [(0, 1.5)]), (3, [(1, 1.0), (2, 2.3)])])
-def test_killed_ranks_are_started_again_and_the_run_ends(ranks, kills, tmp_path):
-    log = tmp_path / "run.jsonl"
+def test_killed_ranks_are_started_again_and_the_run_ends(forked_python, tmp_path):
+    log, ranks, kills = tmp_path / "run.jsonl", 3, [(1, 1.0), (0, 2.3)]
     done = script(KILL, *(f"--kill={rank}@{epoch}" for rank, epoch in kills), "--out", tmp_path / "kills.json",
                   "--", *torchrun(ranks, "main.py", *JOB, "--epochs", 4, "--checkpoint", tmp_path / "kept",
-                                  "--checkpoint-every", 5, "--log-file", log, restarts=len(kills)))
+                                  "--checkpoint-every", 5, "--log-file", log, restarts=len(kills)),
+                  PYTHON_EXEC=forked_python)
     assert done.returncode == 0, done.stdout + done.stderr
     found, table = json.loads((tmp_path / "kills.json").read_text()), runs.read_run(log)
     assert [(kill["rank"], kill["epoch"]) for kill in found["kills"]] == kills
@@ -95,10 +95,10 @@ def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, tmp_path):
 
 @pytest.mark.parametrize(("kill", "said"), [("5@1", "there is no rank 5 to kill: the run has 2"),
                                             ("1@9", "the run was over before rank 1 at epoch 9")])
-def test_a_kill_that_cannot_be_is_said(kill, said, tmp_path):
+def test_a_kill_that_cannot_be_is_said(kill, said, forked_python, tmp_path):
     epochs = 1000 if kill.startswith("5") else 2
     done = script(KILL, "--kill", kill, "--", *torchrun(2, "main.py", *JOB, "--epochs", epochs, "--log-file",
-                                                               tmp_path / "run.jsonl"))
+                                                               tmp_path / "run.jsonl"), PYTHON_EXEC=forked_python)
     assert done.returncode not in (0, 2) and done.stderr.splitlines() == [f"kill_rank.py: {said}"]
     assert processes_of(tmp_path) == []
 
@@ -197,7 +197,7 @@ def test_the_recorded_runs_are_what_the_lesson_says():
     (["cut", "--out", "x", "--", "--log-file=y"], "--log-file after --"),
 ])
 def test_bad_input_of_lose_node_is_one_line(arguments, said):
-    done = script(LOSE, *arguments)
+    done = launch.run(0, *arguments, script=LOSE)
     assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (2, 1, "") and said in done.stderr
 
 
@@ -222,28 +222,26 @@ def test_trained_by_counts_since_the_last_change_of_size(tmp_path):
 
 @pytest.mark.parametrize(("writers", "readers"), [(2, 1), (3, 2)])
 def test_what_many_ranks_wrote_another_number_reads(writers, readers, tmp_path):
-    saved = subprocess.run(torchrun(writers, SHARDED, "--save", tmp_path), cwd=launch.ROOT, text=True,
-                           env=launch.environment(), capture_output=True, timeout=launch.LIMIT)
+    saved = launch.run(writers, "--save", tmp_path, script=SHARDED)
     assert saved.returncode == 0, saved.stderr
     pieces = sharded_checkpoint.contents(tmp_path)
     assert len({piece["file"] for piece in pieces}) == writers
     names = [piece["name"] for piece in pieces]
     assert all(names.count(name) == (writers if name == "table" else 1) for name in sharded_checkpoint.expected())
-    read = subprocess.run(torchrun(readers if readers > 1 else 0, SHARDED, "--load", tmp_path), cwd=launch.ROOT,
-                          text=True, env=launch.environment(), capture_output=True, timeout=launch.LIMIT)
+    read = launch.run(readers if readers > 1 else 0, "--load", tmp_path, script=SHARDED)
     assert read.returncode == 0, read.stderr
     rows = [int(rows) for rows in re.findall(r'"rows of the table": (\d+)', read.stdout)]
     assert len(rows) == readers and sum(rows) == sharded_checkpoint.ROWS and "bit for bit" in read.stdout
     lost = next(tmp_path.glob("__0_*.distcp"))
     shutil.move(lost, tmp_path / "elsewhere")
-    assert script(SHARDED, "--load", tmp_path).returncode != 0, "a part is missing"
+    assert launch.run(0, "--load", tmp_path, script=SHARDED).returncode != 0, "a part is missing"
 
 
 def test_no_checkpoint_to_load_and_one_in_the_way_are_one_line_each(tmp_path):
-    done = script(SHARDED, "--load", tmp_path)
+    done = launch.run(0, "--load", tmp_path, script=SHARDED)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "no checkpoint there" in done.stderr
     (tmp_path / ".metadata").write_bytes(b"another's")
-    done = script(SHARDED, "--save", tmp_path)
+    done = launch.run(0, "--save", tmp_path, script=SHARDED)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "holds a checkpoint already" in done.stderr
     assert (tmp_path / ".metadata").read_bytes() == b"another's"
 

@@ -114,8 +114,8 @@ def test_what_computes_otherwise_trains_nearly_the_same(ranks, options, off, tmp
     assert found[1] == pytest.approx(found[0], rel=off) and found[1][1] < found[1][0]
 
 
-def test_log_is_read_back_whole(tmp_path):
-    done = launch.torchrun(2, *SMALL, "--log-file", tmp_path / "run.jsonl")
+def test_log_is_read_back_whole(forked_python, tmp_path):
+    done = launch.torchrun(2, *SMALL, "--log-file", tmp_path / "run.jsonl", PYTHON_EXEC=forked_python)
     assert done.returncode == 0, done.stderr
     frame = runs.read_run(tmp_path / "run.jsonl")
     records = log_records(tmp_path / "run.jsonl")
@@ -206,12 +206,12 @@ def test_bad_input_on_many_ranks_is_said_once(ranks, options, said):
     assert done.stderr.startswith("main.py: error:") and said in done.stderr
 
 
-def test_torchrun_is_told_the_status_of_a_refusal():
-    done = launch.torchrun(3, "--samples", 2)
+def test_torchrun_is_told_the_status_of_a_refusal(forked_python):
+    done = launch.torchrun(3, "--samples", 2, PYTHON_EXEC=forked_python)
     assert done.returncode == 1 and done.stderr.count("main.py: error:") == 1 and "exitcode  : 2" in done.stderr
 
 
-def test_failing_rank_is_named_with_its_traceback(tmp_path):
+def test_failing_rank_is_named_with_its_traceback(forked_python, tmp_path):
     """A rank dies in the second epoch: torchrun ends the others and shows that rank's traceback, through @record."""
     script = tmp_path / "rank_1_fails.py"
     script.write_text("""import os, main, utils
@@ -224,7 +224,8 @@ utils.evaluate = evaluate
 main.main()
 """)
     done = subprocess.run(launch.command(3, script, *SMALL, "--log-file", tmp_path / "run.jsonl"), cwd=launch.ROOT,
-                          env=launch.environment(), capture_output=True, text=True, timeout=launch.LIMIT)
+                          env=launch.environment(PYTHON_EXEC=forked_python), capture_output=True, text=True,
+                          timeout=launch.LIMIT)
     assert done.returncode == 1
     root_cause = done.stderr.split("Root Cause")[1]
     assert "rank      : 1 (local_rank: 1)" in root_cause and "ZeroDivisionError: on purpose" in root_cause
@@ -316,15 +317,6 @@ def test_a_stranger_at_the_masters_port_does_not_hang_us():
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         done = alone(1, port := stranger.getsockname()[1])
     assert done.returncode == 2 and f"what answers at 127.0.0.1:{port} is not rank 0 of this job" in done.stderr
-
-
-def test_torch_distributed_launch_still_works(tmp_path):
-    log = tmp_path / "run.jsonl"
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", "main.py",
-                           *map(str, SMALL), "--log-file", log], cwd=launch.ROOT, env=launch.environment(),
-                          capture_output=True, text=True, timeout=launch.LIMIT)
-    assert done.returncode == 0, done.stderr
-    assert log_records(log)[0]["world_size"] == 2 and log_records(log)[-1]["status"] == "completed"
 
 
 def test_what_srun_sets_makes_a_job(tmp_path):

@@ -143,11 +143,9 @@ def one_process(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("file", "local_ranks", "sbatch", "env"), [
-    ("ranks", [1, 1], ONE_EACH, {}),
     ("ranks", [2, 1], ["--gpus-per-node=0", "--ntasks=3", "--ntasks-per-node=2", "--cpus-per-task=1"], {}),
-    ("torchrun", [1, 1], ONE_EACH, {}),
     ("torchrun", [2, 2], ["--gpus-per-node=0", "--cpus-per-task=2"], {"RANKS_PER_NODE": "2"}),
-], ids=["ranks-1-1", "ranks-2-1", "torchrun-1-1", "torchrun-2-2"])
+], ids=["ranks-2-1", "torchrun-2-2"])
 def test_all_ranks_train_the_model_of_one_process(file, local_ranks, sbatch, env, slurm, course, one_process):
     job = submit(slurm, course, file, *SMALL, "--batch-size", 96 // sum(local_ranks), "--save-model", "model.pt",
                  sbatch=sbatch, **env)

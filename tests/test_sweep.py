@@ -26,8 +26,8 @@ def command(out, *arguments):
     return launch.command(0, "scripts/measure/sweep.py", "--out", out, *arguments)
 
 
-def run(out, *arguments):
-    return launch.torchrun(0, "--out", out, *arguments, script="scripts/measure/sweep.py")
+def run(out, *arguments, **env):
+    return launch.run(0, "--out", out, *arguments, script="scripts/measure/sweep.py", **env)
 
 
 def contents(folder):
@@ -40,9 +40,9 @@ def marked(out):
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory):
+def swept(tmp_path_factory, forked_python):
     out = tmp_path_factory.mktemp("sweep") / "new" / "folder"
-    return out, run(out, *GRID, "--", *SMALL, "--samples", 2)
+    return out, run(out, *GRID, "--", *SMALL, "--samples", 2, PYTHON_EXEC=forked_python)
 
 
 def test_one_failed_run_is_named_and_the_rest_goes_on(swept):

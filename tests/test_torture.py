@@ -1,6 +1,5 @@
 """A few of each attack of scripts/cluster/torture.py: the command makes many. And an attack must notice harm."""
 
-import subprocess
 import sys
 
 import launch
@@ -8,11 +7,13 @@ import pytest
 
 from scripts.cluster import torture
 
+FORKED = ("kill-a-rank", "share-a-path")  # hang-a-rank stops a rank, which must then be torchrun's own child
+
 
 @pytest.mark.parametrize("attack", sorted(torture.ATTACKS))
-def test_a_few_of_each_attack(attack):
-    done = subprocess.run([sys.executable, "scripts/cluster/torture.py", "--kills", "2", "--inputs", "300", "--only",
-                           attack], cwd=launch.ROOT, capture_output=True, text=True, timeout=280)
+def test_a_few_of_each_attack(attack, forked_python):
+    done = launch.run(0, "--kills", 2, "--inputs", 300, "--only", attack, limit=280,
+                      script="scripts/cluster/torture.py", PYTHON_EXEC=forked_python if attack in FORKED else None)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "survived" in done.stdout and "FAILED" not in done.stdout
 

@@ -1,0 +1,53 @@
+"""What takes python's place for the ranks of a torchrun: it is python to whoever starts, signals or kills it."""
+
+import signal
+import subprocess
+import sys
+
+import launch
+import psutil
+import pytest
+
+SAYS = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ['WORD'], __name__, sys.stdin.read(), end='.')"
+
+
+def run(python, folder, text, *words):
+    (folder / "rank.py").write_text(text)
+    return subprocess.run([python, "-u", folder / "rank.py", *words], cwd=folder, env=launch.environment(WORD="ä=\n"),
+                          input="in", capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("text", "status", "said"), [
+    (SAYS, 0, ""), ("import sys; sys.exit(7)", 7, ""), ("import sys; sys.exit('why')", 1, "why\n"),
+    ("import os; os.kill(os.getpid(), 9)", -9, ""), ("import os; os.abort()", -6, ""),
+    ("def f():\n    1 / 0\nf()", 1, "line 3, in <module>\n    f()\n"), ("import torch; torch.no_such", 1, "no_such")])
+def test_it_does_what_python_does(text, status, said, forked_python, tmp_path):
+    found = [run(python, tmp_path, text, "a b", "") for python in (sys.executable, forked_python)]
+    assert [one.returncode for one in found] == [status] * 2
+    assert found[0].stdout == found[1].stdout and all(said in one.stderr for one in found)
+    assert found[0].stderr.splitlines()[:3] == found[1].stderr.splitlines()[:3], "the traceback begins in the script"
+
+
+def test_other_arguments_are_pythons_own(forked_python):
+    done = subprocess.run([forked_python, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True)
+    assert done.stdout.strip() == sys.executable
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
+def test_signals_reach_it_and_it_dies_with_who_asked(sign, forked_python, tmp_path):
+    part, pid = tmp_path / "part", tmp_path / "pid"
+    (tmp_path / "rank.py").write_text(f"import os, time\nopen({str(part)!r}, 'w').write(str(os.getpid()))\n"
+                                      f"os.rename({str(part)!r}, {str(pid)!r})\ntime.sleep(600)\n")
+    process = subprocess.Popen([forked_python, "-u", tmp_path / "rank.py"], env=launch.environment())
+    launch.wait_for(pid.exists, "its start", 60)
+    process.send_signal(sign)
+    assert process.wait(30) == -sign
+    launch.wait_for(lambda: not psutil.pid_exists(int(pid.read_text())), "its end", 30)
+
+
+def test_a_rank_of_torchrun_has_its_place_and_its_failure_is_told(forked_python, tmp_path):
+    (tmp_path / "rank.py").write_text("import os, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+                                      "dist.barrier()\nif os.environ['RANK'] == '1': raise KeyError('on purpose')\n")
+    done = launch.torchrun(2, script=tmp_path / "rank.py", PYTHON_EXEC=forked_python)
+    assert done.returncode == 1 and "[rank1]: KeyError: 'on purpose'" in done.stderr
+    assert "rank      : 1 (local_rank: 1)\n  exitcode  : 1" in done.stderr.split("Root Cause")[1]
