@@ -88,6 +88,11 @@ class Entry(Message):
         return [line for line in lines if line[1:].strip() and not line.startswith("@@")]
 
 
+def in_order(messages):
+    """Entries and notes by their numbers, as the page has them."""
+    return sorted(messages, key=lambda message: int(re.match(r"\d+", message.number)[0]))
+
+
 def read_table():
     """{name: Entry}; what is reported most often stands near the top."""
     rows = tomllib.loads(TABLE.read_text())["entry"]
@@ -119,11 +124,11 @@ def markdown(rows):
 
 def guide(table):
     """The text of TROUBLESHOOTING.md."""
-    every = [*table.values(), *read_notes()]
+    every = in_order([*table.values(), *read_notes()])
     lines = ["# Troubleshooting", "",
              "Search this page for a few words of what you see. `python scripts/broken/gallery.py show NAME` "
-             "runs an entry on your machine; [lesson 12](notebooks/12_break_it.ipynb) works through eight. Those that "
-             "no script can show stand at the end. *Silent*: no error, a wrong result. It hangs and says "
+             "runs an entry on your machine; [lesson 12](notebooks/12_break_it.ipynb) works through eight. What no "
+             "script can show here says so. *Silent*: no error, a wrong result. It hangs and says "
              "nothing? [Which hang is it?](#which-hang-is-it) decides.", "",
              "*(Made by `python scripts/broken/gallery.py guide` from `scripts/broken/`. Do not edit it here.)*", "",
              *markdown([{"what you see": entry.cell, " ": f"[{entry.heading}](#{entry.anchor})"}
