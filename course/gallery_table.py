@@ -5,6 +5,7 @@ The table is scripts/broken/gallery.toml. scripts/broken/gallery.py runs what st
 
 import ast
 import difflib
+import itertools
 import os
 import re
 import tomllib
@@ -117,6 +118,19 @@ def hangs(page=""):
             for row in tomllib.loads(TABLE.read_text())["hang"]]
 
 
+def readings():
+    """Lines of Markdown: a log of a hang under NCCL, read line by line."""
+    table = tomllib.loads(TABLE.read_text())
+    about, lines = table["flight_recorder"], ["## A hang under NCCL: the flight recorder", ""]
+    lines += [f"*{about['unshown']}*", "", about["how"]]
+    for what, rows in itertools.groupby(table["reading"], lambda row: row["what"]):
+        rows = list(rows)
+        sources = dict.fromkeys(row["source"] for row in rows)
+        lines += ["", *markdown([{what: f"`{row['line']}`", "what it says": row["says"]} for row in rows]), "",
+                  f"From {', '.join(f'<{source}>' for source in sources)}."]
+    return lines
+
+
 def markdown(rows):
     """Lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (rows[0], [":--"] * len(rows[0]), *(row.values() for row in rows))]
@@ -135,7 +149,7 @@ def guide(table):
                         for entry in every]), "",
              "## Which hang is it?", "",
              "Take the stack of **each** rank, while it waits: `py-spy dump --pid PID`, or faulthandler in the script.",
-             "", *markdown(hangs())]
+             "", *markdown(hangs()), "", *readings()]
     for entry in every:
         lines += ["", f"## {entry.heading}", "", "```text", entry.symptom, "```", "",
                   f"**Look:** {entry.tool}", "", f"**Why:** {entry.why}", "", f"**Repair:** {entry.repair}", ""]
