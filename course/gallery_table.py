@@ -5,6 +5,7 @@ The table is scripts/broken/gallery.toml. scripts/broken/gallery.py runs what st
 
 import ast
 import difflib
+import itertools
 import os
 import re
 import tomllib
@@ -88,6 +89,11 @@ class Entry(Message):
         return [line for line in lines if line[1:].strip() and not line.startswith("@@")]
 
 
+def in_order(messages):
+    """Entries and notes by their numbers, as the page has them."""
+    return sorted(messages, key=lambda message: int(re.match(r"\d+", message.number)[0]))
+
+
 def read_table():
     """{name: Entry}; what is reported most often stands near the top."""
     rows = tomllib.loads(TABLE.read_text())["entry"]
@@ -112,6 +118,19 @@ def hangs(page=""):
             for row in tomllib.loads(TABLE.read_text())["hang"]]
 
 
+def readings():
+    """Lines of Markdown: a log of a hang under NCCL, read line by line."""
+    table = tomllib.loads(TABLE.read_text())
+    about, lines = table["flight_recorder"], ["## A hang under NCCL: the flight recorder", ""]
+    lines += [f"*{about['unshown']}*", "", about["how"]]
+    for what, rows in itertools.groupby(table["reading"], lambda row: row["what"]):
+        rows = list(rows)
+        sources = dict.fromkeys(row["source"] for row in rows)
+        lines += ["", *markdown([{what: f"`{row['line']}`", "what it says": row["says"]} for row in rows]), "",
+                  f"From {', '.join(f'<{source}>' for source in sources)}."]
+    return lines
+
+
 def markdown(rows):
     """Lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (rows[0], [":--"] * len(rows[0]), *(row.values() for row in rows))]
@@ -119,18 +138,18 @@ def markdown(rows):
 
 def guide(table):
     """The text of TROUBLESHOOTING.md."""
-    every = [*table.values(), *read_notes()]
+    every = in_order([*table.values(), *read_notes()])
     lines = ["# Troubleshooting", "",
              "Search this page for a few words of what you see. `python scripts/broken/gallery.py show NAME` "
-             "runs an entry on your machine; [lesson 12](notebooks/12_break_it.ipynb) works through eight. Those that "
-             "no script can show stand at the end. *Silent*: no error, a wrong result. It hangs and says "
+             "runs an entry on your machine; [lesson 12](notebooks/12_break_it.ipynb) works through eight. What no "
+             "script can show here says so. *Silent*: no error, a wrong result. It hangs and says "
              "nothing? [Which hang is it?](#which-hang-is-it) decides.", "",
              "*(Made by `python scripts/broken/gallery.py guide` from `scripts/broken/`. Do not edit it here.)*", "",
              *markdown([{"what you see": entry.cell, " ": f"[{entry.heading}](#{entry.anchor})"}
                         for entry in every]), "",
              "## Which hang is it?", "",
              "Take the stack of **each** rank, while it waits: `py-spy dump --pid PID`, or faulthandler in the script.",
-             "", *markdown(hangs())]
+             "", *markdown(hangs()), "", *readings()]
     for entry in every:
         lines += ["", f"## {entry.heading}", "", "```text", entry.symptom, "```", "",
                   f"**Look:** {entry.tool}", "", f"**Why:** {entry.why}", "", f"**Repair:** {entry.repair}", ""]

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,16 +136,48 @@ def test_a_patient_shows_something_and_not_its_name(entry, outcomes):
 
 
 def test_all_mistakes_are_there_in_order():
-    numbers = [int(re.match(r"\d+", entry.number)[0]) for entry in TABLE.values()]
-    assert sorted(set(numbers)) == list(range(1, numbers[-1] + 1)) and numbers == sorted(numbers)
-    assert [int(note.number) for note in read_notes()] == [numbers[-1] + 1, numbers[-1] + 2]
+    entries, notes = ([int(re.match(r"\d+", message.number)[0]) for message in messages]
+                      for messages in (TABLE.values(), read_notes()))
+    assert entries == sorted(entries) and notes == sorted(notes)
+    assert sorted(set(entries + notes)) == list(range(1, len(set(entries + notes)) + 1))
+    every = [*TABLE.values(), *read_notes()]
     for field in ("number", "title", "symptom"):
-        assert len({getattr(entry, field) for entry in TABLE.values()}) == len(TABLE)
+        assert len({getattr(message, field) for message in every}) == len(every)
 
 
 @each_entry
 def test_the_judge_recognises_a_message_as_people_paste_it(entry):
     assert entry.silent or re.search(entry.shows, entry.symptom)
+
+
+PASTED = tomllib.loads((launch.ROOT / "tests/pasted_messages.toml").read_text())["message"]
+
+
+def runs(text):
+    """Lists of the words between numbers, addresses and paths: what stays the same wherever it is printed."""
+    return [[word.rstrip(".,;:") for word in part.split()] for part in re.split(r"\S*[\d/…]\S*", text)]
+
+
+def shared(line, symptom):
+    """How many words in a row of the line the page's search finds in the symptom."""
+    page = [f" {' '.join(words)} " for words in runs(symptom)]
+    return max((end - start for words in runs(line) for start in range(len(words))
+                for end in range(start + 1, len(words) + 1)
+                if any(f" {' '.join(words[start:end])} " in part for part in page)), default=0)
+
+
+@pytest.mark.parametrize("pasted", PASTED, ids=lambda pasted: pasted["line"][:50])
+def test_a_pasted_line_leads_to_its_entry(pasted):
+    found = {one.number: shared(pasted["line"], one.symptom) for one in [*TABLE.values(), *read_notes()]}
+    most = max(found.values())
+    assert [number for number, words in found.items() if words == most] == pasted["entries"]
+    assert most >= min(3, max(map(len, runs(pasted["line"]))))
+
+
+def test_each_message_of_the_page_was_seen_somewhere():
+    """All but those that say nothing, or need a second GPU."""
+    seen = {number for pasted in PASTED for number in pasted["entries"]}
+    assert {one.number for one in [*TABLE.values(), *read_notes()] if not one.silent} <= seen
 
 
 def test_each_script_belongs_to_an_entry():
