@@ -63,7 +63,8 @@ class Exchange:
                 self.still = still
                 if still and (not self.store or self.mine.add("still", 0) >= self.size):
                     return stalled()
-                if self.store and self.mine.check(["asked"]):
+                if self.store and self.mine.check(["asked"]):  # perhaps this rank fails in the same way, or waits
+                    self.wait(lambda: self.diary.ended or self.diary.inside, GRACE / 2)
                     self.post(self.mine)
 
     def post(self, store):

@@ -9,8 +9,6 @@ from operator import itemgetter
 
 WRONG, COSTLY, LOOK = "wrong", "costly", "worth a look"
 LEVELS = [WRONG, COSTLY, LOOK]
-
-
 WAITED = "(?i)timed out|timeout|connection|gloo|nccl|socket|broken pipe"  # an error of a rank that waited for another
 
 
@@ -40,14 +38,6 @@ def judge(diaries, world_size):
     found = [one for one in found if not names & set(BECAUSE.get(one.name, ()))]
     return Report(sorted(found, key=lambda one: LEVELS.index(one.level)), facts(known, world_size),
                   unjudged(known, world_size))
-
-
-# A finding that only follows from another one is left out.
-BECAUSE = {
-    "drift": ("not_wrapped", "ddp_module", "other_weights", "optimizer_foreign"), "silent": ("stall",),
-    "clip_early": ("not_wrapped", "ddp_module"), "rank_0_loss": ("padded_evaluation", "not_wrapped", "same_data"),
-    "statistics": ("not_wrapped", "ddp_module", "drift", "other_weights"),
-}
 
 
 def of(diary, kind):
@@ -279,15 +269,23 @@ def resumed(diaries, _):
 
 
 def clipped(diaries, _):
-    facts = first_of(diaries, "clip")
-    if facts and len({(fact["step"], fact["form"]) for fact in facts}) == 1:
+    for fact in of(diaries[0], "clip"):
+        if fact["scaled"]:
+            yield Finding("clip_scaled", WRONG, fact["where"], "The gradients were clipped while they were multiplied "
+                          "by a GradScaler's scale.", "They are larger by that factor: all are cut to almost nothing.",
+                          "scaler.unscale_(optimizer) before clip_grad_norm_.")
+            return
+    for facts in zip(*(of(diary, "clip") for diary in diaries), strict=False):
         ours = [fact["gradients"] for fact in facts]
-        if all(ours) and not all(same(ours[0], one) for one in ours):
+        if len({(fact["step"], fact["form"]) for fact in facts}) > 1 or not all(ours):
+            return
+        if not all(same(ours[0], one) for one in ours):
             norms = ", ".join(f"{one[1]:.4f}" for one in ours)
             yield Finding("clip_early", WRONG, facts[0]["where"],
                           f"When they were clipped, the gradients of the ranks had different norms: {norms}.",
                           "They were clipped before the ranks averaged them: each rank by another factor.",
                           "Clip after backward() of a step that exchanges gradients.")
+            return
 
 
 def statistics(diaries, _):
@@ -481,6 +479,13 @@ def threads(diaries, _):
 ERRORS = [
     (r'Unexpected key\(s\) in state_dict: "module\.', "module_prefix", "The weights were saved from a wrapped model, "
      "and are loaded into a plain one.", "Save model.module.state_dict(), or load into the wrapped model."),
+    (r'Unexpected key\(s\) in state_dict: "_orig_mod\.', "compiled_prefix", "The weights were saved from a compiled "
+     "model, and are loaded into a plain one.", "Save model._orig_mod.state_dict(), or compile with model.compile()."),
+    ("Modules with uninitialized parameters", "lazy_module", "A lazy layer has no weights before its first forward, so "
+     "there is nothing to send.", "Call the model once, on all ranks, before DistributedDataParallel(model)."),
+    ("modified by an inplace operation", "step_between", "Weights or buffers changed between a forward and its "
+     "backward: by an optimizer's step, or by DDP, which sends buffers in each forward.",
+     "backward() before anything changes what its forward used; broadcast_buffers=False if it was a buffer."),
     ("Weights only load failed", "weights_only", "torch.load reads tensors only, unless it is told otherwise.",
      "Save state_dicts and plain Python; weights_only=False only for files of your own."),
     ("Attempting to deserialize object on a CUDA device", "map_location", "The file remembers the GPU it came from.",
@@ -502,6 +507,16 @@ def errors(diaries, _):
                               f"{first_line(ended, ': ')[:200]}", means, repair)
                 return
 
+
+# A finding that only follows from another one is left out.
+BECAUSE = {
+    "drift": ("not_wrapped", "ddp_module", "other_weights", "optimizer_foreign"), "silent": ("stall",),
+    "clip_early": ("not_wrapped", "ddp_module", "drift", "other_weights"),
+    "rank_0_loss": ("padded_evaluation", "not_wrapped", "same_data"),
+    "statistics": ("not_wrapped", "ddp_module", "drift", "other_weights"),
+    "unused_parameter": ("optimizer_misses",),  # whose gradients stay: the optimizer does not empty them
+    "wrong_traceback": tuple(name for _, name, _, _ in ERRORS),
+}
 
 CHECKS = [silent, errors, parameters, quiet, many_messages, shards, files, resumed, left_open]
 COMPARING = [talked, stalled, wrong_traceback, not_wrapped, clipped, drawn, statistics, devices, threads]

@@ -54,6 +54,9 @@ def install(diary, steps=None, exchange=None):
     register_optimizer_step_post_hook(seams.step_made)
     torch.autograd.backward = seams.backward(torch.autograd.backward)  # Tensor.backward calls it
     nn.utils.clip_grad_norm_ = seams.before(nn.utils.clip_grad_norm_, seams.clipping)
+    torch.amp.GradScaler.scale = seams.before(torch.amp.GradScaler.scale, seams.scaling)
+    for name in ("unscale_", "update"):
+        setattr(torch.amp.GradScaler, name, seams.before(getattr(torch.amp.GradScaler, name), seams.unscaling))
     DataLoader.__iter__ = seams.loader(DataLoader.__iter__)
     BatchSampler.__iter__ = seams.batches(BatchSampler.__iter__)
     DistributedSampler.__iter__ = seams.shard(DistributedSampler.__iter__)
@@ -139,7 +142,7 @@ class Seams:
         self.diary, self.steps, self.exchange = diary, steps, exchange
         self.models = WeakKeyDictionary()  # {DDP: its Wrapped}
         self.wrapped_ones = []
-        self.outermost = WeakSet()  # modules that were called in training from outside any module
+        self.outermost = WeakKeyDictionary()  # modules that were called in training from outside any module, in order
         self.with_gradient = WeakSet()  # those among them that have had one
         self.within = self.depth = self.outer = 0  # forwards of DDP and of any module under way; of outermost ones made
         self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, ids of what they hold
@@ -148,6 +151,7 @@ class Seams:
         self.seen, self.evaluated = set(), set()
         self.raw = self.before_forward = self.ready = self.closing = None
         self.updated = False  # since the last backward
+        self.scaled = False  # the gradients, by a GradScaler
 
     def ours(self):
         """Only the main thread's doings are noted, and those of the thread that closes."""
@@ -236,7 +240,8 @@ class Seams:
         if self.depth == 1 and next(module.parameters(), None) is not None:
             self.diary.alive = time.monotonic()
             self.outer += 1
-            self.outermost.add(module)
+            self.outermost.pop(module, None)
+            self.outermost[module] = True
             if power_of_two(self.diary.backwards):
                 self.weights(module, where())
         if ddp:
@@ -317,11 +322,19 @@ class Seams:
     @looks
     def trained(self):
         """Which models get gradients: others may differ on the ranks."""
-        for module in self.outermost - self.with_gradient:
+        for module in set(self.outermost) - set(self.with_gradient):
             parameters = list(module.parameters())
             if any(one.grad is not None for one in parameters):
                 self.with_gradient.add(module)
                 self.diary.once("trained", form=shapes(parameters))
+
+    @looks
+    def scaling(self, scaler, _):
+        self.scaled = scaler.is_enabled() and scaler.get_scale() != 1
+
+    @looks
+    def unscaling(self, *_, **__):
+        self.scaled = False
 
     @looks
     def clipping(self, parameters, *_, **__):
@@ -329,7 +342,7 @@ class Seams:
             gradients = [one.grad for one in ([parameters] if torch.is_tensor(parameters) else list(parameters))
                          if one.grad is not None]
             self.diary.note("clip", where=where(), gradients=digest(gradients), form=shapes(gradients),
-                            step=self.diary.steps)
+                            step=self.diary.steps, scaled=self.scaled)
 
     @looks
     def before_step(self, optimizer, _, __):
@@ -485,7 +498,7 @@ class Seams:
     @looks
     def last_look(self, *_, **__):
         """At the weights, while the models are still there."""
-        for module in self.outermost:
+        for module in reversed(list(self.outermost)):  # the last of each form that was called
             self.weights(module, "")
 
 
