@@ -71,6 +71,7 @@ class Entry(Message):
     gpu: str = ""
     patient: int = 0
     seen: str = ""
+    doctor: str = ""
 
     def script(self, form):
         """Path of a form, "broken" or "repaired", from the repository's root."""
@@ -157,7 +158,9 @@ def guide(table):
             proof = [f"Not shown live: {entry.unshown}"]
         else:
             lines += ["```diff", *entry.difference(), "```", ""]
-            proof = [f"`python scripts/broken/gallery.py show {entry.name}`", entry.gpu]
+            found = f"The [doctor](README.md#the-doctor) finds it: `{entry.doctor}`" if entry.doctor else (
+                "The [doctor](README.md#the-doctor) does not find it here")
+            proof = [f"`python scripts/broken/gallery.py show {entry.name}`", found, entry.gpu]
         source = ("Reported here", ", among other places") if "/issues/" in entry.source else ("Read more", "")
         lines.append(" · ".join(filter(None, (*proof, entry.source and f"[{source[0]}]({entry.source}){source[1]}."))))
     return "\n".join(lines) + "\n"

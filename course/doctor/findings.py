@@ -9,6 +9,7 @@ from operator import itemgetter
 
 WRONG, COSTLY, LOOK = "wrong", "costly", "worth a look"
 LEVELS = [WRONG, COSTLY, LOOK]
+WELL = ("done", "exit status 0")  # how a script may end
 WAITED = "(?i)timed out|timeout|connection|gloo|nccl|socket|broken pipe"  # an error of a rank that waited for another
 
 
@@ -113,13 +114,13 @@ def first_line(ended, before=""):
 
 def wrong_traceback(diaries, _):
     """The rank that failed by itself, beside those that failed because it was gone."""
-    failed = [diary for diary in diaries if "error" in (diary["ended"] or {})]
-    own = [one for one in failed if not re.search(WAITED, one["ended"]["error"])]
+    failed = [diary for diary in diaries if (diary["ended"] or {}).get("status")]
+    own = [one for one in failed if not re.search(WAITED, one["ended"].get("error", ""))]
     others = [one["rank"] for one in diaries if one not in own]
     if own and others:
-        first = own[0]["ended"]
-        yield Finding("wrong_traceback", WRONG, first["where"], f"{listed([one['rank'] for one in own]).capitalize()} "
-                      f"failed: {first['how']}{first_line(first, ': ')[:200]}.",
+        first, theirs = own[0]["ended"], listed([one["rank"] for one in own]).capitalize()
+        yield Finding("wrong_traceback", WRONG, first.get("where", ""),
+                      f"{theirs} failed: {first['how']}{first_line(first, ': ')[:200]}.",
                       f"What {listed(others)} may print of a lost connection only follows from it.",
                       "Mend this one. @record of torch.distributed.elastic lets torchrun print it, too.")
 
@@ -145,9 +146,19 @@ def silent(diaries, world_size):
                       "See what torchrun says of its exit code: -9 is often a lack of memory.")
 
 
+def no_group(diaries, world_size):
+    """Ranks that have a launcher, and know nothing of each other."""
+    first = diaries[0]
+    if world_size > 1 and of(first, "weights") and not any(of(one, "group") for one in diaries):
+        yield Finding("no_group", WRONG, of(first, "weights")[0]["where"],
+                      f"{world_size} processes trained a model each, and made no process group.",
+                      "They know nothing of each other: each does the whole work.",
+                      "dist.init_process_group() first, then DistributedDataParallel and DistributedSampler.")
+
+
 def left_open(diaries, _):
     for fact in of(diaries[0], "not_destroyed"):
-        if (diaries[0]["ended"] or {}).get("how") in ("done", "exit status 0"):
+        if (diaries[0]["ended"] or {}).get("how") in WELL:
             yield Finding("not_destroyed", LOOK, fact["where"], "The script ended with its process group open.",
                           "NCCL warns of it, and a rank may be aborted at the end.",
                           "Call dist.destroy_process_group() last, on all ranks.")
@@ -171,14 +182,17 @@ def not_wrapped(diaries, _):
             continue
         norms = ", ".join(f"rank {diary['rank']} {one['digest'][1]:.6f}"
                           for diary, one in zip(diaries, facts, strict=True))
-        when = f"After {after} backward passes the ranks hold other weights (norms: {norms})"
+        passes = "1 backward pass" if after == 1 else f"{after} backward passes"
+        when = f"After {passes} the ranks hold other weights (norms: {norms})"
         line = facts[0]["where"] or of(diaries[0], "weights")[0]["where"]
-        if after == 0:
+        averaged = any(talk["backwards"] and not talk["updated"] for talk in of(diaries[0], "talk"))
+        alone = not averaged and not any(of(one, "wrapped") for one in diaries)
+        if after == 0 and not alone:
             yield Finding("other_weights", WRONG, line, f"Before the first step the ranks hold other weights (norms: "
                           f"{norms}).", "Each rank trains a model of its own.",
                           "Wrap the model in DistributedDataParallel, which sends rank 0's weights to all, or "
                           "broadcast them; seeds alone make no promise.")
-        elif not any(of(one, "wrapped") for one in diaries):
+        elif alone or not any(of(one, "wrapped") for one in diaries):
             yield Finding("not_wrapped", WRONG, line, f"{when}, and no model was wrapped in DistributedDataParallel.",
                           "No gradient goes to the other ranks: each trains alone, on its own part of the data.",
                           "model = DistributedDataParallel(model), before the first step.")
@@ -326,13 +340,20 @@ def data(diaries, _):
     for number in sorted({one["loader"] for one in of(diaries[0], "pass")}):
         passes = [[one for one in of(diary, "pass") if one["loader"] == number] for diary in diaries]
         for together in zip(*passes, strict=False):
-            if found := shared(together):
+            if found := shared(together, gathered(diaries[0], together[0])):
                 yield found
                 break
         yield from ordered(passes[0])
 
 
-def shared(passes):
+def gathered(diary, one):
+    """Has a rank sent something of each sample of a pass to the others? What was counted twice may then be cut off."""
+    sent = sum(talk["numbers"] for talk in of(diary, "talk")
+               if "gather" in talk["what"] and talk["passes"] in (one["number"], one["number"] + 1))
+    return sent >= one["images"]
+
+
+def shared(passes, gathered):
     """One pass of all ranks over the same loader."""
     first = passes[0]
     streamed = first["prints"] and (first["trained"] or first["before_training"])
@@ -368,11 +389,16 @@ def shared(passes):
             return Finding("missing_data", LOOK, first["where"],
                            f"In one pass over {first['of']:,} samples the ranks together used {union:,}.",
                            "The rest is never seen in this epoch.", "Look at the sampler's shares.")
-    elif twice and whole and not all(one == sets[0] for one in sets):
+    elif twice and whole and not gathered and not all(one == sets[0] for one in sets):
         return Finding("padded_evaluation", WRONG, first["where"],
                        f"The ranks evaluated {total:,} samples, {union:,} of them different: {twice} counted twice.",
                        "DistributedSampler pads, so that all ranks have as many; an accuracy counts these twice.",
                        "Evaluate Subset(dataset, range(rank, len(dataset), world_size)), and add up hits and samples.")
+    elif whole and not twice and 0 < (missing := first["of"] - union) < len(passes):
+        return Finding("missing_data", LOOK, first["where"],
+                       f"The ranks evaluated {union:,} samples of {first['of']:,}.",
+                       "What made the shards equal, such as DistributedSampler's drop_last, has left some out.",
+                       "Evaluate Subset(dataset, range(rank, len(dataset), world_size)): shards may be unequal there.")
     return None
 
 
@@ -410,6 +436,8 @@ def shards(diaries, _):
 def metrics(diaries, _):
     """Each rank evaluates its part, and nobody adds the parts up, or what is added up is an average."""
     by_objects = any("object" in what or what.startswith(("gather", "reduce")) for what, _ in diaries[0]["kinds"])
+    if not all((diary["ended"] or {}).get("how", "") in WELL for diary in diaries):
+        return  # the collective may have been to come
     for together in zip(*(of(diary, "pass") for diary in diaries), strict=False):
         fact = together[0]
         if fact["trained"] or not fact["whole"] or not fact["indices"] or by_objects or (
@@ -511,6 +539,8 @@ def errors(diaries, _):
 # A finding that only follows from another one is left out.
 BECAUSE = {
     "drift": ("not_wrapped", "ddp_module", "other_weights", "optimizer_foreign"), "silent": ("stall",),
+    "not_wrapped": ("no_group",), "other_weights": ("no_group",), "same_data": ("no_group",),
+    "every_rank_writes": ("no_group",), "set_epoch": ("no_group",), "same_seed": ("no_group",),
     "clip_early": ("not_wrapped", "ddp_module", "drift", "other_weights"),
     "rank_0_loss": ("padded_evaluation", "not_wrapped", "same_data"),
     "statistics": ("not_wrapped", "ddp_module", "drift", "other_weights"),
@@ -518,7 +548,7 @@ BECAUSE = {
     "wrong_traceback": tuple(name for _, name, _, _ in ERRORS),
 }
 
-CHECKS = [silent, errors, parameters, quiet, many_messages, shards, files, resumed, left_open]
+CHECKS = [silent, errors, no_group, parameters, quiet, many_messages, shards, files, resumed, left_open]
 COMPARING = [talked, stalled, wrong_traceback, not_wrapped, clipped, drawn, statistics, devices, threads]
 OF_ALL = [data, metrics]  # what one rank's share of the data is, only all shares show
 
@@ -528,7 +558,7 @@ OF_ALL = [data, metrics]  # what one rank's share of the data is, only all share
 
 def facts(diaries, world_size):
     lines = [f"rank {diary['rank']}: {standing(diary)}." for diary in diaries
-             if (diary["ended"] or {"how": "done"})["how"] not in ("done", "exit status 0")]
+             if (diary["ended"] or {"how": "done"})["how"] not in WELL]
     first = diaries[0]
     batch = next((one["batch"] for one in of(first, "pass") if one["trained"] and one["batch"]), None)
     rates = next((one["rates"] for one in of(first, "optimizer") if one["rates"]), None)
@@ -540,13 +570,11 @@ def facts(diaries, world_size):
         spent, whole = diary["seconds"], diary["seconds"]["all"]
         talking = sum(seconds for what, seconds in spent.items()
                       if what not in ("data", "backward", "tail", "all", "DDP", "spawn"))
-        parts = {"waiting for data": spent.get("data", 0), "in backward": spent.get("backward", 0),
-                 "of it after its own last gradient (the all-reduce, and slower ranks)": spent.get("tail", 0),
-                 "in collectives": talking}
         waited.append((spent.get("backward", 0) + talking) / whole)
-        lines.append(f"rank {diary['rank']}: {whole:.1f} s, of which " + ", ".join(
-            f"{100 * seconds / whole:.0f} % {what}" for what, seconds in parts.items()) + ".")
-    if max(waited) - min(waited) > 0.1:
+        lines.append(f"rank {diary['rank']}: {whole:.1f} s; {spent.get('data', 0) / whole:.0%} of it waiting for data, "
+                     f"{spent.get('backward', 0) / whole:.0%} in backward ({spent.get('tail', 0) / whole:.0%} after "
+                     f"its own last gradient: all-reduce, slower ranks), {talking / whole:.0%} in collectives.")
+    if max(waited) - min(waited) > 0.1 and any(diary["steps"] > 10 for diary in diaries):
         lines.append(f"The others waited for rank {diaries[waited.index(min(waited))]['rank']}: of all ranks it spends "
                      f"the smallest share of its time in backward and collectives, {100 * min(waited):.0f} %.")
     return lines
@@ -562,7 +590,9 @@ def unjudged(diaries, world_size):
         if fact["ranks"] != world_size:
             lines.append(f"Its process group at {fact['where']} has {fact['ranks']} of the {world_size} ranks.")
     if not of(first, "optimizer"):
-        lines.append("No optimizer of torch.optim made a step: weights were not compared.")
+        lines.append("No optimizer of torch.optim made a step: which parameters it holds was not looked at.")
+    if not of(first, "weights"):
+        lines.append("No model was trained: weights were not compared.")
     elif any(not fact["digest"] for fact in of(first, "weights")):
         lines.append("Some weights have no values of their own (sharded, lazy, meta): they were not compared.")
     for fact in of(first, "alone"):
@@ -589,7 +619,8 @@ def as_text(report):
                                subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     count = len(report.findings)
     lines.append(f"doctor: {'nothing found' if not count else '1 finding' if count == 1 else f'{count} findings'}.")
-    lines += [f"    {line}" for line in report.facts + report.unjudged]
+    lines += [f"    {line}" for line in report.facts]
+    lines += ["doctor: not judged:"] * bool(report.unjudged) + [f"    {line}" for line in report.unjudged]
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """One rank's run of the script under the doctor's eyes, and the report at its end."""
 
+import faulthandler
 import json
 import os
 import runpy
@@ -16,6 +17,7 @@ from . import findings, seams
 from .diary import Diary, innermost, where
 from .exchange import Exchange
 
+KILLED = 128 + signal.SIGTERM  # torchrun does so to the others when a rank has failed
 PACKAGE = str(Path(__file__).parents[__package__.count(".") + 1])  # the folder that this package is imported from
 
 
@@ -31,6 +33,8 @@ class Visit:
         self.seams = seams.install(self.diary, args.steps, self.exchange)
         self.exchange.watch(self.stalled)
         os._exit = self.left_early
+        if not faulthandler.is_enabled():
+            faulthandler.enable(2)  # gloo aborts a process that gets more numbers than it waits for: say where it stood
 
     def run(self, training):
         """Call `training()`, whatever it does, and report. The exit status; what was raised stands in `error`."""
@@ -45,12 +49,12 @@ class Visit:
             if isinstance(end.code, str):
                 sys.stderr.write(f"{end.code}\n")
             self.error, status = end, end.code if isinstance(end.code, int) else int(end.code is not None)
-            self.diary.ended = {"how": f"exit status {status}"}
+            self.diary.ended = {"how": f"exit status {status}", "status": status if status != KILLED else 0}
         except BaseException as error:
             if not self.inner:  # torch.multiprocessing.spawn prints it
                 traceback.print_exc()
             self.error, status = error, 130 if isinstance(error, KeyboardInterrupt) else 1
-            self.diary.ended = {"how": type(error).__name__, "error": str(error)[:5000],
+            self.diary.ended = {"how": type(error).__name__, "status": status, "error": str(error)[:5000],
                                 "where": innermost(reversed(list(traceback.walk_tb(error.__traceback__))))}
         return self.report(status, patient=not status)
 
@@ -85,13 +89,14 @@ class Visit:
         self.diary.note("stalled", seconds=self.args.timeout)
         self.leave(self.report(1, patient=False))
 
-    def told_to_end(self, number, _):
-        sys.exit(128 + number)
+    def told_to_end(self, *_):
+        if not self.reporting.locked():  # that ends by itself, and soon
+            sys.exit(KILLED)
 
     def left_early(self, status):
         """os._exit, which ends a process at once: what has been seen is told first."""
         if os.getpid() == self.pid and self.diary.ended is None:
-            self.diary.ended = {"how": f"os._exit({status})"}
+            self.diary.ended = {"how": f"os._exit({status})", "status": status, "where": where()}
             status = self.report(status, patient=not status)
         self.leave(status)
 

@@ -1,11 +1,11 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 80
 #     quick:
 #       parameters:
 #         until: 1
-#       seconds: 33
+#       seconds: 55
 #     seconds: 150
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
@@ -29,7 +29,7 @@
 # DistributedSampler](05_distributed_sampler.ipynb), [06 · DDP](06_ddp.ipynb), and how ranks are started
 # ([10](10_launchers.ipynb)). No GPU.
 #
-# **Time.** About 75 minutes for you, 3 for the machine.
+# **Time.** About 80 minutes for you, 3 for the machine.
 
 # %%
 import glob, sys
@@ -291,6 +291,34 @@ lesson.predicted(my_guess_8, patients[8].number)
 
 # %% [markdown]
 # One seed for the model, so that all ranks begin alike; then another for each rank. Dropout draws from it, too.
+#
+# ## A program that examines
+#
+# Your own script has nobody who hands you the right measurement. `course.doctor` runs a script as it is, on your ranks,
+# and notes on each rank what passes through torch's public functions: forwards of a model, backwards, batches of a
+# `DataLoader`, collectives, files. At the end it compares the ranks. It does not read the source.
+#
+# It now gets the scripts of patients 6 (`model.module` in place of `model`) and 8 (`torch.randn` for the noise).
+# **Predict:** which of them does it find?
+
+# %%
+my_found = None  # "6", "8", "both" or "none"
+
+# %%
+# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/ddp_module.py 2>&1 | grep -A3 "^doctor"
+
+# %%
+# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/same_seed.py 2>&1 | grep -A3 "^doctor"
+lesson.predicted(my_found, "6")
+
+# %% [markdown]
+# A forward of the model inside DDP is an event that it sees, and so is a weight that differs. Noise that a script draws
+# by hand is none. (Where a DDP model has dropout, or a `DataLoader` draws, it compares the ranks' random numbers.) So
+# *nothing found* is not *nothing wrong*: read what it did not judge, and measure that yourself.
+#
+# Begin with it when a script of yours is suspect: a few steps are enough (`--steps 50`). The
+# [README](../README.md#the-doctor) says how to take it to a cluster, and each entry of TROUBLESHOOTING.md whether it
+# finds that mistake.
 #
 # ## The other suspects
 #

@@ -11,6 +11,7 @@ start       torchrun typed to the first training step done, 8 ranks: main.py aga
             a line that only imports torch, start to finish
 frameworks  an epoch of LeNet and of the small ResNet on one and on two ranks, one thread each: main.py against the
             same training under Lightning Fabric and Accelerate, where they are installed (requirements-optional.txt)
+doctor      an epoch of LeNet on two ranks: main.py under course/doctor/ against main.py
 logs        1,000 run logs of 100 epochs into one table: course/runs.py against no more than json.loads
 
 Each epoch is the second of its run: the first one warms up. The programs of a comparison go in the other order in every
@@ -45,6 +46,7 @@ OURS = f"benchmark {os.getpid()}"  # the mark of all runs; each has one of its o
 FRAMEWORKS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
 MODELS = {"lenet": 50_000, "resnet": 10_000}  # images of an epoch: about as many seconds for each
 AIMS = {("epoch", "main.py / textbook"): 0.5, ("start", "main.py / import torch"): 1.0,  # {(round, figure): at most}
+        ("doctor", "with / without"): 1.3,
         **{("frameworks", f"{model} x{ranks} main.py / {name}"): 0.9
            for model, ranks, name in itertools.product(MODELS, (1, 2), FRAMEWORKS)}}
 
@@ -165,6 +167,14 @@ def frameworks_round(number, samples):
     return figures
 
 
+def doctor_round(number, samples):
+    images = samples or MODELS["lenet"] // 2
+    did = in_turn(number, {"without": partial(second_epoch, RANKS[2], "lenet", images),
+                           "with": partial(second_epoch, [*RANKS[2], "-m", "course.doctor"], "lenet", images)})
+    seconds = {f"{name} s": one["seconds"] for name, one in did.items()}
+    return {**seconds, "with / without": seconds["with s"] / seconds["without s"]}
+
+
 def logs_round(number, samples):
     import run_log
     from course import runs
@@ -205,7 +215,7 @@ def versions():
 
 
 ROUNDS = {"epoch": epoch_round, "ranks": ranks_round, "start": start_round, "frameworks": frameworks_round,
-          "logs": logs_round}
+          "doctor": doctor_round, "logs": logs_round}
 
 
 def main():
