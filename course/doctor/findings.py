@@ -9,7 +9,7 @@ from operator import itemgetter
 
 WRONG, COSTLY, LOOK = "wrong", "costly", "worth a look"
 LEVELS = [WRONG, COSTLY, LOOK]
-WELL = ("done", "exit status 0")  # how a script may end
+WELL = ("done", "exit status 0", "os._exit(0)")  # how a script may end
 WAITED = "(?i)timed out|timeout|connection|gloo|nccl|socket|broken pipe"  # an error of a rank that waited for another
 
 
