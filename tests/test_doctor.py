@@ -195,6 +195,14 @@ SOUND = {  # unusual, and right: what is changed in the training above
     list(read(DataLoader(mine, 5)))
     dist.all_reduce(torch.zeros(2))
 """),
+    "every rank tests everything, in an order of its own": (
+        "DataLoader(mine, 5)", "DataLoader(tests, 5, shuffle=True)", "    dist.all_reduce(sums)\n", ""),
+    "the rest is tested apart": ("DataLoader(mine, 5):", "[*DataLoader(mine, 5, sampler=range(15)), "
+                                 "*DataLoader(torch.utils.data.Subset(tests, [30]), 1)]:"),
+    "batch norm, tested through DDP": (
+        "nn.Dropout(0.5)", "nn.BatchNorm1d(8)", "5, sampler=sampler", "16, sampler=sampler",
+        "    plain.eval()", "    model.eval()", "(plain(x) - y)", "(model(x) - y)", "DataLoader(mine, 5)",
+        "DataLoader(mine, 8)"),
     "metrics of each batch": ("torch.randn(31, 4), torch.randn(31, 1)", "torch.randn(30, 4), torch.randn(30, 1)",
                               "            sums += ", "            for _ in range(12):\n"
                               "                dist.all_reduce(torch.ones(1))\n            sums += "),
@@ -318,6 +326,32 @@ def test_processes_that_the_script_spawns_are_looked_at(old, new, expected, tmp_
     done, found = doctor(0, written(tmp_path, SPAWNED.replace("BODY", body)), free_port(), out=tmp_path / "f.json")
     assert found == expected and done.returncode == bool(expected), done.stderr
     assert len(re.findall(r"^doctor: (nothing found|\d+ findings?)\.$", done.stderr, re.M)) == 1, done.stderr
+
+
+NAMES_OF_ITS_OWN = """
+import sys
+import torch
+from torch import nn
+from torch.distributed import init_process_group
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(rank):
+    init_process_group("gloo", f"tcp://127.0.0.1:{sys.argv[1]}", rank=rank, world_size=2)
+    model = DDP(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    spawn(train, nprocs=2)
+"""
+
+
+def test_what_a_spawned_script_has_imported_by_name_is_looked_at(tmp_path):
+    done, found = doctor(0, written(tmp_path, NAMES_OF_ITS_OWN), free_port(), out=tmp_path / "f.json")
+    assert found == ["not_destroyed"] and "Only one rank ran" not in done.stderr, done.stderr
 
 
 def test_ranks_that_never_meet_are_judged_alone(tmp_path):

@@ -117,7 +117,8 @@ def wrong_traceback(diaries, _):
     failed = [diary for diary in diaries if (diary["ended"] or {}).get("status")]
     own = [one for one in failed if not re.search(WAITED, one["ended"].get("error", ""))]
     others = [one["rank"] for one in diaries if one not in own]
-    if own and others:
+    lost = [one for one in diaries if one not in own and (one in failed or one["position"]["in"])]
+    if own and lost:
         first, theirs = own[0]["ended"], listed([one["rank"] for one in own]).capitalize()
         yield Finding("wrong_traceback", WRONG, first.get("where", ""),
                       f"{theirs} failed: {first['how']}{first_line(first, ': ')[:200]}.",
@@ -337,10 +338,11 @@ def drawn(diaries, _):
 
 
 def data(diaries, _):
+    evaluated = len({one["loader"] for one in of(diaries[0], "pass") if not one["trained"]})
     for number in sorted({one["loader"] for one in of(diaries[0], "pass")}):
         passes = [[one for one in of(diary, "pass") if one["loader"] == number] for diary in diaries]
         for together in zip(*passes, strict=False):
-            if found := shared(together, gathered(diaries[0], together[0])):
+            if found := shared(together, gathered(diaries[0], together[0]), evaluated == 1):
                 yield found
                 break
         yield from ordered(passes[0])
@@ -353,8 +355,8 @@ def gathered(diary, one):
     return sent >= one["images"]
 
 
-def shared(passes, gathered):
-    """One pass of all ranks over the same loader."""
+def shared(passes, gathered, alone):
+    """One pass of all ranks over the same loader. `alone`: no other loader is evaluated, which may have the rest."""
     first = passes[0]
     streamed = first["prints"] and (first["trained"] or first["before_training"])
     if streamed and all(one["prints"] == first["prints"] for one in passes):
@@ -394,7 +396,7 @@ def shared(passes, gathered):
                        f"The ranks evaluated {total:,} samples, {union:,} of them different: {twice} counted twice.",
                        "DistributedSampler pads, so that all ranks have as many; an accuracy counts these twice.",
                        "Evaluate Subset(dataset, range(rank, len(dataset), world_size)), and add up hits and samples.")
-    elif whole and not twice and 0 < (missing := first["of"] - union) < len(passes):
+    elif whole and alone and not twice and 0 < (missing := first["of"] - union) < len(passes):
         return Finding("missing_data", LOOK, first["where"],
                        f"The ranks evaluated {union:,} samples of {first['of']:,}.",
                        "What made the shards equal, such as DistributedSampler's drop_last, has left some out.",
@@ -441,9 +443,11 @@ def metrics(diaries, _):
     for together in zip(*(of(diary, "pass") for diary in diaries), strict=False):
         fact = together[0]
         if fact["trained"] or not fact["whole"] or not fact["indices"] or by_objects or (
-                len({one["order"] for one in together}) == 1):  # all ranks evaluate everything
+                len({frozenset(one["indices"] or ()) for one in together}) == 1):  # all ranks evaluate everything
             continue
-        after = [talk for talk in of(diaries[0], "talk") if talk["passes"] in (fact["number"], fact["number"] + 1)]
+        until = next((one["number"] for one in of(diaries[0], "pass") if one["trained"] and one["number"] >
+                      fact["number"]), math.inf)  # other evaluations may come in between
+        after = [talk for talk in of(diaries[0], "talk") if fact["number"] <= talk["passes"] <= until]
         if not after:
             yield Finding("rank_0_loss", LOOK, fact["where"],
                           f"Each rank evaluated its own samples (rank 0: {fact['images']:,}); no collective followed.",
@@ -542,7 +546,7 @@ BECAUSE = {
     "not_wrapped": ("no_group",), "other_weights": ("no_group",), "same_data": ("no_group",),
     "every_rank_writes": ("no_group",), "set_epoch": ("no_group",), "same_seed": ("no_group",),
     "clip_early": ("not_wrapped", "ddp_module", "drift", "other_weights"),
-    "rank_0_loss": ("padded_evaluation", "not_wrapped", "same_data"),
+    "rank_0_loss": ("not_wrapped", "same_data"),
     "statistics": ("not_wrapped", "ddp_module", "drift", "other_weights"),
     "unused_parameter": ("optimizer_misses",),  # whose gradients stay: the optimizer does not empty them
     "wrong_traceback": tuple(name for _, name, _, _ in ERRORS),

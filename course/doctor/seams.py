@@ -231,7 +231,8 @@ class Seams:
         self.depth += 1
         ddp = isinstance(module, DistributedDataParallel)
         self.within += ddp
-        if not module.training and self.depth == 1 and self.diary.steps and self.diary.steps not in self.evaluated:
+        first = not ddp and self.depth == 1 + bool(self.within)  # DDP's own forward may send buffers before this one
+        if first and not module.training and self.diary.steps and self.diary.steps not in self.evaluated:
             self.evaluated.add(self.diary.steps)
             if buffers := [one for one in module.buffers() if one.is_floating_point()]:
                 self.diary.note("buffers", where=where(), digest=digest(buffers))

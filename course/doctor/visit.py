@@ -113,7 +113,7 @@ def script(args):
             with visit.diary.during("spawn", where()):
                 return spawn(Spawned(fn, args, folder), *given, **options)
 
-        torch.multiprocessing.spawn = spawned
+        torch.multiprocessing.spawn = sys.modules["torch.multiprocessing.spawn"].spawn = spawned
         return visit.run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
 
 
@@ -125,6 +125,10 @@ class Spawned:
 
     def __call__(self, *given):
         visit = Visit(self.args, Path(self.told), inner=True)
+        hooked = {id(one.__wrapped__): one for module in (torch, torch.distributed, torch.nn.utils)
+                  for one in vars(module).values() if hasattr(one, "__wrapped__")}
+        names = getattr(self.function, "__globals__", {})  # of its file, which was read before the hooks were there
+        names.update({name: hooked[id(one)] for name, one in names.items() if id(one) in hooked})
         visit.run(lambda: self.function(*given))
         if visit.error:
             raise visit.error
