@@ -203,6 +203,18 @@ SOUND = {  # unusual, and right: what is changed in the training above
         "nn.Dropout(0.5)", "nn.BatchNorm1d(8)", "5, sampler=sampler", "16, sampler=sampler",
         "    plain.eval()", "    model.eval()", "(plain(x) - y)", "(model(x) - y)", "DataLoader(mine, 5)",
         "DataLoader(mine, 8)"),
+    "an argument by its name": ("clip_grad_norm_(model.parameters(), 1.0)",
+                                "clip_grad_norm_(parameters=model.parameters(), max_norm=0.5)",
+                                "        optimizer.step()\n", "        optimizer.step()\n        norm = sum("
+                                "one.grad.square().sum() for one in model.parameters())\n        assert norm < 0.26\n"),
+    "rank 0 alone tests": ("DataLoader(mine, 5)", "DataLoader(tests if rank == 0 else [], 5)",
+                           "    dist.all_reduce(sums)\n", ""),
+    "tests added up in a group": ("for epoch in", "group = dist.new_group()\nfor epoch in",
+                                  "all_reduce(sums)", "all_reduce(sums, group=group)"),
+    "the best weights at the end": ("    torch.save(plain", "    state = {'o': optimizer.state_dict()}\n    torch.save("
+                                    "state, __file__)\n    torch.load(__file__)\n    torch.save(plain"),
+    "a model that is frozen by turns": (
+        LOOP, LOOP + "    model.requires_grad_(False)\n    model.requires_grad_(True)\n"),
     "metrics of each batch": ("torch.randn(31, 4), torch.randn(31, 1)", "torch.randn(30, 4), torch.randn(30, 1)",
                               "            sums += ", "            for _ in range(12):\n"
                               "                dist.all_reduce(torch.ones(1))\n            sums += "),
@@ -417,6 +429,14 @@ def test_a_rank_that_works_while_the_others_wait_is_no_hang(tmp_path):
     script = written(tmp_path, HANG.replace("time.sleep(1000)", busy) + "dist.destroy_process_group()\n")
     done, found = doctor(2, script, timeout=2, out=tmp_path / "found.json")
     assert found == [] and done.returncode == 0, done.stderr
+
+
+def test_a_rank_that_is_killed_at_the_end_is_told_by_the_other(tmp_path):
+    kill = "dist.destroy_process_group()\nimport os, time\nif rank:\n    time.sleep(3)\n    os.kill(os.getpid(), 9)\n"
+    script = written(tmp_path, TRAINING.replace("dist.destroy_process_group()\n", kill))
+    begin = time.monotonic()
+    done, found = doctor(2, script, out=tmp_path / "f.json", start=launch.torchrun)
+    assert found == ["silent"] and done.returncode and time.monotonic() - begin < 60, done.stderr
 
 
 def test_a_gigabyte_that_is_printed_is_not_kept(tmp_path):

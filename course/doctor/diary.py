@@ -92,6 +92,7 @@ class Diary:
 
     def pages(self):
         """All of it, as JSON has it."""
-        return {"rank": self.rank, "facts": self.facts, "kinds": self.kinds, "order": self.order.tolist(),
-                "steps": self.steps, "forwards": self.forwards, "ended": self.ended, "position": self.position(),
+        counts = {"steps": self.steps, "forwards": self.forwards, "backwards": self.backwards}
+        return {"rank": self.rank, "facts": self.facts, "kinds": self.kinds, "order": self.order.tolist(), **counts,
+                "ended": self.ended, "position": self.position(),
                 "seconds": {**self.seconds, "all": time.monotonic() - self.began}}

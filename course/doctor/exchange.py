@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ class Exchange:
         self.diary, self.timeout = diary, timeout
         self.posting = threading.Lock()
         self.posted = self.hosts = self.still = False
+        self.hurried = False  # the launcher ends this rank: another has failed
         self.store = None
         self.rank, self.size = diary.rank, 1
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's store: all ranks are its clients
@@ -43,7 +45,7 @@ class Exchange:
             name = f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             self.mine, self.store = (dist.PrefixStore(name, one) for one in reversed(store))
         except (TypeError, ValueError, RuntimeError) as error:
-            self.store = None
+            self.store, self.size = None, 1
             self.diary.note("alone", error=str(error).partition("\n")[0][:200])
 
     def watch(self, stalled):
@@ -55,17 +57,26 @@ class Exchange:
         with contextlib.suppress(dist.DistError):  # the store is gone: the job is at its end
             while not self.posted:
                 time.sleep(LOOK)
+                if self.store:
+                    self.mine.add("beat", 1)
                 if self.diary.moment() != moment or self.diary.position()["in"] == "spawn":  # its processes are watched
                     moment, since = self.diary.moment(), time.monotonic()
                 still = self.diary.ended is None and time.monotonic() - since > self.timeout
-                if self.store and still != self.still:
-                    self.mine.add("still", 1 if still else -1)
-                self.still = still
-                if still and (not self.store or self.mine.add("still", 0) >= self.size):
+                with self.posting:
+                    if self.posted:
+                        return
+                    if self.store and still != self.still:
+                        self.mine.add("still", 1 if still else -1)
+                    self.still = still
+                if still and (self.mine.add("still", 0) >= self.size if self.store else self.hangs_alone()):
                     return stalled()
                 if self.store and self.mine.check(["asked"]):  # perhaps this rank fails in the same way, or waits
                     self.wait(lambda: self.diary.ended or self.diary.inside, GRACE / 2)
                     self.post(self.mine)
+
+    def hangs_alone(self):
+        """Without a store a rank knows nothing of the others: it may wait for a late one, or for its own children."""
+        return self.diary.position()["in"] != "init_process_group" and not multiprocessing.active_children()
 
     def post(self, store):
         with self.posting:
@@ -90,7 +101,11 @@ class Exchange:
     def _collect(self, patient):
         store, ranks = self.store, range(self.size)
         self.post(store)
-        while patient and store.add("posted", 0) < len(ranks) and not store.check(["asked"]):
+        beat, since = 0, time.monotonic()  # of the watching threads of all ranks that have not posted
+        while (patient and store.add("posted", 0) < len(ranks) and not store.check(["asked"]) and not self.hurried
+               and time.monotonic() - since < self.timeout):
+            if beat != (beat := store.add("beat", 0)):
+                since = time.monotonic()
             time.sleep(LOOK)
         if store.add("reporters", 1) > 1:
             self.wait(lambda: store.check(["reported"]), 2 * GRACE)

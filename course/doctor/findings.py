@@ -172,8 +172,9 @@ def not_wrapped(diaries, _):
     """Weights that each rank changes for itself."""
     raw = [fact for diary in diaries for fact in of(diary, "raw")]
     trained = {fact["form"] for fact in of(diaries[0], "trained")}
-    looks = [{(fact["after"], fact["form"]): fact for fact in of(diary, "weights")
-              if fact["digest"] and fact["form"] in trained} for diary in diaries]
+    ends = len({diary["backwards"] for diary in diaries})  # Join: the last weights are those after other ranks' steps
+    looks = [{(fact["after"], fact["form"]): fact for fact in of(diary, "weights") if fact["digest"] and
+              fact["form"] in trained and (ends == 1 or not fact["last"])} for diary in diaries]
     earlier = None
     for key in sorted(set.intersection(*map(set, looks))):
         facts = [one[key] for one in looks]
@@ -277,7 +278,8 @@ def many_messages(diaries, world_size):
 
 def resumed(diaries, _):
     for fact in of(diaries[0], "kept_optimizer")[:1]:
-        if of(diaries[0], "optimizer") and not of(diaries[0], "loaded_optimizer"):
+        trained = diaries[0]["backwards"] > fact["backwards"]  # and not only tested
+        if trained and of(diaries[0], "optimizer") and not of(diaries[0], "loaded_optimizer"):
             yield Finding("optimizer_left_out", WRONG, fact["where"], "A checkpoint with an optimizer's state was "
                           "loaded, and no optimizer has taken it.", "Momentum and averages begin anew: the resumed run "
                           "is another one.", "optimizer.load_state_dict(...), too.")
@@ -339,7 +341,7 @@ def drawn(diaries, _):
 
 def data(diaries, _):
     evaluated = len({one["loader"] for one in of(diaries[0], "pass") if not one["trained"]})
-    for number in sorted({one["loader"] for one in of(diaries[0], "pass")}):
+    for number in dict.fromkeys(one["loader"] for one in of(diaries[0], "pass")):
         passes = [[one for one in of(diary, "pass") if one["loader"] == number] for diary in diaries]
         for together in zip(*passes, strict=False):
             if found := shared(together, gathered(diaries[0], together[0]), evaluated == 1):
@@ -435,12 +437,19 @@ def shards(diaries, _):
             return
 
 
+def together_read(diaries):
+    """The passes of all ranks over the same loader, one by one."""
+    for loader in dict.fromkeys(one["loader"] for one in of(diaries[0], "pass")):
+        yield from zip(*([one for one in of(diary, "pass") if one["loader"] == loader] for diary in diaries),
+                       strict=False)
+
+
 def metrics(diaries, _):
     """Each rank evaluates its part, and nobody adds the parts up, or what is added up is an average."""
     by_objects = any("object" in what or what.startswith(("gather", "reduce")) for what, _ in diaries[0]["kinds"])
     if not all((diary["ended"] or {}).get("how", "") in WELL for diary in diaries):
         return  # the collective may have been to come
-    for together in zip(*(of(diary, "pass") for diary in diaries), strict=False):
+    for together in together_read(diaries):
         fact = together[0]
         if fact["trained"] or not fact["whole"] or not fact["indices"] or by_objects or (
                 len({frozenset(one["indices"] or ()) for one in together}) == 1):  # all ranks evaluate everything

@@ -121,6 +121,11 @@ def tensors_in(batch):
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 
+def whole(dataset):
+    """What a Subset, or a Subset of one, was taken from."""
+    return whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
+
+
 def in_the_whole(dataset, index):
     """What an index of a Subset, or of a Subset of one, is in the data set that it was taken from."""
     while isinstance(dataset, Subset):
@@ -146,7 +151,6 @@ class Seams:
         self.with_gradient = WeakSet()  # those among them that have had one
         self.within = self.depth = self.outer = 0  # forwards of DDP and of any module under way; of outermost ones made
         self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, ids of what they hold
-        self.loaders = {}  # {what is read, and where: its number}
         self.samplers = {}  # {id of a BatchSampler: what it drew}
         self.seen, self.evaluated = set(), set()
         self.raw = self.before_forward = self.ready = self.closing = None
@@ -171,6 +175,7 @@ class Seams:
         @functools.wraps(function)
         def called(*args, **kwargs):
             args = [list(one) if inspect.isgenerator(one) else one for one in args]  # which can be read only once
+            kwargs = {name: list(one) if inspect.isgenerator(one) else one for name, one in kwargs.items()}
             look(*args, **kwargs)
             return function(*args, **kwargs)
         return called
@@ -186,7 +191,7 @@ class Seams:
                 return function(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs).arguments
             by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)  # a collective within another, Join, ...
-            if by_torch or given.get("group") not in (None, dist.group.WORLD):
+            if by_torch or dist.get_world_size(given.get("group")) != dist.get_world_size():  # by a part of the ranks
                 return function(*args, **kwargs)
             line = where()
             self.diary.collective(name, line)
@@ -240,6 +245,8 @@ class Seams:
             return
         if self.depth == 1 and next(module.parameters(), None) is not None:
             self.diary.alive = time.monotonic()
+            if dist.is_initialized() and "group" not in self.diary.facts:  # made by a device mesh, say
+                self.group_begun(where())
             self.outer += 1
             self.outermost.pop(module, None)
             self.outermost[module] = True
@@ -264,14 +271,14 @@ class Seams:
                                 step=self.diary.steps)
             self.before_forward = None
 
-    def weights(self, module, line):
+    def weights(self, module, line, last=False):
         """A digest of the weights, once between two backwards, for each form of model."""
         parameters = list(module.parameters())
         form = shapes(parameters)
         if (self.diary.backwards, form) not in self.seen:
             self.seen.add((self.diary.backwards, form))
             flat = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
-            self.diary.note("weights", after=self.diary.backwards, form=form, where=line,
+            self.diary.note("weights", after=self.diary.backwards, form=form, where=line, last=last,
                             digest=None if flat else digest(parameters))
 
     def names(self, model, line):
@@ -280,7 +287,7 @@ class Seams:
             return
         all_of, known = dict(model.module.named_parameters()), self.models[model]
         frozen = [name for name in known.trained if name in all_of and not all_of[name].requires_grad]
-        if frozen:
+        if 0 < len(frozen) < len(known.trained):  # a whole model is frozen on purpose, as in a GAN
             self.diary.once("frozen", names=frozen[:20], where=line)
         got = {name for name, one in all_of.items() if one.grad is not None}
         without = [name for name, one in all_of.items() if one.requires_grad and name not in got]
@@ -424,15 +431,15 @@ class Seams:
             watched.prints.append(zlib.crc32(bytes(raw.tolist())))
 
     @looks
-    def passed(self, watched, whole):
+    def passed(self, watched, to_its_end):
         """A pass over a DataLoader has ended."""
         loader, drawn = watched.loader, watched.drawn
         if self.samplers.get(id(loader.batch_sampler)) is drawn:
             del self.samplers[id(loader.batch_sampler)]
         sampler = loader.sampler if loader.batch_sampler is not None else None
-        number = self.loaders.setdefault((watched.line, loader.batch_size, watched.stream or len(loader.dataset)),
-                                         len(self.loaders))  # many scripts make a new one for each epoch
-        fact = {"loader": number, "where": watched.line, "whole": whole, "images": watched.images,
+        images = watched.stream or len(whole(loader.dataset))
+        number = f"{watched.line} {loader.batch_size} {images}"  # the same on all ranks, and for a new one each epoch
+        fact = {"loader": number, "where": watched.line, "whole": to_its_end, "images": watched.images,
                 "labels": watched.labels, "prints": watched.prints, "number": self.diary.passes,
                 "trained": (self.diary.steps, self.diary.backwards) > watched.began,
                 "before_training": watched.began == (0, 0),
@@ -441,7 +448,7 @@ class Seams:
                 "shuffles": isinstance(sampler, RandomSampler) or bool(getattr(sampler, "shuffle", False))}
         if drawn and not watched.stream:
             fact |= {"of": len(loader.dataset), "order": zlib.crc32(repr(drawn).encode()),
-                     "whole": whole and len(drawn) < MOST}
+                     "whole": to_its_end and len(drawn) < MOST}
             kept = [one for one in self.diary.facts.get("pass", []) if one["loader"] == number]
             if len(kept) < 2 and all(isinstance(index, int) for index in drawn):
                 fact["indices"] = [in_the_whole(loader.dataset, index) for index in drawn]
@@ -471,7 +478,7 @@ class Seams:
     def loaded(self, loaded):
         if isinstance(loaded, dict) and any(isinstance(part, dict) and "param_groups" in part
                                             for part in loaded.values()):
-            self.diary.note("kept_optimizer", where=where())
+            self.diary.note("kept_optimizer", where=where(), backwards=self.diary.backwards)
 
     @looks
     def optimizer_loaded(self, line, *_, **__):
@@ -488,7 +495,7 @@ class Seams:
             self.diary.note("not_destroyed", where=(self.diary.facts.get("group") or [{"where": ""}])[-1]["where"])
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
         self.diary.note("threads", each=torch.get_num_threads(), host=socket.gethostname(), cores=cores)
-        for one in self.wrapped_ones:
+        for one in self.wrapped_ones if "optimizer" in self.diary.facts else []:
             left = [name for name, its_id in one.trained.items() if its_id not in self.held and name in one.got]
             never = [name for name in one.trained if name not in one.got]
             for kind, names in (("left", left), ("never", never if one.expects_unused else [])):
@@ -498,9 +505,11 @@ class Seams:
 
     @looks
     def last_look(self, *_, **__):
-        """At the weights, while the models are still there."""
+        """At the weights, while the models are still there. What hangs on a GPU would let this look hang, too."""
+        if self.closing not in (None, self.diary.main) and torch.cuda.is_initialized():
+            return
         for module in reversed(list(self.outermost)):  # the last of each form that was called
-            self.weights(module, "")
+            self.weights(module, "", last=True)
 
 
 class Wrapped:

@@ -87,10 +87,17 @@ class Visit:
     def stalled(self):
         """Called by the watching thread: no rank has moved for the timeout."""
         self.diary.note("stalled", seconds=self.args.timeout)
-        self.leave(self.report(1, patient=False))
+        try:
+            self.report(1, patient=False)
+        finally:  # whatever fails, the hang ends
+            self.leave(1)
 
-    def told_to_end(self, *_):
-        if not self.reporting.locked():  # that ends by itself, and soon
+    def told_to_end(self, number, _):
+        if os.getpid() != self.pid:  # a process that the script has forked
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.exchange.hurried = True
+        if not self.reporting.locked():  # a report that is under way ends soon
             sys.exit(KILLED)
 
     def left_early(self, status):

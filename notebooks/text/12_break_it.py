@@ -294,31 +294,32 @@ lesson.predicted(my_guess_8, patients[8].number)
 #
 # ## A program that examines
 #
-# Your own script has nobody who hands you the right measurement. `course.doctor` runs a script as it is, on your ranks,
-# and notes on each rank what passes through torch's public functions: forwards of a model, backwards, batches of a
-# `DataLoader`, collectives, files. At the end it compares the ranks. It does not read the source.
+# For your own script nobody chooses the measurement for you. `course.doctor` runs a script as it is, and notes on each
+# rank what passes through torch's public functions: forwards of a model, backwards, batches of a `DataLoader`,
+# collectives, `torch.save` and `torch.load`. At the end it compares the ranks. It does not read the source.
 #
 # It now gets the scripts of patients 6 (`model.module` in place of `model`) and 8 (`torch.randn` for the noise).
-# **Predict:** which of them does it find?
+# **Predict:** which of them does it find? (`grep` leaves the report, and drops torchrun's own lines.)
 
 # %%
 my_found = None  # "6", "8", "both" or "none"
 
 # %%
-# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/ddp_module.py 2>&1 | grep -A3 "^doctor"
+# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/ddp_module.py 2>&1 | grep -A5 "^doctor"
 
 # %%
-# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/same_seed.py 2>&1 | grep -A3 "^doctor"
+# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/same_seed.py 2>&1 | grep -A5 "^doctor"
 lesson.predicted(my_found, "6")
 
 # %% [markdown]
-# A forward of the model inside DDP is an event that it sees, and so is a weight that differs. Noise that a script draws
-# by hand is none. (Where a DDP model has dropout, or a `DataLoader` draws, it compares the ranks' random numbers.) So
-# *nothing found* is not *nothing wrong*: read what it did not judge, and measure that yourself.
+# The doctor sees that the inner model was called, and that the weights differ. (Patient 6 changes its weights by hand;
+# that is why no optimizer was looked at.) It does not see `torch.randn`. So *nothing found* is not *nothing wrong*: read
+# the list of what was not judged, and measure the rest yourself. It does see that ranks draw the same random numbers in
+# a DDP model with dropout, or in a data set that a `DataLoader` reads without workers.
 #
-# Begin with it when a script of yours is suspect: a few steps are enough (`--steps 50`). The
-# [README](../README.md#the-doctor) says how to take it to a cluster, and each entry of TROUBLESHOOTING.md whether it
-# finds that mistake.
+# When a script of yours is suspect, begin with `--steps 50`, and then let it run once to its end: a forgotten
+# `set_epoch`, the evaluation and the files show only there. The [README](../README.md#the-doctor) says how to take it
+# to a cluster, and each entry of TROUBLESHOOTING.md whether it finds that mistake.
 #
 # ## The other suspects
 #
