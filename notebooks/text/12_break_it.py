@@ -305,7 +305,7 @@ lesson.predicted(my_guess_8, patients[8].number)
 my_found = None  # "6", "8", "both" or "none"
 
 # %%
-# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/ddp_module.py 2>&1 | grep -A5 "^doctor"
+# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/ddp_module.py 2>&1 | grep -A3 "^doctor"
 
 # %%
 # !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/same_seed.py 2>&1 | grep -A5 "^doctor"
