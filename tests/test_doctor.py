@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -462,7 +463,8 @@ def test_a_copy_of_the_folder_serves_under_torchrun(tmp_path):
 @pytest.mark.parametrize(("options", "said"), [
     (["no_such.py"], "there is no script no_such.py"), (["--timeout", 0, "main.py"], "0 is not a positive number"),
     (["--steps", "x", "main.py"], "invalid"), (["--json", "/no/such/folder/x", "main.py"], "there is no folder"),
-    ([], "the following arguments are required: script")])
+    (["--json", ".", "main.py"], "is no regular file"), (["--json", "", "main.py"], "is no regular file"),
+    (["--json", os.devnull, "main.py"], "is no regular file"), ([], "the following arguments are required: script")])
 def test_bad_input_is_one_line_and_status_2(options, said):
     done = launch.run(0, "course.doctor", *options, script="-m")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr

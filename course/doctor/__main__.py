@@ -11,6 +11,7 @@ for bad input.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -34,6 +35,10 @@ def arguments():
         args.json = args.json.resolve()  # the script may go to another folder
         if not args.json.parent.is_dir():
             parser.error(f"--json: there is no folder {args.json.parent}")
+        if args.json.exists() and not args.json.is_file():
+            parser.error(f"--json: {args.json} is no regular file")
+        if not os.access(args.json.parent, os.W_OK):
+            parser.error(f"--json: no file may be written into {args.json.parent}")
     return args
 
 

@@ -187,14 +187,14 @@ def not_wrapped(diaries, _):
         passes = "1 backward pass" if after == 1 else f"{after} backward passes"
         when = f"After {passes} the ranks hold other weights (norms: {norms})"
         line = facts[0]["where"] or of(diaries[0], "weights")[0]["where"]
+        wrapped = any(of(one, "wrapped") for one in diaries)
         averaged = any(talk["backwards"] and not talk["updated"] for talk in of(diaries[0], "talk"))
-        alone = not averaged and not any(of(one, "wrapped") for one in diaries)
-        if after == 0 and not alone:
+        if after == 0 and (wrapped or averaged):
             yield Finding("other_weights", WRONG, line, f"Before the first step the ranks hold other weights (norms: "
                           f"{norms}).", "Each rank trains a model of its own.",
                           "Wrap the model in DistributedDataParallel, which sends rank 0's weights to all, or "
                           "broadcast them; seeds alone make no promise.")
-        elif alone or not any(of(one, "wrapped") for one in diaries):
+        elif not wrapped:
             yield Finding("not_wrapped", WRONG, line, f"{when}, and no model was wrapped in DistributedDataParallel.",
                           "No gradient goes to the other ranks: each trains alone, on its own part of the data.",
                           "model = DistributedDataParallel(model), before the first step.")
@@ -339,10 +339,15 @@ def drawn(diaries, _):
 # ---------------------------------------------------------------------------------------------------- data
 
 
+def by_loader(diaries):
+    """Of each loader: the ranks' lists of their passes over it."""
+    for loader in dict.fromkeys(one["loader"] for one in of(diaries[0], "pass")):
+        yield [[one for one in of(diary, "pass") if one["loader"] == loader] for diary in diaries]
+
+
 def data(diaries, _):
     evaluated = len({one["loader"] for one in of(diaries[0], "pass") if not one["trained"]})
-    for number in dict.fromkeys(one["loader"] for one in of(diaries[0], "pass")):
-        passes = [[one for one in of(diary, "pass") if one["loader"] == number] for diary in diaries]
+    for passes in by_loader(diaries):
         for together in zip(*passes, strict=False):
             if found := shared(together, gathered(diaries[0], together[0]), evaluated == 1):
                 yield found
@@ -437,19 +442,12 @@ def shards(diaries, _):
             return
 
 
-def together_read(diaries):
-    """The passes of all ranks over the same loader, one by one."""
-    for loader in dict.fromkeys(one["loader"] for one in of(diaries[0], "pass")):
-        yield from zip(*([one for one in of(diary, "pass") if one["loader"] == loader] for diary in diaries),
-                       strict=False)
-
-
 def metrics(diaries, _):
     """Each rank evaluates its part, and nobody adds the parts up, or what is added up is an average."""
     by_objects = any("object" in what or what.startswith(("gather", "reduce")) for what, _ in diaries[0]["kinds"])
     if not all((diary["ended"] or {}).get("how", "") in WELL for diary in diaries):
         return  # the collective may have been to come
-    for together in together_read(diaries):
+    for together in (one for passes in by_loader(diaries) for one in zip(*passes, strict=False)):
         fact = together[0]
         if fact["trained"] or not fact["whole"] or not fact["indices"] or by_objects or (
                 len({frozenset(one["indices"] or ()) for one in together}) == 1):  # all ranks evaluate everything

@@ -149,7 +149,7 @@ class Seams:
         self.wrapped_ones = []
         self.outermost = WeakKeyDictionary()  # modules that were called in training from outside any module, in order
         self.with_gradient = WeakSet()  # those among them that have had one
-        self.within = self.depth = self.outer = 0  # forwards of DDP and of any module under way; of outermost ones made
+        self.within = self.depth = 0  # forwards of DDP and of any module under way
         self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, ids of what they hold
         self.samplers = {}  # {id of a BatchSampler: what it drew}
         self.seen, self.evaluated = set(), set()
@@ -247,7 +247,6 @@ class Seams:
             self.diary.alive = time.monotonic()
             if dist.is_initialized() and "group" not in self.diary.facts:  # made by a device mesh, say
                 self.group_begun(where())
-            self.outer += 1
             self.outermost.pop(module, None)
             self.outermost[module] = True
             if power_of_two(self.diary.backwards):
