@@ -37,6 +37,9 @@ sys.path[:0] = [p[:-16] for up in ("", "../", "*/") for p in glob.glob(up + "cou
 from course import lesson; lesson.begin()
 
 # %%
+import json
+from pathlib import Path
+
 from torch.utils.data import DistributedSampler
 
 from course import gallery_table
@@ -302,14 +305,16 @@ lesson.predicted(my_guess_8, patients[8].number)
 # **Predict:** which of them does it find? (`grep` leaves the report, and drops torchrun's own lines.)
 
 # %%
-my_found = None  # "6", "8", "both" or "none"
+my_found = None  # a list: [], [6], [8] or [6, 8]
 
 # %%
-# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/ddp_module.py 2>&1 | grep -A3 "^doctor"
+doctor = "torchrun --nproc_per_node=2 -m course.doctor"
+# !{doctor} --json results/live/12_6.json scripts/broken/ddp_module.py 2>&1 | grep -A3 "^doctor"
 
 # %%
-# !torchrun --nproc_per_node=2 -m course.doctor scripts/broken/same_seed.py 2>&1 | grep -A5 "^doctor"
-lesson.predicted(my_found, "6")
+# !{doctor} --json results/live/12_8.json scripts/broken/same_seed.py 2>&1 | grep -A5 "^doctor"
+said = {patient: Path(f"results/live/12_{patient}.json").read_text() for patient in (6, 8)}
+lesson.predicted(my_found, [patient for patient in said if json.loads(said[patient])["findings"]])
 
 # %% [markdown]
 # The doctor sees that the inner model was called, and that the weights differ. (Patient 6 changes its weights by hand;
