@@ -582,9 +582,9 @@ def facts(diaries, world_size):
         talking = sum(seconds for what, seconds in spent.items()
                       if what not in ("data", "backward", "tail", "all", "DDP", "spawn"))
         waited.append((spent.get("backward", 0) + talking) / whole)
-        lines.append(f"rank {diary['rank']}: {whole:.1f} s; {spent.get('data', 0) / whole:.0%} of it waiting for data, "
-                     f"{spent.get('backward', 0) / whole:.0%} in backward ({spent.get('tail', 0) / whole:.0%} after "
-                     f"its own last gradient: all-reduce, slower ranks), {talking / whole:.0%} in collectives.")
+        lines.append(f"rank {diary['rank']}: {whole:.1f} s, of which {spent.get('data', 0) / whole:.0%} waiting for "
+                     f"data, {spent.get('backward', 0) / whole:.0%} in backward ({spent.get('tail', 0) / whole:.0%} "
+                     f"after its last gradient), {talking / whole:.0%} in collectives.")
     if max(waited) - min(waited) > 0.1 and any(diary["steps"] > 10 for diary in diaries):
         lines.append(f"The others waited for rank {diaries[waited.index(min(waited))]['rank']}: of all ranks it spends "
                      f"the smallest share of its time in backward and collectives, {100 * min(waited):.0f} %.")
