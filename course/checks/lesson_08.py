@@ -17,8 +17,9 @@ from course.predict.scaling import Job, Link, Measured, StepTime
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
 WARM_UP = 0.3  # seconds: how late the first call ends
-# By how much each later call ends late, on ranks 0, 1, 2. The slowest of each: 60, 40, 50, 120, 250 ms.
-LATE = [(0.02, 0.06, 0.02), (0.04, 0.02, 0.02), (0.02, 0.02, 0.05), (0.12, 0.02, 0.02), (0.02, 0.25, 0.02)]
+# By how much each later call ends late, on ranks 0, 1, 2. The slowest of each: 150, 130, 160, 500, 250 ms. Each mistake
+# is off by more than a busy machine adds: the ranks' own medians, the mean of the ranks, a start 490 ms apart.
+LATE = [(0.15, 0.01, 0.03), (0.01, 0.13, 0.03), (0.01, 0.01, 0.16), (0.01, 0.5, 0.03), (0.25, 0.01, 0.03)]
 STEP, STEPS = 0.015, 8  # seconds of a step on rank 0; rank 1 takes half as long again, rank 2 twice as long
 
 
@@ -151,10 +152,10 @@ def timing(attempt):
     right = statistics.median(map(max, took))
     said = " and ".join(f"{1e3 * value:.0f}" for value in got)
     late = max(apart([start for start, _ in of_ranks]) for of_ranks in calls)
-    if late > 0.06:
+    if late > 0.25:
         raise Wrong(f"In one round the last rank began {1e3 * late:.0f} ms after the first. So you also timed how long "
                     "the ranks waited for one another. Let them start each round together: dist.barrier().")
-    if apart(got) > 0.003:
+    if apart(got) > 0.01:
         raise Wrong(f"The ranks returned {said} ms: each has timed itself. A collective has ended when the last rank "
                     "has its result, so take the slowest of all: dist.all_reduce with dist.ReduceOp.MAX.")
     if not near(got[0], right):
