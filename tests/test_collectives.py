@@ -397,6 +397,8 @@ def test_a_hang_that_is_stopped_leaves_nothing(sign, tmp_path):
     try:
         launch.wait_for(lambda: len(stray(HANG)) == 4, "torchrun and three ranks")
         ranks = [member for member in stray(HANG) if member.pid != process.pid]
+        # a torchrun that gets SIGTERM while it still starts its ranks ends, and leaves them
+        launch.wait_for(lambda: all(rank.net_connections() for rank in ranks), "ranks that have met")
         process.send_signal(sign)
         assert process.wait(60) != 0 and psutil.wait_procs(ranks, timeout=30)[1] == []
     finally:
