@@ -78,11 +78,10 @@ def use_this_python():
 
 
 def execute(name, label, quick, in_place, timeout):
-    """Runs one notebook, writes build/notebooks/NAME.ipynb and .html; refreshes the committed notebook when `in_place`
-    and nothing failed. `timeout`: the longest time of a cell, seconds. Call use_this_python before."""
-    target = pages.FOLDER / f"{name}.ipynb"
-    for stale in (target, target.with_suffix(".html")):
-        stale.unlink(missing_ok=True)
+    """Runs one notebook, writes build/notebooks/NAME.ipynb; refreshes the committed notebook when `in_place` and
+    nothing failed. `timeout`: the longest time of a cell, seconds. Call use_this_python before."""
+    target = pages.EXECUTED / f"{name}.ipynb"
+    target.unlink(missing_ok=True)
     result, progress, error = Result(name, name, "quick" if quick else "full"), Progress(label), None
     try:
         built = twins.build(name) if in_place else nbformat.read(twins.NOTEBOOKS / f"{name}.ipynb", as_version=4)
@@ -114,7 +113,6 @@ def execute(name, label, quick, in_place, timeout):
     progress.say(f"{result.status.upper()} in cell [{result.cell}]" if error else result.status, last=True)
     notebook.metadata["course_run"] = asdict(result)
     twins.write(notebook, target)
-    pages.write_page(notebook, name)
     if in_place and result.status == "passed":
         twins.commit(twins.as_committed(notebook, built), name)
     return result

@@ -1,42 +1,306 @@
-"""Executed notebooks as web pages: one of each, and an index."""
+"""The web edition: lays out notebooks and texts as Sphinx reads them, and lets it build the pages.
 
+A page's source keeps its path in the course, so that links between texts hold. What is added on the way: when a lesson
+was last verified, solutions to unfold, links to the glossary. Each entry of TROUBLESHOOTING.md becomes a page of its
+own, so that a search for a message finds the entry.
+"""
+
+import base64
+import html
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
 from pathlib import Path
 
-import jinja2
 import nbformat
-from nbconvert import HTMLExporter
+import yaml
 
-FOLDER = Path("build/notebooks")
-INDEX = FOLDER.with_name("index.html")
-TEMPLATE = jinja2.Template("""<!DOCTYPE html>
-<html lang="en"><meta charset="utf-8"><title>Executed notebooks</title>
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }
-td { padding: .4rem; border-bottom: 1px solid #ddd; vertical-align: top }
-pre { white-space: pre-wrap; color: #b00020 }
-</style>
-<h1>Executed notebooks</h1>
-<table><tr><th>Notebook<th>Status<th>Seconds<th>Tier<th>Finished</tr>
-{% for run in runs %}
-<tr><td><a href="notebooks/{{run.name}}.html">{{run.title}}</a><br><small>{{run.name}}</small>\
-<td class="{{run.status}}">{{run.status}}\
-{% if run.error %}<pre>cell [{{run.cell}}]\n{{run.error | join("\n")}}</pre>{% endif %}\
-<td>{{run.seconds}}<td>{{run.tier}}<td>{{run.finished}}</tr>
-{% endfor %}
-</table></html>
-""", autoescape=True)
+from course.lesson import some
+
+EXECUTED = Path("build/notebooks")  # what scripts/run has executed
+SOURCE, SITE = Path("build/site-source"), Path("build/site")
+ORPHAN = "---\norphan: true\n---\n\n"  # a page that links lead to, and no list
+SLOW = 300  # seconds that Sphinx may take
+
+CONTENTS = """# {title}
+
+{lead}
+
+## The lessons
+
+:::::{{container}} lessons
+{cards}
+:::::
+
+## Beside the lessons
+
+- [When something goes wrong](TROUBLESHOOTING.md): messages and silent mistakes, each with its repair.
+- [Glossary](glossary.md): the words of the field.
+{pages}
+- [About the course](README.md): how to run it, how fast it is, what it survives.
+
+```{{toctree}}
+:hidden:
+:caption: Lessons
+
+{lessons}
+```
+
+```{{toctree}}
+:hidden:
+:caption: To look up
+
+TROUBLESHOOTING
+glossary
+{others}
+About the course <README>
+```
+"""
+
+CARD = """::::{{container}} lesson
+{picture}
+
+**[{title}](notebooks/{name}.ipynb)**
+
+{question}
+
+[{time}]{{.time}}
+::::
+"""
 
 
-def write_page(notebook, name):
-    exporter = HTMLExporter(embed_images=True)
-    page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": name, "path": "notebooks"}})
-    # nbconvert loads its formula renderer from the network; deferred, its absence does not hold up the page
-    page = page.replace('<script src="http', '<script defer src="http')
-    (FOLDER / f"{name}.html").write_text(page, encoding="utf-8")
+class Lesson:
+    """A notebook, as the site needs it."""
+
+    def __init__(self, path, executed):
+        run = EXECUTED / path.name
+        newer = executed and run.exists() and run.stat().st_mtime > path.stat().st_mtime
+        self.name, self.notebook = path.stem, nbformat.read(run if newer else path, as_version=4)
+        self.run = self.notebook.metadata.get("course_run") if newer else None
+        self.text = "\n\n".join(cell.source for cell in self.notebook.cells if cell.cell_type == "markdown")
+        self.title = re.search(r"^# +(.+)", self.text, re.M)[1]
+        question = re.search(r"\*\*The question\.\*\*(.+?)(?:\n\n|$)", self.text, re.S)
+        self.question = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(question[1].split())) if question else ""
+
+    @property
+    def time(self):
+        course = self.notebook.metadata.get("course", {})
+        parts = [f"about {some(course['minutes'], 'minute')} for you"] if "minutes" in course else []
+        if "seconds" in course:
+            parts.append(f"{some(max(1, round(course['seconds'] / 60)), 'minute')} for a machine with two cores")
+        if self.run:
+            parts.append(f"{self.run['status']} here after {self.run['seconds']:.0f} s, {self.run['finished']}"
+                         + (", quick tier" if self.run["tier"] == "quick" else ""))
+        return "; ".join(parts)
+
+    @property
+    def verified(self):
+        """What lesson.begin() printed: versions, machine, date."""
+        for cell in self.notebook.cells:
+            for output in cell.get("outputs", []) if "lesson.begin()" in cell.source else []:
+                if output.output_type == "stream":
+                    return output.text.strip()
+        return ""
+
+    def pictures(self):
+        """(PNG bytes, alt text) of each picture, in order; one of a cell tagged `cover` first."""
+        found = []
+        for cell in self.notebook.cells:
+            for output in cell.get("outputs", []):
+                if picture := output.get("data", {}).get("image/png"):
+                    alt = output.metadata.get("image/png", {}).get("alt", "")
+                    found.append(("cover" not in cell.metadata.get("tags", []), base64.b64decode(picture), alt))
+        return [(picture, alt) for _, picture, alt in sorted(found, key=lambda one: one[0])]
 
 
-def write_index(names):
-    """Lists every notebook of `names` that has been executed, in this run or an earlier one."""
-    paths = [path for path in (FOLDER / f"{name}.ipynb" for name in names) if path.exists()]
-    told = [nbformat.read(path, as_version=4).metadata.get("course_run") for path in paths]
-    INDEX.write_text(TEMPLATE.render(runs=filter(None, told)), encoding="utf-8")
+def build(executed=False):
+    """Makes the pages from the committed notebooks, or from what scripts/run has executed since; the path of the first.
+
+    Sphinx's warnings go to stderr. RuntimeError where it made no pages.
+    """
+    if not Path("site/conf.py").is_file():
+        raise RuntimeError("no pages: site/ is missing; is this a whole clone of the course?")
+    lay_out(executed)
+    citation = yaml.safe_load(Path("CITATION.cff").read_text(encoding="utf-8"))
+    told = {"COURSE_REPOSITORY": citation["repository-code"], "COURSE_VERSION": citation["version"]}
+    command = [sys.executable, "-m", "sphinx", "-q", "-c", "site", "-d", "build/site-cache", str(SOURCE), str(SITE)]
+    try:
+        subprocess.run(command, env=os.environ | told, timeout=SLOW, check=True)
+    except subprocess.SubprocessError as failed:
+        raise RuntimeError(f"Sphinx made no pages: {failed}") from None
+    return SITE / "index.html"
+
+
+def lay_out(executed):
+    """Writes what Sphinx reads, but nothing that is there already: only pages whose source changed are made again."""
+    lessons = [Lesson(path, executed) for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))]
+    terms = tomllib.loads(Path("site/glossary.toml").read_text(encoding="utf-8"))["term"]
+    files = {}  # {path below SOURCE: text or bytes}
+    uses = {}  # {name of a term: the lessons that use it}
+    files |= troubleshooting()
+    entries = {Path(name).stem for name in files if name.startswith("troubleshooting/")}
+    for lesson in lessons:
+        files |= page_of(lesson, terms, uses, entries)
+    files["glossary.md"] = glossary(terms, uses)
+    extra = sorted(Path("site/pages").glob("*.md"))
+    for path in [*extra, Path("README.md")]:
+        files[path.name] = path.read_text(encoding="utf-8")
+    files["index.md"] = contents(lessons, extra)
+    linked(files)
+    keep(files)
+
+
+def page_of(lesson, terms, uses, entries):
+    """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
+    notebook, seen = lesson.notebook, set()
+    committed = (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()
+    cells = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = link_terms(to_entries(cell.source, entries, "../"), terms, seen)
+        else:
+            describe_pictures(cell)
+            for data in (output.get("data", {}) for output in cell.outputs):
+                if text := data.get("text/markdown"):
+                    data["text/markdown"] = to_entries(text, entries, "../")
+            if "lesson.begin()" in cell.source:
+                cell.outputs = []  # told at the head of the page
+        cells.append(cell)
+        for checks, exercise in re.findall(r"^# (\w+)\.(\w+)\.solution\(\)", cell.source, re.M):
+            module = f"lesson_{lesson.name[:2]}" if checks == "check" else checks
+            cells.append(nbformat.v4.new_markdown_cell(folded(module, exercise), id=f"solution-{exercise}"))
+    for name in seen:
+        uses.setdefault(name, []).append(lesson)
+    head = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
+    if lesson.verified:
+        head = f"Last verified: {lesson.verified} · {head}"
+    first = next(cell for cell in cells if cell.cell_type == "markdown")
+    first.source = re.sub(r"^(# .+)$", lambda match: f"{match[1]}\n\n{{.verified}}\n{head}", first.source, count=1,
+                          flags=re.M)
+    notebook.cells = cells
+    files = {f"notebooks/{lesson.name}.ipynb": nbformat.writes(notebook),
+             f"download/download/{lesson.name}.ipynb": committed}
+    if pictures := lesson.pictures():
+        files[f"pictures/{lesson.name}.png"] = pictures[0][0]
+    return files
+
+
+def describe_pictures(cell):
+    """The alt text that a picture brings goes where myst-nb looks for it: into the cell."""
+    alts = [output.metadata.get("image/png", {}).get("alt", "") for output in cell.get("outputs", [])
+            if "image/png" in output.get("data", {})]
+    if any(alts):
+        cell.metadata["mystnb"] = {"image": {"alt": " ".join(filter(None, alts))}}
+
+
+def folded(module, name):
+    """Hint and solution of an exercise, to unfold."""
+    exercise = getattr(importlib.import_module(f"course.checks.{module}"), name)
+    answer = exercise.answer
+    solution = textwrap.dedent(inspect.getsource(answer)) if callable(answer) else str(answer)
+    return (f"<details><summary>Hint</summary><p>{html.escape(exercise.hint_text)}</p></details>\n"
+            f"<details><summary>Solution</summary>\n\n```python\n{solution.strip()}\n```\n\n</details>")
+
+
+# What no link to the glossary may go into: code, links, headings, tables, formulas, HTML.
+WHOLE = r"```.*?```|`[^`]*`|!?\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])|^\[.*?$|^#.*?$|^\|.*?$|\$[^$]*\$|<[^>]*>"
+
+
+def link_terms(text, terms, seen):
+    """`text` with a link to the glossary at each term that is not yet in `seen`, the names of those that were."""
+    forms = {form.lower(): term["name"] for term in terms for form in (term["name"], *term.get("forms", ()))}
+    words = "|".join(sorted(map(re.escape, forms), key=len, reverse=True))
+
+    def link(match):
+        name = forms.get((match["word"] or "").lower())
+        if name is None or name in seen:
+            return match[0]
+        seen.add(name)
+        return f"[{match['word']}](../glossary.md#{slug(name)}){{.term}}"
+
+    return re.sub(rf"(?ms:{WHOLE})|(?<![\w-])(?P<word>{words})(?![\w-])", link, text, flags=re.I | re.M)
+
+
+def slug(heading):
+    """A heading's anchor, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def glossary(terms, uses):
+    page = ["# Glossary", "The words of the field, as the lessons use them.", "## Terms"]
+    for term in terms:
+        page += [f"### {term['name']}", " ".join(term["text"].split())]
+        if lessons := uses.get(term["name"]):
+            links = (f"[{lesson.name[:2]}](notebooks/{lesson.name}.ipynb)" for lesson in lessons)
+            page.append(f"[In lesson {', '.join(links)}]{{.time}}")
+    return "\n\n".join(page) + "\n"
+
+
+def troubleshooting():
+    """TROUBLESHOOTING.md, each numbered entry a page."""
+    text = Path("TROUBLESHOOTING.md").read_text(encoding="utf-8").replace("](#", "](TROUBLESHOOTING.md#")
+    head, *entries = re.split(r"^(?=## \d+\w?\. )", text, flags=re.M)
+    entries = {slug(entry.splitlines()[0][3:]): entry[1:] for entry in entries}  # a page's heading is of level 1
+    back = "[All of troubleshooting](../TROUBLESHOOTING.md)"
+    files = {f"troubleshooting/{name}.md": ORPHAN + to_entries(entry, entries, "../").replace("](README", "](../README")
+             + back for name, entry in entries.items()}
+    return files | {"TROUBLESHOOTING.md": to_entries(head, entries, "")}
+
+
+def to_entries(text, entries, up):
+    """Links to an entry of TROUBLESHOOTING.md lead to its page. `up`: from here to the root of the course."""
+    return re.sub(r"\((?:\.\./)?TROUBLESHOOTING\.md#([\w-]+)\)", lambda link: f"({up}troubleshooting/{link[1]}.md)"
+                  if link[1] in entries else f"({up}TROUBLESHOOTING.md#{link[1]})", text)
+
+
+def contents(lessons, extra):
+    readme = Path("README.md").read_text(encoding="utf-8")
+    title, lead = re.match(r"# (.+?)\n\n(.+?)\n\n## ", readme, re.S).groups()
+    cards = "\n".join(CARD.format(
+        picture=f"[![{alt_of(lesson)}](pictures/{lesson.name}.png)](notebooks/{lesson.name}.ipynb)"
+        if lesson.pictures() else "", title=lesson.title, name=lesson.name, question=lesson.question, time=lesson.time)
+        for lesson in lessons)
+    pages = "\n".join(f"- [{re.match('# (.+)', path.read_text(encoding='utf-8'))[1]}]({path.name})" for path in extra)
+    return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others="\n".join(p.stem for p in extra),
+                           lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
+
+
+def alt_of(lesson):
+    return lesson.pictures()[0][1].replace("[", "(").replace("]", ")") or f"A picture of lesson {lesson.name[:2]}"
+
+
+def linked(files):
+    """Adds to `files` what of the course they link to, and what that links to: texts as pages, programs to download."""
+    waiting = list(files)
+    while waiting:
+        name = waiting.pop()
+        if not name.endswith((".md", ".ipynb")) or name.startswith("download/"):
+            continue
+        text = files[name]
+        for target in set(re.findall(r"\]\(([^)#:\s]+)", text)):
+            path = Path(os.path.normpath(Path(name).parent / target.replace("\\n", "")))
+            if path.as_posix() in files or path.is_absolute() or ".." in path.parts:
+                continue
+            if path.is_dir():  # a folder's page is its README
+                text = files[name] = text.replace(f"]({target})", f"]({target}/README.md)")
+                path /= "README.md"
+            if path.is_file() and path.as_posix() not in files:
+                files[path.as_posix()] = (ORPHAN + path.read_text(encoding="utf-8") if path.suffix == ".md"
+                                          else path.read_bytes())
+                waiting.append(path.as_posix())
+
+
+def keep(files):
+    """Makes SOURCE hold `files` and nothing else; a file that is the same keeps its time."""
+    for stale in [path for path in SOURCE.rglob("*") if path.is_file() and str(path.relative_to(SOURCE)) not in files]:
+        stale.unlink()
+    for name, data in files.items():
+        path, data = SOURCE / name, data.encode() if isinstance(data, str) else data
+        if not path.exists() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)

@@ -1,6 +1,6 @@
-"""Executes the notebooks of the course with papermill and writes a page of each. scripts/run starts it.
+"""Executes the notebooks of the course with papermill, and makes the web edition of them. scripts/run starts it.
 
-Executed notebooks go to build/notebooks/, with an HTML page of each; build/index.html lists them.
+Executed notebooks go to build/notebooks/, and the pages to build/site/: each is there as soon as its notebook is done.
 Exit status: 0 all passed, 1 a notebook failed, 2 bad input, 130 stopped by Ctrl-C.
 
 A notebook says what to expect of it in its metadata:
@@ -35,7 +35,6 @@ def choose(wanted, available):
 
 
 def parse():
-    """(the options, the names of all notebooks)"""
     parser = rank_program.parser(__doc__)
     parser.prog = "scripts/run"
     parser.add_argument("names", nargs="*", metavar="NAME", help="07, 07_performance or its path; default: all")
@@ -56,12 +55,12 @@ def parse():
         args.names = choose(args.names, course)
     except ValueError as problem:
         parser.exit(2, f"scripts/run: {problem}\n")
-    return args, course
+    return args
 
 
 def main():
     os.chdir(ROOT)
-    args, course = parse()
+    args = parse()
     from course import notebook_runs, pages, twins  # late: bad input is told at once, and these take seconds
 
     if args.build:
@@ -73,13 +72,16 @@ def main():
     sys.stdout.reconfigure(errors="replace")  # a notebook's error may hold what this terminal cannot show
     logging.getLogger("papermill").addHandler(logging.NullHandler())  # failures are told below, once
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop from outside leaves nothing running either
-    pages.FOLDER.mkdir(parents=True, exist_ok=True)
+    pages.EXECUTED.mkdir(parents=True, exist_ok=True)
     notebook_runs.use_this_python()
-    results = []
+    results, site = [], None
     for number, name in enumerate(args.names, 1):
         label = f"[{number}/{len(args.names)}] {name}"
         results.append(notebook_runs.execute(name, label, args.quick, args.in_place, args.timeout))
-        pages.write_index(course)
+        try:
+            site = pages.build(executed=True)
+        except RuntimeError as failed:  # a page less is no reason to lose the notebooks
+            print(f"scripts/run: {failed}", file=sys.stderr)
         if results[-1].status == "stopped":
             break
 
@@ -89,7 +91,8 @@ def main():
             print(f"FAILED {result.name}, cell [{result.cell}]:")
             print("\n".join(f"    {line[:400]}" for line in result.error))
     passed = [result.name for result in results if result.status == "passed"]
-    print(f"{len(passed)} of {len(args.names)} notebooks passed; read them: {(ROOT / pages.INDEX).as_uri()}")
+    read = f"; read them: {site.resolve().as_uri()}" if site else ""
+    print(f"{len(passed)} of {len(args.names)} notebooks passed{read}")
     if results[-1].status == "stopped":
         print(f"Stopped in {results[-1].name}. Passed before: {', '.join(passed) or 'none'}.")
         return 130

@@ -574,3 +574,11 @@ def test_what_is_rounding_and_what_is_not_differ_in_colour_shape_and_zone():
     assert none.get_marker() == same.get_marker() != other.get_marker()
     assert {"0", "1e-16", "1e-03", "none", "same", "other"} <= set(texts(ax)) and "SYNTHETIC DATA" not in texts(ax)
     assert ax.get_xlim()[0] < none.get_xdata()[0]
+
+
+def test_a_rhythm_has_a_line_an_epoch_and_goes_on_counting():
+    figure = plots.faults.rhythm({"mistake": {0: [1.0, 3.0, 2.0], 1: [0.9, 2.9]}, "repair": {0: [1.0]}})
+    mistake, repair = figure.axes
+    assert [line.get_xdata().tolist() for line in mistake.lines] == [[1, 2, 3], [4, 5]] and len(repair.lines) == 1
+    assert [text.get_text() for text in mistake.texts] == ["epoch 0", "epoch 1"]
+    assert (mistake.get_title(loc="left"), repair.get_title(loc="left")) == ("mistake", "repair")

@@ -403,7 +403,7 @@ lesson.table(rows)
 #
 # ## The verdict
 #
-# The [manual][manual] recommends DDP, "even if there is only a single node". The [DDP tutorial][ddp] says why: threads
+# The [manual][dp] recommends DDP, "even if there is only a single node". The [DDP tutorial][ddp-tutorial] says why: threads
 # that compete for Python's lock, replicas in each step, scatter, gather. In 2021 PyTorch's developers
 # [thought of removing](https://github.com/pytorch/pytorch/issues/65936) `DataParallel`. It is still there.
 #
@@ -414,9 +414,9 @@ lesson.table(rows)
 # | libraries that wrap the model unasked when they see several GPUs (Hugging Face's `Trainer`, [seen here][trainer]) | large models or outputs |
 # | `python main.py --strategy dp`, to compare | much Python in `forward`; several machines |
 #
-# [manual]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
+# [dp]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 # [trainer]: https://github.com/NVIDIA-Merlin/Transformers4Rec/issues/473
-# [ddp]: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html
+# [ddp-tutorial]: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html
 #
 # ## Exercises
 #

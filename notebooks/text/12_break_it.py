@@ -40,9 +40,10 @@ from course import lesson; lesson.begin()
 import json
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 from torch.utils.data import DistributedSampler
 
-from course import gallery_table
+from course import gallery_table, plots
 from course.checks import lesson_12 as check
 from course.verdicts import lesson_12 as told
 
@@ -192,7 +193,22 @@ lesson.predicted(my_guess_4, patients[4].number)
 
 # %% [markdown]
 # `DistributedSampler` shuffles by `seed + epoch`, and does not count epochs. So rank 0 also sees the same half of the
-# images for ever.
+# images for ever. Both scripts once more, a point a batch:
+
+# %%
+mistake = get_ipython().getoutput("python scripts/broken/set_epoch.py")
+repair = get_ipython().getoutput("python scripts/broken/set_epoch_repaired.py")
+
+# %%
+plots.faults.rhythm({
+    "Nobody calls set_epoch": told.losses(mistake),
+    "set_epoch before each epoch": told.losses(repair),
+})
+plt.show()
+
+# %% [markdown]
+# Above, each epoch repeats the last, batch by batch; what changes is what was learned. A loss with a rhythm is a reason
+# to print the order.
 #
 # ## Patient 5: another accuracy on two ranks
 #

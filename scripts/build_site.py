@@ -1,0 +1,55 @@
+"""Makes the web edition from the committed notebooks. scripts/site starts it.
+
+    scripts/site            build/site/index.html
+    scripts/site --zip      also build/course-VERSION.zip, and its SHA-256 in build/course-VERSION.zip.sha256
+
+Exit status: 0 made, 1 Sphinx failed, 2 bad input.
+"""
+
+import hashlib
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import yaml
+
+import options
+from course import pages, rank_program
+from course.lesson import ROOT
+
+LONG_AGO = (1980, 1, 1, 0, 0, 0)  # so that the same pages give the same checksum
+
+
+def archive(folder, target):
+    """Packs `folder` into `target`, whole or not at all; the checksum stands beside it, as `sha256sum -c` reads it."""
+    with options.whole(target) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            packed.writestr(zipfile.ZipInfo(f"{target.stem}/{path.relative_to(folder).as_posix()}", LONG_AGO),
+                            path.read_bytes(), zipfile.ZIP_DEFLATED)
+    checksum = hashlib.sha256(target.read_bytes()).hexdigest()
+    target.with_name(f"{target.name}.sha256").write_text(f"{checksum}  {target.name}\n")
+
+
+def main():
+    parser = rank_program.parser(__doc__)
+    parser.prog = "scripts/site"
+    parser.add_argument("--zip", action="store_true", help="also make an archive of the site, with its checksum")
+    args = parser.parse_args()
+    os.chdir(ROOT)
+    try:
+        page = pages.build()
+    except RuntimeError as failed:
+        print(f"scripts/site: {failed}", file=sys.stderr)
+        return 1
+    print(f"the site: {page.resolve().as_uri()}")
+    if args.zip:
+        version = yaml.safe_load(Path("CITATION.cff").read_text(encoding="utf-8"))["version"]
+        target = Path(f"build/course-{version}.zip")
+        archive(page.parent, target)
+        print(f"its archive: {target}, {target.stat().st_size / 1e6:.1f} MB, and {target}.sha256")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

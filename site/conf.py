@@ -1,0 +1,40 @@
+"""How Sphinx makes the web edition. course/pages.py lays out what it reads; scripts/site starts it.
+
+No page asks the network for anything: MathJax comes from a package, and the scripts for widgets stay out.
+"""
+
+import os
+
+repository, version = os.environ["COURSE_REPOSITORY"], os.environ["COURSE_VERSION"]  # of CITATION.cff
+published = repository.startswith("https://github.com/")
+
+project, author, release = "Data-parallel training in PyTorch", "The authors of this course", version
+extensions = ["myst_nb", "sphinx_copybutton", "sphinx-mathjax-offline"]
+exclude_patterns = ["download"]
+templates_path = []
+
+nb_execution_mode = "off"  # the pages show what was committed, or what scripts/run has just executed
+nb_ipywidgets_js = {}
+nb_merge_streams = True
+nb_render_markdown_format = "myst"  # links in what a cell shows lead to pages, too
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "dollarmath"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+suppress_warnings = ["misc.highlighting_failure"]  # the lexer knows no !command that goes on in the next line
+
+html_theme = "sphinx_book_theme"
+html_title = project
+html_static_path = [os.path.join(os.path.dirname(__file__), "static")]
+html_css_files = ["course.css"]
+html_js_files = ["search.js"]
+html_extra_path = [os.path.abspath(os.path.join(os.path.dirname(__file__), "../build/site-source/download"))]
+html_copy_source = False  # the notebook to download is the committed one, not the one that was laid out
+html_show_sourcelink = False
+html_context = {"default_mode": "auto"}
+html_theme_options = {
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    **({"repository_url": repository, "use_repository_button": True} if published else {}),
+}
+copybutton_exclude = ".linenos, .gp, .go"
