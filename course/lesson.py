@@ -23,7 +23,18 @@ def begin():
     for variable, first in (("PATH", str(Path(sys.executable).parent)), ("PYTHONPATH", str(ROOT))):  # of each !command
         paths = os.environ.get(variable, "").split(os.pathsep)
         os.environ[variable] = os.pathsep.join([first, *(path for path in paths if path not in ("", first))])
-    get_ipython().system_raise_on_error = True  # a !command that fails, fails its cell, the notebook and papermill
+    shell = get_ipython()
+    shell.system_raise_on_error = True  # a !command that fails, fails its cell, the notebook and papermill
+    # By name: a lesson without pictures needs no matplotlib. The bundle's formatter, not that of PNGs: matplotlib
+    # replaces the latter when the first figure is made, and what is drawn stays its business.
+    shell.display_formatter.mimebundle_formatter.for_type_by_name("matplotlib.figure", "Figure", _alt_text)
+
+
+def _alt_text(figure):
+    """No picture, but what belongs to one: (data, metadata) of a mime bundle."""
+    from course import alt_text
+
+    return {}, {"image/png": {"alt": alt_text.describe(figure)}}
 
 
 def table(rows):

@@ -141,7 +141,7 @@ def lay_out(executed):
     lessons = [Lesson(path, executed) for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))]
     terms = tomllib.loads(Path("site/glossary.toml").read_text(encoding="utf-8"))["term"]
     files = {}  # {path below SOURCE: text or bytes}
-    uses = {}  # {name of a term: the lessons that use it}
+    uses = {term["name"]: [] for term in terms}  # {name of a term: the lessons that use it}
     files |= troubleshooting()
     entries = {Path(name).stem for name in files if name.startswith("troubleshooting/")}
     for lesson in lessons:
@@ -157,25 +157,25 @@ def lay_out(executed):
 
 def page_of(lesson, terms, uses, entries):
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
-    notebook, seen = lesson.notebook, set()
-    committed = (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()
-    cells = []
+    notebook, committed = lesson.notebook, (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()
+    another = {term["name"] for term in terms if lesson.name[:2] in term.get("not_in", ())}  # here it means another thing
+    cells, seen = [], set(another)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
+            cells.append(cell)
             cell.source = link_terms(to_entries(cell.source, entries, "../"), terms, seen)
-        else:
-            describe_pictures(cell)
-            for data in (output.get("data", {}) for output in cell.outputs):
-                if text := data.get("text/markdown"):
-                    data["text/markdown"] = to_entries(text, entries, "../")
-            if "lesson.begin()" in cell.source:
-                cell.outputs = []  # told at the head of the page
-        cells.append(cell)
+            continue
+        if "lesson.begin()" in cell.source:
+            cell.outputs = []  # told at the head of the page
+        for data in (output.get("data", {}) for output in cell.outputs):
+            if text := data.get("text/markdown"):
+                data["text/markdown"] = to_entries(text, entries, "../")
+        cells += one_picture_each(cell)
         for checks, exercise in re.findall(r"^# (\w+)\.(\w+)\.solution\(\)", cell.source, re.M):
             module = f"lesson_{lesson.name[:2]}" if checks == "check" else checks
             cells.append(nbformat.v4.new_markdown_cell(folded(module, exercise), id=f"solution-{exercise}"))
-    for name in seen:
-        uses.setdefault(name, []).append(lesson)
+    for name in seen - another:
+        uses[name].append(lesson)
     head = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
     if lesson.verified:
         head = f"Last verified: {lesson.verified} · {head}"
@@ -190,12 +190,18 @@ def page_of(lesson, terms, uses, entries):
     return files
 
 
-def describe_pictures(cell):
-    """The alt text that a picture brings goes where myst-nb looks for it: into the cell."""
-    alts = [output.metadata.get("image/png", {}).get("alt", "") for output in cell.get("outputs", [])
-            if "image/png" in output.get("data", {})]
-    if any(alts):
-        cell.metadata["mystnb"] = {"image": {"alt": " ".join(filter(None, alts))}}
+def one_picture_each(cell):
+    """`cell`, and below it one without source for each further picture: myst-nb takes the alt text from the cell."""
+    cells = [cell]
+    outputs, cell.outputs = cell.outputs, []
+    for output in outputs:
+        if "image/png" in output.get("data", {}):
+            if "mystnb" in cells[-1].metadata:
+                cells.append(nbformat.v4.new_code_cell(metadata={"tags": ["remove-input"]}, id=f"{cell.id}-{len(cells)}"))
+            alt = output.metadata.get("image/png", {}).get("alt", "")
+            cells[-1].metadata["mystnb"] = {"image": {"alt": alt}}
+        cells[-1].outputs.append(output)
+    return cells
 
 
 def folded(module, name):
@@ -213,17 +219,20 @@ WHOLE = r"```.*?```|`[^`]*`|!?\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])|^\[.*?$|^#.*?$|
 
 def link_terms(text, terms, seen):
     """`text` with a link to the glossary at each term that is not yet in `seen`, the names of those that were."""
-    forms = {form.lower(): term["name"] for term in terms for form in (term["name"], *term.get("forms", ()))}
-    words = "|".join(sorted(map(re.escape, forms), key=len, reverse=True))
+    names = {form: term["name"] for term in terms for form in (term["name"], *term.get("forms", ()))}
+    longest_first = sorted(names, key=len, reverse=True)
+    words = "|".join(re.escape(form).replace(r"\ ", r"\s+") if form != form.lower() else
+                     f"(?i:{re.escape(form)})".replace(r"\ ", r"\s+") for form in longest_first)
 
     def link(match):
-        name = forms.get((match["word"] or "").lower())
+        word = " ".join((match["word"] or "").split())
+        name = names.get(word) or names.get(word.lower())
         if name is None or name in seen:
             return match[0]
         seen.add(name)
         return f"[{match['word']}](../glossary.md#{slug(name)}){{.term}}"
 
-    return re.sub(rf"(?ms:{WHOLE})|(?<![\w-])(?P<word>{words})(?![\w-])", link, text, flags=re.I | re.M)
+    return re.sub(rf"(?ms:{WHOLE})|(?<![\w.-])(?P<word>{words})(?![\w-]|\.\w)", link, text)
 
 
 def slug(heading):
@@ -234,10 +243,12 @@ def slug(heading):
 def glossary(terms, uses):
     page = ["# Glossary", "The words of the field, as the lessons use them.", "## Terms"]
     for term in terms:
-        page += [f"### {term['name']}", " ".join(term["text"].split())]
-        if lessons := uses.get(term["name"]):
-            links = (f"[{lesson.name[:2]}](notebooks/{lesson.name}.ipynb)" for lesson in lessons)
-            page.append(f"[In lesson {', '.join(links)}]{{.time}}")
+        page += [f"### {term['name']}", term["text"]]
+        links = {lesson.name[:2]: f"[{lesson.name[:2]}](notebooks/{lesson.name}.ipynb)" for lesson in uses[term["name"]]}
+        taught = links.pop(term["taught"], None)
+        told = filter(None, (taught and f"Explained in lesson {taught}.",
+                             links and f"{'Also in' if taught else 'In'} {', '.join(links.values())}."))
+        page.append(f"[{' '.join(told)}]{{.time}}")
     return "\n\n".join(page) + "\n"
 
 
