@@ -158,7 +158,7 @@ def lay_out(executed):
 def page_of(lesson, terms, uses, entries):
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
     notebook, committed = lesson.notebook, (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()
-    another = {term["name"] for term in terms if lesson.name[:2] in term.get("not_in", ())}  # here it means another thing
+    another = {term["name"] for term in terms if lesson.name[:2] in term.get("not_in", ())}  # a word of many meanings
     cells, seen = [], set(another)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -197,7 +197,8 @@ def one_picture_each(cell):
     for output in outputs:
         if "image/png" in output.get("data", {}):
             if "mystnb" in cells[-1].metadata:
-                cells.append(nbformat.v4.new_code_cell(metadata={"tags": ["remove-input"]}, id=f"{cell.id}-{len(cells)}"))
+                bare = {"tags": ["remove-input"]}
+                cells.append(nbformat.v4.new_code_cell(metadata=bare, id=f"{cell.id}-{len(cells)}"))
             alt = output.metadata.get("image/png", {}).get("alt", "")
             cells[-1].metadata["mystnb"] = {"image": {"alt": alt}}
         cells[-1].outputs.append(output)
@@ -244,7 +245,8 @@ def glossary(terms, uses):
     page = ["# Glossary", "The words of the field, as the lessons use them.", "## Terms"]
     for term in terms:
         page += [f"### {term['name']}", term["text"]]
-        links = {lesson.name[:2]: f"[{lesson.name[:2]}](notebooks/{lesson.name}.ipynb)" for lesson in uses[term["name"]]}
+        lessons = uses[term["name"]]
+        links = {lesson.name[:2]: f"[{lesson.name[:2]}](notebooks/{lesson.name}.ipynb)" for lesson in lessons}
         taught = links.pop(term["taught"], None)
         told = filter(None, (taught and f"Explained in lesson {taught}.",
                              links and f"{'Also in' if taught else 'In'} {', '.join(links.values())}."))
