@@ -4,8 +4,14 @@ notebook."""
 import difflib
 import inspect
 import os
+import platform
 import re
+import shutil
+import subprocess
 import sys
+from collections import Counter
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -14,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def begin():
     """Make a cell's surroundings the course's: the folder, this environment's programs, and commands that fail loudly.
 
-    The first cell of every lesson calls it, from the root or from notebooks/, any number of times.
+    The first cell of every lesson calls it, from the root or from notebooks/, any number of times. It prints what a
+    reader of the outputs wants to know: on what, with which versions, and when they were made.
     """
     os.chdir(ROOT)
     Path("results/live").mkdir(parents=True, exist_ok=True)  # where commands of the lessons write
@@ -28,6 +35,7 @@ def begin():
     # By name: a lesson without pictures needs no matplotlib. The bundle's formatter, not that of PNGs: matplotlib
     # replaces the latter when the first figure is made, and what is drawn stays its business.
     shell.display_formatter.mimebundle_formatter.for_type_by_name("matplotlib.figure", "Figure", _alt_text)
+    print(_machine())
 
 
 def _alt_text(figure):
@@ -35,6 +43,26 @@ def _alt_text(figure):
     from course import alt_text
 
     return {}, {"image/png": {"alt": alt_text.describe(figure)}}
+
+
+def _machine():
+    """Versions, cores, processor or GPUs, and the day, in one line: no name and no path of the machine.
+
+    torch is not asked (nor placement.py, which brings it): a lesson may set variables before it imports torch, and
+    torch would start CUDA in this process, after which a forked one cannot use it.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cpuinfo = Path("/proc/cpuinfo")  # Linux; elsewhere the kind of processor has to do
+    processor = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    gpus = []
+    if shutil.which("nvidia-smi"):
+        asked = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
+                               text=True)
+        gpus = asked.stdout.splitlines() if asked.returncode == 0 else []
+    return ", ".join([f"Python {platform.python_version()}", f"PyTorch {version('torch')}",
+                      f"{some(cores, 'core')} of {processor[1] if processor else platform.machine()}",
+                      *([f"{count} × {name}" for name, count in Counter(gpus).items()] or ["no NVIDIA GPU"]),
+                      str(date.today())])
 
 
 def table(rows):

@@ -64,6 +64,7 @@ def main():
     from course import notebook_runs, pages, twins  # late: bad input is told at once, and these take seconds
 
     if args.build:
+        twins.set_address()
         for name in args.names:
             twins.commit(twins.build(name), name)
             print(f"built {twins.NOTEBOOKS / name}.ipynb")

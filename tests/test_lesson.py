@@ -1,6 +1,10 @@
 """course/lesson.py: what the first cell of every lesson does, and the tables that lessons show."""
 
 import json
+import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +13,9 @@ import jupytext
 import launch
 import pandas as pd
 import pytest
+import yaml
 
-from course import lesson
+from course import lesson, twins
 
 TWIN = sorted(Path(launch.ROOT, "notebooks/text").glob("*.py"))[0]
 FIRST_CELL = next(cell.source for cell in jupytext.read(TWIN).cells if cell.cell_type == "code")
@@ -38,6 +43,83 @@ def test_a_lesson_begins_from_anywhere_any_number_of_times(place, times, tmp_pat
     assert paths == [str(Path(python).parent), "/usr/bin", "/bin"]
     assert python_paths == [str(launch.ROOT), "/elsewhere"]
     assert raises is True
+
+
+CITED = yaml.safe_load((launch.ROOT / "CITATION.cff").read_text())
+
+
+def first_cell(folder, code=FIRST_CELL, **git):
+    """The finished first cell in `folder`, in a Python that knows no course; `git`: settings of git."""
+    settings = {"GIT_CONFIG_COUNT": str(len(git))}
+    for number, (name, value) in enumerate(git.items()):
+        settings |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
+    # -S: without .venv's course_root.pth; what is installed it finds by PYTHONPATH
+    env = launch.environment(PYTHONPATH=os.pathsep.join(path for path in sys.path if "site-packages" in path),
+                             IPYTHONDIR=str(folder / "ipython"), **settings)
+    return subprocess.run([sys.executable, "-S", "-m", "IPython", "--colors=NoColor", "-c", code], cwd=folder, env=env,
+                          capture_output=True, text=True, timeout=launch.LIMIT)
+
+
+def test_a_lone_notebook_gets_the_course(tmp_path):
+    """As on Colab and Kaggle. Where it is published, stands a repository made of this tree, with two commits."""
+    shutil.copytree(launch.ROOT / "course", tmp_path / "published/course")
+    for command in ("init -q", "add .", "commit -qm one", "commit -qm two --allow-empty", f"tag v{CITED['version']}"):
+        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b.c", *command.split()], check=True,
+                       cwd=tmp_path / "published")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    published = {f"url.{(tmp_path / 'published').as_uri()}.insteadOf": CITED["repository-code"]}
+    began = first_cell(folder, FIRST_CELL + "\n" + FIRST_CELL + TOLD, **published)
+    assert began.returncode == 0, began.stdout + began.stderr
+    assert began.stderr.startswith("Note: switching to "), "git says that a release is not a branch, and no more"
+    (clone,) = (path for path in folder.iterdir() if path.name != "ipython")
+    assert json.loads(began.stdout.splitlines()[-1])[0] == str(clone)
+    assert (clone / ".git/shallow").exists(), "one commit is enough"
+    again = first_cell(folder, **published)  # a new kernel in the same folder
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_where_the_course_cannot_be_had_one_line_says_why(tmp_path):
+    failed = first_cell(tmp_path, **{"http.proxy": "http://127.0.0.1:1"})
+    assert failed.returncode == 1
+    assert re.fullmatch(f"fatal: .*{CITED['repository-code']}.*\n", failed.stderr)
+    told = failed.stdout.strip().splitlines()
+    assert told[-1] == "ModuleNotFoundError: No module named 'course'" and len(told) < 10, "no flood of frames"
+
+
+def test_the_first_cell_names_the_release_that_is_cited():
+    assert f"-qb v{CITED['version']} --depth 1 {CITED['repository-code']}\"" in FIRST_CELL
+    assert "pip" not in FIRST_CELL, "the torch that is there stays"
+
+
+def test_build_writes_the_cited_address_into_every_twin(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(launch.ROOT / twins.TWINS, twins.TWINS)
+    before = {path: path.read_text() for path in twins.TWINS.iterdir()}
+    cited = (launch.ROOT / "CITATION.cff").read_text()
+    Path("CITATION.cff").write_text(cited)
+    twins.set_address()
+    assert {path: path.read_text() for path in twins.TWINS.iterdir()} == before
+    Path("CITATION.cff").write_text(cited.replace("course.invalid", "git.invalid/ann").replace('"1.0"', '"2.3"'))
+    twins.set_address()
+    for path, text in before.items():
+        old, new = "v1.0 --depth 1 https://course.invalid/", "v2.3 --depth 1 https://git.invalid/ann/"
+        assert path.read_text() == text.replace(old, new) != text
+
+
+def test_a_lesson_says_on_what_it_ran_and_names_no_machine(monkeypatch, tmp_path):
+    gpus = tmp_path / "nvidia-smi"
+    gpus.write_text("#!/bin/sh\necho Tesla T4\necho Tesla T4\n")
+    gpus.chmod(0o755)
+    monkeypatch.setenv("PATH", "/nowhere")
+    without = lesson._machine()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = lesson._machine()
+    assert re.fullmatch(r"Python 3[.\d]+, PyTorch 2\S+, \d+ cores? of [^,]+, 2 × Tesla T4, 20\d\d-\d\d-\d\d", told)
+    assert without == told.replace("2 × Tesla T4", "no NVIDIA GPU")
+    gpus.write_text("#!/bin/sh\necho no driver\nexit 9\n")
+    assert lesson._machine() == without
+    assert socket.gethostname() not in told and "/" not in told
 
 
 @pytest.mark.parametrize(("mine", "found", "unit", "said"), [

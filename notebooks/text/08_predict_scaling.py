@@ -35,9 +35,9 @@
 # **Time.** About 75 minutes for you, 2 for the machine.
 
 # %%
-import glob, sys
-sys.path[:0] = [p[:-16] for up in ("", "../", "*/") for p in glob.glob(up + "course/lesson.py")]
-from course import lesson; lesson.begin()
+import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
+here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
+sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
 # %%
 import json
