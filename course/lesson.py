@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -56,9 +57,10 @@ def _machine():
     processor = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
     gpus = []
     if shutil.which("nvidia-smi"):
-        asked = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
-                               text=True)
-        gpus = asked.stdout.splitlines() if asked.returncode == 0 else []
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        with suppress(subprocess.SubprocessError):  # a driver that fails, or does not answer
+            asked = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+            gpus = asked.stdout.splitlines()
     return ", ".join([f"Python {platform.python_version()}", f"PyTorch {version('torch')}",
                       f"{some(cores, 'core')} of {processor[1] if processor else platform.machine()}",
                       *([f"{count} × {name}" for name, count in Counter(gpus).items()] or ["no NVIDIA GPU"]),

@@ -125,18 +125,17 @@ def build(executed=False):
     """
     if not Path("site/conf.py").is_file():
         raise RuntimeError("no pages: site/ is missing; is this a whole clone of the course?")
-    lay_out(executed)
     citation = yaml.safe_load(Path("CITATION.cff").read_text(encoding="utf-8"))
-    told = {"COURSE_REPOSITORY": citation["repository-code"], "COURSE_VERSION": citation["version"]}
+    lay_out(executed, citation["repository-code"], citation["version"])
     command = [sys.executable, "-m", "sphinx", "-q", "-c", "site", "-d", "build/site-cache", str(SOURCE), str(SITE)]
     try:
-        subprocess.run(command, env=os.environ | told, timeout=SLOW, check=True)
+        subprocess.run(command, env=os.environ | {"COURSE_VERSION": citation["version"]}, timeout=SLOW, check=True)
     except subprocess.SubprocessError as failed:
         raise RuntimeError(f"Sphinx made no pages: {failed}") from None
     return SITE / "index.html"
 
 
-def lay_out(executed):
+def lay_out(executed, repository, version):
     """Writes what Sphinx reads, but nothing that is there already: only pages whose source changed are made again."""
     lessons = [Lesson(path, executed) for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))]
     terms = tomllib.loads(Path("site/glossary.toml").read_text(encoding="utf-8"))["term"]
@@ -145,7 +144,7 @@ def lay_out(executed):
     files |= troubleshooting()
     entries = {Path(name).stem for name in files if name.startswith("troubleshooting/")}
     for lesson in lessons:
-        files |= page_of(lesson, terms, uses, entries)
+        files |= page_of(lesson, terms, uses, entries, doors(lesson.name, repository, version))
     files["glossary.md"] = glossary(terms, uses)
     extra = sorted(Path("site/pages").glob("*.md"))
     for path in [*extra, Path("README.md")]:
@@ -155,7 +154,7 @@ def lay_out(executed):
     keep(files)
 
 
-def page_of(lesson, terms, uses, entries):
+def page_of(lesson, terms, uses, entries, doors):
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
     notebook, committed = lesson.notebook, (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()
     another = {term["name"] for term in terms if lesson.name[:2] in term.get("not_in", ())}  # a word of many meanings
@@ -176,9 +175,7 @@ def page_of(lesson, terms, uses, entries):
             cells.append(nbformat.v4.new_markdown_cell(folded(module, exercise), id=f"solution-{exercise}"))
     for name in seen - another:
         uses[name].append(lesson)
-    head = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
-    if lesson.verified:
-        head = f"Last verified: {lesson.verified} · {head}"
+    head = " · ".join(([f"Last verified: {lesson.verified}"] if lesson.verified else []) + doors)
     first = next(cell for cell in cells if cell.cell_type == "markdown")
     first.source = re.sub(r"^(# .+)$", lambda match: f"{match[1]}\n\n{{.verified}}\n{head}", first.source, count=1,
                           flags=re.M)
@@ -188,6 +185,17 @@ def page_of(lesson, terms, uses, entries):
     if pictures := lesson.pictures():
         files[f"pictures/{lesson.name}.png"] = pictures[0][0]
     return files
+
+
+def doors(name, repository, version):
+    """Where a lesson can be opened, as links. The services know public repositories of GitHub alone."""
+    links = [f'<a href="../download/{name}.ipynb" download>Download the notebook</a>']
+    if match := re.fullmatch(r"https://github\.com/([\w-]+/[\w.-]+?)(?:\.git)?/?", repository):
+        place = f"{match[1]}/blob/v{version}/notebooks/{name}.ipynb"
+        links += [f"[Colab](https://colab.research.google.com/github/{place})",
+                  f"[Kaggle](https://kaggle.com/kernels/welcome?src=https://github.com/{place})",
+                  f"[Binder](https://mybinder.org/v2/gh/{match[1]}/v{version}?labpath=notebooks/{name}.ipynb)"]
+    return links
 
 
 def one_picture_each(cell):

@@ -5,10 +5,8 @@ No page asks the network for anything: MathJax comes from a package, and the scr
 
 import os
 
-repository, version = os.environ["COURSE_REPOSITORY"], os.environ["COURSE_VERSION"]  # of CITATION.cff
-published = repository.startswith("https://github.com/")
-
-project, author, release = "Data-parallel training in PyTorch", "The authors of this course", version
+project, author = "Data-parallel training in PyTorch", "The authors of this course"
+version = release = os.environ["COURSE_VERSION"]  # of CITATION.cff
 extensions = ["myst_nb", "sphinx_copybutton", "sphinx-mathjax-offline"]
 exclude_patterns = ["download"]
 templates_path = []
@@ -35,6 +33,5 @@ html_theme_options = {
     "show_toc_level": 2,
     "use_download_button": False,
     "use_fullscreen_button": False,
-    **({"repository_url": repository, "use_repository_button": True} if published else {}),
 }
 copybutton_exclude = ".linenos, .gp, .go"

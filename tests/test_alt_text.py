@@ -100,6 +100,11 @@ CELLS = ["import sys; sys.path.insert(0, '.')\nfrom course import lesson\nimport
          "from course import plots\nplots.picture(plt.figure())"]
 
 
+def with_pictures(notebook):
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
+    return [output for output in outputs if "image/png" in output.get("data", {})]
+
+
 @pytest.fixture(scope="module")
 def shown():
     """The outputs with pictures of a notebook that has begun as lessons do, and of one that has not."""
@@ -108,7 +113,7 @@ def shown():
         notebook = nbformat.v4.new_notebook(cells=cells)
         ExecutePreprocessor(timeout=launch.LIMIT, kernel_name="python3").preprocess(
             notebook, {"metadata": {"path": str(launch.ROOT)}})
-        return notebook, [output for cell in notebook.cells for output in cell.outputs if "image/png" in output.data]
+        return notebook, with_pictures(notebook)
 
     return pictures(begun=True), pictures(begun=False)
 
@@ -133,7 +138,7 @@ def test_words_stay_in_the_committed_notebook_and_get_into_its_page(shown, tmp_p
     twin = twins.jupytext.read(twins.TWINS / "a.py")
     twins.commit(twins.as_committed(notebook, twin), "a")
     for built in (nbformat.read(twins.NOTEBOOKS / "a.ipynb", as_version=4), twins.build("a")):
-        outputs = [output for cell in built.cells for output in cell.get("outputs", []) if "image/png" in output.data]
+        outputs = with_pictures(built)
         assert outputs[0].metadata == {"needs_background": "light", "image/png": {"alt": "mine. A line."}}
         assert [output.metadata["image/png"]["alt"] for output in outputs][-1] == "An empty picture."
         for output in outputs:

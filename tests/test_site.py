@@ -208,3 +208,10 @@ def test_the_glossary_and_the_lessons_are_linked_both_ways(documents):
     links = {link.rpartition("/")[2] for link in documents["notebooks/06_ddp.html"].links}
     assert {"glossary.html#rank", "glossary.html#all-reduce"} <= links
     assert "notebooks/06_ddp.html" in documents["glossary.html"].links
+
+
+def test_a_published_course_has_doors_to_the_services_that_run_it():
+    assert len(pages.doors("05_x", "https://course.invalid/data-parallel", "1.0")) == 1
+    links = pages.doors("05_x", "https://github.com/someone/some-course", "1.0")
+    place = "github.com/someone/some-course/blob/v1.0/notebooks/05_x.ipynb"
+    assert f"[Kaggle](https://kaggle.com/kernels/welcome?src=https://{place})" in links and len(links) == 4
