@@ -1,7 +1,10 @@
 """The lists of versions agree with each other and with what the code imports."""
 
 import ast
+import json
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -82,3 +85,23 @@ def test_pyproject_holds_settings_of_tools_alone():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert set(settings) == {"tool"}
     assert set(settings["tool"]) == {"ruff", "pytest", "jupytext"}
+
+
+def test_codespaces_sets_up_as_everybody_does():
+    made = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())  # no comments: any reader of JSON will do
+    name, tag = made["image"].split(":")
+    assert name == "python" and tuple(map(int, tag.split("."))) >= (3, 11)
+    program, option = made["postCreateCommand"].split()
+    assert os.access(ROOT / program, os.X_OK) and f"{program} {option} " in (ROOT / program).read_text()
+    assert [*made["portsAttributes"]] == [str(port) for port in made["forwardPorts"]]
+
+
+def test_binder_takes_the_same_list_and_torch_for_the_cpu():
+    options = dict(line.split() for line in lines_of(".binder/requirements.txt"))
+    assert (ROOT / ".binder" / options["-r"]).resolve() == ROOT / "requirements.txt"
+    assert f"index={options['--extra-index-url']}\n" in (ROOT / "scripts/setup").read_text()
+    assert tuple(map(int, re.fullmatch(r"python-(3)\.(\d+)\n", (ROOT / ".binder/runtime.txt").read_text()).groups())) \
+        >= (3, 11)
+    last = ROOT / ".binder/postBuild"
+    assert os.access(last, os.X_OK) and subprocess.run(["bash", "-n", last]).returncode == 0
+    assert "python scripts/prepare_data.py cifar10 mnist --data-path data" in last.read_text()
