@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from scripts import run_notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ["setup", "run", "test", "lab"]
+SCRIPTS = ["setup", "run", "test", "lab", "record"]
 FIRST_CELL = """\
 import sys
 sys.path[:0] = [".", ".."]

@@ -1,0 +1,104 @@
+"""scripts/record: what a machine does, recorded whole or not at all."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import jupytext
+import launch
+import pytest
+
+from course import runs
+from scripts import record_machine as record
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The folder of recordings, in place of results/recorded: one that git ignores."""
+    monkeypatch.chdir(launch.ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(record, "RECORDED", Path(f"results/live/recorded-{os.getpid()}"))
+    record.RECORDED.mkdir(parents=True)
+    yield record.RECORDED
+    shutil.rmtree(record.RECORDED)
+
+
+def typed(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["record_machine.py", *words])
+    record.main()
+
+
+def test_a_machine_is_recorded_and_no_machine_named(recorded, monkeypatch, capsys):
+    typed(monkeypatch, "my-box", "--quick")
+    assert [path.name for path in recorded.iterdir()] == ["my-box"], "and nothing beside it"
+    made = recorded / "my-box"
+    files = {"1-rank.jsonl", "2-ranks.jsonl", "ceiling.json", "benchmark.json", "benchmark.out", "gpu-tests.out"}
+    assert {path.name for path in made.iterdir()} == files | {"README.md"}
+    assert made.stat().st_mode & 0o777 == 0o777 & ~current_umask(), "others may read it"
+    table = runs.speedup_table(runs.read_runs(made))
+    assert list(table.world_size) == [1, 2]
+    assert json.loads((made / "ceiling.json").read_text())["ceilings"][0]["ranks"] == 2
+    assert re.search(r"\d+ (skipped|passed)", (made / "gpu-tests.out").read_text())
+    assert "main.py / textbook" in (made / "benchmark.out").read_text()
+    told = (made / "README.md").read_text()
+    assert f"torchrun --nproc_per_node=2 main.py {record.QUICK} --log-file {made}/2-ranks.jsonl" in told
+    assert "**The times say nothing**" in told
+    text = "".join(path.read_text() for path in made.iterdir())
+    assert socket.gethostname() not in text and str(launch.ROOT) not in text and str(Path.home()) + "/" not in text
+    with pytest.raises(SystemExit) as ended:
+        typed(monkeypatch, "my-box", "--quick")
+    assert ended.value.code == 2 and "is there already" in capsys.readouterr().err
+
+
+def current_umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.parametrize("name", ["", "My-Box", "a/b", "..", "-x-", "a b", "x" * 41, "naïve"])
+def test_a_name_that_no_folder_should_have_is_one_line(name, recorded, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        typed(monkeypatch, "--", name)
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and len(said.err.splitlines()) == 1 and said.out == ""
+    assert list(recorded.iterdir()) == []
+
+
+def test_a_run_that_fails_leaves_nothing(recorded, monkeypatch):
+    monkeypatch.setattr(record, "commands", lambda folder, quick: {
+        "tests": "python -c 'raise SystemExit(1)'", "1 rank": f"python main.py --log-file {folder} --epochs 1"})
+    before = set(Path("results/live").iterdir())
+    with pytest.raises(SystemExit, match="(?s)is a folder: name a file.*main.py.*exit status 2; nothing was recorded"):
+        typed(monkeypatch, "my-box")
+    assert list(recorded.iterdir()) == [] and set(Path("results/live").iterdir()) == before
+
+
+def test_the_runs_are_those_of_lesson_07():
+    twin = jupytext.read(launch.ROOT / "notebooks/text/07_performance.py")
+    source = "\n".join(cell.source for cell in twin.cells if cell.cell_type == "code")
+    values = {name: int(re.search(rf"^{name} = ([\d_]+)", source, re.M)[1])
+              for name in ("epochs", "samples", "test_samples", "ceiling_rounds")}
+    assert "--epochs {epochs} --samples {samples} --test-samples {test_samples}".format(**values) == record.TRAINING
+    planned = record.commands(Path("x"), quick=False)
+    assert f"--rounds {values['ceiling_rounds']} " in planned["ceiling"]
+    ours = {line.split("main.py")[0] for line in planned.values() if "main.py" in line}
+    assert ours == set(re.findall(r"^!(.*)main\.py \{options\}", source, re.M))
+
+
+def test_the_tests_are_all_that_are_marked_gpu():
+    told = record.commands(Path("x"), quick=False)["tests"]
+    for path in (launch.ROOT / "tests").glob("test_*.py"):
+        marked = "mark.gpu" in path.read_text() and path.name != "test_record.py"
+        assert marked == (f"tests/{path.name}" in told)
+
+
+def test_what_names_the_machine_is_left_out(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu07")
+    monkeypatch.setattr(record.tempfile, "gettempdir", lambda: "/scratch/ann")
+    monkeypatch.setenv("HOME", "/")
+    assert record.without_names("gpu07: /scratch/ann/x at gpu07.lan, gpu071") == "(host): x at (host).lan, gpu071"
