@@ -6,7 +6,6 @@ file is written, and it is written under another name and renamed when it is who
 """
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
@@ -26,6 +25,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    sys.exit("This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.")
 
 log = logging.getLogger("course")
 PROBE_SECONDS = 5  # a host that has not answered by then is taken for unreachable

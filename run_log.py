@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import platform
-import resource
 import sys
 import time
 import uuid
@@ -115,5 +114,7 @@ def peak_memory():
     """Bytes, the most this process has held: on its GPU if it uses one, else in main memory."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
+    import resource  # late, as Windows has none: there data.py says so, in one line
+
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kilobytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

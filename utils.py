@@ -3,7 +3,6 @@
 Every rank imports this, so it imports no more than it must: no torchvision, say (only who prepares data needs it).
 """
 
-import fcntl
 import inspect
 import logging
 import os
@@ -244,6 +243,8 @@ class PhaseTimer:
 
 def lock(file):
     """Take an open file for this process, until it ends. BlockingIOError where another has it."""
+    import fcntl  # late, as Windows has none: there data.py says so, in one line
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -24,6 +24,10 @@ def begin():
     The first cell of every lesson calls it, from the root or from notebooks/, any number of times. It prints what a
     reader of the outputs wants to know: on what, with which versions, and when they were made.
     """
+    if sys.platform == "win32":
+        from IPython.core.error import UsageError  # shown as one line
+
+        raise UsageError("needs Linux or macOS; on Windows: WSL, see site/pages/systems.md")
     os.chdir(ROOT)
     Path("results/live").mkdir(parents=True, exist_ok=True)  # where commands of the lessons write
     known = (path for path in sys.path if path != str(ROOT) and (os.path.isabs(path) or not path))

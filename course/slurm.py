@@ -6,7 +6,6 @@ scripts/cluster/slurm_lab.py, says what such a Slurm can do, and what it cannot.
 
 import contextlib
 import os
-import pwd
 import secrets
 import shutil
 import subprocess
@@ -97,6 +96,8 @@ class Slurm:
         return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
     def _boot(self):
+        import pwd  # late: not on Windows, which course/hosts.py refuses in one line
+
         (self.folder / "munge.key").touch(0o600)
         (self.folder / "munge.key").write_bytes(secrets.token_bytes(128))
         (self.folder / "state").mkdir()

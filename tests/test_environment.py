@@ -105,3 +105,45 @@ def test_binder_takes_the_same_list_and_torch_for_the_cpu():
     last = ROOT / ".binder/postBuild"
     assert os.access(last, os.X_OK) and subprocess.run(["bash", "-n", last]).returncode == 0
     assert "python scripts/prepare_data.py cifar10 mnist --data-path data" in last.read_text()
+
+
+# ------------------------------------------------------------------------------- systems that are not Linux: pretended
+
+WINDOWS = """
+import runpy, sys
+import torch, torchvision, pandas, psutil  # whole, as on a real Windows
+for module in ("fcntl", "pwd", "resource"):
+    sys.modules[module] = None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def pretend(*command, **env):
+    return subprocess.run([sys.executable, "-c", WINDOWS, *command], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), **env})
+
+
+@pytest.mark.parametrize("program", ["main.py", "scripts/prepare_data.py", "scripts/lessons/minimal_ddp.py",
+                                     "scripts/lessons/spawn_mnist.py", "scripts/measure/side_by_side.py"])
+def test_on_windows_one_line_says_where_to_go(program):
+    done = pretend(program)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.\n"
+
+
+@pytest.mark.parametrize("program", ["scripts/cluster/lab_cluster.py", "scripts/cluster/slurm_lab.py"])
+def test_hosts_without_their_tools_are_one_line(program, tmp_path):
+    done = subprocess.run([sys.executable, "-c", "import sys; sys.modules['pwd'] = None\n" + WINDOWS, program, "true"],
+                          cwd=ROOT, capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": str(tmp_path)})
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert "(Linux only)" in done.stderr or "not found" in done.stderr
+
+
+def test_set_up_refuses_windows_in_one_line(tmp_path):
+    (tmp_path / "uname").write_text("#!/bin/sh\necho MINGW64_NT-10.0\n")
+    (tmp_path / "uname").chmod(0o755)
+    done = subprocess.run([ROOT / "scripts/setup"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert done.returncode == 1 and "WSL" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -14,6 +14,7 @@ import launch
 import pandas as pd
 import pytest
 import yaml
+from IPython.core.error import UsageError
 
 from course import lesson, twins
 
@@ -120,6 +121,12 @@ def test_a_lesson_says_on_what_it_ran_and_names_no_machine(monkeypatch, tmp_path
     gpus.write_text("#!/bin/sh\necho no driver\nexit 9\n")
     assert lesson._machine() == without
     assert socket.gethostname() not in told and "/" not in told
+
+
+def test_a_lesson_on_windows_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(UsageError, match="on Windows: WSL"):
+        lesson.begin()
 
 
 @pytest.mark.parametrize(("mine", "found", "unit", "said"), [
