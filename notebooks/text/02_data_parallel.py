@@ -219,7 +219,8 @@ lesson.code(nn.DataParallel.forward)
 # first GPU** when `forward` runs. Scatter moves the batch. You move the labels to where the outputs are.
 #
 # Now on this machine. A hook, a function that PyTorch calls for us, notes how many rows each call of
-# `forward` sees.
+# `forward` sees. On two GPUs ([Kaggle](../site/pages/kaggle.md) lends them) look at this: `forward` ought to run twice,
+# on half of the rows each.
 
 # %%
 gpus, seen = torch.cuda.device_count(), []

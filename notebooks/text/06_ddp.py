@@ -61,7 +61,8 @@ width = 1024  # of the layers in the model whose step we draw
 
 # %% [markdown]
 # The ranks of this lesson are processes on the CPU, also where there are GPUs: so everybody sees the same. A GPU
-# changes the speed, not the result. Each rank has 16 images per step. All training loops below stand in one file,
+# changes the speed, not the result. (On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, look at the table on
+# BatchNorm, which gets a row for PyTorch's own `SyncBatchNorm`, and at the capstone, whose ranks take a GPU each.) Each rank has 16 images per step. All training loops below stand in one file,
 # [`ddp_from_scratch.py`](../scripts/lessons/ddp_from_scratch.py), and each differs from the one before in a few
 # lines.
 

@@ -68,6 +68,9 @@ ceiling_rounds = 5  # each: a second for each number of processes that never tal
 # **one CPU core**: left alone, PyTorch would use all cores in one process, and a second process would find none free.
 # So all commands below have one thread a process. (Which uses the cores better, threads or ranks, is measured below.)
 #
+# On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, look at one and two ranks: `nccl` stands in the printed
+# line of two. Four and eight ranks share the GPUs over `gloo`, and take turns.
+#
 # (A core is what the operating system counts as one. Two of them may be one core of the chip, run by two threads: then
 # two ranks cannot be twice as fast.)
 

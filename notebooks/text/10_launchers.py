@@ -280,7 +280,8 @@ lesson.table(glued)
 #
 # `main.py` trains on MNIST: one process with batch 64, then two ranks with batch 32 each, by torchrun. `spawn_mnist.py`
 # does the same training with `mp.spawn`. Same seed, same images. (`--no-channels-last`: `main.py` then keeps images in
-# memory as `spawn_mnist.py` does.)
+# memory as `spawn_mnist.py` does.) On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, take `--device cpu` away
+# and look at the weights again: each process has a GPU, and NCCL carries the gradients.
 #
 # **Predict.** How far are the weights of two ranks from those of one process, at the end?
 
