@@ -111,6 +111,18 @@ def verdict(text):
     _show(text if isinstance(text, str) else "\n".join(f"- {line}" for line in text))
 
 
+def interactive(name):
+    """Show a page of course/interactive/ to try things on, in a frame: its style and the notebook's do not meet."""
+    from IPython.display import display
+
+    from course.interactive import TITLES, page
+
+    inside = page(name).replace("&", "&amp;").replace('"', "&quot;")
+    frame = f'<iframe title="{TITLES[name]}" style="width:100%;height:720px;border:0" srcdoc="{inside}"></iframe>'
+    absent = f"<p>Interactive: {TITLES[name]}. Where no page stands here, run this cell in JupyterLab.</p>"
+    display({"text/html": frame + absent, "text/plain": TITLES[name]}, raw=True)  # the page hides the line below it
+
+
 def _told(value, unit):
     figure = isinstance(value, int | float) and not isinstance(value, bool)
     told = f"{value}" if not figure else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("*.py", "course/**/*.py", "scripts/**/*.py", "notebooks/text/*.py", "tests/*.py")
 LEAVES = {"data", "placement"}
-TORCHLESS = ("options", "course.console", "course.log_fields", "course.lesson", "course.plots", "course.predict",
-             "course.processes", "course.rank_program", "course.runs", "course.verdicts")  # and the modules in them
+TORCHLESS = ("options", "course.console", "course.interactive", "course.log_fields", "course.lesson", "course.plots",
+             "course.predict", "course.processes", "course.rank_program", "course.runs",
+             "course.verdicts")  # and the modules in them
 
 
 def our_modules(root):
