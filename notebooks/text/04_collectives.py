@@ -293,6 +293,21 @@ lesson.table(told.ring(ring))
 # Decimal numbers may differ from `all_reduce` in the last digits, since they were added in another order. But the ranks
 # do not differ from each other: each sum was made once, and then copied.
 #
+# ### Try it
+#
+# **Predict.** A ring of eight. In the first step rank 0 sends its chunk 0. Which rank is the first to hold the whole sum
+# of chunk 0, and which is the last? Then step through the page below.
+
+# %%
+my_holders = None  # [first, last]
+
+# %%
+lesson.interactive("ring")
+
+# %%
+lesson.predicted(my_holders, [8 - 1, 8 - 2])  # ranks 1 to 7 add theirs, then 0 to 6 copy it
+
+# %% [markdown]
 # ### Exercise 3: the first half of the ring
 #
 # Write `my_reduce_scatter(tensor)` with messages between neighbours. It changes `tensor`, which has one dimension, in

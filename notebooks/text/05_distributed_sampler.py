@@ -210,10 +210,27 @@ plt.show()
 print([len(shard) for shard in dealt(3, 8)])
 print([len(shard) for shard in dealt(3, 8, drop_last=True)])
 
-
 # %% [markdown]
 # Dropped, there is no step and no error: nothing is trained.
 #
+# ### Try it
+#
+# **Predict.** 21 items, and 2 to 8 ranks. With which number of ranks are most items repeated? And with `drop_last=True`,
+# with which are most left out? Then find them in the page below. It deals as torch's sampler does.
+
+# %%
+my_worst = None  # [ranks that repeat most, ranks that leave out most]
+
+# %%
+lesson.interactive("sampler")
+
+# %%
+repeated = {r: sum(map(len, dealt(21, r))) - 21 for r in range(2, 9)}
+left_out = {r: 21 - sum(map(len, dealt(21, r, drop_last=True))) for r in range(2, 9)}
+lesson.predicted(my_worst, [max(found, key=found.get) for found in (repeated, left_out)], "ranks")
+
+
+# %% [markdown]
 # ### Exercise 1: the shard of a rank
 #
 # Return the list of items that the sampler gives to this rank, without shuffle, padded. It must also be right for a set

@@ -407,7 +407,6 @@ plots.scaling.to_many(bands, reached, plt.subplots(figsize=(14, 8))[1],
 plt.show()
 lesson.table(told.far(bands, reached))
 
-
 # %% [markdown]
 # The width of a band is what two unpublished numbers make of a prediction. Where a published point lies below its band,
 # these numbers were worse, or the series lost time to something that the model does not have. You have measured
@@ -416,6 +415,29 @@ lesson.table(told.far(bands, reached))
 # them for questions such as "would a faster network help?" (`python scripts/measure/predict.py time --help` draws up
 # such a table for your own figures.)
 #
+# ### Try it
+#
+# So far each rank had a batch of its own. Now the ranks **share** one of 256 images: 4 ranks take 64 each. A step of one
+# rank takes 5 ms and 1 ms an image. The gradients have 100 MB. A message takes 50 µs, and a link sends 10 GB/s.
+#
+# **Predict.** With how many ranks (1, 2, 4 … 256) is such a step shortest? The page below begins with these values.
+# Choose strong scaling there.
+
+# %%
+my_shared = None  # ranks
+
+# %%
+lesson.interactive("scaling")
+
+# %%
+from course.predict.scaling import Link, ddp_buckets, speedup
+
+sharing = Job(StepTime(0.005, 0.001), 100e6, Link(50e-6, 10e9), ddp_buckets(100e6))
+faster = {2**k: speedup(sharing, 2**k, batch_size=256, strong=True)[0] for k in range(9)}
+lesson.predicted(my_shared, max(faster, key=faster.get), "ranks")
+
+
+# %% [markdown]
 # ### Exercise 5: which link?
 #
 # Without overlap. One GPU's step takes `step` seconds, the gradients have `gradient_bytes` bytes. `ranks` GPUs form a
