@@ -148,7 +148,7 @@ def lay_out(executed, repository, version):
     files["glossary.md"] = glossary(terms, uses)
     extra = sorted(Path("site/pages").glob("*.md"))
     for path in [*extra, Path("README.md")]:
-        files[path.name] = path.read_text(encoding="utf-8")
+        files[path.as_posix()] = path.read_text(encoding="utf-8")
     files["index.md"] = contents(lessons, extra)
     linked(files)
     keep(files)
@@ -286,8 +286,8 @@ def contents(lessons, extra):
         picture=f"[![{alt_of(lesson)}](pictures/{lesson.name}.png)](notebooks/{lesson.name}.ipynb)"
         if lesson.pictures() else "", title=lesson.title, name=lesson.name, question=lesson.question, time=lesson.time)
         for lesson in lessons)
-    pages = "\n".join(f"- [{re.match('# (.+)', path.read_text(encoding='utf-8'))[1]}]({path.name})" for path in extra)
-    return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others="\n".join(p.stem for p in extra),
+    pages = "\n".join(f"- [{re.match('# (.+)', path.read_text(encoding='utf-8'))[1]}]({path.as_posix()})" for path in extra)
+    return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others="\n".join(path.with_suffix("").as_posix() for path in extra),
                            lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
 
 
