@@ -80,7 +80,7 @@ def test_the_search_for_paths_finds_them_and_spares_links():
         assert not MACHINE_PATH.search(spared), spared
 
 
-PAGES = [*NOTEBOOKS, *ROOT.glob("*.md"), *(ROOT / "results").rglob("*.md")]
+PAGES = [*NOTEBOOKS, *ROOT.glob("*.md"), *(ROOT / "results").rglob("*.md"), *(ROOT / "site").rglob("*.md")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
