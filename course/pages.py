@@ -286,8 +286,9 @@ def contents(lessons, extra):
         picture=f"[![{alt_of(lesson)}](pictures/{lesson.name}.png)](notebooks/{lesson.name}.ipynb)"
         if lesson.pictures() else "", title=lesson.title, name=lesson.name, question=lesson.question, time=lesson.time)
         for lesson in lessons)
-    pages = "\n".join(f"- [{re.match('# (.+)', path.read_text(encoding='utf-8'))[1]}]({path.as_posix()})" for path in extra)
-    return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others="\n".join(path.with_suffix("").as_posix() for path in extra),
+    pages = "\n".join(f"- [{re.match('# (.+)', path.read_text(encoding='utf-8'))[1]}]({path})" for path in extra)
+    others = "\n".join(str(path.with_suffix("")) for path in extra)
+    return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others=others,
                            lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
 
 
