@@ -321,6 +321,7 @@ def keep(files):
     """Makes SOURCE hold `files` and nothing else; a file that is the same keeps its time."""
     for stale in [path for path in SOURCE.rglob("*") if path.is_file() and str(path.relative_to(SOURCE)) not in files]:
         stale.unlink()
+        (SITE / stale.relative_to(SOURCE)).with_suffix(".html").unlink(missing_ok=True)
     for name, data in files.items():
         path, data = SOURCE / name, data.encode() if isinstance(data, str) else data
         if not path.exists() or path.read_bytes() != data:
