@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -127,6 +128,8 @@ def build(executed=False):
         raise RuntimeError("no pages: site/ is missing; is this a whole clone of the course?")
     citation = yaml.safe_load(Path("CITATION.cff").read_text(encoding="utf-8"))
     lay_out(executed, citation["repository-code"], citation["version"])
+    if not executed:  # Sphinx leaves pages that have no source; a run cannot make all anew after each lesson
+        shutil.rmtree(SITE, ignore_errors=True)
     command = [sys.executable, "-m", "sphinx", "-q", "-c", "site", "-d", "build/site-cache", str(SOURCE), str(SITE)]
     try:
         subprocess.run(command, env=os.environ | {"COURSE_VERSION": citation["version"]}, timeout=SLOW, check=True)
