@@ -24,7 +24,8 @@ import yaml
 from course.lesson import some
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
-SOURCE, SITE = Path("build/site-source"), Path("build/site")
+SOURCE, SITE, CACHE = Path("build/site-source"), Path("build/site"), Path("build/site-cache")
+WHOLE_SITE = Path("build/site-is-whole")  # there when Sphinx came to its end
 ORPHAN = "---\norphan: true\n---\n\n"  # a page that links lead to, and no list
 SLOW = 300  # seconds that Sphinx may take
 
@@ -84,7 +85,8 @@ class Lesson:
         self.name, self.notebook = path.stem, nbformat.read(run if newer else path, as_version=4)
         self.run = self.notebook.metadata.get("course_run") if newer else None
         self.text = "\n\n".join(cell.source for cell in self.notebook.cells if cell.cell_type == "markdown")
-        self.title = re.search(r"^# +(.+)", self.text, re.M)[1]
+        title = re.search(r"^# +(.+)", self.text, re.M)
+        self.title = title[1] if title else path.stem
         question = re.search(r"\*\*The question\.\*\*(.+?)(?:\n\n|$)", self.text, re.S)
         self.question = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(question[1].split())) if question else ""
 
@@ -109,14 +111,10 @@ class Lesson:
         return ""
 
     def pictures(self):
-        """(PNG bytes, alt text) of each picture, in order; one of a cell tagged `cover` first."""
-        found = []
-        for cell in self.notebook.cells:
-            for output in cell.get("outputs", []):
-                if picture := output.get("data", {}).get("image/png"):
-                    alt = output.metadata.get("image/png", {}).get("alt", "")
-                    found.append(("cover" not in cell.metadata.get("tags", []), base64.b64decode(picture), alt))
-        return [(picture, alt) for _, picture, alt in sorted(found, key=lambda one: one[0])]
+        """(PNG bytes, alt text) of each picture, in order."""
+        outputs = (output for cell in self.notebook.cells for output in cell.get("outputs", []))
+        return [(base64.b64decode(output.data["image/png"]), output.metadata.get("image/png", {}).get("alt", ""))
+                for output in outputs if "image/png" in output.get("data", {})]
 
 
 def build(executed=False):
@@ -127,38 +125,53 @@ def build(executed=False):
     if not Path("site/conf.py").is_file():
         raise RuntimeError("no pages: site/ is missing; is this a whole clone of the course?")
     citation = yaml.safe_load(Path("CITATION.cff").read_text(encoding="utf-8"))
-    lay_out(executed, citation["repository-code"], citation["version"])
-    if not executed:  # Sphinx leaves pages that have no source; a run cannot make all anew after each lesson
-        shutil.rmtree(SITE, ignore_errors=True)
-    command = [sys.executable, "-m", "sphinx", "-q", "-c", "site", "-d", "build/site-cache", str(SOURCE), str(SITE)]
-    try:
-        subprocess.run(command, env=os.environ | {"COURSE_VERSION": citation["version"]}, timeout=SLOW, check=True)
-    except subprocess.SubprocessError as failed:
-        raise RuntimeError(f"Sphinx made no pages: {failed}") from None
+    Path("build").mkdir(exist_ok=True)
+    from data import file_lock  # late: it brings torch
+
+    with file_lock("build/site.lock", 2 * SLOW):
+        changed = lay_out(executed, citation["repository-code"], citation["version"])
+        if changed or not executed or not WHOLE_SITE.exists():  # Sphinx mends no half site, and removes no page
+            shutil.rmtree(SITE, ignore_errors=True)
+            shutil.rmtree(CACHE, ignore_errors=True)
+        WHOLE_SITE.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "sphinx", "-q", "-c", "site", "-d", str(CACHE), str(SOURCE), str(SITE)]
+        try:
+            subprocess.run(command, env=os.environ | {"COURSE_VERSION": citation["version"]}, timeout=SLOW, check=True)
+        except subprocess.SubprocessError as failed:
+            raise RuntimeError(f"Sphinx made no pages: {failed}") from None
+        WHOLE_SITE.touch()
     return SITE / "index.html"
 
 
 def lay_out(executed, repository, version):
-    """Writes what Sphinx reads, but nothing that is there already: only pages whose source changed are made again."""
-    lessons = [Lesson(path, executed) for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))]
+    """Writes what Sphinx reads, but nothing that is there already: only pages whose source changed are made again.
+
+    True where something that was there has no source any more.
+    """
+    lessons = []
     terms = tomllib.loads(Path("site/glossary.toml").read_text(encoding="utf-8"))["term"]
     files = {}  # {path below SOURCE: text or bytes}
     uses = {term["name"]: [] for term in terms}  # {name of a term: the lessons that use it}
     files |= troubleshooting()
     entries = {Path(name).stem for name in files if name.startswith("troubleshooting/")}
-    for lesson in lessons:
-        files |= page_of(lesson, terms, uses, entries, doors(lesson.name, repository, version))
+    for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb")):
+        try:
+            lessons.append(Lesson(path, executed))
+            files |= page_of(lessons[-1], terms, uses, entries, doors(path.stem, repository, version))
+        except Exception as problem:  # whatever somebody's own notebook has in it, its name is what helps
+            raise RuntimeError(f"{path} makes no page: {type(problem).__name__}: {problem}") from problem
     files["glossary.md"] = glossary(terms, uses)
     extra = sorted(Path("site/pages").glob("*.md"))
     for path in [*extra, Path("README.md")]:
         files[path.as_posix()] = path.read_text(encoding="utf-8")
     files["index.md"] = contents(lessons, extra)
     linked(files)
-    keep(files)
+    return keep(files)
 
 
 def page_of(lesson, terms, uses, entries, doors):
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
+    verified = lesson.verified  # before its cell loses what it printed
     notebook, committed = lesson.notebook, (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()
     another = {term["name"] for term in terms if lesson.name[:2] in term.get("not_in", ())}  # a word of many meanings
     cells, seen = [], set(another)
@@ -178,8 +191,8 @@ def page_of(lesson, terms, uses, entries, doors):
             cells.append(nbformat.v4.new_markdown_cell(folded(module, exercise), id=f"solution-{exercise}"))
     for name in seen - another:
         uses[name].append(lesson)
-    head = " · ".join(([f"Last verified: {lesson.verified}"] if lesson.verified else []) + doors)
-    first = next(cell for cell in cells if cell.cell_type == "markdown")
+    head = " · ".join(([f"Last verified: {verified}"] if verified else []) + doors)
+    first = cells[0]
     first.source = re.sub(r"^(# .+)$", lambda match: f"{match[1]}\n\n{{.verified}}\n{head}", first.source, count=1,
                           flags=re.M)
     notebook.cells = cells
@@ -221,12 +234,14 @@ def folded(module, name):
     exercise = getattr(importlib.import_module(f"course.checks.{module}"), name)
     answer = exercise.answer
     solution = textwrap.dedent(inspect.getsource(answer)) if callable(answer) else str(answer)
-    return (f"<details><summary>Hint</summary><p>{html.escape(exercise.hint_text)}</p></details>\n"
+    hint = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(exercise.hint_text))
+    return (f"<details><summary>Hint</summary><p>{hint}</p></details>\n"
             f"<details><summary>Solution</summary>\n\n```python\n{solution.strip()}\n```\n\n</details>")
 
 
 # What no link to the glossary may go into: code, links, headings, tables, formulas, HTML.
-WHOLE = r"```.*?```|`[^`]*`|!?\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])|^\[.*?$|^#.*?$|^\|.*?$|\$[^$]*\$|<[^>]*>"
+WHOLE = (r"```.*?```|``.*?``|`[^`]*`|https?://\S+|<(?P<tag>a|summary|details)\b.*?</(?P=tag)>|"
+         r"!?\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])|^\[.*?$|^#.*?$|^\|.*?$|\$[^$]*\$|<[^>]*>")
 
 
 def link_terms(text, terms, seen):
@@ -311,7 +326,7 @@ def linked(files):
             path = Path(os.path.normpath(Path(name).parent / target.replace("\\n", "")))
             if path.as_posix() in files or path.is_absolute() or ".." in path.parts:
                 continue
-            if path.is_dir():  # a folder's page is its README
+            if (path / "README.md").is_file():  # a folder's page
                 text = files[name] = text.replace(f"]({target})", f"]({target}/README.md)")
                 path /= "README.md"
             if path.is_file() and path.as_posix() not in files:
@@ -321,12 +336,13 @@ def linked(files):
 
 
 def keep(files):
-    """Makes SOURCE hold `files` and nothing else; a file that is the same keeps its time."""
-    for stale in [path for path in SOURCE.rglob("*") if path.is_file() and str(path.relative_to(SOURCE)) not in files]:
-        stale.unlink()
-        (SITE / stale.relative_to(SOURCE)).with_suffix(".html").unlink(missing_ok=True)
+    """Makes SOURCE hold `files` and nothing else; a file that is the same keeps its time. True if it removed some."""
+    stale = [path for path in SOURCE.rglob("*") if path.is_file() and path.relative_to(SOURCE).as_posix() not in files]
+    for path in stale:
+        path.unlink()
     for name, data in files.items():
         path, data = SOURCE / name, data.encode() if isinstance(data, str) else data
         if not path.exists() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
+    return bool(stale)

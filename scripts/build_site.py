@@ -3,7 +3,7 @@
     scripts/site            build/site/index.html
     scripts/site --zip      also build/course-VERSION.zip, and its SHA-256 in build/course-VERSION.zip.sha256
 
-Exit status: 0 made, 1 Sphinx failed, 2 bad input.
+Exit status: 0 made, 1 not made, 2 bad input, 130 stopped by Ctrl-C.
 """
 
 import hashlib
@@ -52,4 +52,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -81,7 +81,7 @@ def main():
         results.append(notebook_runs.execute(name, label, args.quick, args.in_place, args.timeout))
         try:
             site = pages.build(executed=True)
-        except RuntimeError as failed:  # a page less is no reason to lose the notebooks
+        except Exception as failed:  # a page less is no reason to lose the notebooks
             print(f"scripts/run: {failed}", file=sys.stderr)
         if results[-1].status == "stopped":
             break

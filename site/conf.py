@@ -24,14 +24,17 @@ html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = [os.path.join(os.path.dirname(__file__), "static")]
 html_css_files = ["course.css"]
-html_js_files = ["search.js"]
+html_js_files = ["course.js"]
 html_extra_path = [os.path.abspath(os.path.join(os.path.dirname(__file__), "../build/site-source/download"))]
 html_copy_source = False  # the notebook to download is the committed one, not the one that was laid out
 html_show_sourcelink = False
 html_context = {"default_mode": "auto"}
+html_use_index = False
+smartquotes = False  # a message must stay what it is, for whoever searches or copies it
 html_theme_options = {
+    "navbar_persistent": [],  # the sidebar has the search
+    "footer_content_items": [],
     "show_toc_level": 2,
     "use_download_button": False,
     "use_fullscreen_button": False,
 }
-copybutton_exclude = ".linenos, .gp, .go"

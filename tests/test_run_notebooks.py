@@ -59,7 +59,8 @@ def make_course(folder):
 def add_site(folder):
     """What scripts/run makes pages with, besides notebooks."""
     shutil.copytree(ROOT / "site", folder / "site")
-    shutil.copy2(ROOT / "CITATION.cff", folder / "CITATION.cff")
+    for name in ("CITATION.cff", "data.py"):
+        shutil.copy2(ROOT / name, folder / name)
     (folder / "README.md").write_text("# A course\n\nIt is short.\n\n## Start\n")
     (folder / "TROUBLESHOOTING.md").write_text("# Troubleshooting\n\n[1](#1-it-hangs)\n\n## 1. It hangs\n\nWait.\n")
 

@@ -148,7 +148,7 @@ def test_every_page_opens_without_an_error_and_asks_nobody(documents, opened):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
-@pytest.mark.parametrize("name", ["index", "notebooks/05_distributed_sampler", "notebooks/07_performance", "glossary",
+@pytest.mark.parametrize("name", ["index", "notebooks/05_distributed_sampler", "notebooks/12_break_it", "glossary",
                                   "troubleshooting/1-a-parameter-without-a-gradient", "README", "TROUBLESHOOTING"])
 def test_nothing_serious_hinders_anybody(name, size, scheme, built, opened):
     page = opened(f"{name}.html", size, scheme)
@@ -156,7 +156,22 @@ def test_nothing_serious_hinders_anybody(name, size, scheme, built, opened):
     serious = [(one["id"], [node["html"][:200] for node in one["nodes"]][:3]) for one in found
                if one["impact"] in ("serious", "critical")]
     assert serious == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= size[0], "nobody scrolls sideways"
+
+
+def test_nobody_scrolls_sideways_on_a_phone(documents, opened):
+    page = opened("index.html", PHONE)
+    wide = {}
+    for name in documents:
+        page.goto(f"{SITE.as_uri()}/{name}")
+        wide[name] = page.evaluate("document.documentElement.scrollWidth")
+    assert {name: width for name, width in wide.items() if width > PHONE[0]} == {}
+
+
+@pytest.mark.parametrize("button", ["primary-toggle", "secondary-toggle"])
+def test_a_phone_opens_the_menu_and_the_contents_of_a_page(button, built, opened):
+    page = opened("notebooks/05_distributed_sampler.html", PHONE)
+    page.locator(f".{button}:visible").first.click()
+    assert page.locator("dialog[open]").is_visible()
 
 
 def test_a_pasted_message_finds_its_entry(built, opened):
@@ -164,7 +179,10 @@ def test_a_pasted_message_finds_its_entry(built, opened):
     page = opened("search.html?q=rank")
     page.wait_for_function("Search.hasIndex()")
     missed = {}
-    for pasted in tomllib.loads((launch.ROOT / "tests/pasted_messages.toml").read_text())["message"]:
+    lines = tomllib.loads((launch.ROOT / "tests/pasted_messages.toml").read_text())["message"]
+    for pasted in lines + [{"line": "RuntimeError: Address already in use", "entries": ["3"]},
+                           {"line": "OSError: Too many open files", "entries": ["46"]},
+                           {"line": "Connection reset by peer", "entries": []}]:
         found = page.evaluate("""query => {
             const [, words, excluded] = Search._parseQuery(query);
             const pages = Search.performTermsSearch(words, excluded);
@@ -193,6 +211,19 @@ def test_solutions_are_folded_and_code_can_be_copied(built, opened):
     solution.locator("summary").click()
     assert code.is_visible() and "def my_shard" in code.inner_text()
     assert page.locator("button.copybtn").count() > 10
+
+
+def test_paper_shows_what_is_folded_in_colours_for_paper(built, opened):
+    page = opened("notebooks/05_distributed_sampler.html", scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("details pre").first.is_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_each_lesson_says_on_what_it_was_verified(documents):
+    for path in sorted((SITE / "notebooks").glob("*.html")):
+        verified = r"Last verified: Python [\d.]+, PyTorch [\d.]+, .*\d{4}-\d\d-\d\d"
+        assert re.search(verified, path.read_text()), path.name
 
 
 def test_light_and_dark_can_be_chosen(built, opened):

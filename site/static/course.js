@@ -1,11 +1,19 @@
 // Sphinx's search wants every word on one page. A pasted error message never passes: it has numbers, paths and names of
-// its own. So for five words and more this takes the pages that have most of the rare ones, entries of Troubleshooting
-// first.
+// its own. So from three words on this takes the pages that have most of the rare ones, entries of Troubleshooting first.
 document.addEventListener("DOMContentLoaded", () => {
   // the lines around a hit come from the page itself, which a browser does not read for a page of file://
   if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
   const strict = Search.performTermsSearch;
-  Search.performTermsSearch = (words, excluded) => (words.size < 5 ? strict(words, excluded) : mostOf(words));
+  Search.performTermsSearch = (words, excluded) => {
+    const found = words.size < 3 ? strict(words, excluded) : [];
+    return found.length ? found : mostOf(words);
+  };
+});
+
+// Paper is white, and does not scroll or unfold.
+addEventListener("beforeprint", () => {
+  document.querySelectorAll(".bd-article details").forEach((each) => (each.open = true));
+  document.documentElement.dataset.theme = "light";
 });
 
 function mostOf(words) {
