@@ -23,7 +23,8 @@ import sys
 sys.path[:0] = [".", ".."]
 from course import lesson; lesson.begin()
 """
-NEEDED = ["__init__", "lesson", "notebook_runs", "pages", "png", "processes", "rank_program", "twins"]  # of course/
+# of course/:
+NEEDED = ["__init__", "alt_text", "lesson", "notebook_runs", "pages", "png", "processes", "rank_program", "twins"]
 TWIN = (
     "# ---\n# jupyter:\n#   course: {seconds: 5}\n# ---\n\n# %% [markdown]\n# # A title\n\n# %%\n"
     + FIRST_CELL
@@ -58,7 +59,7 @@ def make_course(folder):
 
 def add_site(folder):
     """What scripts/run makes pages with, besides notebooks."""
-    shutil.copytree(ROOT / "site", folder / "site")
+    shutil.copytree(ROOT / "site", folder / "site", ignore=shutil.ignore_patterns("pages"))
     for name in ("CITATION.cff", "data.py"):
         shutil.copy2(ROOT / name, folder / name)
     (folder / "README.md").write_text("# A course\n\nIt is short.\n\n## Start\n")
