@@ -240,8 +240,8 @@ def folded(module, name):
 
 
 # What no link to the glossary may go into: code, links, headings, tables, formulas, HTML.
-WHOLE = (r"```.*?```|``.*?``|`[^`]*`|https?://\S+|<(?P<tag>a|summary|details)\b.*?</(?P=tag)>|"
-         r"!?\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])|^\[.*?$|^#.*?$|^\|.*?$|\$[^$]*\$|<[^>]*>")
+LEFT_ALONE = (r"```.*?```|``.*?``|`[^`]*`|https?://\S+|<(?P<tag>a|summary|details)\b.*?</(?P=tag)>|"
+              r"!?\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])|^\[.*?$|^#.*?$|^\|.*?$|\$[^$]*\$|<[^>]*>")
 
 
 def link_terms(text, terms, seen):
@@ -259,7 +259,7 @@ def link_terms(text, terms, seen):
         seen.add(name)
         return f"[{match['word']}](../glossary.md#{slug(name)}){{.term}}"
 
-    return re.sub(rf"(?ms:{WHOLE})|(?<![\w.-])(?P<word>{words})(?![\w-]|\.\w)", link, text)
+    return re.sub(rf"(?ms:{LEFT_ALONE})|(?<![\w.-])(?P<word>{words})(?![\w-]|\.\w)", link, text)
 
 
 def slug(heading):
