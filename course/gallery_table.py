@@ -16,6 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "scripts/broken/gallery.toml"
 
 
+def anchor(heading):
+    """The end of a link to a heading, as code-hosting sites, Jupyter's viewers and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """What people meet, and what to do. gallery.toml says what each field is."""
@@ -35,8 +40,7 @@ class Message:
 
     @property
     def anchor(self):
-        """The end of a link to its heading, as code-hosting sites and Jupyter's viewers make it."""
-        return re.sub(r"[^\w\- ]", "", self.heading.lower()).replace(" ", "-")
+        return anchor(self.heading)
 
     @property
     def cell(self):

@@ -21,6 +21,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
+from course.gallery_table import anchor
 from course.lesson import some
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
@@ -110,11 +111,11 @@ class Lesson:
                     return output.text.strip()
         return ""
 
-    def pictures(self):
-        """(PNG bytes, alt text) of each picture, in order."""
+    @property
+    def cover(self):
+        """The output with its first picture; None where it has none."""
         outputs = (output for cell in self.notebook.cells for output in cell.get("outputs", []))
-        return [(base64.b64decode(output.data["image/png"]), output.metadata.get("image/png", {}).get("alt", ""))
-                for output in outputs if "image/png" in output.get("data", {})]
+        return next((output for output in outputs if "image/png" in output.get("data", {})), None)
 
 
 def build(executed=False):
@@ -198,8 +199,8 @@ def page_of(lesson, terms, uses, entries, doors):
     notebook.cells = cells
     files = {f"notebooks/{lesson.name}.ipynb": nbformat.writes(notebook),
              f"download/download/{lesson.name}.ipynb": committed}
-    if pictures := lesson.pictures():
-        files[f"pictures/{lesson.name}.png"] = pictures[0][0]
+    if cover := lesson.cover:
+        files[f"pictures/{lesson.name}.png"] = base64.b64decode(cover.data["image/png"])
     return files
 
 
@@ -223,8 +224,7 @@ def one_picture_each(cell):
             if "mystnb" in cells[-1].metadata:
                 bare = {"tags": ["remove-input"]}
                 cells.append(nbformat.v4.new_code_cell(metadata=bare, id=f"{cell.id}-{len(cells)}"))
-            alt = output.metadata.get("image/png", {}).get("alt", "")
-            cells[-1].metadata["mystnb"] = {"image": {"alt": alt}}
+            cells[-1].metadata["mystnb"] = {"image": {"alt": alt_text(output)}}
         cells[-1].outputs.append(output)
     return cells
 
@@ -257,14 +257,9 @@ def link_terms(text, terms, seen):
         if name is None or name in seen:
             return match[0]
         seen.add(name)
-        return f"[{match['word']}](../glossary.md#{slug(name)}){{.term}}"
+        return f"[{match['word']}](../glossary.md#{anchor(name)}){{.term}}"
 
     return re.sub(rf"(?ms:{LEFT_ALONE})|(?<![\w.-])(?P<word>{words})(?![\w-]|\.\w)", link, text)
-
-
-def slug(heading):
-    """A heading's anchor, as GitHub and MyST make it."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def glossary(terms, uses):
@@ -284,7 +279,7 @@ def troubleshooting():
     """TROUBLESHOOTING.md, each numbered entry a page."""
     text = Path("TROUBLESHOOTING.md").read_text(encoding="utf-8").replace("](#", "](TROUBLESHOOTING.md#")
     head, *entries = re.split(r"^(?=## \d+\w?\. )", text, flags=re.M)
-    entries = {slug(entry.splitlines()[0][3:]): entry[1:] for entry in entries}  # a page's heading is of level 1
+    entries = {anchor(entry.splitlines()[0][3:]): entry[1:] for entry in entries}  # a page's heading is of level 1
     back = "[All of troubleshooting](../TROUBLESHOOTING.md)"
     files = {f"troubleshooting/{name}.md": ORPHAN + to_entries(entry, entries, "../").replace("](README", "](../README")
              + back for name, entry in entries.items()}
@@ -302,7 +297,7 @@ def contents(lessons, extra):
     title, lead = re.match(r"# (.+?)\n\n(.+?)\n\n## ", readme, re.S).groups()
     cards = "\n".join(CARD.format(
         picture=f"[![{alt_of(lesson)}](pictures/{lesson.name}.png)](notebooks/{lesson.name}.ipynb)"
-        if lesson.pictures() else "", title=lesson.title, name=lesson.name, question=lesson.question, time=lesson.time)
+        if lesson.cover else "", title=lesson.title, name=lesson.name, question=lesson.question, time=lesson.time)
         for lesson in lessons)
     pages = "\n".join(f"- [{re.match('# (.+)', path.read_text(encoding='utf-8'))[1]}]({path})" for path in extra)
     others = "\n".join(str(path.with_suffix("")) for path in extra)
@@ -311,7 +306,12 @@ def contents(lessons, extra):
 
 
 def alt_of(lesson):
-    return lesson.pictures()[0][1].replace("[", "(").replace("]", ")") or f"A picture of lesson {lesson.name[:2]}"
+    alt = alt_text(lesson.cover).replace("[", "(").replace("]", ")")
+    return alt or f"A picture of lesson {lesson.name[:2]}"
+
+
+def alt_text(output):
+    return output.metadata.get("image/png", {}).get("alt", "")
 
 
 def linked(files):

@@ -24,7 +24,8 @@ sys.path[:0] = [".", ".."]
 from course import lesson; lesson.begin()
 """
 # of course/:
-NEEDED = ["__init__", "alt_text", "lesson", "notebook_runs", "pages", "png", "processes", "rank_program", "twins"]
+NEEDED = ["__init__", "alt_text", "gallery_table", "lesson", "notebook_runs", "pages", "png", "processes",
+          "rank_program", "twins"]
 TWIN = (
     "# ---\n# jupyter:\n#   course: {seconds: 5}\n# ---\n\n# %% [markdown]\n# # A title\n\n# %%\n"
     + FIRST_CELL
