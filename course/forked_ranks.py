@@ -20,6 +20,9 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["torch._dynamo", "torch.distributed.elastic.multiprocessing.errors"])
 ONE_AT_A_TIME = threading.Lock()  # multiprocessing's processes are not for several threads
 GRACE = 30  # seconds from SIGTERM to SIGKILL, as torchrun gives them
+# In a rank: what the script has made lives until its process ends, as in python. In PyTorch 2.10 a DDP model that goes
+# right after its group waits for a thread of gloo, and keeps Python's lock, for which that thread may wait.
+KEPT = []
 
 
 def run(argv, ranks, env, out, err, limit, stop=None):
@@ -86,9 +89,9 @@ def be_rank(argv, env, out, err):
     try:
         if sys.argv[0] == "-m":
             del sys.argv[0]
-            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+            KEPT.append(runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
         else:
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            KEPT.append(runpy.run_path(sys.argv[0], run_name="__main__"))
     except Exception:
         traceback.print_exc()
         sys.exit(1)

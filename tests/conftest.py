@@ -3,8 +3,10 @@
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,13 @@ import pytest
 for number in (signal.SIGINT, signal.SIGHUP):  # ignored after `scripts/test &` and nohup, and inherited
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+# A fresh shell's Python has a buffer: without it the words that gloo's C++ prints on all ranks at one moment are mixed.
+os.environ.pop("PYTHONUNBUFFERED", None)
+# torchrun takes a free port in 2.14, and in 2.10 always the same, unless it is told one: scripts/test runs three files
+# at a time, each in a process of its own.
+if tuple(map(int, version("torch").split(".")[:2])) < (2, 14):
+    os.environ["PET_MASTER_PORT"] = str(29510 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +75,24 @@ def cifar10():
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser; only one at a time can be driven from a process, so it ends with its file."""
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if not program:
+        pytest.skip("no chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 ONE_BY_ONE = {"test_notebooks_run.py", "test_torture.py"}  # their tests share nothing, and each takes its time
 LONGEST = ["notebooks_run", "torture", "slurm", "checks", "broken", "fault_tolerance", "main", "spawn_mnist",
            "capstone", "launchers", "lab_cluster", "collectives", "compare_changes", "sweep", "doctor", "browser",
-           "run_notebooks"]
+           "run_notebooks", "grade", "learner_copy"]
 
 
 def pytest_collection_modifyitems(items):
@@ -98,9 +121,9 @@ def pytest_handlecrashitem(crashitem):
     pytest.exit(f"a process of the tests has died in {crashitem}", returncode=3)
 
 
-# What continuous integration may leave out: no machine of its has a GPU, and two tests depend on what torch or the
+# What continuous integration may leave out: no machine of its has a GPU, and some tests depend on what torch or the
 # system happens to be.
-MAY_SKIP = "GPU|accelerator|not among the ways of this run|this torch has not all of it|a page at a time"
+MAY_SKIP = "GPU|accelerator|bubblewrap makes no room here|not among the ways of this run|a page at a time"
 skipped_in_ci = []
 
 

@@ -48,6 +48,11 @@ def environment(**changes):
     return env
 
 
+def without_gloo(text):
+    """What was printed, without the line that gloo prints on each rank in older versions of PyTorch: 2.10, not 2.14."""
+    return re.sub(r"\[Gloo\] Rank \d+ is connected to .*\n", "", text)
+
+
 def run(ranks, *arguments, script="main.py", limit=LIMIT, **env):
     """The finished process of `python script ...` (ranks=0), or of as many ranks as torchrun would start, its status
     that of the rank that failed first: see course/forked_ranks.py. Where the launcher is the subject: torchrun()."""
@@ -60,7 +65,7 @@ def run(ranks, *arguments, script="main.py", limit=LIMIT, **env):
         status = forked_ranks.run(argv, ranks, {"OMP_NUM_THREADS": "1", **environment(**env)}, *said, limit)
         if status is None:
             raise subprocess.TimeoutExpired(argv, limit, *(path.read_text() for path in said))
-        return subprocess.CompletedProcess(argv, status, *(path.read_text() for path in said))
+        return subprocess.CompletedProcess(argv, status, *(without_gloo(path.read_text()) for path in said))
 
 
 def together(environments, *arguments, script="main.py"):
@@ -71,8 +76,10 @@ def together(environments, *arguments, script="main.py"):
 
 def torchrun(ranks, *arguments, script="main.py", **env):
     """The finished process of `torchrun --nproc_per_node=ranks script ...`, or of `python script ...` (ranks=0)."""
-    return subprocess.run(command(ranks, script, *arguments), cwd=ROOT, env=environment(**env), capture_output=True,
+    done = subprocess.run(command(ranks, script, *arguments), cwd=ROOT, env=environment(**env), capture_output=True,
                           text=True, timeout=LIMIT)
+    done.stdout = without_gloo(done.stdout)
+    return done
 
 
 def start(ranks, *arguments, torchrun=(), **env):

@@ -252,7 +252,7 @@ def gloo_without(name):
 @pytest.mark.parametrize("name", collectives_shown.INSTEAD)
 @launch.in_a_group_of_one
 def test_what_gloo_lacks_is_built_from_others(name):
-    """Older versions of torch refuse these two on gloo; here one process plays the refusal, three the substitute."""
+    """PyTorch 2.10 refuses it on gloo; here one process plays the refusal, three the substitute."""
     setattr(dist, name, gloo_without(name))
     collectives_shown.INSTEAD[name] = lambda rank, ranks: iter([("instead", None)])
     shown = collectives_shown.show(name)

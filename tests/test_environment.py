@@ -136,7 +136,8 @@ def test_on_windows_one_line_says_where_to_go(program):
 def test_hosts_without_their_tools_are_one_line(program, tmp_path):
     done = subprocess.run([sys.executable, "-c", "import sys; sys.modules['pwd'] = None\n" + WINDOWS, program, "true"],
                           cwd=ROOT, capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": str(tmp_path)})
+                          # USERNAME: as Windows has it, and torch 2.10 asks for it when it is imported
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": str(tmp_path), "USERNAME": "learner"})
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
     assert "(Linux only)" in done.stderr or "not found" in done.stderr
 

@@ -391,9 +391,7 @@ def test_first_run_without_network_goes_on_with_synthetic_data_and_says_so(tmp_p
 
 def test_what_a_rank_imports():
     """Each rank pays for every import: no torchvision, pandas or matplotlib, and not torch's compiler either."""
-    unwanted = ["torchvision", "pandas", "matplotlib"]
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):  # torch 2.6 asks the stand-in for more
-        unwanted += ["torch._inductor", "torch._dynamo.config"]
+    unwanted = ["torchvision", "pandas", "matplotlib", "torch._inductor", "torch._dynamo.config"]
     script = f"""import sys, main, shortcuts
 shortcuts.exit_now = lambda: print([name for name in {unwanted} if name in sys.modules])
 sys.argv[1:] = "--dataset synthetic --samples 64 --epochs 1 --test-samples 8 --strategy ddp".split()

@@ -57,7 +57,9 @@ def run(entry, form, limit=LIMIT, fork=False):
         with tempfile.TemporaryDirectory() as folder:
             file, mark = Path(folder, "output"), f"{folder} {os.getpid()}"
             env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                   "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": folder}
+                   "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": folder,
+                   # a free port for each torchrun, as newer ones take: with 2.10 the two forms would ask for the same
+                   "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}
             if fork and entry.fork:
                 ranks = entry.ranks if entry.run.startswith("torchrun") else 0
                 env |= entry.env if form == "broken" else {}

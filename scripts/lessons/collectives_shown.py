@@ -136,14 +136,7 @@ def async_handle(rank, ranks):
     yield "after wait()", mine
 
 
-# Gloo of older versions of torch cannot do these two. Then they are built from what it can do.
-
-
-def reduce_scatter_from_all_reduce(rank, ranks):
-    mine = numbers(rank, ranks)
-    yield "before", mine
-    dist.all_reduce(mine)
-    yield "after", mine[rank : rank + 1]
+# Gloo of PyTorch 2.10 cannot do this one. Then it is built from what it can do.
 
 
 def all_to_all_from_scatters(rank, ranks):
@@ -156,7 +149,7 @@ def all_to_all_from_scatters(rank, ranks):
 
 COLLECTIVES = {demo.__name__: demo for demo in (broadcast, scatter, gather, all_gather, reduce, all_reduce,
                                                 reduce_scatter, all_to_all, send_recv, shift, barrier, async_handle)}
-INSTEAD = {"reduce_scatter": reduce_scatter_from_all_reduce, "all_to_all": all_to_all_from_scatters}
+INSTEAD = {"all_to_all": all_to_all_from_scatters}
 
 
 def states(demo):
