@@ -23,22 +23,25 @@ def run(command, seconds, mark, env=None, **popen):
     Nothing that it started is left, whatever happens. torchrun's ranks are sessions of their own, which outlive it: a
     `mark`, any text, in their environment finds them. Ctrl-C is passed on before it goes on here.
     """
-    process = subprocess.Popen(command, env=environment(mark, env), start_new_session=True, **popen)
+    process = None
     try:
+        process = subprocess.Popen(command, env=environment(mark, env), start_new_session=True, **popen)
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     except KeyboardInterrupt:
         impatient = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut this short
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+        if process:  # else it came before Popen had returned, and its child, if there is one, has done nothing yet
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
         end(mark)
         signal.signal(signal.SIGINT, impatient)
         raise
     finally:
         end(mark)
-        process.wait()
+        if process:
+            process.wait()
 
 
 def environment(mark, env=None):

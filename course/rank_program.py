@@ -26,7 +26,7 @@ def parser(description, out=None, dataset=False, timeout=None):
 
         made.add_argument("--dataset", choices=["auto", *data.DATASETS], default="auto",
                           help="auto: cifar10, or else synthetic")
-        made.add_argument("--data-path", type=options.nonempty_path, default="./data",
+        made.add_argument("--data-path", type=options.nonempty_path, default=data.FOLDER,
                           help="folder of the data files")
     if timeout:
         made.add_argument("--timeout", type=options.positive(float, 2**31), default=timeout,
@@ -67,6 +67,23 @@ def ranks(here, timeout):
             dist.barrier()
     finally:
         utils.end_distributed_mode()
+
+
+def meet(device):
+    """Wait until every rank has done all it began. A process alone only waits for its device."""
+    import torch.distributed as dist
+
+    synchronise(device)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def synchronise(device):
+    """Wait for a GPU: work on it has only been queued when a call returns."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def start(main, *arguments):

@@ -177,6 +177,19 @@ def test_kill_and_a_closed_terminal_are_like_ctrl_c(tmp_path, ending):
             process.kill()
 
 
+def test_ctrl_c_while_a_program_starts_leaves_no_process(tmp_path, monkeypatch):
+    start = subprocess.Popen
+
+    def interrupted(*command, **options):
+        start(*command, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        processes.run(["sleep", "1000"], 100, tmp_path)
+    assert not processes.marked(tmp_path)
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--world-sizes", "0"], "0 is not a positive number"),
     (["--models", "vgg"], "invalid choice: 'vgg'"),

@@ -41,7 +41,7 @@ class Block(nn.Module):
         query, key, value = (part(y).unflatten(2, (-1, self.of_a_head)).transpose(1, 2)  # [b, heads, s, of a head]
                              for part in (self.query, self.key, self.value))
         scores = query @ key.transpose(2, 3) / self.of_a_head**0.5
-        later = torch.full(scores.shape[2:], -torch.inf).triu(1)
+        later = scores.new_full(scores.shape[2:], -torch.inf).triu(1)
         mixed = (scores + later).softmax(3) @ value
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.down(gelu(self.up(self.norm2(x))))
@@ -77,7 +77,7 @@ class TinyTransformer(nn.Module):
 
 
 def loss_of(logits, targets):
-    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten())  # float32, whatever the logits are
 
 
 def batches(steps, shape=SHAPE):

@@ -1,6 +1,6 @@
 """Measure what the README quotes: ratios of whole runs, interleaved within one session, as medians with their range.
 
-    python scripts/measure/benchmark.py                     everything, about 3 minutes a round on two cores
+    python scripts/measure/benchmark.py                     everything, about 5 minutes a round on two cores
     python scripts/measure/benchmark.py --only start --rounds 3
     python scripts/measure/benchmark.py --only frameworks --out build/frameworks.json
 
@@ -11,6 +11,8 @@ start       torchrun typed to the first training step done, 8 ranks: main.py aga
             a line that only imports torch, start to finish
 frameworks  an epoch of LeNet and of the small ResNet on one and on two ranks, one thread each: main.py against the
             same training under Lightning Fabric and Accelerate, where they are installed (requirements-optional.txt)
+ray         typed to the first training step done, and typed to the prompt again, 2 ranks of main.py: under torchrun,
+            and under Ray Train, where it is installed
 doctor      an epoch of LeNet on two ranks: main.py under course/doctor/ against main.py
 logs        1,000 run logs of 100 epochs into one table: course/runs.py against no more than json.loads
 
@@ -167,6 +169,22 @@ def frameworks_round(number, samples):
     return figures
 
 
+def ray_round(number, samples):
+    def seconds(launcher, script):
+        began = time.time()
+        one_step = ["--epochs", 1, "--samples", 2 * 64, "--test-samples", 2]  # 64 images a rank
+        record = main_py(launcher, *one_step, threads=1, script=script)
+        return {"start": record["time"] - began, "whole": time.time() - began}
+
+    did = in_turn(number, {"torchrun": partial(seconds, RANKS[2], "main.py"),
+                           "ray": partial(seconds, PYTHON, "scripts/rivals/ray_loop.py")})
+    figures = {}
+    for what in ("start", "whole"):
+        figures |= {f"{name} {what} s": took[what] for name, took in did.items()}
+        figures[f"ray / torchrun {what}"] = did["ray"][what] / did["torchrun"][what]
+    return figures
+
+
 def doctor_round(number, samples):
     images = samples or MODELS["lenet"] // 2
     did = in_turn(number, {"without": partial(second_epoch, RANKS[2], "lenet", images),
@@ -205,17 +223,26 @@ def installed():
     return [name for name, package in FRAMEWORKS.items() if importlib.util.find_spec(package)]
 
 
+def missing(name):
+    """What a comparison lacks here, or None."""
+    if name == "frameworks" and not installed():
+        return "neither Fabric nor Accelerate is installed: pip install -r requirements-optional.txt"
+    if name == "ray" and not importlib.util.find_spec("ray"):
+        return "Ray is not installed: pip install -r requirements-optional.txt"
+    return None
+
+
 def versions():
     """Of what was compared, as the JSON file names them."""
     found = {}
-    for package in ("torch", "torchvision", "lightning-fabric", "accelerate"):
+    for package in ("torch", "torchvision", "lightning-fabric", "accelerate", "ray"):
         with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
 
 
 ROUNDS = {"epoch": epoch_round, "ranks": ranks_round, "start": start_round, "frameworks": frameworks_round,
-          "doctor": doctor_round, "logs": logs_round}
+          "ray": ray_round, "doctor": doctor_round, "logs": logs_round}
 
 
 def main():
@@ -230,12 +257,11 @@ def main():
     wanted = args.only or list(ROUNDS)
     with parser.one_line():
         check_output("--out", args.out)
-        if not installed() and "frameworks" in wanted:
-            missing = "neither Fabric nor Accelerate is installed: pip install -r requirements-optional.txt"
+        for name, why in [(name, missing(name)) for name in wanted if missing(name)]:
             if args.only:
-                raise ValueError(f"--only frameworks: {missing}")
-            print(f"left out: frameworks: {missing}", file=sys.stderr)
-            wanted.remove("frameworks")
+                raise ValueError(f"--only {name}: {why}")
+            print(f"left out: {name}: {why}", file=sys.stderr)
+            wanted.remove(name)
     try:
         figures = measure(wanted, args)
     except KeyboardInterrupt:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import utils
 from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
+from course.rank_program import meet, synchronise
 from options import check_output, positive
 
 WARM_UP = 3  # calls for each size, before any is timed
@@ -71,18 +72,6 @@ def timed(call, calls, device):
         call()
     synchronise(device)
     return (time.perf_counter() - start) / calls
-
-
-def meet(device):
-    """Wait until every rank has done all it began. A process alone only waits for its device."""
-    synchronise(device)
-    if dist.is_initialized():
-        dist.barrier()
-
-
-def synchronise(device):
-    if device.type == "cuda":  # work on a GPU has only been queued when a call returns
-        torch.cuda.synchronize(device)
 
 
 def slowest(seconds):

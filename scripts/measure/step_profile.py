@@ -59,7 +59,7 @@ def profiled(training, steps):
     clock = []
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(steps):
-            message_time.meet(training.here.device)
+            rank_program.meet(training.here.device)
             with record_function(SYNCHRONISE):
                 clock.append(time.monotonic_ns())
             labelled_update(training)
@@ -128,7 +128,7 @@ def timed_phases(training, steps):
     """{phase: seconds} of so many updates, timed without the profiler."""
     seconds = []
     for _ in range(steps):
-        message_time.meet(training.here.device)
+        rank_program.meet(training.here.device)
         timer = utils.PhaseTimer(training.here.device)
         training.update(timer.mark)
         seconds.append(timer.totals())

@@ -27,9 +27,9 @@ import models
 import shortcuts
 import utils
 from course import rank_program
+from course.rank_program import meet
 from options import check_output, positive
 from scripts.measure.adjustable_training import Setting, Training
-from scripts.measure.message_time import meet
 
 WAYS = ["alone", "side_by_side", "by_hand", "silent", "ddp"]
 BLOCK = 0.2  # seconds: a round times about this much of each, MOST steps at most
