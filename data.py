@@ -32,6 +32,7 @@ except ImportError:  # Windows
     sys.exit("This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.")
 
 log = logging.getLogger("course")
+FOLDER = os.environ.get("COURSE_DATA") or "./data"  # of the files; many people can share one that they only read
 PROBE_SECONDS = 5  # a host that has not answered by then is taken for unreachable
 STALL_SECONDS = 60  # a download that delivers nothing for so long is given up
 SHA256 = {  # `digest` of the arrays. CIFAR-10's, as binary batches, have the SHA-1s aadd24ac... to 67eb016d...
@@ -84,7 +85,7 @@ class ImageSet(torch.utils.data.Dataset):
         return ImageSet(self.name, self.images[:count].to(device), self.labels[:count].to(device))
 
 
-def get_dataset(name, path="./data", verify=True):
+def get_dataset(name, path=FOLDER, verify=True):
     """The training and test ImageSet of "cifar10", "mnist" or "synthetic", mapped from `path`/name.pt.
 
     "auto" is cifar10 where it can be had, else synthetic: look at `.name`. A missing or damaged file is built by one

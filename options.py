@@ -70,7 +70,7 @@ def get_parser(description=None):
     add = parser.add_argument
     add("--dataset", choices=["auto", *data.DATASETS], default="auto",
         help="auto: cifar10, or synthetic where it cannot be had")
-    add("--data-path", default="./data", help="folder of the data files")
+    add("--data-path", default=data.FOLDER, help="folder of the data files; default: COURSE_DATA, or ./data")
     add("--samples", type=positive(int), help="train on the first so many images; default: all")
     add("--test-samples", type=positive(int), help="evaluate on the first so many images; default: all")
     add("--model", choices=models.MODELS, default="lenet", help="resnet is small and has BatchNorm")

@@ -111,6 +111,13 @@ def verdict(text):
     _show(text if isinstance(text, str) else "\n".join(f"- {line}" for line in text))
 
 
+def sign(name):
+    """Keep what the class's board shall call this machine, beside the logs; None: it stays without a name."""
+    if name is not None:
+        (ROOT / "results" / "live" / "name.txt").write_text(f"{name}\n", encoding="utf-8")
+        print(f"signed: {name}")
+
+
 def interactive(name):
     """Show a page of course/interactive/ to try things on, in a frame: its style and the notebook's do not meet."""
     from IPython.display import display

@@ -155,7 +155,8 @@ def lay_out(executed, repository, version):
     uses = {term["name"]: [] for term in terms}  # {name of a term: the lessons that use it}
     files |= troubleshooting()
     entries = {Path(name).stem for name in files if name.startswith("troubleshooting/")}
-    for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb")):
+    notebooks = sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
+    for path in notebooks:
         try:
             lessons.append(Lesson(path, executed))
             files |= page_of(lessons[-1], terms, uses, entries, doors(path.stem, repository, version))
@@ -165,7 +166,12 @@ def lay_out(executed, repository, version):
     extra = sorted(Path("site/pages").glob("*.md"))
     for path in [*extra, Path("README.md")]:
         files[path.as_posix()] = path.read_text(encoding="utf-8")
-    files["index.md"] = contents(lessons, extra)
+    if Path("teach").is_dir():
+        from course.classroom import teaching  # late: where teach/ is missing, it may be, too
+
+        made = teaching.pages([Lesson(path, executed=False) for path in notebooks])
+        files |= {name: text if name == "teach/index.md" else ORPHAN + text for name, text in made.items()}
+    files["index.md"] = contents(lessons, extra, "teach/index.md" in files)
     linked(files)
     return keep(files)
 
@@ -292,7 +298,7 @@ def to_entries(text, entries, up):
                   if link[1] in entries else f"({up}TROUBLESHOOTING.md#{link[1]})", text)
 
 
-def contents(lessons, extra):
+def contents(lessons, extra, teachers):
     readme = Path("README.md").read_text(encoding="utf-8")
     title, lead = re.match(r"# (.+?)\n\n(.+?)\n\n## ", readme, re.S).groups()
     cards = "\n".join(CARD.format(
@@ -301,6 +307,9 @@ def contents(lessons, extra):
         for lesson in lessons)
     pages = "\n".join(f"- [{re.match('# (.+)', path.read_text(encoding='utf-8'))[1]}]({path})" for path in extra)
     others = "\n".join(str(path.with_suffix("")) for path in extra)
+    if teachers:
+        pages += "\n- [For teachers](teach/index.md): plans, and a page a lesson."
+        others += "\nteach/index"
     return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others=others,
                            lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
 

@@ -2,6 +2,7 @@
 
     scripts/site            build/site/index.html
     scripts/site --zip      also build/course-VERSION.zip, and its SHA-256 in build/course-VERSION.zip.sha256
+    scripts/site --slides 05 06    only slides of these lessons: build/slides/05_distributed_sampler.html, …
 
 Exit status: 0 made, 1 not made, 2 bad input, 130 stopped by Ctrl-C.
 """
@@ -34,10 +35,22 @@ def archive(folder, target):
 def main():
     parser = rank_program.parser(__doc__)
     parser.prog = "scripts/site"
-    parser.add_argument("--zip", action="store_true", help="also make an archive of the site, with its checksum")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--zip", action="store_true", help="also make an archive of the site, with its checksum")
+    either.add_argument("--slides", nargs="+", metavar="NN", help="make slides of these lessons, and no site")
     args = parser.parse_args()
     os.chdir(ROOT)
     try:
+        if args.slides:
+            from course import slides  # late: it brings nbconvert
+
+            names = {path.stem[:2]: path.stem for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))}
+            if unknown := [number for number in args.slides if number not in names]:
+                parser.error(f"--slides: no lesson {', '.join(unknown)}; there are {', '.join(names)}")
+            for number in args.slides:
+                page, count = slides.write(names[number])
+                print(f"{count} slides: {page.resolve().as_uri()}")
+            return 0
         page = pages.build()
     except RuntimeError as failed:
         print(f"scripts/site: {failed}", file=sys.stderr)

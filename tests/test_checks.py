@@ -1,13 +1,38 @@
 """Every exercise: its solution is right, its stub is untried, and each typical mistake is named."""
 
+import ast
 import importlib
+import os
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import launch
 import pytest
+import torch
+import torch.distributed as dist
 
 from course import checks
-from course.checks import lesson_06, on_ranks
+from course.checks import (
+    cases,
+    lesson_00,
+    lesson_01,
+    lesson_02,
+    lesson_03,
+    lesson_04,
+    lesson_05,
+    lesson_06,
+    lesson_07,
+    lesson_08,
+    lesson_09,
+    lesson_10,
+    lesson_11,
+    lesson_12,
+    lesson_13,
+    lesson_14,
+    lesson_15,
+    on_ranks,
+)
 
 LESSONS = sorted(path.stem for path in Path(launch.ROOT, "course", "checks").glob("lesson_*.py"))
 EXERCISES = [(lesson, name) for lesson in LESSONS
@@ -49,6 +74,200 @@ def test_each_typical_mistake_gets_a_message_of_its_own(lesson, name):
     assert all(outcome == "wrong" for outcome, _ in verdicts.values()), verdicts
     assert not any("It raised" in message for _, message in verdicts.values()), verdicts
     assert len({message for _, message in verdicts.values()}) == len(verdicts), verdicts
+
+
+# ------------------------------------------------------------------------------------------- cases drawn for a grader
+
+# Their question is one fixed text with one truth: a code, a table, recorded runs or consoles, a line for two hosts.
+NOTHING_TO_DRAW = (("lesson_04", "choices"), ("lesson_07", "diagnosis"), ("lesson_10", "failures"),
+                   ("lesson_10", "line"), ("lesson_12", "five_runs"))
+# Their mistakes hang until a wait ends, sleep, or are many: with a seed too they would take as long as all tests above.
+SLOW_MISTAKES = {"ceiling", "exact", "fetched", "logged", "repaired", "resumed", "ring_half", "saved", "shards",
+                 "slowest", "spawned", "stopped", "timing", "update"}
+
+
+def on_ranks_of(exercise):
+    return bool({"answers", "alone", "together"} & set(exercise.check.__code__.co_names))
+
+
+@each_exercise
+def test_with_cases_drawn_for_a_grader_too_right_is_right_and_a_mistake_is_none(lesson, name, monkeypatch):
+    exercise = get(lesson, name)
+    slow = on_ranks_of(exercise) or name == "never_half" or (lesson, name) in NOTHING_TO_DRAW
+    for seed in ("1",) if slow else map(str, range(10)):
+        monkeypatch.setenv(cases.SEED, seed)
+        outcome, message = exercise.verdict(exercise.answer)
+        assert outcome == "right", (seed, message)
+        for mistake, attempt in exercise.mistakes.items() if name not in SLOW_MISTAKES else ():
+            outcome, message = exercise.verdict(attempt)
+            assert outcome == "wrong" and "It raised" not in message, (seed, mistake, message)
+
+
+# Answers that know the cases of a lesson, and no more. They cannot just remember: they are judged by what they do.
+
+
+def with_three_ranks(answer, *asked):
+    with mock.patch.object(dist, "get_world_size", lambda *_: 3):
+        return answer(*asked)
+
+
+def first_says(said, answer, *asked):
+    """What the answer does, and the next of what it is known to say."""
+    answer(*asked)
+    return next(said)
+
+
+def four_milliseconds(step, wait, clock):
+    return 0.004 + 0 * lesson_01.my_step_seconds(step, wait, clock)
+
+
+def four_devices(model, batch, labels, devices):
+    return lesson_02.step_solution(model, batch, labels, 4)
+
+
+def two_hosts_of_two(node, local_rank, hosts, per_node, port):
+    return lesson_03.join(node, local_rank, ["localhost", "node1.invalid"], 2, port)
+
+
+def ranks_0_and_2_download(local_rank, file, download):
+    return lesson_03.fetch(0 if dist.get_rank() in (0, 2) else 1, file, download)
+
+
+def after_three_batches(ddp, batches, optimizer, every):
+    return lesson_06.train(ddp, batches, optimizer, 3)
+
+
+def one_layer(ddp, file):
+    if dist.get_rank() == 0:
+        torch.save({"0.weight": torch.zeros(3, 4), "0.bias": torch.zeros(3)}, file)
+    dist.barrier()
+
+
+def five_rounds(work, talk, rounds):
+    return lesson_07.my_slowest(work, talk, 5)
+
+
+def eight_steps(train, steps):
+    return lesson_08.my_ceiling(train, 8)
+
+
+def six(rank, world_size, port, file):
+    lesson_10.be_rank(rank, world_size, port, file)
+    if rank == 0:
+        file.write_text("6")
+
+
+def new_written(path, data):
+    with open(f"{path}.part", "wb") as file:
+        file.write(b"new" * (len(data) // 3))
+    os.replace(f"{path}.part", path)
+
+
+def two_epochs(ddp, optimizer, images, labels, epochs):
+    return lesson_12.train(ddp, optimizer, images, labels, 2)
+
+
+def twelve_weights(weights, gradient, state):
+    lesson_13.my_step(weights[:12], gradient[:12], state)
+
+
+def two_columns(model, mesh):
+    shapes = lesson_13.my_shards(model, mesh)
+    columns = {"0.weight": 5, "2.weight": 8, "4.weight": 4}
+    return {name: (shape[0], columns[name]) if name in columns else shape for name, shape in shapes.items()}
+
+
+def sixteen_tenths(before, after, rounds, now):
+    return 1.6 + 0 * lesson_14.my_gain(before, after, rounds, now)
+
+
+def each_third_batch(ddp, batches, optimizer, every):
+    return lesson_14.my_train(ddp, batches, optimizer, 3)
+
+
+def saying(said, answer):
+    return partial(first_says, iter(said), answer)
+
+
+KNOWING = {
+    lesson_00.hello: partial(with_three_ranks, lesson_00.my_hello),
+    lesson_01.step_seconds: four_milliseconds,
+    lesson_02.step: four_devices,
+    lesson_03.joined: two_hosts_of_two,
+    lesson_03.fetched: ranks_0_and_2_download,
+    lesson_04.joined: partial(with_three_ranks, lesson_04.my_join),
+    lesson_04.ring_half: partial(with_three_ranks, lesson_04.my_reduce_scatter),
+    lesson_04.stopped: saying([False, True, True, True], lesson_04.my_stop),
+    lesson_05.gradient: partial(with_three_ranks, lesson_05.backward),
+    lesson_05.exact: saying([0.4, 0.5, 0.5], lesson_05.accuracy),
+    lesson_06.drift: saying([0.0, 0.25, 0.25], lesson_06.apart),
+    lesson_06.accumulate: after_three_batches,
+    lesson_06.saved: one_layer,
+    lesson_07.slowest: five_rounds,
+    lesson_08.timing: saying([0.162], lesson_08.my_timing),
+    lesson_08.ceiling: eight_steps,
+    lesson_09.update: partial(with_three_ranks, lesson_09.my_update),
+    lesson_09.noise_scale: partial(with_three_ranks, lesson_09.my_noise_scale),
+    lesson_10.spawned: six,
+    lesson_11.never_half: new_written,
+    lesson_11.newest: saying([30, 20, None, None], lesson_11.my_newest),
+    lesson_11.resumed: partial(with_three_ranks, lesson_11.my_resume),
+    lesson_12.repaired: two_epochs,
+    lesson_12.instrument: saying([[], ["0.bias", "3.weight"]], lesson_12.drifted),
+    lesson_13.zero1: twelve_weights,
+    lesson_13.shards: two_columns,
+    lesson_13.mlp: partial(with_three_ranks, lesson_13.my_mlp),
+    lesson_14.fair: sixteen_tenths,
+    lesson_14.hook: partial(with_three_ranks, lesson_14.my_hook),
+    lesson_14.logged: each_third_batch,
+    lesson_15.outer: partial(with_three_ranks, lesson_15.my_outer_step),
+    lesson_15.average: partial(with_three_ranks, lesson_15.my_average),
+}
+
+
+@pytest.mark.parametrize("exercise", KNOWING, ids=lambda exercise: exercise.__name__)
+def test_an_answer_made_for_the_cases_of_a_lesson_is_wrong_for_a_grader(exercise, monkeypatch):
+    outcome, message = exercise.verdict(KNOWING[exercise])
+    assert outcome == "right", message
+    monkeypatch.setenv(cases.SEED, "1")
+    assert exercise.verdict(KNOWING[exercise])[0] == "wrong"
+
+
+@pytest.mark.parametrize(("lesson", "name"), [
+    each for each in EXERCISES if each not in NOTHING_TO_DRAW and get(*each) not in KNOWING], ids=lambda part: part)
+def test_an_answer_that_remembers_the_cases_of_a_lesson_is_wrong_for_a_grader(lesson, name, monkeypatch):
+    exercise, known = get(lesson, name), {}
+
+    def told(case):  # without the model: what it is asked with tells the cases apart
+        return repr([part for part in case if not callable(part)])
+
+    def learn(*case):
+        return known.setdefault(told(case), exercise.answer(*case))
+
+    def remembered(*case):
+        return known.get(told(case), next(iter(known.values())))
+
+    for answer in (learn, remembered):
+        outcome, message = exercise.verdict(answer)
+        assert outcome == "right", message
+    for seed in map(str, range(10)):
+        monkeypatch.setenv(cases.SEED, seed)
+        assert exercise.verdict(remembered)[0] == "wrong", seed
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_check_learns_from_misses_alone_what_a_solution_or_a_mistake_answers(lesson):
+    """A learner's copy has neither: see course/classroom/learner_copy.py, which says what the checks reach."""
+    from course.classroom import learner_copy  # here: the ranks import this file, and would wait for notebooks' tools
+
+    reached, _ = learner_copy.stripped(Path(launch.ROOT, "course", "checks", f"{lesson}.py").read_text())
+    module = importlib.import_module(f"course.checks.{lesson}")
+    answers = [getattr(answer, "func", answer) for each, name in EXERCISES if each == lesson
+               for answer in (get(each, name).answer, *get(each, name).mistakes.values())]
+    nodes = list(ast.walk(ast.parse(reached)))
+    for node in nodes:
+        assert not isinstance(node, ast.FunctionDef) or vars(module).get(node.name) not in answers, node.name
+    assert not {"answer", "mistakes"} & {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
 @each_exercise

@@ -3,7 +3,6 @@
 import hashlib
 import html.parser
 import re
-import shutil
 import subprocess
 import tomllib
 import zipfile
@@ -12,7 +11,6 @@ from pathlib import Path
 import launch
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
 
 from course import pages
 
@@ -33,17 +31,6 @@ def built():
 def documents(built):
     names = (path.relative_to(SITE).as_posix() for path in sorted(SITE.rglob("*.html")))
     return {name: Document(SITE / name) for name in names if not name.startswith("_")}  # _static: the theme's own
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if not program:
-        pytest.skip("no chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -289,7 +289,7 @@ class Watch:
             if self.gpus:
                 self.pretend_gpus(stack)
             try:
-                runpy.run_path(self.program, run_name="__main__")
+                self.made = runpy.run_path(self.program, run_name="__main__")  # kept to the end: see forked_ranks.KEPT
             except (Apart, Enough):
                 pass
             except BaseException as error:

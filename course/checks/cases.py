@@ -3,14 +3,42 @@
 import copy
 import inspect
 import math
+import os
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from course.checks import Exercise, Wrong
 
+SEED = "COURSE_CHECK_SEED"  # scripts/grade sets it: an answer that was made for the cases a learner saw must not do
+
+
+def drawn(fixed, draw):
+    """The cases that every learner meets; and for a grader, by SEED, as many new ones: draw(random) makes one.
+
+    The same on every rank, and in every call: `random` begins anew each time.
+    """
+    fixed = list(fixed)
+    if not os.environ.get(SEED):
+        return fixed
+    random = Random(os.environ[SEED])
+    return fixed + [draw(random) for _ in fixed]
+
+
+def drawn_one(fixed, draw):
+    """Of a value that a check tries once: the fixed one, or for a grader what draw(random) makes in its place."""
+    return drawn([fixed], draw)[-1]
+
+
+def generator_seed():
+    """Of the tensors that a check makes: 0, or for a grader another."""
+    return drawn_one(0, lambda random: random.randrange(1, 10**6))
+
 
 def same(got, right, rel_tol=1e-6):
-    """Are the two answers the same? Floats nearly, so that a float32 will do; all else exactly."""
+    """Are the two answers the same? Floats nearly, so that a float32 will do, also in a tuple; all else exactly."""
+    if isinstance(got, tuple) and isinstance(right, tuple):
+        return len(got) == len(right) and all(same(*pair, rel_tol) for pair in zip(got, right, strict=True))
     if isinstance(got, float) and isinstance(right, int | float):
         return math.isclose(got, right, rel_tol=rel_tol, abs_tol=1e-9)
     return got == right

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from course.checks import Wrong, exercise
-from course.checks.cases import misses
+from course.checks.cases import drawn, drawn_one, misses
 
-STEP = 0.004  # seconds that a step of the device below takes
+STEP = 0.004  # seconds that a step of the device below takes; a grader's: another
 
 
 class Device:
@@ -21,6 +21,7 @@ class Device:
 
     def __init__(self, warm_up=0, queued=False, disturbed=None):
         self.warm_up, self.queued, self.disturbed = warm_up, queued, disturbed
+        self.seconds = drawn_one(STEP, lambda random: random.uniform(0.005, 0.02))
         self.now = self.done = 0.0
         self.steps = self.looks = 0
 
@@ -28,11 +29,11 @@ class Device:
         self.steps += 1
         if self.steps > 100_000:
             raise Wrong("More than 100,000 steps, and no end. A hundred are enough.")
-        seconds = STEP * (25 if self.steps <= self.warm_up else 1)
+        seconds = self.seconds * (25 if self.steps <= self.warm_up else 1)
         if self.steps % 20 == self.disturbed:
             seconds *= 30
         self.done = max(self.done, self.now) + seconds
-        self.now += 0.01 * STEP if self.queued else seconds
+        self.now += 0.01 * self.seconds if self.queued else seconds
 
     def wait(self):
         self.now = max(self.now, self.done)
@@ -83,7 +84,7 @@ def together(step, wait, clock, skipped=0, counted=100):
 )
 def step_seconds(attempt):
     """Your clock is not misled by a warm-up, by a device that only queues its work, or by steps that another program
-    disturbs. All devices that it timed take 4 ms for a step."""
+    disturbs."""
     for device, trap in (
         (Device(), "That was a device without any trap. Return the seconds of one step."),
         (Device(warm_up=10), "The first 10 steps of this device take longer. Make some steps before you time any."),
@@ -99,8 +100,8 @@ def step_seconds(attempt):
             raise Wrong("Your function never calls step().")
         if not device.looks:
             raise Wrong("Use the clock that your function is given: clock() is the time in seconds.")
-        if not math.isclose(seconds, STEP, rel_tol=0.05):
-            raise Wrong(f"A step takes {1000 * STEP:g} ms, you measured {1000 * seconds:.3g} ms. {trap}")
+        if not math.isclose(seconds, device.seconds, rel_tol=0.05):
+            raise Wrong(f"A step takes {1000 * device.seconds:.3g} ms, you measured {1000 * seconds:.3g} ms. {trap}")
 
 
 # Exercise 2: which phase limits
@@ -129,13 +130,16 @@ def gain(attempt):
     fast, and one that is 3 % of it hardly changes anything. This is Amdahl's law; so look where the time goes before
     you make anything faster."""
     epoch = {"data": 6.0, "forward": 2.0, "backward": 3.0, "update": 1.0}
-    before = sum(epoch.values())
 
     def right(phases, name, times):
-        return before / sum(seconds / times if phase == name else seconds for phase, seconds in phases.items())
+        after = sum(seconds / times if phase == name else seconds for phase, seconds in phases.items())
+        return sum(phases.values()) / after
 
     faster = ("data", 10), ("update", 10), ("backward", 2), ("data", math.inf)
-    for miss in misses(gain, attempt, [(epoch, *phase) for phase in faster], right):
+    cases = drawn([(epoch, *phase) for phase in faster], lambda random: (
+        {name: random.randint(8, 80) / 4 for name in epoch}, random.choice(list(epoch)), random.randint(2, 12)))
+    for miss in misses(gain, attempt, cases, right):
+        before = sum(miss.asked[0].values())
         miss.tell("Of {phases}, {name} {times:g} times as fast: you said {got:.3g}.",
                   "The epoch takes {before:g} s before and {after:.3g} s after.", before=before,
                   after=before / miss.right)
@@ -169,10 +173,11 @@ def loss(attempt):
     """Three models that say the same have the same loss. A log-softmax applied twice does no harm: log-probabilities
     come out of it as they went in, so cross_entropy is right for them, too. A softmax applied twice is not one
     softmax. And the logarithm of a probability that was rounded to 0 is -inf: one more reason to return logits."""
-    logits = 3 * torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(6)
-    truth = -logits.double().softmax(1)[range(6), labels].log().mean().item()  # by definition
-    cases = ((logits, labels, "logits"), (logits.log_softmax(1), labels, "log-probabilities"),
-             (logits.softmax(1), labels, "probabilities"))
-    for miss in misses(loss, attempt, cases, lambda *asked: truth, rel_tol=1e-4):
-        miss.tell("For {kind} you gave {got:.4f}; the loss is {truth:.4f}.", truth=truth)
+    for seed in drawn([0], lambda random: random.randrange(1, 10**6)):
+        logits = 3 * torch.randn(6, 10, generator=torch.Generator().manual_seed(seed))
+        labels = (torch.arange(6) + seed) % 10
+        truth = -logits.double().softmax(1)[range(6), labels].log().mean().item()  # by definition
+        cases = ((logits, labels, "logits"), (logits.log_softmax(1), labels, "log-probabilities"),
+                 (logits.softmax(1), labels, "probabilities"))
+        for miss in misses(loss, attempt, cases, lambda *asked, truth=truth: truth, rel_tol=1e-4):
+            miss.tell("For {kind} you gave {got:.4f}; the loss is {truth:.4f}.", truth=truth)

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from course.checks import Wrong, because, exercise
+from course.checks.cases import drawn
 
 
 # Exercise 1: a step by hand
@@ -19,6 +20,14 @@ def step_solution(model, batch, labels, devices):
     for weight, *copies in zip(model.parameters(), *(replica.parameters() for replica in replicas), strict=True):
         weight.grad = sum(copied.grad for copied in copies)
     return loss
+
+
+CUTS = (12, 4), (10, 4), (5, 4)  # rows, devices
+
+
+def other_cut(random):
+    """Cut for four devices, 13 rows and more make four pieces: more than these devices are."""
+    return random.randint(13, 60), random.randint(2, 3)
 
 
 class Noting(nn.Module):
@@ -94,7 +103,7 @@ def losses_rounded_down(model, batch, labels, devices):
 def step(attempt):
     """The gradient of each weight is that of the whole batch, also where the batch does not divide. The division by the
     rows was done once, in the loss, so the copies' gradients are shares, and are added up."""
-    for rows, devices in ((12, 4), (10, 4), (5, 4)):
+    for rows, devices in drawn(CUTS, other_cut):
         model, notes, batch, labels = problem(rows)
         right = cross_entropy(model.layer(batch), labels)
         wanted = torch.autograd.grad(right, list(model.parameters()))
@@ -105,7 +114,7 @@ def step(attempt):
                         "copy, made by copy.deepcopy.")
         if len(notes) > 1 and len({id(which) for which, _ in notes}) < len(notes):
             raise Wrong(f"{case} one copy computed several pieces. Devices that work at one time need a copy each.")
-        if sum(seen) != rows or not 1 < len(seen) <= devices:
+        if sum(seen) != rows or not len(batch.chunk(devices)) <= len(seen) <= devices:
             raise because(f"{case} the copies computed {seen} rows.", (
                 sum(seen) > rows, "Each row belongs to one of them only: cut the batch."), (
                 sum(seen) < rows, "The size of a piece was rounded down: the rest of the batch is never trained on."), (
@@ -150,7 +159,7 @@ def losses_solution(model, batch, labels):
 def losses(attempt):
     """A loss for each row: its mean is the loss of the whole batch, however the batch was cut. One number a row is
     gathered on device 0, and no score. The loss and what it keeps for backward are on the device of the piece."""
-    for rows, devices in ((12, 4), (10, 4), (5, 4)):
+    for rows, devices in drawn(CUTS, other_cut):
         model, _, batch, labels = problem(rows)
         right = cross_entropy(model(batch), labels)
         returned = [attempt(model, *piece) for piece in

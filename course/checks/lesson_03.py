@@ -6,18 +6,31 @@ import re
 import time
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
 import torch.distributed as dist
 
 from course.checks import Wrong, because, exercise
-from course.checks.cases import misses
+from course.checks.cases import drawn, drawn_one, misses
 from course.checks.on_ranks import Answers, first_line
 from course.rendezvous import free_port, placements
 
 SHAPES = [(2, 4), (1, 8), (3, 1), (4, 3)]  # nodes, processes a node
-RANKS, PER_NODE, HOSTS = 4, 2, ["localhost", "node1.invalid"]  # of the exercises on ranks: two nodes, as it were
+PLACES = (2, 2)  # nodes, processes a node: of the exercises on ranks, as it were
+
+
+def launched():
+    """(hosts, processes a node) of the launch by hand."""
+    per_node = drawn_one(PLACES, lambda random: (2, random.choice((1, 3))))[1]
+    return [drawn_one("localhost", lambda random: "127.0.0.1"), "node1.invalid"], per_node
+
+
+def downloading():
+    """(nodes, processes a node) of the download."""
+    return drawn_one(PLACES, lambda random: random.choice(((2, 3), (3, 2))))
+
 
 # Exercise 1: rank -> (node, local rank), and back
 def my_place(rank, per_node):
@@ -42,7 +55,8 @@ def pair(answer):
 def place(attempt):
     """Group rank and local rank follow from the rank, as long as every node has as many processes. So a program can
     ask for LOCAL_RANK instead of computing it: then it is also right on unequal nodes."""
-    cases = [(rank, per_node) for nodes, per_node in SHAPES for rank in range(nodes * per_node)]
+    shapes = drawn(SHAPES, lambda random: (random.randint(2, 5), random.choice((5, 6, 7, 9))))
+    cases = [(rank, per_node) for nodes, per_node in shapes for rank in range(nodes * per_node)]
     for miss in misses(place, attempt, reversed(cases), read=pair):  # the last rank tells the mistakes apart
         (rank, per_node), (node, local_rank) = miss.asked, miss.right
         said = (f"Rank {rank} with {per_node} processes a node: you gave {miss.got}; it is local rank {local_rank} on "
@@ -64,8 +78,8 @@ def my_turn(job, rank, local_rank):
     return rank == 0
 
 
-JOBS = {"train": {0, 1, 2, 3, 4, 5}, "print the loss": {0}, "write the checkpoint to the shared disk": {0},
-        "download to the node's own disk": {0, 3}}  # the ranks that do it, on 2 nodes of 3 processes
+JOBS = {"train": "each process", "print the loss": "job", "write the checkpoint to the shared disk": "job",
+        "download to the node's own disk": "node"}  # once where
 
 
 @exercise(
@@ -79,19 +93,22 @@ JOBS = {"train": {0, 1, 2, 3, 4, 5}, "print the loss": {0}, "write the checkpoin
 def turn(attempt):
     """Once in the job: rank 0. Once on each node: local rank 0. And the others must wait for it, at a barrier, before
     they read what it wrote. (Where ranks share one model's weights, as in lesson 13, all write the checkpoint.)"""
-    for job, expected in JOBS.items():
-        got = {process["rank"] for process in placements(2, 3)
+    shapes = drawn([(2, 3)], lambda random: (2, random.choice((2, 4, 5, 8))))
+    for (nodes, per_node), (job, where) in product(shapes, JOBS.items()):
+        everyone, firsts = set(range(nodes * per_node)), set(range(0, nodes * per_node, per_node))
+        expected = {"each process": everyone, "job": {0}, "node": firsts}[where]
+        got = {process["rank"] for process in placements(nodes, per_node)
                if attempt(job, process["rank"], process["local_rank"])}
         if got != expected:
             raise because(
-                f"2 nodes of 3 processes, {job!r}: with your answer ranks {sorted(got)} do it.",
+                f"{nodes} nodes of {per_node} processes, {job!r}: with your answer ranks {sorted(got)} do it.",
                 (job == "train", "All ranks train: one that does not come to the all-reduce leaves the others "
                  "waiting."),
-                (got == set(range(6)), "All of them, at once. Lines come six times, and a file that several write can "
+                (got == everyone, "All of them, at once. Lines come from each, and a file that several write can "
                  "come out torn."),
-                (expected == {0} and got == {0, 3}, "Each node has a local rank 0, so it happens twice. Once in the "
+                (where == "job" and got == firsts, "Each node has a local rank 0, so it happens twice. Once in the "
                  "whole job is rank 0."),
-                (expected == {0, 3} and got == {0}, "The disk of node 1 stays empty: rank 0 runs on node 0. Each node "
+                (where == "node" and got == {0}, "The disk of node 1 stays empty: rank 0 runs on node 0. Each node "
                  "needs one that does it."),
                 (True, f"It should be ranks {sorted(expected)}."))
 
@@ -153,12 +170,13 @@ def misplaced(asked, port):
             "WORLD_SIZE": "The group is complete when the processes of all nodes have come, not those of one.",
             "MASTER_ADDR": "Nobody listens there: all meet where rank 0 is, on the first host.",
             "MASTER_PORT": "Only one process listens, and all others come to its port."}
+    hosts, per_node = launched()
     for rank, told in enumerate(asked):
-        node, local_rank = divmod(rank, PER_NODE)
+        node, local_rank = divmod(rank, per_node)
         place = f"Local rank {local_rank} on node {node}"
         if told is None:
             return f"{place} does not call dist.init_process_group."
-        right = dict(zip(whys, map(str, (rank, local_rank, RANKS, HOSTS[0], port)), strict=True))
+        right = dict(zip(whys, map(str, (rank, local_rank, len(asked), hosts[0], port)), strict=True))
         for name, why in whys.items():
             if told[name] is None:
                 return f"{place}: {name} is not set when init_process_group is called."
@@ -185,7 +203,7 @@ def measure_join(function, here):
     for name in VARIABLES:
         os.environ.pop(name, None)  # of a launcher of this process
     port = here.gather("port", free_port() if here.rank == 0 else None)[0]
-    found, real = {"got": None, "size": None}, dist.init_process_group
+    found, real, (hosts, per_node) = {"got": None, "size": None}, dist.init_process_group, launched()
 
     def noted(*args, **kwargs):
         arguments = inspect.signature(real).bind(*args, **kwargs)
@@ -200,7 +218,7 @@ def measure_join(function, here):
 
     try:
         with mock.patch.object(dist, "init_process_group", noted):
-            found["got"] = function(*divmod(here.rank, PER_NODE), HOSTS, PER_NODE, port)
+            found["got"] = function(*divmod(here.rank, per_node), hosts, per_node, port)
         found["size"] = dist.get_world_size() if dist.is_initialized() else None
     except NotImplementedError:
         raise
@@ -229,9 +247,10 @@ alone = Answers({"join": measure_join}, group=False)
               "no group": launched_and_alone},
 )
 def joined(attempt):
-    """Four processes that no launcher had started are one group, and each says who it is. A launcher does little more
+    """Processes that no launcher had started are one group, and each says who it is. A launcher does little more
     than this: it sets these variables, then starts the processes."""
-    found = alone.findings("join", attempt, RANKS)
+    hosts, per_node = launched()
+    found = alone.findings("join", attempt, len(hosts) * per_node)
     errors, wrong = [rank["error"] for rank in found if "error" in rank], found[0]["misplaced"]
     if wrong and not ("does not call" in wrong and errors):
         raise Wrong(wrong)
@@ -239,9 +258,9 @@ def joined(attempt):
         raise Wrong(f"An environment variable is text: str(number). os.environ says {errors[0]}."
                     if "str expected" in errors[0] else f"It raised {errors[0]}.")
     for rank, one in enumerate(found):
-        if (one["size"], one["got"]) != (RANKS, rank):
+        if (one["size"], one["got"]) != (len(found), rank):
             raise Wrong(f"They met. But rank {rank} is in a group of {one['size']}, and your function returned "
-                        f"{one['got']!r}. It should be {RANKS} and {rank}, from dist.get_rank().")
+                        f"{one['got']!r}. It should be {len(found)} and {rank}, from dist.get_rank().")
 
 
 # Exercise 4: one on each node downloads, the others wait, on ranks
@@ -303,7 +322,9 @@ def waits_for_the_name(local_rank, file, download):
 
 def measure_fetch(function, here):
     """What this rank did, in order, what its function returned, and what stands in the file in the end."""
-    file, text, did = Path(here.folder, f"node{here.rank // PER_NODE}.txt"), "first half, second half", []
+    node, local_rank = divmod(here.rank, downloading()[1])
+    file, did = Path(here.folder, f"node{node}.txt"), []
+    text = drawn_one("first half, second half", lambda random: random.randbytes(12).hex())
     real, found = dist.barrier, {"did": did, "got": None}
 
     def barrier(*args, **kwargs):
@@ -321,7 +342,7 @@ def measure_fetch(function, here):
     here.gather("start", True)
     try:
         with mock.patch.object(dist, "barrier", barrier):
-            found["got"] = function(here.rank % PER_NODE, file, download)
+            found["got"] = function(local_rank, file, download)
     except NotImplementedError:
         raise
     except Exception as error:  # what it did tells more
@@ -345,17 +366,18 @@ def fetched(attempt):
     """One download a node, and every rank reads the whole file. Should a download fail, nobody waits for ever: the
     barrier ends with an error after the group's timeout. So a download that takes longer than the timeout ends the
     job, too: give the group more time than the slowest download."""
-    found = together.findings("fetch", attempt, RANKS)
+    nodes, per_node = downloading()
+    found = together.findings("fetch", attempt, nodes * per_node)
     did, errors = [rank["did"] for rank in found], [rank.get("error", "") for rank in found]
     downloads = [rank for rank, those in enumerate(did) if "download" in those]
     if not any(rank["there"] for rank in found):
         raise because("No rank has called download(file).", (any(errors), f"It raised {max(errors)}."))
-    if downloads != [0, 2]:
+    if downloads != (right := list(range(0, len(found), per_node))):
         raise because(
-            f"2 nodes of 2 processes: ranks {downloads} download.",
-            (len(downloads) == RANKS, "All of them, at the same time: several processes write one file."),
+            f"{nodes} nodes of {per_node} processes: ranks {downloads} download.",
+            (len(downloads) == len(found), "All of them, at the same time: several processes write one file."),
             (downloads == [0], "The disk of node 1 stays empty: rank 0 runs on node 0."),
-            (True, "It should be once a node: ranks [0, 2]."))
+            (True, f"It should be once a node: ranks {right}."))
     early = [rank for rank, one in enumerate(found) if "FileNotFound" in errors[rank]
              or one["got"] is not None and str(one["got"]) in one["right"][:10]]
     waited = re.search("timed out|closed", max(errors), re.IGNORECASE)
@@ -363,9 +385,9 @@ def fetched(attempt):
         calls = [those.count("barrier") for those in did]
         raise because(
             f"Ranks {early} read before the file was whole." if early else "Ranks waited in vain at the barrier.",
-            (calls == [0] * RANKS and not any(errors), "A file can be there and not be whole: that its name exists "
+            (not any(calls) and not any(errors), "A file can be there and not be whole: that its name exists "
              "says nothing. Wait until the one that writes it has said so, at a barrier."),
-            (calls == [0] * RANKS, "Nobody waits for the one that downloads."),
+            (not any(calls), "Nobody waits for the one that downloads."),
             (len(set(calls)) > 1, f"The ranks called barrier {calls} times. It returns when every rank has called it: "
              "so all must, not some of them."),
             (did[0][:1] == ["barrier"], "They did wait: before the download, and not after it."))

@@ -7,10 +7,30 @@ import torch
 import torch.distributed as dist
 
 from course.checks import Wrong, because, exercise
+from course.checks.cases import drawn_one, misses
 from course.checks.on_ranks import SAME_CALLS, Answers
 
 LENGTHS = (3, 0, 5)  # predictions of each rank
 VALUES = 10  # of each rank in the ring: they do not divide by three
+
+
+
+def predictions(ranks):
+    """Those of each rank, a list each: all of other lengths, rank 0's neither the longest nor empty, and a 0 in one."""
+    def other(random):
+        first, *more = random.sample(range(1, 7), ranks - 2)
+        lengths = [first, *random.sample([0, 7, *more], ranks - 1)]
+        return [random.sample(range(7), length) for length in lengths]  # of 7 numbers, 0 is one
+
+    return drawn_one([[(3 * rank + 2 * place) % 5 for place in range(length)] for rank, length in enumerate(LENGTHS)],
+                     other)
+
+
+def wishes(ranks):
+    """The ranks that want to stop, one step after another: none, the last, rank 0, all."""
+    fixed = [set(), {ranks - 1}, {0}, set(range(ranks))]
+    return drawn_one(fixed, lambda random: random.sample([*fixed, set(), set(), {random.randrange(1, ranks)}], 7))
+
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
@@ -32,7 +52,7 @@ def measure_my_join(function, here):
     def forbidden(*args, **kwargs):
         raise Wrong("all_gather_object does it, but packs each tensor with pickle. Send the tensors themselves.")
 
-    mine = torch.tensor([(3 * here.rank + 2 * place) % 5 for place in range(LENGTHS[here.rank])], dtype=torch.int64)
+    mine = torch.tensor(predictions(here.world_size)[here.rank], dtype=torch.int64)
     own = mine.tolist()
     with mock.patch.multiple(dist, all_gather=of_equal_lengths(all_gather), all_gather_object=forbidden,
                              all_gather_into_tensor=of_equal_lengths(dist.all_gather_into_tensor)):
@@ -54,7 +74,8 @@ def measure_my_reduce_scatter(function, here):
         raise Wrong("The ring has no collectives, only messages between two ranks: send and recv, isend and irecv.")
 
     collectives = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "all_to_all", "broadcast")
-    tensor = torch.tensor([(1 + cell % 9) * 10**here.rank for cell in range(VALUES)])
+    values = drawn_one(VALUES, lambda random: random.choice((11, 13, 17)))
+    tensor = torch.tensor([(1 + cell % 9) * 10**here.rank for cell in range(values)])
     own = [chunk.tolist() for chunk in tensor.tensor_split(here.world_size)]
     with mock.patch.multiple(dist, **dict.fromkeys(collectives, forbidden)), \
             mock.patch.object(dist.ProcessGroup, "send", noted):
@@ -64,12 +85,12 @@ def measure_my_reduce_scatter(function, here):
 
 
 def measure_my_stop(function, here):
-    """The rank's wishes, one after another, and the answers: nobody wants to stop, the last rank, rank 0, all."""
-    wishes = [False, here.rank == here.world_size - 1, here.rank == 0, True]
-    got = [function(wish) for wish in wishes]
+    """The rank's wishes, one after another, and the answers."""
+    own = [here.rank in those for those in wishes(here.world_size)]
+    got = [function(wish) for wish in own]
     if None in got:
         raise Wrong(f"On rank {here.rank} you returned None. Every rank needs True or False.")
-    return {"wishes": wishes, "got": [bool(answer) for answer in got]}
+    return {"wishes": own, "got": [bool(answer) for answer in got]}
 
 
 answers = Answers({"my_join": measure_my_join, "my_reduce_scatter": measure_my_reduce_scatter,
@@ -104,16 +125,20 @@ def choices(attempt):
         "e": "Each rank has a part, nothing is added up, and every rank needs all parts.",
         "f": "Each rank has another message for each other rank.",
     }
-    answer = attempt()
-    if not isinstance(answer, dict):
-        raise Wrong(f"You gave {answer!r}. Return a dict, with a name for each letter.")
-    if missing := sorted(why.keys() - answer):
-        raise Wrong(f"There is no answer to {', '.join(missing)}.")
-    wrong = [letter for letter, right in my_choices().items() if str(answer[letter]).removeprefix("dist.") != right]
-    if wrong:
-        letter = wrong[0]
+
+    def named(answer):
+        if not isinstance(answer, dict):
+            raise Wrong(f"You gave {answer!r}. Return a dict, with a name for each letter.")
+        if missing := sorted(why.keys() - answer):
+            raise Wrong(f"There is no answer to {', '.join(missing)}.")
+        return {letter: str(answer[letter]) for letter in why}
+
+    for miss in misses(choices, attempt, [()], read=named):
+        wrong = [letter for letter in why if miss.got[letter].removeprefix("dist.") != miss.right[letter]]
         more = f" ({len(wrong)} of 6 are not right yet.)" if len(wrong) > 1 else ""
-        raise Wrong(f"{letter}: {answer[letter]} does not fit, or moves more than is needed. {why[letter]}{more}")
+        if wrong:  # not so where a name begins with dist.
+            letter = wrong[0]
+            raise Wrong(f"{letter}: {miss.got[letter]} does not fit, or moves more than is needed. {why[letter]}{more}")
 
 
 # Exercise 2: tensors of unequal length
@@ -163,7 +188,8 @@ def as_if_equal(mine):
 
 def for_rank_0_alone(mine):
     pieces = padded_pieces(mine)
-    return torch.cat([piece[:n] for piece, n in zip(pieces, LENGTHS, strict=True)]) if dist.get_rank() == 0 else None
+    lengths = map(len, predictions(dist.get_world_size()))
+    return torch.cat([piece[:n] for piece, n in zip(pieces, lengths, strict=True)]) if dist.get_rank() == 0 else None
 
 
 @exercise(
@@ -209,11 +235,11 @@ def my_reduce_scatter(tensor):
         incoming += arriving
 
 
-def rounds(tensor, steps=None, first=0, on=1, way=1, add=True, whole=False):
+def rounds(tensor, halves=1, more=0, first=0, on=1, way=1, add=True, whole=False):
     """The ring with one thing another way: how many steps, the first chunk, how far it moves on, to whom it goes."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     chunks = (tensor,) * ranks if whole else tensor.tensor_split(ranks)
-    for step in range(ranks - 1 if steps is None else steps):
+    for step in range(halves * (ranks - 1) + more):
         sent = rank + way * (first - on * step)
         outgoing, incoming = chunks[sent % ranks], chunks[(sent - way) % ranks]
         arriving = torch.empty_like(incoming)
@@ -242,8 +268,8 @@ def with_all_reduce(tensor):
     hint="What arrives in one step is sent on in the next. In step 0 rank r sends chunk r, and receives the chunk that "
     "its left neighbour sends: r - 1. So in step 1 it sends chunk r - 1. All numbers of chunks are modulo n.",
     mistakes={"its own chunk again and again": partial(rounds, on=0), "copied, not added": partial(rounds, add=False),
-              "to the left": partial(rounds, way=-1), "one step too many": partial(rounds, steps=3),
-              "both halves' steps": partial(rounds, steps=4), "begins with another chunk": partial(rounds, first=-1),
+              "to the left": partial(rounds, way=-1), "one step too many": partial(rounds, more=1),
+              "both halves' steps": partial(rounds, halves=2), "begins with another chunk": partial(rounds, first=-1),
               "the whole tensor": partial(rounds, whole=True), "a collective": with_all_reduce,
               "all send first": all_send_first},
 )

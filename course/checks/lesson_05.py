@@ -14,18 +14,34 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from course.checks import Wrong, because, exercise
-from course.checks.cases import misses
+from course.checks.cases import drawn, drawn_one, generator_seed, misses
 from course.checks.on_ranks import Answers
 
 HITS = {10: (0, 3, 4, 9), 4: (0, 2), 2: (1,)}  # of so many images, which are right
+
+
+def image_sets(ranks):
+    """HITS; or for a grader another set, and one that is smaller than the world."""
+    def other(random):
+        many, few = ranks * random.randint(2, 7) - 1, random.randrange(2, ranks)
+        # Of many images the first is copied. It and the next are right, on two ranks: so each mistake shows.
+        return {many: (0, 1), few: tuple(random.sample(range(few), random.randint(1, few)))}
+
+    return drawn_one(HITS, other)
+
+
+def batches(ranks):
+    """Images of each rank's batch, no two alike."""
+    return drawn_one([1 + 2 * rank for rank in range(ranks)], lambda random: random.sample(range(1, 13), ranks))
+
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
 
 def measure_backward(function, here):
     """Gradients after it, beside those of one process with the images of all ranks, and the mean of the ranks' own."""
-    sizes = [1 + 2 * rank for rank in range(here.world_size)]
-    numbers = torch.Generator().manual_seed(0)
+    sizes = batches(here.world_size)
+    numbers = torch.Generator().manual_seed(generator_seed())
     inputs = torch.randn(sum(sizes), 4, generator=numbers).split(sizes)
     labels = torch.randint(3, (sum(sizes),), generator=numbers).split(sizes)
     torch.manual_seed(0)
@@ -48,9 +64,9 @@ def measure_backward(function, here):
 
 
 def measure_accuracy(function, here):
-    """What the function makes of this rank's padded shard, for each set of HITS."""
+    """What the function makes of this rank's padded shard, for each of the image_sets()."""
     got = []
-    for n, hits in HITS.items():
+    for n, hits in image_sets(here.world_size).items():
         value = function([item in hits for item in sampler_shard(n, here.rank, here.world_size)], n)
         if value is None:
             raise Wrong(f"On rank {here.rank} it returned None. Every rank needs the number.")
@@ -106,8 +122,9 @@ def blocks(n, rank, world_size):
 def shard(attempt):
     """Your shards are those of DistributedSampler for every set and world size tried: strided, all of one length,
     padded from the first item on, and for sets smaller than the world too."""
-    cases = [(n, rank, world_size) for n, world_size in [(20, 2), (21, 2), (10, 1), (7, 4), (3, 8), (1, 3)]
-             for rank in range(world_size)]
+    sizes = drawn([(20, 2), (21, 2), (10, 1), (7, 4), (3, 8), (1, 3)],
+                  lambda random: (random.randint(22, 60), random.randint(2, 9)))
+    cases = [(n, rank, world_size) for n, world_size in sizes for rank in range(world_size)]
     for miss in misses(shard, attempt, cases, sampler_shard, lambda items: [int(item) for item in items]):
         only_the_last = len(miss.got) == len(miss.right) and miss.got[:-1] == miss.right[:-1]
         miss.tell("With n={n}, rank={rank}, world_size={world_size} you gave {got}, the sampler gives {right}.",
@@ -217,6 +234,10 @@ def of_this_rank(right, n):
     return sum(right) / len(right)
 
 
+def own_hits_of_all(right, n):
+    return sum(right) / n
+
+
 def on_rank_0(right, n):
     exact = accuracy(right, n)
     return exact if dist.get_rank() == 0 else None
@@ -235,13 +256,14 @@ def reduced_to_rank_0(right, n):
     "What its shard holds beyond that is padding, at the end. Then add up hits and images over the ranks; divide last.",
     mistakes={"padding counted": with_padding, "hits of the padding": padding_among_the_hits,
               "mean of means": mean_of_means, "one length for all": cut_to_one_length, "own shard": of_this_rank,
+              "own hits": own_hits_of_all,
               "returned on rank 0 alone": on_rank_0, "reduce instead of all_reduce": reduced_to_rank_0},
 )
 def exact(attempt):
     """On every rank your accuracy is the true one, although the shards are padded: each image counts once, and sums
     are added up before anything is divided."""
     ranks = answers.findings("accuracy", attempt)
-    for case, (n, hits) in enumerate(HITS.items()):
+    for case, (n, hits) in enumerate(image_sets(len(ranks)).items()):
         got, true = [rank["got"][case] for rank in ranks], len(hits) / n
         if close(got, [true] * len(ranks)):
             continue
@@ -253,6 +275,8 @@ def exact(attempt):
             f"{len(hits)} of {n} images are right: {true:.3f}, on every rank. On {len(ranks)} ranks you have "
             f"{', '.join(f'{value:.3f}' for value in got)}.",
             (close(got, [sum(right) / len(right) for right in shards]), "Each rank tells of its own shard alone."),
+            (close(got, [sum(right) / n for right in shards]) or close(got, [sum(right) / n for right in real]),
+             "Each rank divides its own hits by all images. Add the hits up over the ranks first."),
             (close(got[:1], [true]), "Only rank 0 is right: dist.reduce leaves the sum on one rank; dist.all_reduce "
              "leaves it on each."),
             (close(got, [all_hits / all_seen] * len(ranks)), "The padding is counted: some images count twice. (The "

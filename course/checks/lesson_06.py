@@ -4,6 +4,7 @@ import copy
 import pickle
 import time
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -14,26 +15,42 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course.checks import Wrong, because, exercise
+from course.checks.cases import drawn_one, generator_seed
 from course.checks.on_ranks import Answers
 
-BATCHES, ROWS, EVERY = 6, 4, 3  # what `train` is given on each rank: batches of so many rows, and when to update
+
+def given():
+    """(batches, rows of each, after how many to update): what `train` has on each rank."""
+    return drawn_one((6, 4, 3), lambda random: (
+        (every := random.choice((2, 4))) * random.choice((2, 3)), random.randint(5, 9), every))
+
+
+def lone(ranks):
+    """(the rank of which one weight is larger, by how much)."""
+    return drawn_one((1, 0.25), lambda random: (random.randrange(2, ranks), random.randint(3, 9) / 8))
+
+
+def layers():
+    """Widths before and behind each layer of the model to save."""
+    return drawn_one([4, 3], lambda random: random.choices(range(2, 9), k=random.choice((3, 4))))
+
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
 
 def measure_apart(function, here):
     """What the function says of three models, and by how much it moved their weights: all ranks have the same one; one
-    value of the first layer is another on rank 1; a value stands elsewhere on each rank, so that all norms agree."""
-    found = {"got": [], "moved": 0.0}
+    value of the first layer is another on one rank; a value stands elsewhere on each rank, so that all norms agree."""
+    found, (other, far) = {"got": [], "moved": 0.0}, lone(here.world_size)
     for case in ("same", "one value", "same norm"):
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         for parameter in model.parameters():
             nn.init.constant_(parameter, 0.5)
         first = model[0].weight.data.view(-1)
         if case == "one value":
-            first[2] += 0.25 * (here.rank == 1)
+            first[2] += far * (here.rank == other)
         elif case == "same norm":
-            first[here.rank] += 0.25
+            first[here.rank] += far
         before = copy.deepcopy(model.state_dict())
         got = function(model)
         if got is None:
@@ -48,7 +65,8 @@ def measure_save(function, here):
     """Who wrote, whether the file was there when the function returned, and what it holds. Writing takes a while, as
     that of a model of some gigabytes does."""
     torch.manual_seed(here.rank)
-    parallel, file = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3))), Path(here.folder, "model.pt")
+    model = nn.Sequential(*[nn.Linear(*widths) for widths in pairwise(layers())])
+    parallel, file, own = DistributedDataParallel(model), Path(here.folder, "model.pt"), list(model.state_dict())
     writes, save = [], torch.save
 
     def slowly(*what, **how):
@@ -58,7 +76,7 @@ def measure_save(function, here):
 
     torch.save = slowly
     function(parallel, file)
-    found = {"writes": len(writes), "there": file.exists(), "names": None}
+    found = {"writes": len(writes), "there": file.exists(), "names": None, "own": own}
     here.gather("returned", True)
     if file.exists():
         try:
@@ -70,15 +88,16 @@ def measure_save(function, here):
 
 
 def measure_train(function, here):
-    """All-reduces and weights after the updates of BATCHES, beside one process on all ranks' batches."""
-    numbers = torch.Generator().manual_seed(0)
-    inputs = torch.randn(BATCHES, here.world_size, ROWS, 5, generator=numbers)
-    labels = torch.randint(3, (BATCHES, here.world_size, ROWS), generator=numbers)
+    """All-reduces and weights after the updates, beside one process on all ranks' batches."""
+    batches, size, every = given()
+    numbers = torch.Generator().manual_seed(generator_seed())
+    inputs = torch.randn(batches, here.world_size, size, 5, generator=numbers)
+    labels = torch.randint(3, inputs.shape[:3], generator=numbers)
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     start, reference = model.weight.detach().clone(), copy.deepcopy(model)
     sgd = torch.optim.SGD(reference.parameters(), lr=0.01)
-    for batch, truth in zip(inputs.split(EVERY), labels.split(EVERY), strict=True):
+    for batch, truth in zip(inputs.split(every), labels.split(every), strict=True):
         sgd.zero_grad()
         cross_entropy(reference(batch.flatten(0, -2)), truth.flatten()).backward()
         sgd.step()
@@ -93,7 +112,7 @@ def measure_train(function, here):
     parallel = DistributedDataParallel(model)
     parallel.register_comm_hook(None, count)
     batches = list(zip(inputs[:, here.rank], labels[:, here.rank], strict=True))
-    function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), EVERY)
+    function(parallel, batches, torch.optim.SGD(model.parameters(), lr=0.01), every)
     path, wanted = (model.weight.detach() - start).flatten(), (reference.weight.detach() - start).flatten()
     return {"all_reduces": len(buckets), "rows": max(rows, default=0), "weights": model.weight.flatten().tolist(),
             "off": (path - wanted).abs().max().item(), "size": wanted.abs().max().item(),
@@ -179,9 +198,10 @@ def drift(attempt):
     if any(rank["moved"] for rank in ranks):
         raise Wrong("Your function changed the weights: a collective overwrites the tensor that it gets. Give it a "
                     "clone of parameter.detach().")
+    other, far = lone(len(ranks))
     for case, (said, wanted) in enumerate((("All ranks had the same weights", 0.0),
-                                           ("One weight of rank 1 was 0.25 larger than the others'", 0.25),
-                                           ("On each rank another weight was 0.25 larger", 0.25))):
+                                           (f"One weight of rank {other} was {far:g} larger than the others'", far),
+                                           (f"On each rank another weight was {far:g} larger", far))):
         got = [rank["got"][case] for rank in ranks]
         if not close(got, [wanted] * len(got)):
             raise because(
@@ -248,27 +268,27 @@ def not_divided(ddp, batches, optimizer, every):
 def accumulate(attempt):
     """One all-reduce an update, not one a batch, and the weights are those of one process with the large batch."""
     ranks = answers.findings("train", attempt)
-    one, off = ranks[0], max(rank["off"] for rank in ranks)
-    if one["rows"] > ROWS:
-        raise Wrong(f"A forward saw {one['rows']} rows, and a batch has {ROWS}. Batches are accumulated because the "
+    one, off, (batches, rows, every) = ranks[0], max(rank["off"] for rank in ranks), given()
+    if one["rows"] > rows:
+        raise Wrong(f"A forward saw {one['rows']} rows, and a batch has {rows}. Batches are accumulated because the "
                     "large one does not fit in memory: give ddp one batch at a time.")
     if one["all_reduces"] == 0:
         apart = max(abs(a - b) for a, b in zip(one["weights"], ranks[-1]["weights"], strict=True))
         raise Wrong(f"No all-reduce at all: the ranks' weights differ by {apart:.1e}. The last batch before each "
                     "update must be outside no_sync: its backward brings the gradients of all of them together.")
-    if one["all_reduces"] == BATCHES:
-        raise Wrong(f"{BATCHES} all-reduces for {BATCHES} batches: nothing was saved. Outside no_sync each backward "
+    if one["all_reduces"] == batches:
+        raise Wrong(f"{batches} all-reduces for {batches} batches: nothing was saved. Outside no_sync each backward "
                     "makes one. And around backward alone no_sync does nothing: the forward decides whether DDP will "
                     "synchronise, so it must be inside, too.")
-    if one["all_reduces"] != BATCHES // EVERY:
-        raise Wrong(f"{one['all_reduces']} all-reduces for {BATCHES} batches. With an update each {EVERY} batches, "
-                    f"{BATCHES // EVERY} are enough.")
-    if abs(one["times"] - EVERY) < 0.1:
+    if one["all_reduces"] != batches // every:
+        raise Wrong(f"{one['all_reduces']} all-reduces for {batches} batches. With an update each {every} batches, "
+                    f"{batches // every} are enough.")
+    if abs(one["times"] - every) < 0.1:
         raise Wrong(f"The all-reduces are right, but the weights moved {one['times']:.1f} times as far as with one "
-                    f"large batch. Gradients of {EVERY} batches add up: divide each loss by {EVERY}.")
+                    f"large batch. Gradients of {every} batches add up: divide each loss by {every}.")
     if off > 1e-4 * one["size"]:
         raise Wrong("The all-reduces are right, but the weights are not those of one process with the large batch: "
-                    f"they differ by {off:.1e}. Is there an update, then a zero_grad, after each {EVERY} batches?")
+                    f"they differ by {off:.1e}. Is there an update, then a zero_grad, after each {every} batches?")
 
 
 # Exercise 3: one file, which all can read
@@ -326,6 +346,7 @@ def saved(attempt):
     if late:
         raise Wrong(f"When rank {late[0]} returned the file was not there yet: what it does next may be to read it. "
                     "Where can the ranks wait for each other?")
-    if ranks[0]["names"] != ["0.weight", "0.bias"]:
-        raise Wrong(f"The names in the file are {', '.join(ranks[0]['names'])}; the model's own are 0.weight and "
-                    "0.bias. A model without DDP refuses the file. Which model is inside the wrapper?")
+    if ranks[0]["names"] != (own := ranks[0]["own"]):
+        raise Wrong(f"The names in the file are {', '.join(ranks[0]['names'])}; the model's own are "
+                    f"{', '.join(own[:-1])} and {own[-1]}. A model without DDP refuses the file. Which model is "
+                    "inside the wrapper?")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from course.checks import Wrong, because, exercise
-from course.checks.cases import exactly, misses
+from course.checks.cases import drawn, drawn_one, exactly, misses
 from course.checks.on_ranks import Answers
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
@@ -18,28 +18,37 @@ ROUNDS, QUICK, SLOW, TALK = 5, 0.01, 0.04, 0.06  # seconds of work() on a rank, 
 DISTURBED = 0.4  # seconds of rank 0's work in one round
 
 
+def pace():
+    """(ROUNDS, QUICK, SLOW, TALK, DISTURBED)"""
+    def other(random):
+        times_as_long = random.uniform(1.6, 1.8)
+        return random.choice((4, 6)), *(times_as_long * seconds for seconds in (QUICK, SLOW, TALK, DISTURBED))
+
+    return drawn_one((ROUNDS, QUICK, SLOW, TALK, DISTURBED), other)
+
+
 def measure_slowest(function, here):
     """For two slow ranks, one after another: what the function returned, and how long each work() took here."""
-    found = []
-    for slow in (1, here.world_size - 1):
+    found, (rounds, quick, slow_one, talking, disturbance) = [], pace()
+    for slow in drawn_one((1, here.world_size - 1), lambda random: random.sample(range(1, here.world_size), 2)):
         works, talks = [], []
 
         def work(slow=slow, works=works):
             start = time.perf_counter()
             disturbed = here.rank == 0 and len(works) == 2
-            time.sleep(DISTURBED if disturbed else SLOW if here.rank == slow else QUICK)
+            time.sleep(disturbance if disturbed else slow_one if here.rank == slow else quick)
             works.append(time.perf_counter() - start)
 
         def talk(talks=talks):
             dist.all_reduce(torch.zeros(1))
-            time.sleep(TALK)
+            time.sleep(talking)
             talks.append(1)
 
-        got = function(work, talk, ROUNDS)
+        got = function(work, talk, rounds)
         if not isinstance(got, tuple | list) or len(got) != 2 or None in got:
             raise Wrong(f"On rank {here.rank} it returned {got!r}. Every rank needs the pair (rank, seconds).")
-        if len(works) != ROUNDS or len(talks) != ROUNDS:
-            raise Wrong(f"Rank {here.rank} called work() {len(works)} and talk() {len(talks)} times. {ROUNDS} rounds "
+        if len(works) != rounds or len(talks) != rounds:
+            raise Wrong(f"Rank {here.rank} called work() {len(works)} and talk() {len(talks)} times. {rounds} rounds "
                         "were asked for, with one of each: other ranks would wait for the rest.")
         found.append({"got": [int(got[0]), float(got[1])], "works": works})
         dist.barrier()
@@ -84,8 +93,9 @@ def two_numbers(answer):
 def split(attempt):
     """The first part no link and no better program will give back: it is the machine's. Only the second is the price of
     working together: messages, and waiting for the slowest rank."""
-    for miss in misses(split, attempt, ((10.0, 14.0, 2, 1.6), (5.0, 26.0, 8, 2.0), (4.0, 6.5, 4, 3.2)),
-                       read=two_numbers):
+    cases = drawn(((10.0, 14.0, 2, 1.6), (5.0, 26.0, 8, 2.0), (4.0, 6.5, 4, 3.2)), lambda random: (
+        random.randint(4, 20) / 2, random.randint(170, 200) / 2, random.randint(3, 8), random.choice((1.25, 2.0, 2.5))))
+    for miss in misses(split, attempt, cases, read=two_numbers):
         alone, _, ranks, ceiling = miss.asked
         miss.tell("A step takes {alone:g} ms alone and {together:g} ms with {ranks} ranks, the ceiling is {ceiling:g}: "
                   "you said {got[0]:g} and {got[1]:g} ms.", "Side by side, without a word, a step takes {beside:g} ms.",
@@ -163,7 +173,7 @@ def never_talks(work, talk, rounds):
 def slowest(attempt):
     """All ranks' steps are equally long, so no rank's step time tells who is slow, and rank 0's log hardly does. The
     time before the collective tells it: the slow rank works longest, and waits least."""
-    ranks = answers.findings("my_slowest", attempt)
+    ranks, (rounds, _, _, talking, disturbance) = answers.findings("my_slowest", attempt), pace()
     for each in zip(*ranks, strict=True):  # what all ranks saw of one case
         got, works = [one["got"] for one in each], [one["works"] for one in each]
         medians = [statistics.median(times) for times in works]
@@ -176,13 +186,13 @@ def slowest(attempt):
             raise because(
                 f"You say rank {said}, {1000 * seconds:.0f} ms. The medians of work() are "
                 f"{', '.join(f'{1000 * median:.0f}' for median in medians)} ms.",
-                (math.isclose(seconds, ROUNDS * right, rel_tol=0.3) and said == slow, "That is the slow rank. But its "
+                (math.isclose(seconds, rounds * right, rel_tol=0.3) and said == slow, "That is the slow rank. But its "
                  "seconds are those of one round, not of all."),
                 (math.isclose(seconds, statistics.mean(works[0]), rel_tol=0.1), "In one round something else kept rank "
-                 f"0 busy for {1000 * DISTURBED:.0f} ms: the mean names it, the median of the rounds does not."),
-                (math.isclose(seconds, right + TALK, rel_tol=0.15), "That is the time of a whole step, which all ranks "
-                 "share: in talk() they wait for the slowest."),
-                (said != slow and seconds > TALK, "It waits longest in talk(), because it was done first. Who works "
+                 f"0 busy for {1000 * disturbance:.0f} ms: the mean names it, the median of the rounds does not."),
+                (math.isclose(seconds, right + talking, rel_tol=0.15), "That is the time of a whole step, which all "
+                 "ranks share: in talk() they wait for the slowest."),
+                (said != slow and seconds > talking, "It waits longest in talk(), because it was done first. Who works "
                  "longest is the slow one."))
 
 
@@ -217,26 +227,39 @@ def diagnosis(attempt):
         "c": "Look at the picture: forward has grown little, so rank 0 computes about as fast as before. What has "
              "grown is the phase in which it waits for the other rank.",
     }
-    answer = attempt()
-    if not isinstance(answer, dict) or look.keys() - answer.keys():
-        raise Wrong(f"You gave {answer!r}. Return a dict with a fault for each of a, b and c.")
-    for run, fault in answer.items():
-        if fault not in FAULTS:
-            raise Wrong(f"{run}: {fault!r} is not among the faults: {', '.join(FAULTS)}.")
-    for run, right in my_diagnosis().items():
-        if answer[run] != right:
-            raise because(
-                f"{run}: not {answer[run]!r}. {look[run]}",
-                (answer[run] == "threads", "The wrong number of threads would stand in the table."),
-                (answer[run] == "batch", "A small batch would stand in the table, and forward would be short."),
-                (answer[run] == "data", "Slow data would make the data phase long."),
-                (True, "With a slow rank, rank 0's backward would grow, and little else."))
+
+    def named(answer):
+        if not isinstance(answer, dict) or look.keys() - answer.keys():
+            raise Wrong(f"You gave {answer!r}. Return a dict with a fault for each of a, b and c.")
+        for run, fault in answer.items():
+            if fault not in FAULTS:
+                raise Wrong(f"{run}: {fault!r} is not among the faults: {', '.join(FAULTS)}.")
+        return {run: answer[run] for run in look}
+
+    for miss in misses(diagnosis, attempt, [()], read=named):
+        run, said = next((run, said) for run, said in miss.got.items() if said != miss.right[run])
+        raise because(
+            f"{run}: not {said!r}. {look[run]}",
+            (said == "threads", "The wrong number of threads would stand in the table."),
+            (said == "batch", "A small batch would stand in the table, and forward would be short."),
+            (said == "data", "Slow data would make the data phase long."),
+            (True, "With a slow rank, rank 0's backward would grow, and little else."))
 
 
 # Exercise 4: how many ranks for this job?
 STARTED = {1: ([4.0, 4.25, 4.5], 6.0), 2: ([5.25, 24.0, 5.0], 4.0), 4: ([7.25, 7.0, 6.75], 3.5),
            8: ([12.0, 12.5, 11.75], 3.25)}
 JOBS = (STARTED, 2), (STARTED, 6), (STARTED, 100), ({1: ([2.0, 2.0, 2.0], 9.0), 2: ([4.0, 2.5, 2.5], 7.5)}, 1)
+
+
+def other_job(random):
+    """One for other numbers of ranks. What stands behind the quarters keeps any two of them from a tie."""
+    starts, epochs = (sorted(random.sample(range(4, 60), 4), reverse=falling) for falling in (False, True))
+    measured = {}
+    for place, (start, epoch) in enumerate(zip(starts, epochs, strict=True)):
+        late = random.sample((0, 0.5, random.randint(9, 30)), 3)
+        measured[3 * 2**place] = [round(start / 4 + 0.05 * place + more, 2) for more in late], epoch / 4
+    return measured, random.randint(1, 30)
 
 
 def my_choice(measured, epochs):
@@ -275,5 +298,5 @@ def chosen(measured, epochs, start=statistics.median):
 def choice(attempt):
     """More ranks begin later and run faster: like a train against a bicycle, the longer the way, the surer they are
     first. So the best number of ranks depends on the job, and the starts count as much as the speed-up."""
-    for miss in misses(choice, attempt, JOBS, read=exactly):
+    for miss in misses(choice, attempt, drawn(JOBS, other_job), read=exactly):
         miss.tell("A job of {epochs} epochs, and {measured}: you said {got}.", "It is {right}.")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from course import predict
 from course.checks import Wrong, because, exercise
-from course.checks.cases import Miss, exactly, misses, same
+from course.checks.cases import drawn, drawn_one, exactly, misses, same
 from course.checks.on_ranks import Answers
 from course.predict.scaling import Job, Link, Measured, StepTime
 
@@ -21,6 +21,20 @@ WARM_UP = 0.3  # seconds: how late the first call ends
 # is off by more than a busy machine adds: the ranks' own medians, the mean of the ranks, a start 490 ms apart.
 LATE = [(0.15, 0.01, 0.03), (0.01, 0.13, 0.03), (0.01, 0.01, 0.16), (0.01, 0.5, 0.03), (0.25, 0.01, 0.03)]
 STEP, STEPS = 0.015, 8  # seconds of a step on rank 0; rank 1 takes half as long again, rank 2 twice as long
+
+
+def late():
+    """LATE; or for a grader two rounds more, of which neither is the median, and all of it longer."""
+    def other(random):
+        times = random.uniform(1.3, 1.5)
+        more = [(0.14, 0.01, 0.03), (0.01, 0.03, 0.2)]
+        return [tuple(times * seconds for seconds in of_ranks) for of_ranks in LATE + more]
+
+    return drawn_one(LATE, other)
+
+
+def steps_asked():
+    return drawn_one(STEPS, lambda random: random.randint(STEPS + 1, STEPS + 4))
 
 
 def spanned(work):
@@ -43,19 +57,19 @@ def number_of(got, here):
 
 def measure_timing(function, here):
     """What it returned, and when each collective began and ended here."""
-    tensor = torch.zeros(1000)
+    tensor, rounds = torch.zeros(1000), late()
 
     def late_all_reduce(number):
         dist.all_reduce(tensor)
-        time.sleep(LATE[(number - 1) % len(LATE)][here.rank % 3] if number else WARM_UP)
+        time.sleep(rounds[(number - 1) % len(rounds)][here.rank % 3] if number else WARM_UP)
 
     call, spans = spanned(late_all_reduce)
-    return {"got": number_of(function(call, len(LATE)), here), "spans": spans}
+    return {"got": number_of(function(call, len(rounds)), here), "spans": spans}
 
 
 def measure_ceiling(function, here):
     train, spans = spanned(lambda _: time.sleep(STEP * (1 + here.rank / 2)))
-    return {"got": number_of(function(train, STEPS), here), "spans": spans}
+    return {"got": number_of(function(train, steps_asked()), here), "spans": spans}
 
 
 answers = Answers({"my_timing": measure_timing, "my_ceiling": measure_ceiling})
@@ -140,7 +154,7 @@ def timing(attempt):
     """That is how message_time.py measures: warmed up, begun together, the slowest rank of each round, and the median
     of the rounds. Each of the four changes the number. On a GPU also torch.cuda.synchronize() before each reading of
     the clock (a collective of NCCL returns before it is done; message_time.py waits for it), and the tensor there."""
-    ranks, rounds = answers.findings("my_timing", attempt), len(LATE)
+    ranks, rounds = answers.findings("my_timing", attempt), len(late())
     got, calls = [rank["got"] for rank in ranks], list(zip(*(rank["spans"] for rank in ranks), strict=True))
     if len(calls) <= rounds:
         raise Wrong(f"{len(calls)} calls, and {rounds} rounds were asked for. The first call, which took "
@@ -151,10 +165,10 @@ def timing(attempt):
     took = [[end - start for start, end in of_ranks] for of_ranks in calls]
     right = statistics.median(map(max, took))
     said = " and ".join(f"{1e3 * value:.0f}" for value in got)
-    late = max(apart([start for start, _ in of_ranks]) for of_ranks in calls)
-    if late > 0.25:
-        raise Wrong(f"In one round the last rank began {1e3 * late:.0f} ms after the first. So you also timed how long "
-                    "the ranks waited for one another. Let them start each round together: dist.barrier().")
+    waited = max(apart([start for start, _ in of_ranks]) for of_ranks in calls)
+    if waited > 0.25:
+        raise Wrong(f"In one round the last rank began {1e3 * waited:.0f} ms after the first. So you also timed how "
+                    "long the ranks waited for one another. Let them start each round together: dist.barrier().")
     if apart(got) > 0.01:
         raise Wrong(f"The ranks returned {said} ms: each has timed itself. A collective has ended when the last rank "
                     "has its result, so take the slowest of all: dist.all_reduce with dist.ReduceOp.MAX.")
@@ -190,12 +204,15 @@ def my_bandwidths(bytes, seconds, ranks):
 def bandwidths(attempt):
     """Both are right for 2, 4 and 8 ranks. algbw tells how long your message takes; busbw tells how well the links are
     used, whatever the number of ranks."""
-    for bytes, seconds, ranks in ((10**9, 0.5, 8), (4_000_000, 0.002, 4), (1_000_000, 0.001, 2)):
-        got = attempt(bytes, seconds, ranks)
-        if not isinstance(got, (tuple, list)) or len(got) != 2:
-            raise Wrong(f"You gave {got!r}. Return two numbers: algbw, busbw.")
-        algbw, busbw = (float(value) for value in got)
-        right = my_bandwidths(bytes, seconds, ranks)
+    def two(answer):
+        if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+            raise Wrong(f"You gave {answer!r}. Return two numbers: algbw, busbw.")
+        return tuple(float(value) for value in answer)
+
+    cases = drawn(((10**9, 0.5, 8), (4_000_000, 0.002, 4), (1_000_000, 0.001, 2)), lambda random: (
+        random.randint(1, 999) * 10**6, random.randint(1, 99) / 1000, random.randint(3, 64)))
+    for miss in misses(bandwidths, attempt, cases, read=two):
+        (bytes, seconds, ranks), (algbw, busbw), right = miss.asked, miss.got, miss.right
         case = f"{bytes:,} bytes in {seconds} s on {ranks} ranks"
         if not same(algbw, right[0]):
             raise because(
@@ -279,19 +296,19 @@ def ceiling(attempt):
     """All ranks' speeds added up, by that of one which had the machine for itself. No training on these ranks can be
     faster: what lies between it and the number of ranks, the machine takes; what lies below it, talking does."""
     ranks = answers.findings("my_ceiling", attempt)
-    got, spans = ([rank[name] for rank in ranks] for name in ("got", "spans"))
-    if len(spans[0]) < 2 * STEPS or min(map(len, spans)) < STEPS:
-        raise Wrong(f"The ranks made {', '.join(str(len(one)) for one in spans)} steps. Rank 0 makes {STEPS} alone, "
-                    f"and then each rank {STEPS}.")
-    free = spans[0][STEPS - 1][1]  # when rank 0 had done its steps alone
+    (got, spans), steps = ([rank[name] for rank in ranks] for name in ("got", "spans")), steps_asked()
+    if len(spans[0]) < 2 * steps or min(map(len, spans)) < steps:
+        raise Wrong(f"The ranks made {', '.join(str(len(one)) for one in spans)} steps. Rank 0 makes {steps} alone, "
+                    f"and then each rank {steps}.")
+    free = spans[0][steps - 1][1]  # when rank 0 had done its steps alone
     for rank, ((start, _), *_) in enumerate(spans[1:], start=1):
         if start < free - 0.005:
             raise Wrong(f"Rank {rank} began to train {1e3 * (free - start):.0f} ms before rank 0 had done its steps: "
                         "then rank 0 was not alone. " + (
                             "Only rank 0 trains in the first phase: ask dist.get_rank()."
-                            if len(spans[rank]) > STEPS else "Let the others wait at a barrier."))
-    speeds = [STEPS / (one[-1][1] - one[-STEPS][0]) for one in spans]
-    alone = STEPS / (free - spans[0][0][0])
+                            if len(spans[rank]) > steps else "Let the others wait at a barrier."))
+    speeds = [steps / (one[-1][1] - one[-steps][0]) for one in spans]
+    alone = steps / (free - spans[0][0][0])
     right = sum(speeds) / alone
     if apart(got) > 0.01:
         raise Wrong(f"The ranks returned {' and '.join(f'{value:.2f}' for value in got)}: each its own speed. Add up "
@@ -316,6 +333,13 @@ def my_batch(fixed, per_image, all_reduce, ranks):
 def tried_out(fixed, per_image, all_reduce, ranks):
     """What is right: one batch size after the other."""
     return next(n for n in range(1, 10_000) if speedup((fixed, per_image, all_reduce, ranks), n) > 1 + 1e-9)
+
+
+def larger_batch(random):
+    """A case that is right for more images than any fixed one, and whose tie lies between two batches."""
+    fixed, per_image = random.randint(2, 20) * 1e-4, random.randint(20, 90) * 1e-6
+    batch, ranks = random.randint(60, 400), random.randint(2, 8)
+    return fixed, per_image, (fixed + per_image * (batch - 0.5)) * (ranks - 1), ranks
 
 
 def speedup(asked, batch):
@@ -346,7 +370,7 @@ def break_even(attempt):
     """Your batch size is where the curve crosses 1: below it the ranks talk longer than they gain. More ranks need less
     of a step each, as long as the all-reduce does not get slower with them, and no rank has to wait for a core."""
     cases = ((1e-3, 6.25e-5, 4e-3, 2), (1e-3, 6.25e-5, 4e-3, 4), (2e-4, 5e-5, 2.01e-2, 8), (1e-3, 6e-5, 5e-4, 2))
-    for miss in misses(break_even, attempt, cases, tried_out, exactly):
+    for miss in misses(break_even, attempt, drawn(cases, larger_batch), tried_out, exactly):
         if not isinstance(miss.got, int) or miss.got < 1:
             raise Wrong(f"You said {miss.got}. A batch is a whole number of images, 1 or more.")
         fixed, per_image, all_reduce, _ = miss.asked
@@ -383,14 +407,14 @@ def my_bandwidth(step, gradient_bytes, ranks, efficiency):
 def link(attempt):
     """Your link gives just that efficiency, in the model. The number hardly depends on the ranks, since 2 (n - 1) / n
     goes to 2: what asks for a fast link is many bytes in a short step. Overlap would ask for less, latency for more."""
-    for asked in ((0.2, 1e8, 64, 0.9), (0.3, 1e8, 4, 0.5), (0.05, 4e8, 8, 0.8)):
-        step, gradient_bytes, ranks, efficiency = asked
-        miss = Miss(link, asked, float(attempt(*asked)), my_bandwidth(*asked))
+    cases = drawn(((0.2, 1e8, 64, 0.9), (0.3, 1e8, 4, 0.5), (0.05, 4e8, 8, 0.8)), lambda random: (
+        random.randint(1, 50) / 100, random.randint(1, 90) * 1e7, random.randint(2, 64), random.randint(5, 9) / 10))
+    for miss in misses(link, attempt, cases):
+        step, gradient_bytes, ranks, _ = miss.asked
         if not miss.got > 0:
             raise Wrong(f"You said {miss.got:g}. A bandwidth is more than 0.")
         job = Job(StepTime(step, 0), gradient_bytes, Link(0, miss.got), overlap=False)
-        reached = predict.scaling.speedup(job, ranks, 1)[1]
-        if not math.isclose(reached, efficiency, rel_tol=1e-6):
-            miss.tell("A step of {step:g} s, {megabytes:g} MB, {ranks} ranks, {efficiency:.0%}: you said {said:.4g} "
-                      "GB/s.", "The model then gives {reached:.1%}; it would take {needed:.4g} GB/s.", reached=reached,
-                      megabytes=gradient_bytes / 1e6, said=miss.got / 1e9, needed=miss.right / 1e9)
+        miss.tell("A step of {step:g} s, {megabytes:g} MB, {ranks} ranks, {efficiency:.0%}: you said {said:.4g} "
+                  "GB/s.", "The model then gives {reached:.1%}; it would take {needed:.4g} GB/s.",
+                  reached=predict.scaling.speedup(job, ranks, 1)[1], megabytes=gradient_bytes / 1e6,
+                  said=miss.got / 1e9, needed=miss.right / 1e9)

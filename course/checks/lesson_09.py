@@ -15,12 +15,32 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from course.checks import Wrong, because, exercise
-from course.checks.cases import misses
-from course.checks.on_ranks import RANKS, Answers
+from course.checks.cases import drawn, drawn_one, generator_seed, misses
+from course.checks.on_ranks import Answers
 
 SIZES = [5, 2, 1], [1, 1, 6], [2, 2, 9]  # rows of each micro-batch, a list for each rank
-FREE, TIGHT, RATE = 1e9, 0.05, 0.1  # a norm that no gradient has, one that every gradient has, and the learning rate
+FREE, TIGHT = 1e9, 0.05  # a norm that no gradient has, and one that every gradient has
 IMAGES = (4, 0.5), (16, 2.0), (64, 0.1)  # cases of the noise scale: images of each rank, and how noisy one is
+
+
+def rows_of_ranks(ranks):
+    """SIZES; or for a grader others: no two alike on a rank, and more on the last rank than on the first."""
+    def other(random):
+        batches = random.choice((2, 4))
+        rest = [random.sample(range(1, 10), batches) for _ in range(ranks - 2)]
+        return random.sample(range(1, 5), batches), *rest, random.sample(range(6, 10), batches)
+
+    return drawn_one(SIZES, other)
+
+
+def learning_rate():
+    return drawn_one(0.1, lambda random: random.choice((0.05, 0.2, 0.4)))
+
+
+def images():
+    """IMAGES; or for a grader others, as noisy as the true gradient is long: else G could come out as nearly 0."""
+    return drawn_one(IMAGES, lambda random: [(size, round(math.sqrt(size * random.uniform(0.5, 4) / 200), 2))
+                                             for size in random.sample((8, 24, 32, 128), 3)])
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
@@ -47,10 +67,10 @@ def directions(sums, rows):
 def measure_update(function, here):
     """The name of the gradient that the function's update followed, where nothing is clipped and where it is; and how
     it got there."""
-    found = {"all_reduces": 0, "rows": 0, "steps": 0, "followed": [], "unlimited": []}
-    numbers = torch.Generator().manual_seed(0)
+    found, rate = {"all_reduces": 0, "rows": 0, "steps": 0, "followed": [], "unlimited": []}, learning_rate()
+    numbers = torch.Generator().manual_seed(generator_seed())
     data = [[(torch.randn(size, 5, generator=numbers), torch.randint(3, (size,), generator=numbers))
-             for size in of_rank] for of_rank in SIZES[:here.world_size]]
+             for size in of_rank] for of_rank in rows_of_ranks(here.world_size)]
     torch.manual_seed(0)
     first = nn.Linear(5, 3)
     known = directions(*gradients_of_rows(first, data))
@@ -69,12 +89,12 @@ def measure_update(function, here):
             seen["steps"] += 1
 
         model.register_forward_pre_hook(forward)
-        parallel, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=RATE)
+        parallel, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=rate)
         parallel.register_comm_hook(None, count)
         optimizer.register_step_post_hook(stepped)
         function(parallel, data[here.rank], optimizer, limit)
         path = torch.cat([(before - after).detach().flatten() for before, after in
-                          zip(first.parameters(), model.parameters(), strict=True)]) / RATE
+                          zip(first.parameters(), model.parameters(), strict=True)]) / rate
         limited = {name: way * min(1, limit / way.norm().item()) for name, way in known.items()}
         found["followed"].append([name for name, way in limited.items() if near(path, way)])
         found["unlimited"].append([name for name, way in known.items() if near(path, way)])
@@ -88,14 +108,15 @@ def near(path, way):
 
 def gradient_of(rank, batch_size, noise):
     """A rank's gradient: the true one, and what the mean over `batch_size` images has left of an image's noise."""
-    true = torch.randn(200, generator=torch.Generator().manual_seed(7)) / 10
-    return true + noise * torch.randn(200, generator=torch.Generator().manual_seed(rank)) / math.sqrt(batch_size)
+    true, own = (torch.randn(200, generator=torch.Generator().manual_seed(number + generator_seed()))
+                 for number in (7, rank))
+    return true / 10 + noise * own / math.sqrt(batch_size)
 
 
 def measure_noise(function, here):
     """What the function says in each case, and whether it changed the gradient that it was given."""
     found = {"got": [], "changed": False}
-    for batch_size, noise in IMAGES:
+    for batch_size, noise in images():
         gradient = gradient_of(here.rank, batch_size, noise)
         before = gradient.clone()
         got = function(gradient, batch_size)
@@ -145,6 +166,9 @@ def rate(attempt):
     right. main.py does the same with --lr-scaling linear --warmup-epochs."""
     sizes = (0.01, 64, 8, 64), (0.01, 64, 8, 8), (0.1, 256, 256, 32), (0.4, 128, 2, 32)
     times = (1, 20, 2), (10, 20, 1), (0, 20, 1), (30, 20, 2), (40, 20, 2), (100, 20, 2)
+    sizes = drawn(sizes, lambda random: (random.randint(1, 40) / 100, random.choice([32, 64, 128]),
+                                         random.randint(2, 64), random.choice([8, 16, 32, 48])))
+    times = drawn(times, lambda random: (random.randint(0, 90), random.randint(5, 40), random.randint(1, 4)))
     for miss in misses(rate, attempt, [(*size, *when) for size, when in product(sizes, times)]):
         _, batch, ranks, batch_size, *_ = miss.asked
         images = ranks * batch_size
@@ -223,14 +247,14 @@ def update(attempt):
     batches of any size can be taken together. Language models need this, because their texts have unequal numbers
     of words."""
     ranks = answers.findings("my_update", attempt)
-    one = ranks[0]
-    if (rows := max(rank["rows"] for rank in ranks)) > max(map(max, SIZES)):
-        raise Wrong(f"A forward saw {rows} rows, and the largest micro-batch has {max(map(max, SIZES))}. They "
+    one, sizes = ranks[0], rows_of_ranks(len(ranks))
+    if (rows := max(rank["rows"] for rank in ranks)) > max(map(max, sizes)):
+        raise Wrong(f"A forward saw {rows} rows, and the largest micro-batch has {max(map(max, sizes))}. They "
                     "are small because more does not fit in memory: give ddp one of them at a time.")
     if one["steps"] != 1:
         raise Wrong(f"The optimizer made {one['steps']} steps. All micro-batches together are one update.")
     if one["all_reduces"] != 1:
-        raise because(f"{one['all_reduces']} all-reduces of the gradients for {len(SIZES[0])} micro-batches.",
+        raise because(f"{one['all_reduces']} all-reduces of the gradients for {len(sizes[0])} micro-batches.",
                       (one["all_reduces"] == 0, "So each rank followed its own rows, and the weights differ. The "
                        "forward and backward of the last micro-batch must be outside no_sync."),
                       (True, "One is enough: all forwards and backwards but the last belong inside `with "
@@ -316,12 +340,12 @@ def noise_scale(attempt):
     """The ranks know the noise scale from gradients that they have anyway, for one more all-reduce of a single number.
     One step gives a poor estimate: take the means of both unknowns over many steps, then divide."""
     ranks = answers.findings("my_noise_scale", attempt)
-    for case, (batch_size, noise) in enumerate(IMAGES):
+    for case, (batch_size, noise) in enumerate(images()):
         got = [rank["got"][case] for rank in ranks]
-        each = torch.stack([gradient_of(rank, batch_size, noise) for rank in range(RANKS)])
+        each = torch.stack([gradient_of(rank, batch_size, noise) for rank in range(len(ranks))])
         norms = each.square().sum(1).mean(), each.mean(0).square().sum()
-        known = {name: of(*norms, batch_size, RANKS).item() for name, of in SCALES.items()}
-        said = (f"{RANKS} ranks, {batch_size} images each: you said {', '.join(f'{value:.4g}' for value in got)}; "
+        known = {name: of(*norms, batch_size, len(ranks)).item() for name, of in SCALES.items()}
+        said = (f"{len(ranks)} ranks, {batch_size} images each: you said {', '.join(f'{value:.4g}' for value in got)}; "
                 f"it is {known['right']:.4g}.")
 
         def is_of(name, got=got, known=known):
@@ -336,7 +360,7 @@ def noise_scale(attempt):
                 (is_of("sum"), "That is the sum of the ranks' gradients. The global batch has their mean."),
                 (is_of("squares"), "You added up the squared norms of the ranks: `small` is their mean."),
                 (is_of("ranks"), f"You counted in ranks, and the batches are of images: {batch_size} and "
-                 f"{RANKS * batch_size}."),
+                 f"{len(ranks) * batch_size}."),
                 (is_of("by the mean gradient"), "You divided by the squared norm of the mean gradient. "
                  "That has noise in it, too: G is less."))
     if any(rank["changed"] for rank in ranks):

@@ -254,7 +254,7 @@ answers = Answers({"be_rank": measure_be_rank}, group=False)
               "all write": all_write, "its own number": own_number, "stays in the group": stays_in_the_group},
 )
 def spawned(attempt):
-    """Three processes that were told nothing but their numbers made a group, added up, and one of them wrote the sum
+    """Processes that were told nothing but their numbers made a group, added up, and one of them wrote the sum
     where the parent can read it."""
     found = answers.findings("be_rank", attempt)
     errors, total = [one["error"] for one in found if "error" in one], sum(range(1, len(found) + 1))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from course.checks import Wrong, because, exercise
+from course.checks.cases import drawn_one, generator_seed
 from course.checks.on_ranks import Answers
 
 LIMIT = 60  # seconds for all kills of one function, which take one or two
@@ -63,7 +64,7 @@ KILLS = '''
 import os, shutil, signal, sys, tempfile
 from pathlib import Path
 {source}
-OLD, NEW = b"old" * 1000, b"new" * 1300  # shorter than the buffer of an open file
+OLD, NEW = {old!r} * 1000, {new!r} * 1300  # shorter than the buffer of an open file
 def killed_at(number, path):
     seen = 0
     def trace(frame, event, argument):
@@ -101,15 +102,22 @@ while status != 0:
 '''
 
 
+def old_and_new():
+    """What stands in the file, and what is to stand there: three bytes each."""
+    return drawn_one((b"old", b"new"), lambda random: [b"%d" % number for number in random.sample(range(100, 999), 2)])
+
+
 def kill_often(function):
     """The words of KILLS for this function: how it ended, or what a kill left."""
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
         raise Wrong("Your function's text is not to be found. Define it with def, in a cell of its own.") from None
+    old, new = old_and_new()
+    program = KILLS.format(source=source, name=function.__name__, old=old, new=new)
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", KILLS.format(source=source, name=function.__name__)], cwd=folder,
-                              capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
+                              timeout=LIMIT)
     if not done.stdout.strip() or done.returncode:
         raise Wrong("In a process of its own, where only os, shutil, tempfile and Path are imported, it said: "
                     f"{(done.stderr.strip().splitlines() or ['nothing'])[-1]}.")
@@ -127,11 +135,12 @@ def never_half(attempt):
     """Killed before each single instruction, your function left the whole old file or the whole new one. main.py too
     writes beside and renames, and keeps the file before as .previous. os.fsync before the rename guards against a
     power cut."""
+    old, new = old_and_new()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "checkpoint")
-        path.write_bytes(b"old")
-        attempt(str(path), b"new")
-        if path.read_bytes() != b"new":
+        path.write_bytes(old)
+        attempt(str(path), new)
+        if path.read_bytes() != new:
             raise Wrong(f"When it was done, the file still held {path.read_bytes()!r}, and not the new data. Give the "
                         "new file its name.")
     what, found, *numbers = kill_often(attempt)
@@ -156,10 +165,31 @@ WRITERS = ((2, 6, 3), (4, 3, 2))  # ranks that wrote the checkpoint, images a st
 LEFT = 24  # images of the epoch that are left
 
 
+def kept_on(ranks):
+    """KEPT; or for a grader others."""
+    def other(random):
+        common, *newer = sorted(random.sample(range(31, 99), ranks + 1))
+        own = random.sample(newer, ranks)  # of each rank another one, so that each mistake shows
+        lists = [sorted(random.sample(range(10, 30), random.randint(1, 15))) for _ in range(ranks)]
+        return [sorted((common - 30, common, step)) for step in own], lists, [[common, own[0]], *lists[1:-1], []]
+
+    return drawn_one(KEPT, other)
+
+
+def writers_and_left(ranks):
+    """(WRITERS, LEFT); or for a grader others: first fewer writers than ranks, then more."""
+    def other(random):
+        fewer, more = random.randrange(2, ranks), ranks + random.randint(1, 3)
+        return ([(writers, random.randint(3, 8), random.randint(4, 9)) for writers in (fewer, more)],
+                ranks * random.randint(3, 7))
+
+    return drawn_one((WRITERS, LEFT), other)
+
+
 def measure_newest(function, here):
     """The step that the function names on this rank, in each case."""
     found = []
-    for kept in KEPT:
+    for kept in kept_on(here.world_size):
         got = function(list(kept[here.rank]))
         if got is not None and (isinstance(got, bool) or got != int(got)):
             raise Wrong(f"On rank {here.rank} it returned {got!r}. Asked for: the number of a step, or None.")
@@ -169,10 +199,10 @@ def measure_newest(function, here):
 
 def measure_resume(function, here):
     """The images that this rank still takes, and the sums it goes on with, for each number of ranks that wrote."""
-    found = {"images": [], "sums": []}
-    for number, (writers, batch_size, step) in enumerate(WRITERS):
-        numbers = torch.Generator().manual_seed(number)
-        order = torch.randperm(writers * batch_size * step + LEFT, generator=numbers).tolist()
+    found, (cases, left) = {"images": [], "sums": []}, writers_and_left(here.world_size)
+    for number, (writers, batch_size, step) in enumerate(cases):
+        numbers = torch.Generator().manual_seed(number + generator_seed())
+        order = torch.randperm(writers * batch_size * step + left, generator=numbers).tolist()
         path = Path(here.folder, f"node{here.rank}", f"checkpoint{number}")
         if here.rank == 0:  # as if each rank had a disk of its own
             path.parent.mkdir(exist_ok=True)
@@ -244,7 +274,7 @@ def newest(attempt):
     """Every rank names the same step, and has it. A rank that went on from another step than the rest would train
     another model, and DDP would average the two without a word."""
     ranks = answers.findings("my_newest", attempt)
-    for case, kept in enumerate(KEPT):
+    for case, kept in enumerate(kept_on(len(ranks))):
         got = [rank["steps"][case] for rank in ranks]
         wanted = max(set(kept[0]).intersection(*kept[1:]), default=None)
         if got == [wanted] * len(got):
@@ -333,21 +363,22 @@ def resumed(attempt):
     are easier: they are the same on all ranks. The random states of the old ranks fit no new one, so such a run is not
     the same bit for bit."""
     ranks = answers.findings("my_resume", attempt)
-    for case, (writers, batch_size, step) in enumerate(WRITERS):
+    cases, left = writers_and_left(len(ranks))
+    for case, (writers, batch_size, step) in enumerate(cases):
         done = writers * batch_size * step
-        began = (f"{writers} ranks had made {step} steps with {batch_size} images each, so {done} of {done + LEFT} "
+        began = (f"{writers} ranks had made {step} steps with {batch_size} images each, so {done} of {done + left} "
                  f"images are done.")
         images = [rank["images"][case] for rank in ranks]
         together = sorted(place for places in images for place in places)
         if any(place < 0 for place in together):
             raise Wrong(f"{began} Your function returned numbers that are not in `order`.")
         again, twice = sum(place < done for place in together), len(together) - len(set(together))
-        missing = len(set(range(done, done + LEFT)) - set(together))
+        missing = len(set(range(done, done + left)) - set(together))
         if again or twice or missing:
             raise because(
                 f"{began} Of the images that your ranks take, {again} are done already and {twice} are taken twice; "
                 f"{missing} are left out.",
-                (len(set(together)) == done + LEFT, "Go on where the epoch was, not at its beginning."),
+                (len(set(together)) == done + left, "Go on where the epoch was, not at its beginning."),
                 (twice > 0, "Each rank needs a part of its own."),
                 (True, "How many images were done depends on the number of ranks that did them, not on today's."))
         if len({len(places) for places in images}) > 1:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from course.checks import Wrong, because, exercise
-from course.checks.cases import misses
+from course.checks.cases import drawn, drawn_one, generator_seed, misses
 from course.checks.on_ranks import Answers
 
 IMAGES, EPOCHS = 24, 2  # what `train` is given: shards are equal
@@ -62,6 +62,15 @@ def five_runs(attempt):
                         f"({sum(attempt[one] == TRUTH[one] for one in TRUTH)} of 5 are right.)")
 
 
+def given(ranks):
+    """(images, epochs) of `train`."""
+    return drawn_one((IMAGES, EPOCHS), lambda random: (ranks * random.choice((7, 9, 11)), random.choice((3, 4))))
+
+
+def drifting():
+    """(the parameter to which something is added, the one whose rows change places)."""
+    return drawn_one(("0.bias", "3.weight"), lambda random: (
+        random.choice(("0.weight", "2.bias")), random.choice(("2.weight", "3.weight"))))
 
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
@@ -69,8 +78,9 @@ def five_runs(attempt):
 
 def measure_train(function, here):
     """Which images each epoch took, the all-reduces of gradients, the losses, and what the function returned."""
-    torch.manual_seed(0)
-    images, labels = torch.randn(IMAGES, 5), torch.randint(3, (IMAGES,))
+    torch.manual_seed(generator_seed())
+    size, epochs = given(here.world_size)
+    images, labels = torch.randn(size, 5), torch.randint(3, (size,))
     model, taken, sums, sent = nn.Linear(5, 3), [], [], []
 
     def note(module, inputs, scores):
@@ -85,10 +95,10 @@ def measure_train(function, here):
     model.register_forward_hook(note)
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, count)
-    got = function(ddp, torch.optim.SGD(model.parameters(), lr=0.5), images, labels, EPOCHS)
-    one_epoch = len(sums) // EPOCHS
+    got = function(ddp, torch.optim.SGD(model.parameters(), lr=0.5), images, labels, epochs)
+    one_epoch = len(sums) // epochs
     return {"taken": taken, "all_reduces": len(sent), "steps": len(sums), "got": None if got is None else list(got),
-            "sums": [sum(sums[epoch * one_epoch:(epoch + 1) * one_epoch]) for epoch in range(EPOCHS)]}
+            "sums": [sum(sums[epoch * one_epoch:(epoch + 1) * one_epoch]) for epoch in range(epochs)]}
 
 
 def measure_drifted(function, here):
@@ -99,8 +109,9 @@ def measure_drifted(function, here):
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2, bias=False))
         with torch.no_grad():
             if drift and here.rank == here.world_size - 1:
-                model[0].bias += 0.001
-                model[3].weight.copy_(model[3].weight.flip(0))  # the sum and the norm stay
+                added, flipped = map(model.get_parameter, drifting())
+                added += 0.001
+                flipped.copy_(flipped.flip(0))  # the sum and the norm stay
         before = [parameter.detach().clone() for parameter in model.parameters()]
         got = function(model)
         moved = any(not torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
@@ -159,24 +170,25 @@ def repaired(attempt):
     """All three are mended: the gradients are all-reduced, each epoch has an order of its own, and the loss is that of
     all images. Only one of the three had stopped the program."""
     ranks = answers.findings("train", attempt)
-    got, took = ranks[0]["got"], [rank["taken"] for rank in ranks]
-    if not got or len(got) != EPOCHS:
-        raise Wrong(f"Rank 0 returned {got}. It must return a list with the loss of each of {EPOCHS} epochs.")
+    got, took, (images, asked) = ranks[0]["got"], [rank["taken"] for rank in ranks], given(len(ranks))
+    if not got or len(got) != asked:
+        raise Wrong(f"Rank 0 returned {got}. It must return a list with the loss of each of {asked} epochs.")
     if not all(rank["all_reduces"] for rank in ranks):
         raise Wrong("It ends, but no gradient was ever all-reduced: each rank trained a model of its own. Which object "
                     "must the images go through?")
-    epochs = [[order[number * len(order) // EPOCHS:(number + 1) * len(order) // EPOCHS] for order in took]
-              for number in range(EPOCHS)]
-    if any(sorted(sum(orders, [])) != list(range(IMAGES)) for orders in epochs):
+    epochs = [[order[number * len(order) // asked:(number + 1) * len(order) // asked] for order in took]
+              for number in range(asked)]
+    if any(sorted(sum(orders, [])) != list(range(images)) for orders in epochs):
         raise Wrong("In an epoch each image must be taken once, by one of the ranks. Leave that to the sampler.")
     if epochs[0] == epochs[1]:
-        raise Wrong("The models stay together now. But both epochs take the images in the same order: rank 0 begins "
+        raise Wrong(f"The models stay together now. But {'both' if asked == 2 else 'the first two'} epochs take the "
+                    "images in the same order: rank 0 begins "
                     f"with {', '.join(map(str, epochs[0][0][:4]))} each time.")
     for epoch, loss in enumerate(got):
         own = ranks[0]["sums"][epoch] / len(epochs[epoch][0])
-        right = sum(rank["sums"][epoch] for rank in ranks) / IMAGES
+        right = sum(rank["sums"][epoch] for rank in ranks) / images
         if abs(loss - right) > 1e-4:
-            raise because(f"Epoch {epoch}: rank 0 returned the loss {loss:.4f}; of all {IMAGES} images it is "
+            raise because(f"Epoch {epoch}: rank 0 returned the loss {loss:.4f}; of all {images} images it is "
                           f"{right:.4f}.", (abs(loss - own) < 1e-4, "Yours is that of rank 0's images alone."))
 
 
@@ -242,7 +254,8 @@ def instrument(attempt):
     models = list(zip(*(rank["models"] for rank in answers.findings("drifted", attempt)), strict=True))
     if any(one["moved"] for of_model in models for one in of_model):
         raise Wrong("Your function changed the weights. An instrument must not: receive into a copy.")
-    for of_model, right in zip(models, ([], ["0.bias", "3.weight"]), strict=True):
+    added, flipped = drifting()
+    for of_model, right in zip(models, ([], sorted(drifting())), strict=True):
         told = [one["got"] for one in of_model]
         if told == [right] * len(told):
             continue
@@ -254,11 +267,20 @@ def instrument(attempt):
             (any(names != told[0] for names in told), "They do not agree: each knows its own comparison alone, and "
              "rank 0 has nothing to compare with but itself. Tell each other."),
             (not right, "None of them may be named."),
-            (told[0] == ["0.bias"], "In 3.weight two rows had changed places: the sum and the norm are the same, the "
+            (told[0] == [added], f"In {flipped} two rows had changed places: the sum and the norm are the same, the "
              "weights are not. Compare every number."))
 
 
 # Exercise 4: undo the padding
+def dealt(random):
+    """Hits of each rank, as the sampler deals them, and the number of images: a prime, so that no fixed case's share of
+    hits is this one's."""
+    images, ranks = random.choice((11, 13, 17, 19, 23)), random.randint(2, 5)
+    right = [1, *random.choices((0, 1), k=images - 2), 0]
+    return [[right[place % images] for place in range(rank, -(-images // ranks) * ranks, ranks)]
+            for rank in range(ranks)], images
+
+
 def exact(hits, images):
     in_order = [hit for one_each in zip(*hits, strict=True) for hit in one_each]
     return sum(in_order[:images]) / images
@@ -282,6 +304,7 @@ def unpadded(attempt):
     true length. Frameworks do it this way, for instance Accelerate's gather_for_metrics."""
     cases = [([[1, 1, 0, 0, 0], [1, 1, 0, 0, 1]], 9), ([[1, 0, 1], [0, 1, 1], [1, 0, 1]], 7),
              ([[1, 0], [0, 0]], 4)]
+    cases = drawn(cases, dealt)
     for miss in misses(unpadded, attempt, cases):
         miss.tell("With the hits {hits} of {images} images you gave {got:.4f}; it is {right:.4f}.",
                   counted=sum(map(len, miss.asked[0])))

@@ -9,19 +9,39 @@ import torch.distributed as dist
 from torch import nn
 
 from course.checks import Wrong, because, exercise
-from course.checks.cases import exactly, misses
+from course.checks.cases import drawn, drawn_one, exactly, generator_seed, misses
 from course.checks.on_ranks import Answers
 
-VALUES, STEPS, RATE, MOMENTUM = 12, 3, 0.1, 0.9  # of the weights that are updated, and of their updates
+RATE, MOMENTUM = 0.1, 0.9  # of the updates
+
+
+def updates(ranks):
+    """(values of the weights, updates, a number that the gradients are made with)."""
+    return drawn_one((12, 3, 7), lambda random: (
+        ranks * random.choice((5, 7)), random.choice((4, 5)), random.choice((9, 11, 13))))
+
+
+def widths(ranks):
+    """Of the layers to shard: what goes in, and what comes out of each; not all of it is shared out evenly."""
+    return drawn_one((5, 8, 4, 2), lambda random: (
+        random.choice((6, 7, 9)), random.choice((9, 10, 11)), ranks + 1, random.choice((3, 6))))
+
+
+def mlp_sizes(ranks):
+    """(rows of x, values of each, hidden values)."""
+    return drawn_one((4, 6, 12), lambda random: (
+        random.randint(5, 9), random.randint(7, 11), ranks * random.choice((4, 5, 7))))
+
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
 
 def measure_my_step(function, here):
     """The gradients that a rank had in each step, its weights in the end, and how many values it keeps in `state`."""
-    weights, state, gradients = torch.arange(1.0, VALUES + 1), {}, []
-    for step in range(STEPS):
-        gradient = torch.tensor([float((value * (here.rank + 2) + step) % 7) for value in range(VALUES)])
+    values, steps, modulus = updates(here.world_size)
+    weights, state, gradients = torch.arange(1.0, values + 1), {}, []
+    for step in range(steps):
+        gradient = torch.tensor([float((value * (here.rank + 2) + step) % modulus) for value in range(values)])
         gradients.append(gradient.tolist())
         function(weights, gradient, state)
     return {"gradients": gradients, "weights": weights.tolist(),
@@ -33,7 +53,9 @@ def measure_my_shards(function, here):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule
 
-    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    given, first, second, last = widths(here.world_size)
+    model = nn.Sequential(nn.Linear(given, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(),
+                          nn.Linear(second, last))
     whole = {name: list(weight.shape) for name, weight in model.named_parameters()}
     try:
         told = function(model, init_device_mesh("cpu", (here.world_size,)))
@@ -57,7 +79,7 @@ def measure_my_shards(function, here):
     for layer in model:
         if isinstance(layer, nn.Linear):
             layer.register_forward_pre_hook(look)
-    model(torch.ones(2, 5))
+    model(torch.ones(2, given))
     return {"told": {name: list(map(int, shape)) for name, shape in told.items()}, "has": has, "whole": whole,
             "seen": seen}
 
@@ -70,8 +92,10 @@ def measure_my_mlp(function, here):
         call = getattr(dist, name)
         return lambda *args, **kwargs: calls.append(name) or call(*args, **kwargs)
 
-    torch.manual_seed(0)
-    mlp, x, calls, counters = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6)), torch.randn(4, 6), [], []
+    torch.manual_seed(generator_seed())
+    rows, size, hidden = mlp_sizes(here.world_size)
+    mlp = nn.Sequential(nn.Linear(size, hidden), nn.GELU(), nn.Linear(hidden, size))
+    x, calls, counters = torch.randn(rows, size), [], []
     names = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "reduce")
     with torch.no_grad():
         for run in (function, lambda mlp, x: mlp(x)):
@@ -105,6 +129,13 @@ def fewest(parameters, memory, stage):
     return math.ceil(shared / (memory - whole)) if shared and whole < memory else None
 
 
+def fitting(random):
+    """A model that fits, once it is shared out."""
+    gigabytes, stage = random.choice((24, 40, 48, 96)), random.randint(1, 3)
+    most = {1: gigabytes // 4 - 1, 2: gigabytes // 2 - 1, 3: 4 * gigabytes}[stage]
+    return random.randint(most // 3, most) * 1e9, gigabytes * 1e9, stage
+
+
 @exercise(
     solution=fewest,
     hint="Split the 16 bytes a parameter into what each rank has whole (16, 4, 2 or 0 of them at stage 0 to 3) and "
@@ -122,7 +153,7 @@ def fits(attempt):
     states of each ZeRO stage (activations not counted). And at stage 1 and 2 there is a model that never fits."""
     cases = ((7e9, 80e9, 0), (7e9, 80e9, 1), (7e9, 80e9, 3), (1e9, 80e9, 0), (18e9, 80e9, 1), (20e9, 80e9, 1),
              (30e9, 80e9, 1), (30e9, 80e9, 2), (70e9, 80e9, 3))
-    for miss in misses(fits, attempt, cases, read=exactly):
+    for miss in misses(fits, attempt, drawn(cases, fitting), read=exactly):
         (parameters, memory, stage), got, right = miss.asked, miss.got, miss.right
         call = (f"{parameters / 1e9:g} billion parameters, devices of {memory / 1e9:g} GB, stage {stage}: you gave "
                 f"{got}; it is {right}.")
@@ -175,7 +206,7 @@ def rank_0_updates(weights, gradient, state):
 
 def simulated(gradients, momentum=MOMENTUM):
     """The weights after these gradients, one for each step, in one process."""
-    weights, average = torch.arange(1.0, VALUES + 1), torch.zeros(VALUES)
+    weights, average = torch.arange(1.0, gradients.shape[-1] + 1), torch.zeros(gradients.shape[-1])
     for gradient in gradients:
         average = momentum * average + gradient
         weights -= RATE * average
@@ -197,14 +228,15 @@ def zero1(attempt):
     reduce_scatter in place of all_reduce it sends no more than DDP's all_reduce."""
     ranks = answers.findings("my_step", attempt)
     gradients = torch.tensor([rank["gradients"] for rank in ranks])  # [rank, step, value]
-    piece, right = VALUES // len(ranks), simulated(gradients.mean(0))
+    values, steps = gradients.shape[-1], gradients.shape[1]
+    piece, right = values // len(ranks), simulated(gradients.mean(0))
     its_own = torch.cat([simulated(own).split(piece)[rank] for rank, own in enumerate(gradients)])
     for number, rank in enumerate(ranks):
         got = torch.tensor(rank["weights"])
         if not torch.allclose(got, right, atol=1e-4):
             value = (got - right).abs().argmax().item()
             raise because(
-                f"After {STEPS} steps value {value} of rank {number}'s weights is {got[value]:.3f}; it should be "
+                f"After {steps} steps value {value} of rank {number}'s weights is {got[value]:.3f}; it should be "
                 f"{right[value]:.3f}.",
                 (torch.allclose(got, its_own, atol=1e-4), "Each piece was updated with the gradient of one rank alone. "
                  "It needs the mean over all ranks."),
@@ -218,9 +250,9 @@ def zero1(attempt):
             raise because(
                 f"The weights are right, and rank {number} keeps {rank['state']} values in `state`. It should keep the "
                 f"momentum of its own piece, {piece} values.",
-                (all(other["state"] == VALUES for other in ranks), "Every rank keeps all of it: this is DDP, and saves "
+                (all(other["state"] == values for other in ranks), "Every rank keeps all of it: this is DDP, and saves "
                  "no memory."),
-                (ranks[0]["state"] == VALUES, "Rank 0 keeps and updates everything, and the others wait for it."))
+                (ranks[0]["state"] == values, "Rank 0 keeps and updates everything, and the others wait for it."))
 
 
 # Exercise 3: what FSDP keeps where

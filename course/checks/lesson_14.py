@@ -13,23 +13,31 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course.checks import Wrong, because, exercise
-from course.checks.cases import exactly, misses
+from course.checks.cases import drawn, drawn_one, exactly, generator_seed, misses
 from course.checks.on_ranks import Answers
 
 BATCHES, ROWS, EVERY, ROUNDS = 6, 4, 3, 6
+
+
+def sizes():
+    """(batches, rows of each, after how many to log, values of an image)"""
+    return drawn_one((BATCHES, ROWS, EVERY, 20), lambda random: (
+        (every := random.choice((4, 5))) * random.choice((2, 3)), random.randint(5, 9), every, random.randint(24, 40)))
+
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 
 
 def small_ddp():
     torch.manual_seed(0)
-    return DistributedDataParallel(nn.Linear(20, 8))
+    return DistributedDataParallel(nn.Linear(sizes()[3], 8))
 
 
 def small_batches(here):
-    numbers = torch.Generator().manual_seed(here.rank)
-    return [(torch.randn(ROWS, 20, generator=numbers), torch.randint(8, (ROWS,), generator=numbers))
-            for _ in range(BATCHES)]
+    numbers = torch.Generator().manual_seed(here.rank + generator_seed())
+    batches, rows, _, values = sizes()
+    return [(torch.randn(rows, values, generator=numbers), torch.randint(8, (rows,), generator=numbers))
+            for _ in range(batches)]
 
 
 def measure_hook(function, here):
@@ -62,7 +70,7 @@ def measure_hook(function, here):
 
 def measure_log(function, here):
     """The losses that it returns, those of a loop that reads each of them, and how often it read and sent any."""
-    batches, counts = small_batches(here), {"read": 0, "sent": 0}
+    batches, counts, every = small_batches(here), {"read": 0, "sent": 0}, sizes()[2]
     parallel, wanted = small_ddp(), []
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     for images, labels in batches:
@@ -86,10 +94,10 @@ def measure_log(function, here):
         patches.enter_context(mock.patch.object(dist, "all_reduce", counted("sent", dist.all_reduce)))
         for name in ("item", "tolist", "__float__"):
             patches.enter_context(mock.patch.object(torch.Tensor, name, counted("read", getattr(torch.Tensor, name))))
-        got = function(parallel, batches, torch.optim.SGD(parallel.parameters(), lr=0.1), EVERY)
-    if not isinstance(got, list) or len(got) != BATCHES // EVERY or not all(isinstance(one, float) for one in got):
-        raise Wrong(f"On rank {here.rank} you returned {got!r}. For {BATCHES} batches and every={EVERY} it is a list "
-                    f"of {BATCHES // EVERY} Python floats.")
+        got = function(parallel, batches, torch.optim.SGD(parallel.parameters(), lr=0.1), every)
+    if not isinstance(got, list) or len(got) != len(batches) // every or not all(isinstance(one, float) for one in got):
+        raise Wrong(f"On rank {here.rank} you returned {got!r}. For {len(batches)} batches and every={every} it is a "
+                    f"list of {len(batches) // every} Python floats.")
     return {"got": got, "own": wanted, **counts}
 
 
@@ -141,6 +149,16 @@ TRACES = [
 ]
 
 
+OTHER_NAMES = ("train", "encode", "decode", "norm", "pool", "embed", "gather", "softmax")
+
+
+def renamed(random):
+    """One of TRACES, with names that none has, and each time so many times as long."""
+    events, times = random.choice(TRACES), random.randint(2, 9)
+    others = dict(zip(sorted({event["name"] for event in events}), random.sample(OTHER_NAMES, 8), strict=False))
+    return spans(*((others[event["name"]], times * event["start"], times * event["end"]) for event in events))
+
+
 @exercise(
     solution=my_largest,
     hint="The self time of an event is its length minus that of its children: the events directly inside it. What is "
@@ -163,7 +181,7 @@ TRACES = [
 def largest(attempt):
     """Self time, added up over the calls: this is how a profiler sorts its table. Total time would always name the
     outermost label, and a part that nobody named, as waiting in backward, shows as the self time of what is around."""
-    for miss in misses(largest, attempt, [(events,) for events in TRACES], read=exactly):
+    for miss in misses(largest, attempt, [(events,) for events in drawn(TRACES, renamed)], read=exactly):
         miss.tell("", "You said {got!r}. The largest self time, over all its calls, has {right!r}.")
 
 
@@ -223,14 +241,15 @@ def upside_down(*asked):
 
 
 class Machine:
-    """Two trainings on a machine with a clock of its own. `after` is 1.6 times as fast."""
+    """Two trainings on a machine with a clock of its own. `after` is `gain` times as fast."""
 
     def __init__(self, first=0.0, second=1.0, slow_from=99, disturbed=None):
+        self.gain = drawn_one(1.6, lambda random: random.randint(18, 30) / 10)
         self.clock, self.calls, self.seen = 0.0, 0, {"before": 0, "after": 0}
         self.first, self.second, self.slow_from, self.disturbed = first, second, slow_from, disturbed
 
     def train(self, name):
-        length = {"before": 1.6, "after": 1.0}[name] * (self.second if self.calls % 2 else 1)
+        length = {"before": self.gain, "after": 1.0}[name] * (self.second if self.calls % 2 else 1)
         length *= (2 if self.calls >= self.slow_from else 1) * (20 if self.calls == self.disturbed else 1)
         self.clock += length + (0 if self.seen[name] else self.first)
         self.calls, self.seen[name] = self.calls + 1, self.seen[name] + 1
@@ -268,14 +287,15 @@ CASES = (
 def fair(attempt):
     """In turns, in changing order, the first of each left out, the median of the ratios. What disturbs the machine then
     disturbs both, or only a round. How far the rounds are apart tells how much of a gain is noise."""
+    rounds = drawn_one(ROUNDS, lambda random: 8)
     for disturbance, said, reason in CASES:
         machine = Machine(**disturbance)
-        got = attempt(machine.before, machine.after, ROUNDS, machine.now)
-        if min(machine.seen.values()) < ROUNDS:
-            raise Wrong(f"You were asked for {ROUNDS} rounds, and trained {machine.seen['before']} times without the "
+        got = attempt(machine.before, machine.after, rounds, machine.now)
+        if min(machine.seen.values()) < rounds:
+            raise Wrong(f"You were asked for {rounds} rounds, and trained {machine.seen['before']} times without the "
                         f"change and {machine.seen['after']} times with it.")
-        if abs(got / 1.6 - 1) > 0.08:
-            raise Wrong(f"{said}, you said {got:.2f}. The change makes it 1.6 times as fast. {reason}")
+        if abs(got / machine.gain - 1) > 0.08:
+            raise Wrong(f"{said}, you said {got:.2f}. The change makes it {machine.gain:g} times as fast. {reason}")
 
 
 # Exercise 3: gradients in 16 bits
@@ -434,20 +454,22 @@ def logged(attempt):
     """The same figures as if each loss were read and sent at once. On a GPU each item() makes the program wait until
     the GPU has done all that it was given; here that happens once in `every` steps."""
     ranks = answers.findings("my_train", attempt)
-    windows = BATCHES // EVERY
+    batches, _, every, _ = sizes()
+    windows = batches // every
     each = [statistics.mean(step) for step in zip(*(rank["own"] for rank in ranks), strict=True)]
-    wanted = [statistics.mean(each[start:start + EVERY]) for start in range(0, BATCHES, EVERY)]
+    wanted = [statistics.mean(each[start:start + every]) for start in range(0, batches, every)]
     for number, rank in enumerate(ranks):
         if not close(rank["got"], wanted):
-            raise because(f"On rank {number} you returned {show(rank['got'])}; the means over all ranks and {EVERY} "
+            raise because(f"On rank {number} you returned {show(rank['got'])}; the means over all ranks and {every} "
                           f"batches are {show(wanted)}.",
                           (not rank["sent"], "Nothing was sent, so a rank knows its own losses only."),
                           (close(rank["got"], [value * len(ranks) for value in wanted]),
                            "That is the sum over the ranks."),
-                          (close(rank["got"], each[EVERY - 1::EVERY]), f"That is the loss of each {EVERY}rd batch. All "
+                          (close(rank["got"], each[every - 1::every]),
+                           f"That is the loss of each {every}{'rd' if every == 3 else 'th'} batch. All "
                            "of them belong to the mean."))
         if rank["sent"] > windows:
-            raise Wrong(f"The losses are right, but {rank['sent']} all-reduces for {BATCHES} batches: every one costs "
+            raise Wrong(f"The losses are right, but {rank['sent']} all-reduces for {batches} batches: every one costs "
                         f"its latency, however small it is. {windows} are enough.")
         if rank["read"] > windows:
             raise Wrong(f"The losses are right, but a tensor was read {rank['read']} times (item, tolist, float). On a "

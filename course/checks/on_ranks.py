@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 import shortcuts
 from course.checks import Wrong
+from course.checks.cases import SEED, drawn_one
 
 RANKS, LIMIT, WAIT = 3, 40, 5  # of a check that starts ranks: seconds for all they do, and to wait for one another
 PRELOAD = ("torch", "torch.nn.parallel")  # in the process that ranks are forked from
@@ -61,11 +62,13 @@ class Answers:
     group: bool = True  # the ranks are one process group (gloo) before a function is called
     preload: tuple = ()  # modules that the ranks find imported: what takes seconds, once for all
 
-    def findings(self, name, attempt, ranks=RANKS):
-        """What each rank saw, a list. `attempt` is a function that can be imported by name, or the path of a file.
+    def findings(self, name, attempt, ranks=None):
+        """What each rank saw, a list: of `ranks`, RANKS if left out, or then for a grader one or two more.
 
+        `attempt` is a function that can be imported by name, or the path of a file.
         NotImplementedError where one did not try; Wrong where the function was not run, or raised, or cannot be right.
         """
+        ranks = ranks or drawn_one(RANKS, lambda random: RANKS + random.randint(1, 2))
         if not callable(attempt) and untouched(Path(attempt), name):
             raise NotImplementedError
         found = self.on_each(name, attempt if callable(attempt) else str(Path(attempt).resolve()), ranks)
@@ -86,8 +89,9 @@ class Answers:
         """What each rank saw, a list. Wrong where a process died, or not all came to an end within LIMIT."""
         context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
         context.set_forkserver_preload([*PRELOAD, *self.preload])
+        seed = os.environ.get(SEED, "")  # the process that ranks are forked from may have been started without it
         with tempfile.TemporaryDirectory() as folder:
-            processes = [context.Process(target=be_rank, args=(self, name, attempt, rank, ranks, folder))
+            processes = [context.Process(target=be_rank, args=(self, name, attempt, rank, ranks, folder, seed))
                          for rank in range(ranks)]
             for process in processes:
                 process.start()
@@ -149,8 +153,9 @@ def first_line(error):
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
-def be_rank(answers, name, attempt, rank, ranks, folder):
+def be_rank(answers, name, attempt, rank, ranks, folder, seed):
     """Rank 0 writes down what all ranks saw, for the process that started them."""
+    os.environ[SEED] = seed
     torch.set_num_threads(1)
     here = Here(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)
     here.gather("ready", True, LIMIT)

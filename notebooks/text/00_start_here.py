@@ -29,7 +29,7 @@
 #
 # **Time.** About 35 minutes for you, 1 for the machine.
 #
-# This is the first of fifteen lessons. Later you build DDP yourself from two calls ([06](06_ddp.ipynb)), predict
+# This is the first of sixteen lessons. Later you build DDP yourself from two calls ([06](06_ddp.ipynb)), predict
 # how fast 1,024 GPUs would be, which you do not have ([08](08_predict_scaling.ipynb)), kill processes and see the
 # training go on ([11](11_fault_tolerance.ipynb)), and repair scripts that are broken as people really break them
 # ([12](12_break_it.ipynb)). A picture shows what was measured here; where it is a schematic, or was recorded elsewhere,

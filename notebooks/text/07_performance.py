@@ -449,6 +449,17 @@ lesson.code(utils.count, utils.all_sum)
 # Between machines the link is slower, and it shows. With much work for each byte sent, efficiency lasts: the paper on
 # DDP ([Li et al. 2020](https://arxiv.org/abs/2006.15704)) reports near-linear scaling to 256 GPUs.
 #
+# ## Your machine on the class's board
+#
+# In a class, hand in the folder `results/live`. `scripts/class_board` draws all machines of the room in one picture, from
+# the logs of this lesson. A log holds what was run, on how many cores of which processor, and how fast; no name. If you
+# want one on the board, write it here:
+
+# %%
+board_name = None  # at most 40 characters
+lesson.sign(board_name)
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. Say what one device is and what is held fixed. Then a speed-up means something.

@@ -117,7 +117,7 @@ def main():
     add("--lr", type=positive(float), default=0.01, help="learning rate of SGD with momentum 0.9")
     add("--samples", type=positive(int), default=60_000, help="train on the first so many images")
     add("--test-samples", type=positive(int), default=10_000, help="evaluate on the first so many images")
-    add("--data-path", type=nonempty_path, default="./data", help="folder of the data files")
+    add("--data-path", type=nonempty_path, default=data.FOLDER, help="folder of the data files")
     add("--port", type=int, default=0, help="where the ranks meet, on this machine; default: any that is free")
     add("--save-model", help="write the trained weights to this file")
     args = parser.parse_args()

@@ -1,0 +1,1 @@
+"""What a teacher uses; no learner's copy has it."""

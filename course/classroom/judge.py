@@ -1,0 +1,99 @@
+"""Judges one notebook's answers, behind the shield: it reads a Paper from stdin.
+
+    python -m course.classroom.judge DESCRIPTOR SECONDS
+
+For each exercise a line of JSON, [name, outcome, why], goes to the descriptor; one answer gets so many seconds. What an
+answer prints goes to stdout, where the shield counts it. An answer that is a function or a value is judged in a process
+of its own, which may hang or die; one that is a file runs on ranks, which are processes of their own already.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+
+from course.checks import Exercise, on_ranks
+from course.classroom import handed_in
+
+ROOM = 100_000_000  # bytes that an answer finds free
+FORK = multiprocessing.get_context("fork")
+CHECKS = re.compile(r"\bcourse\b[\s.]*(import\s+|\.)checks\b")
+
+
+def main(says, limit):
+    paper = handed_in.from_json(sys.stdin.read())
+    for name, text in paper.files.items():
+        Path(name).write_text(text, encoding="utf-8")
+    modules = {question.module: importlib.import_module(f"course.checks.{question.module}")
+               for question in paper.questions}
+    multiprocessing.set_forkserver_preload([*on_ranks.PRELOAD, *(module.__name__ for module in modules.values())])
+    for question in paper.questions:
+        exercise = getattr(modules[question.module], question.name)
+        answer = (paper.files if question.is_file else paper.source).get(question.given, "")
+        if CHECKS.search(answer):
+            said = "wrong", "Not yet. It looks into the course's checks. An answer stands on its own."
+        elif question.is_file:
+            said = exercise.verdict(question.given)
+        else:
+            said = in_a_process(exercise, question.given, answer, says, limit)
+        os.write(says, json.dumps([question.name, *said]).encode() + b"\n")
+        if shutil.disk_usage(".").free < ROOM:
+            return  # somebody has filled the disk: what comes next is judged in another room
+
+
+def in_a_process(exercise, name, source, closed, limit):
+    """The verdict on what `source` calls `name`: wrong, too, where it comes to no end, or ends its process."""
+    heard, says = FORK.Pipe(duplex=False)
+    child = FORK.Process(target=tell, args=(says, exercise, name, source, closed))
+    child.start()
+    says.close()
+    family = psutil.Process(child.pid)
+    try:
+        if not heard.poll(limit):
+            return "wrong", f"Not yet. No end within {limit:g} s."
+        return tuple(json.loads(heard.recv_bytes()))
+    except EOFError:
+        child.join()
+        how = signal.Signals(-child.exitcode).name if child.exitcode < 0 else f"status {child.exitcode}"
+        return "wrong", f"Not yet. Its process ended before the check had an answer ({how})."
+    finally:
+        for process in [*family.children(recursive=True), family] if family.is_running() else []:
+            process.kill()
+        child.join()
+
+
+def tell(says, exercise, name, source, closed):
+    os.close(closed)
+    before = fingerprint()
+    path = Path(f"{name}.py")  # a real file: some checks read a function's text
+    path.write_text(source, encoding="utf-8")
+    found = {"__name__": "answers"}
+    try:
+        exec(compile(source, str(path.resolve()), "exec"), found)
+        said = exercise.verdict(found.get(name))
+    except BaseException as error:  # SystemExit too: whatever an answer raises
+        said = "wrong", f"Not yet. It raised {on_ranks.first_line(error)}"
+    if fingerprint() != before:
+        said = "wrong", "Not yet. It changes the course's checks."
+    says.send_bytes(json.dumps(said).encode())
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def fingerprint():
+    """What the names in all checks stand for, and the code behind them: another one says that somebody changed them."""
+    return {(module, name, part): (id(value), id(getattr(value, "__code__", None)))
+            for module, loaded in list(sys.modules.items()) if module.startswith("course.checks")
+            for name, thing in vars(loaded).items() if not name.startswith("__")
+            for part, value in [("", thing), *(vars(thing).items() if isinstance(thing, type | Exercise) else [])]}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))

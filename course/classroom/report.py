@@ -1,0 +1,65 @@
+"""What grading found, for the teacher and for each learner: tables (CSV) and pages (HTML).
+
+`answers` is a DataFrame with a row an exercise: learner, file, lesson, exercise, outcome, why, code. `refused` one with
+a row a file that could not be graded: learner, file, why.
+"""
+
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+import options
+
+WORDS = {"right": "right", "wrong": "not yet", "untried": "not tried"}
+TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+                               autoescape=True)  # what a learner has written is shown, and never run by a browser
+
+
+def write(answers, refused, folder, line):
+    """Writes answers.csv, grades.csv, index.html and a page a learner to `folder`. `line`: how it was graded."""
+    write_text(folder / "answers.csv", answers.drop(columns="code").to_csv(index=False))
+    grades = counted(answers, ["learner", "lesson"])
+    write_text(folder / "grades.csv", grades.to_csv(index=False))
+    grades["cell"] = grades.right.astype(str) + " of " + grades["of"].astype(str)
+    learners = sorted({*answers.learner, *refused.learner})
+    table = grades.pivot(index="learner", columns="lesson", values="cell").reindex(learners).fillna("–")
+    pages = {name: f"learner-{number:03}.html" for number, name in enumerate(learners, 1)}
+    for name in learners:
+        lessons = [(key, list(rows.itertuples())) for key, rows in
+                   answers[answers.learner == name].groupby(["lesson", "file"], sort=True)]
+        render(folder / pages[name], "learner.html", title=name, lessons=lessons, words=WORDS,
+               refused=list(refused[refused.learner == name].itertuples()))
+    for old in set(folder.glob("learner-*.html")) - {folder / page for page in pages.values()}:
+        old.unlink()  # of an earlier grading, with more learners
+    asked = answers[["lesson", "exercise"]].drop_duplicates().sort_values("lesson", kind="stable")  # as lessons ask
+    exercises = asked.merge(counted(answers, ["lesson", "exercise"]))
+    said = answers[answers.outcome == "wrong"].groupby(["lesson", "exercise"]).why
+    exercises["often"] = [said.get_group(key).mode()[0] if key in said.groups else ""
+                          for key in zip(exercises.lesson, exercises.exercise, strict=True)]
+    render(folder / "index.html", "class.html", title="The class", line=line, table=table, pages=pages,
+           gains=gains(answers), exercises=list(exercises.itertuples()), refused=list(refused.itertuples()))
+
+
+def counted(answers, by):
+    """How many answers are right, wrong and untried, for each group."""
+    table = pd.crosstab([answers[name] for name in by], answers.outcome).reindex(columns=list(WORDS), fill_value=0)
+    table["of"] = table.sum(axis=1)
+    return table.reset_index()
+
+
+def gains(answers):
+    """Of each idea of the two tests, how many had it right before, and after: "3 of 5". None without both tests."""
+    tests = counted(answers[answers.lesson.isin(["before", "after"])], ["exercise", "lesson"])
+    tests["cell"] = tests.right.astype(str) + " of " + tests["of"].astype(str)
+    table = tests.pivot(index="exercise", columns="lesson", values="cell")
+    return table if {"before", "after"} <= set(table.columns) else None
+
+
+def render(path, template, **shown):
+    write_text(path, TEMPLATES.get_template(template).render(**shown))
+
+
+def write_text(path, text):
+    with options.whole(path) as part:
+        part.write_text(text, encoding="utf-8")

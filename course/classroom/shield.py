@@ -1,0 +1,151 @@
+"""Runs what a learner has written where it can hurt nobody: bubblewrap (`bwrap`) makes the room, and a watch ends it.
+
+In the room all files can be read but the handed-in ones, and what lies in homes; the only folder that can be written is
+in memory, and of limited size; there is no network but that of the room itself. All processes end with it.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from dataclasses import replace
+
+import psutil
+
+from course import processes
+from course.checks import cases
+from course.classroom import handed_in
+from course.lesson import ROOT
+
+MEMORY, DISK, PRINTED, PROCESSES = 4 * 10**9, 200 * 10**6, 10**6, 150  # bytes, bytes, bytes, and how many
+LOOK = 0.1  # seconds between two looks
+STOPPED = threading.Event()  # grading was ended from outside: every watch ends its room
+DESK = "/tmp/desk"  # in the room: the folder where it works
+
+
+class NoShield(OSError):
+    """Why there is no room here, and what to do."""
+
+
+def room(hidden):
+    """The command with which a program is started to be in a room. `hidden`: folders that it must not see."""
+    shown = [word for path in sorted({sys.prefix, sys.base_prefix, str(ROOT)}) for word in ("--ro-bind", path, path)]
+    empty = [word for path in ("/tmp", "/var/tmp", "/home", "/root", "/run") if os.path.isdir(path)
+             for word in ("--size", str(DISK), "--tmpfs", path)]
+    hide = [word for path in hidden for word in ("--tmpfs", str(path))]
+    return ["bwrap", "--ro-bind", "/", "/", *empty, *shown, *hide, "--dev", "/dev", "--size",
+            str(DISK), "--tmpfs", "/dev/shm", "--proc", "/proc", "--dir", DESK, "--chdir", DESK, "--unshare-all",
+            "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+
+
+def check():
+    """NoShield where no room can be made."""
+    otherwise = "; --no-shield does without, where you trust what was handed in"
+    if not shutil.which("bwrap"):
+        raise NoShield("no answer may hurt this machine: apt install bubblewrap (Linux only)" + otherwise)
+    made = subprocess.run([*room([]), "true"], capture_output=True, text=True, timeout=30)
+    if made.returncode:
+        raise NoShield(f"bubblewrap makes no room here ({made.stderr.strip()[:200]})" + otherwise)
+
+
+def judged(paper, hidden, seed, limit, shielded):
+    """[(exercise, outcome, why)] of all questions of the paper, as course/classroom/judge.py says it.
+
+    An answer that breaks a limit loses its own point: those after it are judged in another room. `hidden`: the folders
+    with what all have handed in. `limit`: seconds of one answer. `shielded`: False starts it without a room.
+    """
+    verdicts, waiting = [], list(paper.questions)
+    while waiting:
+        said, stopped = in_a_room(replace(paper, questions=waiting), hidden, seed, limit, shielded)
+        verdicts += said
+        waiting = waiting[len(said):]
+        if waiting and (stopped or not said):
+            verdicts.append((waiting.pop(0).name, "wrong", f"Not yet. It was stopped: {stopped or 'it said nothing'}."))
+    return verdicts
+
+
+def in_a_room(paper, hidden, seed, limit, shielded):
+    """(the verdicts that were reached, why it was stopped or None)."""
+    with tempfile.TemporaryDirectory() as desk:
+        heard, says = os.pipe()
+        command = [*(room(hidden) if shielded else []), sys.executable, "-m", "course.classroom.judge",
+                   str(says), str(limit)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("COURSE_", "XDG_"))}
+        environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": DESK if shielded else desk,
+                        "PYTHONDONTWRITEBYTECODE": "1", cases.SEED: seed}
+        mark = uuid.uuid4().hex
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   pass_fds=(says,), env=processes.environment(mark, environment), cwd=desk,
+                                   start_new_session=True)  # Ctrl-C is for us: it must not look like an answer's end
+        os.close(says)
+        watch = Watch(process, heard, limit)
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it ended at once: the watch says how
+                process.stdin.write(handed_in.as_json(paper).encode())
+                process.stdin.close()
+            return watch.until_it_ends()
+        finally:
+            process.kill()  # and the room ends with it
+            processes.end(mark)
+            process.wait()
+            process.stdout.close()
+            os.close(heard)
+
+
+class Watch:
+    """Hears what the judge says and what answers print, looks at memory and processes, and says when it is enough."""
+
+    def __init__(self, process, heard, limit):
+        self.process, self.heard, self.limit = process, heard, limit
+        self.said, self.printed, self.last_words = b"", 0, b""
+
+    def until_it_ends(self):
+        started, known = time.monotonic(), 0
+        open_ends, stopped = [self.heard, self.process.stdout], None
+        while open_ends and not stopped:
+            ready, _, _ = select.select(open_ends, [], [], LOOK)
+            for end in ready:
+                data = os.read(end if isinstance(end, int) else end.fileno(), 1 << 16)
+                if not data:
+                    open_ends.remove(end)
+                elif end == self.heard:
+                    self.said += data
+                else:
+                    self.printed, self.last_words = self.printed + len(data), (self.last_words + data)[-300:]
+            if self.said.count(b"\n") > known:
+                started, known = time.monotonic(), self.said.count(b"\n")
+            stopped = self.enough(time.monotonic() - started)
+        verdicts = [tuple(json.loads(line)) for line in self.said.splitlines()]
+        return verdicts, stopped or self.how_it_ended()
+
+    def enough(self, seconds):
+        """Why it must be stopped, or None. InterruptedError where all must."""
+        if STOPPED.is_set():
+            raise InterruptedError("grading was stopped")
+        if self.printed > PRINTED:
+            return f"it printed more than {PRINTED / 1e6:g} MB"
+        if seconds > self.limit + 40:  # the judge itself ends an answer after `limit`; a start takes some seconds
+            return f"no end within {self.limit + 40:g} s"
+        memory = count = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for member in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    used = member.memory_info()
+                    memory, count = memory + used.rss - used.shared, count + 1  # without torch's files, mapped by all
+        if count > PROCESSES:
+            return f"it started more than {PROCESSES} processes"
+        if memory > MEMORY:
+            return f"it took more than {MEMORY / 1e9:g} GB of memory"
+        return None
+
+    def how_it_ended(self):
+        status = self.process.wait()
+        words = self.last_words.decode(errors="replace").strip().splitlines()
+        return f"its judge ended with status {status}: {words[-1] if words else 'it said nothing'}" if status else None

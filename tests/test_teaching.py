@@ -1,0 +1,440 @@
+"""What teachers get: pages, plans that fit their time, slides that open without a network. None of it is for learners.
+"""
+
+import copy
+import re
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+import launch
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from course import pages, slides
+from course.classroom import plans, teaching
+
+NOTEBOOKS = sorted((launch.ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+NAMES = [path.stem for path in NOTEBOOKS]
+PLANS = plans.read()["plan"]
+LOOSE = 0.15  # of a day: a plan with more slack has room for more
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    return [pages.Lesson(path, executed=False) for path in NOTEBOOKS]
+
+
+@pytest.fixture(scope="module")
+def of_lessons(lessons):
+    return plans.all_parts(lessons, plans.read()["stated"])
+
+
+# ----------------------------------------------------------------------------------------------------- lessons' pages
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_lesson_has_a_page_in_its_form(name):
+    text, questions = teaching.read(teaching.LESSONS / f"{name}.md")
+    assert text and len(questions) == teaching.QUESTIONS
+
+
+def test_no_page_is_of_no_lesson():
+    assert {path.stem for path in teaching.LESSONS.glob("*.md")} <= set(NAMES)
+
+
+QUESTION = """### {number}. Which one?
+
+- A. this
+  one
+- B. that one
+
+**B.** Because it is
+so.
+
+- **A** reveals: a
+  guess.
+
+"""
+PAGE = ("## In the room\n\nDo it.\n\n## Show of hands\n\n" + "".join(QUESTION.format(number=n) for n in (1, 2, 3))
+        + "## What students answer\n\n| what | answer |\n|---|---|\n| 1 | one |\n\n"
+        + "## With 0, 1, 2, 8 GPUs\n\n| GPUs | changes | do |\n|---|---|---|\n"
+        + "".join(f"| {gpus} | it | that |\n" for gpus in (0, 1, 2, 8)))
+
+
+def test_a_page_in_its_form_is_read(tmp_path):
+    path = tmp_path / "05_x.md"
+    path.write_text(PAGE)
+    _, questions = teaching.read(path)
+    assert questions[1] == teaching.Question("Which one?", {"A": "this\n  one", "B": "that one"}, "B",
+                                             "Because it is\nso.", {"A": "a\n  guess."})
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("## In the room\n\nDo it.\n\n", "", "needs In the room"),
+    ("Do it.", "", "section In the room: is empty"),
+    ("## In the room", "Hello\n\n## In the room", "text above them"),
+    ("### 3. Which one?", "", "### 1. to ### 3."),
+    ("- A. this\n  one", "", "question 1: needs options A, B, C, ..., has B"),
+    ("**B.** Because", "Because", "question 1: needs exactly one right option, such as **B.** and why, has none"),
+    ("**B.** Because", "**A.** So.\n\n**B.** Because", "has A, B"),
+    ("- **A** reveals:", "- A reveals:", "a line “- **X** reveals: …” for each wrong option, has none"),
+    ("- **A** reveals:", "- **B** reveals:", "has B"),
+    ("| 1 | one |\n", "", "section What students answer: has no table"),
+    ("| 8 | it | that |\n", "", "section With 0, 1, 2, 8 GPUs: has rows for 0, 1, 2"),
+])
+def test_a_page_that_breaks_its_form_is_named_with_the_section(old, new, said, tmp_path):
+    path = tmp_path / "05_x.md"
+    assert old in PAGE
+    path.write_text(PAGE.replace(old, new, 1))
+    with pytest.raises(RuntimeError, match=re.escape(said)) as error:
+        teaching.read(path)
+    assert str(path) in str(error.value)
+
+
+def test_the_head_of_a_page_comes_from_the_notebook(lessons):
+    lesson = copy.deepcopy(lessons[0])
+    lesson.title, lesson.question = "00 · Another", "Another question?"
+    lesson.text = ("**You will be able to**\n- do another thing\n  well;\n- and [this](03_x.ipynb#a);\n\n"
+                   "**You need** [a](../README.md).\n\n")
+    lesson.notebook.metadata["course"] = {"minutes": 70, "seconds": 300}
+    text = teaching.page(lesson, PLANS, plans.parts(lesson, {}))
+    for part in ("# 00 · Another: for teachers", "Another question?", "- do another thing\n  well;", "about 70 minutes",
+                 "two cores 5 minutes", "[this](../../notebooks/03_x.ipynb#a)", "[a](../../README.md)",
+                 "[90 minutes](../plans/90_minutes.md)", "Show of hands: 6"):
+        assert part in text
+
+
+# --------------------------------------------------------------------------------------------------------------- plans
+
+
+def test_the_sections_of_a_lesson_add_up_to_its_minutes(lessons, of_lessons):
+    for lesson in lessons:
+        total = sum(map(sum, of_lessons[lesson.name[:2]].values()))
+        assert total == pytest.approx(lesson.notebook.metadata["course"]["minutes"])
+
+
+def test_a_share_is_stated_only_where_the_lesson_says_so(lessons):
+    assert plans.read()["stated"] == {"06": {"Capstone: your own DDP program": 0.5}}
+    assert "The capstone takes half of yours." in " ".join(lessons[6].text.split())
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
+def test_a_plan_fits_its_days(plan, of_lessons):
+    for slack in plans.slack(plan, of_lessons):
+        assert 0 <= slack <= LOOSE * plan["minutes"]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
+def test_a_plan_takes_a_lesson_or_says_why_not(plan):
+    left = [number for each in plan["left_out"] for number in each["lessons"]]
+    assert sorted(plans.taken(plan) + plan.get("done_before", []) + left) == [name[:2] for name in NAMES]
+    assert all(each["why"] for each in plan["left_out"]) and plan["shortened"]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
+def test_no_plan_takes_a_section_or_a_question_twice(plan, of_lessons):
+    for number in plans.taken(plan):
+        slots = [slot for day in plan["days"] for slot in day if slot.get("lesson") == number]
+        sections = [name for slot in slots for name in plans.chosen(slot, of_lessons[number])]
+        assert len(sections) == len(set(sections)), number
+        assert sum(slot.get("questions", 0) for slot in slots) <= teaching.QUESTIONS, number
+
+
+def test_a_longer_lesson_makes_a_plan_longer(lessons):
+    week = next(plan for plan in PLANS if plan["name"] == "A week")
+    longer = copy.deepcopy(lessons)
+    longer[4].notebook.metadata["course"]["minutes"] += 40
+    before, after = (plans.slack(week, plans.all_parts(those, plans.read()["stated"])) for those in (lessons, longer))
+    assert [one - other for one, other in zip(before, after, strict=True)] == [0, 40, 0, 0, 0]
+
+
+def test_a_slot_takes_what_it_says():
+    sections = {"04": {"a": (10.2, 7), "b": (4, 0), "c": (1, 1)}}
+    minutes = {"whole": {}, "two": {"sections": ["a", "b"]}, "rest": {"without": ["a"]},
+               "text": {"sections": ["a"], "exercises": False}}
+    assert {name: plans.minutes_of({"lesson": "04", **slot}, sections, "here")[0] for name, slot in minutes.items()
+            } == {"whole": 24, "two": 22, "rest": 6, "text": 11}
+    assert plans.minutes_of({"lesson": "04", "questions": 2}, sections, "here") == (24, 2 * plans.HANDS, 0, 0)
+    for slot, said in (({"lesson": "99"}, "here: no lesson 99"),
+                       ({"lesson": "04", "sections": ["d"]}, "here: lesson 04 has no section d"),
+                       ({"lesson": "04", "without": ["d"]}, "here: lesson 04 has no section d")):
+        with pytest.raises(RuntimeError, match=said):
+            plans.minutes_of(slot, sections, "here")
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
+def test_the_page_of_a_plan_tells_every_minute(plan, lessons, of_lessons):
+    text = plans.page(plan, lessons, of_lessons)
+    days = re.split(r"^\| from \|.*$", text, flags=re.M)[1:]
+    assert len(days) == len(plan["days"])
+    for day in days:
+        rows = re.findall(r"^\| (\d+):(\d\d) \| (\d+) \|", day, re.M)
+        clock = 0
+        for hours, minutes, long in rows:
+            assert 60 * int(hours) + int(minutes) == clock
+            clock += int(long)
+        assert clock == plan["minutes"]
+
+
+# --------------------------------------------------------------------------------------------------- part of the site
+
+
+@pytest.fixture
+def laid_out(tmp_path, monkeypatch):
+    """{path: text} of what Sphinx reads, with teach/ or without."""
+    def lay_out(teachers):
+        folder = tmp_path / ("teachers" if teachers else "learners")
+        folder.mkdir()
+        for path in launch.ROOT.iterdir():
+            if path.name not in ("build", ".git") and (teachers or path.name != "teach"):
+                (folder / path.name).symlink_to(path)
+        monkeypatch.chdir(folder)
+        if not teachers:
+            monkeypatch.setitem(sys.modules, "course.classroom", None)  # to import it is an error
+        pages.lay_out(False, "https://course.invalid/x", "1.0")
+        return {path.relative_to(pages.SOURCE).as_posix(): path.read_text(encoding="utf-8")
+                for path in pages.SOURCE.rglob("*") if path.suffix in (".md", ".ipynb")}
+    return lay_out
+
+
+def dead(files):
+    """Links of pages to pages that are not there."""
+    links = {(name, target) for name, text in files.items() if not name.startswith("download/")
+             for target in re.findall(r"\]\(((?!\w+:)[^)#:\s]+\.(?:md|ipynb))[)#]", text)}
+    return {(name, target) for name, target in links
+            if not (pages.SOURCE / name).parent.joinpath(target).resolve().is_file()}
+
+
+def test_the_site_has_a_door_for_teachers(laid_out, lessons):
+    files = laid_out(teachers=True)
+    assert "teach/index" in files["index.md"]
+    index = files["teach/index.md"]
+    for path in ("README.md", "tests.md", *(f"plans/{plans.stem(plan)}.md" for plan in PLANS),
+                 *(f"lessons/{path.name}" for path in teaching.LESSONS.resolve().glob("*.md"))):
+        assert f"]({path})" in index and f"teach/{path}" in files, path
+    assert dead(files) == set()
+
+
+def test_without_teach_the_site_has_no_such_door(laid_out):
+    files = laid_out(teachers=False)
+    assert [name for name in files if name.startswith("teach")] == [] and "each/" not in files["index.md"]
+    assert dead(files) == set()
+
+
+# -------------------------------------------------------------------------------------------------------------- slides
+
+
+@pytest.fixture(scope="module")
+def decks(lessons):
+    return {lesson.name: slides.of_lesson(lesson) for lesson in lessons}
+
+
+def asked(lesson):
+    """The predictions of a lesson, by their names."""
+    return [names for names in slides.predictions(lesson.notebook.cells).values()]
+
+
+def test_each_prediction_has_a_slide_and_an_answer_behind_it(lessons, decks):
+    for lesson in lessons:
+        deck = decks[lesson.name]
+        questions = [place for place, slide in enumerate(deck) if slide.label == "Predict"]
+        assert len(questions) == len(asked(lesson)) >= 2, lesson.name
+        for place, names in zip(questions, asked(lesson), strict=True):
+            assert all(f"{name} = None" in deck[place].body[-1] for name in names)
+        assert deck[questions[-1] + 1].label == "What came out"
+        comparisons = " ".join(cell.source for cell in lesson.notebook.cells).count("lesson.predicted(my_")
+        answers = sum(part.count("Here it is <strong>") for slide in deck for part in slide.body)
+        assert answers == comparisons, lesson.name
+
+
+def test_no_slide_shows_an_answer_before_it_was_asked(lessons, decks):
+    for lesson in lessons:
+        for slide in decks[lesson.name]:
+            if slide.label in ("Predict", "Before you predict"):
+                assert "Here it is" not in "".join(slide.body), (lesson.name, slide.heading)
+
+
+def test_a_picture_that_answers_has_a_slide_and_words(decks):
+    shown = [part for deck in decks.values() for slide in deck for part in slide.body if part.startswith("<img")]
+    assert len(shown) > 40
+    assert all(re.match(r'<img alt="[^"]{10,}" src="data:image/png;base64,[\w+/=]{1000,}">$', part) for part in shown)
+
+
+def test_slides_begin_with_the_question_and_end_with_what_to_remember(lessons, decks):
+    for lesson in lessons:
+        first, last = decks[lesson.name][0], decks[lesson.name][-1]
+        assert first.heading == lesson.title and first.title
+        assert slides.inline(lesson.question) in first.body[0]
+        assert last.heading == "What to remember" and last.body[0].count("<li>") >= 3
+
+
+def test_a_question_by_show_of_hands_hides_its_answer_until_the_next_slide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "course.classroom", None)  # to import it is an error
+        assert slides.show_of_hands("05_x") == []
+    teaching.LESSONS.mkdir(parents=True)
+    assert slides.show_of_hands("05_x") == []
+    (teaching.LESSONS / "05_x.md").write_text(PAGE)
+    deck = slides.show_of_hands("05_x")
+    assert [slide.label for slide in deck] == ["Show of hands", "The answer"] * 3
+    question, answer = ("".join(slide.body) for slide in deck[:2])
+    assert "that one" in question and "✓" not in question and "Because" not in question and not deck[0].notes
+    assert re.search(r"<li class=right>✓ B\. that one</li>", answer) and "Because it is" in answer
+    assert "a guess" in re.sub(r"\s+", " ", deck[1].notes)
+
+
+def test_links_into_the_course_are_words_on_a_slide():
+    assert slides.inline("[03](03_x.ipynb), [all](https://a.invalid/b)") == '03, <a href="https://a.invalid/b">all</a>'
+    assert slides.inline("6. Machines") == "6. Machines"
+
+
+def test_what_is_too_long_for_a_slide_is_cut():
+    rows = ["| a |", "| --- |", *(f"| {row} |" for row in range(30)), "", "Below."]
+    cut = slides.fewer_rows("\n".join(rows)).splitlines()
+    kept = list(takewhile(lambda line: line.startswith("|"), cut))
+    assert len(kept) == 2 + slides.ROWS and cut[-1] == "Below."
+    assert f"… and {30 - slides.ROWS} more in the lesson" in cut
+    words, above = slides.last_words("\n\n".join(["one " * 60, "two " * 60, "three " * 60]))
+    assert words.split() == ["two"] * 60 + ["three"] * 60 and above.split() == ["one"] * 60
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--slides", "99"], "scripts/site: error: --slides: no lesson 99; there are 00, 01"),
+    (["--slides", "05", "5"], "scripts/site: error: --slides: no lesson 5;"),
+    (["--slides"], "scripts/site: error: argument --slides: expected at least one argument"),
+    (["--zip", "--slides", "05"], "not allowed with argument --zip"),
+])
+def test_a_wrong_number_is_one_line(arguments, said):
+    done = subprocess.run([sys.executable, "scripts/build_site.py", *arguments], cwd=launch.ROOT, capture_output=True,
+                          text=True, timeout=60, env=launch.environment(PYTHONPATH=str(launch.ROOT)))
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_damaged_notebook_is_named(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/05_x.ipynb").write_text("no notebook")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RuntimeError, match="notebooks/05_x.ipynb makes no slides"):
+        slides.write("05_x")
+
+
+# ----------------------------------------------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def files():
+    return {name: slides.write(name)[0].resolve() for name in NAMES}
+
+
+@pytest.fixture
+def opened(chromium, files):
+    """Opens the slides of a lesson; what the page complains of, or asks the network for, stands in `page.said`."""
+    contexts = []
+
+    def open_slides(name, place=1, **options):
+        contexts.append(chromium.new_context(**{"viewport": {"width": 1280, "height": 720}} | options))
+        page = contexts[-1].new_page()
+        page.said = []
+        page.on("console", lambda message: page.said.append(message.text)
+                if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.on("request", lambda request: page.said.append(request.url)
+                if not request.url.startswith((files[name].as_uri(), "data:", "about:")) else None)
+        page.goto(f"{files[name].as_uri()}#{place}")
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield open_slides
+    for context in contexts:
+        context.close()
+
+
+def progress(page):
+    return page.locator("#at").inner_text()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", NAMES)
+def test_slides_ask_nobody_and_nothing_is_cut_off(name, opened):
+    page = opened(name)
+    cut = page.evaluate("""slides.filter(slide => {
+        const body = slide.querySelector('.body')
+        return body.scrollHeight > body.clientHeight || body.scrollWidth > body.clientWidth
+          || [...body.children].some(part => part.getBoundingClientRect().bottom > innerHeight - 50)
+      }).map(slide => slide.innerText.slice(0, 80))""")
+    assert cut == [] and page.said == []
+    pictures = page.evaluate("[...document.images].map(image => image.naturalWidth * image.clientHeight)")
+    assert all(pictures)
+    assert page.evaluate("document.body.innerText.includes('$$')") is False, "a formula as it was typed"
+
+
+@pytest.mark.browser
+def test_keys_buttons_and_swipes_turn_slides(opened):
+    page = opened("00_start_here", has_touch=True)
+    count = page.evaluate("slides.length")
+    assert progress(page) == f"1 / {count}" and page.locator("h1").is_visible()
+    for key, at in (("ArrowRight", 2), ("Space", 3), ("PageDown", 4), ("ArrowLeft", 3), ("PageUp", 2),
+                    ("Shift+Space", 1), ("ArrowLeft", 1), ("End", count), ("ArrowRight", count), ("Home", 1)):
+        page.keyboard.press(key)
+        assert progress(page) == f"{at} / {count}", key
+    page.locator("#on").click()
+    page.keyboard.press("Space")  # on the button: once, not twice
+    assert progress(page) == f"3 / {count}"
+    for began, ended, at in ((600, 200, 4), (200, 600, 3), (300, 320, 3)):
+        page.evaluate("""([began, ended]) => {
+            const touch = x => ({changedTouches: [new Touch({identifier: 1, target: document.body, clientX: x})]})
+            dispatchEvent(new TouchEvent('touchstart', touch(began)))
+            dispatchEvent(new TouchEvent('touchend', touch(ended)))
+        }""", [began, ended])
+        assert progress(page) == f"{at} / {count}"
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert progress(page) == f"3 / {count}", "where it was"
+    assert page.locator("section:visible").count() == 1
+
+
+@pytest.mark.browser
+def test_notes_are_hidden_until_asked_for(opened):
+    page = opened("05_distributed_sampler", place=3)
+    note = page.locator(".now aside")
+    assert not note.is_visible()
+    page.keyboard.press("n")
+    assert note.is_visible() and "strides" in note.inner_text()
+
+
+@pytest.mark.browser
+def test_printing_gives_a_page_a_slide(opened):
+    page = opened("05_distributed_sampler")
+    printed = page.pdf(prefer_css_page_size=True, print_background=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == page.evaluate("slides.length")
+
+
+@pytest.mark.browser
+def test_nothing_serious_hinders_anybody(opened):
+    page, axe, found = opened("06_ddp"), Axe(), {}
+    for place in range(page.evaluate("slides.length")):
+        page.evaluate(f"show({place})")
+        for one in axe.run(page).response["violations"]:
+            if one["impact"] in ("serious", "critical"):
+                found[place + 1] = one["id"], [node["html"][:200] for node in one["nodes"]][:3]
+    assert found == {}
+
+
+@pytest.mark.browser
+def test_a_small_screen_shows_the_whole_slide(opened):
+    page = opened("05_distributed_sampler", place=2, viewport={"width": 640, "height": 400})
+    box = page.locator("section.now").bounding_box()
+    assert box["x"] >= 0 and box["y"] >= 0 and box["x"] + box["width"] <= 640 and box["y"] + box["height"] <= 400
+
+
+def test_the_file_names_nothing_outside_it(files):
+    for path in map(Path, files.values()):
+        text = path.read_text(encoding="utf-8").partition("<script>MathJax")[0]
+        tags = re.findall(r"<(?:link|script|img|iframe|source)\b[^>]*?\s(?:src|href)=[\"']?([^\"'> ]{1,40})", text)
+        assert all(target.startswith("data:") for target in tags), path.name
+        assert "default-src 'none'" in text
