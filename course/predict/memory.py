@@ -206,6 +206,21 @@ def count_activations(model, way, rank, ranks, tensor, batch, micro_batches, siz
     return round(in_flight * (layers * of_a_layer + last * of_the_head))
 
 
+def sent_by_fsdp(model, shards, copies=1, gathered=4, reduced=4):
+    """{collective: bytes that each rank sends in a step} of FSDP2, in a ring, for `count`'s small transformer.
+
+    Forward all-gathers all weights, `gathered` bytes each, and backward those of the blocks again: what stands outside
+    of them stays. Gradients are reduce-scattered, `reduced` bytes each. HSDP all-reduces each shard over the `copies`.
+    Each rank's piece has as many rows as the first's: shorter ones are filled up.
+    """
+    padded = {name: shards * values(rows(shape, 0, shards)) for name, shape in model.tensors().items()}
+    everything, blocks = sum(padded.values()), sum(size for name, size in padded.items() if name.startswith("blocks."))
+    others = (shards - 1) / shards
+    sizes = {"all_gather": gathered * (everything + blocks) * others, "reduce_scatter": reduced * everything * others,
+             "all_reduce": 2 * reduced * everything / shards * (copies - 1) / copies}
+    return {collective: round(size) for collective, size in sizes.items() if size}
+
+
 # ------------------------------------------------------------------------------------------------ which way to choose
 
 

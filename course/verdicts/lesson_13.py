@@ -1,6 +1,7 @@
 """Lesson 13: what the ways of sharing out a model trained and held, and what the model of the memory says.
 
-`found` is the JSON of scripts/lessons/shard_model.py. A way that this torch lacks is told as such.
+`found` is the JSON of scripts/lessons/shard_model.py. A way that this torch lacks is told as such. `in_use` is that of
+shard_in_use.py, for FSDP2 as it is used.
 """
 
 from course.plots.sharded import NAMES, PARTS
@@ -89,3 +90,84 @@ def plans(chosen, fits):
     return [{"way": way, "GB a device": f"{sum(plan.bytes.values()) / 1e9:.0f}",
              "seconds a step": f"{plan.seconds:.2f}", "": "take this" if plan is chosen else ""}
             for way, plan in fits.items()]
+
+
+IN_USE = {"fsdp": "FSDP2", "mixed": "FSDP2, 16 bits", "recomputed": "FSDP2, recomputed", "hsdp": "HSDP"}
+SENT_AS = {"fsdp": {"shards": 4}, "mixed": {"shards": 4, "gathered": 2}, "recomputed": {"shards": 4},
+           "hsdp": {"shards": 2, "copies": 2}}  # of predict.memory.sent_by_fsdp
+
+
+def messages(in_use, way):
+    """What rank 0 sends in a step, without the loss, which is one number."""
+    return [row for row in in_use["ways"][way]["ranks"][0]["sent"] if row["bytes"] > 100]
+
+
+def beside(in_use, way):
+    """A row for each thing that may change between FSDP2 and this way: of rank 0, and how far it is off."""
+    def column(name):
+        result = in_use["ways"][name]
+        counted = result["ranks"][0]
+        return {f"{part}, bytes": f"{counted['held'][part]:,} {counted['types'].get(part, '')}" for part in PARTS} | {
+            "most tensors at one time, bytes": f"{counted['alive']:,}",
+            "sent in a step, bytes": f"{sum(row['bytes'] for row in messages(in_use, name)):,}",
+            "operations in a step": f"{counted['operations'] / 1e6:,.0f} million",
+            "first gradient, off by": f"{result['gradient_off']:.1e} of its length",
+            "any weight in the end, off by": f"{result['weights_off']:.0e}"}
+    plain, other = column("fsdp"), column(way)
+    return [{"of rank 0": what, IN_USE["fsdp"]: plain[what], IN_USE[way]: other[what]} for what in plain]
+
+
+def sent(in_use, shape):
+    """A row for each collective of each way: who takes part, and bytes that rank 0 sends, counted and predicted."""
+    predicted = {way: memory.sent_by_fsdp(shape, **asked) for way, asked in SENT_AS.items()}
+    return [{"way": IN_USE[way], "collective": row["collective"], "type": row["type"],
+             "ranks": " ".join(map(str, row["ranks"])), "counted, bytes": f"{row['bytes']:,}",
+             "predicted, bytes": f"{predicted[way][row['collective']]:,}"}
+            for way in SENT_AS for row in messages(in_use, way)]
+
+
+def sent_share(in_use):
+    """What 16 bits leave of FSDP2's bytes, in percent."""
+    mixed, plain = (sum(row["bytes"] for row in messages(in_use, way)) for way in ("mixed", "fsdp"))
+    return 100 * mixed / plain
+
+
+def clipped(in_use):
+    """A row for one process, and for each way to clip: the norm that each rank divides by, and what came of it."""
+    names = {"one": "one process", "clip": "clip", "clip_own_shards": "clip_own_shards"}
+    return [{"": names[name], "type of the norm": one["type"],
+             "the norm, rank by rank": "  ".join(f"{norm:.3f}" for norm in one["norms"][:1 if name == "one" else None]),
+             "sent, bytes": f"{one['sent']:,}", "any weight, off by": f"{one['weights_off']:.0e}"}
+            for name, one in in_use["clip"].items()]
+
+
+def made_whole(in_use):
+    """What it costs to make all gradients whole, beside the one number that clipping needs."""
+    one = in_use["clip"]["clip"]
+    return (f"Each rank sends {one['all_gathered']:,} bytes for full_tensor() of all gradients, and {one['sent']:,} "
+            "for the norm.")
+
+
+def went_on(in_use, loaded):
+    """A row for each of the two runs: who holds what of the same weights."""
+    return [{"run": name, "ranks": len(one["rows"]), "rows of the head": " ".join(map(str, one["rows"])),
+             "checksum of all weights": one["checksum"], "in the end off by": off}
+            for name, one, off in (("saved", in_use["saved"], "–"),
+                                   ("loaded, trained on", loaded["loaded"], f"{loaded['loaded']['weights_off']:.0e}"))]
+
+
+def held_up(in_use):
+    """A row for each way to write a checkpoint: how long training waits, and how long until it is whole."""
+    timed = in_use["timed"]
+    return [{"": f"{call}, {timed['bytes'] / 1e6:.0f} MB", "training waits, ms": f"{1000 * timed[call]:.0f}",
+             "compared with save": f"{timed[call] / timed['save']:.0%}",
+             "whole after, ms": f"{1000 * timed[whole]:.0f}"}
+            for call, whole in (("save", "save"), ("async_save", "until whole"))]
+
+
+def graphs(compiled):
+    """A row for each way that torch.compile was tried: its graphs, or the first line of what it said."""
+    return [{"compiled": name, "graphs": str(len(one["graphs"])) if "graphs" in one else "–",
+             "operations in each": " ".join(map(str, one["graphs"])) if "graphs" in one else "–",
+             "gradient, off by": f"{one['off']:.0e}" if "off" in one else one["error"]}
+            for name, one in compiled.items()]

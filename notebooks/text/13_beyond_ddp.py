@@ -1,12 +1,12 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 110
+#     minutes: 140
 #     quick:
 #       parameters:
 #         steps: 2
-#       seconds: 35
-#     seconds: 50
+#       seconds: 60
+#     seconds: 110
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -22,11 +22,12 @@
 #
 # - estimate what a device must hold, and say which part of it ZeRO, FSDP, tensor parallelism and pipelines share out;
 # - share out an optimizer's state, a model's layers and a matrix product with a few lines of PyTorch;
+# - use FSDP2 as large trainings do: 16 bits, recomputed activations, clipped gradients, a copy in each node, checkpoints;
 # - choose the simplest way that fits.
 #
 # **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb).
 #
-# **Time.** About 110 minutes for you, 1 for the machine.
+# **Time.** About 140 minutes for you, 2 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -40,7 +41,7 @@ from pathlib import Path
 from course import plots, predict
 from course.checks import lesson_13 as check
 from course.verdicts import lesson_13 as told
-from scripts.lessons import shard_ways
+from scripts.lessons import compiled_graphs, shard_in_use, shard_ways
 from scripts.lessons.tiny_transformer import SHAPE
 
 # %% tags=["parameters"]
@@ -201,7 +202,7 @@ check.zero1("results/live/13_zero1.py")
 # FSDP (*FSDP2*), is called from the inside out: first on each block, then on the whole model, which takes what is left.
 
 # %%
-lesson.code(shard_ways.fsdp)
+lesson.code(shard_ways.fsdp, shard_ways.shard_blocks)
 
 # %%
 lesson.table(told.held(two, "fsdp"))
@@ -356,8 +357,7 @@ lesson.table(told.against(two, SHAPE))
 # ## Four ranks, and a mesh of 2 × 2
 #
 # The ways can be combined. On a `DeviceMesh` of two dimensions TP runs along one and FSDP along the other: TP within a
-# node, FSDP between nodes. (`fully_shard` alone on such a mesh is **HSDP**: it shares out within a node, and keeps a
-# copy in each node. It is for slow links between the nodes.)
+# node, FSDP between nodes.
 
 # %%
 lesson.code(shard_ways.fsdp_tp)
@@ -384,6 +384,154 @@ lesson.table(told.limits(two))
 # %% [markdown]
 # TP needs sizes that its ranks divide, heads and MLP, and 1F1B at least as many micro-batches as ranks. FSDP and ZeRO-1
 # take any size.
+#
+# ## FSDP2 as it is used
+#
+# Large trainings rarely use `fully_shard` alone. Here is what stands around it, on four ranks, each compared with one
+# process. (`ready` makes the optimizer, and `backward` as for DDP.)
+
+# %%
+# !rm -rf results/live/13_dcp
+# !torchrun --nproc_per_node=4 scripts/lessons/shard_in_use.py --steps {steps} \
+#     --save results/live/13_dcp --out results/live/13_in_use.json
+# !torchrun --nproc_per_node=2 scripts/lessons/shard_in_use.py --steps {steps} \
+#     --load results/live/13_dcp --out results/live/13_loaded.json
+
+# %% [markdown]
+# ### 16 bits
+#
+# With a `MixedPrecisionPolicy` FSDP2 makes each rank's rows 16-bit (**bfloat16**) before it gathers them, and sums the
+# gradients in 32 bits.
+
+# %%
+lesson.code(shard_in_use.mixed)
+
+# %% [markdown]
+# **Predict.** FSDP2 gathers the weights twice a step and reduce-scatters the gradients once. Now the weights have 16
+# bits. How many percent of its bytes does a rank still send?
+
+# %%
+my_bytes = None  # percent
+
+# %%
+in_use = json.loads(Path("results/live/13_in_use.json").read_text())
+lesson.predicted(my_bytes, told.sent_share(in_use), "%")
+lesson.table(told.beside(in_use, "mixed"))
+
+# %% [markdown]
+# What is kept has 32 bits: parameters, gradients, Adam's averages. What is there *for a moment* has 16, and so have most
+# activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast them.)
+#
+# bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %. That is about how
+# far the gradient is off. The weights are off by more: Adam moves each weight by about its learning rate (here
+# 0.003) a step, however small the gradient, and where a gradient is near 0, rounding may change its sign.
+#
+# ### Recomputed activations
+#
+# `checkpoint_wrapper` around each block, and then `fully_shard` around that. (This *checkpoint* is no file: it is the
+# point from which backward starts the block again.)
+
+# %%
+lesson.code(shard_in_use.recomputed)
+lesson.table(told.beside(in_use, "recomputed"))
+
+# %% [markdown]
+# The same gradients. *Activations* are what forward keeps; *most tensors at one time* also has one block's activations,
+# made again, and the gradients. The price is forward of the blocks a second time, as far as backward needs it. Nothing
+# more is sent: backward has gathered the block anyhow.
+#
+# ### HSDP: a copy in each node
+#
+# `fully_shard` on a mesh of two dimensions is **HSDP**: it shares out along the second, and keeps a copy along the
+# first. Take the ranks 0 and 1 as one node, 2 and 3 as another.
+
+# %%
+lesson.code(shard_in_use.hsdp)
+lesson.table(told.sent(in_use, SHAPE))
+
+# %% [markdown]
+# With FSDP2 all that is sent goes between all ranks. With HSDP weights are gathered within a node. Between nodes only
+# gradients are all-reduced, and of these only the rank's own shard. So slow links between nodes carry less; the price is
+# memory, a whole model in each node. (Predicted: whole pieces of rows, n − 1 of n of which a rank sends in a ring.)
+#
+# ### Clipping, and what a DTensor is
+#
+# A **DTensor** (*distributed tensor*) is what `fully_shard` makes of a parameter. It has the shape of the whole and the
+# values of its own shard, and knows the mesh and how it is cut. `to_local()` is this rank's shard; `full_tensor()` makes
+# it whole on each rank, by a collective: **all** ranks must call it.
+#
+# To clip gradients, the norm of **all** of them is needed. These are the right way, and a mistake; the norms are those of
+# the first step:
+
+# %%
+lesson.code(shard_in_use.clip, shard_in_use.clip_own_shards)
+lesson.table(told.clipped(in_use))
+
+# %% [markdown]
+# With `clip` the norm is a DTensor, too: PyTorch adds up over the ranks. To print it, call `full_tensor()` on all ranks,
+# not on rank 0 alone. With `clip_own_shards` no rank fails, and each divides by its own number: what comes out is no
+# multiple of the gradient. (The squares of its four norms add up to the square of the right one. The optimizer is SGD
+# here. Adam divides the length out again, so the mistake hides longer.)
+
+# %%
+lesson.verdict(told.made_whole(in_use))
+
+# %% [markdown]
+# ### Checkpoints
+#
+# `torch.distributed.checkpoint` (DCP, lesson [11](11_fault_tolerance.ipynb)) has each rank write its shards. Four ranks
+# trained and saved; two loaded, and trained on. They are compared with one process that never stopped.
+
+# %%
+lesson.code(shard_in_use.state_of, shard_in_use.load)
+loaded = json.loads(Path("results/live/13_loaded.json").read_text())
+lesson.table(told.went_on(in_use, loaded))
+
+# %% [markdown]
+# `async_save` returns as soon as it has copied the state, and a thread writes it. That shortens δ of lesson
+# [11](11_fault_tolerance.ipynb), the time that a checkpoint costs. Here is a larger model, saved in both ways:
+
+# %%
+lesson.code(shard_in_use.save, shard_in_use.save_meanwhile)
+lesson.table(told.held_up(in_use))
+
+# %% [markdown]
+# The time until the checkpoint is whole is not shorter: the copy comes on top, and the thread shares the cores with
+# training. It is whole when `.result()` of what `async_save` returned has come. Until then do not start the next one,
+# and do not delete the last. Its collectives need a group of their own (`process_group`), or they come between those of
+# training.
+#
+# ### torch.compile
+#
+# `torch.compile` (lesson [14](14_make_it_faster.ipynb)) makes *graphs* of a model, each computed as one. But DDP sends a
+# bucket as soon as its gradients are there. With one graph for all of backward they would all come at its end. So PyTorch
+# cuts the graph at DDP's buckets (the *DDPOptimizer*).
+
+# %%
+# !torchrun --nproc_per_node=2 scripts/lessons/compiled_graphs.py --out results/live/13_compiled.json
+
+# %%
+lesson.code(compiled_graphs.ddp, compiled_graphs.fsdp_blocks)
+lesson.table(told.graphs(json.loads(Path("results/live/13_compiled.json").read_text())))
+
+# %% [markdown]
+# (For the first one the DDPOptimizer takes 1 MB, whatever you set.) Under FSDP2 the gathering stands between the blocks and is not compiled.
+# The blocks are alike, so one graph serves them all; with `fullgraph=True`, which allows no cut, it is refused. Here
+# the graphs are found and not made into machine code (`aot_eager`), so no time is compared.
+#
+# ### Further ways to cut
+#
+# - **Interleaved** pipelines give each rank several pieces of the model that do not follow each other: v pieces make the
+#   bubble v times smaller, and send v times as often ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)).
+#   **Zero-bubble** schedules cut a backward in two. Only the gradient of a block's *input* is waited for; that of its
+#   *weights* fills the gaps ([Qi et al. 2024](https://arxiv.org/abs/2401.10241)). In PyTorch:
+#   [`ScheduleInterleaved1F1B` and `ScheduleInterleavedZeroBubble`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html).
+# - **Context parallelism** cuts the sequence, in attention, too: each rank keeps the queries of its own tokens, and keys
+#   and values go around a ring ([Liu et al. 2023](https://arxiv.org/abs/2310.01889)). It is for long texts, where
+#   activations are the largest part. In PyTorch: `torch.distributed.tensor.experimental.context_parallel`.
+# - **Expert parallelism**: in a *mixture of experts* each token goes through a few of many MLPs. Each rank has some of
+#   them. One all-to-all sends the tokens there, a second one back ([Lepikhin et al.
+#   2020](https://arxiv.org/abs/2006.16668)).
 #
 # ## Which one, then?
 #
@@ -453,6 +601,16 @@ plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameter
 # developed](https://github.com/pytorch/tutorials/issues/3118), and TensorPipe, which carries its messages, is in
 # [maintenance mode](https://github.com/pytorch/tensorpipe/pull/468): start nothing new on it. Collectives have
 # replaced it, and for models that do not fit, FSDP.
+#
+# ## Where it goes
+#
+# | | what it is | source, as of |
+# |:--|:--|:--|
+# | torchtitan | PyTorch's own large trainings: FSDP2, TP, pipelines and context parallelism, composed | [Liang et al.](https://arxiv.org/abs/2410.06511), October 2024 |
+# | torchft | of several copies (DDP, HSDP) a failed one drops out for some steps, and comes back; the others go on | [manual](https://docs.pytorch.org/torchft/), [package](https://pypi.org/project/torchft-nightly/2026.8.16/) of August 2026 |
+# | Monarch | one program steers all processes as *actors*, in place of one program a rank | [package](https://pypi.org/project/torchmonarch/0.8.0.dev20261021/), a pre-release of October 2026 |
+# | torchcomms | another interface to collectives, with several backends | [its README](https://github.com/meta-pytorch/torchcomms), "experimental", read in November 2026 |
+# | symmetric memory | GPUs read each other's memory, so that a kernel can compute and send at once | [manual](https://docs.pytorch.org/docs/2.14/symmetric_memory.html), "alpha", August 2026 |
 #
 # ## What to remember
 #

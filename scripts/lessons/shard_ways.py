@@ -79,13 +79,16 @@ def zero1(model, here):
 
 
 def fsdp(model, here):
+    shard_blocks(model, init_device_mesh("cpu", (here.world_size,)))
+    return Setup(model, adam(model), own_share(model, here.rank, here.world_size))
+
+
+def shard_blocks(model, mesh, **options):
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (here.world_size,))
     for block in model.blocks.values():
-        fully_shard(block, mesh=mesh)  # gathered, used and given back one by one
-    fully_shard(model, mesh=mesh)  # what stands outside the blocks
-    return Setup(model, adam(model), own_share(model, here.rank, here.world_size))
+        fully_shard(block, mesh=mesh, **options)  # gathered, used and given back one by one
+    fully_shard(model, mesh=mesh, **options)  # what stands outside the blocks
 
 
 def tp(model, here):
@@ -107,14 +110,10 @@ def split_matrices(model, mesh):
 
 
 def fsdp_tp(model, here):
-    from torch.distributed.fsdp import fully_shard
-
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing here writes to the logits
     mesh = init_device_mesh("cpu", (here.world_size // 2, 2), mesh_dim_names=("data", "tensor"))
     split_matrices(model, mesh["tensor"])
-    for block in model.blocks.values():
-        fully_shard(block, mesh=mesh["data"])
-    fully_shard(model, mesh=mesh["data"])
+    shard_blocks(model, mesh["data"])
     return Setup(model, adam(model), own_share(model, here.rank // 2, here.world_size // 2))
 
 

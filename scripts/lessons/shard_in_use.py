@@ -1,0 +1,380 @@
+"""FSDP2 as it is used: 16-bit weights, recomputed activations, a copy in each node, clipping, checkpoints.
+
+    torchrun --nproc_per_node=4 scripts/lessons/shard_in_use.py --save build/dcp --out results/live/13_in_use.json
+    torchrun --nproc_per_node=2 scripts/lessons/shard_in_use.py --load build/dcp --out results/live/13_loaded.json
+
+The first trains the small transformer in several ways, each from the same weights and on the same text, and compares it
+with one process: how far its first gradient and its last weights are off, what each rank holds and sends. Then it
+writes a checkpoint (torch.distributed.checkpoint, DCP), from which the second goes on, on another number of ranks.
+All on CPUs with gloo.
+"""
+
+import contextlib
+import shutil
+import statistics
+import time
+import weakref
+import zlib
+from collections import Counter
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+import utils
+from course import rank_program
+from options import check_output, check_writable, nonempty_path, positive
+from scripts.lessons import tiny_transformer as tiny
+from scripts.lessons.shard_model import Watchdog, whole
+from scripts.lessons.shard_ways import Setup, adam, fsdp, one, own_share, shard_blocks
+
+RANKS = 4  # HSDP's mesh is 2 x 2
+MOST = 0.5  # the norm that clipping leaves; that of the first gradients is larger
+RATE = 0.3  # of SGD
+WRITES = 3  # checkpoints of each kind, of which the middle one counts
+LARGER = replace(tiny.SHAPE, hidden=384)  # for them: some 90 MB with Adam's averages
+
+
+# ------------------------------------------------------------------------------------------------ the ways
+
+
+def ready(model, here):
+    return Setup(model, adam(model), own_share(model, here.rank, here.world_size))
+
+
+def mixed(model, here):
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    shard_blocks(model, init_device_mesh("cpu", (here.world_size,)), mp_policy=policy)
+    return ready(model, here)
+
+
+def recomputed(model, here):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    for name, block in model.blocks.items():
+        model.blocks[name] = checkpoint_wrapper(block)  # it keeps what goes into the block, and nothing else
+    return fsdp(model, here)
+
+
+def hsdp(model, here):
+    mesh = init_device_mesh("cpu", (2, here.world_size // 2), mesh_dim_names=("replicate", "shard"))
+    shard_blocks(model, mesh)
+    return ready(model, here)
+
+
+WAYS = {"one": one, "fsdp": fsdp, "mixed": mixed, "recomputed": recomputed, "hsdp": hsdp}
+
+
+# ------------------------------------------------------------------------------------------------ clipping
+
+
+def clip(model):
+    return nn.utils.clip_grad_norm_(model.parameters(), MOST)  # the same call as without FSDP
+
+
+def clip_own_shards(model):
+    own = [parameter.grad.to_local() for parameter in model.parameters()]
+    norm = nn.utils.get_total_norm(own)  # of this rank's rows alone
+    for gradient in own:
+        gradient *= min(1, MOST / norm)
+    return norm
+
+
+# ------------------------------------------------------------------------------------------------ counting
+
+
+class Sent(TorchDispatchMode):
+    """Within `with`: `bytes`, {(ranks of the group, collective, type): what this rank sends}, in a ring of n ranks.
+
+    Of a whole of S bytes each rank sends (n - 1) / n S to gather or to reduce-scatter it, twice that to all-reduce it.
+    """
+
+    COLLECTIVES = {"all_gather": ("all_gather", 1), "allgather": ("all_gather", 1), "all_reduce": ("all_reduce", 2),
+                   "reduce_scatter": ("reduce_scatter", 1), "allreduce": ("all_reduce", 2)}
+
+    def __init__(self):
+        self.bytes = Counter()
+        super().__init__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(hasattr(kind, "full_tensor") for kind in types):
+            return NotImplemented  # a DTensor works out first what it has to send
+        out = function(*args, **(kwargs or {}))
+        known = [found for name, found in self.COLLECTIVES.items() if name in function.name()]
+        if "c10d" in function.namespace and known:
+            (name, times), ranks = known[0], self.ranks(args)
+            tensors = [each for each in tree_leaves([args, out]) if torch.is_tensor(each)]
+            largest = max(tensors, key=lambda each: each.nbytes)
+            key = tuple(ranks), name, str(largest.dtype).removeprefix("torch.")
+            self.bytes[key] += times * largest.nbytes * (len(ranks) - 1) // len(ranks)
+        return out
+
+    @staticmethod
+    def ranks(args):
+        boxed = [each for each in args if isinstance(each, torch.ScriptObject)]  # the group, and then the operation
+        group = dist.ProcessGroup.unbox(boxed[0]) if boxed else _resolve_process_group(args[-1])
+        return dist.get_process_group_ranks(group)
+
+    def rows(self):
+        return [{"ranks": list(ranks), "collective": name, "type": kind, "bytes": size}
+                for (ranks, name, kind), size in self.bytes.items()]
+
+
+class Alive(TorchDispatchMode):
+    """Within `with`: `most`, the bytes of tensors that are there at one time, of those made within it."""
+
+    def __init__(self):
+        self.storages, self.most = {}, 0
+        super().__init__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(hasattr(kind, "full_tensor") for kind in types):
+            return NotImplemented
+        out = function(*args, **(kwargs or {}))
+        for tensor in filter(torch.is_tensor, tree_leaves(out)):
+            self.storages[tensor.untyped_storage()._cdata] = weakref.ref(tensor.untyped_storage())
+        there = {place: storage for place, known in self.storages.items() if (storage := known()) is not None}
+        self.storages = {place: self.storages[place] for place in there}
+        self.most = max(self.most, sum(storage.nbytes() for storage in there.values()))
+        return out
+
+
+def named(model):
+    """{name: parameter}, as without checkpoint_wrapper."""
+    return {name.replace("_checkpoint_wrapped_module.", ""): value for name, value in model.named_parameters()}
+
+
+def gradients(model):
+    return {name: whole(parameter.grad) for name, parameter in named(model).items()}
+
+
+def weights(model):
+    return {name: whole(parameter).clone() for name, parameter in named(model).items()}
+
+
+def apart(mine, other):
+    """The largest difference of any value."""
+    return max((mine[name] - other[name]).abs().max().item() for name in other)
+
+
+def turned(mine, other):
+    """How long the difference of two gradients is, as a share of the second's length."""
+    flat, of_other = (torch.cat([each[name].flatten() for name in other]) for each in (mine, other))
+    return ((flat - of_other).norm() / of_other.norm()).item()
+
+
+def train(setup, steps, clipped=None):
+    """(what is to be compared, what this rank held and sent). Two steps or more: other counters would themselves keep
+    some of what `Alive` counts."""
+    norms = []
+    saved, sent, alive, multiplied = tiny.SavedForBackward(setup.model), Sent(), Alive(), FlopCounterMode(display=False)
+    for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
+        setup.optimizer.zero_grad()
+        with contextlib.ExitStack() as counting:
+            for counter in {1: (alive,), steps: (saved, multiplied, sent)}.get(step, ()):
+                counting.enter_context(counter)
+            setup.backward(tokens, targets)
+        if step == 1:
+            first = gradients(setup.model)
+        norms.append(clipped and clipped(setup.model))
+        setup.optimizer.step()
+    trained = {"gradient": first, "weights": weights(setup.model), "norm": norms[0]}
+    return trained, {"held": tiny.held(setup.model, setup.optimizer, saved), "alive": alive.most, "sent": sent.rows(),
+                     "operations": multiplied.get_total_flops(), "types": types(setup)}
+
+
+def types(setup):
+    """{part: type of what is stored between two steps}."""
+    states = [value for of_one in setup.optimizer.state.values() for value in of_one.values() if value.dim()]
+    parts = {"parameters": [*setup.model.parameters()], "gradients": [each.grad for each in setup.model.parameters()],
+             "optimizer state": states}
+    return {part: " ".join(sorted({str(each.dtype).removeprefix("torch.") for each in tensors}))
+            for part, tensors in parts.items()}
+
+
+def fresh(shape=tiny.SHAPE):
+    torch.manual_seed(0)  # the same weights for each way, and on each rank
+    return tiny.TinyTransformer(shape)
+
+
+def compared(here, steps, watchdog):
+    """{way: how far it is off from one process, and [rank] -> what it held and sent}."""
+    found, reference = {}, None
+    for way, make in WAYS.items():
+        watchdog.beat(way)
+        trained, counted = train(make(fresh(), here), steps)
+        reference = reference or trained
+        found[way] = {"gradient_off": turned(trained["gradient"], reference["gradient"]),
+                      "weights_off": apart(trained["weights"], reference["weights"]),
+                      "ranks": rank_program.gathered(counted)}
+    return found
+
+
+def clippings(here, steps, watchdog):
+    """Both ways to clip, with SGD: Adam divides the length of a gradient out again."""
+    found, reference = {}, None
+    for name, make, function in (("one", one, clip), ("clip", fsdp, clip), ("clip_own_shards", fsdp, clip_own_shards)):
+        watchdog.beat(name)
+        setup = make(fresh(), here)
+        setup.optimizer, sent = torch.optim.SGD(setup.model.parameters(), RATE), Sent()
+
+        def counted(model, function=function, sent=sent):
+            sent.bytes.clear()
+            with sent:
+                norm = function(model)
+            return norm
+        trained, _ = train(setup, steps, counted)
+        reference = reference or trained
+        norm, gathering = trained["norm"], Sent()
+        with gathering:
+            gradients(setup.model)
+        found[name] = {"type": type(norm).__name__, "norms": rank_program.gathered(whole(norm).item()),
+                       "weights_off": apart(trained["weights"], reference["weights"]),
+                       "sent": sum(sent.bytes.values()), "all_gathered": sum(gathering.bytes.values())}
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def state_of(setup):
+    """What DCP writes, and reads into: each rank has its own part of it."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model, optimizer = get_state_dict(setup.model, setup.optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+def save(setup, folder):
+    dcp.save(state_of(setup), storage_writer=dcp.FileSystemWriter(folder))
+
+
+def save_meanwhile(setup, folder, group):
+    return dcp.async_save(state_of(setup), storage_writer=dcp.FileSystemWriter(folder), process_group=group)
+
+
+def load(setup, folder):
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    state = state_of(setup)
+    dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
+    set_state_dict(setup.model, setup.optimizer, model_state_dict=state["model"],
+                   optim_state_dict=state["optimizer"])
+
+
+def update(setup, batches):
+    for tokens, targets in batches:
+        setup.optimizer.zero_grad()
+        setup.backward(tokens, targets)
+        setup.optimizer.step()
+
+
+def checksum(setup):
+    """Of all weights, whole: equal where they are equal bit for bit."""
+    crc = 0
+    for value in weights(setup.model).values():
+        crc = zlib.crc32(value.numpy().tobytes(), crc)
+    return f"{crc:08x}"
+
+
+def saved(here, steps, watchdog, folder):
+    """Train, and write the checkpoint."""
+    setup = fsdp(fresh(), here)
+    update(setup, tiny.batches(steps))
+    watchdog.beat("save")
+    save(setup, folder)
+    return {"checksum": checksum(setup), "rows": rank_program.gathered(len(tiny.plain(setup.model.head.weight)))}
+
+
+def loaded(here, steps, watchdog, folder):
+    """Read the checkpoint, and go on as one process would that nothing had stopped."""
+    watchdog.beat("load")
+    torch.manual_seed(1)  # other weights than those that were saved
+    setup, alone = fsdp(tiny.TinyTransformer(), here), one(fresh(), here)
+    load(setup, folder)
+    found = {"checksum": checksum(setup), "rows": rank_program.gathered(len(tiny.plain(setup.model.head.weight)))}
+    update(setup, list(tiny.batches(2 * steps))[steps:])
+    update(alone, tiny.batches(2 * steps))
+    return found | {"weights_off": apart(weights(setup.model), weights(alone.model))}
+
+
+def timed(here, watchdog, folder):
+    """Seconds for which a checkpoint of a larger model holds up the slowest rank, and until it is whole."""
+    setup, group, times = fsdp(fresh(LARGER), here), dist.new_group(backend="gloo"), []  # the writer's own group:
+    update(setup, tiny.batches(1, LARGER))  # its collectives must not come between those of training
+    for write in range(WRITES):
+        watchdog.beat(f"checkpoint {write}")
+        dist.barrier()
+        began = time.perf_counter()
+        save(setup, folder / f"timed {write}")
+        dist.barrier()
+        between = time.perf_counter()
+        response = save_meanwhile(setup, folder / f"timed meanwhile {write}", group)
+        held_up = time.perf_counter()
+        getattr(response, "upload_completion", response).result()
+        times.append((between - began, held_up - between, time.perf_counter() - between))
+    slowest = torch.tensor(rank_program.gathered(times)).amax(0).tolist()  # [write][save, held up, whole]
+    if here.rank == 0:
+        for each in folder.glob("timed *"):
+            shutil.rmtree(each)
+    bytes_ = sum(parameter.numel() for parameter in setup.model.parameters()) * (4 + 8)
+    save_, held_up, until_whole = (statistics.median(column) for column in zip(*slowest, strict=True))
+    return {"bytes": bytes_, "save": save_, "async_save": held_up, "until whole": until_whole}
+
+
+# ------------------------------------------------------------------------------------------------ command
+
+
+def parse():
+    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", timeout=60)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--save", type=nonempty_path, metavar="FOLDER", help="show all, and write a checkpoint there")
+    what.add_argument("--load", type=nonempty_path, metavar="FOLDER", help="go on from the checkpoint there")
+    parser.add_argument("--steps", type=positive(int), default=4, help="updates of each way")
+    args = parser.parse_args()
+    with parser.one_line():
+        if args.steps < 2:
+            raise ValueError(f"--steps {args.steps}: two or more, for each is counted in another way")
+        here = utils.find_placement("cpu", "gloo")
+        if args.save and (here.world_size != RANKS or here.nodes > 1):
+            raise ValueError(f"--save is for {RANKS} ranks of one machine: torchrun --nproc_per_node={RANKS}")
+        if args.load and here.world_size < 2:
+            raise ValueError("--load is for 2 ranks or more: torchrun --nproc_per_node=2")
+        if args.load and not (args.load / ".metadata").is_file():
+            raise ValueError(f"--load {args.load}: no checkpoint there (no .metadata); write one with --save")
+        if args.save and (args.save / ".metadata").exists():
+            raise ValueError(f"--save {args.save}: holds a checkpoint already; name a folder of its own for each")
+        check_output("--out", args.out)
+        if args.save:
+            check_writable("--save", args.save)
+    return args, here
+
+
+def main():
+    args, here = parse()
+    torch.set_num_threads(1)
+    with rank_program.ranks(here, args.timeout):
+        watchdog = Watchdog(here, args.timeout + 30)
+        found = {"world_size": here.world_size, "torch": torch.__version__, "steps": args.steps, "batch": tiny.BATCH}
+        if args.save:
+            found |= {"ways": compared(here, args.steps, watchdog), "clip": clippings(here, args.steps, watchdog),
+                      "saved": saved(here, args.steps, watchdog, args.save), "timed": timed(here, watchdog, args.save)}
+        else:
+            found["loaded"] = loaded(here, args.steps, watchdog, args.load)
+        watchdog.timer.cancel()
+    if here.rank == 0:
+        rank_program.write_json(args.out, found)
+        print(f"{here.world_size} ranks: " + ("compared and saved" if args.save else "loaded, and trained on"))
+
+
+if __name__ == "__main__":
+    rank_program.start(main)
