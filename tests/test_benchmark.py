@@ -63,6 +63,22 @@ def test_a_start_is_held_against_ranks_that_only_import_torch(monkeypatch):
     assert {figure for name, figure in benchmark.AIMS if name == "start"} <= set(figures)
 
 
+def test_ray_is_held_against_torchrun(monkeypatch):
+    started = []
+
+    def main_py(launcher, *options, script, **_):
+        started.append((*launcher[1:], script))
+        return {"time": time.time() + (30 if "ray" in script else 10)}
+
+    monkeypatch.setattr(benchmark, "main_py", main_py)
+    figures = benchmark.ray_round(0, None)
+    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2", "main.py")
+    assert started == [torchrun, ("scripts/rivals/ray_loop.py",)]
+    assert figures["ray start s"] == pytest.approx(30, abs=0.1)
+    assert figures["ray / torchrun start"] == pytest.approx(3, rel=0.01)
+    assert figures["ray whole s"] < 1
+
+
 def test_the_frameworks_are_compared_on_one_and_two_ranks(cifar10, tmp_path, monkeypatch, forked_python):
     if not benchmark.installed():
         pytest.skip("neither Fabric nor Accelerate is installed (requirements-optional.txt)")
@@ -84,9 +100,10 @@ def test_a_thousand_logs_are_read():
     (["--only", "all"], "invalid choice: 'all'"),
     (["--out", "/dev/null/x.json"], "--out: cannot write in /dev/null (Not a directory)"),
     (["--only", "frameworks"], "neither Fabric nor Accelerate is installed"),
+    (["--only", "ray"], "Ray is not installed"),
 ])
 def test_bad_input_is_one_line_and_status_2(arguments, said, monkeypatch, capsys):
-    monkeypatch.setattr(benchmark, "installed", list)
+    monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda package: None)
     monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         benchmark.main()

@@ -1,19 +1,24 @@
-"""The loops under Lightning Fabric and Accelerate train main.py's model, so that their times can be compared."""
+"""The loops under Lightning Fabric, Accelerate and Ray train main.py's model, so that their times can be compared."""
 
 import re
+import subprocess
+import uuid
 from importlib.util import find_spec
+from pathlib import Path
 
 import launch
 import pytest
 import torch
 
-from course import runs
+from course import processes, runs
 
 # 601 images: they do not divide by 2 or 3, and the last batch is smaller
 SMALL = ["--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--epochs", 2, "--batch-size", 32,
          "--optimizer", "sgd"]
 FRAMEWORKS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
+PACKAGES = {**FRAMEWORKS, "ray": "ray"}  # Ray starts its ranks by itself: it has a test of its own
 each_framework = pytest.mark.parametrize("name", FRAMEWORKS)
+each_package = pytest.mark.parametrize("name", PACKAGES)
 
 
 def run(ranks, script, *arguments):
@@ -46,18 +51,23 @@ def expected(request, tmp_path_factory):
 def test_it_trains_the_model_of_main_py_and_writes_its_log(name, expected, tmp_path):
     skip_unless_installed(FRAMEWORKS[name])
     ranks, options, weights, log, _ = expected
-    theirs, their_log, said = train(tmp_path, ranks, f"scripts/rivals/{name}_loop.py", *options)
+    theirs = train(tmp_path, ranks, f"scripts/rivals/{name}_loop.py", *options)
+    compare(theirs, weights, log, FRAMEWORKS[name], tmp_path / "console.txt")
+
+
+def compare(found, weights, log, package, console):
+    """`found`: what train() gives; the other weights and log are main.py's."""
+    theirs, their_log, said = found
     assert theirs.keys() == weights.keys()
     for parameter, value in weights.items():
         assert (theirs[parameter].double() - value.double()).abs().max() < 1e-5, parameter
     assert set(their_log["status"]) == {"completed"} and set(their_log["note"]) == {""}
-    assert their_log["framework"][0].split()[0].replace("-", "_") == FRAMEWORKS[name]
+    assert their_log["framework"][0].split()[0].replace("-", "_") == package
     for column in ("loss", "accuracy", "val_loss", "val_accuracy", "weight_norm"):
         assert their_log[column].tolist() == pytest.approx(log[column].tolist(), abs=1e-5), column
     for column in ("world_size", "strategy", "samples", "batch_size", "threads", "optimizer", "device"):
         assert their_log[column].tolist() == log[column].tolist(), column
     assert set(log) | {"framework"} == set(their_log)
-    console = tmp_path / "console.txt"
     console.write_text(said)
     assert runs.read_run(console)["loss"].tolist() == pytest.approx(log["loss"].tolist(), abs=1e-4)
 
@@ -72,7 +82,58 @@ def test_weights_have_moved(expected):
     assert set(moved) >= {name for name in start if re.search(r"(conv|fc|body).*weight", name)}
 
 
-@each_framework
+@pytest.fixture(scope="module")
+def under_ray(tmp_path_factory):
+    """Of two ranks under Ray: (what train() gives, its process id, its home folder, the processes that it left)."""
+    skip_unless_installed("ray")
+    folder, mark = tmp_path_factory.mktemp("ray"), uuid.uuid4().hex
+    home, weights, log = folder / "home", folder / "model.pt", folder / "run.jsonl"
+    home.mkdir()
+    env = processes.environment(mark, launch.environment(OMP_NUM_THREADS="1", HOME=str(home)))
+    command = launch.command(0, "scripts/rivals/ray_loop.py", *SMALL, "--save-model", weights, "--log-file", log)
+    for _ in range(3):  # Ray waits 30 s for its own processes to start, which is little where other tests run, too
+        process = subprocess.Popen(command, cwd=launch.ROOT, env=env, text=True, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT)
+        try:
+            said, _ = process.communicate(timeout=2 * launch.LIMIT)  # seven processes, each imports Ray and PyTorch
+            left = processes.marked(mark)
+        finally:
+            processes.end(mark)
+        if "timed out during startup" not in said:
+            break
+    assert process.returncode == 0, said
+    return (torch.load(weights, weights_only=True), runs.read_run(log), said), process.pid, home, left
+
+
+@pytest.mark.timeout(7 * launch.LIMIT)  # the fixture's three tries
+def test_ray_trains_the_model_of_main_py_and_writes_its_log(under_ray, tmp_path):
+    _, log, _ = found = under_ray[0]
+    weights, mains_log, _ = train(tmp_path, 2, "main.py", "--no-channels-last")
+    compare(found, weights, mains_log, "ray", tmp_path / "console.txt")
+    assert set(log["launcher"]) == {"ray"}
+
+
+@pytest.mark.timeout(7 * launch.LIMIT)
+def test_ray_leaves_nothing(under_ray):
+    _, pid, home, left = under_ray
+    assert (left, [*home.iterdir()], [*Path("/tmp").glob(f"ray-{pid}-*")]) == ([], [], [])
+
+
+@pytest.mark.parametrize(("options", "said", "env"), [
+    (["--ranks", 0], "--ranks: 0 is not a positive number", {}),
+    (["--ranks", 602, *SMALL], "--samples 601 is less than the 602 ranks: each needs an image", {}),
+    (["--global-batch-size", 63], "--global-batch-size 63 does not divide by 2 ranks", {}),
+    (["--log-file", "/dev/null/run.jsonl"], "--log-file: cannot write in /dev/null (Not a directory)", {}),
+    ([], "Ray starts the ranks, and torchrun has started this", {"RANK": "0", "WORLD_SIZE": "1"}),
+])
+def test_what_ray_cannot_run_is_refused_before_it_starts(options, said, env):
+    skip_unless_installed("ray")
+    done = launch.run(0, *options, script="scripts/rivals/ray_loop.py", **env)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert said in done.stderr
+
+
+@each_package
 @pytest.mark.parametrize(("options", "said"), [
     (["--strategy", "dp"], "--strategy: NAME decides this; leave it out"),
     (["--dist-url", "tcp://127.0.0.1:1"], "--dist-url: NAME decides this; leave it out"),
@@ -81,19 +142,19 @@ def test_weights_have_moved(expected):
 def test_bad_input_is_one_line_and_status_2(name, options, said):
     done = run(0, f"scripts/rivals/{name}_loop.py", *options)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
-    assert said.replace("NAME", FRAMEWORKS[name]) in done.stderr
+    assert said.replace("NAME", PACKAGES[name]) in done.stderr
 
 
-@each_framework
+@each_package
 def test_without_the_framework_it_says_what_to_install(name, tmp_path):
     script = tmp_path / "without.py"
     script.write_text(f"""import importlib.util, runpy, sys
 whole = importlib.util.find_spec
-importlib.util.find_spec = lambda wanted, *rest: None if wanted == {FRAMEWORKS[name]!r} else whole(wanted, *rest)
+importlib.util.find_spec = lambda wanted, *rest: None if wanted == {PACKAGES[name]!r} else whole(wanted, *rest)
 sys.argv[0] = "scripts/rivals/{name}_loop.py"
 runpy.run_path(sys.argv[0], run_name="__main__")
 """)
     done = run(0, script, *SMALL, "--log-file", tmp_path / "run.jsonl")
     assert done.returncode == 2 and not (tmp_path / "run.jsonl").exists()
-    assert done.stderr == (f"{name}_loop.py: error: {FRAMEWORKS[name]} is not installed: "
+    assert done.stderr == (f"{name}_loop.py: error: {PACKAGES[name]} is not installed: "
                            "pip install -r requirements-optional.txt\n")

@@ -1,6 +1,9 @@
 """Lesson 10: what launchers tell a rank, what ranks print, what torchrun makes of its options, what nodes say."""
 
+import json
 import re
+import statistics
+import time
 from pathlib import Path
 
 from course.verdicts.lesson_03 import MEANING
@@ -72,3 +75,36 @@ def where(missing, recorded):
 def essential(console):
     """The lines of main.py on a console that say who trains, and each epoch; no more than 150 characters of each."""
     return "\n".join(line[:150] for line in console.splitlines() if re.search(r"rank\(s\) x batch|Epoch: \d", line))
+
+
+def ray_times(file):
+    """How many times as long as under torchrun two ranks take under Ray until a step is done: the median of what
+    scripts/measure/benchmark.py --only ray wrote to `file`."""
+    return statistics.median(one["ray / torchrun start"] for one in _measured(file)["rounds"]["ray"])
+
+
+def ray_start(file):
+    """Rows: seconds of each, and their ratio, until a step is done and until the program has ended."""
+    rounds = _measured(file)["rounds"]["ray"]
+
+    def middle(figure, unit=""):
+        values = [one[figure] for one in rounds]
+        return f"{statistics.median(values):.3g}{unit} ({min(values):.3g} to {max(values):.3g})"
+
+    return [{"from the command until": until, "torchrun": middle(f"torchrun {what} s", " s"),
+             "Ray Train": middle(f"ray {what} s", " s"), "Ray / torchrun": middle(f"ray / torchrun {what}")}
+            for what, until in (("start", "the step is done"), ("whole", "the prompt is back"))]
+
+
+def ray_where(file):
+    """When that was measured, on what, and how."""
+    found = _measured(file)
+    day = time.strftime("%Y-%m-%d", time.gmtime(found["time"]))
+    versions, rounds = found["versions"], len(found["rounds"]["ray"])
+    return (f"**Recorded on another machine** (`{file}`): {found['machine']['cores']} cores, PyTorch "
+            f"{versions['torch']}, Ray {versions['ray']}, {day}. Medians of {rounds} rounds, in brackets the lowest "
+            "and the highest.")
+
+
+def _measured(file):
+    return json.loads(Path(file).read_text(encoding="utf-8"))

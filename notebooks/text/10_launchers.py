@@ -18,8 +18,8 @@
 # %% [markdown]
 # # 10 · Launchers
 #
-# **The question.** Who starts the ranks, and what does each launcher do for you: `torchrun`, `mp.spawn`, Slurm, on one
-# machine and on several?
+# **The question.** Who starts the ranks, and what does each launcher do for you: `torchrun`, `mp.spawn`, Slurm, Ray and
+# others, on one machine and on several?
 #
 # **You will be able to**
 #
@@ -507,11 +507,71 @@ lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights
               for way, weights in found.items()])
 
 # %% [markdown]
+# ## Where there is no Slurm
+#
+# Many jobs run on **Kubernetes**, which starts *pods* (a program with all that it needs) on the machines of a cluster;
+# Kubeflow Trainer starts a training there. **SkyPilot** rents machines of a cloud, sets them up, and gives them back.
+# On each machine both start a torchrun. A file for each stands beside the two for Slurm. *Neither was ever run
+# here*: Kubeflow's own model of such files knows every field of the first, SkyPilot's manual those of the second, and
+# torchrun reads both commands as it should (`tests/test_cluster_files.py`).
+
+# %%
+# !grep -h -A 1 "command:" {cluster}/trainjob.yaml
+# !grep -h -A 3 "exec" {cluster}/sky.yaml
+
+# %% [markdown]
+# The second is the line of `torchrun.sbatch`. Where is the rest of the first? torchrun looks for each of its options in
+# the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [writes them
+# there](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
+# with `PET_NODE_RANK` and `PET_MASTER_ADDR`: a static rendezvous. A pod's disk ends with the pod, that of a rented
+# machine with the machine. So the log and the checkpoint go to a disk, or to storage of the cloud, that stays.
+#
+# **Ray Train** needs no torchrun. [Ray](https://docs.ray.io/en/latest/train/train.html) starts Python functions on the
+# machines of a cluster of its own, and the training becomes such a function: `scripts/rivals/ray_loop.py`, with
+# `main.py`'s weights at the end (a test compares them). What it adds:
+#
+# - *placement*: Ray counts the cores and GPUs of all machines, and gives each rank some that no other job has;
+# - *restart*: [`FailureConfig(max_failures=3)`](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html)
+#   starts all ranks again when one fails or its machine is lost, and your function goes on from its checkpoint;
+# - *data*: [other processes](https://docs.ray.io/en/latest/train/user-guides/data-loading-preprocessing.html), on other
+#   machines if you like, prepare the batches.
+#
+# **Predict.** Two ranks of `main.py`, one step: once by torchrun, once by a Ray of this one machine, which has to start
+# first. How many times as long does it take until the step is done?
+
+# %%
+my_times = None  # as long as by torchrun
+
+# %%
+ray = recorded / "ray-start/benchmark.json"
+lesson.predicted(my_times, told.ray_times(ray), "times")
+lesson.table(told.ray_start(ray))
+lesson.verdict(told.ray_where(ray))
+
+# %% [markdown]
+# A training of hours does not notice. Whoever tries a small change every minute does. (Where a Ray runs already, part
+# of it is saved.)
+#
 # ## Which one?
+#
+# | launcher | starts ranks | gives addresses | starts again | shows the ranks' words |
+# |:--|:--|:--|:--|:--|
+# | torchrun | itself | you, or itself | all ranks | on the screen |
+# | mp.spawn | your script | your script | nothing | on the screen |
+# | Slurm | by `srun` | Slurm | the job | `--output` names a file |
+# | Ray Train | Ray | Ray | all ranks | where you started it |
+# | Kubeflow | by torchrun | Kubeflow | failed pods | `kubectl logs` |
+# | SkyPilot | by torchrun | SkyPilot | machines, job | `sky jobs logs` |
+#
+# How often, you say: `--max-restarts`, `--requeue`, `max_failures`,
+# [`backoffLimit`](https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy),
+# [`max_restarts_on_errors`](https://docs.skypilot.co/en/stable/examples/managed-jobs.html).
+# (`main.py`'s run log goes through none of them: rank 0 writes it, where `--log-file` says.)
 #
 # `torchrun`, unless there is a reason: it works on one node and on many, restarts the ranks, and names the one that
 # failed first. `mp.spawn`, when a program must be started by plain `python`. Slurm alone, when you want no process
-# between Slurm and your ranks: Slurm binds each to its cores and its GPU, signals it and logs it.
+# between Slurm and your ranks: Slurm binds each to its cores and its GPU, signals it and logs it. The others, where your
+# machines are theirs.
 #
 # And what do the ranks use, once they run? `torch.distributed` has three layers:
 #

@@ -1,4 +1,4 @@
-"""What surrounds the training in fabric_loop.py and accelerate_loop.py: main.py's options, log and ending."""
+"""What surrounds the training in fabric_loop.py, accelerate_loop.py and ray_loop.py: main.py's options, log, ending."""
 
 import importlib.util
 
@@ -10,9 +10,8 @@ LEFT_OUT = ["lr_scaling", "warmup_epochs", "bf16", "channels_last", "compile", "
             "resume", "shortcuts"]
 
 
-def run(train, description, package):
-    """main.main, for a `train(args, here, run)` whose process group and DDP are those of `package`."""
-    parser = options.get_parser(description)
+def parse(parser, package):
+    """main.py's options without those that `package` decides. What is refused ends the program: one line, status 2."""
     args = parser.parse_args()
     for name in DECIDED + LEFT_OUT:
         if getattr(args, name) != parser.get_default(name):
@@ -20,11 +19,24 @@ def run(train, description, package):
             parser.error(f"--{name.replace('_', '-')}: {why}; leave it out")
     if not importlib.util.find_spec(package):
         parser.error(f"{package} is not installed: pip install -r requirements-optional.txt")
+    return args
+
+
+def resolve(args):
+    """options.resolve, without main.py's own choices: the frameworks leave things as they are."""
+    here = options.resolve(args)
+    if (here.device.type, here.backend) == ("cuda", "gloo"):
+        raise ValueError("more ranks than GPUs: use --device cpu")
+    args.channels_last = args.shortcuts = False
+    return here
+
+
+def run(train, description, package):
+    """main.main, for a `train(args, here, run)` whose process group and DDP are those of `package`."""
+    parser = options.get_parser(description)
+    args = parse(parser, package)
     with parser.one_line():
-        here = options.resolve(args)
-        if (here.device.type, here.backend) == ("cuda", "gloo"):
-            raise ValueError("more ranks than GPUs: use --device cpu")
-        args.channels_last = args.shortcuts = False  # main.py's own choices; the frameworks leave things as they are
+        here = resolve(args)
         training = checkpoint.Run(args, here)
     with training:
         train(args, here, training)

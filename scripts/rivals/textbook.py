@@ -53,7 +53,7 @@ class OneByOne(Dataset):
 
 def main():
     parser = rank_program.parser(__doc__)
-    parser.add_argument("--data-path", type=nonempty_path, default="./data",
+    parser.add_argument("--data-path", type=nonempty_path, default=data.FOLDER,
                         help="folder of cifar10.pt (scripts/setup prepares it)")
     parser.add_argument("--epochs", type=positive(int), default=1)
     parser.add_argument("--samples", type=positive(int), default=50_000, help="train on the first so many images")

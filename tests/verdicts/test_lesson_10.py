@@ -1,4 +1,6 @@
-"""What lesson 10 says of variables, printed lines, rendezvous and consoles."""
+"""What lesson 10 says of variables, printed lines, rendezvous, consoles and Ray."""
+
+import json
 
 from course.checks.commands import launch_config
 from course.verdicts import lesson_10
@@ -45,3 +47,22 @@ def test_it_is_said_which_run_is_shown():
     assert lesson_10.where(None, "x").startswith("Live")
     assert lesson_10.where("no Slurm", "x") == "**Recorded on another machine** (`x`), because no Slurm."
     assert lesson_10.where("no", "slurm-two-nodes/y").endswith("because no. There they trained on CIFAR-10.")
+
+
+def test_ray_is_shown_beside_torchrun(tmp_path):
+    def one(torchrun, ray):
+        return {f"{name} {what} s": value + later for what, later in (("start", 0), ("whole", 1))
+                for name, value in (("torchrun", torchrun), ("ray", ray))} | {
+                    "ray / torchrun start": ray / torchrun, "ray / torchrun whole": (ray + 1) / (torchrun + 1)}
+
+    file = tmp_path / "benchmark.json"
+    file.write_text(json.dumps({
+        "time": 1795495021.4, "machine": {"cores": 2}, "versions": {"torch": "2.14", "ray": "2.60"},
+        "rounds": {"ray": [one(4, 40), one(5, 100), one(3, 27)]}}))
+    assert lesson_10.ray_times(file) == 10
+    step, prompt = lesson_10.ray_start(file)
+    assert step == {"from the command until": "the step is done", "torchrun": "4 s (3 to 5)",
+                    "Ray Train": "40 s (27 to 100)", "Ray / torchrun": "10 (9 to 20)"}
+    assert prompt["torchrun"] == "5 s (4 to 6)"
+    said = lesson_10.ray_where(file)
+    assert "2 cores, PyTorch 2.14, Ray 2.60, 2026-11-24. Medians of 3 rounds" in said

@@ -1,0 +1,144 @@
+"""main.py's training loop under Ray Train: the same model, data, order of images, optimizer and run log.
+
+    python scripts/rivals/ray_loop.py --epochs 2
+    python scripts/rivals/ray_loop.py --ranks 8 --epochs 2 --log-file results/live/ray.jsonl
+
+No torchrun: Ray starts the ranks, each on cores or on a GPU that it sets aside for it, and makes their process group.
+That and DDP are Ray's, with its defaults; the rest is main.py's. It takes main.py's options, except those that Ray
+decides: --strategy, --backend, --dist-url, --sync-bn. The Ray is one of this machine alone, which ends with the run.
+Ray comes with `pip install -r requirements-optional.txt`. scripts/measure/benchmark.py says how long it takes to start.
+"""
+
+import argparse
+import copy
+import dataclasses
+import logging
+import math
+import os
+import shutil
+import tempfile
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import checkpoint
+import data
+import models
+import options
+import placement
+import utils
+from course import processes, rank_program
+from scripts.rivals import framework_run
+
+
+def train(config):
+    """On each rank. Ray has told it who it is, under torchrun's names, and it is in the process group already."""
+    from ray import __version__
+    from ray.train.torch import prepare_model
+
+    args = argparse.Namespace(**config)
+    here = dataclasses.replace(framework_run.resolve(args), launcher="ray")
+    with checkpoint.Run(args, here) as run:
+        torch.set_num_threads(utils.threads_per_rank(here))
+        torch.manual_seed(args.seed)
+        train_set, test_set = data.load(args, here)
+        raw_model = models.make_model(args, train_set, here.device)
+        model, optimizer = prepare_model(raw_model), utils.make_optimizer(raw_model.parameters(), args)
+        sampler = DistributedSampler(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
+        # not prepared: the sampler shares the images out already, and they are on the device
+        loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
+        args.framework = f"ray {__version__}"
+
+        run.begin(loader, raw_model, optimizer, scheduler=None)
+        for epoch in run.epochs():
+            sampler.set_epoch(epoch)
+            model.train()
+            for images, labels in run.steps(loader):
+                logits = model(images)
+                loss = cross_entropy(logits, labels)
+                run.forward_done(logits, labels, loss)
+                optimizer.zero_grad()
+                loss.backward()
+                run.backward_done()
+                optimizer.step()
+            run.end_epoch(*utils.evaluate(raw_model, test_set, here))
+        if args.save_model and here.rank == 0:
+            checkpoint.save_model(raw_model, args.save_model)
+
+
+def main():
+    parser = options.get_parser(__doc__)
+    parser.add_argument("--ranks", type=options.positive(int), default=2, help="how many Ray starts")
+    args = framework_run.parse(parser, "ray")
+    with parser.one_line():
+        launcher = placement.find_placement().launcher
+        if launcher != "python":
+            raise ValueError(f"Ray starts the ranks, and {launcher} has started this: start it with plain python")
+        ranks = vars(args).pop("ranks")  # no option of main.py's
+        here = judge(args, ranks)
+        for name in ("data_path", "log_file", "save_model"):  # Ray starts the ranks in another folder
+            if path := getattr(args, name):
+                setattr(args, name, str(Path(path).resolve()))
+        gpus = ranks if here.device.type == "cuda" else 0
+        cores = max(1, utils.cores() // ranks)
+        # stoppable twice: ray.init takes SIGTERM for itself
+        with (rank_program.stoppable(parser), own_ray(ranks * cores, gpus, args.timeout) as folder,
+              rank_program.stoppable(parser)):
+            from ray.train import FailureConfig, RunConfig, ScalingConfig
+            from ray.train.torch import TorchConfig, TorchTrainer
+
+            TorchTrainer(
+                train, train_loop_config=vars(args), torch_config=TorchConfig(timeout_s=args.timeout),
+                scaling_config=ScalingConfig(
+                    num_workers=ranks, use_gpu=gpus > 0, resources_per_worker={"CPU": cores}),
+                run_config=RunConfig(  # ranks that cannot be started end the run; Ray would try again, for ever
+                    storage_path=folder, failure_config=FailureConfig(controller_failure_limit=0))).fit()
+
+
+def judge(args, ranks):
+    """What cannot work raises ValueError or OSError here, and not half a minute later on a rank."""
+    told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    os.environ.update(told)
+    try:
+        return framework_run.resolve(copy.copy(args))  # each rank resolves for itself
+    finally:
+        for name in told:
+            del os.environ[name]
+
+
+@contextmanager
+def own_ray(cores, gpus, timeout):
+    """A Ray of this machine alone, for as long as the block runs; yields the folder in which it keeps all its files."""
+    mark = uuid.uuid4().hex
+    os.environ.update(processes.environment(mark))
+    # Ray reads these when it is imported. It sends no report to its makers. Its processes listen on all networks, so a
+    # secret keeps others out: of this run alone, or Ray would leave one in the home folder. And nobody takes this
+    # machine away: no process need watch for that. Ray would start its processes at a lower priority (nice 15) than
+    # torchrun's; on a busy machine they would not be ready within its 60 s, and it would start others, for ever.
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=uuid.uuid4().hex,
+                      RAY_TRAIN_ENABLE_PREEMPTION_WATCHER="0", RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S=str(timeout),
+                      RAY_worker_register_timeout_seconds=str(math.ceil(timeout)), RAY_worker_niceness="0")
+    import ray
+
+    folder = tempfile.mkdtemp(prefix=f"ray-{os.getpid()}-", dir="/tmp")  # with sockets: their paths must be short
+    try:
+        ray.init("local", num_cpus=cores, num_gpus=gpus, include_dashboard=False, _temp_dir=folder,
+                 runtime_env={"worker_process_setup_hook": quieten})
+        yield folder
+    finally:
+        ray.shutdown()
+        processes.end(mark)
+        shutil.rmtree(folder)
+
+
+def quieten():
+    """In each process that Ray starts: one of them would ask the dashboard, and say each second that there is none."""
+    logging.getLogger("ray.train.v2._internal.execution.controller.placement_group_cleaner").setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    main()
