@@ -1,7 +1,7 @@
 """Several hosts on one Linux machine, out of network namespaces: `with Cluster(2) as hosts: hosts.start(1, ["ls"])`.
 
-It needs Linux, `ip` (iproute2), `unshare` and `nsenter` (util-linux), and root, or a kernel that lets users make
-namespaces. scripts/cluster/lab_cluster.py is its command; course/slurm.py starts a Slurm on such hosts.
+It needs Linux, `ip` and `tc` (iproute2), `unshare` and `nsenter` (util-linux), and root, or a kernel that lets users
+make namespaces. scripts/cluster/lab_cluster.py is its command; course/slurm.py starts a Slurm on such hosts.
 """
 
 import contextlib
@@ -53,12 +53,17 @@ class Process(subprocess.Popen):
 class Cluster(contextlib.AbstractContextManager):
     """Hosts 0 to nodes-1. They, and all that runs on them, end with the `with` block, or with this process.
 
-    `as_root=False` makes them in a user namespace, as any user can; default: whether we are root. Raises ClusterError
-    where the system does not permit it.
+    `as_root=False` makes them in a user namespace, as any user can; default: whether we are root. `rate`: bits a second
+    that each host's link carries, in the words of `tc` ("100mbit"); `delay`: how long a packet is on its way ("25ms").
+    Raises ClusterError where the system does not permit it, or cannot do that.
     """
 
-    def __init__(self, nodes, as_root=None):
-        needed = ("ip", "unshare", "nsenter", "mount", "hostname")
+    def __init__(self, nodes, as_root=None, rate=None, delay=None):
+        # netem holds packets back, and not every kernel has it. tbf only takes its time for each byte.
+        limit = "" if rate is None else f"rate {rate}"
+        self.link = f"netem delay {delay} {limit}" if delay is not None else (
+            f"tbf {limit} burst 128kb latency 1s" if limit else None)
+        needed = ("ip", "unshare", "nsenter", "mount", "hostname", *(["tc"] if self.link else []))
         if missing := [tool for tool in needed if not shutil.which(tool, path=TOOLS)]:
             raise ClusterError(f"{', '.join(missing)} not found: install iproute2, util-linux, hostname (Linux only)")
         self.nodes, self.hosts, self.processes = nodes, [None] * nodes, [[] for _ in range(nodes)]
@@ -103,6 +108,8 @@ class Cluster(contextlib.AbstractContextManager):
         host = self.hosts[node] = _spawn(f"node{node}", command, HOST_NAME=f"node{node}", HOST_TABLE=table)
         self._on_switch(f"ip link add port{node} type veth peer name eth0 netns {host.pid}")
         self._on_switch(f"ip link set port{node} master switch up")
+        if self.link:
+            self._on_switch(f"tc qdisc add dev port{node} root {self.link}")
         for setting in (f"address add 10.0.0.{node + 1}/24 dev eth0", "link set eth0 up"):
             _run([*self._enter_host(node), "ip", *setting.split()])
 

@@ -185,6 +185,52 @@ def test_kill_ends_everything_on_one_host_and_a_restarted_one_is_new(cluster):
     assert answers(cluster, 1, 0)
 
 
+BULK = """
+import socket, sys, time
+peer = socket.create_connection((sys.argv[1], 29500), timeout=30)
+began = time.monotonic()
+peer.sendall(bytes(600_000))
+peer.shutdown(socket.SHUT_WR)
+while peer.recv(65536):
+    pass
+print(time.monotonic() - began)
+"""
+SINK = """
+import socket
+server = socket.create_server((socket.gethostname(), 29500))
+print("listening", flush=True)
+with server.accept()[0] as peer:
+    while peer.recv(65536):
+        pass
+"""
+
+
+def crossing(hosts):
+    """Seconds until 600,000 bytes of node1 have come to node0, and node1 knows."""
+    server = hosts.start(0, [sys.executable, "-c", SINK], stdout=subprocess.PIPE, text=True)
+    assert server.stdout.readline() == "listening\n"
+    client = hosts.start(1, [sys.executable, "-c", BULK, "node0"], stdout=subprocess.PIPE, text=True)
+    return float(client.communicate(timeout=60)[0])
+
+
+@needs_hosts
+def test_a_link_carries_no_more_than_its_rate():
+    with Cluster(2, rate="8mbit") as slow:
+        assert crossing(slow) > (600_000 - 128_000) / 1e6, "a million bytes a second, but for the first burst"
+    done = lab("--rate", "fast", "--", "true")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and 'illegal value for "rate"' in done.stderr
+
+
+@needs_hosts
+def test_a_link_has_its_delay_or_one_line_says_that_the_kernel_cannot():
+    done = lab("--delay", "25ms", "--", "true")
+    if done.returncode:
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "netem delay 25ms" in done.stderr
+        return
+    with Cluster(2, delay="25ms") as far:
+        assert crossing(far) > 0.05, "there and back"
+
+
 @needs_hosts
 def test_signals_and_status_are_those_of_the_command(cluster):
     assert cluster.start(0, ["sh", "-c", "exit 3"]).wait(launch.LIMIT) == 3

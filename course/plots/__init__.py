@@ -20,6 +20,7 @@ from course.plots import (
     samplers,
     scaling,
     sharded,
+    talking,
     timelines,
     ways,
 )

@@ -457,7 +457,6 @@ lesson.table(told.decided(CHANGES, on_one, on_many))
 # 2. Change one thing, measure it in turns with the unchanged training, and compare the gain with the noise.
 # 3. Ask whether it is still the same training. Sixteen bits, a larger batch and PowerSGD are others.
 #
-# **Next:** your own job. Profile one step of it, and change what the profile names. On a GPU `python
-# scripts/measure/compare_changes.py --device cuda --model resnet --out results/live/14_gpu.json` compares these changes.
-# [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) helps when a run fails, and the [README](../README.md) says what else
-# `main.py` and the other programs can do.
+# **Next:** [15 · Talk less](15_talk_less.ipynb): the ranks' messages are what is left. On a GPU `python
+# scripts/measure/compare_changes.py --device cuda --model resnet --out results/live/14_gpu.json` compares the changes of
+# this lesson.

@@ -10,8 +10,8 @@ STATES = [{"label": label, "seconds": seconds} for label, seconds in [
 
 
 def test_a_backend_that_lacks_a_collective_is_told():
-    whole = {"world_size": 4, "torch": "2.6", "reduce": {"states": []}}
-    assert told.backend(whole) == "Here gloo (torch 2.6) has all of them."
+    whole = {"world_size": 4, "torch": "2.14", "reduce": {"states": []}}
+    assert told.backend(whole) == "Here gloo (torch 2.14) has all of them."
     assert "lacks all_to_all:" in told.backend(whole | {"all_to_all": {"states": [], "unsupported": "no"}})
 
 

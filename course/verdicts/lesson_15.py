@@ -1,0 +1,140 @@
+"""Lesson 15: how fast ways that talk less are, what they send, and what they learn.
+
+`found` is the JSON of scripts/lessons/talk_less.py.
+"""
+
+import numpy as np
+import pandas as pd
+
+from course.predict import talking
+
+WORDS = {"never": "never", "ddp": "DDP", "accumulate": "accumulate", "local": "local SGD", "diloco": "DiLoCo",
+         "fp16": "DDP, fp16", "bf16": "DDP, bf16", "powersgd": "DDP, PowerSGD"}
+TRAININGS = ["never", "ddp", "accumulate", "local", "diloco"]  # each learns in its own way; the rest are DDP's, nearly
+CLOSE = 0.95  # of the images a second of ranks that never talk
+
+
+def name(one):
+    """How a way is called in tables and pictures."""
+    return WORDS[one["way"]] + (f", each {one['every']}" if one["every"] > 1 else "")
+
+
+def rounds(found):
+    """A row for each round of each way: its `name`, images a second as a `share` of what ranks that never talk reached
+    in the same round, and `elapsed`, seconds of training since the start of this seed."""
+    table = pd.DataFrame(found["rounds"])
+    table["name"] = [name(one) for one in found["rounds"]]
+    never = table[table["way"] == "never"].set_index(["seed", "round"])["seconds"]
+    table["share"] = [never[one.seed, one.round] / one.seconds for one in table.itertuples()]
+    table["synthetic"] = found["dataset"] == "synthetic"
+    table["elapsed"] = table.groupby(["seed", "name"], sort=False)["seconds"].cumsum()
+    return table
+
+
+def ways(found):
+    """A row a way: `share` (median), `low`, `high` over all rounds; `accuracy` and `sd` over the seeds after the last
+    round; `sent`, bytes a batch and rank, the lowest of the rounds: other programs talk, too."""
+    table = rounds(found)
+    of_ways = table.groupby(["name", "way", "every"], sort=False)
+    last = table[table["round"] == table["round"].max()].groupby(["name", "way", "every"], sort=False)["accuracy"]
+    return pd.DataFrame({"share": of_ways["share"].median(), "low": of_ways["share"].min(),
+                         "high": of_ways["share"].max(), "accuracy": last.mean(), "sd": last.std(),
+                         "sent": of_ways["sent"].min(), "synthetic": of_ways["synthetic"].first()}).reset_index()
+
+
+def in_time(found, seconds):
+    """{way's name: mean accuracy over the seeds after so many seconds of training}, between two rounds on a line."""
+    return {name: rows.groupby("seed")[["elapsed", "accuracy"]].apply(
+        lambda run: np.interp(seconds, run["elapsed"], run["accuracy"])).mean()
+        for name, rows in rounds(found).groupby("name", sort=False)}
+
+
+def all_had(found):
+    """Seconds of training that each way has had with every seed: those of the fastest."""
+    return rounds(found).groupby(["name", "seed"])["elapsed"].max().min()
+
+
+def asked(text):
+    """The ways of a --ways, as dicts."""
+    return [{"way": way, "every": int(every or 1)} for way, _, every in (word.partition(":") for word in text.split())]
+
+
+def forecast(text, never, alpha, beta):
+    """A row for each way of a --ways but `never`: `message`, bytes, and by lesson 08's model `share`, of the images a
+    second of ranks that never talk. `never`: what talk_less.py found for those."""
+    alone = pd.DataFrame(never["rounds"])["seconds"].median() / never["steps"]
+    return pd.DataFrame([one | {"name": name(one), "message": talking.messages(one["way"], never["shapes"])[1],
+                                "share": alone / talking.seconds(one, never["shapes"], alone, alpha, beta)}
+                         for one in asked(text) if one["way"] != "never"])
+
+
+def forecasts(table):
+    """A row a way: what it sends, when, and how fast that lets it be."""
+    return [{"way": one.name, "talks after batches": one.every, "bytes of a message": f"{one.message:,}",
+             "predicted, % of the ceiling": f"{100 * one.share:.0f}"} for one in table.itertuples(index=False)]
+
+
+def compared(found, table):
+    """A row a way: its speed, predicted by `table` and measured, and what it had learnt, by images and by time."""
+    expected, seconds = table.set_index("name")["share"], all_had(found)
+    timely = in_time(found, seconds)
+    return [{"way": one.name, "predicted": f"{100 * expected[one.name]:.0f}" if one.name in expected else "–",
+             "% of the ceiling": f"{100 * one.share:.0f}", "rounds": f"{100 * one.low:.0f} to {100 * one.high:.0f}",
+             "test accuracy": f"{one.accuracy:.3f} ± {one.sd:.3f}",
+             f"after {seconds:.1f} s": f"{timely[one.name]:.3f}"} for one in ways(found).itertuples(index=False)]
+
+
+def best(found):
+    """Which of TRAININGS has the best accuracy after the same images, however seldom it talks."""
+    return WORDS[ways(found).query("way in @TRAININGS").set_index("way")["accuracy"].idxmax()]
+
+
+def both(found):
+    """Which ways are as fast as ranks that never talk, nearly, and learn as DDP does; or how far the nearest is off."""
+    table = ways(found).set_index("name")
+    ddp, others = table.loc["DDP"], table[~table["way"].isin(["never", "ddp"])]
+    fast = others[others["share"] >= CLOSE]
+    learnt = fast[fast["accuracy"] >= ddp["accuracy"] - ddp["sd"]]
+    floor = f"{100 * CLOSE:.0f} % of the ceiling's images a second"
+    if len(learnt):
+        return (f"**{' and '.join(learnt.index)}**: at least {floor}, and after the same images DDP's accuracy within "
+                f"one standard deviation ({ddp['accuracy']:.3f} − {ddp['sd']:.3f}), or above it. DDP itself reaches "
+                f"{100 * ddp['share']:.0f} %.")
+    if len(fast):
+        nearest = fast.loc[fast["accuracy"].idxmax()]
+        return (f"At least {floor}: {' and '.join(fast.index)}. None of them learns as DDP does after the same images: "
+                f"the nearest, {nearest.name}, has {nearest['accuracy']:.3f}; DDP has {ddp['accuracy']:.3f} ± "
+                f"{ddp['sd']:.3f}.")
+    nearest = others.loc[others["share"].idxmax()]
+    return (f"No way reaches {floor} here. The nearest is {nearest.name} with {100 * nearest['share']:.0f} %, in "
+            f"single rounds {100 * nearest['low']:.0f} to {100 * nearest['high']:.0f} %: other programs run beside, "
+            "or a message costs more than it saves.")
+
+
+def counted(found):
+    """A row a way: bytes a batch and rank, by the formula and as the network interface counted them."""
+    ranks, rows = found["world_size"], []
+    for one in ways(found).itertuples(index=False):
+        formula = talking.sent(one._asdict(), found["shapes"], ranks)
+        rows.append({"way": one.name, "formula": f"{formula:,.0f}", "counted": f"{one.sent:,.0f}",
+                     "counted / formula": f"{one.sent / formula:.2f}" if formula else "–"})
+    return rows
+
+
+def share(found, wanted):
+    """Percent of the ceiling that a way reaches."""
+    return 100 * ways(found).set_index("name").loc[wanted, "share"]
+
+
+def slower(near, far):
+    """What a slow link costs DDP and the way that suffers least from it."""
+    here, there = (ways(found).set_index("name")["share"] for found in (near, far))
+    least = there.drop("never").idxmax()
+    return (f"DDP: {100 * here['DDP']:.0f} % of the ceiling between processes of one machine, "
+            f"{100 * there['DDP']:.0f} % over the link. **{least}**: {100 * there[least]:.0f} % over the link.")
+
+
+def shown(found):
+    """The ways whose learning is drawn over time: of each of TRAININGS the one that talks most seldom."""
+    table = ways(found).query("way in @TRAININGS")
+    return list(table.loc[table.groupby("way", sort=False)["every"].idxmax(), "name"])

@@ -1,0 +1,304 @@
+# ---
+# jupyter:
+#   course:
+#     minutes: 75
+#     quick:
+#       parameters:
+#         ways: never ddp accumulate:8 local:8 diloco:8
+#         seeds: 0 1
+#         rounds: 2
+#         steps: 8
+#         tested: 500
+#         several_nodes: false
+#       seconds: 50
+#     seconds: 140
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 15 · Talk less
+#
+# **The question.** DDP's ranks talk at each step, and wait for each other. Must they?
+#
+# **You will be able to**
+#
+# - name what can be sent less often, or in fewer bytes, and what each of these does to learning;
+# - write the outer step of DiLoCo, and say what local training leaves different on the ranks;
+# - choose how seldom to talk over a given link.
+#
+# **You need** [06 · DistributedDataParallel](06_ddp.ipynb), [08 · Predict](08_predict_scaling.ipynb) and
+# [09 · A larger batch](09_large_batch.ipynb).
+#
+# **Time.** About 75 minutes for you, 3 for the machine.
+
+# %%
+import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
+here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
+sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
+
+# %%
+import json
+import os
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from course import plots, processes
+from course.checks import lesson_15 as check
+from course.hosts import Cluster
+from course.verdicts import lesson_15 as told
+from course.verdicts.lesson_10 import where
+from scripts.lessons import talk_ways
+
+# %% tags=["parameters"]
+ranks = 2  # each should have a core of its own, or a GPU
+ways = "never ddp accumulate:8 local:8 local:32 diloco:32 bf16 powersgd"  # :N talks each N batches
+seeds = "0 1 2"  # of weights and order
+rounds = 3  # of each seed
+steps = 64  # batches of a round
+tested = 10_000  # test images
+link_ways = "never ddp bf16 powersgd local:8 diloco:32"
+several_nodes = True  # False shows a recorded run over the slow link
+
+# %% [markdown]
+# ## What is there to win?
+#
+# The **ceiling** of lesson [07](07_performance.ipynb): ranks that never talk. Each trains a model of its own. With the
+# same model and the same batch, no way to train one model together can do more images a second.
+#
+# **Predict.** How many percent of the ceiling does DDP reach on this machine, with LeNet and 64 images a rank?
+
+# %%
+my_ddp = None  # %
+
+# %%
+os.environ["OMP_NUM_THREADS"] = "1"
+folder = Path("results/live/15")
+
+
+def found(name):
+    return json.loads(Path(folder, f"{name}.json").read_text())
+
+
+# %%
+# !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py --max-bytes 1M --rounds 3 \
+#     --out {folder}/messages.json
+# !torchrun --nproc_per_node={ranks} scripts/lessons/talk_less.py --ways never --seeds 0 \
+#     --rounds 3 --test-samples 100 --out {folder}/never.json
+
+# %% [markdown]
+# ## Ways to talk less
+#
+# There are two. **Send fewer bytes**: gradients in 16 bits, or two thin matrices for each large one (PowerSGD, [Vogels
+# 2019](https://arxiv.org/abs/1905.13727)). Lesson [14](14_make_it_faster.ipynb) has shown both. Or **send less often**:
+#
+# | way | each rank | after N batches all ranks |
+# |:--|:--|:--|
+# | accumulate | adds up the gradients of N batches (`no_sync`) | average gradients, and update **once** |
+# | local SGD ([Stich 2018](https://arxiv.org/abs/1805.09767)) | updates its own weights N times | average **weights** |
+# | DiLoCo ([Douillard 2023](https://arxiv.org/abs/2311.08105)) | updates its own weights N times | average **how far they came**, and give that to a second optimizer as its gradient |
+#
+# This is the code of two of them; the third one's step is yours to write. `update(images, labels)` is called for each
+# batch of a rank. PyTorch has local SGD; it calls an average of weights after each N steps `PeriodicModelAverager`.
+
+# %%
+lesson.code(talk_ways.accumulate, talk_ways.local_sgd)
+
+# %% [markdown]
+# DiLoCo's **inner** optimizer is AdamW, here as in all ways. The **outer** one is SGD with Nesterov momentum. It sees a
+# gradient only once in N batches, and that one has no noise of a single batch in it: so it can take long steps.
+#
+# How fast will they be? Lesson [08](08_predict_scaling.ipynb)'s first model: a batch takes what it takes without talking,
+# and a message α + β · bytes, once in N batches.
+
+# %%
+link = found("messages")["ops"]["all_reduce"]
+forecast = told.forecast(ways, found("never"), link["alpha"], link["beta"])
+lesson.table(told.forecasts(forecast))
+
+# %% [markdown]
+# ### Exercise 1: the outer step
+#
+# On each rank `model` has learnt alone. `agreed` is one long vector: the weights that all ranks had after the last outer
+# step. `outer` is a PyTorch optimizer of that vector. Do an outer step: afterwards `agreed` and the models are the same
+# on all ranks. `parameters_to_vector` and `vector_to_parameters` turn weights into such a vector and back.
+
+# %%
+# %%writefile results/live/15_outer.py
+import torch
+import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+
+def my_outer_step(model, agreed, outer):
+    raise NotImplementedError
+
+
+# %%
+check.outer("results/live/15_outer.py")
+# check.outer.hint()
+# check.outer.solution()
+
+# %% [markdown]
+# ## Speed, and learning
+#
+# A way that talks less computes another training. So each is measured twice: how many images a second, and **what it
+# has learnt** from the same images. All ways start from the same weights, with each seed, and take turns.
+#
+# **Predict.** Which way has the best test accuracy after the same number of images?
+
+# %%
+my_best = None  # "never", "DDP", "accumulate", "local SGD" or "DiLoCo"
+
+# %%
+# !torchrun --nproc_per_node={ranks} scripts/lessons/talk_less.py --ways {ways} --seeds {seeds} \
+#     --rounds {rounds} --steps {steps} --test-samples {tested} --out {folder}/ways.json \
+#     > {folder}/ways.txt
+
+# %%
+near = found("ways")
+lesson.predicted(my_ddp, told.share(near, "DDP"), "%")
+lesson.predicted(my_best, told.best(near))
+plots.picture(plots.talking.fast_and_good(told.ways(near), forecast, f"LeNet, {ranks} ranks"))
+
+# %%
+lesson.table(told.compared(near, forecast))
+lesson.verdict(told.both(near))
+
+# %% [markdown]
+# Read it so: a way is good that stands far to the right in **both** pictures.
+#
+# - **never**: the accuracy is the mean of the ranks' models. Each has seen its own share of the images only. That is what
+#   talking is for.
+# - **accumulate** is exact: it is DDP with N times the batch, and N times fewer updates. What that does to learning is
+#   lesson [09](09_large_batch.ipynb).
+# - **local SGD**: ranks walk apart between two averages, the farther the longer they walk alone.
+# - **DiLoCo** walks alone just as long. Its momentum goes on where the ranks agree.
+# - **16 bits and PowerSGD** still talk at each step. They save bytes, and no waiting.
+#
+# Where the prediction is off, the model of lesson [08](08_predict_scaling.ipynb) forgets the same as there: ranks wait
+# for each other, and DDP costs something itself. Both are divided by N, too. So for a large N the prediction is good.
+#
+# "After the same images" is one way to be fair. "After the same time" is the other one: who talks less has seen more.
+
+# %%
+shown = told.shown(near)
+plots.talking.by_time(told.rounds(near), shown, plt.subplots(figsize=(13, 7))[1], f"{ranks} ranks")
+plt.show()
+
+# %% [markdown]
+# ## A slow link
+#
+# Here ranks are neighbours in one machine. Now two **hosts** of lesson [10](10_launchers.ipynb), whose link carries 50
+# Mbit/s. On it the network interface counts what a rank sends.
+#
+# **Predict.** How many percent of the ceiling does DDP reach over this link? (LeNet's gradients are 248,024 bytes.)
+
+# %%
+my_linked = None  # %
+
+# %%
+why_not = Cluster.available() if several_nodes else "several_nodes is False"
+recorded = Path("results/recorded/slow-link/link.json")
+job = ("torchrun --nnodes=2 --node-rank=$NODE --master-addr=$MASTER --master-port=29500 "
+       f"scripts/lessons/talk_less.py --ways {link_ways} --seeds 0 --rounds 3 "
+       f"--steps {min(steps, 32)} --test-samples 100 --out {folder}/link.json")
+lab = f"scripts/cluster/lab_cluster.py --nodes 2 --rate 50mbit -- '{job}'"
+lesson.verdict(where(why_not, recorded))
+print("" if why_not else processes.said(lab))
+far = json.loads(recorded.read_text()) if why_not else found("link")
+
+# %%
+lesson.predicted(my_linked, told.share(far, "DDP"), "%")
+lesson.verdict(told.slower(near, far))
+lesson.table(told.counted(far))
+
+
+# %% [markdown]
+# In a ring of W ranks each sends 2 (W − 1) / W times the message (lesson [04](04_collectives.ipynb)): with two ranks, the
+# message once. What was counted beyond it are headers, and the meetings before and after a round. PowerSGD sends whole
+# gradients in its first 10 batches.
+#
+# A link also has a **latency**. Light in a glass fibre makes 200,000 km a second: over 5,000 km each packet is 25 ms on
+# its way, however many bytes the link carries. `lab_cluster.py --delay 25ms` makes such a link, where the kernel has `netem`.
+#
+# ### Exercise 2: how seldom?
+#
+# A batch takes `step` seconds, an all-reduce `alpha + beta * bytes`. Talking may take at most the part `most` of the
+# batches' time (0.05 is 5 %). After how many batches do you talk? The smallest whole number that will do.
+
+# %%
+def my_every(step, alpha, beta, bytes, most):
+    raise NotImplementedError
+
+
+# %%
+check.every(my_every)
+# check.every.hint()
+# check.every.solution()
+
+# %% [markdown]
+# ## What is left different
+#
+# With DDP all ranks have the same weights after each step, and the same optimizer's state. (BatchNorm's running statistics
+# are each rank's own, or rank 0's: lesson [06](06_ddp.ipynb).) After local steps all three differ, and an average of the weights
+# mends one.
+#
+# ### Exercise 3: find what is missing
+#
+# This program averages the weights, and its author thinks that the ranks are equal then:
+#
+# ```python
+# for parameter in model.parameters():
+#     dist.all_reduce(parameter)
+#     parameter /= dist.get_world_size()
+# ```
+#
+# `model` has a BatchNorm layer, and `optimizer` is Adam. Write it so that nothing of a rank's training differs from that
+# of the others: what they hold is then the mean of what they had.
+
+# %%
+# %%writefile results/live/15_average.py
+import torch
+import torch.distributed as dist
+
+
+@torch.no_grad()
+def my_average(model, optimizer):
+    raise NotImplementedError
+
+
+# %%
+check.average("results/live/15_average.py")
+# check.average.hint()
+# check.average.solution()
+
+# %% [markdown]
+# Whether that pays is another matter: an optimizer's state is twice the bytes of the weights, and messages become three
+# times as long ([Iacob 2025](https://arxiv.org/abs/2505.22549), who send the state more seldom than the weights).
+#
+# ## Further on
+#
+# - **Streaming DiLoCo** ([Douillard 2025](https://arxiv.org/abs/2501.18512)) sends a part of the weights at a time, while
+#   the ranks go on learning, and in 4 bits. So the link carries less at a time, and ranks wait less.
+# - **Asynchronous training**: no rank waits. Each sends its gradients to a server when it has some, and takes the newest
+#   weights ([Dean 2012](https://research.google/pubs/large-scale-distributed-deep-networks/)). So its gradient is of
+#   weights that are no longer there: it is **stale**. With many ranks that cost more accuracy than waiting cost time, and
+#   synchronous training with some spare ranks won ([Chen 2016](https://arxiv.org/abs/1604.00981)).
+# - A rank that never waits can be **lost** and replaced. Lesson [11](11_fault_tolerance.ipynb) has what can be done where
+#   all wait for all.
+#
+# LeNet is small. What N and which outer optimizer a large model needs, only that model can tell.
+#
+# ## What to remember
+#
+# 1. Messages can be shorter or fewer. Only fewer save the waiting.
+# 2. Talking less is another training: compare accuracy after the same images **and** after the same time.
+# 3. After local steps ranks differ in more than their weights: BatchNorm's statistics, and the optimizer's state.
+#
+# **Next:** your own job. How long is its step, and how long its message? If talking takes a few percent, leave it.
+# [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) helps when a run fails, and the [README](../README.md) says what else
+# `main.py` and the other programs can do.

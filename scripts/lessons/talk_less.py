@@ -1,0 +1,142 @@
+"""Must ranks talk at each step? Ways to train in turns, how fast they are, what they send, and what they learn.
+
+    torchrun --nproc_per_node=2 scripts/lessons/talk_less.py --out results/live/15.json
+    torchrun --nproc_per_node=2 scripts/lessons/talk_less.py --ways never ddp diloco:32 --out results/live/15.json
+
+A way is a name of scripts/lessons/talk_ways.py, with `:N` where its ranks talk after each N batches. `never` is the
+ceiling: nobody talks. With each seed all ways start from the same weights. They take turns: in a round each learns from
+--steps batches, and is then judged on the test set, which does not count as time.
+
+The file is one JSON object: who measured, `model`, `shapes` of its tensors, `batch_size` of each rank, `steps` (batches
+of a round), and `rounds`, one object for each way, seed and round: `images` seen so far by all ranks, `seconds` of
+this round, `accuracy` (of `never` the mean over the ranks' models), and `sent`, bytes a batch that each rank sent: what
+the network interfaces of rank 0's machine counted, other programs' bytes, too; None for GPUs, which may use no network.
+"""
+
+import itertools
+import time
+
+import psutil
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+import models
+import shortcuts
+import utils
+from course import rank_program
+from course.rank_program import meet
+from options import check_output, from_zero, positive
+from scripts.lessons.talk_ways import WAYS
+
+DEFAULT = ["never", "ddp", "accumulate:8", "local:8", "local:32", "diloco:32", "bf16", "powersgd"]
+
+
+def way(text):
+    """(name, every) of NAME or NAME:N; ValueError for another text, which argparse words."""
+    name, _, every = text.partition(":")
+    if name not in WAYS or (every and not (every.isdecimal() and int(every) > 0)):
+        raise ValueError(text)
+    return name, int(every or 1)
+
+
+def label(one):
+    """The way, as --ways takes it, of a dict with `way` and `every`."""
+    return one["way"] if one["every"] == 1 else f"{one['way']}:{one['every']}"
+
+
+class Training:
+    """A model that learns in one way, from this rank's share of the images."""
+
+    def __init__(self, name, every, seed, args, train_set, here):
+        torch.manual_seed(seed)
+        self.device = here.device
+        self.model = models.make_model(args, train_set, here.device)
+        self.update = WAYS[name](self.model, every)
+        self.sampler = DistributedSampler(train_set, here.world_size, here.rank, seed=seed)
+        self.batches = self.endless(DataLoader(train_set, args.batch_size, sampler=self.sampler, drop_last=True,
+                                               collate_fn=train_set.collate))
+
+    def endless(self, loader):
+        for epoch in itertools.count():
+            self.sampler.set_epoch(epoch)
+            yield from loader
+
+    def round(self, steps):
+        """(seconds from one meeting of all ranks to the next, bytes that this machine sent meanwhile)."""
+        meet(self.device)
+        before, start = psutil.net_io_counters().bytes_sent, time.perf_counter()
+        for _ in range(steps):
+            self.update(*next(self.batches))
+        meet(self.device)
+        return time.perf_counter() - start, psutil.net_io_counters().bytes_sent - before
+
+
+def measure(args, train_set, test_set, here):
+    """Yields a dict for each seed, round and way."""
+    for seed in args.seeds:
+        trainings = [Training(*one, seed, args, train_set, here) for one in args.ways]
+        for number in range(1, args.rounds + 1):
+            for (name, every), training in zip(args.ways, trainings, strict=True):
+                seconds, sent = training.round(args.steps)
+                _, accuracy = utils.evaluate(training.model, test_set, here)
+                training.model.train()
+                yield {"way": name, "every": every, "seed": seed, "round": number, "seconds": seconds,
+                       "images": number * args.steps * args.batch_size * here.world_size,
+                       "accuracy": float(accuracy),
+                       "sent": sent / args.steps / here.local_world_size if here.backend == "gloo" else None}
+
+
+def check(args, here):
+    """(training set, test set); ValueError, one line, for what cannot work, before any rank waits for another."""
+    check_output("--out", args.out)
+    if here.world_size < 2:
+        raise ValueError("one rank has nobody to talk to: torchrun --nproc_per_node=2 talk_less.py")
+    for name, every in args.ways:
+        if args.steps % every:
+            raise ValueError(f"{name}:{every} talks after {every} batches, and --steps {args.steps} is no multiple of "
+                             "that: ranks would be judged while their weights differ")
+    train_set, test_set = (part.first(count, here.device) for part, count in
+                           zip(rank_program.dataset(args), (None, args.test_samples), strict=True))
+    if len(train_set) // here.world_size < args.batch_size:
+        raise ValueError(f"{len(train_set)} images are no batch of {args.batch_size} for each of {here.world_size} "
+                         "ranks")
+    return train_set, test_set
+
+
+def main():
+    parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
+    add = parser.add_argument
+    add("--ways", type=way, nargs="+", default=[way(one) for one in DEFAULT], metavar="WAY[:N]",
+        help=f"default: {' '.join(DEFAULT)}")
+    add("--seeds", type=from_zero, nargs="+", default=[0, 1, 2], metavar="S",
+        help="of weights and order; default: 0 1 2")
+    add("--rounds", type=positive(int), default=3, help="of each seed; default: 3")
+    add("--steps", type=positive(int), default=64, help="batches of each rank in a round; default: 64")
+    add("--batch-size", type=positive(int), default=64, help="images a batch of each rank; default: 64")
+    add("--model", choices=models.MODELS, default="lenet", help="default: lenet")
+    add("--test-samples", type=positive(int), default=None, metavar="N", help="default: all")
+    parser.set_defaults(channels_last=False)  # diloco reads the weights as one vector
+    args = parser.parse_args()
+    with parser.one_line():
+        here = utils.find_placement()
+        train_set, test_set = check(args, here)
+    torch.set_num_threads(utils.threads_per_rank(here))
+    shortcuts.keep_memory()
+    shortcuts.defer_compiler()
+    with rank_program.ranks(here, args.timeout):
+        rounds = []
+        for one in measure(args, train_set, test_set, here):
+            rounds.append(one)
+            if here.rank == 0:
+                speed = one["images"] / one["round"] / one["seconds"]
+                print(f"seed {one['seed']}, round {one['round']}: {label(one):14} {speed:8,.0f} "
+                      f"images/s, test accuracy {one['accuracy']:.3f}", flush=True)
+        if here.rank == 0:
+            shapes = [list(p.shape) for p in models.make_model(args, train_set, here.device).parameters()]
+            rank_program.write_json(args.out, {
+                **rank_program.measured_on(here), "dataset": train_set.name, "model": args.model, "shapes": shapes,
+                "batch_size": args.batch_size, "steps": args.steps, "time": time.time(), "rounds": rounds})
+
+
+if __name__ == "__main__":
+    rank_program.start(main)

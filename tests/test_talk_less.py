@@ -1,0 +1,211 @@
+"""Lesson 15: each way trains what it says, on ranks and in one process; what it sends; what the program refuses."""
+
+import json
+from types import SimpleNamespace
+
+import launch
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from course import plots
+from course.checks.on_ranks import Answers
+from course.hosts import Cluster
+from course.predict import talking
+from course.verdicts import lesson_15 as told
+from scripts.lessons import talk_ways
+
+WHY_NOT = Cluster.available()
+SCRIPT = "scripts/lessons/talk_less.py"
+EVERY, BATCHES, IMAGES = 3, 6, 5
+SMALL = ["--dataset", "synthetic", "--batch-size", 5, "--test-samples", 11, "--seeds", 0, 1, "--rounds", 2,
+         "--steps", 4]
+
+# ------------------------------------------------------------------------------------ the same weights as one process
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def batches(rank):
+    numbers = torch.Generator().manual_seed(rank)
+    return [(torch.randn(IMAGES, 3, 2, 2, generator=numbers), torch.randint(3, (IMAGES,), generator=numbers))
+            for _ in range(BATCHES)]
+
+
+def joined(parts):
+    return tuple(torch.cat(kind) for kind in zip(*parts, strict=True))
+
+
+def weights(trained):
+    return parameters_to_vector(trained.parameters()).detach()
+
+
+def trained(way, given, every=EVERY):
+    mine = model()
+    update = way(mine, every)
+    for batch in given:
+        update(*batch)
+    return weights(mine)
+
+
+def measure(way, here):
+    return {"weights": trained(way, batches(here.rank)).tolist()}
+
+
+def one_process(ranks, together):
+    """The updates of one process whose batch is `together` batches of all ranks."""
+    of_ranks = [batches(rank) for rank in range(ranks)]
+    return trained(talk_ways.never, [joined([one for own in of_ranks for one in own[first:first + together]])
+                                     for first in range(0, BATCHES, together)])
+
+
+def walked_apart(ranks, agree):
+    """All ranks in one process: after EVERY batches all go on from agree(mean of the weights, weights before)."""
+    models = [model() for _ in range(ranks)]
+    updates = [talk_ways.never(one, EVERY) for one in models]
+    before = weights(models[0])
+    for number in range(BATCHES):
+        for rank, update in enumerate(updates):
+            update(*batches(rank)[number])
+        if (number + 1) % EVERY == 0:
+            before = agree(torch.stack([weights(one) for one in models]).mean(0), before)
+            for one in models:
+                vector_to_parameters(before.clone(), one.parameters())
+    return before
+
+
+def nesterov(momentum=0.9, rate=0.7):
+    """DiLoCo's outer step by its formula (Sutskever et al. 2013, as PyTorch has it), not by torch.optim."""
+    kept = SimpleNamespace(velocity=0)
+
+    def agree(mean, before):
+        gradient = before - mean
+        kept.velocity = momentum * kept.velocity + gradient
+        return before - rate * (gradient + momentum * kept.velocity)
+    return agree
+
+
+EXPECTED = {
+    "ddp": lambda ranks: one_process(ranks, 1),
+    "powersgd": lambda ranks: one_process(ranks, 1),  # its first ten steps are exact
+    "accumulate": lambda ranks: one_process(ranks, EVERY),
+    "local": lambda ranks: walked_apart(ranks, lambda mean, before: mean),
+    "diloco": lambda ranks: walked_apart(ranks, nesterov()),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("way", talk_ways.WAYS)
+def test_each_way_is_the_training_that_it_says(way, ranks):
+    found = Answers({way: measure}).on_each(way, talk_ways.WAYS[way], ranks)
+    mine = torch.tensor([one["weights"] for one in found])
+    apart = (mine - mine[0]).abs().max()
+    if way == "never":
+        assert apart > 1e-4
+        return
+    assert apart == 0, "all ranks end with the same weights"
+    moved = (mine[0] - weights(model())).norm()
+    if way in EXPECTED:
+        assert (mine[0] - EXPECTED[way](ranks)).norm() < 1e-4 * moved
+    else:
+        assert 0 < (mine[0] - one_process(ranks, 1)).norm() < 0.05 * moved, "16 bits: nearly the same, and not the same"
+
+
+# ------------------------------------------------------------------------------------------------------- the program
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids="{} ranks".format)
+def found(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp("talk") / "found.json"
+    ways = ["never", "ddp", "accumulate:2", "local:4", "diloco:4", "fp16"]
+    done = launch.run(request.param, "--ways", *ways, *SMALL, "--out", out, script=SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2 * 2 * len(ways)
+    return json.loads(out.read_text())
+
+
+def test_each_way_is_judged_in_each_round(found):
+    table = told.rounds(found)
+    assert len(table) == 24 and set(table["round"]) == {1, 2} and set(table["seed"]) == {0, 1}
+    assert table["images"].max() == 2 * 4 * 5 * found["world_size"]
+    assert (table["seconds"] > 0).all() and table["accuracy"].between(0, 1).all()
+    assert (table[table["way"] == "never"]["share"] == 1).all()
+    assert list(told.ways(found)["name"]) == ["never", "DDP", "accumulate, each 2", "local SGD, each 4",
+                                              "DiLoCo, each 4", "DDP, fp16"]
+
+
+def test_pictures_and_tables_are_made_of_it(found):
+    forecast = told.forecast("ddp local:4 fp16", found, 1e-4, 1e-9)
+    fig = plots.talking.fast_and_good(told.ways(found), forecast, "title")
+    assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == list(told.ways(found)["name"])
+    ax = plots.talking.by_time(told.rounds(found), told.shown(found), plt.subplots()[1], "title")
+    assert {text.get_text() for text in ax.texts} == {
+        "SYNTHETIC DATA", "never", "DDP", "accumulate, each 2", "local SGD, each 4", "DiLoCo, each 4"}
+    for each in (fig.axes[0], ax):
+        assert [text.get_text() for text in each.texts if "SYNTHETIC" in text.get_text()] == ["SYNTHETIC DATA"]
+    assert len(told.compared(found, forecast)) == 6
+    plt.close("all")
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
+def test_the_network_counts_the_bytes_of_the_formula(tmp_path):
+    """On hosts of their own, whose links nobody else uses."""
+    out = tmp_path / "found.json"
+    job = ["torchrun", "--nnodes=2", "--master-addr=node0", "--master-port=29500"]
+    program = [SCRIPT, "--ways", "never", "ddp", "bf16", "diloco:32", *SMALL[:-1], 32, "--out", out]
+    with Cluster(2) as hosts:
+        running = [hosts.start(node, [*job, f"--node-rank={node}", *program], cwd=launch.ROOT,
+                               env=launch.environment(OMP_NUM_THREADS="1")) for node in range(2)]
+        assert [process.wait(launch.LIMIT) for process in running] == [0, 0]
+    rows = {row["way"]: row for row in told.counted(json.loads(out.read_text()))}
+    assert int(rows["never"]["counted"].replace(",", "")) < 1000
+    for way in ("DDP", "DDP, bf16", "DiLoCo, each 32"):
+        assert 1 <= float(rows[way]["counted / formula"]) < 1.1, rows
+
+
+@pytest.mark.parametrize(("ranks", "options", "said"), [
+    (0, [], "one rank has nobody to talk to"),
+    (0, ["--ways", "gossip"], "--ways: invalid way value: 'gossip'"),
+    (0, ["--ways", "local:0"], "invalid way value"),
+    (2, ["--ways", "local:3"], "local:3 talks after 3 batches, and --steps 4 is no multiple"),
+    (2, ["--ways", "ddp", "--batch-size", 100_000], "are no batch of 100000 for each of 2 ranks"),
+])
+def test_bad_input_is_one_line(ranks, options, said, tmp_path):
+    done = launch.run(ranks, *SMALL, *options, "--out", tmp_path / "found.json", script=SCRIPT)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) <= max(1, ranks), done.stderr
+    assert all(said in line for line in done.stderr.splitlines()), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------- prediction
+
+
+def test_messages_are_counted_by_hand_for_lenet():
+    shapes = [(6, 3, 5, 5), (6,), (16, 6, 5, 5), (16,), (120, 400), (120,), (84, 120), (84,), (10, 84), (10,)]
+    assert talking.messages("ddp", shapes) == (1, 248_024) and talking.messages("bf16", shapes) == (1, 124_012)
+    thin = 2 * ((6 + 75) + (16 + 150) + (120 + 400) + (84 + 120) + (10 + 84)) + 6 + 16 + 120 + 84 + 10
+    assert talking.messages("powersgd", shapes) == (3, 4 * thin) and talking.messages("never", shapes) == (0, 0)
+    assert talking.thin((3, 4)) == 12, "two columns would be longer than the matrix"
+    assert talking.sent({"way": "local", "every": 8}, shapes, 3) == pytest.approx(4 / 3 * 248_024 / 8)
+    assert talking.seconds({"way": "local", "every": 8}, shapes, 0.01, 8e-4, 0) == pytest.approx(0.0101)
+
+
+def test_the_forecast_is_a_share_of_ranks_that_never_talk():
+    never = {"steps": 10, "shapes": [(250,)], "rounds": [{"way": "never", "every": 1, "seconds": 0.1}]}
+    table = told.forecast("never ddp diloco:4", never, 0.009, 1e-6)
+    assert list(table["name"]) == ["DDP", "DiLoCo, each 4"]
+    assert list(table["share"]) == pytest.approx([0.5, 0.8])
+    assert told.forecasts(table)[0] == {"way": "DDP", "talks after batches": 1, "bytes of a message": "1,000",
+                                        "predicted, % of the ceiling": "50"}
+
+
+def test_no_row_is_lost_where_no_way_was_predicted():
+    table = pd.DataFrame(columns=["name", "share"])
+    never = {"way": "never", "every": 1, "seed": 0, "round": 1, "seconds": 1.0, "accuracy": 0.5, "sent": 0.0}
+    assert told.compared({"rounds": [never], "dataset": "cifar10"}, table)[0]["predicted"] == "–"

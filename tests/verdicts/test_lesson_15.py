@@ -1,0 +1,49 @@
+"""What lesson 15 says of its results: each condition once."""
+
+import pytest
+
+from course.verdicts import lesson_15 as told
+
+
+def found(**of_ways):
+    """Two seeds, two rounds; (seconds of a round, accuracy at the end) of each way."""
+    rounds = [{"way": name.split("_")[0], "every": int(name.partition("_")[2] or 1), "seed": seed, "round": number,
+               "seconds": seconds, "accuracy": accuracy * number / 2 + 0.01 * seed, "sent": 1000.0 * number}
+              for seed in (0, 1) for number in (1, 2) for name, (seconds, accuracy) in of_ways.items()]
+    return {"rounds": rounds, "shapes": [(250,)], "world_size": 2, "dataset": "cifar10"}
+
+
+@pytest.mark.parametrize(("diloco", "said"), [
+    ((1.02, 0.60), "**DiLoCo, each 32**: at least 95 %"),
+    ((1.02, 0.50), "None of them learns as DDP does after the same images: the nearest, DiLoCo, each 32, has 0.505"),
+    ((1.20, 0.60), "of the ceiling's images a second here. The nearest is DiLoCo, each 32 with 83 %"),
+])
+def test_speed_and_learning_are_judged_together(diloco, said):
+    assert said in told.both(found(never=(1.0, 0.55), ddp=(1.5, 0.6), diloco_32=diloco))
+
+
+def test_ways_are_compared_after_the_same_time():
+    run = found(never=(1.0, 0.4), ddp=(2.0, 0.6))
+    assert told.all_had(run) == 2
+    assert told.in_time(run, 2) == pytest.approx({"never": 0.405, "DDP": 0.305})
+    rows = told.compared(run, told.forecast("ddp", run | {"steps": 1}, 0, 0))
+    assert [row["% of the ceiling"] for row in rows] == ["100", "50"] and rows[1]["after 2.0 s"] == "0.305"
+    assert told.best(run) == "DDP" and told.share(run, "DDP") == pytest.approx(50)
+
+
+def test_bytes_are_told_beside_the_formula():
+    rows = told.counted(found(never=(1.0, 0.4), ddp=(2.0, 0.6), local_2=(1.5, 0.5)))
+    assert [(row["formula"], row["counted / formula"]) for row in rows] == [("0", "–"), ("1,000", "1.00"),
+                                                                           ("500", "2.00")]
+
+
+def test_a_slow_link_is_told_for_ddp_and_for_who_suffers_least():
+    near = found(never=(1.0, 0.4), ddp=(1.25, 0.6), local_8=(1.1, 0.6))
+    far = found(never=(1.0, 0.4), ddp=(5.0, 0.6), local_8=(1.25, 0.6))
+    assert told.slower(near, far) == ("DDP: 80 % of the ceiling between processes of one machine, 20 % over the link. "
+                                      "**local SGD, each 8**: 80 % over the link.")
+
+
+def test_of_each_kind_the_most_seldom_is_drawn():
+    run = found(never=(1.0, 0.4), ddp=(2.0, 0.6), local_8=(1.1, 0.6), local_32=(1.1, 0.6), bf16=(2, 0.6))
+    assert told.shown(run) == ["never", "DDP", "local SGD, each 32"]
