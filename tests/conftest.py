@@ -17,7 +17,7 @@ for number in (signal.SIGINT, signal.SIGHUP):  # ignored after `scripts/test &` 
 
 # A fresh shell's Python has a buffer: without it the words that gloo's C++ prints on all ranks at one moment are mixed.
 os.environ.pop("PYTHONUNBUFFERED", None)
-# torchrun takes a free port in 2.14, and in 2.10 always the same, unless it is told one: scripts/test runs three files
+# torchrun takes a free port in 2.14, and in 2.10 always the same, unless it is told one: scripts/test runs four files
 # at a time, each in a process of its own.
 if tuple(map(int, version("torch").split(".")[:2])) < (2, 14):
     os.environ["PET_MASTER_PORT"] = str(29510 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
