@@ -73,6 +73,15 @@ def test_killed_ranks_are_started_again_and_the_run_ends(forked_python, tmp_path
     assert processes_of(tmp_path) == []
 
 
+def test_a_killed_command_is_started_again_as_a_whole(forked_python, tmp_path):
+    log = tmp_path / "run.jsonl"
+    done = script(KILL, "--again", "--kill=1@1.5", "--", *torchrun(2, "main.py", *JOB, "--epochs", 3, "--checkpoint",
+                  tmp_path / "kept", "--log-file", log, restarts=0), PYTHON_EXEC=forked_python)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [record["kind"] for record in records(log)].count("restart") == 1
+    assert list(runs.read_run(log)["epoch"]) == [0, 1, 2] and processes_of(tmp_path) == []
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, tmp_path):
     """Each node's torchrun counts its restarts for itself, and not all of them: the ranks name none of it."""

@@ -47,6 +47,35 @@ def killed(undisturbed, disturbed, rank, epoch, moment):
     return left, right
 
 
+def recoveries(ways, batch, recorded):
+    """Two axes: steps done by the seconds since the kill, and images of each step. `ways`: {name: what started_again
+    and went_on of course/verdicts/lesson_11.py give}; one of them has `images`. `batch`: images of a whole step."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(19, 8))
+    line, ends = LINES["recorded" if recorded else "live"], []
+    for number, (name, way) in enumerate(ways.items()):
+        for piece in way["pieces"]:
+            left.plot(*zip(*piece, strict=True), line, color=COLOURS[number], marker=MARKERS[number],
+                      markevery=max(1, len(piece) // 8))
+        ends.append((*way["pieces"][-1][-1], name, COLOURS[number]))
+        if "images" in way:
+            right.plot(*zip(*way["images"], strict=True), line, color=COLOURS[number], drawstyle="steps-mid")
+            write_beside(right, [(*way["images"][len(way["images"]) // 2], name, COLOURS[number])], BESIDE_A_POINT)
+        else:
+            last = way["pieces"][0][-1][1]
+            right.axvspan(last - way["again"], last, 0.06 + 0.1 * number, 0.14 + 0.1 * number, color=COLOURS[number])
+            right.text(last, 0.1 + 0.1 * number, f"  made twice, {name.split(':')[0]}: {way['again']} steps",
+                       va="center", transform=right.get_xaxis_transform(), color=darker(COLOURS[number]),
+                       fontweight="bold")
+    write_beside(left, ends, BESIDE_A_POINT)
+    left.axvline(0, color="black", linestyle=":")
+    left.text(0, 0.02, " the kill", transform=left.get_xaxis_transform())
+    left.set(xlabel="seconds since the kill", ylabel="steps done")
+    right.set(xlabel="step", ylabel="images of the step", ylim=(0, 1.15 * batch))
+    head(left, "By time" + " (recorded)" * recorded, key=[])
+    head(right, "By step" + " (recorded)" * recorded, key=[])
+    return left, right
+
+
 def interval(write, between, restart, best):
     """The share of time that is lost, against the seconds between two checkpoints: what is predicted, and by chance."""
     ax = plt.subplots(figsize=(14, 8))[1]

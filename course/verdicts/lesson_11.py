@@ -3,12 +3,17 @@
 Logs are lists of the records that main.py writes; moments are seconds since 1970, as in the logs.
 """
 
+import importlib.util
+import json
 import math
 import re
+from pathlib import Path
 from statistics import median
 
-from course.predict.checkpoints import lost
+from course.predict.checkpoints import alone, lost
 from course.verdicts.lesson_10 import where  # noqa: F401 - the notebook's
+
+RESTART, QUEUE, ALONE = "torchrun: all again", "queue: all again", "torchft: one again"
 
 
 def error_files(processes, said):
@@ -40,6 +45,100 @@ def kill_cost(log, kill, steps):
     again = (int(found[1]) - restart["epoch"]) * steps + int(found[2]) - 1 - restart["step"]
     step = median(record["seconds"] for record in log if record["kind"] == "epoch") / steps
     return again, parts | {"steps made again": again * step}
+
+
+def started_again(log, kill, steps):
+    """How all ranks were started again. `pieces`: lists of (seconds since the kill, steps done), before it and after;
+    `gap`: seconds until they trained again; `again`, steps made twice; `unseen`, images that nobody took.
+    """
+    at = kill["kills"][0]["time"]
+    back = next(record for record in log if record["kind"] == "restart")
+    again = kill_cost(log, kill, steps)[0]
+    kept = back["epoch"] * steps + back["step"]
+    done = round(kill["kills"][0]["epoch"] * steps) if again is None else kept + again  # None: nobody noted the step
+    ends = [(record["time"] - at, (record["epoch"] + 1) * steps) for record in log if record["kind"] == "epoch"]
+    gap = back["time"] - at
+    return {"pieces": [[(log[0]["time"] - at, 0), *(one for one in ends if one[0] < 0), (0, done)],
+                       [(gap, kept), *(one for one in ends if one[0] > gap)]],
+            "gap": gap, "again": done - kept, "unseen": 0}
+
+
+def went_on(log, killed, batch, groups=2):
+    """The same of the log of a group that was left under torchft. `alone`: for how many steps; `back`: seconds from the
+    kill to the first step with all groups again, None where it came to none. `images`: (step, images of it)."""
+    steps = [record for record in log if record["kind"] == "step"]
+    first = next(place for place, record in enumerate(steps) if record["time"] > killed and record["groups"] < groups)
+    after = steps[first:]
+    alone = [record for record in after if record["groups"] < groups]
+    back = next((record["time"] - killed for record in after if record["groups"] == groups), None)
+    return {"pieces": [[(record["time"] - killed, record["step"]) for record in steps]],
+            "gap": after[0]["time"] - steps[first - 1]["time"], "again": 0, "back": back, "alone": len(alone),
+            "unseen": batch * sum(groups - record["groups"] for record in alone),
+            "images": [(record["step"], batch * record["groups"]) for record in steps]}
+
+
+def without_torchft():
+    """Why groups cannot be run here, None where they can."""
+    return None if importlib.util.find_spec("torchft") else "torchft is not installed"
+
+
+def which_groups(why_not, kept):
+    """Whose runs stand below."""
+    if why_not:
+        return f"**Recorded on another machine** (`{kept}`), because {why_not}. There each run had 12 epochs."
+    return "Live, on this machine, one after the other."
+
+
+def ways(folder, batch):
+    """({way: started_again or went_on, and `loss`, on the test set in the end}, what restart_nothing.py noted)."""
+    def records(path):
+        return [json.loads(line) for line in Path(folder, path).read_text().splitlines()]
+
+    noted = json.loads(Path(folder, "11_groups/moments.json").read_text())
+    left = records(f"11_groups/group{1 - noted['victim']}.jsonl")
+    found = {}
+    for name, run, note in ((RESTART, "11_killed", "11_kill"), (QUEUE, "11_again", "11_again")):
+        log, kill = records(f"{run}.jsonl"), json.loads(Path(folder, f"{note}.json").read_text())
+        steps = math.ceil(log[0]["samples"] / log[0]["batch_size"] / log[0]["world_size"])
+        found[name] = {**started_again(log, kill, steps), "loss": last_loss(log)}
+    found[ALONE] = {**went_on(left, noted["killed"], batch), "loss": last_loss(left)}
+    return found, {**noted, "loss": last_loss(records("11_whole.jsonl"))}
+
+
+def last_loss(log):
+    return [record["val_loss"] for record in log if "val_loss" in record][-1]
+
+
+def recovery_rows(ways, undisturbed):
+    """A row a way; `undisturbed`: the test loss at the end of the run that nobody killed."""
+    rows = [{"after the kill": name, "no step for, s": f"{way['gap']:.1f}", "steps made twice": way["again"],
+             "images never seen": f"{way['unseen']:,}", "test loss, end": f"{way['loss']:.6f}"}
+            for name, way in ways.items()]
+    return [*rows, {"after the kill": "(undisturbed)", "no step for, s": "–", "steps made twice": "–",
+                    "images never seen": "–", "test loss, end": f"{undisturbed:.6f}"}]
+
+
+def came_back(way, apart):
+    """Whether the killed group trained again, and both groups ended with one model. `apart`: their difference."""
+    if way["back"] is None:
+        return ("**The killed group came back too late**: the other had made the last step. Take more epochs, or a "
+                "quieter machine.")
+    same = "the same weights, **bit for bit**" if apart == 0 else f"weights that differ by up to {apart:.1e}"
+    return (f"The killed group trained again {way['back']:.1f} s after the kill. In between the other made "
+            f"{way['alone']:,} steps alone. Both ended with {same}.")
+
+
+def both_ways(counts, write, restart, node_hours, gap):
+    """A row for each number of nodes, a group each: the time that is lost where all start again, and where one does."""
+    rows = []
+    for nodes in counts:
+        between = 3600 * node_hours / nodes
+        everyone, one = (100 * sum(shares.values()) for shares in (
+            lost(math.sqrt(2 * write * between), write, between, restart), alone(between, restart, gap, nodes)))
+        rows.append({"nodes": f"{nodes:,}", "a failure every, h": f"{between / 3600:,.1f}",
+                     "δ, s": f"{write:.2g}", "R, s": f"{restart:.3g}",
+                     "all start again: lost, %": f"{everyone:.2g}", "one group does: lost, %": f"{one:.2g}"})
+    return rows
 
 
 def cost_rows(again, parts):

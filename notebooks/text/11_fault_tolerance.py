@@ -1,11 +1,12 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 110
+#     minutes: 130
 #     quick:
 #       parameters:
 #         epochs: 3
 #         moment: 1.5
+#         one_alone: false
 #         samples: 2000
 #         several_nodes: false
 #       seconds: 45
@@ -27,12 +28,13 @@
 # - say what `torchrun` does when a rank fails, and where the error of each rank stands;
 # - say what a checkpoint must hold, and write it so that no kill can spoil it;
 # - choose how often to save, and how long to wait for a silent rank;
-# - go on with another number of ranks than before.
+# - go on with another number of ranks than before;
+# - say when it pays to start only the ranks again that died.
 #
 # **You need** shards ([05](05_distributed_sampler.ipynb)), DDP ([06](06_ddp.ipynb)), collectives
 # ([04](04_collectives.ipynb)), and `torchrun` on two nodes ([10](10_launchers.ipynb)).
 #
-# **Time.** About 110 minutes for you, 2 for the machine.
+# **Time.** About 130 minutes for you, 2 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -58,13 +60,15 @@ from course.verdicts import lesson_11 as told
 from scripts.cluster import lose_node
 from scripts.cluster.kill_rank import records
 from scripts.lessons import sharded_checkpoint
+from scripts.rivals import torchft_loop
 
 # %% tags=["parameters"]
 samples = 6000  # training images
-epochs = 5
+epochs = 12
 victim = 1  # the rank that you kill …
 moment = 2.5  # … and when: in the middle of epoch 2; epochs count from 0, the first to be hit is 1
 several_nodes = True  # two nodes, live where this machine can; False shows a recorded run
+one_alone = True  # groups that go on without one, live where torchft is; False shows a recorded run
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
@@ -123,7 +127,7 @@ lesson.table(told.error_files(processes_of_job, said))
 # %%
 every = 35
 training = (f"main.py --device cpu --samples {samples} --test-samples 1000 --epochs {epochs}"
-            " --global-batch-size 64")
+            " --batch-size 32")  # of each rank
 # !rm -f results/live/11_whole*
 # !torchrun --nproc_per_node=2 {training} \
 #     --save-model results/live/11_whole.pt --log-file results/live/11_whole.jsonl
@@ -142,7 +146,7 @@ my_steps = None  # steps that are made a second time
 my_difference = None  # largest difference of a weight
 
 # %%
-# !rm -f results/live/11_k*
+# !rm -f results/live/11_k* results/live/11_again*
 # !python scripts/cluster/kill_rank.py --kill {victim}@{moment} --within 150 \
 #     --out results/live/11_kill.json -- torchrun --nproc_per_node=2 --max-restarts=1 {training} \
 #     --checkpoint results/live/11_kept.pt --checkpoint-every {every} \
@@ -385,6 +389,100 @@ def my_resume(path, order):
 check.resumed("results/live/11_resume.py")
 # check.resumed.hint()
 # check.resumed.solution()
+
+# %% [markdown]
+# ## Restart nobody
+#
+# So far one rank died, and **all** were started again. With 2,000 nodes, 1,999 wait for one.
+# [torchft](https://github.com/meta-pytorch/torchft) starts only that one again. The ranks are divided into **replica
+# groups**. Each has the whole model, and a `torchrun` of its own.
+#
+# - A small program, the **lighthouse**, gets a heartbeat from each group: it knows who is alive.
+# - In each step the groups that are alive form a **quorum**. They average their gradients over as many as they are.
+# - A step counts only if each group of the quorum came through it. Else those that are left make it again.
+# - A group that comes back is sent the weights and the optimizer's state by a living one, over the network, and joins
+#   at the step where the others are.
+#
+# This is the loop of a group. `manager` and `optimizer` are torchft's:
+
+# %%
+lesson.code(torchft_loop.learn)
+
+# %% [markdown]
+# Two groups of one rank each train the model of *Kill a rank*, with the same images in the same order, and in the
+# middle of the same epoch one is killed. (This needs torchft: `pip install -r requirements-optional.txt`.)
+#
+# And a third way, which needs nothing: the training of *Kill a rank* without `--max-restarts`. All of it ends, and is
+# started again as a whole, as a queue such as Slurm's would do.
+#
+# **Predict.** For how long does the group that is left make no step? How many images does nobody see? How far are its
+# last weights from those of the undisturbed run?
+
+# %%
+my_gap = None  # seconds
+my_unseen = None  # images
+my_distance = None  # largest difference of a weight
+
+# %%
+why_not = told.without_torchft() if one_alone else "one_alone is False"
+kept = Path("results/recorded/restart-nothing") if why_not else live
+second = f"{kept}/11_again"
+queue = (f"kill_rank.py --again --kill {victim}@{moment} --out {second}.json --"
+         f" torchrun --nproc_per_node=2 {training} --checkpoint {second}.pt"
+         f" --checkpoint-every {every} --log-file {second}.jsonl")
+groups = (f"restart_nothing.py --kill {victim}@{int(moment * steps)} --out {kept}/11_groups"
+          f" --compare {kept}/11_whole.pt -- {training.removeprefix('main.py')}")
+for command in [] if why_not else [queue, groups]:
+    processes.said(f"python scripts/cluster/{command}", 320)
+lesson.verdict(told.which_groups(why_not, kept))
+
+# %%
+ways, moments = told.ways(kept, batch=32)
+plots.faults.recoveries(ways, batch=64, recorded=bool(why_not))
+plt.show()
+
+# %%
+alone = ways[told.ALONE]
+lesson.predicted(my_gap, alone["gap"], "s")
+lesson.predicted(my_unseen, alone["unseen"], "images")
+lesson.predicted(my_distance, moments["off"])
+lesson.table(told.recovery_rows(ways, moments["loss"]))
+lesson.verdict(told.came_back(alone, moments["apart"]))
+
+# %% [markdown]
+# What each way promises is not the same. A restart gives **the undisturbed run**, later. torchft gives **a** run: all
+# groups have one model, at once, but in some steps it has learnt from fewer images. And the group that starts first
+# does not wait for the other one.
+#
+# When does which pay? A failure costs all groups the gap. One of G groups is missing until it is back, which is 1/G of
+# the work. We write nothing then. (Who loses *all* groups at once still needs a checkpoint, but a failure of a single
+# node no longer sets its interval.) With M as above, this lesson's δ, R and gap, and as many groups as nodes:
+
+# %%
+for seconds in (write, restart), (60, 600):  # δ and R: here, and what if the model were large?
+    lesson.table(told.both_ways((8, 64, 2048), *seconds, node_hours, alone["gap"]))
+
+
+# %% [markdown]
+# Small jobs fail so seldom that nothing has to be won. In a large job with a long start it is much. What the model leaves
+# out: the lighthouse is asked in each step, which costs time in each step; and a group that is missing leaves fewer
+# images a step, with the same learning rate.
+#
+# ### Exercise 4: which recovery was it?
+#
+# A rank that was not killed has logged each step that it made: `(number of the step, images that all took in it)`.
+# `batch` is what they take when all are there. Write `my_recovery(log, batch)`: how many steps were made twice, and how
+# many images did nobody see? Of a step that was made twice the weights have kept only the second.
+
+# %%
+def my_recovery(log, batch):
+    raise NotImplementedError
+
+
+# %%
+check.recovery(my_recovery)
+# check.recovery.hint()
+# check.recovery.solution()
 
 # %% [markdown]
 # ## A cut link

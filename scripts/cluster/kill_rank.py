@@ -3,6 +3,7 @@
     python scripts/cluster/kill_rank.py --kill 1@2.5 -- torchrun --nproc_per_node=2 --max-restarts=1 main.py --epochs 6
         --checkpoint build/kept --checkpoint-every 10 --log-file build/run.jsonl
     python scripts/cluster/kill_rank.py --kill 1@2.5 --kill 0@4 -- torchrun --max-restarts=2 ...
+    python scripts/cluster/kill_rank.py --kill 1@2.5 --again -- torchrun --nproc_per_node=2 main.py ...
 
 1@2.5 is rank 1 in the middle of epoch 2 (epochs count from 0; the first that can be hit is 1). The moment is found in
 the run's log: the record of epoch 1, and half of its seconds more. What the run says is printed when it is over.
@@ -75,6 +76,7 @@ def main():
         metavar="RANK@EPOCH", action="append", required=True, help="may be repeated")
     add("--within", type=options.positive(float), default=120, metavar="SECONDS",
         help="end everything then; default: 120")
+    add("--again", action="store_true", help="after the kills start the failed command once more, as a queue would do")
     add("--out", type=options.nonempty_path, metavar="FILE", help="write the kills and what was said there, as JSON")
     add("command", nargs="+", metavar="COMMAND", help="torchrun ... main.py ... --log-file FILE, after --")
     args = parser.parse_args()
@@ -91,6 +93,9 @@ def main():
         killer.start()
         try:
             status, said = processes.run_and_read(args.command, args.within, mark)
+            if args.again and status and len(killer.done) == len(args.kill):
+                status, more = processes.run_and_read(args.command, args.within, mark)
+                said += more
         finally:
             killer.over.set()
             killer.join()

@@ -94,3 +94,50 @@ def test_a_timeout_that_this_torch_does_not_have_is_left_out():
     assert told.waits({"seen": 5.06, "NCCL": None, "gloo": 1800.0}) == [
         {"timeout": "seen", "seconds": "5.1", "GPU hours, 64 GPUs wait": "0.09"},
         {"timeout": "gloo", "seconds": "1,800.0", "GPU hours, 64 GPUs wait": "32"}]
+
+
+# ------------------------------------------------------------------------------------------------ who is started again
+
+STEP = [{"kind": "step", "step": step, "groups": groups, "time": time} for step, groups, time in (
+    (1, 1, 96.0), (2, 2, 97.0), (3, 2, 99.9), (4, 1, 101.5), (5, 1, 102.0), (6, 2, 103.0))]
+
+
+def test_how_all_were_started_again():
+    log = [LOG[0], LOG[1] | {"time": 98.0}, LOG[3], LOG[4] | {"time": 112.0}]
+    way = told.started_again(log, KILL, steps=50)
+    assert (way["gap"], way["again"], way["unseen"]) == (7.0, 25, 0)
+    assert way["pieces"] == [[(-10.0, 0), (-2.0, 50), (0, 85)],
+                                                                 [(7.0, 60), (12.0, 100)]]
+
+
+def test_how_one_went_on_and_the_other_came_back():
+    way = told.went_on(STEP, killed=100.0, batch=32)
+    assert way["gap"] == pytest.approx(1.6)
+    assert (way["alone"], way["unseen"], way["back"], way["again"]) == (2, 64, 3.0, 0)
+    assert way["images"] == [(1, 32), (2, 64), (3, 64), (4, 32), (5, 32), (6, 64)]
+    assert told.came_back(way, 0) == ("The killed group trained again 3.0 s after the kill. In between the other made "
+                                      "2 steps alone. Both ended with the same weights, **bit for bit**.")
+    assert "differ by up to 1.0e-03" in told.came_back(way, 1e-3)
+    late = told.went_on(STEP[:-1], killed=100.0, batch=32)
+    assert late["back"] is None and "too late" in told.came_back(late, 0)
+
+
+def test_the_recorded_recoveries_are_told():
+    ways, noted = told.ways("results/recorded/restart-nothing", 32)
+    rows = told.recovery_rows(ways, noted["loss"])
+    assert [row["after the kill"].split(":")[0] for row in rows] == ["torchrun", "queue", "torchft", "(undisturbed)"]
+    ends = [row["test loss, end"] for row in rows]
+    assert ends[0] == ends[1] == ends[3] != ends[2], "a restart gives the undisturbed run, torchft another one"
+    assert ways[told.ALONE]["unseen"] > 0 == ways[told.ALONE]["again"] and noted["apart"] == 0
+
+
+def test_one_of_many_groups_loses_less_than_all():
+    (row,) = told.both_ways([10], write=8, restart=360, node_hours=10, gap=3.6)
+    # M = 3600 s: Young's interval 240 s loses 8/240 + 240/7200, the restart 360/3600; a gap 3.6/3600, and 36/3600
+    assert (row["all start again: lost, %"], row["one group does: lost, %"]) == ("17", "1.1")
+    assert row["a failure every, h"] == "1.0"
+
+
+def test_it_says_whose_runs_they_are():
+    assert "Recorded" in told.which_groups("torchft is not installed", "results/recorded/x")
+    assert told.which_groups(None, "results/live").startswith("Live")

@@ -1,0 +1,144 @@
+"""Train in two groups under torchft, kill one of them, and wait until both have come to the end.
+
+    python scripts/cluster/restart_nothing.py --kill 1@20 --out build/nothing -- --dataset synthetic --samples 2000
+
+1@20 is group 1, once the other has made step 20. Its torchrun starts it again, and it asks to be taken back. What
+stands after -- is main.py's, for scripts/rivals/torchft_loop.py.
+
+The folder --out gets a log (group0.jsonl), a console (group0.out) and the last weights (group0.pt) of each group, and
+moments.json: `victim`, when it was `killed` (seconds since 1970), and the largest difference of a weight: `apart`,
+between the groups; `off`, from the weights in --compare. What was in it is removed.
+Exit status: 0; 1 where it did not come to that (one line says who waited for what); 2 for bad input. No process is
+left. Needs torchft: `pip install -r requirements-optional.txt`.
+"""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import time
+import uuid
+
+import torch
+
+import options
+from course import processes, rank_program
+from scripts.cluster.kill_rank import records
+from scripts.cluster.lab_cluster import moment
+from scripts.cluster.why_it_failed import explain
+
+GROUPS = (0, 1)
+FILES = ("moments.json", "lighthouse.out",
+         *(f"group{group}.{what}" for group in GROUPS for what in ("jsonl", "out", "pt")))
+LIGHTHOUSE = "torchft_lighthouse --min_replicas 1 --join_timeout_ms 2000 --heartbeat_timeout_ms 1500 --bind"
+TORCHRUN = ("torchrun --nproc_per_node=1 --max-restarts=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 "
+            "scripts/rivals/torchft_loop.py --group")
+
+
+class Trouble(RuntimeError):
+    """What was waited for did not happen. One line says who waited for what."""
+
+
+class Groups:
+    """A lighthouse, and the groups; each with a mark of its own, by which its processes are found."""
+
+    def __init__(self, args, mark):
+        self.args, self.folder, self.give_up = args, args.out, time.monotonic() + args.within
+        self.marks = {name: f"{mark}-{name}" for name in ("lighthouse", *GROUPS)}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.env = {**processes.environment(mark), "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}",
+                    "OMP_NUM_THREADS": "1"}
+        self.started = {"lighthouse": self.start("lighthouse", f"{LIGHTHOUSE} 127.0.0.1:{port}".split())}
+        for group in GROUPS:
+            files = [f"--log-file={self.log(group)}", f"--save-model={self.folder / f'group{group}.pt'}"]
+            self.started[group] = self.start(group, [*TORCHRUN.split(), str(group), *args.options, *files])
+
+    def start(self, who, command):
+        with open(self.folder / f"{self.name(who)}.out", "w") as console:
+            return subprocess.Popen(command, env=processes.environment(self.marks[who], self.env),
+                                    stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
+
+    def log(self, group):
+        return self.folder / f"group{group}.jsonl"
+
+    def wait(self, condition, what):
+        """What the condition gives, once it gives something. Trouble where --within is over or a process has failed."""
+        while not (found := condition()):
+            for who, process in self.started.items():
+                if process.poll():
+                    raise Trouble(f"waited for {what}, and {self.name(who)} ended: {self.last_words(who)}")
+            if time.monotonic() > self.give_up:
+                raise Trouble(f"waited for {what}, and --within {self.args.within:g} s are over")
+            time.sleep(0.05)
+        return found
+
+    def name(self, who):
+        return who if who == "lighthouse" else f"group{who}"
+
+    def last_words(self, who):
+        said = processes.without_folders((self.folder / f"{self.name(who)}.out").read_text())
+        found = explain(said)
+        return found[1] if found else (said.splitlines() or ["it said nothing"])[-1]
+
+    def run(self):
+        """The moment at which the victim was killed."""
+        victim, step = self.args.kill
+        other = GROUPS[1 - victim]
+        self.wait(lambda: any(one["kind"] == "step" and one["step"] >= step for one in records(self.log(other))),
+                  f"step {step:g} of group{other}")
+        self.wait(lambda: processes.find_rank(self.marks[victim], 0), f"the rank of group{victim}").kill()
+        killed = time.time()
+        self.wait(lambda: all(self.started[group].poll() == 0 for group in GROUPS), "the end of both groups")
+        return killed
+
+
+def difference(*paths):
+    """The largest difference of a weight between two files that main.py's --save-model has written."""
+    a, b = (torch.load(path, weights_only=True) for path in paths)
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def main():
+    parser = rank_program.parser(__doc__)
+    parser.usage = "%(prog)s --kill GROUP@STEP --out FOLDER [options] -- [main.py's options]"
+    add = parser.add_argument
+    add("--kill", type=moment("GROUP@STEP", 1, "groups count from 0, and steps from 1"), metavar="GROUP@STEP",
+        required=True)
+    add("--out", type=options.nonempty_path, required=True, metavar="FOLDER")
+    add("--compare", type=options.nonempty_path, metavar="FILE",
+        help="weights of an undisturbed run, as main.py saves them")
+    add("--within", type=options.positive(float), default=150, metavar="SECONDS",
+        help="end everything then; default: 150")
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args = parser.parse_args(sys.argv[1:end])
+    args.options = sys.argv[end + 1:]
+    if args.kill[0] not in GROUPS:
+        parser.error(f"--kill: there is no group {args.kill[0]}; there are {len(GROUPS)}")
+    if not importlib.util.find_spec("torchft"):
+        parser.error("torchft is not installed: pip install -r requirements-optional.txt")
+    mark = uuid.uuid4().hex
+    try:
+        with rank_program.stoppable(parser):
+            options.check_writable("--out", args.out)
+            if args.compare:
+                options.check_input("--compare", args.compare)
+            for name in FILES:
+                (args.out / name).unlink(missing_ok=True)
+            try:
+                groups = Groups(args, mark)
+                killed = groups.run()
+            finally:
+                processes.end(mark)
+            weights = [args.out / f"group{group}.pt" for group in GROUPS]
+            rank_program.write_json(args.out / "moments.json", {
+                "victim": args.kill[0], "killed": killed, "apart": difference(*weights),
+                "off": args.compare and difference(weights[0], args.compare)})
+    except Trouble as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

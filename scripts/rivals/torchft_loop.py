@@ -1,0 +1,111 @@
+"""One of several groups that train one model under torchft: where a group dies, the others go on without it.
+
+    torchft_lighthouse --min_replicas 1 --join_timeout_ms 2000 --heartbeat_timeout_ms 1500
+    export TORCHFT_LIGHTHOUSE=http://localhost:29510    # and then, for each group, in a terminal of its own:
+    torchrun --nproc_per_node=1 --max-restarts=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0
+        scripts/rivals/torchft_loop.py --group 0 --groups 2 --epochs 2 --log-file results/live/group0.jsonl
+
+The training is main.py's: model, data, order of images, optimizer. A group is one rank here, and has a torchrun of its
+own, which starts it again. The lighthouse knows which groups are alive. It takes main.py's options, but those that
+torchft decides. scripts/cluster/restart_nothing.py starts all of it, and kills a group.
+
+The gradients are averaged by hand: DistributedDataParallel of torchft 0.2.0 ends with an AssertionError where another
+group dies during its all-reduce.
+
+The log has main.py's `run` record, and a `step` record for each step: `step` from 1, and `groups` that took part in it.
+torchft comes with `pip install -r requirements-optional.txt`.
+"""
+
+import dataclasses
+import math
+from datetime import timedelta
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.data import DistributedSampler
+
+import checkpoint
+import data
+import models
+import options
+import run_log
+import utils
+from course import rank_program
+from scripts.rivals import framework_run
+
+
+def managed(args, raw_model, optimizer):
+    """(manager, optimizer) of torchft: the manager knows which groups take part in a step."""
+    from torchft import Manager, Optimizer, ProcessGroupGloo
+
+    def state():  # what a group that comes back is sent by one that is alive
+        return {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def load(sent):
+        raw_model.load_state_dict(sent["model"])
+        optimizer.load_state_dict(sent["optimizer"])
+
+    longest = timedelta(seconds=args.timeout)
+    manager = Manager(pg=ProcessGroupGloo(timeout=longest), state_dict=state, load_state_dict=load, min_replica_size=1,
+                      init_sync=False,  # the seed is the same, so are the first weights
+                      replica_id=f"group{args.group}", timeout=longest, quorum_timeout=longest, connect_timeout=longest)
+    return manager, Optimizer(manager, optimizer)
+
+
+def learn(manager, model, optimizer, batch, steps, log):
+    """Go on until `steps` steps are made, wherever the other groups are. `batch(step)`: this group's part of it."""
+    while (step := manager.current_step()) < steps:
+        images, labels = batch(step)
+        optimizer.zero_grad()  # asks which groups are there
+        loss = cross_entropy(model(images), labels)
+        loss.backward()
+        gradients = [p.grad for p in model.parameters()]
+        mean = parameters_to_vector(gradients)
+        manager.allreduce(mean).wait()  # of the gradients of those groups; a failure is noted, and raises nothing
+        vector_to_parameters(mean, gradients)
+        optimizer.step()  # nothing, unless all of them have come so far
+        if manager.current_step() > step:
+            log.write("step", step=manager.current_step(), groups=manager.num_participants(), loss=loss.item())
+
+
+def train(args, here):
+    torch.set_num_threads(utils.threads_per_rank(here))
+    torch.manual_seed(args.seed)
+    train_set, test_set = data.load(args, here)
+    raw_model = models.make_model(args, train_set, here.device)
+    manager, optimizer = managed(args, raw_model, utils.make_optimizer(raw_model.parameters(), args))
+    sampler = DistributedSampler(train_set, args.groups, args.group, shuffle=args.shuffle, seed=args.seed)
+    per_epoch = math.ceil(len(sampler) / args.batch_size)
+
+    def batch(step):  # the step alone says which images: a group that comes back takes those of the step it joins
+        epoch, place = divmod(step, per_epoch)
+        sampler.set_epoch(epoch)
+        return train_set.__getitems__(list(sampler)[place * args.batch_size:][:args.batch_size])
+
+    with run_log.RunLog(args.log_file) as log:
+        run_log.describe(args, dataclasses.replace(here, rank=args.group, world_size=args.groups), sampler, log)
+        learn(manager, raw_model, optimizer, batch, args.epochs * per_epoch, log)
+        loss, accuracy = utils.evaluate(raw_model, test_set, here)
+        log.write("result", val_loss=float(loss), val_accuracy=float(accuracy))
+    if args.save_model:
+        checkpoint.save_model(raw_model, args.save_model)
+    manager.shutdown(wait=False)
+
+
+def main():
+    parser = options.get_parser(__doc__)
+    parser.add_argument("--group", type=options.from_zero, default=0, help="which of them this is, from 0")
+    parser.add_argument("--groups", type=options.positive(int), default=2, help="how many there are; default: 2")
+    args = framework_run.parse(parser, "torchft")
+    with parser.one_line():
+        here = framework_run.resolve(args)
+        if here.world_size != 1:
+            raise ValueError(f"a group is one rank here, and torchrun started {here.world_size}: --nproc_per_node=1")
+        if args.group >= args.groups:
+            raise ValueError(f"--group {args.group}: groups count from 0, and there are {args.groups}")
+    train(args, here)
+
+
+if __name__ == "__main__":
+    rank_program.start(main)

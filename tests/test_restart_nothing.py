@@ -1,0 +1,89 @@
+"""Groups under torchft: the model of main.py, one killed and taken back, and what cannot be is said."""
+
+import json
+import subprocess
+import uuid
+from importlib.util import find_spec
+
+import launch
+import pytest
+import torch
+
+from course import processes
+from scripts.cluster import restart_nothing
+from scripts.cluster.kill_rank import records
+
+GROUP, DRIVER = "scripts/rivals/torchft_loop.py", "scripts/cluster/restart_nothing.py"
+# 601 images: they do not divide by 2, and the last batch is smaller
+SMALL = ["--device", "cpu", "--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--batch-size", 32]
+needs_torchft = pytest.mark.skipif(not find_spec("torchft"), reason="torchft not installed (requirements-optional.txt)")
+
+
+@needs_torchft
+def test_two_groups_train_the_model_of_main_py(tmp_path, monkeypatch):
+    """The lighthouse is told to wait for both, so that no step is made alone."""
+    monkeypatch.setattr(restart_nothing, "LIGHTHOUSE", restart_nothing.LIGHTHOUSE.replace("replicas 1", "replicas 2"))
+    job, mark = [*SMALL, "--epochs", 2], uuid.uuid4().hex
+    done = launch.run(2, *job, "--no-channels-last", "--save-model", tmp_path / "main.pt")
+    assert done.returncode == 0, done.stderr
+
+    class Arguments:
+        out, within, options = tmp_path, launch.LIMIT, list(map(str, job))
+    try:
+        groups = restart_nothing.Groups(Arguments, mark)
+        groups.wait(lambda: all(groups.started[group].poll() == 0 for group in (0, 1)), "the end of both groups")
+    finally:
+        processes.end(mark)
+    assert restart_nothing.difference(tmp_path / "group0.pt", tmp_path / "group1.pt") == 0
+    assert restart_nothing.difference(tmp_path / "group0.pt", tmp_path / "main.pt") < 1e-5
+    start = torch.load(tmp_path / "main.pt", weights_only=True)
+    assert all(value.abs().max() > 0 for value in start.values())
+    steps = [record for record in records(tmp_path / "group0.jsonl") if record["kind"] == "step"]
+    assert [(record["step"], record["groups"]) for record in steps] == [(step, 2) for step in range(1, 21)]
+
+
+@needs_torchft
+@pytest.mark.timeout(400)
+def test_a_group_dies_the_other_goes_on_and_takes_it_back(tmp_path):
+    done = launch.torchrun(0, "--kill", "1@300", "--out", tmp_path, "--within", 280, "--", *SMALL, "--epochs", 300,
+                           script=DRIVER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    noted = json.loads((tmp_path / "moments.json").read_text())
+    assert (noted["victim"], noted["apart"], noted["off"]) == (1, 0, None)
+    survivor, victim = (records(tmp_path / f"group{group}.jsonl") for group in (0, 1))
+    steps = [record["step"] for record in survivor if record["kind"] == "step"]
+    assert steps == list(range(1, 3001)), "the survivor made each step once, and nobody started it again"
+    assert [record["kind"] for record in victim].count("run") == 2
+    taken_back = next(record for record in victim if record["kind"] == "step" and record["time"] > noted["killed"])
+    assert taken_back["step"] > 300, "it goes on where the others are"
+    alone = [record for record in survivor if record["kind"] == "step" and record["groups"] == 1
+             and record["time"] > noted["killed"]]
+    assert alone and alone[0]["step"] <= taken_back["step"]
+    assert processes.marked(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("script", "arguments", "said"), [
+    (DRIVER, ["--kill", "2@3", "--out", "OUT"], "--kill: there is no group 2; there are 2"),
+    (DRIVER, ["--kill", "1", "--out", "OUT"], "'1' is not GROUP@STEP"),
+    (DRIVER, ["--kill", "1@0", "--out", "OUT"], "steps from 1"),
+    (DRIVER, ["--out", "OUT"], "--kill"),
+    pytest.param(DRIVER, ["--kill", "1@3", "--out", "/dev/null"], "--out: cannot write", marks=needs_torchft),
+    pytest.param(DRIVER, ["--kill", "1@3", "--out", "OUT", "--compare", "no.pt"], "--compare no.pt: No such file",
+                 marks=needs_torchft),
+    (GROUP, ["--strategy", "dp"], "--strategy: torchft decides this; leave it out"),
+    pytest.param(GROUP, ["--group", "2"], "--group 2: groups count from 0, and there are 2", marks=needs_torchft),
+])
+def test_bad_input_is_one_line_and_status_2(script, arguments, said, tmp_path):
+    done = launch.run(0, *(tmp_path / "out" if one == "OUT" else one for one in arguments), script=script)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert said in done.stderr and not (tmp_path / "out/moments.json").exists()
+
+
+@needs_torchft
+def test_a_group_that_cannot_train_ends_all_and_is_named(tmp_path):
+    done = subprocess.run(launch.command(0, DRIVER, "--kill", "1@3", "--out", tmp_path, "--", *SMALL, "--lr", -1),
+                          cwd=launch.ROOT, env=launch.environment(), capture_output=True, text=True,
+                          timeout=launch.LIMIT)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "waited for step 3 of group0, and group" in done.stderr and "--lr" in done.stderr
+    assert not (tmp_path / "moments.json").exists()
