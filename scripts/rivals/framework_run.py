@@ -1,4 +1,4 @@
-"""What surrounds the training in fabric_loop.py, accelerate_loop.py and ray_loop.py: main.py's options, log, ending."""
+"""What surrounds the training in the loops of the frameworks beside it: main.py's options, log, ending."""
 
 import importlib.util
 

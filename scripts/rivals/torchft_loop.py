@@ -17,6 +17,7 @@ torchft comes with `pip install -r requirements-optional.txt`.
 """
 
 import dataclasses
+import functools
 import math
 from datetime import timedelta
 
@@ -78,10 +79,14 @@ def train(args, here):
     sampler = DistributedSampler(train_set, args.groups, args.group, shuffle=args.shuffle, seed=args.seed)
     per_epoch = math.ceil(len(sampler) / args.batch_size)
 
+    @functools.lru_cache(maxsize=1)
+    def order(epoch):
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
     def batch(step):  # the step alone says which images: a group that comes back takes those of the step it joins
         epoch, place = divmod(step, per_epoch)
-        sampler.set_epoch(epoch)
-        return train_set.__getitems__(list(sampler)[place * args.batch_size:][:args.batch_size])
+        return train_set.__getitems__(order(epoch)[place * args.batch_size:][:args.batch_size])
 
     with run_log.RunLog(args.log_file) as log:
         run_log.describe(args, dataclasses.replace(here, rank=args.group, world_size=args.groups), sampler, log)
