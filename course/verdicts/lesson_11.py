@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from course.predict.checkpoints import alone, lost
-from course.verdicts.lesson_10 import where  # noqa: F401 - the notebook's
+from course.verdicts.lesson_10 import where
 
 RESTART, QUEUE, ALONE = "torchrun: all again", "queue: all again", "torchft: one again"
 
@@ -69,11 +69,11 @@ def went_on(log, killed, batch, groups=2):
     steps = [record for record in log if record["kind"] == "step"]
     first = next(place for place, record in enumerate(steps) if record["time"] > killed and record["groups"] < groups)
     after = steps[first:]
-    alone = [record for record in after if record["groups"] < groups]
+    lonely = [record for record in after if record["groups"] < groups]
     back = next((record["time"] - killed for record in after if record["groups"] == groups), None)
     return {"pieces": [[(record["time"] - killed, record["step"]) for record in steps]],
-            "gap": after[0]["time"] - steps[first - 1]["time"], "again": 0, "back": back, "alone": len(alone),
-            "unseen": batch * sum(groups - record["groups"] for record in alone),
+            "gap": after[0]["time"] - steps[first - 1]["time"], "again": 0, "back": back, "alone": len(lonely),
+            "unseen": batch * sum(groups - record["groups"] for record in lonely),
             "images": [(record["step"], batch * record["groups"]) for record in steps]}
 
 
@@ -85,7 +85,8 @@ def without_torchft():
 def which_groups(why_not, kept):
     """Whose runs stand below."""
     if why_not:
-        return f"**Recorded on another machine** (`{kept}`), because {why_not}. There each run had 12 epochs."
+        epochs = json.loads(Path(kept, "11_whole.jsonl").read_text().splitlines()[0])["epochs"]
+        return f"{where(why_not, kept)} There each run had {epochs} epochs."
     return "Live, on this machine, one after the other."
 
 

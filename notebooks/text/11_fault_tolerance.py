@@ -455,7 +455,7 @@ lesson.verdict(told.came_back(alone, moments["apart"]))
 # does not wait for the other one.
 #
 # When does which pay? A failure costs all groups the gap. One of G groups is missing until it is back, which is 1/G of
-# the work. We write nothing then. (Who loses *all* groups at once still needs a checkpoint, but a failure of a single
+# the work. That needs no checkpoint. (Who loses *all* groups at once still needs a checkpoint, but a failure of a single
 # node no longer sets its interval.) With M as above, this lesson's δ, R and gap, and as many groups as nodes:
 
 # %%

@@ -139,5 +139,6 @@ def test_one_of_many_groups_loses_less_than_all():
 
 
 def test_it_says_whose_runs_they_are():
-    assert "Recorded" in told.which_groups("torchft is not installed", "results/recorded/x")
+    said = told.which_groups("torchft is not installed", "results/recorded/restart-nothing")
+    assert "Recorded" in said and "because torchft is not installed. There each run had 12 epochs." in said
     assert told.which_groups(None, "results/live").startswith("Live")
