@@ -34,6 +34,17 @@ def parser(description, out=None, dataset=False, timeout=None):
     return made
 
 
+def before_dashes(parser, own=()):
+    """The arguments before `--`; `options` of them are those after it, meant for main.py. There the options in `own`,
+    which the script itself sets, are refused."""
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args = parser.parse_args(sys.argv[1:end])
+    args.options = sys.argv[end + 1:]
+    if given := set(own) & {option.split("=")[0] for option in args.options}:
+        parser.error(f"{', '.join(sorted(given))} after --: this script sets it")
+    return args
+
+
 @contextmanager
 def stoppable(parser, sigterm=lambda *_: sys.exit(128 + signal.SIGTERM)):
     """parser.one_line(); and Ctrl-C or SIGTERM end the program without a traceback, when the block has cleaned up.

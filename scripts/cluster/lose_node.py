@@ -39,12 +39,20 @@ class Trouble(RuntimeError):
     """What was waited for did not happen. One line says who waited for what."""
 
 
+def last_words(console):
+    """Why a program failed, in one line, from the file of what it said."""
+    said = processes.without_folders(console.read_text())
+    found = explain(said)
+    return found[1] if found else (said.splitlines() or ["it said nothing"])[-1]
+
+
 class Lab:
     """A run of main.py on the hosts of a cluster, and what its log says."""
 
     def __init__(self, cluster, args):
         self.cluster, self.args, self.folder, self.log = cluster, args, args.out, args.out / "run.jsonl"
         self.moments, self.torchruns = {"began": time.time()}, {}
+        self.console = self.folder / "node0.out"
 
     def start(self, node, launcher, *options):
         command = [*launcher.format(node=node).split(), "main.py", "--epochs", str(10**6), *self.args.options,
@@ -70,15 +78,10 @@ class Lab:
         give_up = time.monotonic() + self.args.within
         while not condition():
             if self.torchruns[0].poll() is not None and not condition():
-                raise Trouble(f"waited for {what}, and node0's torchrun ended: {self.last_words()}")
+                raise Trouble(f"waited for {what}, and node0's torchrun ended: {last_words(self.console)}")
             if time.monotonic() > give_up:
-                raise Trouble(f"waited {self.args.within:g} s for {what}: {self.last_words()}")
+                raise Trouble(f"waited {self.args.within:g} s for {what}: {last_words(self.console)}")
             time.sleep(0.05)
-
-    def last_words(self):
-        said = processes.without_folders((self.folder / "node0.out").read_text())
-        found = explain(said)
-        return found[1] if found else (said.splitlines() or ["it said nothing"])[-1]
 
     def at(self, what):
         self.moments[what] = time.time()
@@ -123,12 +126,7 @@ def main():
     add("--epochs", type=options.positive(int), default=2, help="of each part; default: 2")
     add("--within", type=options.positive(float), default=90, metavar="SECONDS",
         help="longest wait for each step; default: 90")
-    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    args = parser.parse_args(sys.argv[1:end])
-    args.options = sys.argv[end + 1:]
-    given = {option.split("=")[0] for option in args.options}
-    if own := {"--epochs", "--log-file", "--checkpoint", "--checkpoint-every"} & given:
-        parser.error(f"{', '.join(sorted(own))} after --: this script sets it")
+    args = rank_program.before_dashes(parser, ["--epochs", "--log-file", "--checkpoint", "--checkpoint-every"])
     try:
         with rank_program.stoppable(parser), Cluster(2) as cluster:
             args.out.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ left. Needs torchft: `pip install -r requirements-optional.txt`.
 """
 
 import importlib.util
+import pickle
 import socket
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import options
 from course import processes, rank_program
 from scripts.cluster.kill_rank import records
 from scripts.cluster.lab_cluster import moment
-from scripts.cluster.why_it_failed import explain
+from scripts.cluster.lose_node import Trouble, last_words
 
 GROUPS = (0, 1)
 FILES = ("moments.json", "lighthouse.out",
@@ -33,10 +34,6 @@ FILES = ("moments.json", "lighthouse.out",
 LIGHTHOUSE = "torchft_lighthouse --min_replicas 1 --join_timeout_ms 2000 --heartbeat_timeout_ms 1500 --bind"
 TORCHRUN = ("torchrun --nproc_per_node=1 --max-restarts=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 "
             "scripts/rivals/torchft_loop.py --group")
-
-
-class Trouble(RuntimeError):
-    """What was waited for did not happen. One line says who waited for what."""
 
 
 class Groups:
@@ -56,7 +53,7 @@ class Groups:
             self.started[group] = self.start(group, [*TORCHRUN.split(), str(group), *args.options, *files])
 
     def start(self, who, command):
-        with open(self.folder / f"{self.name(who)}.out", "w") as console:
+        with open(self.console(who), "w") as console:
             return subprocess.Popen(command, env=processes.environment(self.marks[who], self.env),
                                     stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
 
@@ -68,19 +65,19 @@ class Groups:
         while not (found := condition()):
             for who, process in self.started.items():
                 if process.poll():
-                    raise Trouble(f"waited for {what}, and {self.name(who)} ended: {self.last_words(who)}")
+                    raise Trouble(f"waited for {what}, and {self.name(who)} ended: {last_words(self.console(who))}")
+            if self.ended():
+                raise Trouble(f"waited for {what}, and the run was over before")
             if time.monotonic() > self.give_up:
                 raise Trouble(f"waited for {what}, and --within {self.args.within:g} s are over")
             time.sleep(0.05)
         return found
 
+    def console(self, who):
+        return self.folder / f"{self.name(who)}.out"
+
     def name(self, who):
         return who if who == "lighthouse" else f"group{who}"
-
-    def last_words(self, who):
-        said = processes.without_folders((self.folder / f"{self.name(who)}.out").read_text())
-        found = explain(said)
-        return found[1] if found else (said.splitlines() or ["it said nothing"])[-1]
 
     def run(self):
         """The moment at which the victim was killed."""
@@ -90,14 +87,24 @@ class Groups:
                   f"step {step:g} of group{other}")
         self.wait(lambda: processes.find_rank(self.marks[victim], 0), f"the rank of group{victim}").kill()
         killed = time.time()
-        self.wait(lambda: all(self.started[group].poll() == 0 for group in GROUPS), "the end of both groups")
+        self.wait(self.ended, "the end of both groups")
         return killed
 
+    def ended(self):
+        return all(self.started[group].poll() == 0 for group in GROUPS)
 
-def difference(*paths):
-    """The largest difference of a weight between two files that main.py's --save-model has written."""
-    a, b = (torch.load(path, weights_only=True) for path in paths)
-    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+def difference(mine, others):
+    """The largest difference of a weight between two models' weights, {name: tensor}."""
+    return max((mine[name] - others[name]).abs().max().item() for name in mine)
+
+
+def weights(path):
+    """What main.py's --save-model has written; ValueError for another file."""
+    try:
+        return torch.load(path, weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError):
+        raise ValueError(f"--compare {path}: holds no weights, as main.py --save-model writes them") from None
 
 
 def main():
@@ -111,9 +118,7 @@ def main():
         help="weights of an undisturbed run, as main.py saves them")
     add("--within", type=options.positive(float), default=150, metavar="SECONDS",
         help="end everything then; default: 150")
-    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    args = parser.parse_args(sys.argv[1:end])
-    args.options = sys.argv[end + 1:]
+    args = rank_program.before_dashes(parser, ["--group", "--groups", "--log-file", "--save-model"])
     if args.kill[0] not in GROUPS:
         parser.error(f"--kill: there is no group {args.kill[0]}; there are {len(GROUPS)}")
     if not importlib.util.find_spec("torchft"):
@@ -124,6 +129,7 @@ def main():
             options.check_writable("--out", args.out)
             if args.compare:
                 options.check_input("--compare", args.compare)
+                undisturbed = weights(args.compare)
             for name in FILES:
                 (args.out / name).unlink(missing_ok=True)
             try:
@@ -131,10 +137,10 @@ def main():
                 killed = groups.run()
             finally:
                 processes.end(mark)
-            weights = [args.out / f"group{group}.pt" for group in GROUPS]
+            models = [weights(args.out / f"group{group}.pt") for group in GROUPS]
             rank_program.write_json(args.out / "moments.json", {
-                "victim": args.kill[0], "killed": killed, "apart": difference(*weights),
-                "off": args.compare and difference(weights[0], args.compare)})
+                "victim": args.kill[0], "killed": killed, "apart": difference(*models),
+                "off": difference(models[0], undisturbed) if args.compare else None})
     except Trouble as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         sys.exit(1)

@@ -159,8 +159,6 @@ def sweep(cells, args, passed_on):
 
 
 def main():
-    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    own, passed_on = sys.argv[1:end], sys.argv[end + 1:]
     parser = rank_program.parser(__doc__)
     add = parser.add_argument
     add("--out", type=nonempty_path, default="results/live/sweep", help="folder of the logs (default: %(default)s)")
@@ -175,7 +173,8 @@ def main():
     add("--threads", type=positive(int), metavar="N", help="of each rank (default: cores / ranks)")
     add("--run-timeout", type=positive(float), default=3600, metavar="S",
         help="seconds; a run that takes longer is killed, and counts as failed (default: 3600)")
-    args = parser.parse_args(own)
+    args = rank_program.before_dashes(parser)
+    passed_on = args.options
     options = get_parser()
     by_sweep = BY_SWEEP + ["lr"] * (args.lrs != [None])
     options.set_defaults(**dict.fromkeys(by_sweep))
