@@ -75,12 +75,20 @@ def test_a_group_dies_the_other_goes_on_and_takes_it_back(tmp_path):
                  "--compare README.md: holds no weights", marks=needs_torchft),
     (DRIVER, ["--kill", "1@3", "--out", "OUT", "--", "--save-model=x"], "--save-model after --: this script sets it"),
     (GROUP, ["--strategy", "dp"], "--strategy: torchft decides this; leave it out"),
+    pytest.param(GROUP, SMALL, "without a torchrun of its own", marks=needs_torchft),
     pytest.param(GROUP, ["--group", "2"], "--group 2: groups count from 0, and there are 2", marks=needs_torchft),
 ])
 def test_bad_input_is_one_line_and_status_2(script, arguments, said, tmp_path):
     done = launch.run(0, *(tmp_path / "out" if one == "OUT" else one for one in arguments), script=script)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert said in done.stderr and not (tmp_path / "out/moments.json").exists()
+
+
+@needs_torchft
+def test_a_group_without_a_lighthouse_says_so():
+    done = launch.run(1, *SMALL, script=GROUP)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "TORCHFT_LIGHTHOUSE is not set" in done.stderr
 
 
 @needs_torchft

@@ -91,9 +91,14 @@ def which_groups(why_not, kept):
 
 
 def ways(folder, batch):
-    """({way: started_again or went_on, and `loss`, on the test set in the end}, what restart_nothing.py noted)."""
+    """({way: started_again or went_on, and `loss`, on the test set in the end}, what restart_nothing.py noted).
+    ValueError where a log is cut short."""
     def records(path):
-        return [json.loads(line) for line in Path(folder, path).read_text().splitlines()]
+        lines = Path(folder, path).read_text().splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        if not found or found[-1]["kind"] != "end":
+            raise ValueError(f"{folder}/{path} is cut short: it does not tell how its run ended")
+        return found
 
     noted = json.loads(Path(folder, "11_groups/moments.json").read_text())
     left = records(f"11_groups/group{1 - noted['victim']}.jsonl")

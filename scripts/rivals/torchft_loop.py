@@ -19,6 +19,7 @@ torchft comes with `pip install -r requirements-optional.txt`.
 import dataclasses
 import functools
 import math
+import os
 from datetime import timedelta
 
 import torch
@@ -109,6 +110,10 @@ def main():
             raise ValueError(f"a group is one rank here, and torchrun started {here.world_size}: --nproc_per_node=1")
         if args.group >= args.groups:
             raise ValueError(f"--group {args.group}: groups count from 0, and there are {args.groups}")
+        if here.launcher != "torchrun":
+            raise ValueError("without a torchrun of its own a group has nowhere to meet: start it as --help says")
+        if "TORCHFT_LIGHTHOUSE" not in os.environ:
+            raise ValueError("TORCHFT_LIGHTHOUSE is not set: start torchft_lighthouse, and set it as --help says")
     train(args, here)
 
 

@@ -1,6 +1,7 @@
 """What lesson 11 says of its results, and the model of how often to save."""
 
 import math
+import shutil
 
 import pytest
 
@@ -129,6 +130,15 @@ def test_the_recorded_recoveries_are_told():
     ends = [row["test loss, end"] for row in rows]
     assert ends[0] == ends[1] == ends[3] != ends[2], "a restart gives the undisturbed run, torchft another one"
     assert ways[told.ALONE]["unseen"] > 0 == ways[told.ALONE]["again"] and noted["apart"] == 0
+
+
+@pytest.mark.parametrize("log", ["11_whole", "11_killed", "11_again", "11_groups/group0"])
+def test_a_recovery_whose_log_is_cut_short_is_not_told(log, tmp_path):
+    shutil.copytree("results/recorded/restart-nothing", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / f"{log}.jsonl"
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(ValueError, match=f"{log}.jsonl is cut short"):
+        told.ways(tmp_path, 32)
 
 
 def test_one_of_many_groups_loses_less_than_all():
