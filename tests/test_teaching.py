@@ -374,6 +374,22 @@ def test_slides_ask_nobody_and_nothing_is_cut_off(name, opened):
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("name", ["04_collectives", "05_distributed_sampler", "08_predict_scaling"])
+def test_a_page_to_try_things_on_is_seen_whole_wherever_its_controls_stand(name, opened):
+    page = opened(name)
+    frame = page.frames[1]
+    hidden = "document.documentElement.scrollHeight - document.documentElement.clientHeight"
+    assert len(page.frames) == 2 and frame.evaluate(hidden) == 0
+    frame.evaluate("""() => {
+        for (const control of document.querySelectorAll('input[type=range]')) {
+            control.value = control.max
+            control.dispatchEvent(new Event('input', {bubbles: true}))
+        }
+    }""")
+    assert frame.evaluate(hidden) == 0 and page.said == []
+
+
+@pytest.mark.browser
 def test_keys_buttons_and_swipes_turn_slides(opened):
     page = opened("00_start_here", has_touch=True)
     count = page.evaluate("slides.length")
