@@ -141,7 +141,8 @@ def test_no_plan_takes_a_section_or_a_question_twice(plan, of_lessons):
         slots = [slot for day in plan["days"] for slot in day if slot.get("lesson") == number]
         sections = [name for slot in slots for name in plans.chosen(slot, of_lessons[number])]
         assert len(sections) == len(set(sections)), number
-        assert sum(slot.get("questions", 0) for slot in slots) <= teaching.QUESTIONS, number
+        asked = [each for slot in slots for each in slot.get("questions", [])]
+        assert len(asked) == len(set(asked)) and set(asked) <= set(range(1, teaching.QUESTIONS + 1)), number
 
 
 def test_a_longer_lesson_makes_a_plan_longer(lessons):
@@ -158,7 +159,7 @@ def test_a_slot_takes_what_it_says():
                "text": {"sections": ["a"], "exercises": False}}
     assert {name: plans.minutes_of({"lesson": "04", **slot}, sections, "here")[0] for name, slot in minutes.items()
             } == {"whole": 24, "two": 22, "rest": 6, "text": 11}
-    assert plans.minutes_of({"lesson": "04", "questions": 2}, sections, "here") == (24, 2 * plans.HANDS, 0, 0)
+    assert plans.minutes_of({"lesson": "04", "questions": [1, 3]}, sections, "here") == (24, 2 * plans.HANDS, 0, 0)
     for slot, said in (({"lesson": "99"}, "here: no lesson 99"),
                        ({"lesson": "04", "sections": ["d"]}, "here: lesson 04 has no section d"),
                        ({"lesson": "04", "without": ["d"]}, "here: lesson 04 has no section d")):
@@ -168,7 +169,7 @@ def test_a_slot_takes_what_it_says():
 
 @pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
 def test_the_page_of_a_plan_tells_every_minute(plan, lessons, of_lessons):
-    text = plans.page(plan, lessons, of_lessons)
+    text = plans.page(plan, lessons, of_lessons, {name[:2]: teaching.questions_of(name) for name in NAMES})
     days = re.split(r"^\| from \|.*$", text, flags=re.M)[1:]
     assert len(days) == len(plan["days"])
     for day in days:
@@ -178,6 +179,20 @@ def test_the_page_of_a_plan_tells_every_minute(plan, lessons, of_lessons):
             assert 60 * int(hours) + int(minutes) == clock
             clock += int(long)
         assert clock == plan["minutes"]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
+def test_a_plan_names_the_question_that_opens_a_lesson_and_those_that_it_asks(plan, lessons, of_lessons):
+    questions = {name[:2]: teaching.questions_of(name) for name in NAMES}
+    text = plans.page(plan, lessons, of_lessons, questions)
+    for lesson in lessons:
+        taken = lesson.name[:2] in plans.taken(plan)
+        assert text.count(f"Open with: {lesson.question} ") == taken, lesson.name
+    for slot in (slot for day in plan["days"] for slot in day if "lesson" in slot):
+        asked = slot.get("questions", [])
+        for number, question in enumerate(questions[slot["lesson"]], 1):
+            named = number in asked and len(asked) < teaching.QUESTIONS
+            assert not named or f"{number}. {question.text.splitlines()[0]}" in text, (slot["lesson"], number)
 
 
 # --------------------------------------------------------------------------------------------------- part of the site

@@ -63,7 +63,7 @@ def minutes_of(slot, of_lessons, where):
     if missing := [name for name in slot.get("sections", slot.get("without", [])) if name not in sections]:
         raise RuntimeError(f"{where}: lesson {slot['lesson']} has no section {', '.join(missing)}")
     lesson = sum(sum(sections[name][:1 + slot.get("exercises", True)]) for name in chosen(slot, sections))
-    return math.ceil(round(lesson, 6)), HANDS * slot.get("questions", 0), 0, 0
+    return math.ceil(round(lesson, 6)), HANDS * len(slot.get("questions", [])), 0, 0
 
 
 def chosen(slot, sections):
@@ -92,17 +92,19 @@ def taken(plan):
     return sorted({slot["lesson"] for day in plan["days"] for slot in day if "lesson" in slot})
 
 
-def page(plan, lessons, of_lessons):
-    """A plan as a page of teach/plans/."""
+def page(plan, lessons, of_lessons, asked):
+    """A plan as a page of teach/plans/. `asked`: {number of a lesson: its Questions by show of hands}."""
     titles = {lesson.name[:2]: f"[{lesson.title}](../../notebooks/{lesson.name}.ipynb)" for lesson in lessons}
-    names = {lesson.name[:2]: lesson.name for lesson in lessons}
+    opening = {lesson.name[:2]: lesson.question for lesson in lessons}  # asked where the plan first takes the lesson
+    hands = {lesson.name[:2]: (f"../lessons/{lesson.name}.md#show-of-hands", asked[lesson.name[:2]])
+             for lesson in lessons}
     text = [f"# {plan['name']}", plan["about"].strip(), "## Before", plan["before"].strip()]
     for number, (day, of_day) in enumerate(zip(plan["days"], sums(plan, of_lessons), strict=True), 1):
         text.append(f"## Day {number}" if len(plan["days"]) > 1 else "## In the room")
         rows, clock = ["| from | minutes | what |", "|---|---|---|"], 0
         for slot in day:
             long = sum(minutes_of(slot, of_lessons, FILE))
-            rows.append(f"| {clock // 60}:{clock % 60:02} | {long} | {told(slot, titles, names)} |")
+            rows.append(f"| {clock // 60}:{clock % 60:02} | {long} | {told(slot, titles, hands, opening)} |")
             clock += long
         lesson, questions, pause, other = of_day
         rows.append(f"| {clock // 60}:{clock % 60:02} | {plan['minutes'] - clock} | *slack* |")
@@ -126,8 +128,8 @@ def not_taken(plan, of_lessons):
     return {number: names for number, names in missing.items() if names}
 
 
-def told(slot, titles, names):
-    """What a slot is, in a cell of the table."""
+def told(slot, titles, hands, opening):
+    """What a slot is, in a cell of the table. It takes its lesson out of `opening`."""
     if "pause" in slot:
         return "*break*"
     if "lesson" not in slot:
@@ -137,9 +139,13 @@ def told(slot, titles, names):
     said += ": " + "; ".join(slot["sections"]) if "sections" in slot else ""
     said += f", all but {'; '.join(slot['without'])}" if "without" in slot else ""
     said += "; no exercises" if not slot.get("exercises", True) else ""
+    opens = f"Open with: {opening.pop(number)}" if number in opening else ""
     asked = ""
-    if questions := slot.get("questions"):
-        asked = f"[{some(questions, 'question')} by show of hands](../lessons/{names[number]}.md#show-of-hands)"
-    sentences = (sentence if sentence.endswith((".", "?", "!")) else f"{sentence}."
-                 for sentence in (said, asked, slot.get("how")) if sentence)
+    if numbers := slot.get("questions"):
+        page, questions = hands[number]
+        asked = f"[{some(len(numbers), 'question')} by show of hands]({page})"
+        if len(numbers) < len(questions):
+            asked += ": " + " ".join(f"{each}. {questions[each - 1].text.splitlines()[0]}" for each in numbers)
+    sentences = (sentence if sentence.endswith((".", "?", "!", "…")) else f"{sentence}."
+                 for sentence in (said, opens, asked, slot.get("how")) if sentence)
     return " ".join(sentences)

@@ -114,13 +114,14 @@ def pages(lessons):
     lessons = [lesson for lesson in lessons if "minutes" in lesson.notebook.metadata.get("course", {})]  # no own ones
     planned = plans.read()
     of_lessons = plans.all_parts(lessons, planned["stated"])
+    asked = {lesson.name[:2]: questions_of(lesson.name) for lesson in lessons}
     files = {README.as_posix(): README.read_text(encoding="utf-8"), "teach/tests.md": tests_page(lessons)}
     others = list(files)
     with_page = [lesson for lesson in lessons if (LESSONS / f"{lesson.name}.md").is_file()]
     for lesson in with_page:
         files[f"teach/lessons/{lesson.name}.md"] = page(lesson, planned["plan"], of_lessons[lesson.name[:2]])
     for plan in planned["plan"]:
-        files[f"teach/plans/{plans.stem(plan)}.md"] = plans.page(plan, lessons, of_lessons)
+        files[f"teach/plans/{plans.stem(plan)}.md"] = plans.page(plan, lessons, of_lessons, asked)
     files["teach/index.md"] = INDEX.format(
         read=plans.READ, lines=plans.LINES, predict=plans.PREDICT, exercise=plans.EXERCISE, hands=plans.HANDS,
         tests="\n".join(f"- [{title(files[name])}]({name.removeprefix('teach/')})" for name in others),
