@@ -20,6 +20,7 @@ import pytest
 from course import checks
 from course.checks import lesson_05
 from course.classroom import handed_in, learner_copy, questions
+from course.gallery_table import anchor
 from course.lesson import ROOT
 
 LESSONS = sorted(path.stem for path in ROOT.glob("course/checks/lesson_*.py"))
@@ -65,9 +66,9 @@ def test_notebooks_are_the_lessons_without_outputs_and_calls_for_solutions(copy)
         assert len(ours.cells) == len(theirs.cells)
         for cell, copied in zip(ours.cells, theirs.cells, strict=True):
             assert not copied.get("outputs") and copied.get("execution_count") is None
-            kept = [line for line in cell.source.splitlines() if not re.match(r"# \w+\.\w+\.solution\(\)", line)]
+            kept = [line for line in cell.source.splitlines() if not re.match(r"(# \w+\.\w+\.|`)solution\(\)", line)]
             assert copied.source.splitlines() == kept
-            assert ".solution()" not in copied.source
+            assert "solution()" not in copied.source
 
 
 def test_no_solution_is_in_it(copy):
@@ -132,13 +133,28 @@ def test_all_that_is_left_can_be_imported_and_every_link_leads_somewhere(copy):
                if re.fullmatch(r"(course/.+|\w+)\.py", name) and not name.endswith(("main.py", "rank.py"))]
     done = in_copy(copy, "-c", f"import importlib\nfor name in {modules!r}: importlib.import_module(name)")
     assert done.returncode == 0, done.stderr
-    for name in files(copy):
-        text = (copy / name).read_text(encoding="utf-8", errors="replace")
-        if name.endswith(".ipynb"):
-            text = "\n".join(cell.source for cell in nbformat.reads(text, 4).cells if cell.cell_type == "markdown")
-        if name.endswith((".ipynb", ".md")) and not name.startswith("results/"):
-            for target in re.findall(r"\]\((?!\w+:)([^)#\s\\]+)", text):
-                assert (copy / name).parent.joinpath(target).exists(), f"{name} links to {target}"
+    texts = told(copy)
+    for name, text in texts.items():
+        for target, part in re.findall(r"\]\((?!\w+:)([^)#\s\\]*)#?([^)\s]*)\)", text):
+            path = (copy / name).parent.joinpath(target).resolve() if target else copy / name
+            assert path.exists(), f"{name} links to {target}"
+            headings = re.findall(r"^#+ +(.+)", texts.get(path.relative_to(copy).as_posix(), ""), re.M)
+            assert not part or part in map(anchor, headings), f"{name} links to {target}#{part}"
+
+
+def told(copy):
+    """{name: text} of what a learner reads."""
+    texts = {name: (copy / name).read_text(encoding="utf-8") for name in files(copy)
+             if name.endswith((".ipynb", ".md")) and not name.startswith("results/")}
+    return {name: "\n".join(cell.source for cell in nbformat.reads(text, 4).cells if cell.cell_type == "markdown")
+            if name.endswith(".ipynb") else text for name, text in texts.items()}
+
+
+def test_nothing_that_is_read_in_it_names_what_is_not_there(copy):
+    rooms = "scripts|tests|teach|course|notebooks|site|results/recorded"
+    for name, text in told(copy).items():
+        for path in re.findall(rf"(?<![\w/.-])(?:{rooms})/[\w./-]*\w", text):
+            assert (copy / path).exists(), f"{name} names {path}"
 
 
 def test_three_learners_at_once_hinder_each_other_by_nothing_but_speed(copy, tmp_path):

@@ -43,7 +43,9 @@ unpack(globals(), """
 {text}
 """)
 '''
-SOLUTION = re.compile(r"^# \w+\.\w+\.solution\(\)\n?", re.M)
+SOLUTION = re.compile(r"^(# \w+\.\w+\.solution\(\)|`solution\(\)` .*)\n?", re.M)  # a call, and what lesson 00 says
+# From these words on a page speaks of what a copy has not.
+CUT = {"AGENTS.md": "## Whoever changes it", "site/pages/kaggle.md": "## Send what you saw"}
 
 
 def make(targets):
@@ -68,11 +70,14 @@ def fill(folder):
             write(name, folder / name)
     lessons = "\n".join(f"- [{pages.Lesson(path, executed=False).title}](notebooks/{path.name})"
                         for path in handed_in.lessons().values())
-    readme = (ROOT / "teach" / "for_learners.md").read_text(encoding="utf-8").replace("{lessons}", lessons)
+    ours, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "teach/for_learners.md"))
+    doctor = re.search(r"^## The doctor\n.+?(?=\n\nIt hooks)", ours, re.M | re.S)[0]  # how it is used
+    readme = readme.replace("{lessons}", lessons).replace("{doctor}", doctor)
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    tutor = (ROOT / "AGENTS.md").read_text(encoding="utf-8").partition("## Whoever changes it")[0]
-    told = [line for line in tutor.splitlines() if "asks for the answer all the same" not in line]  # here is none
-    (folder / "AGENTS.md").write_text("\n".join(told).rstrip() + "\n", encoding="utf-8")
+    for name, end in CUT.items():
+        told = (ROOT / name).read_text(encoding="utf-8").partition(end)[0].rstrip().splitlines()
+        kept = [line for line in told if "`check.NAME.solution()`" not in line]  # here is none
+        (folder / name).write_text("\n".join(kept) + "\n", encoding="utf-8")
     for when, name in questions.NAMES.items():
         nbformat.write(questions.notebook(when), folder / "notebooks" / f"{name}.ipynb")
 

@@ -451,8 +451,8 @@ lesson.code(utils.count, utils.all_sum)
 #
 # ## Your machine on the class's board
 #
-# In a class, hand in the folder `results/live`. `scripts/class_board` draws all machines of the room in one picture, from
-# the logs of this lesson. A log holds what was run, on how many cores of which processor, and how fast; no name. If you
+# In a class, hand in the folder `results/live`: the board is one picture of all machines in the room, from the
+# logs of this lesson. A log holds what was run, on how many cores of which processor, and how fast; no name. If you
 # want one on the board, write it here:
 
 # %%

@@ -513,7 +513,7 @@ lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights
 # Kubeflow Trainer starts a training there. **SkyPilot** rents machines of a cloud, sets them up, and gives them back.
 # On each machine both start a torchrun. A file for each stands beside the two for Slurm. *Neither was ever run
 # here*: Kubeflow's own model of such files knows every field of the first, SkyPilot's manual those of the second, and
-# torchrun reads both commands as it should (`tests/test_cluster_files.py`).
+# torchrun reads both commands as it should: a test of the course holds them to it.
 
 # %%
 # !grep -h -A 1 "command:" {cluster}/trainjob.yaml

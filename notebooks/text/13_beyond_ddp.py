@@ -585,7 +585,7 @@ plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameter
 # | [Ray Train](https://docs.ray.io/en/latest/train/train.html) | workers on a Ray cluster, started anew after a failure | yours, in a function |
 #
 # `scripts/rivals/fabric_loop.py` and `accelerate_loop.py` are `main.py`'s loop under two of them;
-# `tests/test_frameworks.py` compares their weights with `main.py`'s.
+# a test of the course compares their weights with `main.py`'s.
 #
 # PyTorch itself has three layers. Beside DDP stand its own collectives, and an older way:
 #
