@@ -75,6 +75,7 @@ def test_no_solution_is_in_it(copy):
     """Neither as text in a file, nor in what the checks unpack."""
     texts = {name: (copy / name).read_text(encoding="utf-8", errors="replace") for name in files(copy)
              if not name.startswith("results/")}
+    codes = {name: code_of(text) for name, text in texts.items()}
     for lesson in LESSONS:
         unpacked, _ = learner_copy.stripped((ROOT / "course" / "checks" / f"{lesson}.py").read_text())
         functions = {node.name for node in ast.walk(ast.parse(unpacked)) if isinstance(node, ast.FunctionDef)}
@@ -85,8 +86,18 @@ def test_no_solution_is_in_it(copy):
                 assert exercise.answer.__name__ not in functions, (lesson, name)
                 assert body not in unpacked, (lesson, name)
                 assert not [file for file, text in texts.items() if source.strip() in text], (lesson, name)
+                lines = [line for line in code_of(source).splitlines() if not line.startswith(("@", "def "))]
+                half = max(2, (len(lines) + 1) // 2)  # of one, in a row, would do
+                parts = ["\n".join(lines[place:place + half]) + "\n" for place in range(len(lines) - half + 1)]
+                assert not [file for file, text in codes.items() if any(part in text for part in parts)], (lesson, name)
     program = (ROOT / "scripts" / "lessons" / "minimal_ddp.py").read_text()
     assert not [file for file, text in texts.items() if program.split('"""')[2][:400] in text]
+
+
+def code_of(text):
+    """Its lines, without what stands to their left, and without comments."""
+    lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
+    return "".join(f"{line}\n" for line in lines if line)
 
 
 def test_a_check_that_needs_its_solution_makes_no_copy():

@@ -2,7 +2,7 @@
 
 The checks still judge and explain. What a check computes by itself it computes in the copy, too. Where it asks the
 solution, or a typical mistake, the copy has what those answered in the cases that the check tries, and not the
-functions. The checks are packed, so that nobody reads by accident which letter is right.
+functions. The checks are packed, so that nobody reads by accident which letter is right; so is SOLVES.
 """
 
 import ast
@@ -35,7 +35,8 @@ LEFT_OUT = ("teach", "tests", "site/conf.py", "site/static", "site/glossary.toml
             "scripts/lessons/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
             "README.md", "CONTRIBUTING.md", ".ci", ".github", ".pre-commit-config.yaml", ".binder", ".devcontainer")
-PACKED = '''"""The checks of {name}, packed: they judge and explain, and hold no solution."""
+SOLVES = "scripts/lessons/outer_step.py"  # lesson 15 runs it, and asks for it
+PACKED = '''"""{about}"""
 
 from course.checks import unpack
 
@@ -96,7 +97,10 @@ def write(name, path):
     if name.startswith("notebooks/"):
         nbformat.write(without_outputs(nbformat.read(ROOT / name, as_version=4)), path)
     elif re.fullmatch(r"course/checks/(lesson_\d\d|capstone)\.py", name):
-        path.write_text(packed(Path(name).stem), encoding="utf-8")
+        path.write_text(packed_checks(Path(name).stem), encoding="utf-8")
+    elif name == SOLVES:
+        source = (ROOT / name).read_text(encoding="utf-8")
+        path.write_text(packed("A step that lesson 15 asks you for, packed.", source, {}), encoding="utf-8")
     else:
         shutil.copy2(ROOT / name, path)
 
@@ -112,13 +116,19 @@ def without_outputs(notebook):
 # ------------------------------------------------------------------------------------------------------------ checks
 
 
-def packed(name):
+def packed_checks(name):
     """The text of course/checks/NAME.py for a learner."""
     module = importlib.import_module(f"course.checks.{name}")
     source, exercises = stripped((ROOT / "course" / "checks" / f"{name}.py").read_text(encoding="utf-8"))
     told = {each: recorded(getattr(module, each)) for each, asks in exercises.items() if asks}
+    return packed(f"The checks of {name.replace('_', ' ')}, packed: they judge and explain, and hold no solution.",
+                  source, told)
+
+
+def packed(about, source, told):
+    """A module that course.checks.unpack() fills."""
     text = base64.b85encode(zlib.compress(pickle.dumps((source, told)), 9)).decode()
-    return PACKED.format(name=name.replace("_", " "), text=textwrap.fill(text, 118, break_on_hyphens=False))
+    return PACKED.format(about=about, text=textwrap.fill(text, 118, break_on_hyphens=False))
 
 
 def stripped(source):

@@ -9,13 +9,14 @@ import itertools
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
+
+from scripts.lessons.outer_step import outer_step
 
 RATE = 0.001  # of AdamW, in all ways
 
@@ -80,11 +81,7 @@ def diloco(model, every):
     def update(images, labels):
         learn(model, inner, images, labels)
         if next(batches) % every == 0:
-            agreed.grad = agreed - parameters_to_vector(model.parameters()).detach()
-            dist.all_reduce(agreed.grad)
-            agreed.grad /= dist.get_world_size()
-            outer.step()
-            vector_to_parameters(agreed.clone(), model.parameters())
+            outer_step(model, agreed, outer)
     return update
 
 
