@@ -28,8 +28,8 @@ from course.lesson import ROOT, some
 from course.plots import classroom
 
 # What --rerun takes over from a log: how it trained, and nothing that names a path.
-REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "optimizer", "lr", "seed",
-            "bucket_cap_mb", "comm_hook")
+REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "optimizer", "lr",
+            "lr_scaling", "warmup_epochs", "seed", "bucket_cap_mb", "comm_hook")
 SWITCHES = ("bf16", "compile")
 LONGEST, MOST = 3600, 64  # seconds of a repetition; ranks, and threads of each
 
@@ -92,10 +92,10 @@ def seen(folder):
 def command_of(record, log):
     """(the command that a log tells, its environment); ValueError where main.py's parser does not take it."""
     ranks = record["world_size"]
-    if record.get("global_batch_size"):  # then main.py has put the share of a rank into the other
-        record = {**record, "batch_size": None}
-    if record.get("lr_scaling", "none") != "none":
-        raise ValueError("a run with --lr-scaling cannot be repeated from its log")
+    if whole := record.get("global_batch_size"):  # then main.py has put the share of a rank into the other, and what
+        scale = record.get("lr_scale") or 1  # was given for that tells only in the scale of the learning rate
+        times = scale ** 2 if record.get("lr_scaling") == "sqrt" else scale
+        record = {**record, "batch_size": round(whole / times)}
     given = [word for name in REPEATED if record.get(name) is not None
              for word in (f"--{name.replace('_', '-')}", str(record[name]))]
     given += [f"--{name}" for name in SWITCHES if record.get(name)]

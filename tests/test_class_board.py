@@ -15,6 +15,7 @@ import nbformat
 import pandas as pd
 import pytest
 
+import options
 from course.classroom import board
 from course.lesson import ROOT
 from course.plots import classroom
@@ -191,6 +192,23 @@ def test_a_log_gives_no_command_but_main_py_s_own(tmp_path):
         command_of({**record, "world_size": 5000}, tmp_path / "log.jsonl")
     with pytest.raises(SystemExit):
         command_of({**record, "model": "; rm -rf /"}, tmp_path / "log.jsonl")
+
+
+@pytest.mark.parametrize("scaling", ["none", "linear", "sqrt"])
+@pytest.mark.parametrize("batches", [["--batch-size", "48"], ["--batch-size", "48", "--global-batch-size", "1000"]])
+def test_the_command_of_a_log_has_its_learning_rate_and_batch(scaling, batches, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 2)):
+        monkeypatch.setenv(name, str(value))
+    warm_up = ["--warmup-epochs", "2"] if scaling != "none" else []
+    told = options.get_parser().parse_args([*batches, "--lr-scaling", scaling, *warm_up, "--device", "cpu"])
+    options.resolve(told)
+    command_of = runpy.run_path(str(ROOT / "scripts" / "draw_class_board.py"))["command_of"]
+    command, _ = command_of({**vars(told), "world_size": 2, "threads": 1}, tmp_path / "log.jsonl")
+    again = options.get_parser().parse_args(command[command.index("main.py") + 1:])
+    options.resolve(again)
+    for name in ("batch_size", "global_batch_size", "lr", "lr_scale", "warmup_epochs"):
+        assert getattr(again, name) == getattr(told, name), name
 
 
 def test_watch_draws_again_when_a_result_comes_in(room, tmp_path):
