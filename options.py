@@ -222,4 +222,4 @@ def check_writable(option, folder):
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
-        raise ValueError(f"{option}: cannot write in {folder} ({why})") from None
+        raise ValueError(f"{option}: cannot write in {folder} ({why}): name another folder") from None

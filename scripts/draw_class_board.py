@@ -135,7 +135,7 @@ def main():
         out = Path(args.out)
         if out.resolve().is_relative_to(args.folder.resolve()):
             raise ValueError(f"--out {out} lies in {args.folder}, and would count as handed in: name one outside")
-        out.mkdir(parents=True, exist_ok=True)
+        options.check_writable("--out", out)
         before = None
         while True:
             now = seen(args.folder)

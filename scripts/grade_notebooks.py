@@ -18,7 +18,7 @@ from pathlib import Path
 from course import rank_program
 from course.classroom import grade, handed_in, otter, questions, report, shield
 from course.lesson import ROOT, some
-from options import nonempty_path, positive
+from options import check_writable, nonempty_path, positive
 
 
 def get_parser():
@@ -48,6 +48,7 @@ def main():
     args = parser.parse_args()
     if args.otter:
         with rank_program.stoppable(parser):
+            check_writable("--otter", args.otter)
             print(f"{some(otter.write(args.otter), 'test')} for otter-grader: {args.otter}")
         return 0
     folders = args.folders
@@ -68,7 +69,7 @@ def main():
         if args.shielded:
             shield.check()
         args.out = Path(args.out)
-        args.out.mkdir(parents=True, exist_ok=True)
+        check_writable("--out", args.out)
         import utils
 
         seed = args.seed or secrets.token_hex(4)

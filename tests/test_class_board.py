@@ -230,7 +230,8 @@ def test_watch_draws_again_when_a_result_comes_in(room, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ([], "DIR"), (["no-such-folder"], "no folder"), (["README.md"], "no folder"), ([""], "empty"),
-    ([".", "--watch", "-1"], "--watch"), (["tests", "--out", "tests/board"], "would count as handed in")])
+    ([".", "--watch", "-1"], "--watch"), (["tests", "--out", "tests/board"], "would count as handed in"),
+    (["tests", "--out", "README.md"], "README.md (Not a directory): name another folder")])
 def test_bad_input_is_one_line(arguments, said, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as end:

@@ -284,6 +284,8 @@ def test_a_class_sees_what_it_has_learned(tmp_path):
     ([".."], "holds this course"), ([".", "--lesson", "99"], "--lesson"), ([".", "--limit", "0"], "--limit"),
     ([""], "empty"), (["{}/empty"], "no notebook"),
     (["{}/empty", "--out", "{}/empty/grades"], "would count as handed in"),
+    (["notebooks", "--no-shield", "--out", "README.md"], "README.md (Not a directory): name another folder"),
+    (["--otter", "README.md"], "README.md (Not a directory): name another folder"),
 ])
 def test_bad_input_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "empty").mkdir()
