@@ -95,7 +95,7 @@ def test_with_cases_drawn_for_a_grader_too_right_is_right_and_a_mistake_is_none(
     exercise = get(lesson, name)
     slow = on_ranks_of(exercise) or name == "never_half" or (lesson, name) in NOTHING_TO_DRAW
     for seed in ("1",) if slow else map(str, range(10)):
-        monkeypatch.setenv(cases.SEED, seed)
+        monkeypatch.setattr(cases, "seed", seed)
         outcome, message = exercise.verdict(exercise.answer)
         assert outcome == "right", (seed, message)
         for mistake, attempt in exercise.mistakes.items() if name not in SLOW_MISTAKES else ():
@@ -229,7 +229,7 @@ KNOWING = {
 def test_an_answer_made_for_the_cases_of_a_lesson_is_wrong_for_a_grader(exercise, monkeypatch):
     outcome, message = exercise.verdict(KNOWING[exercise])
     assert outcome == "right", message
-    monkeypatch.setenv(cases.SEED, "1")
+    monkeypatch.setattr(cases, "seed", "1")
     assert exercise.verdict(KNOWING[exercise])[0] == "wrong"
 
 
@@ -251,7 +251,7 @@ def test_an_answer_that_remembers_the_cases_of_a_lesson_is_wrong_for_a_grader(le
         outcome, message = exercise.verdict(answer)
         assert outcome == "right", message
     for seed in map(str, range(10)):
-        monkeypatch.setenv(cases.SEED, seed)
+        monkeypatch.setattr(cases, "seed", seed)
         assert exercise.verdict(remembered)[0] == "wrong", seed
 
 

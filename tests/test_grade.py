@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import launch
 import nbformat
@@ -189,6 +190,17 @@ def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path):
     assert [found["one of three", name][0] for name in exercises] == ["wrong", "right", "right"]
     assert [found["good", name][0] for name in exercises] == ["right"] * 3
     assert not (ROOT / "course" / "checks" / "hacked.py").exists()
+
+
+@needs_shield
+def test_no_environment_and_no_command_line_tells_an_answer_the_seed(tmp_path):
+    looks = inspect.getsource(lesson_01.my_gain).replace("    ", """    import glob
+    told = [open(file, "rb").read() for name in ("environ", "cmdline") for file in glob.glob(f"/proc/[0-9]*/{name}")]
+    assert told and not any(b"tell-tale" in each for each in told), "the seed"
+    """, 1)
+    solved("01", tmp_path / "in" / "ada.ipynb", my_gain=looks)
+    assert grade(tmp_path / "in", "--seed", "tell-tale", "--out", tmp_path / "out").returncode == 0
+    assert outcomes(tmp_path / "out")["ada", handed_in.asked_in("01")[1].name] == ("right", mock.ANY)
 
 
 @needs_shield

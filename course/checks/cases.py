@@ -3,25 +3,24 @@
 import copy
 import inspect
 import math
-import os
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from course.checks import Exercise, Wrong
 
-SEED = "COURSE_CHECK_SEED"  # scripts/grade sets it: an answer that was made for the cases a learner saw must not do
+seed = ""  # for a grader judge.py sets it: an answer that was made for the cases a learner saw must not do
 
 
 def drawn(fixed, draw):
-    """The cases that every learner meets; and for a grader, by SEED, as many new ones: draw(random) makes one.
+    """The cases that every learner meets; and for a grader, by `seed`, as many new ones: draw(random) makes one.
 
     The same on every rank, and in every call: `random` begins anew each time.
     """
     fixed = list(fixed)
-    if not os.environ.get(SEED):
+    if not seed:
         return fixed
-    random = Random(os.environ[SEED])
+    random = Random(seed)
     return fixed + [draw(random) for _ in fixed]
 
 

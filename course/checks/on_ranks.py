@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 
 import shortcuts
-from course.checks import Wrong
-from course.checks.cases import SEED, drawn_one
+from course.checks import Wrong, cases
+from course.checks.cases import drawn_one
 
 RANKS, LIMIT, WAIT = 3, 40, 5  # of a check that starts ranks: seconds for all they do, and to wait for one another
 PRELOAD = ("torch", "torch.nn.parallel")  # in the process that ranks are forked from
@@ -89,9 +89,8 @@ class Answers:
         """What each rank saw, a list. Wrong where a process died, or not all came to an end within LIMIT."""
         context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
         context.set_forkserver_preload([*PRELOAD, *self.preload])
-        seed = os.environ.get(SEED, "")  # the process that ranks are forked from may have been started without it
         with tempfile.TemporaryDirectory() as folder:
-            processes = [context.Process(target=be_rank, args=(self, name, attempt, rank, ranks, folder, seed))
+            processes = [context.Process(target=be_rank, args=(self, name, attempt, rank, ranks, folder, cases.seed))
                          for rank in range(ranks)]
             for process in processes:
                 process.start()
@@ -155,7 +154,7 @@ def first_line(error):
 
 def be_rank(answers, name, attempt, rank, ranks, folder, seed):
     """Rank 0 writes down what all ranks saw, for the process that started them."""
-    os.environ[SEED] = seed
+    cases.seed = seed
     torch.set_num_threads(1)
     here = Here(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)
     here.gather("ready", True, LIMIT)

@@ -53,6 +53,8 @@ class Paper:
     """{name that a question is given: the Python that defines it}"""
     files: dict = field(default_factory=dict)
     """{name of a file that a question is given: its text}"""
+    seed: str = ""
+    """of the cases; an answer would find it in the environment, and in a command line"""
 
 
 def lessons():

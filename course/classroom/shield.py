@@ -20,7 +20,6 @@ from dataclasses import replace
 import psutil
 
 from course import processes
-from course.checks import cases
 from course.classroom import handed_in
 from course.lesson import ROOT
 
@@ -63,7 +62,7 @@ def judged(paper, hidden, seed, limit, shielded):
     """
     verdicts, waiting = [], list(paper.questions)
     while waiting:
-        said, stopped = in_a_room(replace(paper, questions=waiting), hidden, seed, limit, shielded)
+        said, stopped = in_a_room(replace(paper, questions=waiting, seed=seed), hidden, limit, shielded)
         verdicts += said
         waiting = waiting[len(said):]
         if waiting and (stopped or not said):
@@ -71,7 +70,7 @@ def judged(paper, hidden, seed, limit, shielded):
     return verdicts
 
 
-def in_a_room(paper, hidden, seed, limit, shielded):
+def in_a_room(paper, hidden, limit, shielded):
     """(the verdicts that were reached, why it was stopped or None)."""
     with tempfile.TemporaryDirectory() as desk:
         heard, says = os.pipe()
@@ -79,7 +78,7 @@ def in_a_room(paper, hidden, seed, limit, shielded):
                    str(says), str(limit)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("COURSE_", "XDG_"))}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": DESK if shielded else desk,
-                        "PYTHONDONTWRITEBYTECODE": "1", cases.SEED: seed}
+                        "PYTHONDONTWRITEBYTECODE": "1"}
         mark = uuid.uuid4().hex
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    pass_fds=(says,), env=processes.environment(mark, environment), cwd=desk,
