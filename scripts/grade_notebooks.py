@@ -18,7 +18,7 @@ from pathlib import Path
 from course import rank_program
 from course.classroom import grade, handed_in, otter, questions, report, shield
 from course.lesson import ROOT, some
-from options import check_writable, nonempty_path, positive
+from options import check_input, check_writable, nonempty_path, positive
 
 
 def get_parser():
@@ -27,6 +27,8 @@ def get_parser():
     parser.add_argument("folders", nargs="*", type=nonempty_path, metavar="DIR", help="with what was handed in")
     parser.add_argument("--lesson", choices=[*handed_in.lessons(), *questions.NAMES], metavar="NN",
                         help="the lesson that was asked for, or before or after, the tests; default: any")
+    parser.add_argument("--class", dest="names", type=nonempty_path, metavar="FILE",
+                        help="a name a line, as folders or notebooks are called: who handed in nothing is named")
     parser.add_argument("--seed", help="of the cases; the same seed draws the same. Default: a new one, which is said")
     parser.add_argument("--limit", type=positive(float, 3600), default=60, metavar="SECONDS",
                         help="longest time for one answer (default: %(default)s)")
@@ -66,6 +68,9 @@ def main():
         everything = grade.found(folders)
         if not everything:
             raise ValueError(f"no notebook and no learner's folder in {', '.join(map(str, folders))}")
+        if args.names:
+            check_input("--class", args.names)
+            everything += grade.missing(args.names.read_text(encoding="utf-8").splitlines(), everything)
         if args.shielded:
             shield.check()
         args.out = Path(args.out)

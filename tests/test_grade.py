@@ -3,6 +3,7 @@
 import csv
 import inspect
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -133,17 +134,20 @@ def test_half_a_notebook_none_and_another_lesson_s_cost_a_line_each(tmp_path):
     (tmp_path / "in" / "readme.txt").write_text("no notebook, and nobody's")
     os.mkfifo(tmp_path / "in" / "gil.ipynb")  # whoever opens it waits
     (tmp_path / "in" / "hal.ipynb").symlink_to(tmp_path / "in" / "ada" / "notebooks" / "05_distributed_sampler.ipynb")
-    done = grade(tmp_path / "in", "--lesson", "05", "--seed", "1", "--out", tmp_path / "out")
+    (tmp_path / "class.txt").write_text("ada\nben\n zoe\n\n")
+    done = grade(tmp_path / "in", "--lesson", "05", "--seed", "1", "--out", tmp_path / "out",
+                 "--class", tmp_path / "class.txt")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "1 notebook graded, 7 not" in lines[-1]
+    assert "1 notebook graded, 8 not" in lines[-1]
     for name, said in (("ben/", "no notebook was handed in"), ("cleo.ipynb", "no notebook"),
                        ("dan.ipynb", "this is 04"), ("eve.ipynb", "no"), ("fay.ipynb", "1,000 MB"),
-                       ("gil.ipynb", "no file of its own"), ("hal.ipynb", "no file of its own")):
+                       ("gil.ipynb", "no file of its own"), ("hal.ipynb", "no file of its own"),
+                       ("zoe/", "no notebook was handed in")):
         assert sum(line.startswith(f"{name}: ") and said in line for line in lines) == 1, (name, lines)
     assert outcomes(tmp_path / "out")["ada", "shard"][0] == "right"
     pages = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.html")}
-    assert len(pages) == 9 and "dan.ipynb: this is 04" in pages["index.html"]
+    assert len(pages) == 10 and "dan.ipynb: this is 04" in pages["index.html"]
     assert "Each" not in pages["learner-002.html"] and "no notebook was handed in" in pages["learner-002.html"]
 
 
@@ -278,6 +282,14 @@ def test_a_class_sees_what_it_has_learned(tmp_path):
             nbformat.write(notebook, tmp_path / "in" / learner / f"{name}.ipynb")
     done = grade(tmp_path / "in", "--out", tmp_path / "out", "--no-shield")  # nothing of a test is run
     assert done.returncode == 0, done.stderr
+    give_back = re.search(r"^tail .+?^done$", (ROOT / "teach" / "README.md").read_text(), re.M | re.S)[0]
+    (tmp_path / "in").rename(tmp_path / "class")
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "grades").symlink_to(tmp_path / "out")
+    subprocess.run(["bash", "-ec", give_back], cwd=tmp_path, check=True, timeout=30)
+    for learner in ("ada", "ben"):
+        for when in questions.NAMES:
+            assert f"<h1>{learner}</h1>" in (tmp_path / "class" / learner / f"graded-{when}.html").read_text()
     first = questions.ideas()[0]
     with (tmp_path / "out" / "answers.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["exercise"] == first["name"]]
@@ -297,6 +309,7 @@ def test_a_class_sees_what_it_has_learned(tmp_path):
     ([""], "empty"), (["{}/empty"], "no notebook"),
     (["{}/empty", "--out", "{}/empty/grades"], "would count as handed in"),
     (["notebooks", "--no-shield", "--out", "README.md"], "README.md (Not a directory): name another folder"),
+    (["notebooks", "--no-shield", "--class", "no-such-file"], "--class no-such-file: No such file"),
     (["--otter", "README.md"], "README.md (Not a directory): name another folder"),
 ])
 def test_bad_input_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):

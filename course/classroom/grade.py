@@ -11,7 +11,7 @@ from course.lesson import some
 
 @dataclass
 class HandedIn:
-    """A notebook, or None where a learner's folder holds none."""
+    """A notebook, or None where there is none of a learner."""
 
     learner: str
     folder: object
@@ -33,6 +33,13 @@ def found(folders):
             elif entry.suffix == ".ipynb":
                 everything.append(HandedIn(entry.stem, folder, entry))
     return everything
+
+
+def missing(names, everything):
+    """Of a class those from whom nothing was found."""
+    found_of = {"", *(one.learner for one in everything)}
+    return [HandedIn(name, everything[0].folder, None) for name in dict.fromkeys(map(str.strip, names))
+            if name not in found_of]
 
 
 def grade(everything, lesson, seed, limit, shielded, jobs, tell):

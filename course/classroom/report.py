@@ -20,11 +20,12 @@ def write(answers, refused, folder, line):
     """Writes answers.csv, grades.csv, index.html and a page a learner to `folder`. `line`: how it was graded."""
     write_text(folder / "answers.csv", answers.drop(columns="code").to_csv(index=False))
     grades = counted(answers, ["learner", "lesson"])
+    learners = sorted({*answers.learner, *refused.learner})
+    pages = {name: f"learner-{number:03}.html" for number, name in enumerate(learners, 1)}
+    grades["page"] = grades.learner.map(pages)
     write_text(folder / "grades.csv", grades.to_csv(index=False))
     grades["cell"] = grades.right.astype(str) + " of " + grades["of"].astype(str)
-    learners = sorted({*answers.learner, *refused.learner})
     table = grades.pivot(index="learner", columns="lesson", values="cell").reindex(learners).fillna("–")
-    pages = {name: f"learner-{number:03}.html" for number, name in enumerate(learners, 1)}
     for name in learners:
         lessons = [(key, list(rows.itertuples())) for key, rows in
                    answers[answers.learner == name].groupby(["lesson", "file"], sort=True)]
