@@ -134,6 +134,10 @@ def came_back(way, apart):
             f"{way['alone']:,} steps alone. Both ended with {same}.")
 
 
+def costs(write, restart):
+    return f"**δ = {write:.2g} s, R = {restart:.3g} s**"
+
+
 def both_ways(counts, write, restart, node_hours, gap):
     """A row for each number of nodes, a group each: the time that is lost where all start again, and where one does."""
     rows = []
@@ -142,7 +146,6 @@ def both_ways(counts, write, restart, node_hours, gap):
         everyone, one = (100 * sum(shares.values()) for shares in (
             lost(math.sqrt(2 * write * between), write, between, restart), alone(between, restart, gap, nodes)))
         rows.append({"nodes": f"{nodes:,}", "a failure every, h": f"{between / 3600:,.1f}",
-                     "δ, s": f"{write:.2g}", "R, s": f"{restart:.3g}",
                      "all start again: lost, %": f"{everyone:.2g}", "one group does: lost, %": f"{one:.2g}"})
     return rows
 

@@ -460,6 +460,7 @@ lesson.verdict(told.came_back(alone, moments["apart"]))
 
 # %%
 for seconds in (write, restart), (60, 600):  # δ and R: here, and what if the model were large?
+    lesson.verdict(told.costs(*seconds))
     lesson.table(told.both_ways((8, 64, 2048), *seconds, node_hours, alone["gap"]))
 
 
