@@ -400,7 +400,8 @@ def resumed(attempt):
 # Exercise 4: which recovery was it?
 def read_log(log, batch):
     kept = dict(log)  # of a step that was made twice the last one counts
-    return len(log) - len(kept), sum(batch - images for images in kept.values())
+    again, unseen = len(log) - len(kept), sum(batch - images for images in kept.values())
+    return "all" if again else "one" if unseen else "nobody", again, unseen
 
 
 def run_of(first, last, images=BATCH):
@@ -408,66 +409,73 @@ def run_of(first, last, images=BATCH):
 
 
 def logs():
-    """{what happened: (the log, steps made twice, images never seen)}; for a grader with other numbers."""
+    """{what happened: (the log, and what is right)}; for a grader with other numbers."""
     kill, back, alone = drawn_one((50, 36, 17), lambda random: (
         random.randint(60, 90), random.randint(30, 50), random.randint(5, 25)))
     half, end, again = BATCH // 2, kill + 40, kill - back + 1
     return {
-        "All ranks were started again, from a checkpoint.": (run_of(1, kill) + run_of(back, end), again, 0),
+        "All ranks were started again, from a checkpoint.":
+            (run_of(1, kill) + run_of(back, end), ("all", again, 0)),
         "One group of two was killed, and came back.":
-            (run_of(1, kill) + run_of(kill + 1, kill + alone, half) + run_of(kill + alone + 1, end), 0, alone * half),
-        "One group was killed; then everything was, and went on from a checkpoint, for two more steps with one group.":
+            (run_of(1, kill) + run_of(kill + 1, kill + alone, half) + run_of(kill + alone + 1, end),
+             ("one", 0, alone * half)),
+        "One group was killed; then all were, and went on from a checkpoint, for two more steps with one group.":
             (run_of(1, back - 5) + run_of(back - 4, kill, half) + run_of(back, back + 1, half) + run_of(back + 2, end),
-             again, (4 + 2) * half),
-        "Nothing happened.": (run_of(1, end), 0, 0),
+             ("all", again, (4 + 2) * half)),
+        "Nothing happened.": (run_of(1, end), ("nobody", 0, 0)),
     }
 
 
 def shorter(log, batch):
-    return log[-1][0] - len({step for step, _ in log}), sum(batch - images for _, images in log)
+    return read_log(log, batch)[0], log[-1][0] - len({step for step, _ in log}), sum(batch - own for _, own in log)
 
 
 def first_counts(log, batch):
     kept = dict(reversed(log))
-    return len(log) - len(kept), sum(batch - images for images in kept.values())
+    return *read_log(log, batch)[:2], sum(batch - images for images in kept.values())
 
 
 def steps_not_images(log, batch):
-    kept = dict(log)
-    return len(log) - len(kept), sum(images < batch for images in kept.values())
+    return *read_log(log, batch)[:2], sum(images < batch for images in dict(log).values())
 
 
 def every_line_counts(log, batch):
-    return len(log) - len(dict(log)), sum(batch - images for _, images in log)
+    return *read_log(log, batch)[:2], sum(batch - images for _, images in log)
 
 
 def when_it_went_back(log, batch):
-    back = sum(one[0] >= other[0] for one, other in zip(log, log[1:], strict=False))
-    return back, read_log(log, batch)[1]
+    who, _, unseen = read_log(log, batch)
+    return who, sum(one[0] >= other[0] for one, other in zip(log, log[1:], strict=False)), unseen
+
+
+def by_what_is_missing(log, batch):
+    _, again, unseen = read_log(log, batch)
+    return "one" if unseen else "all" if again else "nobody", again, unseen
 
 
 @exercise(
     solution=read_log,
     hint="A step that was made twice stands twice in the log. The weights have only seen the last one: a dict keeps "
-         "it. A step that all took part in has `batch` images.",
+         "it. A step that all took part in has `batch` images. And when does a rank that was not killed go back?",
     mistakes={"steps left out": shorter, "the first one counts": first_counts, "steps, not images": steps_not_images,
-              "each line counts": every_line_counts, "how often it went back": when_it_went_back},
+              "each line counts": every_line_counts, "how often it went back": when_it_went_back,
+              "who by what is missing": by_what_is_missing},
 )
 def recovery(attempt):
-    """Steps made twice: all were started again, and no image is missing. Images missing: somebody went on alone, and
-    nothing was made twice. A log can have both."""
-    for what, (log, again, unseen) in logs().items():
+    """Steps made twice: all were started again. Images missing: somebody went on alone. A log can have both."""
+    for what, (log, (who, again, unseen)) in logs().items():
         got = attempt(list(log), BATCH)
-        if not isinstance(got, tuple | list) or len(got) != 2:
-            raise Wrong(f"It returned {got!r}. Asked for: two numbers, steps made twice and images never seen.")
-        if tuple(got) == (again, unseen):
+        if not isinstance(got, tuple | list) or len(got) != 3:
+            raise Wrong(f"It returned {got!r}. Asked for: who was started again, steps made twice, images never seen.")
+        if tuple(got) == (who, again, unseen):
             continue
         raise because(
-            f"{what} The log has {len(log)} lines, of {log[-1][0]} steps. You found {got[0]} steps made twice and "
-            f"{got[1]} images never seen; right are {again} and {unseen}.",
-            (got[0] == 1 and again > 1, "It went back once, and made more than one step a second time."),
-            (got[0] == 0 and again > 0, "Is there a step that stands in two lines?"),
-            (unseen and got[1] == unseen * 2 // BATCH, "You counted steps. How many images does each of them lack?"),
-            (got[1] == sum(BATCH - images for _, images in log), "You counted each line. What a step lacked when it "
-             "was made first was not lost: it was made again."),
-            (got[1] > unseen, "Of a step that was made twice the weights have kept the second, and not the first."))
+            f"{what} The log has {len(log)} lines, of {log[-1][0]} steps. You found {got[0]!r}, {got[1]} steps made "
+            f"twice and {got[2]} images never seen; right are {who!r}, {again} and {unseen}.",
+            (got[1] == 1 and again > 1, "It went back once, and made more than one step a second time."),
+            (got[1] == 0 and again > 0, "Is there a step that stands in two lines?"),
+            (unseen and got[2] == unseen * 2 // BATCH, "You counted steps. How many images does each of them lack?"),
+            (got[2] == sum(BATCH - images for _, images in log) != unseen, "You counted each line. What a step lacked "
+             "when it was made first was not lost: it was made again."),
+            (got[2] > unseen, "Of a step that was made twice the weights have kept the second, and not the first."),
+            (got[0] != who, "A rank makes a step twice only if it was itself set back to a checkpoint: then all were."))

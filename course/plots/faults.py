@@ -22,17 +22,15 @@ def of_kind(log, kind):
 
 def killed(undisturbed, disturbed, rank, epoch, moment):
     """Two axes: the loss of both trainings by epoch, and by time. `rank` was killed in `epoch`, at `moment`."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(18, 7), sharey=True)
-    looks = {"undisturbed": {"color": COLOURS[0], "linewidth": 9, "alpha": 0.35},
+    left, right = plt.subplots(1, 2, figsize=(18, 7), sharey=True)[1]
+    ends, looks = [], {"undisturbed": {"color": COLOURS[0], "linewidth": 9, "alpha": 0.35},
              "killed": {"color": COLOURS[1], "marker": "o"}}
     for (name, look), log in zip(looks.items(), (undisturbed, disturbed), strict=True):
         epochs = of_kind(log, "epoch")
         losses = [record["loss"] for record in epochs]
         left.plot([record["epoch"] + 1 for record in epochs], losses, **look)
         right.plot([record["time"] - log[0]["time"] for record in epochs], losses, **look)
-        side = -1 if name == "killed" else 1
-        right.annotate(name, right.lines[-1].get_xydata()[-1], (12 * side, -4), textcoords="offset points",
-                       color=look["color"], fontweight="bold", ha="right" if side < 0 else "left", path_effects=halo())
+        ends.append((*right.lines[-1].get_xydata()[-1], name, look["color"]))
     begin, again = moment - disturbed[0]["time"], of_kind(disturbed, "restart")[0]["time"] - disturbed[0]["time"]
     right.axvspan(begin, again, color=PALE)
     right.text((begin + again) / 2, 0.98, "killed, and started again", transform=right.get_xaxis_transform(),
@@ -44,13 +42,17 @@ def killed(undisturbed, disturbed, rank, epoch, moment):
     right.set(xlabel="seconds since the first step")
     head(left, "By epoch: wide undisturbed, dots killed", pd.DataFrame(undisturbed[:1]), [])
     head(right, "By time", key=[])
+    write_beside(right, ends, BESIDE_A_POINT)
     return left, right
 
 
 def recoveries(ways, batch, recorded):
-    """Two axes: steps done by the seconds since the kill, and images of each step. `ways`: {name: what started_again
-    and went_on of course/verdicts/lesson_11.py give}; one of them has `images`. `batch`: images of a whole step."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(19, 8))
+    """Three axes: steps done by the seconds since the kill; by step, the images of it, and which were made twice.
+    `ways`: {name: what started_again and went_on of course/verdicts/lesson_11.py give}; one of them has `images`.
+    `batch`: images of a whole step."""
+    fig = plt.figure(figsize=(19, 8))
+    grid = fig.add_gridspec(2, 2, height_ratios=(3, 2))
+    left, images, twice = (fig.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
     line, ends = LINES["recorded" if recorded else "live"], []
     for number, (name, way) in enumerate(ways.items()):
         for piece in way["pieces"]:
@@ -58,22 +60,23 @@ def recoveries(ways, batch, recorded):
                       markevery=max(1, len(piece) // 8))
         ends.append((*way["pieces"][-1][-1], name, COLOURS[number]))
         if "images" in way:
-            right.plot(*zip(*way["images"], strict=True), line, color=COLOURS[number], drawstyle="steps-mid")
-            write_beside(right, [(*way["images"][len(way["images"]) // 2], name, COLOURS[number])], BESIDE_A_POINT)
-        else:
-            last = way["pieces"][0][-1][1]
-            right.axvspan(last - way["again"], last, 0.06 + 0.1 * number, 0.14 + 0.1 * number, color=COLOURS[number])
-            right.text(last, 0.1 + 0.1 * number, f"  made twice, {name.split(':')[0]}: {way['again']} steps",
-                       va="center", transform=right.get_xaxis_transform(), color=darker(COLOURS[number]),
-                       fontweight="bold")
-    write_beside(left, ends, BESIDE_A_POINT)
+            images.plot(*zip(*way["images"], strict=True), line, color=COLOURS[number], drawstyle="steps-mid")
+            write_beside(images, [(*way["images"][-1], name, COLOURS[number])], [(0, -14, "right", "top")])
+        last = way["done"]
+        twice.barh(number, way["again"], left=last - way["again"], height=0.6, color=COLOURS[number])
+        twice.text(last, number, f"  {way['again']}", va="center", color=darker(COLOURS[number]), fontweight="bold")
     left.axvline(0, color="black", linestyle=":")
     left.text(0, 0.02, " the kill", transform=left.get_xaxis_transform())
     left.set(xlabel="seconds since the kill", ylabel="steps done")
-    right.set(xlabel="step", ylabel="images of the step", ylim=(0, 1.15 * batch))
-    head(left, "By time" + " (recorded)" * recorded, key=[])
-    head(right, "By step" + " (recorded)" * recorded, key=[])
-    return left, right
+    left.margins(y=0.12)
+    write_beside(left, ends, BESIDE_A_POINT)
+    images.set(ylabel="images", ylim=(0, 1.15 * batch))
+    twice.set(xlabel="step", xlim=images.get_xlim())
+    name_rows(twice, ways)
+    head(left, "Steps done" + " (recorded)" * recorded, key=[])
+    head(images, "Images of each step", key=[])
+    head(twice, "Steps made twice", key=[])
+    return left, images, twice
 
 
 def interval(write, between, restart, best):

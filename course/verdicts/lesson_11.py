@@ -49,7 +49,8 @@ def kill_cost(log, kill, steps):
 
 def started_again(log, kill, steps):
     """How all ranks were started again. `pieces`: lists of (seconds since the kill, steps done), before it and after;
-    `gap`: seconds until they trained again; `again`, steps made twice; `unseen`, images that nobody took.
+    `speed`, steps a second before it, and `done`, how many; `gap`: seconds until they trained again; `again`, steps
+    made twice; `unseen`, images that nobody took.
     """
     at = kill["kills"][0]["time"]
     back = next(record for record in log if record["kind"] == "restart")
@@ -60,7 +61,7 @@ def started_again(log, kill, steps):
     gap = back["time"] - at
     return {"pieces": [[(log[0]["time"] - at, 0), *(one for one in ends if one[0] < 0), (0, done)],
                        [(gap, kept), *(one for one in ends if one[0] > gap)]],
-            "gap": gap, "again": done - kept, "unseen": 0}
+            "speed": done / (at - log[0]["time"]), "done": done, "gap": gap, "again": done - kept, "unseen": 0}
 
 
 def went_on(log, killed, batch, groups=2):
@@ -68,12 +69,15 @@ def went_on(log, killed, batch, groups=2):
     kill to the first step with all groups again, None where it came to none. `images`: (step, images of it)."""
     steps = [record for record in log if record["kind"] == "step"]
     first = next(place for place, record in enumerate(steps) if record["time"] > killed and record["groups"] < groups)
-    after = steps[first:]
+    before, after = steps[:first], steps[first:]
     lonely = [record for record in after if record["groups"] < groups]
     back = next((record["time"] - killed for record in after if record["groups"] == groups), None)
     return {"pieces": [[(record["time"] - killed, record["step"]) for record in steps]],
-            "gap": after[0]["time"] - steps[first - 1]["time"], "again": 0, "back": back, "alone": len(lonely),
-            "unseen": batch * sum(groups - record["groups"] for record in lonely),
+            "speed": len(before) / (before[-1]["time"] - log[0]["time"]), "done": before[-1]["step"],
+            "gap": after[0]["time"] - before[-1]["time"],
+            "again": sum(record["kind"] == "attempt" and record["time"] > killed for record in log),
+            "back": back, "alone": len(lonely),
+            "unseen": batch * sum(groups - record["groups"] for record in steps),
             "images": [(record["step"], batch * record["groups"]) for record in steps]}
 
 
@@ -117,21 +121,24 @@ def last_loss(log):
 
 def recovery_rows(ways, undisturbed):
     """A row a way; `undisturbed`: the test loss at the end of the run that nobody killed."""
-    rows = [{"after the kill": name, "no step for, s": f"{way['gap']:.1f}", "steps made twice": way["again"],
-             "images never seen": f"{way['unseen']:,}", "test loss, end": f"{way['loss']:.6f}"}
-            for name, way in ways.items()]
-    return [*rows, {"after the kill": "(undisturbed)", "no step for, s": "–", "steps made twice": "–",
-                    "images never seen": "–", "test loss, end": f"{undisturbed:.6f}"}]
+    rows = [{"after the kill": name, "steps/s before it": f"{way['speed']:.0f}", "no step for, s": f"{way['gap']:.1f}",
+             "steps made twice": way["again"], "images never seen": f"{way['unseen']:,}",
+             "test loss, end": f"{way['loss']:.6f}"} for name, way in ways.items()]
+    return [*rows, {"after the kill": "(undisturbed)", "steps/s before it": "–", "no step for, s": "–",
+                    "steps made twice": "–", "images never seen": "–", "test loss, end": f"{undisturbed:.6f}"}]
 
 
-def came_back(way, apart):
-    """Whether the killed group trained again, and both groups ended with one model. `apart`: their difference."""
+def came_back(way, noted):
+    """Whether the killed group trained again, both groups ended with one model, and with which. `noted`: what
+    restart_nothing.py wrote."""
     if way["back"] is None:
         return ("**The killed group came back too late**: the other had made the last step. Take more epochs, or a "
                 "quieter machine.")
+    apart, off = noted["apart"], noted["off"] / noted["largest"]
     same = "the same weights, **bit for bit**" if apart == 0 else f"weights that differ by up to {apart:.1e}"
     return (f"The killed group trained again {way['back']:.1f} s after the kill. In between the other made "
-            f"{way['alone']:,} steps alone. Both ended with {same}.")
+            f"{way['alone']:,} steps alone. Both ended with {same}. From those of the undisturbed run they are off by "
+            f"up to {noted['off']:.2g}: {100 * off:.0f} % of the largest weight there.")
 
 
 def costs(write, restart):

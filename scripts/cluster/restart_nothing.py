@@ -7,7 +7,8 @@ stands after -- is main.py's, for scripts/rivals/torchft_loop.py.
 
 The folder --out gets a log (group0.jsonl), a console (group0.out) and the last weights (group0.pt) of each group, and
 moments.json: `victim`, when it was `killed` (seconds since 1970), and the largest difference of a weight: `apart`,
-between the groups; `off`, from the weights in --compare. What was in it is removed.
+between the groups; `off`, from the weights in --compare, of which the `largest` is noted, too. What was in the folder
+is removed.
 Exit status: 0; 1 where it did not come to that (one line says who waited for what); 2 for bad input. No process is
 left. Needs torchft: `pip install -r requirements-optional.txt`.
 """
@@ -140,7 +141,8 @@ def main():
             models = [weights(args.out / f"group{group}.pt") for group in GROUPS]
             rank_program.write_json(args.out / "moments.json", {
                 "victim": args.kill[0], "killed": killed, "apart": difference(*models),
-                "off": difference(models[0], undisturbed) if args.compare else None})
+                "off": difference(models[0], undisturbed) if args.compare else None,
+                "largest": max(value.abs().max().item() for value in undisturbed.values()) if args.compare else None})
     except Trouble as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         sys.exit(1)

@@ -12,7 +12,8 @@ torchft decides. scripts/cluster/restart_nothing.py starts all of it, and kills 
 The gradients are averaged by hand: DistributedDataParallel of torchft 0.2.0 ends with an AssertionError where another
 group dies during its all-reduce.
 
-The log has main.py's `run` record, and a `step` record for each step: `step` from 1, and `groups` that took part in it.
+The log has main.py's `run` record, and a `step` record for each step: `step` from 1, and `groups` that took part in it;
+an `attempt` record for each that did not count, and was made again.
 torchft comes with `pip install -r requirements-optional.txt`.
 """
 
@@ -20,6 +21,7 @@ import dataclasses
 import functools
 import math
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -55,6 +57,16 @@ def managed(args, raw_model, optimizer):
     return manager, Optimizer(manager, optimizer)
 
 
+def wait_for_all(manager, groups, seconds):
+    """Let the first step wait until all groups are there, or for so long: torchft itself would begin with one."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        manager.start_quorum()
+        manager.wait_quorum()
+        if manager.num_participants() == groups:
+            break
+
+
 def learn(manager, model, optimizer, batch, steps, log):
     """Go on until `steps` steps are made, wherever the other groups are. `batch(step)`: this group's part of it."""
     while (step := manager.current_step()) < steps:
@@ -67,8 +79,9 @@ def learn(manager, model, optimizer, batch, steps, log):
         manager.allreduce(mean).wait()  # of the gradients of those groups; a failure is noted, and raises nothing
         vector_to_parameters(mean, gradients)
         optimizer.step()  # nothing, unless all of them have come so far
-        if manager.current_step() > step:
-            log.write("step", step=manager.current_step(), groups=manager.num_participants(), loss=loss.item())
+        made = manager.current_step()
+        log.write("step" if made > step else "attempt", step=max(made, step + 1), groups=manager.num_participants(),
+                  loss=loss.item())
 
 
 def train(args, here):
@@ -91,6 +104,8 @@ def train(args, here):
 
     with run_log.RunLog(args.log_file) as log:
         run_log.describe(args, dataclasses.replace(here, rank=args.group, world_size=args.groups), sampler, log)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":  # one that comes back joins whoever is there
+            wait_for_all(manager, args.groups, args.timeout)
         learn(manager, raw_model, optimizer, batch, args.epochs * per_epoch, log)
         loss, accuracy = utils.evaluate(raw_model, test_set, here)
         log.write("result", val_loss=float(loss), val_accuracy=float(accuracy))

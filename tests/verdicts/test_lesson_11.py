@@ -99,28 +99,35 @@ def test_a_timeout_that_this_torch_does_not_have_is_left_out():
 
 # ------------------------------------------------------------------------------------------------ who is started again
 
-STEP = [{"kind": "step", "step": step, "groups": groups, "time": time} for step, groups, time in (
+STEPS = [{"kind": "step", "step": step, "groups": groups, "time": time} for step, groups, time in (
     (1, 1, 96.0), (2, 2, 97.0), (3, 2, 99.9), (4, 1, 101.5), (5, 1, 102.0), (6, 2, 103.0))]
+STEPS.insert(0, {"kind": "run", "time": 95.0})
+STEPS.insert(4, {"kind": "attempt", "step": 4, "groups": 2, "time": 100.2})
+NOTED = {"apart": 0, "off": 0.1, "largest": 0.5}
 
 
 def test_how_all_were_started_again():
     log = [LOG[0], LOG[1] | {"time": 98.0}, LOG[3], LOG[4] | {"time": 112.0}]
     way = told.started_again(log, KILL, steps=50)
-    assert (way["gap"], way["again"], way["unseen"]) == (7.0, 25, 0)
+    assert (way["gap"], way["again"], way["unseen"], way["done"], way["speed"]) == (7.0, 25, 0, 85, 8.5)
     assert way["pieces"] == [[(-10.0, 0), (-2.0, 50), (0, 85)],
                                                                  [(7.0, 60), (12.0, 100)]]
 
 
 def test_how_one_went_on_and_the_other_came_back():
-    way = told.went_on(STEP, killed=100.0, batch=32)
-    assert way["gap"] == pytest.approx(1.6)
-    assert (way["alone"], way["unseen"], way["back"], way["again"]) == (2, 64, 3.0, 0)
+    way = told.went_on(STEPS, killed=100.0, batch=32)
+    assert way["gap"] == pytest.approx(1.6) and way["speed"] == pytest.approx(3 / 4.9)
+    assert (way["alone"], way["back"], way["done"]) == (2, 3.0, 3)
+    assert way["again"] == 1, "an attempt that did not count was made again"
+    assert way["unseen"] == 3 * 32, "the step that was made alone before the kill, too"
     assert way["images"] == [(1, 32), (2, 64), (3, 64), (4, 32), (5, 32), (6, 64)]
-    assert told.came_back(way, 0) == ("The killed group trained again 3.0 s after the kill. In between the other made "
-                                      "2 steps alone. Both ended with the same weights, **bit for bit**.")
-    assert "differ by up to 1.0e-03" in told.came_back(way, 1e-3)
-    late = told.went_on(STEP[:-1], killed=100.0, batch=32)
-    assert late["back"] is None and "too late" in told.came_back(late, 0)
+    assert told.came_back(way, NOTED) == (
+        "The killed group trained again 3.0 s after the kill. In between the other made 2 steps alone. Both ended with "
+        "the same weights, **bit for bit**. From those of the undisturbed run they are off by up to 0.1: 20 % of the "
+        "largest weight there.")
+    assert "differ by up to 1.0e-03" in told.came_back(way, NOTED | {"apart": 1e-3})
+    late = told.went_on(STEPS[:-1], killed=100.0, batch=32)
+    assert late["back"] is None and "too late" in told.came_back(late, NOTED)
 
 
 def test_the_recorded_recoveries_are_told():
@@ -129,7 +136,9 @@ def test_the_recorded_recoveries_are_told():
     assert [row["after the kill"].split(":")[0] for row in rows] == ["torchrun", "queue", "torchft", "(undisturbed)"]
     ends = [row["test loss, end"] for row in rows]
     assert ends[0] == ends[1] == ends[3] != ends[2], "a restart gives the undisturbed run, torchft another one"
-    assert ways[told.ALONE]["unseen"] > 0 == ways[told.ALONE]["again"] and noted["apart"] == 0
+    alone = ways[told.ALONE]
+    assert alone["unseen"] == 32 * alone["alone"] > 0 == noted["apart"], "no step was made alone before the kill"
+    assert alone["again"] <= 1 and noted["off"] > 0
 
 
 @pytest.mark.parametrize("log", ["11_whole", "11_killed", "11_again", "11_groups/group0"])
