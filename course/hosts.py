@@ -5,6 +5,7 @@ make namespaces. scripts/cluster/lab_cluster.py is its command; course/slurm.py 
 """
 
 import contextlib
+import itertools
 import os
 import select
 import shutil
@@ -79,10 +80,10 @@ class Cluster(contextlib.AbstractContextManager):
             raise
 
     @classmethod
-    def available(cls):
-        """None where hosts can be made, else one line: why not, and what to do."""
+    def available(cls, **link):
+        """None where hosts can be made, with a link of such a `rate` and `delay`; else one line: why not."""
         try:
-            cls(1).close()
+            cls(1, **link).close()
         except ClusterError as error:
             return str(error)
 
@@ -182,7 +183,8 @@ def _spawn(name, command, **env):
 def _run(command, check=True):
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ, "PATH": TOOLS})
     if check and done.returncode:
-        raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
+        own = itertools.dropwhile(lambda word: word == "nsenter" or word.startswith("--"), command)
+        raise ClusterError(f"{' '.join(own)}: {done.stderr.strip()}")
 
 
 def _end(process, name):

@@ -21,6 +21,7 @@ from scripts.lessons import talk_ways
 WHY_NOT = Cluster.available()
 SCRIPT = "scripts/lessons/talk_less.py"
 EVERY, BATCHES, IMAGES = 3, 6, 5
+ROUGH = 15  # batches after which PowerSGD has made five steps that are not exact
 SMALL = ["--dataset", "synthetic", "--batch-size", 5, "--test-samples", 11, "--seeds", 0, 1, "--rounds", 2,
          "--steps", 4]
 
@@ -32,10 +33,10 @@ def model():
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def batches(rank):
+def batches(rank, count=BATCHES):
     numbers = torch.Generator().manual_seed(rank)
     return [(torch.randn(IMAGES, 3, 2, 2, generator=numbers), torch.randint(3, (IMAGES,), generator=numbers))
-            for _ in range(BATCHES)]
+            for _ in range(count)]
 
 
 def joined(parts):
@@ -58,11 +59,15 @@ def measure(way, here):
     return {"weights": trained(way, batches(here.rank)).tolist()}
 
 
-def one_process(ranks, together):
+def measure_longer(way, here):
+    return {"weights": trained(way, batches(here.rank, ROUGH)).tolist()}
+
+
+def one_process(ranks, together, count=BATCHES):
     """The updates of one process whose batch is `together` batches of all ranks."""
-    of_ranks = [batches(rank) for rank in range(ranks)]
+    of_ranks = [batches(rank, count) for rank in range(ranks)]
     return trained(talk_ways.never, [joined([one for own in of_ranks for one in own[first:first + together]])
-                                     for first in range(0, BATCHES, together)])
+                                     for first in range(0, count, together)])
 
 
 def walked_apart(ranks, agree):
@@ -117,6 +122,16 @@ def test_each_way_is_the_training_that_it_says(way, ranks):
         assert 0 < (mine[0] - one_process(ranks, 1)).norm() < 0.05 * moved, "16 bits: nearly the same, and not the same"
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_powersgd_is_rough_after_its_first_ten_steps_and_all_ranks_agree(ranks):
+    """Of the layer with 8 x 12 weights, two columns are sent: (8 + 12) * 2 values."""
+    found = Answers({"powersgd": measure_longer}).on_each("powersgd", talk_ways.WAYS["powersgd"], ranks)
+    mine = torch.tensor([one["weights"] for one in found])
+    exact = one_process(ranks, 1, ROUGH)
+    assert (mine - mine[0]).abs().max() == 0
+    assert 1e-3 < (mine[0] - exact).norm() / (exact - weights(model())).norm() < 0.5
+
+
 # ------------------------------------------------------------------------------------------------------- the program
 
 
@@ -158,15 +173,19 @@ def test_the_network_counts_the_bytes_of_the_formula(tmp_path):
     """On hosts of their own, whose links nobody else uses."""
     out = tmp_path / "found.json"
     job = ["torchrun", "--nnodes=2", "--master-addr=node0", "--master-port=29500"]
-    program = [SCRIPT, "--ways", "never", "ddp", "bf16", "diloco:32", *SMALL[:-1], 32, "--out", out]
+    program = [SCRIPT, "--ways", "never", "ddp", "bf16", "powersgd", "diloco:32", *SMALL[:-1], 32, "--out", out]
     with Cluster(2) as hosts:
         running = [hosts.start(node, [*job, f"--node-rank={node}", *program], cwd=launch.ROOT,
                                env=launch.environment(OMP_NUM_THREADS="1")) for node in range(2)]
         assert [process.wait(launch.LIMIT) for process in running] == [0, 0]
-    rows = {row["way"]: row for row in told.counted(json.loads(out.read_text()))}
+    read = json.loads(out.read_text())
+    rows = {row["way"]: row for row in told.over_link(read, told.forecast("ddp", read, 0, 0))}
     assert int(rows["never"]["counted"].replace(",", "")) < 1000
     for way in ("DDP", "DDP, bf16", "DiLoCo, each 32"):
         assert 1 <= float(rows[way]["counted / formula"]) < 1.1, rows
+    counted, formula = (int(rows["DDP, PowerSGD"][name].replace(",", "")) for name in ("counted", "bytes: formula"))
+    over = counted - formula
+    assert 0 < over < 3 * 2500, "three messages, and the headers of each; whole gradients would be 230,000 bytes more"
 
 
 @pytest.mark.parametrize(("ranks", "options", "said"), [
@@ -201,8 +220,8 @@ def test_the_forecast_is_a_share_of_ranks_that_never_talk():
     table = told.forecast("never ddp diloco:4", never, 0.009, 1e-6)
     assert list(table["name"]) == ["DDP", "DiLoCo, each 4"]
     assert list(table["share"]) == pytest.approx([0.5, 0.8])
-    assert told.forecasts(table)[0] == {"way": "DDP", "talks after batches": 1, "bytes of a message": "1,000",
-                                        "predicted, % of the ceiling": "50"}
+    assert told.forecasts(table)[0] == {"way": "DDP", "talks after batches": 1, "messages": 1,
+                                        "their bytes": "1,000", "predicted, % of the ceiling": "50"}
 
 
 def test_no_row_is_lost_where_no_way_was_predicted():

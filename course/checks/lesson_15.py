@@ -56,6 +56,7 @@ def measure_outer(function, here):
         with torch.no_grad():
             for number, parameter in enumerate(model.parameters()):
                 parameter += 0.01 * (here.rank + 1) * (number + 1)  # each rank learns something else
+    seen["shared"] = seen["agreed"][-1] != agreed.tolist()  # what the model learns changes `agreed`, too
     return seen
 
 
@@ -131,6 +132,13 @@ def model_left_alone(model, agreed, outer):
 
 
 @torch.no_grad()
+def one_memory(model, agreed, outer):
+    agreed.grad = added_up(agreed - weights_of(model)) / dist.get_world_size()
+    outer.step()
+    vector_to_parameters(agreed, model.parameters())
+
+
+@torch.no_grad()
 def only_the_mean(model, agreed, outer):
     agreed.copy_(added_up(weights_of(model)) / dist.get_world_size())
     vector_to_parameters(agreed.clone(), model.parameters())
@@ -142,8 +150,8 @@ def only_the_mean(model, agreed, outer):
     "the ranks and divide by their number; outer.step() changes agreed; vector_to_parameters(agreed.clone(), "
     "model.parameters()) gives it to the model. All under torch.no_grad().",
     mistakes={"the other sign": downhill_is_up, "a sum": sum_of_all, "nothing sent": own_difference,
-              "the model keeps its own": model_left_alone, "the mean of the weights": only_the_mean,
-              "weights for a gradient": weights_for_a_gradient},
+              "the model keeps its own": model_left_alone, "one memory": one_memory,
+              "the mean of the weights": only_the_mean, "weights for a gradient": weights_for_a_gradient},
 )
 def outer(attempt):
     """How far the ranks came, on average, is a gradient like any other: so momentum works on it. A rank sent its
@@ -155,6 +163,8 @@ def outer(attempt):
         mean = torch.tensor([one["own"][step] for one in found]).mean(0)
         if not the_same(after) or not the_same(agreed):
             raise because("After your outer step the ranks' weights differ.",
+                          (found[0]["shared"], "The model's parameters are views of `agreed`: what a rank learns "
+                           "changes `agreed` at once. Give the model a copy: agreed.clone()."),
                           (all(near(one["after"][step], one["own"][step]) for one in found), "The models are as they "
                            "were: `agreed` has the new weights, and nobody gave them to the model."),
                           (True, "Each took its own difference. The mean over the ranks is what all must take."))
@@ -167,6 +177,7 @@ def outer(attempt):
             right = torch.tensor(expected) - begun
             times = (moved @ right / (right @ right)).item()
             raise because(f"Outer step {step + 1}: the weights moved {times:.2f} times as far as they must.",
+                          (found[0]["shared"], "The model's parameters are views of `agreed`: give the model a copy."),
                           (times < 0, "They moved away from where the ranks had come. An optimizer walks against its "
                            "gradient: it is agreed - weights."),
                           (near((moved / len(found)).tolist(), right.tolist()), "all_reduce adds up: divide by the "

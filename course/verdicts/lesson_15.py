@@ -3,6 +3,9 @@
 `found` is the JSON of scripts/lessons/talk_less.py.
 """
 
+import math
+from statistics import median
+
 import numpy as np
 import pandas as pd
 
@@ -43,9 +46,10 @@ def ways(found):
 
 
 def in_time(found, seconds):
-    """{way's name: mean accuracy over the seeds after so many seconds of training}, between two rounds on a line."""
+    """{way's name: mean accuracy over the seeds after so many seconds of training}, between two rounds on a line; nan
+    where nobody judged it so early."""
     return {name: rows.groupby("seed")[["elapsed", "accuracy"]].apply(
-        lambda run: np.interp(seconds, run["elapsed"], run["accuracy"])).mean()
+        lambda run: np.interp(seconds, run["elapsed"], run["accuracy"], left=np.nan)).mean(skipna=False)
         for name, rows in rounds(found).groupby("name", sort=False)}
 
 
@@ -59,19 +63,24 @@ def asked(text):
     return [{"way": way, "every": int(every or 1)} for way, _, every in (word.partition(":") for word in text.split())]
 
 
-def forecast(text, never, alpha, beta):
-    """A row for each way of a --ways but `never`: `message`, bytes, and by lesson 08's model `share`, of the images a
-    second of ranks that never talk. `never`: what talk_less.py found for those."""
-    alone = pd.DataFrame(never["rounds"])["seconds"].median() / never["steps"]
-    return pd.DataFrame([one | {"name": name(one), "message": talking.messages(one["way"], never["shapes"])[1],
-                                "share": alone / talking.seconds(one, never["shapes"], alone, alpha, beta)}
-                         for one in asked(text) if one["way"] != "never"])
+def forecast(text, found, alpha, beta):
+    """A row for each way of a --ways but `never`: `count` of its messages and `message`, bytes of all of them; and by
+    lesson 08's model `share`, of the images a second of ranks that never talk, whose time stands in `found`."""
+    alone = median(one["seconds"] for one in found["rounds"] if one["way"] == "never") / found["steps"]
+    rows = []
+    for one in asked(text):
+        count, size = talking.messages(one["way"], found["shapes"])
+        if count:
+            rows.append(one | {"name": name(one), "count": count, "message": size,
+                               "share": alone / talking.seconds(one, found["shapes"], alone, alpha, beta)})
+    return pd.DataFrame(rows)
 
 
 def forecasts(table):
     """A row a way: what it sends, when, and how fast that lets it be."""
-    return [{"way": one.name, "talks after batches": one.every, "bytes of a message": f"{one.message:,}",
-             "predicted, % of the ceiling": f"{100 * one.share:.0f}"} for one in table.itertuples(index=False)]
+    return [{"way": one.name, "talks after batches": one.every, "messages": one.count,
+             "their bytes": f"{one.message:,}", "predicted, % of the ceiling": f"{100 * one.share:.0f}"}
+            for one in table.itertuples(index=False)]
 
 
 def compared(found, table):
@@ -79,14 +88,27 @@ def compared(found, table):
     expected, seconds = table.set_index("name")["share"], all_had(found)
     timely = in_time(found, seconds)
     return [{"way": one.name, "predicted": f"{100 * expected[one.name]:.0f}" if one.name in expected else "–",
-             "% of the ceiling": f"{100 * one.share:.0f}", "rounds": f"{100 * one.low:.0f} to {100 * one.high:.0f}",
-             "test accuracy": f"{one.accuracy:.3f} ± {one.sd:.3f}",
+             **of_ceiling(one), "test accuracy": f"{one.accuracy:.3f} ± {one.sd:.3f}",
              f"after {seconds:.1f} s": f"{timely[one.name]:.3f}"} for one in ways(found).itertuples(index=False)]
 
 
-def best(found):
-    """Which of TRAININGS has the best accuracy after the same images, however seldom it talks."""
-    return WORDS[ways(found).query("way in @TRAININGS").set_index("way")["accuracy"].idxmax()]
+def of_ceiling(one):
+    return {"% of the ceiling": f"{100 * one.share:.0f}",
+            "lowest to highest round": f"{100 * one.low:.0f} to {100 * one.high:.0f}"}
+
+
+def worst(found):
+    """Which of TRAININGS has the lowest accuracy after the same images, however seldom it talks."""
+    return WORDS[ways(found).query("way in @TRAININGS").set_index("way")["accuracy"].idxmin()]
+
+
+def how_long(found):
+    """How much training that is, of which the ways are judged."""
+    images = max(one["images"] for one in found["rounds"])
+    batches = max(one["round"] for one in found["rounds"]) * found["steps"]
+    seldom = max(found["rounds"], key=lambda one: one["every"])
+    return (f"Each way learnt from {images:,} images, {images / found['samples']:.2g} of an epoch: {batches} batches "
+            f"of each rank, and with {name(seldom)}, {batches // seldom['every']} messages.")
 
 
 def both(found):
@@ -96,6 +118,8 @@ def both(found):
     fast = others[others["share"] >= CLOSE]
     learnt = fast[fast["accuracy"] >= ddp["accuracy"] - ddp["sd"]]
     floor = f"{100 * CLOSE:.0f} % of the ceiling's images a second"
+    if math.isnan(ddp["sd"]):
+        return "With one seed nobody can say what is chance: take two or more."
     if len(learnt):
         return (f"**{' and '.join(learnt.index)}**: at least {floor}, and after the same images DDP's accuracy within "
                 f"one standard deviation ({ddp['accuracy']:.3f} − {ddp['sd']:.3f}), or above it. DDP itself reaches "
@@ -111,13 +135,18 @@ def both(found):
             "or a message costs more than it saves.")
 
 
-def counted(found):
-    """A row a way: bytes a batch and rank, by the formula and as the network interface counted them."""
-    ranks, rows = found["world_size"], []
+def over_link(found, table):
+    """A row a way: messages a batch; bytes a batch and rank, by the formula and as the network interface counted them;
+    the speed, predicted by `table` and measured."""
+    expected, rows = table.set_index("name")["share"], []
     for one in ways(found).itertuples(index=False):
-        formula = talking.sent(one._asdict(), found["shapes"], ranks)
-        rows.append({"way": one.name, "formula": f"{formula:,.0f}", "counted": f"{one.sent:,.0f}",
-                     "counted / formula": f"{one.sent / formula:.2f}" if formula else "–"})
+        count, _ = talking.messages(one.way, found["shapes"])
+        formula = talking.sent(one._asdict(), found["shapes"], found["world_size"])
+        rows.append({"way": one.name, "messages a batch": f"{count / one.every:.2g}",
+                     "bytes: formula": f"{formula:,.0f}", "counted": f"{one.sent:,.0f}",
+                     "counted / formula": f"{one.sent / formula:.2f}" if formula else "–",
+                     "predicted": f"{100 * expected[one.name]:.0f}" if one.name in expected else "–",
+                     **of_ceiling(one)})
     return rows
 
 
@@ -132,6 +161,11 @@ def slower(near, far):
     least = there.drop("never").idxmax()
     return (f"DDP: {100 * here['DDP']:.0f} % of the ceiling between processes of one machine, "
             f"{100 * there['DDP']:.0f} % over the link. **{least}**: {100 * there[least]:.0f} % over the link.")
+
+
+def delayed(why_not):
+    """Whether a link with a latency can be had here."""
+    return "This machine can make such a link: try it." if why_not is None else f"Not to be had here: {why_not}."
 
 
 def shown(found):

@@ -30,7 +30,7 @@
 # - choose how seldom to talk over a given link.
 #
 # **You need** [06 · DistributedDataParallel](06_ddp.ipynb), [08 · Predict](08_predict_scaling.ipynb) and
-# [09 · A larger batch](09_large_batch.ipynb).
+# [09 · A larger batch](09_large_batch.ipynb); for *A slow link* the hosts of [10 · Launchers](10_launchers.ipynb).
 #
 # **Time.** About 75 minutes for you, 3 for the machine.
 
@@ -49,6 +49,7 @@ import matplotlib.pyplot as plt
 from course import plots, processes
 from course.checks import lesson_15 as check
 from course.hosts import Cluster
+from course.verdicts import lesson_08
 from course.verdicts import lesson_15 as told
 from course.verdicts.lesson_10 import where
 from scripts.lessons import talk_ways
@@ -66,8 +67,9 @@ several_nodes = True  # False shows a recorded run over the slow link
 # %% [markdown]
 # ## What is there to win?
 #
-# The **ceiling** of lesson [07](07_performance.ipynb): ranks that never talk. Each trains a model of its own. With the
-# same model and the same batch, no way to train one model together can do more images a second.
+# The **ceiling** of lesson [07](07_performance.ipynb): ranks that never talk. Each trains a model of its own. A way to
+# train one model together can at best do as many images a second. (Where more than 100 % are measured below, that is
+# noise.)
 #
 # **Predict.** How many percent of the ceiling does DDP reach on this machine, with LeNet and 64 images a rank?
 
@@ -93,29 +95,31 @@ def found(name):
 # ## Ways to talk less
 #
 # There are two. **Send fewer bytes**: gradients in 16 bits, or two thin matrices for each large one (PowerSGD, [Vogels
-# 2019](https://arxiv.org/abs/1905.13727)). Lesson [14](14_make_it_faster.ipynb) has shown both. Or **send less often**:
+# 2019](https://arxiv.org/abs/1905.13727)), which keeps what they miss and adds it to the next gradient: **error feedback**.
+# Lesson [14](14_make_it_faster.ipynb) has used both. Or **send less often**:
 #
 # | way | each rank | after N batches all ranks |
 # |:--|:--|:--|
 # | accumulate | adds up the gradients of N batches (`no_sync`) | average gradients, and update **once** |
 # | local SGD ([Stich 2018](https://arxiv.org/abs/1805.09767)) | updates its own weights N times | average **weights** |
-# | DiLoCo ([Douillard 2023](https://arxiv.org/abs/2311.08105)) | updates its own weights N times | average **how far they came**, and give that to a second optimizer as its gradient |
+# | DiLoCo ([Douillard 2023](https://arxiv.org/abs/2311.08105)) | updates its own weights N times | average **the way back**, old weights − new ones, and give that to a second optimizer as its gradient |
 #
-# This is the code of two of them; the third one's step is yours to write. `update(images, labels)` is called for each
-# batch of a rank. PyTorch has local SGD; it calls an average of weights after each N steps `PeriodicModelAverager`.
+# This is the code of two of them, from `scripts/lessons/talk_ways.py`; the third one's step is yours to write.
+# `update(images, labels)` is called for each batch of a rank. All ways have the same learning rate. PyTorch has local SGD; it calls an average of weights after each N steps `PeriodicModelAverager`.
 
 # %%
-lesson.code(talk_ways.accumulate, talk_ways.local_sgd)
+lesson.code(talk_ways.learn, talk_ways.accumulate, talk_ways.local_sgd)
 
 # %% [markdown]
 # DiLoCo's **inner** optimizer is AdamW, here as in all ways. The **outer** one is SGD with Nesterov momentum. It sees a
 # gradient only once in N batches, and that one has no noise of a single batch in it: so it can take long steps.
 #
 # How fast will they be? Lesson [08](08_predict_scaling.ipynb)'s first model: a batch takes what it takes without talking,
-# and a message α + β · bytes, once in N batches.
+# and each message α + β · bytes, once in N batches. PowerSGD sends three: what stays whole, and the two kinds of matrices.
 
 # %%
 link = found("messages")["ops"]["all_reduce"]
+lesson.verdict(lesson_08.line(link["points"], link["alpha"], link["beta"]))
 forecast = told.forecast(ways, found("never"), link["alpha"], link["beta"])
 lesson.table(told.forecasts(forecast))
 
@@ -124,7 +128,8 @@ lesson.table(told.forecasts(forecast))
 #
 # On each rank `model` has learnt alone. `agreed` is one long vector: the weights that all ranks had after the last outer
 # step. `outer` is a PyTorch optimizer of that vector. Do an outer step: afterwards `agreed` and the models are the same
-# on all ranks. `parameters_to_vector` and `vector_to_parameters` turn weights into such a vector and back.
+# on all ranks. `parameters_to_vector` turns weights into such a vector. `vector_to_parameters` turns it back, and what it
+# hands out are views: a model shares its memory with the vector that it is given.
 
 # %%
 # %%writefile results/live/15_outer.py
@@ -133,6 +138,7 @@ import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
+@torch.no_grad()
 def my_outer_step(model, agreed, outer):
     raise NotImplementedError
 
@@ -146,12 +152,13 @@ check.outer("results/live/15_outer.py")
 # ## Speed, and learning
 #
 # A way that talks less computes another training. So each is measured twice: how many images a second, and **what it
-# has learnt** from the same images. All ways start from the same weights, with each seed, and take turns.
+# has learnt** from the same images. All ways start from the same weights, with each seed, and take turns. A round goes
+# on where the way's last one ended.
 #
-# **Predict.** Which way has the best test accuracy after the same number of images?
+# **Predict.** Which way has learnt least from the same number of images?
 
 # %%
-my_best = None  # "never", "DDP", "accumulate", "local SGD" or "DiLoCo"
+my_least = None  # "never", "DDP", "accumulate", "local SGD" or "DiLoCo"
 
 # %%
 # !torchrun --nproc_per_node={ranks} scripts/lessons/talk_less.py --ways {ways} --seeds {seeds} \
@@ -161,7 +168,8 @@ my_best = None  # "never", "DDP", "accumulate", "local SGD" or "DiLoCo"
 # %%
 near = found("ways")
 lesson.predicted(my_ddp, told.share(near, "DDP"), "%")
-lesson.predicted(my_best, told.best(near))
+lesson.predicted(my_least, told.worst(near))
+lesson.verdict(told.how_long(near))
 plots.picture(plots.talking.fast_and_good(told.ways(near), forecast, f"LeNet, {ranks} ranks"))
 
 # %%
@@ -173,20 +181,23 @@ lesson.verdict(told.both(near))
 #
 # - **never**: the accuracy is the mean of the ranks' models. Each has seen its own share of the images only. That is what
 #   talking is for.
-# - **accumulate** is exact: it is DDP with N times the batch, and N times fewer updates. What that does to learning is
-#   lesson [09](09_large_batch.ipynb).
+# - **accumulate** is exact: it is DDP with N times the batch, and N times fewer updates, at the same learning rate. What
+#   that does to learning is lesson [09](09_large_batch.ipynb).
 # - **local SGD**: ranks walk apart between two averages, the farther the longer they walk alone.
 # - **DiLoCo** walks alone just as long. Its momentum goes on where the ranks agree.
-# - **16 bits and PowerSGD** still talk at each step. They save bytes, and no waiting.
+# - **16 bits and PowerSGD** still talk at each step. They save the time that bytes take, which here is short, and no waiting.
+#
+# Two ways whose accuracies differ by less than their ± may be equally good: with three seeds one cannot tell.
 #
 # Where the prediction is off, the model of lesson [08](08_predict_scaling.ipynb) forgets the same as there: ranks wait
-# for each other, and DDP costs something itself. Both are divided by N, too. So for a large N the prediction is good.
+# for each other, and DDP costs something itself. Both are divided by N, too: compare the rows with N = 1 and N = 32.
 #
 # "After the same images" is one way to be fair. "After the same time" is the other one: who talks less has seen more.
 
 # %%
 shown = told.shown(near)
-plots.talking.by_time(told.rounds(near), shown, plt.subplots(figsize=(13, 7))[1], f"{ranks} ranks")
+plots.talking.by_time(told.rounds(near), shown, plt.subplots(figsize=(13, 7))[1],
+                      f"LeNet, {ranks} ranks: a point is a round")
 plt.show()
 
 # %% [markdown]
@@ -205,25 +216,38 @@ why_not = Cluster.available() if several_nodes else "several_nodes is False"
 recorded = Path("results/recorded/slow-link/link.json")
 job = ("torchrun --nnodes=2 --node-rank=$NODE --master-addr=$MASTER --master-port=29500 "
        f"scripts/lessons/talk_less.py --ways {link_ways} --seeds 0 --rounds 3 "
-       f"--steps {min(steps, 32)} --test-samples 100 --out {folder}/link.json")
-lab = f"scripts/cluster/lab_cluster.py --nodes 2 --rate 50mbit -- '{job}'"
+       f"--steps 32 --test-samples 100 --out {folder}/link.json")
 lesson.verdict(where(why_not, recorded))
-print("" if why_not else processes.said(lab))
+if not why_not:
+    processes.said(f"scripts/cluster/lab_cluster.py --nodes 2 --rate 50mbit -- '{job}'")
 far = json.loads(recorded.read_text()) if why_not else found("link")
 
 # %%
 lesson.predicted(my_linked, told.share(far, "DDP"), "%")
+over_link = told.forecast(link_ways, far, link["alpha"], beta=8 / 50e6)
+lesson.table(told.over_link(far, over_link))
 lesson.verdict(told.slower(near, far))
-lesson.table(told.counted(far))
+
+# %% [markdown]
+# Here bytes are most of the time, so who sends fewer of them gains, too. In a ring of W ranks each sends 2 (W − 1) / W
+# times the message (lesson [04](04_collectives.ipynb)): with two ranks, the message once. What was counted beyond it are
+# headers, which weigh more where messages are short, and the meetings before and after a round.
+#
+# Where a way is faster than predicted: after a pause such a link lets 128 KiB through at once (`tc` calls it the
+# *burst*), and while a rank computes, the link pauses.
+#
+# A link also has a **latency**. Light in a glass fibre makes 200,000 km a second: over 5,000 km each packet is 25 ms on
+# its way, 50 ms there and back, however many bytes the link carries. `lab_cluster.py --rate 1gbit --delay 25ms` makes such
+# a link where the kernel has `netem`. By the model, with α = 50 ms and 1 Gbit/s:
+
+# %%
+lesson.verdict(told.delayed(Cluster.available(delay="25ms")))
+lesson.table(told.forecasts(told.forecast(link_ways, far, alpha=0.05, beta=8 / 1e9)))
 
 
 # %% [markdown]
-# In a ring of W ranks each sends 2 (W − 1) / W times the message (lesson [04](04_collectives.ipynb)): with two ranks, the
-# message once. What was counted beyond it are headers, and the meetings before and after a round. PowerSGD sends whole
-# gradients in its first 10 batches.
-#
-# A link also has a **latency**. Light in a glass fibre makes 200,000 km a second: over 5,000 km each packet is 25 ms on
-# its way, however many bytes the link carries. `lab_cluster.py --delay 25ms` makes such a link, where the kernel has `netem`.
+# There short messages win next to nothing, and only talking less often helps. Compare the two tables: which link punishes
+# what?
 #
 # ### Exercise 2: how seldom?
 #
@@ -244,21 +268,23 @@ check.every(my_every)
 # ## What is left different
 #
 # With DDP all ranks have the same weights after each step, and the same optimizer's state. (BatchNorm's running statistics
-# are each rank's own, or rank 0's: lesson [06](06_ddp.ipynb).) After local steps all three differ, and an average of the weights
-# mends one.
+# are each rank's own, or rank 0's: lesson [06](06_ddp.ipynb).) After local steps they have not.
 #
 # ### Exercise 3: find what is missing
 #
 # This program averages the weights, and its author thinks that the ranks are equal then:
 #
 # ```python
-# for parameter in model.parameters():
-#     dist.all_reduce(parameter)
-#     parameter /= dist.get_world_size()
+# @torch.no_grad()
+# def average(model, optimizer):
+#     for parameter in model.parameters():
+#         dist.all_reduce(parameter)
+#         parameter /= dist.get_world_size()
 # ```
 #
 # `model` has a BatchNorm layer, and `optimizer` is Adam. Write it so that nothing of a rank's training differs from that
-# of the others: what they hold is then the mean of what they had.
+# of the others: what they hold is then the mean of what they had. `optimizer.state` is a dict of dicts: look what is in it.
+# What only counts steps is equal anyway: leave it.
 
 # %%
 # %%writefile results/live/15_average.py
@@ -277,7 +303,8 @@ check.average("results/live/15_average.py")
 # check.average.solution()
 
 # %% [markdown]
-# Whether that pays is another matter: an optimizer's state is twice the bytes of the weights, and messages become three
+# An average of the weights mends one of three: BatchNorm's statistics and the optimizer's state differ as well. Whether
+# it pays to average all is another matter: an optimizer's state is twice the bytes of the weights, and messages become three
 # times as long ([Iacob 2025](https://arxiv.org/abs/2505.22549), who send the state more seldom than the weights).
 #
 # ## Further on
@@ -286,7 +313,7 @@ check.average("results/live/15_average.py")
 #   the ranks go on learning, and in 4 bits. So the link carries less at a time, and ranks wait less.
 # - **Asynchronous training**: no rank waits. Each sends its gradients to a server when it has some, and takes the newest
 #   weights ([Dean 2012](https://research.google/pubs/large-scale-distributed-deep-networks/)). So its gradient is of
-#   weights that are no longer there: it is **stale**. With many ranks that cost more accuracy than waiting cost time, and
+#   weights that are no longer there: it is **stale**. With many ranks the lost accuracy was worse than the waiting, and
 #   synchronous training with some spare ranks won ([Chen 2016](https://arxiv.org/abs/1604.00981)).
 # - A rank that never waits can be **lost** and replaced. Lesson [11](11_fault_tolerance.ipynb) has what can be done where
 #   all wait for all.
@@ -295,7 +322,8 @@ check.average("results/live/15_average.py")
 #
 # ## What to remember
 #
-# 1. Messages can be shorter or fewer. Only fewer save the waiting.
+# 1. Messages can be shorter or fewer. Shorter ones save the time that bytes take, much on a slow link. Only fewer save
+#    latency and waiting, too.
 # 2. Talking less is another training: compare accuracy after the same images **and** after the same time.
 # 3. After local steps ranks differ in more than their weights: BatchNorm's statistics, and the optimizer's state.
 #

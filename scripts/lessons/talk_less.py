@@ -7,10 +7,11 @@ A way is a name of scripts/lessons/talk_ways.py, with `:N` where its ranks talk 
 ceiling: nobody talks. With each seed all ways start from the same weights. They take turns: in a round each learns from
 --steps batches, and is then judged on the test set, which does not count as time.
 
-The file is one JSON object: who measured, `model`, `shapes` of its tensors, `batch_size` of each rank, `steps` (batches
-of a round), and `rounds`, one object for each way, seed and round: `images` seen so far by all ranks, `seconds` of
-this round, `accuracy` (of `never` the mean over the ranks' models), and `sent`, bytes a batch that each rank sent: what
-the network interfaces of rank 0's machine counted, other programs' bytes, too; None for GPUs, which may use no network.
+The file is one JSON object: who measured, `model`, `shapes` of its tensors, `samples` (training images), `batch_size`
+of each rank, `steps` (batches of a round), and `rounds`, one object for each way, seed and round: `images` seen so far
+by all ranks, `seconds` of this round, `accuracy` (of `never` the mean over the ranks' models), and `sent`, bytes a
+batch that each rank sent: what the network interfaces of rank 0's machine counted, other programs' bytes, too; None for
+GPUs, which may use no network.
 """
 
 import itertools
@@ -134,8 +135,9 @@ def main():
         if here.rank == 0:
             shapes = [list(p.shape) for p in models.make_model(args, train_set, here.device).parameters()]
             rank_program.write_json(args.out, {
-                **rank_program.measured_on(here), "dataset": train_set.name, "model": args.model, "shapes": shapes,
-                "batch_size": args.batch_size, "steps": args.steps, "time": time.time(), "rounds": rounds})
+                **rank_program.measured_on(here), "dataset": train_set.name, "samples": len(train_set),
+                "model": args.model, "shapes": shapes, "batch_size": args.batch_size, "steps": args.steps,
+                "time": time.time(), "rounds": rounds})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What lesson 15 says of its results: each condition once."""
 
+import math
+
 import pytest
 
 from course.verdicts import lesson_15 as told
@@ -26,15 +28,37 @@ def test_ways_are_compared_after_the_same_time():
     run = found(never=(1.0, 0.4), ddp=(2.0, 0.6))
     assert told.all_had(run) == 2
     assert told.in_time(run, 2) == pytest.approx({"never": 0.405, "DDP": 0.305})
+    assert math.isnan(told.in_time(run, 1.5)["DDP"]), "nobody judged DDP before its first round was over"
     rows = told.compared(run, told.forecast("ddp", run | {"steps": 1}, 0, 0))
     assert [row["% of the ceiling"] for row in rows] == ["100", "50"] and rows[1]["after 2.0 s"] == "0.305"
-    assert told.best(run) == "DDP" and told.share(run, "DDP") == pytest.approx(50)
+    assert told.worst(run) == "never" and told.share(run, "DDP") == pytest.approx(50)
 
 
-def test_bytes_are_told_beside_the_formula():
-    rows = told.counted(found(never=(1.0, 0.4), ddp=(2.0, 0.6), local_2=(1.5, 0.5)))
-    assert [(row["formula"], row["counted / formula"]) for row in rows] == [("0", "–"), ("1,000", "1.00"),
-                                                                           ("500", "2.00")]
+def test_bytes_and_speed_are_told_beside_what_was_predicted():
+    run = found(never=(1.0, 0.4), ddp=(2.0, 0.6), local_2=(1.5, 0.5)) | {"steps": 100}
+    rows = told.over_link(run, told.forecast("never ddp local:2", run, 0.01, 0))
+    assert [list(row.values()) for row in rows] == [
+        ["never", "0", "0", "1,000", "–", "–", "100", "100 to 100"],
+        ["DDP", "1", "1,000", "1,000", "1.00", "50", "50", "50 to 50"],
+        ["local SGD, each 2", "0.5", "500", "1,000", "2.00", "67", "67", "67 to 67"]]
+
+
+def test_how_much_training_is_judged():
+    run = found(never=(1.0, 0.4), diloco_8=(1.0, 0.5)) | {"steps": 16, "samples": 5000}
+    for one in run["rounds"]:
+        one["images"] = one["round"] * 16 * 64 * 2
+    assert told.how_long(run) == ("Each way learnt from 4,096 images, 0.82 of an epoch: 32 batches of each rank, and "
+                                  "with DiLoCo, each 8, 4 messages.")
+
+
+def test_one_seed_is_no_comparison():
+    run = found(never=(1.0, 0.4), ddp=(1.5, 0.6), diloco_32=(1.0, 0.6))
+    run["rounds"] = [one for one in run["rounds"] if one["seed"] == 0]
+    assert "With one seed nobody can say" in told.both(run)
+
+
+def test_a_link_that_cannot_be_had_is_said():
+    assert "Not to be had here: no netem." in told.delayed("no netem") and "This machine can" in told.delayed(None)
 
 
 def test_a_slow_link_is_told_for_ddp_and_for_who_suffers_least():
