@@ -14,8 +14,9 @@ from torch.distributed import run as torchrun
 import options
 
 CLUSTER = launch.ROOT / "scripts" / "cluster"
-# https://docs.skypilot.co/en/stable/reference/yaml-spec.html. SkyPilot's package has a schema, too, but brings fifty
-# others, and an older click: once, sky.yaml was held against that of skypilot 0.14.1 by hand.
+# Typed from https://docs.skypilot.co/en/stable/reference/yaml-spec.html, 2026-11-24. SkyPilot's package has a schema,
+# too, but brings fifty others, and an older click. On that day sky.yaml passed it, by hand: skypilot 0.14.1,
+# sky/utils/schemas.py, and sky.Task.from_yaml. (It lets any word pass below job_recovery; the list here does not.)
 SKY = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "volumes", "file_mounts", "setup", "run",
        "config"}
 SKY_RESOURCES = {"infra", "accelerators", "accelerator_args", "cpus", "memory", "instance_type", "use_spot",
@@ -35,6 +36,17 @@ def understood(words, **env):
     return found, options.get_parser().parse_args(found.training_script_args)
 
 
+def pod_of(job):
+    """What Kubeflow makes of a TrainJob on each node: the pod of the patch, its container as `trainer` says."""
+    trainer, (patch,) = job["spec"]["trainer"], job["spec"]["runtimePatches"]
+    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = replicated["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    container |= {name: trainer[name] for name in ("image", "command", "args", "env")}
+    container["resources"] = trainer["resourcesPerNode"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": job["metadata"], "spec": pod}
+
+
 def test_kubeflow_knows_every_field_of_the_trainjob():
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed "
                                  "(requirements-optional.txt)")
@@ -44,11 +56,30 @@ def test_kubeflow_knows_every_field_of_the_trainjob():
     assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() != job, "what it does not know it leaves out"
 
 
+@pytest.mark.parametrize("misspell", [
+    lambda pod: pod["volumes"][0]["persistentVolumeClaim"].update(claimname="course-results"),
+    lambda pod: pod["containers"][0]["volumeMounts"][0].pop("mountPath"),
+    lambda pod: pod["containers"][0]["resources"].update(limit={}),
+    lambda pod: pod["containers"][0]["env"][0].update(value=8),
+    lambda pod: pod.update(terminationGracePeriodsSeconds=120),
+])
+def test_kubernetes_knows_every_field_of_the_trainjob_s_pod(misspell):
+    """A TrainJob is Kubeflow's own kind, of which Kubernetes knows nothing. The pod that comes of it is not."""
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed "
+                                     "(requirements-optional.txt)")
+    job = read("trainjob.yaml")
+    with pytest.raises(kubernetes.SchemaNotFoundError):
+        kubernetes.validate(job, "1.37", strict=True)
+    pod = pod_of(job)
+    kubernetes.validate(pod, "1.37", strict=True)
+    misspell(pod["spec"])
+    with pytest.raises(kubernetes.ValidationError):
+        kubernetes.validate(pod, "1.37", strict=True)
+
+
 def test_a_pod_of_the_trainjob_starts_its_nodes_ranks():
-    spec = read("trainjob.yaml")["spec"]
-    trainer, (patch,) = spec["trainer"], spec["runtimePatches"]
-    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    pod = replicated["template"]["spec"]["template"]["spec"]
+    job = read("trainjob.yaml")
+    trainer, pod = job["spec"]["trainer"], pod_of(job)["spec"]
     (container,) = pod["containers"]
     assert trainer["command"] == ["torchrun"]
     # what Kubeflow Trainer 2.3 puts into the second pod's environment, after its source: pkg/runtime/framework/plugins
