@@ -1,6 +1,7 @@
 """Lesson 10: what launchers tell a rank, what ranks print, what torchrun makes of its options, what nodes say."""
 
 import json
+import math
 import re
 import statistics
 import time
@@ -20,6 +21,7 @@ SAID = re.compile(r"(print|write): rank \d+, step \d+")  # by scripts/lessons/ra
 # what a recorded run does not share with the live one
 OTHERWISE = {"two-nodes-namespaces": " There the nodes met in the static way, and trained on CIFAR-10.",
              "slurm-two-nodes": " There they trained on CIFAR-10."}
+ORDERS = (1, 3, 10, 30)  # among which a learner is asked to choose
 CALLS = {"print": "print(line)", "write": 'sys.stdout.write(line + "\\n")'}
 
 
@@ -77,33 +79,35 @@ def essential(console):
     return "\n".join(line[:150] for line in console.splitlines() if re.search(r"rank\(s\) x batch|Epoch: \d", line))
 
 
-def ray_times(file):
-    """How many times as long as under torchrun two ranks take under Ray until a step is done: the median of what
-    scripts/measure/benchmark.py --only ray wrote to `file`."""
-    return statistics.median(one["ray / torchrun start"] for one in _measured(file)["rounds"]["ray"])
+def ray_order(file):
+    """Which of ORDERS is nearest to how many times as long two ranks take under Ray as under torchrun until a step is
+    done. `file`: what scripts/measure/benchmark.py --only ray wrote."""
+    times = statistics.median(_ratios(file))
+    return min(ORDERS, key=lambda order: abs(math.log(order / times)))
 
 
 def ray_start(file):
-    """Rows: seconds of each, and their ratio, until a step is done and until the program has ended."""
+    """Rows: seconds of each round until a step is done, and their ratio, the smallest first."""
     rounds = _measured(file)["rounds"]["ray"]
-
-    def middle(figure, unit=""):
-        values = [one[figure] for one in rounds]
-        return f"{statistics.median(values):.3g}{unit} ({min(values):.3g} to {max(values):.3g})"
-
-    return [{"from the command until": until, "torchrun": middle(f"torchrun {what} s", " s"),
-             "Ray Train": middle(f"ray {what} s", " s"), "Ray / torchrun": middle(f"ray / torchrun {what}")}
-            for what, until in (("start", "the step is done"), ("whole", "the prompt is back"))]
+    rows = [{"round": number, "torchrun, seconds": f"{one['torchrun start s']:.2f}",
+             "Ray Train, seconds": f"{one['ray start s']:.2f}", "Ray / torchrun": f"{one['ray / torchrun start']:.1f}"}
+            for number, one in enumerate(rounds, 1)]
+    return [row for _, row in sorted(zip(_ratios(file), rows, strict=True), key=lambda pair: pair[0])]
 
 
 def ray_where(file):
-    """When that was measured, on what, and how."""
-    found = _measured(file)
-    day = time.strftime("%Y-%m-%d", time.gmtime(found["time"]))
-    versions, rounds = found["versions"], len(found["rounds"]["ray"])
-    return (f"**Recorded on another machine** (`{file}`): {found['machine']['cores']} cores, PyTorch "
-            f"{versions['torch']}, Ray {versions['ray']}, {day}. Medians of {rounds} rounds, in brackets the lowest "
-            "and the highest.")
+    """The median of the ratios; when, on what and how they were measured."""
+    found, ratios = _measured(file), _ratios(file)
+    day, versions = time.strftime("%Y-%m-%d", time.gmtime(found["time"])), found["versions"]
+    whole = statistics.median(one["torchrun whole s"] + one["ray whole s"] for one in found["rounds"]["ray"])
+    middle = f"Sorted by the ratio; its median is **{statistics.median(ratios):.1f}**. " if len(ratios) > 1 else ""
+    return (f"{middle}Recorded on {day}, on a machine with {found['machine']['cores']} cores, PyTorch "
+            f"{versions['torch']}, Ray {versions['ray']} (`{file}`). A round, until both prompts were back, took about "
+            f"{whole:.0f} s.")
+
+
+def _ratios(file):
+    return [one["ray / torchrun start"] for one in _measured(file)["rounds"]["ray"]]
 
 
 def _measured(file):

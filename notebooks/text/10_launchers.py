@@ -511,81 +511,88 @@ lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights
 #
 # Many jobs run on **Kubernetes**, which starts *pods* (a program with all that it needs) on the machines of a cluster;
 # Kubeflow Trainer starts a training there. **SkyPilot** rents machines of a cloud, sets them up, and gives them back.
-# On each machine both start a torchrun. A file for each stands beside the two for Slurm. *Neither was ever run
-# here*: Kubeflow's own model of such files knows every field of the first, SkyPilot's manual those of the second, and
-# torchrun reads both commands as it should: a test of the course holds them to it.
+# On each machine both start a torchrun. A file for each stands beside the two for Slurm. *Neither was ever run here.*
+# Tests of the course hold the first against the schemas of Kubeflow and Kubernetes, the second against a list of fields
+# that we typed from SkyPilot's manual, and ask torchrun's own parser what it makes of each command.
 
 # %%
-# !grep -h -A 1 "command:" {cluster}/trainjob.yaml
-# !grep -h -A 3 "exec" {cluster}/sky.yaml
+# !grep -hE "command:|args:|claimName|: /results$" {cluster}/trainjob.yaml
+# !grep -h -A 3 -e "file_mounts" -e "exec" {cluster}/sky.yaml
 
 # %% [markdown]
-# The second is the line of `torchrun.sbatch`. Where is the rest of the first? torchrun looks for each of its options in
-# the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [writes them
+# The second command has the options of `torchrun.sbatch`, and SkyPilot's variables instead of Slurm's (`sed -n 1p`
+# takes the first address of the list: all meet there). Where are those of the first? torchrun looks for each of its
+# options in the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [writes them
 # there](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
 # with `PET_NODE_RANK` and `PET_MASTER_ADDR`: a static rendezvous. A pod's disk ends with the pod, that of a rented
-# machine with the machine. So the log and the checkpoint go to a disk, or to storage of the cloud, that stays.
+# machine with the machine. So `/results`, with the log and the checkpoint, is neither: a volume of the cluster
+# (`claimName`) in the first file, a bucket of the cloud (`file_mounts`) in the second.
 #
-# **Ray Train** needs no torchrun. [Ray](https://docs.ray.io/en/latest/train/train.html) starts Python functions on the
-# machines of a cluster of its own, and the training becomes such a function: `scripts/rivals/ray_loop.py`, with
-# `main.py`'s weights at the end (a test compares them). What it adds:
+# **Ray Train** needs no torchrun. [Ray](https://docs.ray.io/en/latest/cluster/key-concepts.html) makes a cluster of its
+# own: a *head node*, which knows all machines and what is free on each, and *worker nodes*. It starts your Python as
+# *actors*: objects that live in a process each and do what others ask. The training becomes a function, and each rank
+# an actor that runs it: `scripts/rivals/ray_loop.py`, with `main.py`'s weights at the end (a test compares them). What
+# Ray adds:
 #
-# - *placement*: Ray counts the cores and GPUs of all machines, and gives each rank some that no other job has;
-# - *restart*: [`FailureConfig(max_failures=3)`](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html)
-#   starts all ranks again when one fails or its machine is lost, and your function goes on from its checkpoint;
+# - *placement*: it gives each rank cores and GPUs that no other job has;
+# - *restart*: like torchrun it starts all ranks [again](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html)
+#   when one fails. The difference is a lost machine: torchrun waits for a torchrun that somebody must start on
+#   another (or goes on with fewer, if `--nnodes=1:2` allows it); Ray finds another in its cluster by itself. (Neither
+#   survives the loss of its first machine, with the endpoint or [the
+#   head](https://docs.ray.io/en/latest/ray-core/fault_tolerance/nodes.html).)
 # - *data*: [other processes](https://docs.ray.io/en/latest/train/user-guides/data-loading-preprocessing.html), on other
 #   machines if you like, prepare the batches.
 #
-# **Predict.** Two ranks of `main.py`, one step: once by torchrun, once by a Ray of this one machine, which has to start
-# first. How many times as long does it take until the step is done?
+# **Predict.** Two ranks of `main.py`, one step, on one machine that has no Ray yet. torchrun starts two processes. Ray
+# starts seven of its own (Ray 2.60, counted with `ps`), then actors that watch, and then the two. How many times as long
+# does it take until the step is done: 1, 3, 10 or 30?
 
 # %%
-my_times = None  # as long as by torchrun
+my_times = None  # 1, 3, 10 or 30
 
 # %%
 ray = recorded / "ray-start/benchmark.json"
-lesson.predicted(my_times, told.ray_times(ray), "times")
+lesson.predicted(my_times, told.ray_order(ray), "times")
 lesson.table(told.ray_start(ray))
 lesson.verdict(told.ray_where(ray))
 
 # %% [markdown]
 # A training of hours does not notice. Whoever tries a small change every minute does. (Where a Ray runs already, part
-# of it is saved.)
+# of it is saved.) Your own machine: `pip install -r requirements-optional.txt`, then
+# `python scripts/measure/benchmark.py --only ray --rounds 1`.
 #
 # ## Which one?
 #
-# | launcher | starts ranks | gives addresses | starts again | shows the ranks' words |
-# |:--|:--|:--|:--|:--|
-# | torchrun | itself | you, or itself | all ranks | on the screen |
-# | mp.spawn | your script | your script | nothing | on the screen |
-# | Slurm | by `srun` | Slurm | the job | `--output` names a file |
-# | Ray Train | Ray | Ray | all ranks | where you started it |
-# | Kubeflow | by torchrun | Kubeflow | failed pods | `kubectl logs` |
-# | SkyPilot | by torchrun | SkyPilot | machines, job | `sky jobs logs` |
+# | launcher | starts ranks | gives addresses | starts again | how often (if you say nothing) | where the ranks' output is |
+# |:--|:--|:--|:--|:--|:--|
+# | torchrun | itself | you, or itself | all ranks | `--max-restarts` (0) | on the screen |
+# | mp.spawn | your script | your script | nothing | – | on the screen |
+# | Slurm | by `srun` | Slurm | the job | `--requeue`: after a node is lost | `--output` names a file |
+# | Ray Train | Ray | Ray | all ranks | `max_failures` (0) | where you started it |
+# | Kubeflow | by torchrun | Kubeflow | failed pods | [`backoffLimit`](https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy) (6) | `kubectl logs` |
+# | SkyPilot | by torchrun | SkyPilot | machines, job | lost machines: always; job: [`max_restarts_on_errors`](https://docs.skypilot.co/en/stable/examples/managed-jobs.html) (0) | `sky jobs logs` |
 #
-# How often, you say: `--max-restarts`, `--requeue`, `max_failures`,
-# [`backoffLimit`](https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy),
-# [`max_restarts_on_errors`](https://docs.skypilot.co/en/stable/examples/managed-jobs.html).
 # (`main.py`'s run log goes through none of them: rank 0 writes it, where `--log-file` says.)
 #
 # `torchrun`, unless there is a reason: it works on one node and on many, restarts the ranks, and names the one that
 # failed first. `mp.spawn`, when a program must be started by plain `python`. Slurm alone, when you want no process
-# between Slurm and your ranks: Slurm binds each to its cores and its GPU, signals it and logs it. The others, where your
-# machines are theirs.
+# between Slurm and your ranks: Slurm binds each to its cores and its GPU, signals it and logs it. Ray, Kubeflow or
+# SkyPilot, if your cluster is run by it.
 #
-# And what do the ranks use, once they run? `torch.distributed` has three layers:
+# And what do the ranks use, once they run? `torch.distributed` has three old parts:
 #
 # | | what it gives | here |
 # |:--|:--|:--|
 # | **c10d** | process groups and collectives | [03](03_processes_and_ranks.ipynb), [04](04_collectives.ipynb) |
 # | **DDP** | a model on each rank, gradients averaged; built on c10d | [06](06_ddp.ipynb) |
-# | **RPC** | call a function on another worker, by its name | not taught |
+# | **RPC** | call a function on another worker, for example a server that keeps the weights | not taught |
 #
-# RPC is [in maintenance mode](https://docs.pytorch.org/docs/stable/rpc.html). Its uses have moved: models too large for
-# one GPU to FSDP ([13](13_beyond_ddp.ipynb)) and
-# [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), programs of many different processes
-# that call each other (*actors*) to [Monarch](https://github.com/meta-pytorch/monarch) or Ray. More: [the
-# overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
+# Start nothing new with RPC: [its manual](https://docs.pytorch.org/docs/stable/rpc.html) calls it stable and in
+# maintenance mode, and [so is TensorPipe](https://github.com/pytorch/tensorpipe/pull/468), which carries its messages
+# (December 2025). What it was made for has other tools now: for models too large for one GPU FSDP
+# ([13](13_beyond_ddp.ipynb)) and [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), for
+# programs of many different processes actors, as in Ray or [Monarch](https://github.com/meta-pytorch/monarch). More:
+# [the overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
 # manual](https://docs.pytorch.org/docs/stable/elastic/run.html).
 
 # %% [markdown]

@@ -56,13 +56,19 @@ def test_ray_is_shown_beside_torchrun(tmp_path):
                     "ray / torchrun start": ray / torchrun, "ray / torchrun whole": (ray + 1) / (torchrun + 1)}
 
     file = tmp_path / "benchmark.json"
-    file.write_text(json.dumps({
-        "time": 1795495021.4, "machine": {"cores": 2}, "versions": {"torch": "2.14", "ray": "2.60"},
-        "rounds": {"ray": [one(4, 40), one(5, 100), one(3, 27)]}}))
-    assert lesson_10.ray_times(file) == 10
-    step, prompt = lesson_10.ray_start(file)
-    assert step == {"from the command until": "the step is done", "torchrun": "4 s (3 to 5)",
-                    "Ray Train": "40 s (27 to 100)", "Ray / torchrun": "10 (9 to 20)"}
-    assert prompt["torchrun"] == "5 s (4 to 6)"
+
+    def write(*rounds):
+        file.write_text(json.dumps({"time": 1795495021.4, "machine": {"cores": 2}, "rounds": {"ray": rounds},
+                                    "versions": {"torch": "2.14", "ray": "2.60"}}))
+
+    write(one(4, 40), one(5, 100), one(3, 27))
+    assert lesson_10.ray_start(file)[0] == {"round": 3, "torchrun, seconds": "3.00",
+                                            "Ray Train, seconds": "27.00", "Ray / torchrun": "9.0"}
+    assert [row["round"] for row in lesson_10.ray_start(file)] == [3, 1, 2]
     said = lesson_10.ray_where(file)
-    assert "2 cores, PyTorch 2.14, Ray 2.60, 2026-11-24. Medians of 3 rounds" in said
+    assert said.startswith("Sorted by the ratio; its median is **10.0**. Recorded on 2026-11-24, on a machine with 2")
+    assert "PyTorch 2.14, Ray 2.60" in said and said.endswith("took about 46 s.")
+    for ray, order in ((4, 1), (8, 3), (40, 10), (60, 10), (80, 30), (900, 30)):
+        write(one(4, ray))
+        assert lesson_10.ray_order(file) == order
+    assert lesson_10.ray_where(file).startswith("Recorded on 2026-11-24"), "one round has no median"
