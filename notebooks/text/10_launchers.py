@@ -512,8 +512,8 @@ lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights
 # Many jobs run on **Kubernetes**, which starts *pods* (a program with all that it needs) on the machines of a cluster;
 # Kubeflow Trainer starts a training there. **SkyPilot** rents machines of a cloud, sets them up, and gives them back.
 # On each machine both start a torchrun. A file for each stands beside the two for Slurm. *Neither was ever run here.*
-# Tests of the course hold the first against the schemas of Kubeflow and Kubernetes, the second against a list of fields
-# that we typed from SkyPilot's manual, and ask torchrun's own parser what it makes of each command.
+# Tests hold the first against the schemas of Kubeflow and Kubernetes, the second against a list of fields typed from
+# SkyPilot's manual, and ask torchrun's own parser what it makes of each command.
 
 # %%
 # !grep -hE "command:|args:|claimName|: /results$" {cluster}/trainjob.yaml
@@ -524,22 +524,19 @@ lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights
 # takes the first address of the list: all meet there). Where are those of the first? torchrun looks for each of its
 # options in the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [writes them
 # there](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
-# with `PET_NODE_RANK` and `PET_MASTER_ADDR`: a static rendezvous. A pod's disk ends with the pod, that of a rented
-# machine with the machine. So `/results`, with the log and the checkpoint, is neither: a volume of the cluster
-# (`claimName`) in the first file, a bucket of the cloud (`file_mounts`) in the second.
+# with `PET_NODE_RANK` and `PET_MASTER_ADDR`: a static rendezvous. The disk of a pod or a rented machine ends with it, so
+# `/results` is neither: a volume of the cluster (`claimName`), and a bucket of the cloud (`file_mounts`).
 #
 # **Ray Train** needs no torchrun. [Ray](https://docs.ray.io/en/latest/cluster/key-concepts.html) makes a cluster of its
-# own: a *head node*, which knows all machines and what is free on each, and *worker nodes*. It starts your Python as
-# *actors*: objects that live in a process each and do what others ask. The training becomes a function, and each rank
-# an actor that runs it: `scripts/rivals/ray_loop.py`, with `main.py`'s weights at the end (a test compares them). What
-# Ray adds:
+# own, of a *head node*, which knows what is free where, and *workers*. On these it starts *actors*: Python objects, each
+# in a process of its own, that do what others ask. The training becomes a function, and each rank an actor that runs
+# it: `scripts/rivals/ray_loop.py`, with `main.py`'s weights at the end (a test compares them). What Ray adds:
 #
 # - *placement*: it gives each rank cores and GPUs that no other job has;
-# - *restart*: like torchrun it starts all ranks [again](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html)
-#   when one fails. The difference is a lost machine: torchrun waits for a torchrun that somebody must start on
-#   another (or goes on with fewer, if `--nnodes=1:2` allows it); Ray finds another in its cluster by itself. (Neither
-#   survives the loss of its first machine, with the endpoint or [the
-#   head](https://docs.ray.io/en/latest/ray-core/fault_tolerance/nodes.html).)
+# - *restart*: torchrun, too, starts all ranks again when one fails. But when a machine is lost, it waits until somebody
+#   starts a torchrun on another (or goes on with fewer, with `--nnodes=1:2`); [Ray finds
+#   another](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html) in its cluster by itself, unless [the
+#   head](https://docs.ray.io/en/latest/ray-core/fault_tolerance/nodes.html) is lost;
 # - *data*: [other processes](https://docs.ray.io/en/latest/train/user-guides/data-loading-preprocessing.html), on other
 #   machines if you like, prepare the batches.
 #
@@ -557,8 +554,8 @@ lesson.table(told.ray_start(ray))
 lesson.verdict(told.ray_where(ray))
 
 # %% [markdown]
-# A training of hours does not notice. Whoever tries a small change every minute does. (Where a Ray runs already, part
-# of it is saved.) Your own machine: `pip install -r requirements-optional.txt`, then
+# A training of hours does not notice; whoever tries a small change every minute does. (Where a Ray runs already, part
+# of it is saved.) On your machine: `pip install -r requirements-optional.txt`, then
 # `python scripts/measure/benchmark.py --only ray --rounds 1`.
 #
 # ## Which one?
@@ -587,12 +584,12 @@ lesson.verdict(told.ray_where(ray))
 # | **DDP** | a model on each rank, gradients averaged; built on c10d | [06](06_ddp.ipynb) |
 # | **RPC** | call a function on another worker, for example a server that keeps the weights | not taught |
 #
-# Start nothing new with RPC: [its manual](https://docs.pytorch.org/docs/stable/rpc.html) calls it stable and in
-# maintenance mode, and [so is TensorPipe](https://github.com/pytorch/tensorpipe/pull/468), which carries its messages
-# (December 2025). What it was made for has other tools now: for models too large for one GPU FSDP
-# ([13](13_beyond_ddp.ipynb)) and [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), for
-# programs of many different processes actors, as in Ray or [Monarch](https://github.com/meta-pytorch/monarch). More:
-# [the overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
+# Start nothing new with RPC: [its manual](https://docs.pytorch.org/docs/stable/rpc.html) says "stable and in maintenance
+# mode", and [so is TensorPipe](https://github.com/pytorch/tensorpipe/pull/468), which carries its messages (December
+# 2025). For models too large for one GPU there are FSDP ([13](13_beyond_ddp.ipynb)) and
+# [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), for processes that call each other
+# Ray or [Monarch](https://github.com/meta-pytorch/monarch). More: [the
+# overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
 # manual](https://docs.pytorch.org/docs/stable/elastic/run.html).
 
 # %% [markdown]
