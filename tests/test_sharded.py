@@ -230,6 +230,9 @@ def test_a_map_shows_what_the_model_chooses():
 def test_states_stand_beside_the_memory_of_a_device():
     rows = predict.memory.shared_out(7e9, 8)
     (ax,) = plots.sharded.states(rows, 80e9, "title").axes
+    parts = [size for held in rows.values() for size in held.values() if size]
+    numbers = [text.get_text() for text in ax.texts if text.get_text().isdigit()]
+    assert sorted(numbers) == sorted(f"{size / 1e9:.0f}" for size in parts), "each part has its number, small ones too"
     assert ax.lines[0].get_xdata() == [80, 80] and [label.get_text() for label in ax.get_yticklabels()] == list(rows)
     assert sum(bar.get_width() for bar in ax.patches) == pytest.approx(
         sum(sum(parts.values()) for parts in rows.values()) / 1e9)

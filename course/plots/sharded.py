@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter
 
 from course import predict
-from course.plots.style import COLOURS, WARNING, bare, colour_of, halo, key_below, name_rows, stacked, write_in
+from course.plots.style import COLOURS, ROOM, WARNING, bare, colour_of, halo, key_below, name_rows, stacked, write_in
 from course.plots.timelines import timeline
 
 SHARED = "#D9D9D9"  # by all ranks
@@ -87,6 +87,11 @@ def states(rows, limit, title):
     fig, ax = plt.subplots(figsize=(15, 7))
     bars = [{part: size / 1e9 for part, size in parts.items() if size} for parts in rows.values()]
     key_below(fig, stacked(ax, list(rows), bars, PARTS, "GB a device (predicted)", "GB", range(len(rows))))
+    narrow = ROOM * max(sum(parts.values()) for parts in bars)
+    for bar in ax.patches:
+        if bar.get_width() <= narrow:  # the others have theirs inside
+            ax.text(bar.get_x() + bar.get_width() / 2, bar.get_y(), f"{bar.get_width():.0f}", fontsize=14, ha="center",
+                    va="bottom")
     ax.axvline(limit / 1e9, color="black", linewidth=3)
     ax.text(limit / 1e9, -0.62, f" {limit / 1e9:.0f} GB: a device ", va="bottom", ha="center", fontweight="bold")
     ax.set_title(title, pad=38)
@@ -117,8 +122,10 @@ def maps(links, devices, parameters, yours):
         chart(drawn[-1], devices, parameters, ax, title)
         x, y = (np.interp(math.log(mine), np.log(all_of_them), range(len(all_of_them))) + 0.5
                 for mine, all_of_them in zip(yours, (devices, parameters), strict=True))
-        ax.plot(x, y, "o", markersize=26, markerfacecolor="none", markeredgecolor="black", markeredgewidth=4)
-        ax.annotate("yours", (x, y), (18, 14), textcoords="offset points", fontweight="bold", path_effects=halo())
+        ax.plot(x, y, "o", markersize=8, markerfacecolor="black", markeredgecolor="white", markeredgewidth=2)
+        aside = 60 if y < len(parameters) / 2 else -75  # the mark's neighbours stay to be seen, and the title
+        ax.annotate("yours", (x, y), (0, aside), textcoords="offset points", fontweight="bold", path_effects=halo(),
+                    ha="center", arrowprops={"arrowstyle": "-", "linewidth": 2, "shrinkB": 6})
     axes[0, 0].set_ylabel("parameters")
     used = {way for ways in drawn for row in ways for way in row}
     key_below(fig, {way: colour for way, colour in WAYS.items() if way in used})

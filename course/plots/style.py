@@ -27,6 +27,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ["o", "s", "^", "D", "v", "p", "h"]  # each has an inside that can be hollow
 LINES = {"live": "-", "recorded": "--", "predicted": ":"}
 PHASES = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73"}
+ROOM = 0.06  # for a number in a part of a bar, as a share of the longest bar
 GREY, PALE, WARNING = "#5F5F5F", "#E3E3E3", "#D55E00"
 
 
@@ -94,7 +95,7 @@ def stacked(ax: Axes, names: list[str], bars: list[dict], colours: dict, xlabel:
                 look = {"edgecolor": inside, "linestyle": ":", "linewidth": 3}
                 inside = [1 - 0.4 * (1 - light) for light in mpl.colors.to_rgb(inside)]
             ax.barh(y, width, left=left, height=0.6, facecolor=inside, **look)
-            if width > 0.06 * longest:  # there is room to write
+            if width > ROOM * longest:
                 write_in(ax, left + width / 2, y, f"{width:.{digits}f}", inside)
             left += width
         if unit and parts:
