@@ -13,6 +13,8 @@ import contextlib
 import logging
 import threading
 from dataclasses import replace
+from itertools import product
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ from scripts.lessons import tiny_transformer as tiny
 from scripts.lessons.shard_ways import MICRO_BATCHES, WAYS, limits
 
 MOST_RANKS = 4  # the model has four layers, one a stage
-TIMED = 4  # steps of a pipeline with the model LARGER, of which the shortest is drawn
+PIPELINES, TIMED = ("gpipe", "1f1b"), 7  # steps of each with the model LARGER, of which the median is drawn
 LARGER = replace(tiny.SHAPE, hidden=144, sequence=64)
 
 
@@ -79,7 +81,7 @@ def compare(way, here, steps, watchdog, reference, expected_losses):
     return {"ranks": held, "losses": losses, "weights_off": max(off), "state_of": state_of,
             "loss_off": max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True)),
             "pieces": {name: [of_rank.get(name) for of_rank in pieces] for name in reference},
-            "timeline": timeline(way, here, watchdog) if setup.events else []}
+            "timeline": []}
 
 
 def compare_or_say(*arguments):
@@ -105,24 +107,26 @@ def piece(mine, everything):
     raise RuntimeError("what this rank holds is nowhere in the whole weight")
 
 
-def timeline(way, here, watchdog):
-    """The events of all ranks in one step of a larger model, with `rank`, in ms since the first.
+def timelines(ways, here, watchdog):
+    """{way: the events of all ranks in one step of a larger model, with `rank`, in ms since the first}, of pipelines.
 
-    The shortest of a few steps: on a busy machine a rank may lose its core in the middle. The small model's
-    micro-batches would take no longer than it takes to send them.
+    Each begins and ends at the median of its moments in some steps: on a busy machine a rank may lose its core in the
+    middle of any of them. (What never overlaps in a step does not in the medians.) The ways take turns, so that what
+    disturbs one disturbs the others, too. The small model's micro-batches would take no longer than to send them.
     """
-    steps, setup = [], WAYS[way](tiny.TinyTransformer(LARGER), here)
-    for tokens, targets in tiny.batches(TIMED, LARGER):
+    setups, steps = {way: WAYS[way](tiny.TinyTransformer(LARGER), here) for way in ways}, {way: [] for way in ways}
+    for (tokens, targets), way in product(tiny.batches(1 + TIMED, LARGER), ways):
         watchdog.beat(f"{way}, timed")
-        setup.events.clear()
+        events = setups[way].events
+        events.clear()
         dist.barrier()
-        setup.backward(tokens, targets)
-        events = [{"rank": rank, **event} for rank, own in enumerate(rank_program.gathered(setup.events))
-                  for event in own]
+        setups[way].backward(tokens, targets)
+        events = [{"rank": rank, **event} for rank, own in enumerate(rank_program.gathered(events)) for event in own]
         first = min(event["start"] for event in events)  # the ranks of one machine share a clock
-        steps.append([{**event, "start": 1000 * (event["start"] - first), "end": 1000 * (event["end"] - first)}
-                      for event in events])
-    return min(steps, key=lambda events: max(event["end"] for event in events))
+        steps[way].append([{**event, "start": 1000 * (event["start"] - first), "end": 1000 * (event["end"] - first)}
+                           for event in events])
+    return {way: [{**same[0], **{moment: median(event[moment] for event in same) for moment in ("start", "end")}}
+                  for same in zip(*steps[way][1:], strict=True)] for way in ways}  # the first makes what the others use
 
 
 # ------------------------------------------------------------------------------------------------ command
@@ -171,6 +175,9 @@ def main():
             else:
                 found["ways"][way] = compare_or_say(way, here, args.steps, watchdog, reference, losses)
             dist.barrier()
+        pipelines = [way for way in PIPELINES if "losses" in found["ways"].get(way, {})]
+        for way, events in timelines(pipelines, here, watchdog).items():
+            found["ways"][way]["timeline"] = events
     if here.rank == 0:
         rank_program.write_json(args.out, found)
         for way, result in found["ways"].items():
