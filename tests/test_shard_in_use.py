@@ -1,6 +1,7 @@
 """scripts/lessons/shard_in_use.py: FSDP2 as it is used, compared with one process and with the bytes predicted."""
 
 import json
+import re
 
 import launch
 import pytest
@@ -39,6 +40,7 @@ def test_16_bits_are_gathered_and_32_are_stored(found):
     # bfloat16 rounds each value by up to 2^-8; Adam moves a weight by about its rate, whatever the gradient's size.
     assert 1e-4 < mixed["gradient_off"] < 0.02
     assert mixed["weights_off"] < 2 * STEPS * tiny_transformer.ADAM["lr"]
+    assert plain["change_off"] < 1e-5 < mixed["gradient_off"] < mixed["change_off"] < 0.2
     for counted, other in zip(mixed["ranks"], plain["ranks"], strict=True):
         assert set(counted["types"].values()) == {"float32"}
         assert {row["type"] for row in counted["sent"] if row["collective"] == "all_gather"} == {"bfloat16"}
@@ -64,6 +66,8 @@ def test_recomputing_keeps_the_input_of_each_block_and_one_block_at_a_time(found
         assert saves == shape.layers * (layer - its_input)
         assert counted["alive"] < 0.6 * other["alive"], "not all blocks are there again at the same time"
         assert 1.15 * other["operations"] < counted["operations"] < 4 / 3 * other["operations"]
+    counted, predicted = re.findall(r"(\d+)%", told.made_again(found, shape))
+    assert counted == predicted
 
 
 def test_hsdp_adds_up_over_the_copies(found):
@@ -81,7 +85,8 @@ def test_a_norm_of_all_shards_clips_as_one_process_and_that_of_its_own_does_not(
     assert right["weights_off"] < 1e-5 and wrong["weights_off"] > 1e-3
     assert len(set(wrong["norms"])) == 4, "each rank divides by a norm of its own"
     assert sum(norm**2 for norm in wrong["norms"]) == pytest.approx(one["norms"][0]**2, rel=1e-5), "its part of the sum"
-    assert 0 < right["sent"] < 1000 < right["all_gathered"]
+    assert (right["calls"], right["sent"]) == (1, 2 * 3 / 4 * 4 * right["parameters"]), "a number for each parameter"
+    assert wrong["calls"] == wrong["sent"] == 0
     gathered = predict.memory.sent_by_fsdp(tiny_transformer.SHAPE, 4)["reduce_scatter"]
     assert right["all_gathered"] == gathered, "to make all gradients whole sends as much as their reduce_scatter"
 
@@ -96,9 +101,10 @@ def test_four_ranks_save_and_two_go_on(found, folder):
     assert all(path.suffix != ".json" and not path.is_dir() for path in (folder / "dcp").iterdir()), "no timed ones"
 
 
-def test_a_checkpoint_written_meanwhile_holds_training_up_for_less(found):
+def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_it(found):
     timed = found["timed"]
-    assert 0 < timed["async_save"] < timed["until whole"] and timed["save"] > 0
+    assert timed["steps"] >= 1, "a step came before it was whole"
+    assert timed["as it was"], "it was loaded, and its weights are those of the call"
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -116,8 +122,7 @@ def test_the_tables_say_what_was_counted(found):
     assert rows[0] == {"of rank 0": "parameters, bytes", "FSDP2": f"{held['parameters']:,} float32",
                        "FSDP2, 16 bits": f"{held['parameters']:,} float32"}
     rows = told.sent(found, tiny_transformer.SHAPE)
-    assert all(row["counted, bytes"] == row["predicted, bytes"] for row in rows)
     assert [row["ranks"] for row in rows if row["way"] == "HSDP"] == ["0 1", "0 1", "0 2"]
     assert 60 < told.sent_share(found) < 70, "weights by half, gradients not: (2 + 2 + 4) / (4 + 4 + 4)"
     assert [row["type of the norm"] for row in told.clipped(found)] == ["Tensor", "DTensor", "Tensor"]
-    assert told.held_up(found)[0]["compared with save"] == "100%"
+    assert [row["way"] for row in rows if row["rank 0 sends in a step, bytes"] != row["predicted, bytes"]] == []

@@ -4,8 +4,11 @@
 shard_in_use.py, for FSDP2 as it is used.
 """
 
+import math
+
+from course.lesson import some
 from course.plots.sharded import NAMES, PARTS
-from course.predict import memory
+from course.predict import checkpoints, memory
 
 
 def working(found):
@@ -37,27 +40,40 @@ def held(found, way):
 
 
 def share(found, way, part):
-    """How much of the one process's bytes rank 0 holds, in percent; None where this torch lacks the way."""
+    """How much of the one process's bytes rank 0 holds, beside a half; None where this torch lacks the way."""
     if way not in working(found):
         return None
-    return 100 * found["ways"][way]["ranks"][0][part] / found["ways"]["one"]["ranks"][0][part]
+    part_of_it = found["ways"][way]["ranks"][0][part] / found["ways"]["one"]["ranks"][0][part]
+    return "half" if abs(part_of_it - 0.5) < 0.01 else "less than half" if part_of_it < 0.5 else "more than half"
 
 
-def waited(found):
-    """{way: the share of its time in which a rank of the pipeline computed nothing, in percent}."""
-    shares = {}
+def lengths(found):
+    """{way: (ms of a step of the pipeline, the share of them in which a rank computed nothing)}."""
+    pipelines = {}
     for way, result in working(found).items():
         if events := result["timeline"]:
             end, ranks = max(event["end"] for event in events), len({event["rank"] for event in events})
-            shares[NAMES[way]] = 100 * (1 - sum(event["end"] - event["start"] for event in events) / (ranks * end))
-    return shares
+            pipelines[NAMES[way]] = end, 1 - sum(event["end"] - event["start"] for event in events) / (ranks * end)
+    return pipelines
 
 
 def bubbles(found):
-    """A row for each schedule: the bubble of the equation, and the waiting that was measured."""
+    """A row for each schedule: the bubble of the equation, the waiting that was measured, and the length of a step."""
     counted = memory.bubble(found["world_size"], found["micro_batches"])
-    return [{"schedule": name, "by the equation": f"{counted:.0%}", "measured": f"{share:.0f}%"}
-            for name, share in waited(found).items()]
+    return [{"schedule": name, "waits, by the equation": f"{counted:.0%}", "waits, measured": f"{share:.0%}",
+             "the step took, ms": f"{end:.0f}"} for name, (end, share) in lengths(found).items()]
+
+
+def as_long(found):
+    """Whether the pipelines' steps took equally long, as the equation says."""
+    ends = sorted((end, name) for name, (end, _) in lengths(found).items())
+    if len(ends) < 2:
+        return "This torch has not both schedules."
+    (short, other), (long, slow) = ends[0], ends[-1]
+    if long < 1.1 * short:
+        return f"Both steps took about as long, {short:.0f} and {long:.0f} ms: the equation says so, too."
+    return (f"**{slow} took {long / short - 1:.0%} longer than {other}.** The equation has both equally long: it knows "
+            "nothing of sending, and of what else a machine does.")
 
 
 def against(found, shape):
@@ -97,9 +113,9 @@ SENT_AS = {"fsdp": {"shards": 4}, "mixed": {"shards": 4, "gathered": 2}, "recomp
            "hsdp": {"shards": 2, "copies": 2}}  # of predict.memory.sent_by_fsdp
 
 
-def messages(in_use, way):
-    """What rank 0 sends in a step, without the loss, which is one number."""
-    return [row for row in in_use["ways"][way]["ranks"][0]["sent"] if row["bytes"] > 100]
+def messages(in_use, way, rank=0):
+    """What a rank sends in a step, without the loss, which is one number."""
+    return [row for row in in_use["ways"][way]["ranks"][rank]["sent"] if row["bytes"] > 100]
 
 
 def beside(in_use, way):
@@ -112,18 +128,59 @@ def beside(in_use, way):
             "sent in a step, bytes": f"{sum(row['bytes'] for row in messages(in_use, name)):,}",
             "operations in a step": f"{counted['operations'] / 1e6:,.0f} million",
             "first gradient, off by": f"{result['gradient_off']:.1e} of its length",
-            "any weight in the end, off by": f"{result['weights_off']:.0e}"}
+            "what training changed in the weights, off by": f"{result['change_off']:.1e} of its length"}
     plain, other = column("fsdp"), column(way)
     return [{"of rank 0": what, IN_USE["fsdp"]: plain[what], IN_USE[way]: other[what]} for what in plain]
+
+
+def rounded(in_use):
+    """How far 16 bits put off the change of the weights, beside the first gradient: both as a share of their length."""
+    mixed = in_use["ways"]["mixed"]
+    told = (f"The first gradient is off by {mixed['gradient_off']:.1%} of its length, and what training changed in the "
+            f"weights by {mixed['change_off']:.1%}")
+    if mixed["change_off"] <= mixed["gradient_off"]:
+        return f"{told}: no more."
+    return (f"{told}, which is more. Adam moves each weight by about its learning rate a step, however small the "
+            "gradient; and where a gradient is near 0, rounding may change its sign.")
+
+
+def made_again(in_use, shape):
+    """What recomputing adds to the operations of a step, counted and from the sizes of the matrices."""
+    plain, again = (in_use["ways"][way]["ranks"][0]["operations"] for way in ("fsdp", "recomputed"))
+    down = 4 * shape.hidden**2  # products for a token
+    of_a_block = 12 * shape.hidden**2 + 2 * shape.sequence * shape.hidden
+    forward = shape.layers * of_a_block + shape.hidden * shape.vocabulary
+    predicted = shape.layers * (of_a_block - down) / (3 * forward)
+    return (f"Recomputing adds **{again / plain - 1:.0%}** to the operations of a step. All of forward once more would "
+            "be a third, for backward has two products for each of forward. But the output layer is not made again, "
+            "nor is the last product of a block, `down`: nothing in the block's backward needs what comes out of it. "
+            f"So predicted: {predicted:.0%}.")
 
 
 def sent(in_use, shape):
     """A row for each collective of each way: who takes part, and bytes that rank 0 sends, counted and predicted."""
     predicted = {way: memory.sent_by_fsdp(shape, **asked) for way, asked in SENT_AS.items()}
     return [{"way": IN_USE[way], "collective": row["collective"], "type": row["type"],
-             "ranks": " ".join(map(str, row["ranks"])), "counted, bytes": f"{row['bytes']:,}",
+             "ranks": " ".join(map(str, row["ranks"])),
+             "rank 0 sends in a step, bytes": f"{row['bytes']:,}",
              "predicted, bytes": f"{predicted[way][row['collective']]:,}"}
             for way in SENT_AS for row in messages(in_use, way)]
+
+
+def crossing(in_use, way):
+    """Bytes of a step that go from node to node, of all ranks: two ranks a node, and rings in the order of ranks."""
+    total = 0
+    for rank in range(in_use["world_size"]):
+        for row in messages(in_use, way, rank):
+            following = row["ranks"][(row["ranks"].index(rank) + 1) % len(row["ranks"])]
+            total += row["bytes"] * (following // 2 != rank // 2)
+    return total
+
+
+def between_nodes(in_use):
+    plain, hybrid = (crossing(in_use, way) for way in ("fsdp", "hsdp"))
+    return (f"From node to node all ranks together send {plain:,} bytes a step with FSDP2, and {hybrid:,} with HSDP: "
+            f"**{hybrid / plain:.0%}** of it.")
 
 
 def sent_share(in_use):
@@ -142,27 +199,62 @@ def clipped(in_use):
 
 
 def made_whole(in_use):
-    """What it costs to make all gradients whole, beside the one number that clipping needs."""
+    """What it costs to make all gradients whole, beside the numbers that clipping needs."""
     one = in_use["clip"]["clip"]
-    return (f"Each rank sends {one['all_gathered']:,} bytes for full_tensor() of all gradients, and {one['sent']:,} "
-            "for the norm.")
+    ranks = len(one["norms"])
+    numbers = one["sent"] * ranks / (2 * 4 * (ranks - 1))  # of 4 bytes, in a ring that adds them up
+    each = "one for each parameter" if numbers == one["parameters"] else f"for {one['parameters']} parameters"
+    return (f"Each rank sends {one['all_gathered']:,} bytes for full_tensor() of all gradients. For the norm it sends "
+            f"{one['sent']:,} bytes in {some(one['calls'], 'all-reduce')}: {some(round(numbers), 'number')}, {each}.")
 
 
 def went_on(in_use, loaded):
     """A row for each of the two runs: who holds what of the same weights."""
-    return [{"run": name, "ranks": len(one["rows"]), "rows of the head": " ".join(map(str, one["rows"])),
+    return [{"run": name, "ranks": len(one["rows"]), "rows of the output layer": " ".join(map(str, one["rows"])),
              "checksum of all weights": one["checksum"], "in the end off by": off}
             for name, one, off in (("saved", in_use["saved"], "–"),
                                    ("loaded, trained on", loaded["loaded"], f"{loaded['loaded']['weights_off']:.0e}"))]
 
 
-def held_up(in_use):
-    """A row for each way to write a checkpoint: how long training waits, and how long until it is whole."""
+def deltas(in_use):
+    """{call: (seconds that it takes from training, seconds from its return until the checkpoint is whole)}."""
     timed = in_use["timed"]
-    return [{"": f"{call}, {timed['bytes'] / 1e6:.0f} MB", "training waits, ms": f"{1000 * timed[call]:.0f}",
-             "compared with save": f"{timed[call] / timed['save']:.0%}",
-             "whole after, ms": f"{1000 * timed[whole]:.0f}"}
-            for call, whole in (("save", "save"), ("async_save", "until whole"))]
+    return {"save": (timed["save"], 0), "async_save": (timed["async_save"] + timed["slower"],
+                                                       timed["until whole"] - timed["async_save"])}
+
+
+def held_up(in_use, between):
+    """A row for each way to write a checkpoint: what it takes from training, and what becomes of lesson 11's interval.
+
+    `between`: mean seconds between two failures. One that comes before the checkpoint is whole goes back by an interval
+    more: of all failures, on average by as long as that takes.
+    """
+    timed, rows = in_use["timed"], []
+    for call, (delta, late) in deltas(in_use).items():
+        best = math.sqrt(2 * delta * between)
+        lost = checkpoints.lost(best, delta, between, late)
+        rows.append({"": f"{call}, {timed['bytes'] / 1e6:.0f} MB", "training waits, ms": f"{1000 * timed[call]:.0f}",
+                     "and is slower by, ms": f"{1000 * (delta - timed[call]):.0f}",
+                     "δ: both, ms": f"{1000 * delta:.0f}",
+                     "whole after the return, ms": f"{1000 * late:.0f}", "best interval, s": f"{best:.0f}",
+                     "lost, %": f"{100 * sum(lost.values()):.2f}"})
+    return rows
+
+
+def meanwhile(in_use):
+    """Whether training went on while a checkpoint was written, and whether that has made δ smaller."""
+    timed, (plain, other) = in_use["timed"], (delta for delta, _ in deltas(in_use).values())
+    went = f"Training went on meanwhile, for {some(round(timed['steps']), 'step')}" if timed["steps"] else (
+        "**Training made no step meanwhile**")
+    kept = "the checkpoint holds the weights of the call, bit for bit" if timed["as it was"] else (
+        "**the checkpoint does not hold the weights of the call**")
+    if other < 0.9 * plain:
+        gain = f"δ is {other / plain:.0%} of what it is with `save`."
+    elif timed["async_save"] < 0.9 * plain:
+        gain = ("**δ is not smaller**, though training waits for less: the steps meanwhile are slower.")
+    else:
+        gain = "**Training waits for no less.**"
+    return f"{went}, and {kept}. {gain}"
 
 
 def graphs(compiled):

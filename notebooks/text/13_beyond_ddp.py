@@ -25,7 +25,9 @@
 # - use FSDP2 as large trainings do: 16 bits, recomputed activations, clipped gradients, a copy in each node, checkpoints;
 # - choose the simplest way that fits.
 #
-# **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb).
+# **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb); for
+# *Checkpoints* also δ and DCP of [11](11_fault_tolerance.ipynb). What lesson [14](14_make_it_faster.ipynb) teaches of
+# autocast and `torch.compile` is said here in a few words.
 #
 # **Time.** About 140 minutes for you, 2 for the machine.
 
@@ -96,8 +98,9 @@ plots.picture(plots.sharded.states(rows, 80e9, title))
 #
 # ### Exercise 1: does it fit?
 #
-# The paper's stages, 0 for none of them. Return the fewest devices of `memory` bytes on which parameters, gradients
-# and optimizer state fit, or `None` if no number is enough.
+# Count as the paper does: 2 bytes a parameter, 2 for its gradient, 12 for its optimizer state. Stage 0 shares out
+# nothing, 1 the optimizer's state, 2 also the gradients, 3 also the parameters. Return the fewest devices of `memory`
+# bytes on which all three fit, or `None` if no number is enough.
 
 # %%
 def my_fewest(parameters, memory, stage):
@@ -120,7 +123,8 @@ check.fits(my_fewest)
 #   into 12 *heads* that compute apart from each other;
 # - an **MLP**: two layers, `up` to 192 *hidden values* and `down` to 48.
 #
-# Before each stands a LayerNorm. At the end the `head` gives a score (a *logit*) for each letter that may come next.
+# Before each stands a LayerNorm. At the end the **output layer** (`head` in the code) gives a score (a *logit*) for
+# each letter that may come next.
 #
 # `scripts/lessons/shard_model.py` trains it in several ways, on two ranks with gloo, on
 # the CPU in 32 bits. Each way starts from the same weights and sees the same text.
@@ -223,8 +227,8 @@ lesson.table(told.held(two, "fsdp"))
 #
 # ### Exercise 3: who keeps what?
 #
-# `model` is an `nn.Sequential` of three `nn.Linear` (with bias) and activations between them; `mesh` is a line of all
-# ranks. Write `my_shards(model, mesh)`:
+# `model` is an `nn.Sequential` of three `nn.Linear` (with bias) and ReLUs between them; `mesh` is a line of all ranks.
+# Write `my_shards(model, mesh)`:
 #
 # 1. **Before** you share anything out, work out what this rank will hold of each parameter: a dict
 #    {name in `model.named_parameters()`: shape}. The three layers have 8, 4 and 2 rows, the check has 3 ranks.
@@ -264,14 +268,14 @@ lesson.code(shard_ways.tp, shard_ways.split_matrices)
 # `ColwiseParallel` cuts a layer's outputs, `RowwiseParallel` its inputs, so that nothing has to be sent between the two.
 # (PyTorch keeps a weight as outputs × inputs. So ColwiseParallel cuts the *rows* of what you see.)
 #
-# **Predict.** Each of two ranks computes half of every matrix product. How many percent of one process's activations
-# does it keep?
+# **Predict.** Each of two ranks computes half of every matrix product. One process keeps activations for backward; how
+# many of them does one of the two ranks keep? (What of a block is no matrix product?)
 
 # %%
-my_share = None  # percent
+my_share = None  # "less than half", "half" or "more than half"
 
 # %%
-lesson.predicted(my_share, told.share(two, "tp", "activations"), "%")
+lesson.predicted(my_share, told.share(two, "tp", "activations"))
 lesson.table(told.held(two, "tp"))
 
 # %% [markdown]
@@ -323,12 +327,13 @@ my_bubble = None  # percent
 # %%
 lesson.predicted(my_bubble, 100 * predict.memory.bubble(2, 4), "%")
 lesson.table(told.bubbles(two))
+lesson.verdict(told.as_long(two))
 plots.picture(plots.sharded.schedules(two))
 
 # %% [markdown]
 # With p ranks and m micro-batches it is (p − 1) / (m + p − 1), for both schedules. What is measured also has the time
-# for sending, and unequal stages: the last also has the head. (For this picture the model is larger, so that
-# computing takes longer than sending.)
+# for sending, and unequal stages: the last also has the output layer. (For this picture the model is larger, so that
+# computing takes longer than sending. Each box begins and ends at its median of several steps.)
 #
 # The two differ in memory. With GPipe all micro-batches wait for their backward. With 1F1B at most as many wait as
 # there are ranks; on the last rank it is one. Here is what all the ways keep:
@@ -343,7 +348,8 @@ plots.picture(plots.sharded.memory(two))
 #
 # Look first at which part is the largest. In this small model it is the activations, in every way.
 # `torch.utils.checkpoint` makes them smaller, on one device, too: it keeps
-# only the input of each block, and backward runs the block again. That is about a third more to compute.
+# only the input of each block, and backward runs the block again. That is at most a third more to compute: backward
+# has two products for each one of forward.
 #
 # Is the memory as predicted? `predict.memory.count` knows shapes, and how each way cuts them. All bytes of all ranks:
 
@@ -382,8 +388,8 @@ plots.picture(plots.sharded.pieces(four, list(told.working(four)), weights))
 lesson.table(told.limits(two))
 
 # %% [markdown]
-# TP needs sizes that its ranks divide, heads and MLP, and 1F1B at least as many micro-batches as ranks. FSDP and ZeRO-1
-# take any size.
+# TP needs sizes that its ranks divide, attention heads and MLP, and 1F1B at least as many micro-batches as ranks. FSDP and
+# ZeRO-1 take any size.
 #
 # ## FSDP2 as it is used
 #
@@ -417,14 +423,13 @@ my_bytes = None  # percent
 in_use = json.loads(Path("results/live/13_in_use.json").read_text())
 lesson.predicted(my_bytes, told.sent_share(in_use), "%")
 lesson.table(told.beside(in_use, "mixed"))
+lesson.verdict(told.rounded(in_use))
 
 # %% [markdown]
 # What is kept has 32 bits: parameters, gradients, Adam's averages. What is there *for a moment* has 16, and so have most
 # activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast them.)
 #
-# bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %. That is about how
-# far the gradient is off. The weights are off by more: Adam moves each weight by about its learning rate (here
-# 0.003) a step, however small the gradient, and where a gradient is near 0, rounding may change its sign.
+# bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %.
 #
 # ### Recomputed activations
 #
@@ -434,11 +439,11 @@ lesson.table(told.beside(in_use, "mixed"))
 # %%
 lesson.code(shard_in_use.recomputed)
 lesson.table(told.beside(in_use, "recomputed"))
+lesson.verdict(told.made_again(in_use, SHAPE))
 
 # %% [markdown]
-# The same gradients. *Activations* are what forward keeps; *most tensors at one time* also has one block's activations,
-# made again, and the gradients. The price is forward of the blocks a second time, as far as backward needs it. Nothing
-# more is sent: backward has gathered the block anyhow.
+# *Activations* are what forward keeps; *most tensors at one time* also has one block's activations, made again, and the
+# gradients. Nothing more is sent: backward has gathered the block anyhow.
 #
 # ### HSDP: a copy in each node
 #
@@ -448,6 +453,7 @@ lesson.table(told.beside(in_use, "recomputed"))
 # %%
 lesson.code(shard_in_use.hsdp)
 lesson.table(told.sent(in_use, SHAPE))
+lesson.verdict(told.between_nodes(in_use))
 
 # %% [markdown]
 # With FSDP2 all that is sent goes between all ranks. With HSDP weights are gathered within a node. Between nodes only
@@ -488,18 +494,25 @@ loaded = json.loads(Path("results/live/13_loaded.json").read_text())
 lesson.table(told.went_on(in_use, loaded))
 
 # %% [markdown]
-# `async_save` returns as soon as it has copied the state, and a thread writes it. That shortens δ of lesson
-# [11](11_fault_tolerance.ipynb), the time that a checkpoint costs. Here is a larger model, saved in both ways:
+# `async_save` returns as soon as it has copied the state. A thread writes the copy, and training goes on. What becomes
+# of δ of lesson [11](11_fault_tolerance.ipynb), the time that a checkpoint takes from training, and of the best interval
+# √(2 δ M)? A larger model is saved in both ways:
 
 # %%
 lesson.code(shard_in_use.save, shard_in_use.save_meanwhile)
-lesson.table(told.held_up(in_use))
+between = 54 * 24 * 3600 / 419  # M of lesson 11: seconds between two failures of Llama 3's training
+lesson.table(told.held_up(in_use, between))
+lesson.verdict(told.meanwhile(in_use))
 
 # %% [markdown]
-# The time until the checkpoint is whole is not shorter: the copy comes on top, and the thread shares the cores with
-# training. It is whole when `.result()` of what `async_save` returned has come. Until then do not start the next one,
-# and do not delete the last. Its collectives need a group of their own (`process_group`), or they come between those of
-# training.
+# Ranks on a CPU share their cores with the threads that write. Where GPUs train, the CPU has more time to write.
+#
+# To be whole only later has a price, too: a failure before that goes back to the checkpoint before. On average that
+# costs each failure as many seconds as a checkpoint takes to be whole after the return. The last column has them, beside
+# lesson 11's shares of writing and of work made again.
+#
+# It is whole when `.result()` of what `async_save` returned has come. Until then do not start the next one, and do not
+# delete the last. Its collectives need a group of their own (`process_group`), or they come between those of training.
 #
 # ### torch.compile
 #
@@ -515,9 +528,10 @@ lesson.code(compiled_graphs.ddp, compiled_graphs.fsdp_blocks)
 lesson.table(told.graphs(json.loads(Path("results/live/13_compiled.json").read_text())))
 
 # %% [markdown]
-# (For the first one the DDPOptimizer takes 1 MB, whatever you set.) Under FSDP2 the gathering stands between the blocks and is not compiled.
-# The blocks are alike, so one graph serves them all; with `fullgraph=True`, which allows no cut, it is refused. Here
-# the graphs are found and not made into machine code (`aot_eager`), so no time is compared.
+# (This is the larger model of the checkpoints, so that there are several buckets. For the first bucket the DDPOptimizer
+# takes 1 MB, whatever you set.) Under FSDP2 the gathering stands between the blocks and is not compiled. The blocks are
+# alike, so one graph serves them all; with `fullgraph=True`, which allows no cut, it is refused. Here the graphs are
+# found and not made into machine code (`aot_eager`), so no time is compared.
 #
 # ### Further ways to cut
 #
@@ -538,7 +552,7 @@ lesson.table(told.graphs(json.loads(Path("results/live/13_compiled.json").read_t
 # It depends on the size of the model, the number of devices, and how fast their links are. `predict.memory.choose`
 # tries each way, with several micro-batches, and with recomputing activations or not. It drops what does not fit into
 # 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is at most 1.35 times as
-# slow as the fastest**. (Recomputing all activations costs a third more time: this alone shall not decide.)
+# slow as the fastest**. (For recomputing all activations it counts a third more time: this alone shall not decide.)
 #
 # **Predict.** Your `parameters` on your `devices`: which way?
 
@@ -565,15 +579,16 @@ plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameter
 # pipeline sends only activations between its ranks.
 #
 # It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and
-# stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node with NVLink, which reach
-# 40 % of their arithmetic (Llama 3 [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %), GPT-3's shapes, 8 sequences
-# of 4,096 tokens a device and step, and FSDP with `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
+# stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node, joined by NVLink
+# (NVIDIA's link between the GPUs of a node). They reach 40 % of their arithmetic (Llama 3
+# [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %). A model has GPT-3's shape: vectors 128 times as long as it has
+# layers. A step has 8 sequences of 4,096 tokens a device, and FSDP has `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
 # reduce_dtype=torch.float32)`. The sources stand in `course/predict/memory.py`. For other numbers: `python
 # scripts/measure/predict.py memory --help`.
 #
 # ## What production uses
 #
-# Few people write these loops by hand. What each engine adds to what you know:
+# *Optional reading.* Few people write these loops by hand. What each engine adds to what you know:
 #
 # | engine | adds | the loop |
 # |:--|:--|:--|
@@ -584,30 +599,22 @@ plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameter
 # | [Lightning Fabric](https://lightning.ai/docs/fabric/stable/) | the same; strategy and precision are two arguments | yours |
 # | [Ray Train](https://docs.ray.io/en/latest/train/train.html) | workers on a Ray cluster, started anew after a failure | yours, in a function |
 #
-# `scripts/rivals/fabric_loop.py` and `accelerate_loop.py` are `main.py`'s loop under two of them;
-# a test of the course compares their weights with `main.py`'s.
+# `scripts/rivals/` has `main.py`'s loop under some of them; tests of the course compare their weights with `main.py`'s.
 #
-# PyTorch itself has three layers. Beside DDP stand its own collectives, and an older way:
-#
-# | | what it is | in this course |
-# |:--|:--|:--|
-# | DDP, FSDP | training made of collectives | 06, and this lesson |
-# | c10d | the collectives: `torch.distributed.all_reduce` … | [04](04_collectives.ipynb) |
-# | RPC | calls a function in another process, as a *parameter server* needs it | not used |
-#
-# A parameter server ([Li et al. 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu))
-# holds the parameters; workers fetch them and send gradients back. If the workers do not wait for each other, updates
-# are **asynchronous**: a gradient may belong to older weights. DDP's updates are **synchronous**. RPC is [not actively
-# developed](https://github.com/pytorch/tutorials/issues/3118), and TensorPipe, which carries its messages, is in
-# [maintenance mode](https://github.com/pytorch/tensorpipe/pull/468): start nothing new on it. Collectives have
-# replaced it, and for models that do not fit, FSDP.
+# Older is the *parameter server* ([Li et al.
+# 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu)). It holds the parameters; workers
+# fetch them and send gradients back. If no worker waits, updates are **asynchronous**: a gradient may belong to older
+# weights. DDP's updates are **synchronous**. (Lesson [10](10_launchers.ipynb) says what has become of RPC, which was made
+# for this.)
 #
 # ## Where it goes
+#
+# *Optional reading.*
 #
 # | | what it is | source, as of |
 # |:--|:--|:--|
 # | torchtitan | PyTorch's own large trainings: FSDP2, TP, pipelines and context parallelism, composed | [Liang et al.](https://arxiv.org/abs/2410.06511), October 2024 |
-# | torchft | of several copies (DDP, HSDP) a failed one drops out for some steps, and comes back; the others go on | [manual](https://docs.pytorch.org/torchft/), [package](https://pypi.org/project/torchft-nightly/2026.8.16/) of August 2026 |
+# | torchft | of several copies (DDP, HSDP) a failed one drops out for some steps, and comes back; the others go on | version 0.2.0 runs in lesson [11](11_fault_tolerance.ipynb) |
 # | Monarch | one program steers all processes as *actors*, in place of one program a rank | [package](https://pypi.org/project/torchmonarch/0.8.0.dev20261021/), a pre-release of October 2026 |
 # | torchcomms | another interface to collectives, with several backends | [its README](https://github.com/meta-pytorch/torchcomms), "experimental", read in November 2026 |
 # | symmetric memory | GPUs read each other's memory, so that a kernel can compute and send at once | [manual](https://docs.pytorch.org/docs/2.14/symmetric_memory.html), "alpha", August 2026 |

@@ -10,6 +10,7 @@ All on CPUs with gloo.
 """
 
 import contextlib
+import queue
 import shutil
 import statistics
 import time
@@ -93,7 +94,8 @@ def clip_own_shards(model):
 
 
 class Sent(TorchDispatchMode):
-    """Within `with`: `bytes`, {(ranks of the group, collective, type): what this rank sends}, in a ring of n ranks.
+    """Within `with`: `bytes`, {(ranks of the group, collective, type): what this rank sends}, in a ring of n ranks, and
+    `calls`, how many collectives these are.
 
     Of a whole of S bytes each rank sends (n - 1) / n S to gather or to reduce-scatter it, twice that to all-reduce it.
     """
@@ -102,7 +104,7 @@ class Sent(TorchDispatchMode):
                    "reduce_scatter": ("reduce_scatter", 1), "allreduce": ("all_reduce", 2)}
 
     def __init__(self):
-        self.bytes = Counter()
+        self.bytes, self.calls = Counter(), Counter()
         super().__init__()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -115,6 +117,7 @@ class Sent(TorchDispatchMode):
             tensors = [each for each in tree_leaves([args, out]) if torch.is_tensor(each)]
             largest = max(tensors, key=lambda each: each.nbytes)
             key = tuple(ranks), name, str(largest.dtype).removeprefix("torch.")
+            self.calls[key] += 1
             self.bytes[key] += times * largest.nbytes * (len(ranks) - 1) // len(ranks)
         return out
 
@@ -167,7 +170,7 @@ def apart(mine, other):
 
 
 def turned(mine, other):
-    """How long the difference of two gradients is, as a share of the second's length."""
+    """How long the difference of two gradients, or changes of the weights, is: a share of the second's length."""
     flat, of_other = (torch.cat([each[name].flatten() for name in other]) for each in (mine, other))
     return ((flat - of_other).norm() / of_other.norm()).item()
 
@@ -175,7 +178,7 @@ def turned(mine, other):
 def train(setup, steps, clipped=None):
     """(what is to be compared, what this rank held and sent). Two steps or more: other counters would themselves keep
     some of what `Alive` counts."""
-    norms = []
+    norms, start = [], weights(setup.model)
     saved, sent, alive, multiplied = tiny.SavedForBackward(setup.model), Sent(), Alive(), FlopCounterMode(display=False)
     for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
         setup.optimizer.zero_grad()
@@ -187,7 +190,9 @@ def train(setup, steps, clipped=None):
             first = gradients(setup.model)
         norms.append(clipped and clipped(setup.model))
         setup.optimizer.step()
-    trained = {"gradient": first, "weights": weights(setup.model), "norm": norms[0]}
+    end = weights(setup.model)
+    trained = {"gradient": first, "weights": end, "change": {name: end[name] - start[name] for name in end},
+               "norm": norms[0]}
     return trained, {"held": tiny.held(setup.model, setup.optimizer, saved), "alive": alive.most, "sent": sent.rows(),
                      "operations": multiplied.get_total_flops(), "types": types(setup)}
 
@@ -214,6 +219,7 @@ def compared(here, steps, watchdog):
         trained, counted = train(make(fresh(), here), steps)
         reference = reference or trained
         found[way] = {"gradient_off": turned(trained["gradient"], reference["gradient"]),
+                      "change_off": turned(trained["change"], reference["change"]),
                       "weights_off": apart(trained["weights"], reference["weights"]),
                       "ranks": rank_program.gathered(counted)}
     return found
@@ -225,20 +231,20 @@ def clippings(here, steps, watchdog):
     for name, make, function in (("one", one, clip), ("clip", fsdp, clip), ("clip_own_shards", fsdp, clip_own_shards)):
         watchdog.beat(name)
         setup = make(fresh(), here)
-        setup.optimizer, sent = torch.optim.SGD(setup.model.parameters(), RATE), Sent()
+        setup.optimizer, counts = torch.optim.SGD(setup.model.parameters(), RATE), []
 
-        def counted(model, function=function, sent=sent):
-            sent.bytes.clear()
-            with sent:
-                norm = function(model)
-            return norm
+        def counted(model, function=function, counts=counts):
+            counts.append(Sent())
+            with counts[-1]:
+                return function(model)
         trained, _ = train(setup, steps, counted)
         reference = reference or trained
-        norm, gathering = trained["norm"], Sent()
+        norm, sent, gathering = trained["norm"], counts[-1], Sent()
         with gathering:
             gradients(setup.model)
         found[name] = {"type": type(norm).__name__, "norms": rank_program.gathered(whole(norm).item()),
                        "weights_off": apart(trained["weights"], reference["weights"]),
+                       "parameters": len(named(setup.model)), "calls": sum(sent.calls.values()),
                        "sent": sum(sent.bytes.values()), "all_gathered": sum(gathering.bytes.values())}
     return found
 
@@ -308,27 +314,63 @@ def loaded(here, steps, watchdog, folder):
 
 
 def timed(here, watchdog, folder):
-    """Seconds for which a checkpoint of a larger model holds up the slowest rank, and until it is whole."""
-    setup, group, times = fsdp(fresh(LARGER), here), dist.new_group(backend="gloo"), []  # the writer's own group:
-    update(setup, tiny.batches(1, LARGER))  # its collectives must not come between those of training
+    """What a checkpoint of a larger model takes from training, in seconds, on the slowest rank; medians of some writes.
+
+    `save` and `async_save`: until the call returns. Then training goes on until `async_save`'s is whole: `steps`, which
+    together take `slower` seconds more than as many steps else. `as it was`: it holds the weights of the call.
+    """
+    setup, group = fsdp(fresh(LARGER), here), dist.new_group(backend="gloo")  # the writer's own group: its collectives
+    few = [[each[:here.world_size] for each in next(tiny.batches(1, LARGER))]]  # must not come between training's
+    update(setup, few)
+    rounds, steps = [], []
     for write in range(WRITES):
         watchdog.beat(f"checkpoint {write}")
-        dist.barrier()
-        began = time.perf_counter()
+        now = [moment()]
+        update(setup, few)
+        now.append(moment())
         save(setup, folder / f"timed {write}")
-        dist.barrier()
-        between = time.perf_counter()
+        now.append(moment())
+        at_the_call = checksum(setup) if write == WRITES - 1 else None
+        now.append(moment())
         response = save_meanwhile(setup, folder / f"timed meanwhile {write}", group)
-        held_up = time.perf_counter()
-        getattr(response, "upload_completion", response).result()
-        times.append((between - began, held_up - between, time.perf_counter() - between))
-    slowest = torch.tensor(rank_program.gathered(times)).amax(0).tolist()  # [write][save, held up, whole]
+        now.append(time.perf_counter())
+        writing, when = getattr(response, "upload_completion", response), queue.SimpleQueue()
+        writing.add_done_callback(lambda _, when=when: when.put(time.perf_counter()))
+        steps.append(0)
+        while not on_all_ranks(not when.empty()):
+            update(setup, few)
+            steps[-1] += 1
+        ended = time.perf_counter()
+        writing.result()  # its error, if there is one
+        began, updated, saved, called, returned = now
+        rounds.append((updated - began, saved - updated, returned - called, when.get() - called,
+                       ended - called))
+    slowest = torch.tensor(rank_program.gathered(rounds)).amax(0).T  # [step, save, ...][write]
+    step, save_, held_up, until_whole = slowest[:4].median(1).values.tolist()
+    slower = statistics.median(max(0, ended - returned - count * step) for ended, returned, count in zip(
+        slowest[4].tolist(), slowest[2].tolist(), steps, strict=True))
+    load(setup, folder / f"timed meanwhile {write}")
+    as_it_was = checksum(setup) == at_the_call
+    dist.barrier()
     if here.rank == 0:
         for each in folder.glob("timed *"):
             shutil.rmtree(each)
     bytes_ = sum(parameter.numel() for parameter in setup.model.parameters()) * (4 + 8)
-    save_, held_up, until_whole = (statistics.median(column) for column in zip(*slowest, strict=True))
-    return {"bytes": bytes_, "save": save_, "async_save": held_up, "until whole": until_whole}
+    return {"bytes": bytes_, "step": step, "save": save_, "async_save": held_up, "until whole": until_whole,
+            "steps": statistics.median(steps), "slower": slower, "as it was": as_it_was}
+
+
+def moment():
+    """The time when all ranks have come here."""
+    dist.barrier()
+    return time.perf_counter()
+
+
+def on_all_ranks(mine):
+    """Whether it is so on all ranks: they must make the same number of steps."""
+    flag = torch.tensor(int(mine))
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag)
 
 
 # ------------------------------------------------------------------------------------------------ command

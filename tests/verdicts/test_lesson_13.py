@@ -1,5 +1,9 @@
 """What lesson 13 says of its results."""
 
+import math
+
+import pytest
+
 from course.predict import memory
 from course.verdicts import lesson_13 as told
 
@@ -30,8 +34,11 @@ def test_what_was_trained_and_what_this_torch_lacks():
 def test_bytes_stand_beside_those_of_ddp():
     rows = told.held(found(), "tp")
     assert [list(row) for row in rows] == [["bytes", "one process", "DDP, each rank", "TP, rank 0", "TP, rank 1"]] * 5
-    one, tp = (found()["ways"][way]["ranks"][0]["activations"] for way in ("one", "tp"))
-    assert told.share(found(), "tp", "activations") == 100 * tp / one
+    assert told.share(found(), "tp", "activations") == "more than half"
+    result = found()
+    for bytes_, said in ((480, "less than half"), (500, "half"), (520, "more than half")):
+        result["ways"]["one"]["ranks"][0]["gradients"], result["ways"]["tp"]["ranks"][0]["gradients"] = 1000, bytes_
+        assert told.share(result, "tp", "gradients") == said
 
 
 def test_bytes_that_are_not_as_predicted_are_told():
@@ -42,8 +49,20 @@ def test_bytes_that_are_not_as_predicted_are_told():
 
 
 def test_waiting_is_what_is_not_work():
-    assert told.waited(found()) == {"pipeline, GPipe": 50}
-    assert told.bubbles(found()) == [{"schedule": "pipeline, GPipe", "by the equation": "33%", "measured": "50%"}]
+    assert told.lengths(found()) == {"pipeline, GPipe": (4, 0.5)}
+    assert told.bubbles(found()) == [{"schedule": "pipeline, GPipe", "waits, by the equation": "33%",
+                                      "waits, measured": "50%", "the step took, ms": "4"}]
+
+
+@pytest.mark.parametrize(("end", "said"), [
+    (4.2, "about as long, 4 and 4 ms"), (5, "**pipeline, 1F1B took 25% longer than pipeline, GPipe.**"),
+    (3.2, "**pipeline, GPipe took 25% longer than pipeline, 1F1B.**")])
+def test_schedules_are_as_long_as_each_other_or_it_is_said(end, said):
+    result = found()
+    assert told.as_long(result) == "This torch has not both schedules."
+    events = [{"rank": 0, "start": 0, "end": 2}, {"rank": 1, "start": 2, "end": end}]
+    result["ways"]["1f1b"] = result["ways"]["gpipe"] | {"timeline": events}
+    assert said in told.as_long(result)
 
 
 def test_limits_and_plans():
@@ -51,3 +70,60 @@ def test_limits_and_plans():
     chosen, fits = memory.choose(7e9, memory.Cluster(8))
     assert [row["way"] for row in told.plans(chosen, fits) if row[""]] == [chosen.way]
     assert told.plans(None, {})[0][""] == "nothing fits: take more devices"
+
+
+def in_use(**timed):
+    def of_rank(ranks, bytes_):
+        return {"sent": [{"ranks": ranks, "bytes": bytes_}, {"ranks": [0, 1, 2, 3], "bytes": 6}], "operations": 100}
+    hsdp = [[0, 1], [0, 1], [2, 3], [2, 3]], [[0, 2], [1, 3], [0, 2], [1, 3]]
+    return {"world_size": 4, "timed": {"bytes": 1e6, "step": 0.1, "save": 0.4, "async_save": 0.1, "until whole": 1.1,
+                                       "steps": 3, "slower": 0.1, "as it was": True} | timed, "ways": {
+        "fsdp": {"ranks": [of_rank([0, 1, 2, 3], 1000)] * 4},
+        "mixed": {"gradient_off": 0.004, "change_off": 0.02},
+        "hsdp": {"ranks": [{"sent": [{"ranks": inside, "bytes": 700}, {"ranks": across, "bytes": 300}]}
+                           for inside, across in zip(*hsdp, strict=True)]}}}
+
+
+def test_of_a_ring_two_links_cross_between_two_nodes():
+    assert (told.crossing(in_use(), "fsdp"), told.crossing(in_use(), "hsdp")) == (2 * 1000, 4 * 300)
+    assert "2,000 bytes" in told.between_nodes(in_use()) and "**60%**" in told.between_nodes(in_use())
+
+
+def test_a_change_is_compared_with_a_gradient_both_as_a_share():
+    result = in_use()
+    assert "0.4% of its length" in told.rounded(result) and "by 2.0%, which is more. Adam" in told.rounded(result)
+    result["ways"]["mixed"]["change_off"] = 0.004
+    assert told.rounded(result).endswith("by 0.4%: no more.")
+
+
+def test_one_number_a_parameter_or_as_many_as_there_were():
+    one = {"norms": [1] * 4, "parameters": 45, "calls": 1, "sent": 270, "all_gathered": 1000}
+    assert told.made_whole({"clip": {"clip": one}}).endswith("in 1 all-reduce: 45 numbers, one for each parameter.")
+    one |= {"calls": 2, "sent": 12}
+    assert told.made_whole({"clip": {"clip": one}}).endswith("in 2 all-reduces: 2 numbers, for 45 parameters.")
+
+
+def test_delta_is_all_that_a_checkpoint_takes_from_training():
+    assert told.deltas(in_use()) == {"save": (0.4, 0), "async_save": (0.2, 1.0)}
+    save, meanwhile = told.held_up(in_use(), between=5000)
+    assert (save["δ: both, ms"], save["best interval, s"]) == ("400", f"{math.sqrt(2 * 0.4 * 5000):.0f}")
+    assert (meanwhile["δ: both, ms"], meanwhile["whole after the return, ms"]) == ("200", "1000")
+    shares = 2 * 0.2 / math.sqrt(2 * 0.2 * 5000) + 1.0 / 5000  # an interval more, where it was not yet whole
+    assert meanwhile["lost, %"] == f"{100 * shares:.2f}"
+
+
+@pytest.mark.parametrize(("timed", "said"), [
+    ({}, "Training went on meanwhile, for 3 steps, and the checkpoint holds the weights of the call, bit for bit. δ"),
+    ({"slower": 0.3}, "**δ is not smaller**, though training waits for less"),
+    ({"async_save": 0.4}, "**Training waits for no less.**"), ({"steps": 0}, "**Training made no step meanwhile**"),
+    ({"as it was": False}, "**the checkpoint does not hold the weights of the call**")])
+def test_what_async_save_gains_is_said_as_it_was(timed, said):
+    assert said in told.meanwhile(in_use(**timed))
+
+
+def test_what_recomputing_adds_is_counted():
+    result = in_use()
+    result["ways"]["recomputed"] = {"ranks": [{"operations": 125}]}
+    down, block, forward = 4 * 64, 12 * 64 + 2 * 4 * 8, 2 * (12 * 64 + 2 * 4 * 8) + 8 * 5
+    assert "**25%**" in told.made_again(result, SHAPE)
+    assert told.made_again(result, SHAPE).endswith(f"So predicted: {2 * (block - down) / (3 * forward):.0%}.")
