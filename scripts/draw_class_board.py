@@ -13,6 +13,7 @@ Into --out go board.png, race.png, board.csv and race.csv, and index.html, which
 Exit status: 0 drawn, 1 nothing to draw, 2 bad input, 130 stopped by Ctrl-C.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -23,13 +24,15 @@ import matplotlib.pyplot as plt
 
 import options
 from course import alt_text, processes, rank_program, runs
-from course.classroom import board, report
+from course.classroom import board, handed_in, report
 from course.lesson import ROOT, some
 from course.plots import classroom
 
 # What --rerun takes over from a log: how it trained, and nothing that names a path.
 REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "optimizer", "lr",
             "lr_scaling", "warmup_epochs", "seed", "bucket_cap_mb", "comm_hook")
+NEEDED = {"world_size": int, "threads": int, "device": str, "global_batch_size": int | None,
+          "lr_scale": int | float | None}
 SWITCHES = ("bf16", "compile")
 LONGEST, MOST = 3600, 64  # seconds of a repetition; ranks, and threads of each
 
@@ -47,7 +50,8 @@ def get_parser():
 
 
 def draw(folder, out, refresh):
-    """Writes the board; (board.race's table, lines to print, whether there was anything)."""
+    """Writes the board; (board.race's table, lines to print, whether there was anything). Files, and so folders with
+    learners' names, are named to whoever types the command, and not on the page."""
     told, refused = board.read(folder)
     table, more = board.speedups(told) if len(told) else (told, [])
     won = board.race(told) if len(told) else told
@@ -66,14 +70,15 @@ def draw(folder, out, refresh):
         shown.append(save(ax.figure, out / "race.png"))
         won.drop(columns="file").to_csv(out / "race.csv", index=False)
         lines.append(f"the race: {won['label'][0]}, {won['seconds'][0]:.1f} s, {some(won['ranks'][0], 'rank')}")
-    lines += [f"left out: {os.path.relpath(path, folder) if isinstance(path, Path) else path}: {why}"
-              for path, why in [*refused, *more]]
-    if not shown:
-        lines.append("nothing to draw: " + ("no run of one rank, and none that reached the goal" if len(told)
-                                            else "no log of main.py lies there"))
+    nothing = [] if shown else ["nothing to draw: " + ("no run of one rank, and none that reached the goal" if len(told)
+                                                       else "no log of main.py lies there")]
+    left_out = [*refused, *more]
     report.render(out / "index.html", "board.html", title="The class's machines", refresh=refresh, pictures=shown,
-                  rules=board.RULES, lines=lines)
-    return won, lines, bool(shown)
+                  rules=board.RULES, lines=[*lines, *(f"left out: {machine}: {why}" for _, machine, why in left_out),
+                                            *nothing])
+    lines += [f"left out: {os.path.relpath(where, folder) if isinstance(where, Path) else where}: {why}"
+              for where, _, why in left_out]
+    return won, [*map(handed_in.plain, lines), *nothing], bool(shown)
 
 
 def save(figure, path):
@@ -86,11 +91,18 @@ def save(figure, path):
 
 
 def seen(folder):
-    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
+    """{path: (when it changed, bytes)} of the files. One may go between two looks: then it is none."""
+    found = {}
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
+        with contextlib.suppress(FileNotFoundError):
+            found[path] = path.stat().st_mtime_ns, path.stat().st_size
+    return found
 
 
 def command_of(record, log):
     """(the command that a log tells, its environment); ValueError where main.py's parser does not take it."""
+    if wrong := [name for name, kind in NEEDED.items() if not isinstance(record.get(name), kind)]:
+        raise ValueError(f"the winner's command cannot be repeated: its log does not say {', '.join(wrong)}")
     ranks = record["world_size"]
     if whole := record.get("global_batch_size"):  # then main.py has put the share of a rank into the other, and what
         scale = record.get("lr_scale") or 1  # was given for that tells only in the scale of the learning rate
@@ -129,6 +141,8 @@ def rerun(won, out):
 def main():
     parser = get_parser()
     args = parser.parse_args()
+    if args.watch and args.rerun:
+        parser.error("--watch draws until Ctrl-C, and --rerun comes after the drawing: one of the two")
     if not args.folder.is_dir():
         parser.error(f"{args.folder} is no folder")
     with rank_program.stoppable(parser):

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import options
-from course.classroom import board
+from course.classroom import board, handed_in
 from course.lesson import ROOT
 from course.plots import classroom
 
@@ -82,6 +82,43 @@ def test_a_name_stands_there_only_where_a_learner_wrote_one(room):
     assert "machine 2" in set(board.speedups(board.read(room)[0])[0].label)
 
 
+def test_no_folder_s_name_is_on_the_page_though_files_are_left_out(room, tmp_path, capsys):
+    for path in (room / "two-cores").glob("*.jsonl"):
+        (path.with_name(f"not-{path.name}")).write_text("nothing\n")
+    shutil.copy(room / "two-cores" / "ranks_4.jsonl", room / "one-core" / "copied.jsonl")
+    (room / "linked").symlink_to("two-cores")
+    (room / "locked.ipynb").write_text('{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{}]}')
+    assert main(room, "--out", tmp_path / "out") == 0
+    said, page = capsys.readouterr().out, (tmp_path / "out" / "index.html").read_text()
+    assert f"left out: linked: {handed_in.LINK}" in said and "left out: two-cores/not-ranks_1.jsonl: neither" in said
+    assert "left out: machine 2: neither" in page and "left out: machine 1: run" in page
+    assert not any(name in page for name in ("two-cores", "one-core", "linked", "locked", "jsonl"))
+
+
+def test_two_of_one_name_are_two_machines_and_nobody_is_another_s(room, tmp_path):
+    shutil.copytree(EXAMPLE / "two-threads", room / "zoe")
+    for folder, name in (("one-core", "Kim"), ("two-cores", "Kim"), ("zoe", "machine 2")):
+        (room / folder / "name.txt").write_text(name)
+    told, _ = board.read(room)
+    assert list(board.speedups(told)[0].label.unique()) == ["Kim", "Kim (2)", "machine 2 (2)"]
+    assert {"Kim", "Kim (2)"} <= set(board.race(told).label)
+
+
+@pytest.mark.parametrize("name", [r'"$\\foo$"', "5", "lesson.begin"])
+def test_whatever_a_learner_signs_with_the_board_is_drawn(name, tmp_path):
+    notebook = nbformat.read(ROOT / "notebooks" / "07_performance.ipynb", as_version=4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("board_name = None", f"board_name = {name}")
+    nbformat.write(notebook, tmp_path / "in.ipynb")
+    (tmp_path / "room" / "deep").mkdir(parents=True)
+    (tmp_path / "in.ipynb").rename(tmp_path / "room" / "ada.ipynb")
+    notebook.cells.append(nbformat.v4.new_code_cell("x = " + "1+" * 20_000 + "1"))
+    nbformat.write(notebook, tmp_path / "room" / "deep" / "07.ipynb")
+    assert main(tmp_path / "room", "--out", tmp_path / "out") == 0
+    label = r"$\foo$" if "$" in name else "machine 1"
+    assert f"{label}: 2 cores" in (tmp_path / "out" / "index.html").read_text()
+
+
 def test_a_notebook_is_a_machine_too(tmp_path):
     notebook = nbformat.read(ROOT / "notebooks" / "07_performance.ipynb", as_version=4)
     for cell in notebook.cells:
@@ -110,8 +147,8 @@ def test_what_contradicts_itself_is_named_and_left_out(room, lie):
     change, said = LIES[lie]
     changed(room / "two-cores" / "ranks_2.jsonl", change)
     told, refused = board.read(room)
-    assert [path.name for path, _ in refused] == ["ranks_2.jsonl"]
-    assert re.search(said, refused[0][1]), refused
+    assert [(path.name, machine) for path, machine, _ in refused] == [("ranks_2.jsonl", "machine 2")]
+    assert re.search(said, refused[0][2]), refused
     assert len(told) and not told["file"].str.endswith("two-cores/ranks_2.jsonl").any()
 
 
@@ -123,7 +160,7 @@ def test_damage_half_a_run_and_a_copied_run_are_named(room):
     shutil.copy(logs / "ranks_8.jsonl", room / "one-core" / "mine.jsonl")
     (logs / "more.jsonl").write_text("nothing\n")
     _, refused = board.read(room)
-    why = {f"{path.parent.name}/{path.name}": reason for path, reason in refused}
+    why = {f"{path.parent.name}/{path.name}": reason for path, _, reason in refused}
     assert set(why) == {"two-cores/ranks_2.jsonl", "two-cores/ranks_4.jsonl", "two-cores/ranks_8.jsonl",
                         "one-core/mine.jsonl", "two-cores/more.jsonl"}
     assert "damaged" in why["two-cores/ranks_2.jsonl"] and "unfinished" in why["two-cores/ranks_4.jsonl"]
@@ -140,7 +177,7 @@ def test_a_speed_up_that_no_machine_has_is_not_believed(room):
 
     changed(room / "two-cores" / "ranks_8.jsonl", faster)
     table, refused = board.speedups(board.read(room)[0])
-    assert len(refused) == 1 and "not believed" in refused[0][1] and 8 not in set(table.ranks)
+    assert len(refused) == 1 and "not believed" in refused[0][2] and 8 not in set(table.ranks)
 
 
 def test_the_race_counts_training_until_the_goal(room):
@@ -188,6 +225,9 @@ def test_a_log_gives_no_command_but_main_py_s_own(tmp_path):
               "checkpoint": "/y", "data_path": "/z", "dist_url": "tcp://elsewhere:1"}
     command, _ = command_of(record, tmp_path / "log.jsonl")
     assert command[-1] == str(tmp_path / "log.jsonl") and not {"/x", "/y", "/z", "tcp://elsewhere:1"} & set(command)
+    for name, value in (("threads", None), ("device", None), ("lr_scale", "x")):
+        with pytest.raises(ValueError, match=f"does not say {name}"):
+            command_of({**record, name: value}, tmp_path / "log.jsonl")
     with pytest.raises(ValueError, match="at most"):
         command_of({**record, "world_size": 5000}, tmp_path / "log.jsonl")
     with pytest.raises(SystemExit):
@@ -228,9 +268,23 @@ def test_watch_draws_again_when_a_result_comes_in(room, tmp_path):
         process.communicate(timeout=30)
 
 
+def test_a_file_that_goes_while_it_is_looked_at_is_none(room, monkeypatch):
+    seen, stat = runpy.run_path(str(ROOT / "scripts" / "draw_class_board.py"))["seen"], Path.stat
+    before = seen(room)
+
+    def gone(path, **how):
+        if path.name == "ranks_1.jsonl" and path.parent.name == "one-core":
+            path.unlink(missing_ok=True)
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    assert set(before) - set(seen(room)) == {room / "one-core" / "ranks_1.jsonl"}
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     ([], "DIR"), (["no-such-folder"], "no folder"), (["README.md"], "no folder"), ([""], "empty"),
-    ([".", "--watch", "-1"], "--watch"), (["tests", "--out", "tests/board"], "would count as handed in"),
+    ([".", "--watch", "-1"], "--watch"), ([".", "--watch", "1", "--rerun"], "one of the two"),
+    (["tests", "--out", "tests/board"], "would count as handed in"),
     (["tests", "--out", "README.md"], "README.md (Not a directory): name another folder")])
 def test_bad_input_is_one_line(arguments, said, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -5,6 +5,7 @@ whose outputs hold the console of its commands. A log proves nothing by itself; 
 """
 
 import ast
+import itertools
 import json
 import re
 import statistics
@@ -28,38 +29,62 @@ SAME = ["model", "dataset", "samples", "batch_size", "global_batch_size", "optim
 
 
 def read(folder):
-    """(runs, refused): a row an epoch, with `who` and `name` of the machine; [(file, why)] of what is left out."""
+    """(runs, refused): a row an epoch, with `who` and `name` of the machine; [(file, machine, why)] left out.
+    """
     with tempfile.TemporaryDirectory() as scratch:  # for what notebooks hold
         told, refused = read_all(folder, Path(scratch))
     owners = told.dropna(subset="run_id").groupby("run_id").who.nunique()
     copied = told["run_id"].isin(owners[owners > 1].index)
-    for file, run_id in told[copied][["file", "run_id"]].drop_duplicates().itertuples(index=False):
-        refused.append((Path(file), f"run {run_id} was handed in by {owners[run_id]} learners"))
+    columns = ["file", "run_id", "name", "label"]
+    for file, run_id, name, label in told[copied][columns].drop_duplicates().itertuples(index=False):
+        refused.append((Path(file), name or label, f"run {run_id} was handed in by {owners[run_id]} learners"))
     return told[~copied], refused
 
 
 def read_all(folder, scratch):
     frames, refused, number = [], [], 0
-    for entry in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
-        logs, name = of_learner(entry, scratch)
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    taken = {f"machine {place}" for place in range(len(entries) + 1)}  # nobody signs as another's machine
+    for entry in entries:
+        try:
+            logs, name = of_learner(entry, scratch)
+        except Exception as problem:  # a link, code too deep for Python to read, a file that has just gone
+            refused.append((entry, "no machine", why_not(problem)))
+            continue
         number += bool(logs)
+        label, name = f"machine {number}", unlike(name, taken) if name and logs else ""
         for path, log in logs:
             try:
                 run = runs.read_run(log)
-            except (runs.RunError, OSError) as problem:
-                refused.append((path, str(problem).rpartition(": ")[2]))
-                continue
-            if why := contradiction(run):
-                refused.append((path, why))
+                why = contradiction(run)
+            except Exception as problem:  # whatever a log holds
+                why = why_not(problem)
+            if why:
+                refused.append((path, name or label, why))
             else:
-                frames.append(run.assign(who=entry.name, name=name or "", file=str(log), label=f"machine {number}",
+                frames.append(run.assign(who=entry.name, name=name, file=str(log), label=label,
                                          json=log.suffix == ".jsonl"))
-    told = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["who", "run_id", "file"])
-    return told, refused
+    columns = ["who", "run_id", "file", "name", "label"]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns), refused
+
+
+def why_not(problem):
+    """In a line, without the file's path: it has the learner's name."""
+    said = problem.strerror if isinstance(problem, OSError) else str(problem)
+    return said.rpartition(": ")[2] if isinstance(problem, runs.RunError) else said or type(problem).__name__
+
+
+def unlike(name, taken):
+    """The name, or where it is taken with a number behind it; now it is taken."""
+    numbered = (f"{name} ({number})" for number in itertools.count(2))
+    taken.add(new := next(each for each in itertools.chain([name], numbered) if each not in taken))
+    return new
 
 
 def of_learner(entry, scratch):
     """([(file, the log to read)], the name that the learner wrote or None)."""
+    if entry.is_dir() and entry.is_symlink():
+        raise handed_in.NotGraded(handed_in.LINK)
     paths = [path for path in (sorted(entry.rglob("*")) if entry.is_dir() else [entry])
              if path.is_file() and not path.is_symlink()
              and "recorded" not in path.relative_to(entry.parent).parts]  # as a learner's whole copy has it
@@ -106,7 +131,8 @@ def signed(notebook):
     statements, _ = handed_in.taken_apart(notebook)
     for statement in statements:
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "board_name":
-            return getattr(statement.value, "value", None)
+            name = getattr(statement.value, "value", None)
+            return name if isinstance(name, str) else None
     return None
 
 
@@ -162,7 +188,7 @@ def speedups(told):
         same = [column for column in SAME if column in table]
         lines = [line for _, line in table.groupby(same, dropna=False) if (line["world_size"] == 1).any()]
         if not lines:
-            refused.append((label, "no run of one rank to compare with"))
+            refused.append((label, of_machine["name"].iloc[0] or label, "no run of one rank to compare with"))
             continue
         line = max(lines, key=lambda one: one["world_size"].nunique()).drop_duplicates("world_size", keep="last")
         alone = line.loc[line["world_size"] == 1, "images_per_second"].iloc[0]
@@ -171,8 +197,8 @@ def speedups(told):
             on_cores = str(run.get("device")) == "cpu" and pd.notna(run.get("cores"))
             devices = min(ranks, run["cores"]) if on_cores else ranks
             if speedup > BELIEVED * devices:
-                refused.append((run["label"], f"{speedup:.1f} times as fast with {some(ranks, 'rank')} on "
-                                f"{some(int(devices), 'device')} is not believed"))
+                refused.append((Path(run["label"]), run["name"] or label, f"{speedup:.1f} times as fast with "
+                                f"{some(ranks, 'rank')} on {some(int(devices), 'device')} is not believed"))
                 continue
             rows.append({"label": run["name"] or label, "named": run["name"] != "", "ranks": ranks, "speedup": speedup,
                          "machine": described(run)})

@@ -11,6 +11,7 @@ def room(table, median, ax, title="Speed-up of the machines in this room", sourc
 
     `median`: {ranks: speed-up} of the class. Of many machines the fastest, the slowest and the named ones have labels.
     """
+    table = as_text(table)
     machines = [rows.sort_values("ranks") for _, rows in table.groupby("label", sort=False)]
     last = {rows["label"].iloc[0]: rows["speedup"].iloc[-1] for rows in machines}
     shown = set(last) if len(machines) <= FEW else {max(last, key=last.get), min(last, key=last.get)}
@@ -42,6 +43,7 @@ def room(table, median, ax, title="Speed-up of the machines in this room", sourc
 
 def race(table, ax, goal, source="live", most=10):
     """Seconds of training until the goal, a bar a run, the fastest above, from board.race."""
+    table = as_text(table)
     for y, row in enumerate(table.head(most).itertuples()):
         ax.barh(y, row.seconds, height=0.6, **bar_style(source, COLOURS[0] if y else COLOURS[2]))
         ranks = f"{row.ranks} rank{'s' if row.ranks > 1 else ''}"
@@ -51,3 +53,8 @@ def race(table, ax, goal, source="live", most=10):
     ax.set_xlabel("seconds of training")
     head(ax, f"The race: {goal:.0%} of the test images right", key=[])
     return ax
+
+
+def as_text(table):
+    """The table with labels as learners wrote them: matplotlib takes what stands between two $ for a formula."""
+    return table.assign(label=table["label"].str.replace("$", r"\$", regex=False))
