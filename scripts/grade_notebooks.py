@@ -4,8 +4,8 @@
     scripts/grade HANDED_IN --lesson 05       any other lesson's notebook is named and not graded
     scripts/grade --otter FOLDER              no grading: the checks as tests for otter-grader
 
-Each answer is judged by its lesson's check, on cases drawn anew by --seed, behind a shield: no network, no file of the
-machine or of another learner, bounds on time, memory, disk and output. An answer that breaks one loses its own point.
+Each answer is judged by its lesson's check, on cases drawn anew by --seed, behind a shield: no network, no file of
+yours or of another learner, bounds on time, memory, disk and output. An answer that breaks one loses its own point.
 A file that cannot be graded is named, in a line. Into --out go answers.csv, grades.csv, index.html, a page a learner.
 
 Exit status: 0 graded, 2 bad input, 130 stopped by Ctrl-C.
@@ -34,6 +34,9 @@ def get_parser():
                         help="longest time for one answer (default: %(default)s)")
     parser.add_argument("--jobs", type=positive(int), help="notebooks at a time; default: one a core")
     parser.add_argument("--out", type=nonempty_path, default="build/grades", help="folder (default: %(default)s)")
+    parser.add_argument("--give-back", type=nonempty_path, metavar="DIR",
+                        help="copy each page into its learner's folder in DIR, as graded-NN.html, or graded.html "
+                             "without --lesson")
     parser.add_argument("--no-shield", dest="shielded", action="store_false",
                         help="run answers as you, with your files and your network: only what you trust")
     parser.add_argument("--otter", type=nonempty_path, metavar="FOLDER",
@@ -61,6 +64,8 @@ def main():
             parser.error(f"{folder} is no folder")
         if ROOT.is_relative_to(folder.resolve()):
             parser.error(f"{folder} holds this course: hand-ins need a folder of their own")
+    if args.give_back and not args.give_back.is_dir():
+        parser.error(f"--give-back {args.give_back} is no folder")
     with rank_program.stoppable(parser):
         for folder in folders:
             if Path(args.out).resolve().is_relative_to(folder.resolve()):
@@ -70,7 +75,7 @@ def main():
             raise ValueError(f"no notebook and no learner's folder in {', '.join(map(str, folders))}")
         if args.names:
             check_input("--class", args.names)
-            everything += grade.missing(args.names.read_text(encoding="utf-8").splitlines(), everything)
+            everything += grade.missing(args.names.read_text(encoding="utf-8-sig").splitlines(), everything)
         if args.shielded:
             shield.check()
         args.out = Path(args.out)
@@ -82,7 +87,12 @@ def main():
                                        args.jobs or utils.cores(), tell)
         line = (f"{some(answers.file.nunique(), 'notebook')} graded, {len(refused)} not, with --seed {seed}"
                 + ("" if args.shielded else ", without a shield"))
-        report.write(answers, refused, args.out, line)
+        pages = report.write(answers, refused, args.out, line)
+        if args.give_back:
+            name = f"graded-{args.lesson}.html" if args.lesson else "graded.html"
+            without = report.give_back(pages, args.out, args.give_back, name)
+            print(f"{some(len(pages) - len(without), 'page')} given back as {name}"
+                  + (f"; no folder in {args.give_back}: {', '.join(without)}" if without else ""))
     print(f"{line}: {(args.out / 'index.html').resolve().as_uri()}")
     return 0
 

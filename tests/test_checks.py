@@ -3,11 +3,13 @@
 import ast
 import importlib
 import os
+import re
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import launch
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -76,11 +78,39 @@ def test_each_typical_mistake_gets_a_message_of_its_own(lesson, name):
     assert len({message for _, message in verdicts.values()}) == len(verdicts), verdicts
 
 
+class Agrees(int):
+    """As a cheat writes it."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize(("got", "right", "expected"), [
+    (Agrees(5), 7, False), (Agrees(7), 7, False), ([Agrees(5)], [7], False), ((1.0, Agrees(5)), (1.0, 7), False),
+    ({"a": Agrees(5)}, {"a": 7}, False), (mock.ANY, None, False), (torch.tensor(7), 7, True),
+    (torch.tensor(7), 8, False), (np.float32(0.1), 0.1, True), (np.int64(7), 7, True), ([1], (1,), False),
+    ((1.0, 2), (1.0 + 1e-8, 2), True), (True, 1, True), (None, None, True), ("a", "a", True),
+    ({"a": 1}, {"a": 1}, True), ({"a": 1}, {"b": 1}, False)])
+def test_an_answer_is_compared_and_does_not_compare_itself(got, right, expected):
+    assert cases.same(got, right) is expected
+
+
 # ------------------------------------------------------------------------------------------- cases drawn for a grader
 
 # Their question is one fixed text with one truth: a code, a table, recorded runs or consoles, a line for two hosts.
 NOTHING_TO_DRAW = (("lesson_04", "choices"), ("lesson_07", "diagnosis"), ("lesson_10", "failures"),
                    ("lesson_10", "line"), ("lesson_12", "five_runs"))
+
+
+@pytest.mark.parametrize(("lesson", "name"), NOTHING_TO_DRAW)
+def test_the_teacher_is_told_where_a_copied_answer_passes(lesson, name):
+    readme = (launch.ROOT / "teach" / "README.md").read_text(encoding="utf-8")
+    number = lesson.removeprefix("lesson_")
+    assert re.search(rf"\b{number} [^;.]*`{name}`", readme), "its list of exercises whose cases are not drawn"
+
+
 # Their mistakes hang until a wait ends, sleep, or are many: with a seed too they would take as long as all tests above.
 SLOW_MISTAKES = {"ceiling", "exact", "fetched", "logged", "repaired", "resumed", "ring_half", "saved", "shards",
                  "slowest", "spawned", "stopped", "timing", "update"}

@@ -19,19 +19,20 @@ class HandedIn:
 
     @property
     def file(self):
-        return str(self.path.relative_to(self.folder)) if self.path else f"{self.learner}/"
+        return handed_in.plain(self.path.relative_to(self.folder) if self.path else f"{self.learner}/")
 
 
 def found(folders):
     """What lies in the folders: a learner each subfolder, or each notebook that lies in none."""
     everything = []
     for folder in folders:
-        for entry in sorted(folder.iterdir()):
-            if entry.is_dir() and not entry.name.startswith("."):
+        for entry in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+            if entry.is_dir():
                 paths = sorted(path for path in entry.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
-                everything += [HandedIn(entry.name, folder, path) for path in paths or [None]]
+                paths = [entry] if entry.is_symlink() else paths  # it may lead to another's work: opened() says so
+                everything += [HandedIn(handed_in.plain(entry.name), folder, path) for path in paths or [None]]
             elif entry.suffix == ".ipynb":
-                everything.append(HandedIn(entry.stem, folder, entry))
+                everything.append(HandedIn(handed_in.plain(entry.stem), folder, entry))
     return everything
 
 
@@ -52,7 +53,14 @@ def grade(everything, lesson, seed, limit, shielded, jobs, tell):
 
     def judge(asked):
         one, which, _ = asked
-        rows = answers_in(*asked, hidden, seed, limit, shielded)
+        try:
+            rows = answers_in(*asked, hidden, seed, limit, shielded)
+        except InterruptedError:  # all are stopped
+            raise
+        except Exception as problem:  # whatever this file has brought about: the others are judged all the same
+            refused.append((one, why_not(problem)))
+            tell(f"{one.file}: {refused[-1][1]}")
+            return []
         right, untried = (sum(row["outcome"] == outcome for row in rows) for outcome in ("right", "untried"))
         stopped = [f"{row['exercise']}: {row['why']}" for row in rows if "It was stopped" in row["why"]]
         tell(f"{one.file}: {which}, {right} of {some(len(rows), 'answer')} right, {untried} not tried"
@@ -75,29 +83,44 @@ def grade(everything, lesson, seed, limit, shielded, jobs, tell):
 def sorted_out(everything, lesson):
     """([(one, its lesson, what of it is judged)], [(one, why it is not)]). Of several files of a learner with the same
     lesson the newest is judged."""
-    newest, refused = {}, []
+    newest, refused, others = {}, [], {}
     for one in everything:
         try:
             which, work = opened(one, lesson)
-        except handed_in.NotGraded as problem:
-            refused.append((one, str(problem)))
+            if work is None:  # another lesson's: it counts where the one that was asked for is missing
+                others.setdefault(one.learner, []).append((one, which))
+                continue
+        except Exception as problem:  # some code is too deep for Python itself to read
+            refused.append((one, why_not(problem)))
             continue
         mine, known = (one, which, work), newest.get((one.learner, which))
         if known:
             older, mine = sorted([known, mine], key=lambda each: each[0].path.stat().st_mtime)
             refused.append((older[0], f"{mine[0].file} is the same lesson, and newer"))
         newest[one.learner, which] = mine
+    for learner, those in others.items():
+        if (learner, lesson) not in newest:
+            one = those[0][0] if len(those) == 1 else HandedIn(learner, those[0][0].folder, None)
+            found_ones = ", ".join(sorted({which for _, which in those}))
+            refused.append((one, f"this is {found_ones}, and {lesson} was asked for"))
     return list(newest.values()), refused
 
 
+def why_not(problem):
+    """In a line: NotGraded says it by itself."""
+    kind = "" if isinstance(problem, handed_in.NotGraded) else f"cannot be graded: {type(problem).__name__}: "
+    return handed_in.plain(kind + (str(problem).splitlines() or [""])[0]).removesuffix(": ")
+
+
 def opened(one, lesson):
-    """(its lesson, a Paper or, of a test, the statements of its cells). NotGraded where it is not to be judged."""
+    """(its lesson, a Paper or, of a test, the statements of its cells; None where that lesson is not asked for).
+    NotGraded where there is none."""
     if one.path is None:
         raise handed_in.NotGraded("no notebook was handed in")
     notebook = handed_in.read(one.path)
     which = handed_in.lesson_of(notebook)
     if lesson and which != lesson:
-        raise handed_in.NotGraded(f"this is {which}, and {lesson} was asked for")
+        return which, None
     if which in questions.NAMES:
         return which, handed_in.taken_apart(notebook)[0]
     return which, handed_in.paper(notebook, one.path.parent)
@@ -110,4 +133,5 @@ def answers_in(one, which, work, hidden, seed, limit, shielded):
         verdicts = shield.judged(work, hidden, seed, limit, shielded)
         code = {question.name: (work.files | work.source).get(question.given, "") for question in work.questions}
     return [{"learner": one.learner, "file": one.file, "lesson": which, "exercise": name, "outcome": outcome,
-             "why": why, "code": code.get(name, "")} for name, outcome, why in verdicts]
+             "why": handed_in.plain(why), "code": handed_in.plain(code.get(name, ""), handed_in.TEXT)}
+            for name, outcome, why in verdicts]

@@ -20,6 +20,8 @@ from course.classroom import questions
 from course.lesson import ROOT
 
 LARGEST = 20_000_000  # bytes of a notebook; those of this course have less than a million, with all outputs
+WORDS, TEXT = 2000, 50_000  # characters that the pages show of a message or a name, and of an answer
+LINK = "no file of its own: a link, or nothing that can be read"
 CALL = re.compile(r"^(check|capstone)\.(\w+)\((.+)\)$", re.M)
 
 
@@ -55,6 +57,8 @@ class Paper:
     """{name of a file that a question is given: its text}"""
     seed: str = ""
     """of the cases; an answer would find it in the environment, and in a command line"""
+    seal: str = ""
+    """begins each line of the judge: without it what an answer writes among these is no verdict"""
 
 
 def lessons():
@@ -77,16 +81,25 @@ def asked_in(lesson):
 def read(path):
     """The notebook in the file. NotGraded where there is none in it."""
     if not own_file(path):
-        raise NotGraded("no file of its own: a link, or nothing that can be read")
+        raise NotGraded(LINK)
     size = path.stat().st_size
     if size > LARGEST:
         raise NotGraded(f"{size / 1e6:,.0f} MB: hand it in without its outputs")
     try:
         notebook = nbformat.reader.reads(path.read_text(encoding="utf-8"))
-        return nbformat.convert(notebook, 4)
+        notebook = nbformat.convert(notebook, 4)
+        "".join(cell.cell_type + cell.source for cell in notebook.cells)  # raises where a cell has no such text
+        return notebook
     except Exception as problem:  # half a file, or another's: nbformat raises what it comes upon
         line = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise NotGraded(f"no notebook: {line[:120]}") from None
+
+
+def plain(text, most=WORDS):
+    """The text as any file, page or console takes it: not endless, and without the halves of characters."""
+    text = str(text)
+    text = text if len(text) <= most else f"{text[:most - 2]} …"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def own_file(path):
@@ -118,7 +131,9 @@ def paper(notebook, beside):
     made = Paper(lesson, asked)
     for question in asked:
         if question.is_file:
-            places = [beside] + ([beside.parent / "results" / "live"] if beside.name == "notebooks" else [])
+            live = beside.parent / "results" / "live"
+            led_away = live.resolve() != beside.resolve().parent / "results" / "live"  # to another's, by a link
+            places = [beside] + ([live] if beside.name == "notebooks" and not led_away else [])
             stands = [place / question.given for place in places if own_file(place / question.given)]
             if question.given in files:
                 made.files[question.given] = files[question.given]

@@ -2,11 +2,13 @@
 
     python -m course.classroom.judge DESCRIPTOR SECONDS
 
-For each exercise a line of JSON, [name, outcome, why], goes to the descriptor; one answer gets so many seconds. What an
-answer prints goes to stdout, where the shield counts it. An answer that is a function or a value is judged in a process
-of its own, which may hang or die; one that is a file runs on ranks, which are processes of their own already.
+For each exercise a line goes to the descriptor, the paper's seal and JSON, [name, outcome, why]; one answer gets so
+many seconds. What an answer prints goes to stdout, where the shield counts it. An answer that is a function or a value
+is judged in a process of its own, which may hang or die; one that is a file runs on ranks, which are processes of their
+own already.
 """
 
+import ast
 import importlib
 import json
 import multiprocessing
@@ -22,9 +24,10 @@ import psutil
 from course.checks import Exercise, cases, on_ranks
 from course.classroom import handed_in
 
-ROOM = 100_000_000  # bytes that an answer finds free
+ROOM, MESSAGE = 100_000_000, 100_000  # bytes that an answer finds free, and of a verdict
+CALLED = ("builtins", "copy", "inspect", "math", "statistics")  # by the checks, in the answer's own process
 FORK = multiprocessing.get_context("fork")
-CHECKS = re.compile(r"\bcourse\b[\s.]*(import\s+|\.)checks\b")
+CHECKS = re.compile(r"^\W*checks(\.\w+)*$|\bcourse\b[\s./]*(import\s+)?checks\b")
 
 
 def main(says, limit):
@@ -38,15 +41,39 @@ def main(says, limit):
     for question in paper.questions:
         exercise = getattr(modules[question.module], question.name)
         answer = (paper.files if question.is_file else paper.source).get(question.given, "")
-        if CHECKS.search(answer):
+        if names_the_checks(answer):
             said = "wrong", "Not yet. It looks into the course's checks. An answer stands on its own."
         elif question.is_file:
             said = exercise.verdict(question.given)
         else:
             said = in_a_process(exercise, question.given, answer, says, limit)
-        os.write(says, json.dumps([question.name, *said]).encode() + b"\n")
+        outcome, why = said
+        os.write(says, f"{paper.seal} {json.dumps([question.name, outcome, handed_in.plain(why)])}\n".encode())
         if shutil.disk_usage(".").free < ROOM:
             return  # somebody has filled the disk: what comes next is judged in another room
+
+
+def names_the_checks(source):
+    """Does the Python import the course's checks, or look them up, under any name? Comments and docstrings may."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # it will not run, and its check says so
+        return False
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                words = f"{getattr(node, 'module', '')}.{'.'.join(alias.name for alias in names)}".split(".")
+                found = "checks" in words
+            case ast.Attribute(attr=found):
+                found = found == "checks"
+            case ast.Constant(value=str(text)):
+                found = id(node) not in docstrings and CHECKS.search(text)
+            case _:
+                found = False
+        if found:
+            return True
+    return False
 
 
 def in_a_process(exercise, name, source, closed, limit):
@@ -59,7 +86,7 @@ def in_a_process(exercise, name, source, closed, limit):
     try:
         if not heard.poll(limit):
             return "wrong", f"Not yet. No end within {limit:g} s."
-        return tuple(json.loads(heard.recv_bytes()))
+        return json.loads(heard.recv_bytes(MESSAGE))  # of any other form: it ends the judge, and costs this answer
     except EOFError:
         child.join()
         how = signal.Signals(-child.exitcode).name if child.exitcode < 0 else f"status {child.exitcode}"
@@ -82,16 +109,18 @@ def tell(says, exercise, name, source, closed):
     except BaseException as error:  # SystemExit too: whatever an answer raises
         said = "wrong", f"Not yet. It raised {on_ranks.first_line(error)}"
     if fingerprint() != before:
-        said = "wrong", "Not yet. It changes the course's checks."
-    says.send_bytes(json.dumps(said).encode())
+        said = "wrong", "Not yet. It changes the course's checks, or what they call."
+    outcome, why = said
+    says.send_bytes(json.dumps([outcome, handed_in.plain(why)]).encode())
     sys.stdout.flush()
     os._exit(0)
 
 
 def fingerprint():
-    """What the names in all checks stand for, and the code behind them: another one says that somebody changed them."""
+    """What the names in all checks, and Python's own that they call, stand for, and the code behind them: another one
+    says that somebody changed them."""
     return {(module, name, part): (id(value), id(getattr(value, "__code__", None)))
-            for module, loaded in list(sys.modules.items()) if module.startswith("course.checks")
+            for module, loaded in list(sys.modules.items()) if module.startswith("course.checks") or module in CALLED
             for name, thing in vars(loaded).items() if not name.startswith("__")
             for part, value in [("", thing), *(vars(thing).items() if isinstance(thing, type | Exercise) else [])]}
 

@@ -50,7 +50,7 @@ def judged(when, statements):
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             if isinstance(statement.value, ast.Name):  # the quotes were forgotten
                 given[statement.targets[0].id] = statement.value.id
-            with suppress(ValueError):  # no letter, but a computation
+            with suppress(ValueError, TypeError, MemoryError, RecursionError):  # no letter, but a computation
                 given[statement.targets[0].id] = ast.literal_eval(statement.value)
     return [(idea["name"], *verdict(idea[when], given.get(name))) for name, idea in zip(names(), ideas(), strict=True)]
 

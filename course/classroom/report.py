@@ -17,7 +17,8 @@ TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).wit
 
 
 def write(answers, refused, folder, line):
-    """Writes answers.csv, grades.csv, index.html and a page a learner to `folder`. `line`: how it was graded."""
+    """Writes answers.csv, grades.csv, index.html and a page a learner to `folder`; {learner: file name of the page}.
+    `line`: how it was graded."""
     write_text(folder / "answers.csv", answers.drop(columns="code").to_csv(index=False))
     grades = counted(answers, ["learner", "lesson"])
     learners = sorted({*answers.learner, *refused.learner})
@@ -40,6 +41,14 @@ def write(answers, refused, folder, line):
                           for key in zip(exercises.lesson, exercises.exercise, strict=True)]
     render(folder / "index.html", "class.html", title="The class", line=line, table=table, pages=pages,
            gains=gains(answers), exercises=list(exercises.itertuples()), refused=list(refused.itertuples()))
+    return pages
+
+
+def give_back(pages, folder, to, name):
+    """Copies each learner's page to their own folder in `to`, as `name`; the learners who have none there."""
+    for learner in (there := [each for each in pages if (to / each).is_dir() and not (to / each).is_symlink()]):
+        write_text(to / learner / name, (folder / pages[learner]).read_text(encoding="utf-8"))
+    return sorted(pages.keys() - there)
 
 
 def counted(answers, by):

@@ -25,6 +25,7 @@ from course.lesson import ROOT
 
 MEMORY, DISK, PRINTED, PROCESSES = 4 * 10**9, 200 * 10**6, 10**6, 150  # bytes, bytes, bytes, and how many
 LOOK = 0.1  # seconds between two looks
+OUTCOMES = ("right", "wrong", "untried")
 STOPPED = threading.Event()  # grading was ended from outside: every watch ends its room
 DESK = "/tmp/desk"  # in the room: the folder where it works
 
@@ -72,6 +73,7 @@ def judged(paper, hidden, seed, limit, shielded):
 
 def in_a_room(paper, hidden, limit, shielded):
     """(the verdicts that were reached, why it was stopped or None)."""
+    paper = replace(paper, seal=uuid.uuid4().hex)
     with tempfile.TemporaryDirectory() as desk:
         heard, says = os.pipe()
         command = [*(room(hidden) if shielded else []), sys.executable, "-m", "course.classroom.judge",
@@ -84,7 +86,7 @@ def in_a_room(paper, hidden, limit, shielded):
                                    pass_fds=(says,), env=processes.environment(mark, environment), cwd=desk,
                                    start_new_session=True)  # Ctrl-C is for us: it must not look like an answer's end
         os.close(says)
-        watch = Watch(process, heard, limit)
+        watch = Watch(process, heard, limit, paper)
         try:
             with contextlib.suppress(BrokenPipeError):  # it ended at once: the watch says how
                 process.stdin.write(handed_in.as_json(paper).encode())
@@ -98,15 +100,28 @@ def in_a_room(paper, hidden, limit, shielded):
             os.close(heard)
 
 
+def authentic(said, paper):
+    """The verdicts in what was said: whole lines with the paper's seal, each of the question that is next."""
+    found = []
+    for line in said.split(b"\n")[:-1]:
+        seal, _, told = line.partition(b" ")
+        if seal == paper.seal.encode() and len(found) < len(paper.questions):
+            name, outcome, why = json.loads(told)
+            if name == paper.questions[len(found)].name and outcome in OUTCOMES:
+                found.append((name, outcome, why))
+    return found
+
+
 class Watch:
     """Hears what the judge says and what answers print, looks at memory and processes, and says when it is enough."""
 
-    def __init__(self, process, heard, limit):
-        self.process, self.heard, self.limit = process, heard, limit
+    def __init__(self, process, heard, limit, paper):
+        self.process, self.heard, self.limit, self.paper = process, heard, limit, paper
         self.said, self.printed, self.last_words = b"", 0, b""
 
     def until_it_ends(self):
-        started, known = time.monotonic(), 0
+        """(the verdicts that were reached, why it was stopped or None)."""
+        started, verdicts = time.monotonic(), []
         open_ends, stopped = [self.heard, self.process.stdout], None
         while open_ends and not stopped:
             ready, _, _ = select.select(open_ends, [], [], LOOK)
@@ -118,17 +133,16 @@ class Watch:
                     self.said += data
                 else:
                     self.printed, self.last_words = self.printed + len(data), (self.last_words + data)[-300:]
-            if self.said.count(b"\n") > known:
-                started, known = time.monotonic(), self.said.count(b"\n")
+            if len(reached := authentic(self.said, self.paper)) > len(verdicts):
+                started, verdicts = time.monotonic(), reached
             stopped = self.enough(time.monotonic() - started)
-        verdicts = [tuple(json.loads(line)) for line in self.said.splitlines()]
         return verdicts, stopped or self.how_it_ended()
 
     def enough(self, seconds):
         """Why it must be stopped, or None. InterruptedError where all must."""
         if STOPPED.is_set():
             raise InterruptedError("grading was stopped")
-        if self.printed > PRINTED:
+        if max(self.printed, len(self.said)) > PRINTED:
             return f"it printed more than {PRINTED / 1e6:g} MB"
         if seconds > self.limit + 40:  # the judge itself ends an answer after `limit`; a start takes some seconds
             return f"no end within {self.limit + 40:g} s"
