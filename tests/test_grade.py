@@ -1,9 +1,10 @@
 """scripts/grade: what is handed in, right, wrong, half, or hostile, costs its own points, and nothing else."""
 
+import ast
 import csv
 import inspect
+import json
 import os
-import re
 import runpy
 import shutil
 import signal
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from course.checks import lesson_01, lesson_05
+from course.classroom import grade as classroom_grade
 from course.classroom import handed_in, otter, questions, shield
 from course.lesson import ROOT
 
@@ -104,6 +106,9 @@ def test_a_file_of_a_copy_is_found_where_lessons_write_it(tmp_path):
     lesson = handed_in.read(handed_in.lessons()["06"])
     assert handed_in.paper(lesson, notebooks).files["my_ddp.py"] == "import torch\n"
     assert "my_ddp.py" not in handed_in.paper(lesson, tmp_path / "ada" / "elsewhere").files
+    (tmp_path / "eve").mkdir()
+    (tmp_path / "eve" / "results").symlink_to(tmp_path / "ada" / "results")
+    assert "my_ddp.py" not in handed_in.paper(lesson, tmp_path / "eve" / "notebooks").files, "another learner's"
 
 
 def test_of_two_files_with_one_lesson_the_newer_is_graded(tmp_path):
@@ -134,7 +139,7 @@ def test_half_a_notebook_none_and_another_lesson_s_cost_a_line_each(tmp_path):
     (tmp_path / "in" / "readme.txt").write_text("no notebook, and nobody's")
     os.mkfifo(tmp_path / "in" / "gil.ipynb")  # whoever opens it waits
     (tmp_path / "in" / "hal.ipynb").symlink_to(tmp_path / "in" / "ada" / "notebooks" / "05_distributed_sampler.ipynb")
-    (tmp_path / "class.txt").write_text("ada\nben\n zoe\n\n")
+    (tmp_path / "class.txt").write_text("ada\nben\n zoe\n\n", encoding="utf-8-sig")  # as Windows' editor saves it
     done = grade(tmp_path / "in", "--lesson", "05", "--seed", "1", "--out", tmp_path / "out",
                  "--class", tmp_path / "class.txt")
     assert done.returncode == 0, done.stderr
@@ -151,6 +156,67 @@ def test_half_a_notebook_none_and_another_lesson_s_cost_a_line_each(tmp_path):
     assert "Each" not in pages["learner-002.html"] and "no notebook was handed in" in pages["learner-002.html"]
 
 
+def test_in_a_folder_of_copies_other_lessons_count_only_where_the_one_asked_for_is_missing(tmp_path):
+    for learner, lessons in (("ada", ("00", "04", "05")), ("dan", ("00", "04"))):
+        (tmp_path / learner / "notebooks").mkdir(parents=True)
+        for lesson in lessons:
+            shutil.copy(handed_in.lessons()[lesson], tmp_path / learner / "notebooks")
+    (tmp_path / "eve").symlink_to("ada")  # would be graded as Eve's work
+    taken, refused = classroom_grade.sorted_out(classroom_grade.found([tmp_path]), "05")
+    assert [(one.learner, which) for one, which, _ in taken] == [("ada", "05")]
+    assert sorted((one.file, why) for one, why in refused) == [
+        ("dan/", "this is 00, 04, and 05 was asked for"), ("eve", handed_in.LINK)]
+
+
+def cells(*sources):
+    return [nbformat.v4.new_code_cell(source) for source in sources]
+
+
+BAD = {  # code of a notebook, and what is said of it
+    "deep": ("from course.checks import lesson_01 as check\nx = " + "1+" * 20_000 + "1", "RecursionError"),
+    "deeper": ("from course.checks import lesson_01 as check\nx = " + "-" * 20_000 + "1", "MemoryError"),
+    "half a character": ("from course.checks import lesson_01 as check\nx = '\ud800'", "UnicodeEncodeError"),
+    "long number": ('test = "before"\nmy_01 = 0x' + "f" * 10_000, "ValueError"),
+    "without source": (None, "no notebook"),
+}
+
+
+def test_no_notebook_and_no_name_ends_the_grading_of_all(tmp_path):
+    for name, (source, _) in BAD.items():
+        notebook = nbformat.v4.new_notebook(cells=cells(source or ""))
+        if source is None:
+            del notebook.cells[0]["source"]
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "a.ipynb").write_text(json.dumps(notebook))  # nbformat writes no half character
+    test = questions.notebook("before")
+    test.cells += cells("my_01 = {[1]}", "my_02 = {[]: 1}", "my_03 = " + "-" * 500 + "1", f"my_04 = {'x' * 9000!r}")
+    latin = os.fsencode(tmp_path / "in") + b"/J\xf6rg"
+    os.mkdir(latin)
+    nbformat.write(test, os.path.join(os.fsdecode(latin), "pre.ipynb"))
+    solved("01", tmp_path / "in" / "words" / "01.ipynb",
+           my_gain="def my_gain(*asked):\n    raise ValueError('\\ud800')",
+           my_loss="def my_loss(*asked):\n    raise ValueError('x' * 8_000_000)")
+    done = grade(tmp_path / "in", "--no-shield", "--seed", "1", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    for name, (_, said) in BAD.items():
+        assert sum(line.startswith(f"{name}/a.ipynb: ") and said in line for line in done.stdout.splitlines()) == 1
+    found = outcomes(tmp_path / "out")
+    right, halves, long = (found["words", question.name] for question in handed_in.asked_in("01"))
+    assert right[0] == "right" and halves == ("wrong", "Not yet. It raised ValueError: \\ud800")
+    assert long[0] == "wrong" and len(long[1]) == handed_in.WORDS
+    assert [outcome for (learner, _), (outcome, _) in found.items() if learner.startswith("J")] == [
+        "untried", "untried", "untried", "wrong"] + 6 * ["untried"]
+
+
+def test_only_whole_lines_of_the_judge_are_verdicts_and_each_in_its_turn():
+    paper = handed_in.Paper("01", handed_in.asked_in("01"), seal="seal")
+    first, second, _ = (question.name for question in paper.questions)
+    said = [f'["{first}", "right", ""]', f'other ["{first}", "right", ""]', "boom", "[" * 10_000,
+            f'seal ["{second}", "right", ""]', f'seal ["{first}", "excellent", ""]', f'seal ["{first}", "wrong", "a"]',
+            f'seal ["{first}", "right", ""]', f'seal ["{second}", "untr']
+    assert shield.authentic("\n".join(said).encode(), paper) == [(first, "wrong", "a")]
+
+
 # --------------------------------------------------------------------------------------------------------- hostile
 
 HOSTILE = {
@@ -162,8 +228,16 @@ HOSTILE = {
     "prints": ("for _ in range(1000): print('x' * 10**6)", "printed more than 1 MB"),
     "eats_memory": ("kept = []\n    while True: kept.append(bytearray(b'x') * 10**8)", "GB of memory"),
     "asks_the_checks": ("from course.checks import lesson_01\n    return lesson_01.my_loss(*asked)", "looks into"),
-    "changes_the_checks": ("import sys\n    checks = sys.modules['course' + '.checks.cases']\n"
+    "asks_by_another_name": ("import course as c\n    return c.checks.lesson_01.my_loss(*asked)", "looks into"),
+    "asks_by_a_list": ("from course import lesson, checks as k\n    return k.lesson_01.my_loss(*asked)", "looks into"),
+    "changes_the_checks": ("import sys\n    checks = sys.modules['course.' + 'che' + 'cks.cases']\n"
                            "    checks.same = lambda *_: True\n    return 1", "changes the course's checks"),
+    "changes_python": ("import math\n    math.isclose = lambda *_, **__: True\n    return 1", "or what they call"),
+    "writes_verdicts": ("import os\n    there = f'/proc/{{os.getppid()}}/fd/'\n    for number in os.listdir(there):\n"
+                        "        if 'pipe' in os.readlink(there + number) and int(number) > 2:\n"
+                        "            os.write(os.open(there + number, os.O_WRONLY), b'[\"loss\", \"right\", \"\"]\\n')",
+                        "It was stopped"),
+    "fills_devices": ("open('/dev/big', 'wb')", "Read-only file system"),
     "reads_a_neighbour": ("return open({neighbour!r}).read()", "FileNotFoundError"),
     "writes_elsewhere": ("open({home!r}, 'w').write('here')", "Read-only file system"),
     "calls_home": ("import socket; socket.create_connection(('192.0.2.1', 80), 3)", "unreachable"),
@@ -176,7 +250,7 @@ def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path):
     everybody = tmp_path / "in"
     neighbour = everybody / "good" / "01.ipynb"
     solved("01", neighbour)
-    places = {"neighbour": str(neighbour), "home": str(ROOT / "course" / "checks" / "hacked.py")}
+    places = {"neighbour": str(neighbour), "home": str(ROOT / "course" / "hacked.py")}
     given = [question.given for question in handed_in.asked_in("01")]
     bodies = {name: f"(*asked):\n    {body.format(**places)}\n" for name, (body, _) in HOSTILE.items()}
     names = list(bodies)
@@ -193,11 +267,36 @@ def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path):
         assert outcome == "wrong" and said in why, (name, why)
     assert [found["one of three", name][0] for name in exercises] == ["wrong", "right", "right"]
     assert [found["good", name][0] for name in exercises] == ["right"] * 3
-    assert not (ROOT / "course" / "checks" / "hacked.py").exists()
+    assert not (ROOT / "course" / "hacked.py").exists()
 
 
 @needs_shield
-def test_no_environment_and_no_command_line_tells_an_answer_the_seed(tmp_path):
+def test_what_can_be_seen_and_written_in_a_room(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    inside = f"""
+import os
+there = [path for path in {[str(tmp_path / "mine.txt"), str(ROOT / "teach"), str(ROOT / "results"), "/etc/shadow",
+                            "/var/log"]} if os.path.exists(path)]
+free = {{}}
+for path in [line.split()[1] for line in open("/proc/mounts")]:
+    try:
+        open(os.path.join(path, "new"), "w").close()
+        free[path] = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
+    except OSError:
+        free[path] = 0
+print(there, sorted((path, size) for path, size in free.items() if size))
+"""
+    hand_ins = Path(sys.prefix) / "lib"  # a folder that is shown: what is handed in there is not
+    done = subprocess.run([*shield.room([hand_ins]), Path(sys.base_prefix, "bin", "python3"), "-c", inside], text=True,
+                          capture_output=True, timeout=60)
+    there, writable = ast.literal_eval(done.stdout.replace("] [", "], ["))
+    assert there == [] and [path for path, _ in writable] == ["/dev/shm", "/tmp"], done.stdout + done.stderr
+    assert all(size < 1.01 * shield.DISK for _, size in writable)
+
+
+@needs_shield
+def test_no_environment_and_no_command_line_tells_an_answer_the_seed(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "a tell-tale word")  # nor anything else of whoever grades
     looks = inspect.getsource(lesson_01.my_gain).replace("    ", """    import glob
     told = [open(file, "rb").read() for name in ("environ", "cmdline") for file in glob.glob(f"/proc/[0-9]*/{name}")]
     assert told and not any(b"tell-tale" in each for each in told), "the seed"
@@ -280,16 +379,18 @@ def test_a_class_sees_what_it_has_learned(tmp_path):
                         cell.source = f"{answer} = {(idea[when]['right'] if learner == 'ada' else wrong)!r}"
             (tmp_path / "in" / learner).mkdir(parents=True, exist_ok=True)
             nbformat.write(notebook, tmp_path / "in" / learner / f"{name}.ipynb")
-    done = grade(tmp_path / "in", "--out", tmp_path / "out", "--no-shield")  # nothing of a test is run
+    for learner in ("ada", "ben", "cleo, who handed in nothing"):
+        (tmp_path / "class" / learner).mkdir(parents=True)
+    (tmp_path / "in" / "cleo, who handed in nothing").mkdir()
+    (tmp_path / "in" / "dan").mkdir()
+    (tmp_path / "class" / "ada" / "graded.html").symlink_to(tmp_path / "teacher's")  # a learner's trick
+    done = grade(tmp_path / "in", "--out", tmp_path / "out", "--give-back", tmp_path / "class",
+                 "--no-shield")  # nothing of a test is run
     assert done.returncode == 0, done.stderr
-    give_back = re.search(r"^tail .+?^done$", (ROOT / "teach" / "README.md").read_text(), re.M | re.S)[0]
-    (tmp_path / "in").rename(tmp_path / "class")
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "grades").symlink_to(tmp_path / "out")
-    subprocess.run(["bash", "-ec", give_back], cwd=tmp_path, check=True, timeout=30)
-    for learner in ("ada", "ben"):
-        for when in questions.NAMES:
-            assert f"<h1>{learner}</h1>" in (tmp_path / "class" / learner / f"graded-{when}.html").read_text()
+    assert f"3 pages given back as graded.html; no folder in {tmp_path / 'class'}: dan\n" in done.stdout
+    for learner in (tmp_path / "class").iterdir():
+        assert f"<h1>{learner.name}</h1>" in (learner / "graded.html").read_text()
+    assert not (tmp_path / "teacher's").exists()
     first = questions.ideas()[0]
     with (tmp_path / "out" / "answers.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["exercise"] == first["name"]]
@@ -310,6 +411,7 @@ def test_a_class_sees_what_it_has_learned(tmp_path):
     (["{}/empty", "--out", "{}/empty/grades"], "would count as handed in"),
     (["notebooks", "--no-shield", "--out", "README.md"], "README.md (Not a directory): name another folder"),
     (["notebooks", "--no-shield", "--class", "no-such-file"], "--class no-such-file: No such file"),
+    (["notebooks", "--no-shield", "--give-back", "no-such-folder"], "no-such-folder is no folder"),
     (["--otter", "README.md"], "README.md (Not a directory): name another folder"),
 ])
 def test_bad_input_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):

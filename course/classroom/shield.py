@@ -1,7 +1,8 @@
 """Runs what a learner has written where it can hurt nobody: bubblewrap (`bwrap`) makes the room, and a watch ends it.
 
-In the room all files can be read but the handed-in ones, and what lies in homes; the only folder that can be written is
-in memory, and of limited size; there is no network but that of the room itself. All processes end with it.
+In the room stand the system's programs, this Python, and of the course what the checks need, to be read only. The two
+folders that can be written are in memory, and of limited size; there is no network but that of the room itself. All
+processes end with it.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import threading
 import time
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
@@ -28,6 +30,10 @@ LOOK = 0.1  # seconds between two looks
 OUTCOMES = ("right", "wrong", "untried")
 STOPPED = threading.Event()  # grading was ended from outside: every watch ends its room
 DESK = "/tmp/desk"  # in the room: the folder where it works
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix", "/sys", "/etc/alternatives",
+          "/etc/group", "/etc/hosts", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd")
+COURSE = ("course", "scripts/lessons")  # and the files that train, at the root
+KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH")  # of the environment: no word of whose it is
 
 
 class NoShield(OSError):
@@ -36,13 +42,15 @@ class NoShield(OSError):
 
 def room(hidden):
     """The command with which a program is started to be in a room. `hidden`: folders that it must not see."""
-    shown = [word for path in sorted({sys.prefix, sys.base_prefix, str(ROOT)}) for word in ("--ro-bind", path, path)]
-    empty = [word for path in ("/tmp", "/var/tmp", "/home", "/root", "/run") if os.path.isdir(path)
-             for word in ("--size", str(DISK), "--tmpfs", path)]
-    hide = [word for path in hidden for word in ("--tmpfs", str(path))]
-    return ["bwrap", "--ro-bind", "/", "/", *empty, *shown, *hide, "--dev", "/dev", "--size",
-            str(DISK), "--tmpfs", "/dev/shm", "--proc", "/proc", "--dir", DESK, "--chdir", DESK, "--unshare-all",
-            "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    python = {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]}
+    shown = [*map(Path, SYSTEM), *sorted(python), *(ROOT / name for name in COURSE), *ROOT.glob("*.py")]
+    hidden = [path for path in hidden if any(path.is_relative_to(each) for each in shown)]
+    return ["bwrap", "--dev", "/dev",
+            *(word for path in ("/tmp", "/dev/shm") for word in ("--size", str(DISK), "--tmpfs", path)),
+            *(word for path in shown for word in ("--ro-bind-try", str(path), str(path))),
+            *(word for path in hidden for word in ("--tmpfs", str(path), "--remount-ro", str(path))),
+            "--proc", "/proc", "--dir", DESK, "--chdir", DESK, "--remount-ro", "/dev", "--remount-ro", "/",
+            "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
 
 
 def check():
@@ -50,7 +58,7 @@ def check():
     otherwise = "; --no-shield does without, where you trust what was handed in"
     if not shutil.which("bwrap"):
         raise NoShield("no answer may hurt this machine: apt install bubblewrap (Linux only)" + otherwise)
-    made = subprocess.run([*room([]), "true"], capture_output=True, text=True, timeout=30)
+    made = subprocess.run([*room([]), sys.executable, "-c", ""], capture_output=True, text=True, timeout=30)
     if made.returncode:
         raise NoShield(f"bubblewrap makes no room here ({made.stderr.strip()[:200]})" + otherwise)
 
@@ -78,7 +86,7 @@ def in_a_room(paper, hidden, limit, shielded):
         heard, says = os.pipe()
         command = [*(room(hidden) if shielded else []), sys.executable, "-m", "course.classroom.judge",
                    str(says), str(limit)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("COURSE_", "XDG_"))}
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": DESK if shielded else desk,
                         "PYTHONDONTWRITEBYTECODE": "1"}
         mark = uuid.uuid4().hex
