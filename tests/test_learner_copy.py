@@ -169,7 +169,8 @@ def test_nothing_that_is_read_in_it_names_what_is_not_there(copy):
 
 
 def test_three_learners_at_once_hinder_each_other_by_nothing_but_speed(copy, tmp_path):
-    """The same lesson in the same minute, with one environment and one data folder that nobody can write to."""
+    """The same lesson in the same minute, with one environment and one data folder that nobody can write to (where
+    bubblewrap can see to it)."""
     data = tmp_path / "data"
     data.mkdir()
     for name in ("cifar10.pt", "mnist.pt"):
@@ -177,13 +178,18 @@ def test_three_learners_at_once_hinder_each_other_by_nothing_but_speed(copy, tmp
     learners = [tmp_path / name for name in ("ada", "ben", "cleo")]
     for learner in learners:
         shutil.copytree(copy, learner)
-    read_only = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(data), str(data)]
+    read_only = ["bwrap", "--dev-bind", "/", "/", *(word for path in (data, sys.prefix, sys.base_prefix)
+                                                    for word in ("--ro-bind", str(path), str(path)))]
+    read_only = read_only if shutil.which("bwrap") else []
+    for path in (data, sys.prefix) if read_only else ():
+        tried = subprocess.run([*read_only, "touch", Path(path, "new")], capture_output=True, text=True, timeout=30)
+        assert "Read-only file system" in tried.stderr
     path = handed_in.lessons()["00"]
     quick = nbformat.read(path, as_version=4).metadata.course.quick.parameters
 
     def learn(folder):
         parameters = [word for name, value in quick.items() for word in ("-p", name, str(value))]
-        return subprocess.run([*(read_only if shutil.which("bwrap") else []), sys.executable, "-m", "papermill", "-k",
+        return subprocess.run([*read_only, sys.executable, "-m", "papermill", "-k",
                                "python3", f"notebooks/{path.name}", "results/live/done.ipynb", *parameters],
                               cwd=folder, env=launch.environment(COURSE_DATA=str(data), PYTHONPATH=None),
                               capture_output=True, text=True, timeout=4 * launch.LIMIT)
