@@ -111,7 +111,6 @@ class Run:
         """
         self.raw_model = getattr(model, "module", model)  # DDP and DataParallel keep it there
         self.parts = {"model": self.raw_model, "optimizer": optimizer, "scheduler": scheduler}
-        self.asked, self.steps_since, self.ask_after = time.monotonic(), 0, 1
         for number in (signal.SIGTERM, signal.SIGUSR1) if self.args.checkpoint else ():
             signal.signal(number, lambda number, _: setattr(self, "stop_signal", signal.Signals(number).name))
         if state := self.find(must_agree(self.args, self.here, loader.dataset)):
@@ -141,8 +140,11 @@ class Run:
         loader.sampler.start = self.progress.step * loader.batch_size
         self.sums = torch.tensor(self.progress.sums, dtype=utils.sum_type(self.here.device), device=self.here.device)
         self.timer = utils.PhaseTimer(self.here.device, self.progress.seconds)
+        self.asked, self.steps_since, self.ask_after = time.monotonic(), 0, 1  # a signal may have come in evaluate()
+        if self.progress.step == 0:
+            self.set_random_state()  # end_epoch() saved it before the loader drew its seed from it, after_step() after
         batches = iter(loader)
-        self.set_random_state()  # after the loader has drawn its own number
+        self.set_random_state()
         for batch in batches:
             self.timer.mark("data")
             yield batch
@@ -251,7 +253,7 @@ class Run:
         progress.restarts += 1
 
     def set_random_state(self):
-        """After a restart: this rank's, as it was saved."""
+        """Once after a restart: this rank's, as it was saved."""
         states, self.random = self.random, None
         if states:
             torch.set_rng_state(states["cpu"])

@@ -99,6 +99,48 @@ main.main()
     assert output.count("stopped in epoch") == 1 and runs.read_run(log)["status"].iloc[0] == "resumable", output
 
 
+def test_a_signal_while_the_epoch_is_evaluated_stops_after_the_next_step(tmp_path):
+    script, log = tmp_path / "told.py", tmp_path / "run.jsonl"
+    script.write_text("""import main, os, signal
+whole = main.utils.evaluate
+def evaluate(*args):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return whole(*args)
+main.utils.evaluate = evaluate
+main.main()
+""")
+    done = launch.run(2, *JOB, "--checkpoint", tmp_path / "c", "--log-file", log, script=script)
+    assert done.returncode == utils.RESUMABLE and "stopped in epoch 1 after step 1;" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_dropout_goes_on_where_it_was(ranks, tmp_path):
+    """Between two epochs, where the checkpoint is older than the loader's seed, and in the middle of one."""
+    script = tmp_path / "dropout.py"
+    script.write_text("""import main, models, os, signal, torch
+class Dropping(models.ConvNet):
+    passes = 0
+    def forward(self, images):
+        Dropping.passes += self.training
+        if Dropping.passes == int(os.environ.get("STOP_IN", 0)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return torch.nn.functional.dropout(super().forward(images), training=self.training)
+models.MODELS["lenet"] = Dropping
+main.main()
+""")
+    options = [*JOB, "--samples", 300, "--epochs", 2]  # four steps an epoch; the ranks ask after the fifth
+    undisturbed = tmp_path / "undisturbed.pt"
+    assert launch.run(ranks, *options, "--save-model", undisturbed, script=script).returncode == 0
+    for first, env, status in ((["--epochs", 1], {}, 0), ([], {"STOP_IN": "5"}, utils.RESUMABLE)):
+        model, kept = tmp_path / f"{status}.pt", ["--checkpoint", tmp_path / f"c{status}"]
+        done = launch.run(ranks, *options, *kept, *first, script=script, **env)
+        assert done.returncode == status, done.stderr
+        done = launch.run(ranks, *options, *kept, "--resume", "must", "--save-model", model, script=script)
+        assert done.returncode == 0, done.stderr
+        assert equal(weights(model), weights(undisturbed)), (first, env)
+
+
 def test_killed_rank_is_restarted_and_the_run_is_the_undisturbed_one(undisturbed, tmp_path):
     log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
     process = launch.start(3, *JOB, "--log-file", log, "--save-model", model, "--checkpoint", file,
