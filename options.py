@@ -122,7 +122,7 @@ def resolve(args):
     import data
     import placement
 
-    here = placement.find_placement(args.device, args.backend)
+    here = placement.find_placement(args.device, args.backend, ddp=args.strategy == "ddp")
     if args.strategy == "auto":
         args.strategy = "single" if here.launcher == "python" else "ddp"
     if args.strategy != "ddp" and here.world_size > 1:

@@ -25,23 +25,26 @@ class Placement:
 
 def adopt_slurm(env):
     """Write what srun tells a task under the names that torchrun uses, so that the rest reads one set of names."""
-    first = re.match(r"(?:[^,[]|\[[^]]*\])+", env["SLURM_STEP_NODELIST"])[0]  # up to a comma outside of brackets
-    tasks = []
+    first = re.match(r"(?:[^,[]|\[[^]]*\])*", env["SLURM_STEP_NODELIST"])[0]  # up to a comma outside of brackets
+    tasks, node = [], int(env["SLURM_NODEID"])
     for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"]):  # 2(x3),1 -> 2 2 2 1
         tasks += [count] * int(repeat or 1)
+    if not first or not 0 <= node < len(tasks):
+        raise ValueError(f"SLURM_NODEID is {node}, with SLURM_STEP_NODELIST {env['SLURM_STEP_NODELIST']!r} and "
+                         f"SLURM_STEP_TASKS_PER_NODE {env['SLURM_STEP_TASKS_PER_NODE']!r}")
     env.update(RANK=env["SLURM_PROCID"], WORLD_SIZE=env["SLURM_STEP_NUM_TASKS"], LOCAL_RANK=env["SLURM_LOCALID"],
-               LOCAL_WORLD_SIZE=tasks[int(env["SLURM_NODEID"])], GROUP_WORLD_SIZE=env["SLURM_STEP_NUM_NODES"])
+               LOCAL_WORLD_SIZE=tasks[node], GROUP_WORLD_SIZE=env["SLURM_STEP_NUM_NODES"])
     step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port for each step of each job
     # Rank 0 runs on the first node: rack[1-2]n[07-09] begins with rack1n07.
     env.setdefault("MASTER_ADDR", re.sub(r"\[(\d+)[^]]*\]", r"\1", first))
     env.setdefault("MASTER_PORT", str(20_000 + step % 12_000))  # the same on all ranks, asking nobody
 
 
-def find_placement(device="auto", backend="auto", env=os.environ):
+def find_placement(device="auto", backend="auto", env=os.environ, ddp=False):
     """Read from `env` who this process is, as torchrun or srun says, and choose its device and backend.
 
-    NCCL where each local rank has a GPU of its own; gloo where ranks share GPUs, and on a CPU. Raises ValueError, one
-    line, where the request cannot be met.
+    NCCL where each local rank has a GPU of its own; gloo where ranks share GPUs, and on a CPU. `ddp`: DDP is wanted of
+    a process that nobody launched, too. Raises ValueError, one line, where the request cannot be met.
     """
     launcher = "torchrun" if "RANK" in env else "srun" if "SLURM_STEP_ID" in env else "python"
     try:
@@ -51,6 +54,7 @@ def find_placement(device="auto", backend="auto", env=os.environ):
         local_rank, local_world_size = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", 1))
         nodes = int(env.get("GROUP_WORLD_SIZE", -(-world_size // max(1, local_world_size))))
         port = int(env.get("MASTER_PORT", 1) if launcher != "python" else 1)
+        of_node = int(env.get("SLURM_GPUS_ON_NODE", 0)) if launcher == "srun" else 0  # a torchrun inherits it
     except KeyError as missing:
         raise ValueError(f"{missing.args[0]} is not set: start with torchrun, or with srun in a Slurm job") from None
     except ValueError as error:
@@ -58,22 +62,24 @@ def find_placement(device="auto", backend="auto", env=os.environ):
     local_ranks = local_world_size if "LOCAL_WORLD_SIZE" in env else world_size  # not every launcher says it
     for name, value, least, below in (("WORLD_SIZE", world_size, 1, 2**31), ("RANK", rank, 0, world_size),
                                       ("LOCAL_WORLD_SIZE", local_world_size, 1, world_size + 1),
-                                      ("LOCAL_RANK", local_rank, 0, local_ranks), ("MASTER_PORT", port, 1, 2**16)):
+                                      ("LOCAL_RANK", local_rank, 0, min(local_ranks, rank + 1)),
+                                      ("MASTER_PORT", port, 1, 2**16)):
         if not least <= value < below:
             raise ValueError(f"the launcher's environment contradicts itself: {name} is {value}, and can be {least} to "
-                             f"{below - 1} (WORLD_SIZE {world_size}, LOCAL_WORLD_SIZE {local_world_size}): start with "
-                             "torchrun or srun")
+                             f"{below - 1} (RANK {rank}, WORLD_SIZE {world_size}, LOCAL_WORLD_SIZE "
+                             f"{local_world_size}): start with torchrun or srun")
 
     found = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
     kind = {"auto": found}.get(device, device)
     if kind not in ("cpu", found):
         raise ValueError(f"--device {device}, but torch sees no such GPU here: use --device cpu")
-    if kind == "mps" and world_size > 1:
+    if kind == "mps" and (ddp or launcher != "python"):  # no backend carries what is on Apple's GPUs
         if device == "mps":
-            raise ValueError(f"--device mps is for one process, and there are {world_size}: use --device cpu")
+            raise ValueError("--device mps is for one process, without a launcher and without DDP: use --device cpu")
         kind = "cpu"
     gpus = torch.accelerator.device_count() if kind != "cpu" else 0
-    own = gpus >= local_world_size or "SLURM_GPUS_PER_TASK" in env  # Slurm may show each task its own
+    # Slurm may show each task only its own: then all tasks of the node together see no more than the node's.
+    own = gpus >= local_world_size or 0 < gpus * local_world_size <= of_node
     nccl = kind == "cuda" and own
     if backend == "nccl" and not nccl:
         raise ValueError(f"--backend nccl needs a GPU for each of this node's {local_world_size} ranks, and there are "
@@ -101,7 +107,7 @@ def device_name(device):
 def threads_per_rank(here, env=os.environ):
     """Cores divided by the ranks of this node, at least 1. OMP_NUM_THREADS wins where the user has set it."""
     by_user = True
-    if here.launcher == "torchrun":  # it sets 1 for its ranks, unless the user has started it with another number
+    if "TORCHELASTIC_RUN_ID" in env:  # torchrun's rank: it sets 1, unless the user has started it with another number
         try:
             by_user = b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
         except OSError:  # no /proc, as on macOS: a 1 is torchrun's

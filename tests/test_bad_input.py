@@ -111,6 +111,7 @@ def test_what_stands_where_a_checkpoint_needs_room_is_named(place, begin, tmp_pa
     ({"RANK": -1, "WORLD_SIZE": 2}, "RANK is -1"),
     ({"RANK": 0, "WORLD_SIZE": 0}, "WORLD_SIZE is 0"),
     ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 2}, "LOCAL_RANK is 2"),
+    ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}, "LOCAL_RANK is 1, and can be 0 to 0"),
     ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": -1, "LOCAL_WORLD_SIZE": 2}, "LOCAL_RANK is -1"),
     ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 0}, "is 0"),
     ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 4}, "LOCAL_WORLD_SIZE is 4"),

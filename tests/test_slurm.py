@@ -189,6 +189,21 @@ def test_two_jobs_on_the_same_nodes_do_not_meet_each_other(slurm, course):
     launch.wait_for(lambda: not of_job(slurm, first), "the cancelled job's processes to end", 60)
 
 
+def test_a_gpu_bound_to_each_task_is_its_own(slurm, tmp_path):
+    """Slurm believes that each node has GPUs, and tells each task which it may see: torch is made to believe that."""
+    (tmp_path / "who.py").write_text("""import os, torch, placement
+torch.accelerator.is_available, torch.accelerator.current_accelerator = lambda: True, lambda: torch.device("cuda")
+torch.accelerator.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+here = placement.find_placement()
+print(here.local_rank, os.environ["CUDA_VISIBLE_DEVICES"], here.device, here.backend)
+""")
+    for bind, expected in ((["--gpu-bind=single:1"], ["0 0 cuda:0 nccl", "1 1 cuda:0 nccl"]),
+                           ([], ["0 0,1 cuda:0 nccl", "1 0,1 cuda:1 nccl"])):
+        done = slurm.run(["srun", "--nodes=1", "--ntasks=2", "--gpus-per-node=2", *bind, sys.executable,
+                          tmp_path / "who.py"], env=environment(PYTHONPATH=str(launch.ROOT)))
+        assert sorted(done.stdout.splitlines()) == expected, done.stderr
+
+
 @each_file
 def test_a_node_where_nothing_starts_ends_the_job(file, slurm, course):
     """The other node's ranks, or its torchrun, would wait ten minutes for it: it must be srun that ends them."""

@@ -5,6 +5,7 @@ import torch
 
 import data
 import models
+import placement
 import utils
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1",
@@ -72,19 +73,41 @@ def test_a_mac_gpu_is_for_one_process(monkeypatch):
     assert str(utils.find_placement(env=two).device) == "cpu"
     with pytest.raises(ValueError, match="--device mps is for one process"):
         utils.find_placement("mps", env=two)
+    for alone in ({"env": {}, "ddp": True}, {"env": {"RANK": "0", "WORLD_SIZE": "1"}}):
+        assert str(utils.find_placement(**alone).device) == "cpu", "gloo carries nothing that is on Apple's GPUs"
     with pytest.raises(ValueError, match="torch sees no such GPU"):
         utils.find_placement("cuda", env={})
 
 
-def test_slurm_that_shows_each_task_its_own_gpu(monkeypatch):
-    see(monkeypatch, "cuda", 1)
-    assert utils.find_placement(env=dict(STEP)).backend == "gloo", "two tasks of this node share what they see"
-    here = utils.find_placement(env={**STEP, "SLURM_GPUS_PER_TASK": "1"})
-    assert (here.backend, str(here.device)) == ("nccl", "cuda:0")
+@pytest.mark.parametrize(("visible", "of_node", "own"), [
+    (1, 2, True), (2, 4, True),  # --gpu-bind, --gpus-per-task: other GPUs than the other task's
+    (2, 2, True),  # both see both, and take one each
+    (1, 1, False), (3, 4, True), (1, None, False),
+])
+def test_slurm_may_show_each_of_two_tasks_its_own_gpus(visible, of_node, own, monkeypatch):
+    """What they see and what the node has, as Slurm 22.05 set it; test_slurm.py asks a real one."""
+    see(monkeypatch, "cuda", visible)
+    told = {} if of_node is None else {"SLURM_GPUS_ON_NODE": str(of_node)}
+    here = utils.find_placement(env={**STEP, **told})
+    assert (here.backend, str(here.device)) == ("nccl" if own else "gloo", f"cuda:{1 % visible}")
+    two = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    here = utils.find_placement(env={**told, "SLURM_GPUS_PER_TASK": "1", **two})
+    assert here.backend == ("nccl" if visible > 1 else "gloo"), "a torchrun's ranks all see the same"
+
+
+def test_threads_of_a_rank(monkeypatch):
+    """torchrun sets OMP_NUM_THREADS=1, and only its own environment says whether the user had: not without /proc."""
+    cores, two = utils.cores(), {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    here, torchrun = utils.find_placement("cpu", env=dict(two)), {**two, "TORCHELASTIC_RUN_ID": "none"}
+    assert utils.threads_per_rank(here, {**two, "OMP_NUM_THREADS": "1"}) == 1, "who starts ranks by hand means it"
+    monkeypatch.setattr(placement.os, "getppid", lambda: "no process of /proc, as on macOS")
+    assert utils.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "1"}) == max(1, cores // 2)
+    assert utils.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "3"}) == 3
 
 
 @pytest.mark.parametrize(("nodelist", "first"), [("node1", "node1"), ("a3,a4", "a3"), ("n[2,5]", "n2"),
-                                                 ("gpu[01-02]-ib,x9", "gpu01-ib")])
+                                                 ("gpu[01-02]-ib,x9", "gpu01-ib"),
+                                                 ("rack[1-2]n[07-09]", "rack1n07")])
 def test_first_node_of_a_slurm_list(nodelist, first):
     utils.find_placement("cpu", env=(env := {**STEP, "SLURM_STEP_NODELIST": nodelist}))
     assert env["MASTER_ADDR"] == first
@@ -95,6 +118,10 @@ def test_unusable_launcher_environment_is_named():
         utils.find_placement("cpu", env={"RANK": "0"})
     with pytest.raises(ValueError, match="'four'"):
         utils.find_placement("cpu", env={"RANK": "0", "WORLD_SIZE": "four"})
+    for name, wrong in (("SLURM_NODEID", "9"), ("SLURM_NODEID", "-1"), ("SLURM_STEP_NODELIST", ""),
+                        ("SLURM_STEP_TASKS_PER_NODE", ""), ("SLURM_GPUS_ON_NODE", "many")):
+        with pytest.raises(ValueError, match=f"{name}.*{wrong}" if wrong != "many" else wrong):
+            utils.find_placement("cpu", env={**STEP, name: wrong})
 
 
 @pytest.mark.parametrize(("gpus", "local_ranks", "backend", "device"), [
