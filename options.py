@@ -158,13 +158,15 @@ def resolve(args):
 
     if not Path(args.data_path, f"{dataset}.pt").is_file():
         check_writable("--data-path", args.data_path)
+    taken = {Path(args.data_path, f"{name}{ending}").resolve(): "--data-path"
+             for name in data.DATASETS for ending in (".pt", ".lock")}
     outputs = {"--save-model": args.save_model, "--log-file": args.log_file, "--checkpoint": args.checkpoint}
-    outputs = {option: file for option, file in outputs.items() if file is not None}
-    for option, file in outputs.items():
-        for ending in ("", ".lock", ".part", ".previous") if option == "--checkpoint" else ("",):
-            check_output(option, f"{file}{ending}")
-    if len({Path(file).resolve() for file in outputs.values()}) < len(outputs):
-        raise ValueError(f"{', '.join(outputs)}: two of them are the same file")
+    for option, file in ((option, file) for option, file in outputs.items() if file is not None):
+        for ending in ("", ".lock", ".part", ".previous", ".damaged") if option == "--checkpoint" else ("",):
+            path = f"{file}{ending}"
+            check_output(option, path)
+            if (other := taken.setdefault(Path(path).resolve(), option)) != option:
+                raise ValueError(f"{option} {path}: {other} writes to the same file; name another")
     if args.channels_last is None:
         args.channels_last = here.device.type == "cpu"
     args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import checkpoint
+import data
 import main
 import shortcuts
 import utils
@@ -21,7 +22,7 @@ def begin(monkeypatch, capsys, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "nowhere").symlink_to("there-is-no-such-file")
     (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "socket").symlink_to("/dev/full")
+    (tmp_path / "socket").symlink_to("/dev/zero")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main, "train", lambda args, here, run: None)
     monkeypatch.setattr(utils, "init_distributed_mode", lambda *args: None)
@@ -79,11 +80,15 @@ def left(folder):
     (["--save-model", "new/"], "--save-model new/ is a folder"),
     (["--save-model", "x" * 250], "File name too long"),
     (["--checkpoint", "folder"], "--checkpoint folder is a folder"),
-    (["--checkpoint", "/dev/full"], "--checkpoint /dev/full: is no regular file"),
+    (["--checkpoint", "/dev/zero"], "--checkpoint /dev/zero: is no regular file"),
     (["--checkpoint", "socket"], "--checkpoint socket: is no regular file"),
     (["--checkpoint", "fifo"], "--checkpoint fifo: is no regular file"),
     (["--checkpoint", ""], "--checkpoint: an empty name is no file"),
     (["--log-file", "one", "--save-model", "./one"], "the same file"),
+    (["--checkpoint", "c", "--log-file", "c.previous"], "--checkpoint c.previous: --log-file writes to the same file"),
+    (["--checkpoint", "c", "--log-file", "folder/../c.lock"], "the same file"),
+    (["--checkpoint", "c", "--save-model", "c.damaged"], "the same file"),
+    (["--save-model", f"{data.FOLDER}/synthetic.pt"], "--data-path writes to the same file"),
     (["--data-path", ""], "--data-path: an empty name is no folder"),
     (["--data-path", "fifo"], "--data-path: cannot write in fifo"),
     (["--seed", -1], "-1 is not a whole number from 0"),
@@ -98,7 +103,7 @@ def test_each_is_one_line_and_nothing_is_left(argv, said, begin, tmp_path):
     assert left(tmp_path) == before
 
 
-@pytest.mark.parametrize("place", [".lock", ".part", ".previous"])
+@pytest.mark.parametrize("place", [".lock", ".part", ".previous", ".damaged"])
 def test_what_stands_where_a_checkpoint_needs_room_is_named(place, begin, tmp_path):
     os.mkfifo(tmp_path / f"c{place}")
     status, lines = begin("--checkpoint", "c")
@@ -126,7 +131,7 @@ def test_a_launcher_that_contradicts_itself_is_refused(env, said, begin):
 
 NUMBERS = ["0", "1", "2", "-1", "3.5", "nan", "inf", "-inf", "1e999", "1e-999", "", " ", "7" * 40, "0x1", "one", "1_0"]
 PATHS = ["", ".", "..", "/", "new", "new/", "deep/new", "folder", "folder/new", "fifo", "nowhere", "loop", "socket",
-         "/dev/null", "/dev/full", "/dev/null/new", "x" * 300, "\udcff", "two\nlines", "nul\0", "-", "--"]
+         "/dev/null", "/dev/zero", "/dev/null/new", "x" * 300, "\udcff", "two\nlines", "nul\0", "-", "--"]
 OPTIONS = [action for action in main.options.get_parser()._actions if action.dest != "help"]
 
 
@@ -142,7 +147,7 @@ def arguments(draw):
 
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(argv=arguments(), rank=st.sampled_from([None, ("0", "1"), ("1", "2"), ("2", "2"), ("0", "3")]))
-@example(argv=["--checkpoint", "/dev/full"], rank=None)
+@example(argv=["--checkpoint", "/dev/zero"], rank=None)
 def test_anything_is_accepted_or_refused_in_one_line(argv, rank, begin, tmp_path):
     before = left(tmp_path)
     status, lines = begin(*argv, **dict(zip(("RANK", "WORLD_SIZE"), rank, strict=True)) if rank else {})

@@ -15,7 +15,7 @@ import pytest
 
 import options
 
-BAD = {"number": ["nan", "-1", "x", ""], "path": ["", "fifo", "/dev/full", "x" * 300]}
+BAD = {"number": ["nan", "-1", "x", ""], "path": ["", "fifo", "/dev/zero", "x" * 300]}
 ANSWERS = {"--kill": "1@1", "logs": str(launch.ROOT / "results/recorded/two-cpu-cores")}  # to what else must be given
 PROGRAMS = sorted(path.relative_to(launch.ROOT) for path in launch.ROOT.glob("scripts/**/*.py")
                   if "rank_program.parser(" in path.read_text())

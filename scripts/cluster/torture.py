@@ -273,7 +273,7 @@ def unwritable_path(folder, rng, args):
     os.mkfifo(folder / "pipe")
     (folder / "link").symlink_to("nowhere")
     cases = list(itertools.product(("--log-file", "--checkpoint", "--save-model"),
-                                   (folder, folder / "pipe", "/dev/full", folder / "link", "")))
+                                   (folder, folder / "pipe", "/dev/zero", folder / "link", "")))
     for option, place in rng.sample(cases, min(len(cases), args.kills)):
         done = main_py(option, place)
         expect(done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1,
