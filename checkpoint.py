@@ -33,6 +33,7 @@ import utils
 
 log = logging.getLogger("course")
 MAGIC = b"course checkpoint 1 "
+TORCH = Path(torch.__file__).parent
 ASK_SECONDS, ASK_STEPS = 1, 10  # the ranks ask each other whether to stop after so many seconds, or so many steps
 
 
@@ -97,8 +98,12 @@ class Run:
         logging.basicConfig(format="%(message)s")
         log.setLevel(logging.INFO if here.rank == 0 else logging.ERROR)
         self.args, self.here, self.progress = args, here, Progress()
-        self.file = Checkpoint(args.checkpoint) if args.checkpoint and here.rank == 0 else None
-        self.log = run_log.RunLog(args.log_file if here.rank == 0 else None)
+        path, log_file = (args.checkpoint, args.log_file) if here.rank == 0 else (None, None)
+        # What is there, another run may have: it is taken before anything is made, so that a refusal leaves nothing.
+        there = log_file and Path(log_file).exists()
+        self.log = run_log.RunLog(log_file if there else None)
+        self.file = Checkpoint(path) if path else None
+        self.log = self.log if there else run_log.RunLog(log_file)
         self.store, self.random, self.stop_signal = None, None, None
 
     # ------------------------------------------------------------------------------------------------ the loop
@@ -107,6 +112,7 @@ class Run:
         """Go on from --checkpoint, where there is one: it holds the raw model, the other two, and how far the run was.
 
         From here on SIGTERM and SIGUSR1 stop the run after a step: torchrun passes on the first, Slurm sends either.
+        (One that reaches a rank alone is a failure to torchrun: with --max-restarts it starts the run again.)
         Unusable where the file is damaged or of another run, and where there must be one and is not.
         """
         self.raw_model = getattr(model, "module", model)  # DDP and DataParallel keep it there
@@ -181,11 +187,13 @@ class Run:
         try:
             try:
                 self.log.__exit__(kind, error, trace)
-            except OSError as full:
+            except options.Unwritable as full:
                 error = full
-            if isinstance(error, OSError | Unusable):  # no connection, a full disk, a checkpoint of another run
+            if isinstance(error, ConnectionError | options.Unwritable):
                 log.error(error)
                 sys.exit(2)
+            if isinstance(error, Unusable):
+                sys.exit(2)  # rank 0 has said why, in find()
             if isinstance(error, RuntimeError) and (where := self.lost(error)) is not None:
                 if where:
                     log.error(where)
@@ -202,7 +210,7 @@ class Run:
         if not self.store or not re.search(r"gloo|nccl|timed out|connection", str(error), re.IGNORECASE):
             return None
         frames = traceback.extract_tb(error.__traceback__)
-        line = next(frame.line for frame in reversed(frames) if "torch" not in Path(frame.filename).parts)
+        line = next(frame.line for frame in reversed(frames) if not Path(frame.filename).is_relative_to(TORCH))
         ranks, store = range(self.here.world_size), self.store
 
         def ask():
@@ -224,7 +232,11 @@ class Run:
     # ------------------------------------------------------------------------------------------------ going on
 
     def find(self, same):
-        """The state to go on from, the same on every rank, or None for a run that begins. `same`: see must_agree."""
+        """The state to go on from, the same on every rank, or None for a run that begins. `same`: see must_agree.
+
+        Each rank gets all of it at once, and pickled: for weights of some GB, let each rank write and read its part
+        (torch.distributed.checkpoint).
+        """
         found, self.same = [None, None], same
         if self.file and self.args.resume != "never":
             try:
@@ -234,6 +246,7 @@ class Run:
                 elif self.args.resume == "must":
                     raise Unusable(f"--resume must, but there is no checkpoint {self.file.path}")
             except Unusable as error:
+                log.error(error)  # before the others know: the first to end may end all
                 found[1] = str(error)
         if dist.is_initialized():
             dist.broadcast_object_list(found, src=0)  # one reader: nodes need no common file system
@@ -321,25 +334,26 @@ class Checkpoint:
 
     def write(self, state):
         """Replace the file by `state`. At every moment PATH or PATH.previous is whole: the new file is flushed to the
-        disk before it takes the name. OSError, and no change, where it cannot be written."""
+        disk before it takes the name. Unwritable, and no change, where it cannot be written."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
         part, previous = (Path(f"{self.path}.{ending}") for ending in ("part", "previous"))
-        try:
-            with open(part, "wb") as file:
-                file.write(MAGIC + hashlib.sha256(buffer.getbuffer()).hexdigest().encode() + b"\n")
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-        if self.path.exists():
-            os.replace(self.path, previous)
-        os.replace(part, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)  # the names, too, must reach the disk
-        os.fsync(folder)
-        os.close(folder)
+        with options.writing(self.path):
+            try:
+                with open(part, "wb") as file:
+                    file.write(MAGIC + hashlib.sha256(buffer.getbuffer()).hexdigest().encode() + b"\n")
+                    file.write(buffer.getbuffer())
+                    file.flush()
+                    os.fsync(file.fileno())
+                if self.path.exists():
+                    os.replace(self.path, previous)
+                os.replace(part, self.path)
+            finally:
+                part.unlink(missing_ok=True)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # some file systems have no fsync for folders
+                os.fsync(folder)  # the names, too, must reach the disk
+            os.close(folder)
 
     def read(self):
         """The newest whole state, or None where there is no file. Unusable where there are only damaged ones."""
@@ -355,7 +369,8 @@ class Checkpoint:
             if damaged:
                 log.warning("%s. Going on from %s.", damaged[0], path)
                 if self.path.exists():  # else the next write would push it over the good one
-                    os.replace(self.path, f"{self.path}.damaged")
+                    with options.writing(self.path):
+                        os.replace(self.path, f"{self.path}.damaged")
             return state
         if damaged:
             raise Unusable(f"{'; '.join(damaged)}: move it away, or --resume never")
@@ -420,14 +435,15 @@ def save_model(raw_model, path):
     """The raw model's weights, whole or not at all. DDP's own names begin with "module.".
 
     Where `path` cannot be written after all, they go to a file beside it, or to the system's folder for such files;
-    the OSError that is then raised names it.
+    the Unwritable that is then raised names it.
     """
     weights = raw_model.state_dict()
     try:
         with options.whole(path) as part:
             torch.save(weights, part)
     except (OSError, RuntimeError) as error:  # torch.save raises either
-        raise OSError(f"--save-model {path}: {str(error).splitlines()[0]}. {rescue(weights, path)}") from None
+        why = str(error).splitlines()[0]
+        raise options.Unwritable(f"--save-model {path}: {why}. {rescue(weights, path)}") from None
 
 
 def rescue(weights, path):

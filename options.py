@@ -102,7 +102,8 @@ def get_parser(description=None):
     add("--compile", action="store_true", help="torch.compile the model: slow to start, faster later")
     add("--no-shortcuts", dest="shortcuts", action="store_false",
         help="leave out what shortcuts.py does: to be faster on a CPU, and to end well with gloo")
-    add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop")
+    add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop"
+        " with status 75, which torchrun takes for a failure: with --max-restarts it starts the run again")
     add("--checkpoint-every", type=positive(int), metavar="N",
         help="write it each N steps; default: after each epoch, which is done in any case")
     add("--resume", choices=["auto", "never", "must"], default="auto",
@@ -214,6 +215,19 @@ def whole(path):
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+class Unwritable(OSError):
+    """A log, a checkpoint or weights could not be written, a full disk say. One line says which, and why."""
+
+
+@contextmanager
+def writing(path):
+    """Unwritable where the block cannot write to `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(f"{path}: {error.strerror or error}") from None
 
 
 def check_writable(option, folder):

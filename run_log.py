@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+import options
 import utils
 from placement import cores, device_name
 
@@ -25,7 +26,7 @@ class RunLog:
     """JSON lines, flushed one by one: `run`, an `epoch` each, and `end` when the `with` block is left.
 
     A log without `end` is a run that did not finish. A file is appended to; one that another run is writing to raises
-    BlockingIOError. Without a path nothing is written.
+    BlockingIOError, one that cannot be written to Unwritable. Without a path nothing is written.
     """
 
     def __init__(self, path):
@@ -40,7 +41,8 @@ class RunLog:
         self.run_id = run_id
         if self.file:
             raw = Path(self.file.name).read_bytes()
-            os.truncate(self.file.name, raw.rfind(b"\n") + 1)
+            with options.writing(self.file.name):
+                os.truncate(self.file.name, raw.rfind(b"\n") + 1)
             for line in raw.splitlines():
                 try:
                     record = json.loads(line)
@@ -54,7 +56,8 @@ class RunLog:
     def write(self, kind, **fields):
         if self.file and ((kind, fields.get("epoch")) not in self.logged or kind not in ("run", "epoch")):
             text = json.dumps({"kind": kind, "time": time.time(), "run_id": self.run_id, **fields})[:-1]
-            print(f'{text}, "crc": {zlib.crc32(text.encode())}}}', file=self.file, flush=True)  # a reader sees damage
+            with options.writing(self.file.name):
+                print(f'{text}, "crc": {zlib.crc32(text.encode())}}}', file=self.file, flush=True)  # damage is seen
 
     def __enter__(self):
         return self
@@ -65,7 +68,8 @@ class RunLog:
             outcome = {"status": "resumable"}
         self.write("end", **outcome, seconds=time.time() - self.started, peak_memory_bytes=peak_memory())
         if self.file:
-            self.file.close()
+            with options.writing(self.file.name):
+                self.file.close()
 
 
 def describe(args, here, sampler, run_log):

@@ -61,7 +61,8 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
         if here.rank and not agent:
             reach_master(here, place, timeout)
     who = f"rank {here.rank} of {here.world_size}"
-    watchdog = threading.Timer(timeout + 30, give_up, [f"{who}: what answers at {place} is not rank 0 of this job: "
+    # All else here has a bound of its own, `timeout`: name_start(), and then the group.
+    watchdog = threading.Timer(2 * timeout + 30, give_up, [f"{who}: what answers at {place} is not rank 0 of this job: "
                                                        "choose another MASTER_PORT"])
     watchdog.daemon = True
     watchdog.start()
@@ -75,7 +76,8 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
             store = dist.PrefixStore(name_start(store, here, timeout), store)
         else:
             store, *_ = next(dist.rendezvous(dist_url, here.rank, here.world_size, timeout=bound))
-        dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size, timeout=bound, store=store)
+        dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size, timeout=bound, store=store,
+                                device_id=here.device if here.backend == "nccl" else None)  # connects now
         return store
     except (RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error):
@@ -149,7 +151,9 @@ def keep_buffers_apart():
 
 def end_distributed_mode():
     """Leave the process group. Not NCCL's after an error: it would wait for the other ranks, and hide the error."""
-    if dist.is_initialized() and not (dist.get_backend() == "nccl" and sys.exc_info()[0]):
+    error = sys.exc_info()[1]
+    together = error is None or getattr(error, "code", None) == RESUMABLE
+    if dist.is_initialized() and (together or dist.get_backend() != "nccl"):
         dist.destroy_process_group()
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks

@@ -1,5 +1,6 @@
 """What main.py refuses, in this process: its own main(), up to the moment at which ranks would meet and train."""
 
+import fcntl
 import os
 import sys
 import time
@@ -109,6 +110,35 @@ def test_what_stands_where_a_checkpoint_needs_room_is_named(place, begin, tmp_pa
     status, lines = begin("--checkpoint", "c")
     assert status == 2 and lines == [f"main.py: error: --checkpoint c{place}: is no regular file (a pipe or a device, "
                                      "say); name another"]
+
+
+@pytest.mark.parametrize(("busy", "new"), [("log", "c"), ("c.lock", "log")])
+def test_a_run_that_another_one_keeps_out_leaves_nothing(busy, new, begin, tmp_path):
+    with open(tmp_path / busy, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = left(tmp_path)
+        status, lines = begin("--log-file", "log", "--checkpoint", "c")
+    assert status == 2 and lines == [f"main.py: error: {busy.removesuffix('.lock')}: another run is writing to it"]
+    assert left(tmp_path) == before
+
+
+@pytest.mark.parametrize(("error", "lines"), [
+    (FileNotFoundError(2, "No such file or directory", "cat.png"), None),  # of somebody's own loop
+    (PermissionError("not mine"), None),
+    (ConnectionError("nobody came"), ["nobody came"]),
+    (main.options.Unwritable("c: No space left on device"), ["c: No space left on device"]),
+])
+def test_only_what_no_code_can_mend_is_one_line(error, lines, begin, monkeypatch, caplog):
+    def train(*_):
+        raise error
+
+    monkeypatch.setattr(main, "train", train)
+    if lines is None:
+        with pytest.raises(type(error)):
+            begin()
+    else:
+        assert begin()[0] == 2
+    assert [record.getMessage() for record in caplog.records] == (lines or [])
 
 
 @pytest.mark.parametrize(("env", "said"), [

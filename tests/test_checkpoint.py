@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import signal
+import stat
 import subprocess
+import sys
 import time
 
 import launch
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 import checkpoint
+import placement
 import utils
 from course import runs
 from scripts.cluster.torture import read, write
@@ -173,17 +176,17 @@ def test_other_world_size_goes_on_with_the_same_global_batches(undisturbed, fork
     assert list(table["epoch"]) == [0, 1, 2, 3] and "world size changed: 3, 2" in table["note"][0]
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (["--model", "resnet"], "model lenet, and this one has resnet"),
-    (["--global-batch-size", 48], "global batch size 96, and this one has 48"),
-    (["--seed", 7], "seed 0, and this one has 7"),
+@pytest.mark.parametrize(("ranks", "change", "said"), [
+    (2, ["--model", "resnet"], "model lenet, and this one has resnet"),
+    (0, ["--global-batch-size", 48], "global batch size 96, and this one has 48"),
+    (0, ["--seed", 7], "seed 0, and this one has 7"),
 ])
-def test_checkpoint_of_another_run_is_refused(change, said, tmp_path):
+def test_checkpoint_of_another_run_is_refused(ranks, change, said, tmp_path):
     options = [*JOB, "--epochs", 1, "--checkpoint", tmp_path / "c"]
     assert launch.run(0, *options).returncode == 0
     before = (tmp_path / "c").read_bytes()
-    done = launch.run(0, *options, *change)
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+    done = launch.run(ranks, *options, *change)
+    assert done.returncode == 2 and done.stderr.count(said) == 1 and "Traceback" not in done.stderr, done.stderr
     assert (tmp_path / "c").read_bytes() == before
 
 
@@ -265,8 +268,55 @@ def test_disk_that_fails_leaves_the_last_checkpoint(call, tmp_path, monkeypatch)
         monkeypatch.setattr(checkpoint, "open", fails, raising=False)
     else:
         monkeypatch.setattr(checkpoint.os, call, fails)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match=f"{tmp_path}/c: No space left on device"):
         keeper.write({**STATE, "value": 2})
     monkeypatch.undo()
     keeper.lock.close()
     assert read(tmp_path / "c")["value"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "c.lock"]
+
+
+def test_a_file_system_without_fsync_for_folders_will_do(tmp_path, monkeypatch):
+    whole = os.fsync
+
+    def fsync(number):
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        whole(number)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fsync)
+    write(tmp_path / "c", 1)
+    assert read(tmp_path / "c")["value"] == 1
+
+# ------------------------------------------------------------------------------------------------ what a run says last
+
+
+@pytest.mark.parametrize("home", ["torch", "mine"])
+def test_the_line_that_waited_is_ours_also_where_our_folder_is_called_torch(home, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: None)
+    script = tmp_path / home / "train.py"
+    script.parent.mkdir()
+    script.write_text("dist.all_reduce('not a tensor')  # the mean\n")
+    run = object.__new__(checkpoint.Run)
+    run.store, run.progress = torch.distributed.HashStore(), checkpoint.Progress()
+    run.here = placement.find_placement("cpu", env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+    with pytest.raises(TypeError) as caught:
+        exec(compile(script.read_text(), script, "exec"), {"dist": torch.distributed})
+    assert torch.distributed.__path__[0] in str(caught.traceback[-1].path), "torch itself raised it"
+    said = run.lost(RuntimeError("timed out").with_traceback(caught.value.__traceback__))
+    assert said.startswith("rank(s) 1 waited in epoch 0, step 1, at `dist.all_reduce('not a tensor')`; no word from")
+
+
+def test_nccl_is_left_where_the_ranks_stop_together_and_not_after_an_error(monkeypatch):
+    """After an error it would wait for ranks that are gone."""
+    left = []
+    monkeypatch.setattr(utils.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(utils.dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(utils.dist, "destroy_process_group", lambda: left.append(sys.exc_info()[0]))
+    utils.end_distributed_mode()
+    for error in (RuntimeError("NCCL"), SystemExit(2), checkpoint.Stopped("SIGTERM")):
+        try:
+            raise error
+        except BaseException:
+            utils.end_distributed_mode()
+    assert left == [None, checkpoint.Stopped]
