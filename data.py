@@ -257,14 +257,27 @@ def check(name, arrays):
         raise ValueError("the SHA-256 of its arrays is not the expected one")
 
 
+def lock(file):
+    """Take an open file for this process, until it ends: whether that could be done. BlockingIOError where another
+    process has it; False, and a warning, where the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BlockingIOError(error.errno, "another run is writing to it", file.name.removesuffix(".lock")) from None
+    except OSError as error:  # some network file systems
+        log.warning("%s cannot be locked (%s): take care that no second run writes to it", file.name, error.strerror)
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def file_lock(path, timeout=1800):
-    """Hold `path` locked; the lock ends with the process. After `timeout` seconds TimeoutError names the holder."""
+    """Wait for `path` and hold it: see lock(). After `timeout` seconds TimeoutError names the holder."""
     with open(path, "a+") as handle:
         give_up = time.monotonic() + timeout
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = lock(handle)
                 break
             except BlockingIOError:
                 if time.monotonic() > give_up:
@@ -275,7 +288,7 @@ def file_lock(path, timeout=1800):
         handle.truncate(0)
         handle.write(str(os.getpid()))
         handle.flush()
-        yield
+        yield locked
 
 
 def prepare(name, file):
@@ -288,7 +301,7 @@ def prepare(name, file):
     with contextlib.suppress(FileNotFoundError, ValueError):  # looked at again, and named, under the lock
         return check_file(name, file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(file.with_suffix(".lock")):
+    with file_lock(file.with_suffix(".lock")) as alone:
         try:
             return check_file(name, file)  # built by another process while this one waited
         except FileNotFoundError:
@@ -297,7 +310,7 @@ def prepare(name, file):
             aside = next(a for n in itertools.count(1) if not (a := file.with_suffix(f".damaged-{n}")).exists())
             log.warning("%s. Kept as %s; building it anew.", error, aside.name)
             os.replace(file, aside)
-        for left_over in file.parent.glob(f".{name}-*"):  # of a process that was killed while it had the lock
+        for left_over in file.parent.glob(f".{name}-*") if alone else ():  # of a process that was killed at its work
             shutil.rmtree(left_over)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=file.parent) as work:
             arrays = _from_any_source(name, file.parent, work)

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import shortcuts
+from data import lock  # noqa: F401 - utils.lock()
 from placement import (  # noqa: F401 - utils.cores()
     Placement,
     cores,
@@ -207,7 +208,7 @@ def weight_norm(raw_model):
         raise RuntimeError(f"the ranks' models have drifted apart: weight norms {-low_high[0]} to {low_high[1]}")
     return norm.item()
 
-# -------------------------------------------------------------------------------------------------- timing and locks
+# ------------------------------------------------------------------------------------------------------------- timing
 
 class PhaseTimer:
     """Seconds in each phase of a step: `mark(phase)` counts the time since the last mark to `phase`.
@@ -243,15 +244,3 @@ class PhaseTimer:
         for phase, span in self.spans():
             seconds[phase] += span
         return seconds
-
-
-def lock(file):
-    """Take an open file for this process, until it ends. BlockingIOError where another has it."""
-    import fcntl  # late, as Windows has none: there data.py says so, in one line
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BlockingIOError(error.errno, "another run is writing to it", file.name.removesuffix(".lock")) from None
-    except OSError as error:  # some network file systems have no locks
-        log.warning("%s cannot be locked (%s): take care that no second run writes to it", file.name, error.strerror)

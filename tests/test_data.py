@@ -1,5 +1,6 @@
 """The data: built once, checked, mapped; damaged files named and rebuilt; no race between processes."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -148,6 +149,17 @@ def test_lock_wait_is_bounded_and_names_the_holder(tmp_path):
     holder.communicate(timeout=60)
     with data.file_lock(tmp_path / "x.lock", timeout=5):
         pass  # the lock ended with its process
+
+
+def test_a_file_system_without_locks_will_do_and_nobodys_work_is_removed(small, tmp_path, monkeypatch, caplog):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(data.fcntl, "flock", flock)
+    (tmp_path / ".synthetic-of-another").mkdir()
+    assert len(data.get_dataset("synthetic", tmp_path)[0]) == 500
+    assert "synthetic.lock cannot be locked (Function not implemented)" in caplog.text
+    assert (tmp_path / ".synthetic-of-another").exists(), "who builds at the same time would lose its work"
 
 
 def test_prepare_data_bad_input():
