@@ -1,5 +1,6 @@
 """What every test needs: signals as in a fresh shell, and the data."""
 
+import faulthandler
 import logging
 import os
 import re
@@ -21,6 +22,14 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # at a time, each in a process of its own.
 if tuple(map(int, version("torch").split(".")[:2])) < (2, 14):
     os.environ["PET_MASTER_PORT"] = str(29510 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
+
+
+def pytest_configure():
+    """Let no run last longer than TEST_SECONDS, which scripts/test sets, whatever its processes are stuck in: this
+    thread of C needs nothing of Python, as pytest-timeout's signal does. Each process says where it was, and ends."""
+    if seconds := os.environ.get("TEST_SECONDS"):
+        stderr = os.fdopen(os.dup(2), "w")  # pytest will put files in the place of the first
+        faulthandler.dump_traceback_later(float(seconds), exit=True, file=stderr)
 
 
 @pytest.fixture(autouse=True)
@@ -128,8 +137,10 @@ skipped_in_ci = []
 
 
 def pytest_runtest_logreport(report):
-    if report.skipped and os.environ.get("CI") == "true" and not re.search(MAY_SKIP, str(report.longrepr)):
-        skipped_in_ci.append(f"{report.nodeid}: {report.longrepr[-1]}")
+    if report.skipped and os.environ.get("CI") == "true":
+        *_, reason = report.longrepr  # (file, line, reason)
+        if not re.search(MAY_SKIP, reason):
+            skipped_in_ci.append(f"{report.nodeid}: {reason}")
 
 
 def pytest_sessionfinish(session):

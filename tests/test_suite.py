@@ -1,6 +1,7 @@
 """The tests' own rules: none of their processes makes a process group, and a run whose process dies ends, red."""
 
 import ast
+import contextlib
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import launch
+import psutil
 import pytest
 
 FILES = sorted(Path(__file__).parent.glob("*.py"))
@@ -35,10 +37,25 @@ def test_a_test_process_that_dies_ends_the_run_red_within_a_minute(tmp_path):
     assert "has died in test_dies.py::test_dies" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize(("reason", "ci", "status"), [
-    ("too lazy", "true", 1), ("no GPU", "true", 0), ("too lazy", "", 0)])
-def test_a_skip_that_is_not_on_the_list_is_a_failure_in_ci(reason, ci, status, tmp_path):
-    (tmp_path / "test_skips.py").write_text(f"import pytest\ndef test_skips(): pytest.skip({reason!r})\n")
+def test_a_run_whose_test_is_stuck_ends_with_all_its_processes(tmp_path):
+    """In C, and with Python's lock: no signal handler runs, so that pytest-timeout cannot end it."""
+    (tmp_path / "test_stuck.py").write_text("import ctypes, os\ndef test_stuck():\n"
+                                            f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+                                            "    ctypes.PyDLL(None).sleep(250)\n")
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", *XDIST, f"--rootdir={tmp_path}", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100,
+                          env=launch.environment(PYTHONPATH=os.fspath(FILES[0].parent), TEST_SECONDS="20"))
+    assert done.returncode == 1 and "Timeout (0:00:20)!" in done.stderr and "in test_stuck" in done.stderr, done.stderr
+    with contextlib.suppress(psutil.NoSuchProcess):
+        stuck = psutil.Process(int((tmp_path / "pid").read_text()))
+        launch.wait_for(lambda: stuck.status() == psutil.STATUS_ZOMBIE, "the process that was stuck", 20)
+
+
+@pytest.mark.parametrize(("file", "reason", "ci", "status"), [
+    ("test_skips", "too lazy", "true", 1), ("test_GPU", "too lazy", "true", 1), ("test_skips", "no GPU", "true", 0),
+    ("test_skips", "too lazy", "", 0)])
+def test_a_skip_that_is_not_on_the_list_is_a_failure_in_ci(file, reason, ci, status, tmp_path):
+    (tmp_path / f"{file}.py").write_text(f"import pytest\ndef test_skips(): pytest.skip({reason!r})\n")
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "conftest", f"--rootdir={tmp_path}", tmp_path],
                           cwd=tmp_path, capture_output=True, text=True, timeout=100,
                           env=launch.environment(PYTHONPATH=os.fspath(FILES[0].parent), CI=ci))
