@@ -25,3 +25,11 @@ def test_harm_is_noticed(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         torture.main()
     assert ended.value.code == 1 and "FAILED: input 0 was loaded" in capsys.readouterr().out
+
+
+def test_what_cannot_be_tried_here_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(torture.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["torture.py", "--only", "fill-the-disk"])
+    with pytest.raises(SystemExit) as ended:
+        torture.main()
+    assert not ended.value.code and "not tried: to fill a disk of its own" in capsys.readouterr().out

@@ -46,6 +46,10 @@ class Broken(AssertionError):
     """An attack that did harm. One line says which."""
 
 
+class NotTried(Exception):
+    """The rest of an attack needs what is not here. One line says what."""
+
+
 def expect(condition, otherwise):
     if not condition:
         raise Broken(otherwise)
@@ -226,7 +230,7 @@ def fill_the_disk(folder, rng, args):
            done.stderr[-300:])
     yield
     if not shutil.which("unshare"):
-        return  # no Linux
+        raise NotTried("to fill a disk of its own: no unshare")
     for size, cover, uncover, reason in (
             ("1200k", "", "", "No space left on device"),
             ("9m", 'mount -t tmpfs -o ro tmpfs "$1"', 'umount "$1"', "Read-only file system")):
@@ -242,7 +246,7 @@ def fill_the_disk(folder, rng, args):
         user = ["--map-root-user"] if os.getuid() else []
         done = finished("unshare", "--mount", *user, "bash", "-c", script, "_", place, kept)
         if done.returncode == 99 or "unshare" in done.stderr:
-            return  # not permitted here
+            raise NotTried("to fill a disk of its own: mount is not permitted")
         expect(done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr,
                f"status {done.returncode}: {done.stderr[-300:]}")
         expect("parts" in read(kept / "c"), "the checkpoint before is not whole")
@@ -412,19 +416,25 @@ def main():
     warnings.simplefilter("ignore")
     table = []
     for name in args.only:
-        rng, tried, failure, begin = random.Random(f"{args.seed} {name}"), 0, None, time.monotonic()
+        rng, tried, failure, left_out = random.Random(f"{args.seed} {name}"), 0, None, None
+        begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="torture-") as folder:
             try:
                 for _ in ATTACKS[name](Path(folder), rng, args):
                     tried += 1
             except Broken as error:
                 failure = str(error)
+            except NotTried as missing:
+                left_out = str(missing)
         what, seconds = " ".join(ATTACKS[name].__doc__.split()), round(time.monotonic() - begin)
-        table.append({"attack": name, "survived": tried, "failed": failure, "seconds": seconds, "what": what})
-        print(f"{name:20} {f'FAILED: {failure}' if failure else f'{tried} survived'} ({seconds} s)", flush=True)
+        table.append({"attack": name, "survived": tried, "failed": failure, "not_tried": left_out, "seconds": seconds,
+                      "what": what})
+        print(f"{name:20} {f'FAILED: {failure}' if failure else f'{tried} survived'} ({seconds} s)"
+              f"{f'; not tried: {left_out}' if left_out else ''}", flush=True)
     print("\n| attack | survived | what holds |\n|---|---|---|")
     for row in table:
-        print(f"| {row['attack']} | {row['survived']}{' and then FAILED' if row['failed'] else ''} | {row['what']} |")
+        end = " and then FAILED" if row["failed"] else f"; not tried: {row['not_tried']}" if row["not_tried"] else ""
+        print(f"| {row['attack']} | {row['survived']}{end} | {row['what']} |")
     if args.json:
         rank_program.write_json(args.json, table)
     sys.exit(any(row["failed"] for row in table))
