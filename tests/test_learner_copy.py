@@ -178,6 +178,7 @@ def test_three_learners_at_once_hinder_each_other_by_nothing_but_speed(copy, tmp
     learners = [tmp_path / name for name in ("ada", "ben", "cleo")]
     for learner in learners:
         shutil.copytree(copy, learner)
+        (learner / "results" / "live").mkdir(exist_ok=True)  # papermill makes no folder for what it writes
     read_only = ["bwrap", "--dev-bind", "/", "/", *(word for path in (data, sys.prefix, sys.base_prefix)
                                                     for word in ("--ro-bind", str(path), str(path)))]
     read_only = read_only if shutil.which("bwrap") else []
