@@ -107,6 +107,25 @@ def test_binder_takes_the_same_list_and_torch_for_the_cpu():
     assert "python scripts/prepare_data.py cifar10 mnist --data-path data" in last.read_text()
 
 
+def test_ci_runs_what_everybody_runs_with_actions_that_nobody_can_change():
+    found = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    (when,) = found[True]["schedule"]  # to YAML 1.1 the key `on` is a truth
+    assert re.fullmatch(r"\d+ \d+ \* \* [0-6]", when["cron"]), "once a week"
+    commands = []
+    for name, job in found["jobs"].items():
+        assert job["timeout-minutes"] <= 90, f"{name}: every wait has a bound"
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step), step
+            if "uses" in step:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), "a tag can be moved, a SHA cannot"
+            else:
+                commands.append(step["run"])
+    assert {".ci/run", "scripts/test --fast", "scripts/run"} <= set(commands)
+    assert all(os.access(ROOT / command.split()[0], os.X_OK) for command in commands if "\n" not in command)
+    allowed = {need.name: need.specifier for need in map(Requirement, (line.split("#")[0] for line in LINES))}
+    oldest, *others = [Requirement(each["torch"]) for each in found["jobs"]["linux"]["strategy"]["matrix"]["include"]]
+    assert f">={str(oldest.specifier)[2:-2]}" in str(allowed["torch"]) and others, "the oldest torch, and the newest"
+
 # ------------------------------------------------------------------------------- systems that are not Linux: pretended
 
 WINDOWS = """
