@@ -99,12 +99,14 @@ def synchronise(device):
 
 def start(main, *arguments):
     """Call `main` as a rank: if it fails torchrun finds its traceback, if it ends well no thread of gloo aborts it."""
+    import torch
     from torch.distributed.elastic.multiprocessing.errors import record
 
     import shortcuts
 
     record(main)(*arguments)
-    shortcuts.exit_now()
+    if not torch.cuda.is_initialized():  # with GPUs it is NCCL, which needs no such thing
+        shortcuts.exit_now()
 
 
 def gathered(mine):

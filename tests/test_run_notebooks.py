@@ -352,7 +352,9 @@ def test_setup_for_the_cpu_asks_the_index_of_such_wheels_and_says_where_it_does_
     torch, torchvision = (clone / "index").read_text().split()[-2:]
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     assert [line.split()[0] for line in lines if line.startswith("torch")] == [torch, torchvision]
-    assert ("does not answer" in said) == (status == "1")
+    assert ("does not answer" in said) == (status == "1") and "stay as they are" not in said
+    code, _, said = set_up(clone, "--cpu")
+    assert code == 0 and calls(clone).count("pip") == 1 and "were there before, and stay as they are" in said
 
 
 def test_setup_repairs_an_interrupted_one(clone):

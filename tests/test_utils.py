@@ -6,7 +6,9 @@ import torch
 import data
 import models
 import placement
+import shortcuts
 import utils
+from course import rank_program
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1",
         "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NUM_NODES": "4",
@@ -136,6 +138,15 @@ def test_backend_and_device_by_gpus_and_local_ranks(gpus, local_ranks, backend, 
     if gpus < local_ranks:
         with pytest.raises(ValueError, match="--backend nccl needs a GPU for each"):
             utils.find_placement(backend="nccl", env=env)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_program_that_used_a_gpu_ends_as_python_does(gpu, monkeypatch):
+    ended = []
+    monkeypatch.setattr(shortcuts, "exit_now", lambda: ended.append("now"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu)
+    rank_program.start(ended.append, "main")
+    assert ended == (["main"] if gpu else ["main", "now"])
 
 
 def test_phase_timer_counts_all_time_once(monkeypatch):

@@ -72,12 +72,14 @@ def be_rank(rank, args, port):
         train(here, args)
     finally:
         utils.end_distributed_mode()
-    shortcuts.exit_now()
+    if here.backend == "gloo":
+        shortcuts.exit_now()  # a thread of gloo may abort Python's own ending
 
 
 def train(here, args):
     torch.manual_seed(here.rank)  # dropout must differ between ranks; the first weights not: DDP sends rank 0's to all
-    shortcuts.defer_compiler()  # nothing is compiled here
+    if here.device.type == "cpu":
+        shortcuts.defer_compiler()  # nothing is compiled here
     train_set, test_set = data.load(args, here)
     raw_model = models.ConvNet(channels=1, image_size=28).to(here.device)
     model = DistributedDataParallel(raw_model, device_ids=[here.device] if here.device.type == "cuda" else None)
