@@ -165,7 +165,7 @@ def slower(near, far):
 
 def delayed(why_not):
     """Whether a link with a latency can be had here."""
-    return "This machine can make such a link: try it." if why_not is None else f"Not to be had here: {why_not}."
+    return "This machine can make such a link: try it." if why_not is None else f"Not to be had here: {why_not.rstrip('.')}."
 
 
 def shown(found):
