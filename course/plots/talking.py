@@ -44,7 +44,7 @@ def by_time(rounds, names, ax: Axes, title: str) -> Axes:
         style = line_style(number)
         ax.plot(of_way["elapsed"], of_way["accuracy"], **style)
         notes.append((of_way["elapsed"].iloc[-1], of_way["accuracy"].iloc[-1], name, style["color"]))
-    ax.set(xlabel="seconds of training", ylabel="test accuracy", xlim=(0, None))
+    ax.set(xlabel="seconds of training (a marker is a round)", ylabel="test accuracy", xlim=(0, None))
     head(ax, title, rounds.rename(columns={"name": "label"}), key=[])
     write_beside(ax, notes, BESIDE_AN_END)
     return ax

@@ -66,6 +66,7 @@ mine = torch.tensor([1, 2, 3, 4]) * 10**rank
 before = mine.tolist()
 dist.broadcast(mine, src=0)
 print(f"rank {rank} had {before}, has {mine.tolist()}\n", end="")  # in one piece
+dist.barrier()  # waits for all: nobody leaves while another still connects
 dist.destroy_process_group()
 
 # %%

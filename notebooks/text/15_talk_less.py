@@ -195,9 +195,8 @@ lesson.verdict(told.both(near))
 # "After the same images" is one way to be fair. "After the same time" is the other one: who talks less has seen more.
 
 # %%
-shown = told.shown(near)
-plots.talking.by_time(told.rounds(near), shown, plt.subplots(figsize=(13, 7))[1],
-                      f"LeNet, {ranks} ranks: a point is a round")
+shown, ax = told.shown(near), plt.subplots(figsize=(13, 7))[1]
+plots.talking.by_time(told.rounds(near), shown, ax, f"LeNet, {ranks} ranks")
 plt.show()
 
 # %% [markdown]
