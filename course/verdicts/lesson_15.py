@@ -165,7 +165,9 @@ def slower(near, far):
 
 def delayed(why_not):
     """Whether a link with a latency can be had here."""
-    return "This machine can make such a link: try it." if why_not is None else f"Not to be had here: {why_not.rstrip('.')}."
+    if why_not is None:
+        return "This machine can make such a link: try it."
+    return f"Not to be had here: {why_not.rstrip('.')}."
 
 
 def shown(found):
