@@ -25,8 +25,10 @@ def get_parser():
     parser = rank_program.parser(__doc__)
     parser.prog = "scripts/grade"
     parser.add_argument("folders", nargs="*", type=nonempty_path, metavar="DIR", help="with what was handed in")
-    parser.add_argument("--lesson", choices=[*handed_in.lessons(), *questions.NAMES], metavar="NN",
-                        help="the lesson that was asked for, or before or after, the tests; default: any")
+    parser.add_argument("--lesson", dest="lessons", action="append", metavar="NN",
+                        choices=[*handed_in.lessons(), *questions.NAMES],
+                        help="the lesson that was asked for, or before or after, the tests; several: an option each; "
+                             "default: any")
     parser.add_argument("--class", dest="names", type=nonempty_path, metavar="FILE",
                         help="a name a line, as folders or notebooks are called: who handed in nothing is named")
     parser.add_argument("--seed", help="of the cases; the same seed draws the same. Default: a new one, which is said")
@@ -62,6 +64,8 @@ def main():
     for folder in folders:
         if not folder.is_dir():
             parser.error(f"{folder} is no folder")
+        if Path(folder, "course", "lesson.py").is_file() and not ROOT.is_relative_to(folder.resolve()):
+            parser.error(f"{folder} is the copy of one learner: name the folder in which it lies")
         if ROOT.is_relative_to(folder.resolve()):
             parser.error(f"{folder} holds this course: hand-ins need a folder of their own")
     if args.give_back and not args.give_back.is_dir():
@@ -73,6 +77,7 @@ def main():
         everything = grade.found(folders)
         if not everything:
             raise ValueError(f"no notebook and no learner's folder in {', '.join(map(str, folders))}")
+        came = {one.learner for one in everything}
         if args.names:
             check_input("--class", args.names)
             everything += grade.missing(args.names.read_text(encoding="utf-8-sig").splitlines(), everything)
@@ -83,13 +88,14 @@ def main():
         import utils
 
         seed = args.seed or secrets.token_hex(4)
-        answers, refused = grade.grade(everything, args.lesson, seed, args.limit, args.shielded,
+        answers, refused = grade.grade(everything, args.lessons, seed, args.limit, args.shielded,
                                        args.jobs or utils.cores(), tell)
         line = (f"{some(answers.file.nunique(), 'notebook')} graded, {len(refused)} not, with --seed {seed}"
                 + ("" if args.shielded else ", without a shield"))
         pages = report.write(answers, refused, args.out, line)
         if args.give_back:
-            name = f"graded-{args.lesson}.html" if args.lesson else "graded.html"
+            name = "-".join(["graded", *(args.lessons or [])]) + ".html"
+            pages = {learner: page for learner, page in pages.items() if learner in came}  # the list may misspell one
             without = report.give_back(pages, args.out, args.give_back, name)
             print(f"{some(len(pages) - len(without), 'page')} given back as {name}"
                   + (f"; no folder in {args.give_back}: {', '.join(without)}" if without else ""))

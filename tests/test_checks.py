@@ -361,6 +361,12 @@ def test_ranks_that_never_end_or_die_are_told(body, said, tmp_path, monkeypatch)
     assert verdict[0] == "wrong" and said in verdict[1]
 
 
+def test_a_machine_that_takes_long_to_start_ranks_is_not_the_answer_s_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ranks, "START", 0)
+    verdict = get("lesson_04", "stopped").verdict(in_a_file(tmp_path, "import time; time.sleep(5)"))
+    assert verdict[0] == "wrong" and "Your answer is not at fault" in verdict[1]
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_right_is_right_on_two_ranks_and_on_three(ranks):
     for name, function in (("apart", lesson_06.apart), ("train", lesson_06.train), ("save", lesson_06.save)):

@@ -162,7 +162,7 @@ def test_in_a_folder_of_copies_other_lessons_count_only_where_the_one_asked_for_
         for lesson in lessons:
             shutil.copy(handed_in.lessons()[lesson], tmp_path / learner / "notebooks")
     (tmp_path / "eve").symlink_to("ada")  # would be graded as Eve's work
-    taken, refused = classroom_grade.sorted_out(classroom_grade.found([tmp_path]), "05")
+    taken, refused = classroom_grade.sorted_out(classroom_grade.found([tmp_path]), ["05"])
     assert [(one.learner, which) for one, which, _ in taken] == [("ada", "05")]
     assert sorted((one.file, why) for one, why in refused) == [
         ("dan/", "this is 00, 04, and 05 was asked for"), ("eve", handed_in.LINK)]
@@ -379,17 +379,20 @@ def test_a_class_sees_what_it_has_learned(tmp_path):
                         cell.source = f"{answer} = {(idea[when]['right'] if learner == 'ada' else wrong)!r}"
             (tmp_path / "in" / learner).mkdir(parents=True, exist_ok=True)
             nbformat.write(notebook, tmp_path / "in" / learner / f"{name}.ipynb")
-    for learner in ("ada", "ben", "cleo, who handed in nothing"):
+    for learner in ("ada", "ben", "cleo, who handed in nothing", "eve"):
         (tmp_path / "class" / learner).mkdir(parents=True)
+    (tmp_path / "names.txt").write_text("ada\neve\n")
     (tmp_path / "in" / "cleo, who handed in nothing").mkdir()
     (tmp_path / "in" / "dan").mkdir()
-    (tmp_path / "class" / "ada" / "graded.html").symlink_to(tmp_path / "teacher's")  # a learner's trick
-    done = grade(tmp_path / "in", "--out", tmp_path / "out", "--give-back", tmp_path / "class",
-                 "--no-shield")  # nothing of a test is run
+    page = "graded-before-after.html"
+    (tmp_path / "class" / "ada" / page).symlink_to(tmp_path / "teacher's")  # a learner's trick
+    done = grade(tmp_path / "in", "--out", tmp_path / "out", "--give-back", tmp_path / "class", "--lesson", "before",
+                 "--lesson", "after", "--class", tmp_path / "names.txt", "--no-shield")  # nothing of a test is run
     assert done.returncode == 0, done.stderr
-    assert f"3 pages given back as graded.html; no folder in {tmp_path / 'class'}: dan\n" in done.stdout
-    for learner in (tmp_path / "class").iterdir():
-        assert f"<h1>{learner.name}</h1>" in (learner / "graded.html").read_text()
+    assert f"3 pages given back as {page}; no folder in {tmp_path / 'class'}: dan\n" in done.stdout
+    assert not (tmp_path / "class" / "eve" / page).exists(), "her name stands in the list alone: it may be misspelt"
+    for learner in ("ada", "ben", "cleo, who handed in nothing"):
+        assert f"<h1>{learner}</h1>" in (tmp_path / "class" / learner / page).read_text()
     assert not (tmp_path / "teacher's").exists()
     first = questions.ideas()[0]
     with (tmp_path / "out" / "answers.csv").open() as file:

@@ -30,7 +30,9 @@ import shortcuts
 from course.checks import Wrong, cases
 from course.checks.cases import drawn_one
 
-RANKS, LIMIT, WAIT = 3, 40, 5  # of a check that starts ranks: seconds for all they do, and to wait for one another
+# Of a check that starts ranks: how many; seconds for all they do, and to wait for one another; and until all of them
+# have begun, for which a busy machine takes long.
+RANKS, LIMIT, WAIT, START = 3, 40, 5, 60
 PRELOAD = ("torch", "torch.nn.parallel")  # in the process that ranks are forked from
 SAME_CALLS = "Every rank must call the same collectives, in the same order"
 
@@ -86,7 +88,7 @@ class Answers:
         return found
 
     def on_each(self, name, attempt, ranks):
-        """What each rank saw, a list. Wrong where a process died, or not all came to an end within LIMIT."""
+        """What each rank saw, a list. Wrong where a process died, or not all came to an end in time."""
         context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
         context.set_forkserver_preload([*PRELOAD, *self.preload])
         with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +97,7 @@ class Answers:
             for process in processes:
                 process.start()
             try:
-                died = first_to_die(processes)
+                died = first_to_die(processes, Path(folder, "begun"))
             finally:
                 for process in processes:
                     process.kill()
@@ -108,11 +110,17 @@ class Answers:
             return json.loads(Path(folder, "found.json").read_text())
 
 
-def first_to_die(processes):
-    """The number of the process that ended first with a status other than 0; None where all of them end well."""
-    give_up, running = time.monotonic() + LIMIT, dict(enumerate(processes))
+def first_to_die(processes, begun):
+    """The number of the process that ended first with a status other than 0; None where all of them end well. `begun`:
+    a file that is there once all ranks are."""
+    give_up, answering, running = time.monotonic() + START, False, dict(enumerate(processes))
     while running:
-        if not wait([process.sentinel for process in running.values()], max(0, give_up - time.monotonic())):
+        if not answering and begun.exists():
+            give_up, answering = time.monotonic() + LIMIT, True
+        if not wait([process.sentinel for process in running.values()], 0.2) and time.monotonic() > give_up:
+            if not answering:
+                raise Wrong(f"The ranks had not begun after {START} s. Your answer is not at fault: the machine has "
+                            "too much to do. Run this again.")
             raise Wrong(f"No end within {LIMIT} s: rank {' and '.join(map(str, running))} still ran. {SAME_CALLS}.")
         for rank, process in list(running.items()):
             if process.exitcode:
@@ -157,7 +165,9 @@ def be_rank(answers, name, attempt, rank, ranks, folder, seed):
     cases.seed = seed
     torch.set_num_threads(1)
     here = Here(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)
-    here.gather("ready", True, LIMIT)
+    here.gather("ready", True, START)
+    if rank == 0:
+        Path(folder, "begun").touch()
     if answers.group:
         dist.init_process_group("gloo", store=dist.PrefixStore("group", here.store), rank=rank, world_size=ranks,
                                 timeout=timedelta(seconds=WAIT))

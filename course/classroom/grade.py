@@ -43,11 +43,11 @@ def missing(names, everything):
             if name not in found_of]
 
 
-def grade(everything, lesson, seed, limit, shielded, jobs, tell):
-    """(answers, refused) as report.py takes them. `lesson`: the one that is expected, None for any. `tell`: is called
+def grade(everything, lessons, seed, limit, shielded, jobs, tell):
+    """(answers, refused) as report.py takes them. `lessons`: those that are expected, None for any. `tell`: is called
     with a line for each notebook, when it is done."""
     hidden = sorted({one.folder.resolve() for one in everything})
-    taken, refused = sorted_out(everything, lesson)
+    taken, refused = sorted_out(everything, lessons)
     for one, why in refused:
         tell(f"{one.file}: {why}")
 
@@ -80,14 +80,14 @@ def grade(everything, lesson, seed, limit, shielded, jobs, tell):
     return answers, refused
 
 
-def sorted_out(everything, lesson):
+def sorted_out(everything, lessons):
     """([(one, its lesson, what of it is judged)], [(one, why it is not)]). Of several files of a learner with the same
     lesson the newest is judged."""
     newest, refused, others = {}, [], {}
     for one in everything:
         try:
-            which, work = opened(one, lesson)
-            if work is None:  # another lesson's: it counts where the one that was asked for is missing
+            which, work = opened(one, lessons)
+            if work is None:  # another lesson's: it counts where none that was asked for is there
                 others.setdefault(one.learner, []).append((one, which))
                 continue
         except Exception as problem:  # some code is too deep for Python itself to read
@@ -99,10 +99,10 @@ def sorted_out(everything, lesson):
             refused.append((older[0], f"{mine[0].file} is the same lesson, and newer"))
         newest[one.learner, which] = mine
     for learner, those in others.items():
-        if (learner, lesson) not in newest:
+        if not any((learner, lesson) in newest for lesson in lessons):
             one = those[0][0] if len(those) == 1 else HandedIn(learner, those[0][0].folder, None)
             found_ones = ", ".join(sorted({which for _, which in those}))
-            refused.append((one, f"this is {found_ones}, and {lesson} was asked for"))
+            refused.append((one, f"this is {found_ones}, and {' or '.join(lessons)} was asked for"))
     return list(newest.values()), refused
 
 
@@ -112,14 +112,14 @@ def why_not(problem):
     return handed_in.plain(kind + (str(problem).splitlines() or [""])[0]).removesuffix(": ")
 
 
-def opened(one, lesson):
+def opened(one, lessons):
     """(its lesson, a Paper or, of a test, the statements of its cells; None where that lesson is not asked for).
     NotGraded where there is none."""
     if one.path is None:
         raise handed_in.NotGraded("no notebook was handed in")
     notebook = handed_in.read(one.path)
     which = handed_in.lesson_of(notebook)
-    if lesson and which != lesson:
+    if lessons and which not in lessons:
         return which, None
     if which in questions.NAMES:
         return which, handed_in.taken_apart(notebook)[0]
