@@ -5,7 +5,7 @@
 #     quick:
 #       parameters:
 #         steps: 2
-#       seconds: 60
+#       seconds: 80
 #     seconds: 110
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
