@@ -3,7 +3,9 @@
 It imports no torch: a rank that only says hello starts in a tenth of a second.
 """
 
+import contextlib
 import json
+import random
 import socket
 from pathlib import Path
 
@@ -17,10 +19,13 @@ def placements(nodes, per_node):
 
 
 def free_port():
-    """A TCP port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port that nobody listens on at the moment, and that no process gets which asks the system for any port:
+    Linux gives those from 32768 on, macOS from 49152. OSError where a hundred are taken."""
+    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError("no free port was found between 20000 and 32767")
 
 
 def rank_file(folder, rank):

@@ -18,6 +18,8 @@ import jupytext
 import nbformat
 import pytest
 
+from course import rendezvous
+
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
@@ -44,9 +46,7 @@ def course(tmp_path_factory):
 @pytest.fixture(scope="module")
 def lab(course):
     """URL of a running `scripts/lab --no-browser`, as it prints it: with the token."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = rendezvous.free_port()
     environment = os.environ | {
         "VIRTUAL_ENV": sys.prefix,  # scripts/setup then takes the environment of these tests
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

@@ -4,13 +4,13 @@ import copy
 import difflib
 import inspect
 import json
-import socket
 
 import launch
 import pytest
 import torch
 
 import models
+from course import rendezvous
 from course.verdicts import lesson_06 as told
 from scripts.lessons import ddp_from_scratch, ddp_questions
 
@@ -206,8 +206,7 @@ def test_bad_input_on_many_ranks_is_said_once(tmp_path):
 
 
 def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(rendezvous.free_port())
     done = run(0, SCRIPT, "--dataset", "synthetic", "--step", "ddp", "--timeout", 3, "--out", tmp_path / "found.json",
                RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert done.returncode == 2 and "waited for the others, 3.0 s at most" in done.stderr

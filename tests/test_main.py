@@ -16,7 +16,7 @@ import torch
 import data
 import models
 import utils
-from course import runs
+from course import rendezvous, runs
 
 # 1206 images in global batches of 96: the last batch has 54, which 2 and 3 ranks share equally. 1001 test images divide
 # by neither. Not Adam: it turns a gradient that is all rounding error into a full step.
@@ -281,8 +281,7 @@ def test_lost_loss_stops_the_run(tmp_path):
 
 
 def test_other_ranks_that_never_come_are_named(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(rendezvous.free_port())
     done = launch.run(0, *SMALL, "--timeout", 3, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
@@ -306,8 +305,7 @@ def test_port_in_use_is_one_line():
 
 @pytest.mark.parametrize(("address", "why"), [("127.0.0.1", "Connection refused"), ("nohost.invalid", "[Errno -")])
 def test_unreachable_master_is_one_line(address, why):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = rendezvous.free_port()
     done = alone(1, port, address)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert f"rank 1 of 2 waited for rank 0 at {address}:{port}, 2.0 s at most" in done.stderr and why in done.stderr
@@ -334,8 +332,7 @@ def test_what_srun_sets_makes_a_job(tmp_path):
 
 def test_each_nodes_first_rank_vouches_for_its_data(tmp_path):
     """Two nodes of two ranks, each with a folder of its own. The second one has a damaged file: no rank maps it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = rendezvous.free_port()
     for node in (0, 1):
         (tmp_path / str(node)).mkdir()
     data.get_dataset("synthetic", tmp_path / "0")

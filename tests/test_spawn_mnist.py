@@ -16,7 +16,7 @@ import torch
 
 import data
 import models
-from course import runs
+from course import rendezvous, runs
 from scripts.lessons import spawn_mnist
 
 SCRIPT = "scripts/lessons/spawn_mnist.py"
@@ -25,13 +25,7 @@ SCRIPT = "scripts/lessons/spawn_mnist.py"
 SMALL = ["--samples", 1206, "--test-samples", 1001, "--epochs", 2, "--lr", 0.01]
 MAIN = ["--dataset", "mnist", "--optimizer", "sgd", "--no-channels-last", *SMALL]  # spawn_mnist's layout
 spawn = partial(launch.torchrun, 0, script=SCRIPT)
-
-
-@cache
-def free_port():
-    """The same each time: it was free."""
-    with socket.create_server(("", 0)) as free:
-        return free.getsockname()[1]
+free_port = cache(rendezvous.free_port)  # the same each time
 
 
 def launch_module(*options):

@@ -15,7 +15,6 @@ left. Needs torchft: `pip install -r requirements-optional.txt`.
 
 import importlib.util
 import pickle
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ import uuid
 import torch
 
 import options
-from course import processes, rank_program
+from course import processes, rank_program, rendezvous
 from scripts.cluster.kill_rank import records
 from scripts.cluster.lab_cluster import moment
 from scripts.cluster.lose_node import Trouble, last_words
@@ -43,9 +42,7 @@ class Groups:
     def __init__(self, args, mark):
         self.args, self.folder, self.give_up = args, args.out, time.monotonic() + args.within
         self.marks = {name: f"{mark}-{name}" for name in ("lighthouse", *GROUPS)}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = rendezvous.free_port()
         self.env = {**processes.environment(mark), "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}",
                     "OMP_NUM_THREADS": "1"}
         self.started = {"lighthouse": self.start("lighthouse", f"{LIGHTHOUSE} 127.0.0.1:{port}".split())}
