@@ -64,7 +64,7 @@ def ranks_find_all_modules_imported():
 
 @pytest.fixture(scope="session")
 def forked_python(tmp_path_factory, ranks_find_all_modules_imported):
-    """For PYTHON_EXEC: torchrun is the real one, and the ranks that it starts find torch imported."""
+    """A python and, beside it, a torchrun that find torch imported; as PYTHON_EXEC, torchrun's ranks do, too."""
     import forked_python
 
     from course import forked_ranks

@@ -32,9 +32,9 @@ def prepare_to_fork():
     multiprocessing.forkserver.ensure_running()
 
 
-def command(ranks, *arguments, torchrun=()):
+def command(ranks, *arguments, torchrun=(), python=sys.executable):
     """main.py's command line: ranks=0 is plain python, 1 and more are torchrun's, with its own options `torchrun`."""
-    launcher = [sys.executable]
+    launcher = [str(python)]
     if ranks:
         launcher += ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", *torchrun]
     return [*launcher, *map(str, arguments)]
@@ -74,10 +74,11 @@ def together(environments, *arguments, script="main.py"):
         return list(pool.map(lambda env: run(0, *arguments, script=script, **env), environments))
 
 
-def torchrun(ranks, *arguments, script="main.py", **env):
-    """The finished process of `torchrun --nproc_per_node=ranks script ...`, or of `python script ...` (ranks=0)."""
-    done = subprocess.run(command(ranks, script, *arguments), cwd=ROOT, env=environment(**env), capture_output=True,
-                          text=True, timeout=LIMIT)
+def torchrun(ranks, *arguments, script="main.py", limit=LIMIT, PYTHON_EXEC=None, **env):
+    """The finished process of `torchrun --nproc_per_node=ranks script ...`, or of `python script ...` (ranks=0).
+    PYTHON_EXEC: another python for torchrun and its ranks, or for the script."""
+    done = subprocess.run(command(ranks, script, *arguments, python=PYTHON_EXEC or sys.executable), cwd=ROOT, text=True,
+                          env=environment(PYTHON_EXEC=PYTHON_EXEC, **env), capture_output=True, timeout=limit)
     done.stdout = without_gloo(done.stdout)
     return done
 

@@ -33,7 +33,9 @@ def equal(one, other):
 
 def ranks_of(process):
     """The rank processes that a torchrun has started."""
-    return sorted(psutil.Process(process.pid).children(recursive=True), key=lambda rank: rank.pid)
+    found = sorted(psutil.Process(process.pid).children(recursive=True), key=lambda rank: rank.pid)
+    assert found, "nobody to signal"
+    return found
 
 
 def epochs_logged(log):
@@ -168,6 +170,7 @@ def test_other_world_size_goes_on_with_the_same_global_batches(undisturbed, fork
     for rank in ranks_of(process):
         rank.send_signal(signal.SIGUSR1)  # as Slurm warns every task
     process.communicate(timeout=launch.LIMIT)
+    assert runs.read_run(log)["status"][0] == "resumable"
     done = launch.run(2, *options, "--save-model", model)
     assert done.returncode == 0, done.stderr
     one, other = weights(expected), weights(model)

@@ -32,8 +32,8 @@ def script(file, *arguments, seconds=launch.LIMIT, **env):
                           env=launch.environment(OMP_NUM_THREADS="1", **env), capture_output=True, timeout=seconds)
 
 
-def torchrun(ranks, *arguments, restarts=0):
-    return launch.command(ranks, *arguments, torchrun=[f"--max-restarts={restarts}"])
+def torchrun(ranks, *arguments, restarts=0, python=sys.executable):
+    return launch.command(ranks, *arguments, torchrun=[f"--max-restarts={restarts}"], python=python)
 
 
 def records(log):
@@ -57,13 +57,14 @@ def processes_of(folder):
 def test_killed_ranks_are_started_again_and_the_run_ends(forked_python, tmp_path):
     log, ranks, kills = tmp_path / "run.jsonl", 3, [(1, 1.0), (0, 2.3)]
     done = script(KILL, *(f"--kill={rank}@{epoch}" for rank, epoch in kills), "--out", tmp_path / "kills.json",
-                  "--", *torchrun(ranks, "main.py", *JOB, "--epochs", 4, "--checkpoint", tmp_path / "kept",
-                                  "--checkpoint-every", 5, "--log-file", log, restarts=len(kills)),
+                  "--", *torchrun(ranks, "main.py", *JOB, "--epochs", 9, "--checkpoint", tmp_path / "kept",
+                                  "--checkpoint-every", 5, "--log-file", log, restarts=len(kills),
+                                  python=forked_python),
                   PYTHON_EXEC=forked_python)
     assert done.returncode == 0, done.stdout + done.stderr
     found, table = json.loads((tmp_path / "kills.json").read_text()), runs.read_run(log)
     assert [(kill["rank"], kill["epoch"]) for kill in found["kills"]] == kills
-    assert list(table["epoch"]) == [0, 1, 2, 3] and set(table["status"]) == {"completed"}
+    assert list(table["epoch"]) == list(range(9)) and set(table["status"]) == {"completed"}
     assert table["restarts"][0] == len(kills)
     for kill, restart in zip(found["kills"], [r for r in records(log) if r["kind"] == "restart"], strict=True):
         assert restart["time"] > kill["time"]
@@ -75,11 +76,11 @@ def test_killed_ranks_are_started_again_and_the_run_ends(forked_python, tmp_path
 
 def test_a_killed_command_is_started_again_as_a_whole(forked_python, tmp_path):
     log = tmp_path / "run.jsonl"
-    done = script(KILL, "--again", "--kill=1@1.5", "--", *torchrun(2, "main.py", *JOB, "--epochs", 3, "--checkpoint",
-                  tmp_path / "kept", "--log-file", log, restarts=0), PYTHON_EXEC=forked_python)
+    done = script(KILL, "--again", "--kill=1@1.5", "--", *torchrun(2, "main.py", *JOB, "--epochs", 9, "--checkpoint",
+                  tmp_path / "kept", "--log-file", log, python=forked_python), PYTHON_EXEC=forked_python)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [record["kind"] for record in records(log)].count("restart") == 1
-    assert list(runs.read_run(log)["epoch"]) == [0, 1, 2] and processes_of(tmp_path) == []
+    assert list(runs.read_run(log)["epoch"]) == list(range(9)) and processes_of(tmp_path) == []
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -107,7 +108,8 @@ def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, tmp_path):
 def test_a_kill_that_cannot_be_is_said(kill, said, forked_python, tmp_path):
     epochs = 1000 if kill.startswith("5") else 2
     done = script(KILL, "--kill", kill, "--", *torchrun(2, "main.py", *JOB, "--epochs", epochs, "--log-file",
-                                                               tmp_path / "run.jsonl"), PYTHON_EXEC=forked_python)
+                                                tmp_path / "run.jsonl", python=forked_python),
+                  PYTHON_EXEC=forked_python)
     assert done.returncode not in (0, 2) and done.stderr.splitlines() == [f"kill_rank.py: {said}"]
     assert processes_of(tmp_path) == []
 

@@ -1,12 +1,14 @@
-"""What takes python's place for the ranks of a torchrun: it is python to whoever starts, signals or kills it."""
+"""What takes python's place, and torchrun's: it is python to whoever starts, signals or kills it."""
 
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import launch
 import psutil
 import pytest
+from forked_python import AT_THE_BEGINNING
 
 SAYS = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ['WORD'], __name__, sys.stdin.read(), end='.')"
 
@@ -33,7 +35,30 @@ def test_other_arguments_are_pythons_own(forked_python):
     assert done.stdout.strip() == sys.executable
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
+def fresh(**changes):
+    return {name: value for name, value in launch.environment().items() if not AT_THE_BEGINNING.match(name)} | changes
+
+
+@pytest.mark.parametrize(("options", "env", "forked"), [
+    (["-u"], {}, True), ([], {}, True), ([], {"MALLOC_ARENA_MAX": "2"}, False), ([], {"PYTHONHASHSEED": "1"}, False)])
+def test_it_is_forked_unless_python_reads_a_variable_at_its_beginning(options, env, forked, forked_python, tmp_path):
+    (tmp_path / "which.py").write_text("import sys; print('torch' in sys.modules, sys.executable)")
+    done = subprocess.run([forked_python, *options, tmp_path / "which.py"], env=fresh(**env), capture_output=True,
+                          text=True, timeout=60)
+    assert done.stdout.split() == [str(forked), forked_python if forked else sys.executable]
+
+
+@pytest.mark.parametrize("how", [["torchrun"], ["python", "-m", "torch.distributed.run"]])
+def test_torchrun_is_forked_with_its_ranks(how, forked_python, tmp_path):
+    (tmp_path / "rank.py").write_text("import os, sys; os.write(1, b'%s of %s, %s\\n' % (os.environb[b'RANK'], "
+                                      "os.environb[b'WORLD_SIZE'], str('torch' in sys.modules).encode()))")
+    command = [Path(forked_python).with_name(how[0]), *how[1:], "--nproc_per_node=3", tmp_path / "rank.py"]
+    done = subprocess.run(command, env=fresh(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} of 3, True" for rank in range(3)]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGKILL])
 def test_signals_reach_it_and_it_dies_with_who_asked(sign, forked_python, tmp_path):
     part, pid = tmp_path / "part", tmp_path / "pid"
     (tmp_path / "rank.py").write_text(f"import os, time\nopen({str(part)!r}, 'w').write(str(os.getpid()))\n"

@@ -171,18 +171,18 @@ def test_nothing_that_is_read_in_it_names_what_is_not_there(copy):
 def test_three_learners_at_once_hinder_each_other_by_nothing_but_speed(copy, tmp_path):
     """The same lesson in the same minute, with one environment and one data folder that nobody can write to (where
     bubblewrap can see to it)."""
-    data = tmp_path / "data"
+    source, data = Path(ROOT, os.environ.get("COURSE_DATA") or "data").resolve(), tmp_path / "data"
     data.mkdir()
     for name in ("cifar10.pt", "mnist.pt"):
-        os.link(ROOT / "data" / name, data / name)
+        (data / name).symlink_to((source / name).resolve(strict=True))
     learners = [tmp_path / name for name in ("ada", "ben", "cleo")]
     for learner in learners:
         shutil.copytree(copy, learner)
         (learner / "results" / "live").mkdir(exist_ok=True)  # papermill makes no folder for what it writes
-    read_only = ["bwrap", "--dev-bind", "/", "/", *(word for path in (data, sys.prefix, sys.base_prefix)
+    read_only = ["bwrap", "--dev-bind", "/", "/", *(word for path in (source, data, sys.prefix, sys.base_prefix)
                                                     for word in ("--ro-bind", str(path), str(path)))]
     read_only = read_only if shutil.which("bwrap") else []
-    for path in (data, sys.prefix) if read_only else ():
+    for path in (source, data, sys.prefix) if read_only else ():
         tried = subprocess.run([*read_only, "touch", Path(path, "new")], capture_output=True, text=True, timeout=30)
         assert "Read-only file system" in tried.stderr
     path = handed_in.lessons()["00"]

@@ -27,7 +27,8 @@ def command(out, *arguments):
 
 
 def run(out, *arguments, **env):
-    return launch.run(0, "--out", out, *arguments, script="scripts/measure/sweep.py", **env)
+    start = launch.torchrun if "PYTHON_EXEC" in env else launch.run
+    return start(0, "--out", out, *arguments, script="scripts/measure/sweep.py", **env)
 
 
 def contents(folder):
