@@ -54,9 +54,9 @@ def solved(lesson, path, **changed):
     nbformat.write(notebook, path)
 
 
-def grade(*arguments):
+def grade(*arguments, timeout=launch.LIMIT):
     return subprocess.run([sys.executable, "scripts/grade_notebooks.py", *map(str, arguments)], cwd=ROOT, text=True,
-                          env=launch.environment(PYTHONPATH=str(ROOT)), capture_output=True, timeout=launch.LIMIT)
+                          env=launch.environment(PYTHONPATH=str(ROOT)), capture_output=True, timeout=timeout)
 
 
 def outcomes(folder):
@@ -220,7 +220,6 @@ def test_only_whole_lines_of_the_judge_are_verdicts_and_each_in_its_turn():
 # --------------------------------------------------------------------------------------------------------- hostile
 
 HOSTILE = {
-    "loops": ("while True: pass", "No end within"),
     "exits": ("import sys; sys.exit(0)", "SystemExit"),
     "ends_its_process": ("import os; os._exit(0)", "ended before the check had an answer"),
     "forks": ("import os\n    while True: os.fork()", "It was stopped"),
@@ -245,8 +244,19 @@ HOSTILE = {
 
 
 @needs_shield
+def test_an_answer_that_never_ends_costs_its_own_point(tmp_path):
+    solved("01", tmp_path / "in/one/01.ipynb", my_step_seconds="def my_step_seconds(*asked):\n    while True: pass\n")
+    done = grade(tmp_path / "in", "--seed", "1", "--limit", "10", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    (first, why), *others = outcomes(tmp_path / "out").values()
+    assert (first, others[0][0], others[1][0]) == ("wrong", "right", "right") and "No end within 10 s" in why
+
+
+@needs_shield
+@pytest.mark.timeout(400)
 def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path):
-    """Three in a notebook: what comes after one is judged all the same."""
+    """Three in a notebook: what comes after one is judged all the same. The time limit is long, so that the answer that
+    takes memory meets the limit of memory first: on a busy machine 15 s were too short for 4 GB."""
     everybody = tmp_path / "in"
     neighbour = everybody / "good" / "01.ipynb"
     solved("01", neighbour)
@@ -258,7 +268,7 @@ def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path):
         solved("01", everybody / f"learner {first}" / "01.ipynb", **{
             answer: f"def {answer}{bodies[name]}" for answer, name in zip(given, names[first:], strict=False)})
     solved("01", everybody / "one of three" / "01.ipynb", my_step_seconds=f"def my_step_seconds{bodies['forks']}")
-    done = grade(everybody, "--seed", "1", "--limit", "15", "--out", tmp_path / "out")
+    done = grade(everybody, "--seed", "1", "--limit", "200", "--out", tmp_path / "out", timeout=280)
     assert done.returncode == 0, done.stderr
     found = outcomes(tmp_path / "out")
     exercises = [question.name for question in handed_in.asked_in("01")]
