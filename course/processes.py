@@ -31,10 +31,12 @@ def run(command, seconds, mark, env=None, **popen):
         return None
     except KeyboardInterrupt:
         impatient = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut this short
-        if process:  # else it came before Popen had returned, and its child, if there is one, has done nothing yet
+        if process:
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
+        else:  # it came before Popen had returned, and its child, if there is one, has done nothing yet
+            wait_for_marks()
         end(mark)
         signal.signal(signal.SIGINT, impatient)
         raise
@@ -48,6 +50,16 @@ def environment(mark, env=None):
     """`env`, or else this process's environment, with `mark`: beside the marks of whoever started this process."""
     env = os.environ if env is None else env
     return {**env, MARK: f"{env.get(MARK, '')}\n{mark}"}
+
+
+def wait_for_marks(seconds=5):
+    """Until each child of this process can be found by its mark, but no longer: while a program is being loaded, its
+    environment reads as empty."""
+    give_up = time.monotonic() + seconds
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended
+            while not child.environ() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < give_up:
+                time.sleep(0.01)
 
 
 def marked(mark):

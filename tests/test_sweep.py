@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 
 import launch
@@ -178,16 +179,19 @@ def test_kill_and_a_closed_terminal_are_like_ctrl_c(tmp_path, ending):
             process.kill()
 
 
-def test_ctrl_c_while_a_program_starts_leaves_no_process(tmp_path, monkeypatch):
-    start = subprocess.Popen
+@pytest.mark.parametrize("loading", [0, 1])
+def test_ctrl_c_while_a_program_starts_leaves_no_process(loading, tmp_path, monkeypatch):
+    start, environ, shown = subprocess.Popen, psutil.Process.environ, time.monotonic() + loading
 
     def interrupted(*command, **options):
         start(*command, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
+    monkeypatch.setattr(psutil.Process, "environ", lambda self: environ(self) if time.monotonic() > shown else {})
     with pytest.raises(KeyboardInterrupt):
         processes.run(["sleep", "1000"], 100, tmp_path)
+    monkeypatch.undo()
     assert not processes.marked(tmp_path)
 
 
