@@ -56,18 +56,17 @@ def pytest_runtest_call():
 
 @pytest.fixture(scope="session")
 def ranks_find_all_modules_imported():
-    """For tests that let a check start ranks: launch.run() does it by itself."""
-    import launch
+    """For tests that let a check start ranks: runner.run() does it by itself."""
+    from tests import runner
 
-    launch.prepare_to_fork()
+    runner.prepare_to_fork()
 
 
 @pytest.fixture(scope="session")
 def forked_python(tmp_path_factory, ranks_find_all_modules_imported):
     """A python and, beside it, a torchrun that find torch imported; as PYTHON_EXEC, torchrun's ranks do, too."""
-    import forked_python
-
     from course import forked_ranks
+    from tests import forked_python
 
     with forked_python.command(tmp_path_factory.mktemp("python"), forked_ranks.FORKED) as program:
         yield str(program)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, default_collate
 import data
 import models
 import utils
-from scripts.measure.message_time import timed
+from course.timing import timed
 
 MIB = 2**20
 JUDGED = 1000  # test images that tell what a change does to the loss
@@ -29,7 +29,7 @@ class Setting:
 
     batch_size: int = 64  # images a backward, for each rank
     threads: int = 1
-    one_by_one: bool = False  # images fetched and transformed singly, as scripts/rivals/textbook.py does
+    one_by_one: bool = False  # images fetched and transformed singly, as lessons/l01_one_device/textbook.py does
     fused: bool = True  # the optimizer: one pass over all weights
     bf16: bool = False
     channels_last: bool | None = None  # None: as main.py, on a CPU

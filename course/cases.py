@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from course.checks import Exercise, Wrong
+from course.exercise import Exercise, Wrong
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, type(None))
 seed = ""  # for a grader judge.py sets it: an answer that was made for the cases a learner saw must not do

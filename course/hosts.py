@@ -194,3 +194,16 @@ def _end(process, name):
     except subprocess.TimeoutExpired:
         raise ClusterError(f"waited {LIMIT} s for {name} to end") from None
     process.stdout.close()
+
+
+# what a recorded run does not share with the live one
+OTHERWISE = {"two-nodes-namespaces": " There the nodes met in the static way, and trained on CIFAR-10.",
+             "slurm-two-nodes": " There they trained on CIFAR-10."}
+
+
+def where(missing, recorded):
+    """Which run stands below: one of this machine, or, where something is missing for it, a recorded one."""
+    if missing:
+        otherwise = "".join(told for folder, told in OTHERWISE.items() if folder in str(recorded))
+        return f"**Recorded on another machine** (`{recorded}`), because {missing}.{otherwise}"
+    return "Live, on hosts that this machine makes for it."

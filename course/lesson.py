@@ -107,7 +107,7 @@ def predicted(mine, found, unit=""):
 
 
 def verdict(text):
-    """Show what course/verdicts/ has worded, as Markdown: a line, or a list of lines."""
+    """Show a message as Markdown: a line, or a list of lines."""
     _show(text if isinstance(text, str) else "\n".join(f"- {line}" for line in text))
 
 

@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 
 import shortcuts
-from course.checks import Wrong, cases
-from course.checks.cases import drawn_one
+from course import cases
+from course.cases import drawn_one
+from course.exercise import Wrong
 
 # Of a check that starts ranks: how many; seconds for all they do, and to wait for one another; and until all of them
 # have begun, for which a busy machine takes long.

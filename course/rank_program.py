@@ -5,6 +5,7 @@ Nothing here imports torch before ranks meet: a program that only says hello sta
 
 import argparse
 import json
+import math
 import signal
 import sys
 from contextlib import contextmanager
@@ -43,6 +44,21 @@ def before_dashes(parser, own=()):
     if given := set(own) & {option.split("=")[0] for option in args.options}:
         parser.error(f"{', '.join(sorted(given))} after --: this script sets it")
     return args
+
+
+def moment(form, first, otherwise):
+    """A type of argparse: (1, 20.0) of the text 1@20. `form`: how it is called, such as NODE@SECONDS. Neither may be
+    negative, nor the second number less than `first`: `otherwise` says so."""
+    def read(text):
+        who, _, when = text.partition("@")
+        try:
+            who, when = int(who), float(when)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {form}, such as 1@20") from None
+        if who < 0 or not first <= when < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r}: {otherwise}")
+        return who, when
+    return read
 
 
 @contextmanager

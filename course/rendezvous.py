@@ -12,6 +12,14 @@ from pathlib import Path
 FILE = "the file"  # as one of those that take part in a meeting
 
 
+# of the variables that a launcher sets
+MEANING = {
+    "RANK": "rank: number in the job", "LOCAL_RANK": "local rank: number on this node",
+    "WORLD_SIZE": "processes in the job", "LOCAL_WORLD_SIZE": "processes on this node",
+    "GROUP_RANK": "group rank: number of the node", "GROUP_WORLD_SIZE": "nodes",
+    "MASTER_ADDR": "where all ranks meet: the host …", "MASTER_PORT": "… and the port"}
+
+
 def placements(nodes, per_node):
     """{rank, local_rank, group_rank} of each process, when every node has as many: what torchrun gives."""
     return [{"rank": node * per_node + local_rank, "local_rank": local_rank, "group_rank": node}

@@ -1,8 +1,8 @@
 """Run a training script as it is, and say what is wrong with it: the same data on all ranks, ranks that wait for each
 other, models that drift apart, and more. What is said was observed, not guessed.
 
-    torchrun --nproc_per_node=2 -m course.doctor my_train.py --epochs 2
-    torchrun --nproc_per_node=2 -m course.doctor --steps 50 --json found.json my_train.py --epochs 2
+    torchrun --nproc_per_node=2 -m doctor my_train.py --epochs 2
+    torchrun --nproc_per_node=2 -m doctor --steps 50 --json found.json my_train.py --epochs 2
 
 What follows the script's name is the script's own. The report goes to stderr.
 
@@ -19,7 +19,7 @@ from . import visit
 
 
 def arguments():
-    parser = argparse.ArgumentParser("python -m course.doctor", description=__doc__, allow_abbrev=False,
+    parser = argparse.ArgumentParser("python -m doctor", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda line: sys.exit(print(f"doctor: error: {line}", file=sys.stderr) or 2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")

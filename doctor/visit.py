@@ -18,7 +18,7 @@ from .diary import Diary, innermost, where
 from .exchange import Exchange
 
 KILLED = 128 + signal.SIGTERM  # torchrun does so to the others when a rank has failed
-PACKAGE = str(Path(__file__).parents[__package__.count(".") + 1])  # the folder that this package is imported from
+PACKAGE = str(Path(__file__).parents[1])  # the folder that this package is imported from
 
 
 class Visit:

@@ -1,6 +1,6 @@
 """Train a small network on CIFAR-10 in one process. Lesson 06 asks you to make it ready for many.
 
-    python scripts/lessons/minimal.py
+    python scripts/minimal.py
 """
 
 import torch

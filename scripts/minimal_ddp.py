@@ -1,6 +1,6 @@
 """minimal.py in many processes: each rank has a copy of the model, and takes its share of every batch.
 
-    torchrun --nproc_per_node=8 scripts/lessons/minimal_ddp.py      a GPU for each rank; without GPUs, on the CPU
+    torchrun --nproc_per_node=8 scripts/minimal_ddp.py      a GPU for each rank; without GPUs, on the CPU
 """
 
 import os

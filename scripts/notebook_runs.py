@@ -10,6 +10,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 import nbformat
 import papermill
@@ -17,8 +18,9 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert.filters import strip_ansi
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
-from course import pages, processes, twins
+from course import processes, twins
 
+EXECUTED = Path("build/notebooks")
 MARK = uuid.uuid4().hex  # finds what a notebook left running
 
 
@@ -80,7 +82,7 @@ def use_this_python():
 def execute(name, label, quick, in_place, timeout):
     """Runs one notebook, writes build/notebooks/NAME.ipynb; refreshes the committed notebook when `in_place` and
     nothing failed. `timeout`: the longest time of a cell, seconds. Call use_this_python before."""
-    target = pages.EXECUTED / f"{name}.ipynb"
+    target = EXECUTED / f"{name}.ipynb"
     target.unlink(missing_ok=True)
     result, progress, error = Result(name, name, "quick" if quick else "full"), Progress(label), None
     try:

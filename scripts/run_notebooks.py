@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def parse():
 def main():
     os.chdir(ROOT)
     args = parse()
-    from course import notebook_runs, pages, twins  # late: bad input is told at once, and these take seconds
+    from course import twins
+    from scripts import notebook_runs  # late: bad input is told at once, and these take seconds
 
     if args.build:
         twins.set_address()
@@ -73,16 +75,14 @@ def main():
     sys.stdout.reconfigure(errors="replace")  # a notebook's error may hold what this terminal cannot show
     logging.getLogger("papermill").addHandler(logging.NullHandler())  # failures are told below, once
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop from outside leaves nothing running either
-    pages.EXECUTED.mkdir(parents=True, exist_ok=True)
+    notebook_runs.EXECUTED.mkdir(parents=True, exist_ok=True)
     notebook_runs.use_this_python()
-    results, site = [], None
+    results, site = [], False
     for number, name in enumerate(args.names, 1):
         label = f"[{number}/{len(args.names)}] {name}"
         results.append(notebook_runs.execute(name, label, args.quick, args.in_place, args.timeout))
-        try:
-            site = pages.build(executed=True)
-        except Exception as failed:  # a page less is no reason to lose the notebooks
-            print(f"scripts/run: {failed}", file=sys.stderr)
+        made = subprocess.run([sys.executable, "site/build_site.py", "--executed"], stdout=subprocess.PIPE, text=True)
+        site = site or made.returncode == 0  # a page less is no reason to lose the notebooks
         if results[-1].status == "stopped":
             break
 
@@ -92,7 +92,7 @@ def main():
             print(f"FAILED {result.name}, cell [{result.cell}]:")
             print("\n".join(f"    {line[:400]}" for line in result.error))
     passed = [result.name for result in results if result.status == "passed"]
-    read = f"; read them: {site.resolve().as_uri()}" if site else ""
+    read = f"; read them: {Path('build/site/index.html').resolve().as_uri()}" if site else ""
     print(f"{len(passed)} of {len(args.names)} notebooks passed{read}")
     if results[-1].status == "stopped":
         print(f"Stopped in {results[-1].name}. Passed before: {', '.join(passed) or 'none'}.")

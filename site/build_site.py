@@ -15,8 +15,9 @@ from pathlib import Path
 
 import yaml
 
+import layout
 import options
-from course import pages, rank_program
+from course import rank_program
 from course.lesson import ROOT
 
 LONG_AGO = (1980, 1, 1, 0, 0, 0)  # so that the same pages give the same checksum
@@ -37,12 +38,14 @@ def main():
     parser.prog = "scripts/site"
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--zip", action="store_true", help="also make an archive of the site, with its checksum")
+    either.add_argument("--executed", action="store_true",
+                        help="make it from what scripts/run has executed, where that is newer than what is committed")
     either.add_argument("--slides", nargs="+", metavar="NN", help="make slides of these lessons, and no site")
     args = parser.parse_args()
     os.chdir(ROOT)
     try:
         if args.slides:
-            from course import slides  # late: it brings nbconvert
+            import slides  # late: it brings nbconvert
 
             names = {path.stem[:2]: path.stem for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))}
             if unknown := [number for number in args.slides if number not in names]:
@@ -51,7 +54,7 @@ def main():
                 page, count = slides.write(names[number])
                 print(f"{count} slides: {page.resolve().as_uri()}")
             return 0
-        page = pages.build()
+        page = layout.build(args.executed)
     except RuntimeError as failed:
         print(f"scripts/site: {failed}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""How Sphinx makes the web edition. course/pages.py lays out what it reads; scripts/site starts it.
+"""How Sphinx makes the web edition. site/layout.py lays out what it reads; scripts/site starts it.
 
 No page asks the network for anything: MathJax comes from a package, and the scripts for widgets stay out.
 """

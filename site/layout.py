@@ -21,8 +21,8 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from course.gallery_table import anchor
 from course.lesson import some
+from lessons.l12_break_it.gallery_table import anchor
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
 SOURCE, SITE, CACHE = Path("build/site-source"), Path("build/site"), Path("build/site-cache")
@@ -167,7 +167,7 @@ def lay_out(executed, repository, version):
     for path in [*extra, Path("README.md")]:
         files[path.as_posix()] = path.read_text(encoding="utf-8")
     if Path("teach").is_dir():
-        from course.classroom import teaching  # late: where teach/ is missing, it may be, too
+        from teach import teaching  # late: where teach/ is missing, it may be, too
 
         made = teaching.pages([Lesson(path, executed=False) for path in notebooks])
         files |= {name: text if name == "teach/index.md" else ORPHAN + text for name, text in made.items()}
@@ -194,7 +194,7 @@ def page_of(lesson, terms, uses, entries, doors):
                 data["text/markdown"] = to_entries(text, entries, "../")
         cells += one_picture_each(cell)
         for checks, exercise in re.findall(r"^# (\w+)\.(\w+)\.solution\(\)", cell.source, re.M):
-            module = f"lesson_{lesson.name[:2]}" if checks == "check" else checks
+            module = f"lessons.l{lesson.name}.{checks}"
             cells.append(nbformat.v4.new_markdown_cell(folded(module, exercise), id=f"solution-{exercise}"))
     for name in seen - another:
         uses[name].append(lesson)
@@ -237,7 +237,7 @@ def one_picture_each(cell):
 
 def folded(module, name):
     """Hint and solution of an exercise, to unfold."""
-    exercise = getattr(importlib.import_module(f"course.checks.{module}"), name)
+    exercise = getattr(importlib.import_module(module), name)
     answer = exercise.answer
     solution = textwrap.dedent(inspect.getsource(answer)) if callable(answer) else str(answer)
     hint = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(exercise.hint_text))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nbconvert.filters import markdown2html, strip_ansi
 
+import layout
 import options
-from course import pages
 
 FOLDER, TEMPLATE = Path("build/slides"), Path("site/slides.html")
 LINES, FEW, ROWS = 24, 3, 12  # most lines of a printed text; so many share a slide; most rows of a table
@@ -34,7 +34,7 @@ def write(name):
     """Makes the slides of the lesson whose notebook is notebooks/NAME.ipynb; the path of the file, and how many."""
     path = Path(f"notebooks/{name}.ipynb")
     try:
-        lesson = pages.Lesson(path, executed=True)
+        lesson = layout.Lesson(path, executed=True)
         slides = of_lesson(lesson)
     except Exception as problem:  # whatever somebody's own notebook has in it, its name is what helps
         raise RuntimeError(f"{path} makes no slides: {type(problem).__name__}: {problem}") from problem
@@ -174,7 +174,7 @@ def show_of_hands(name):
     """Each question, then its answer. What wrong answers reveal is in the notes: it is the teacher's."""
     if not Path("teach").is_dir():
         return []
-    from course.classroom import teaching  # late: where teach/ is missing, it may be, too
+    from teach import teaching  # late: where teach/ is missing, it may be, too
 
     slides = []
     for number, asked in enumerate(teaching.questions_of(name), 1):
@@ -213,7 +213,7 @@ def shown(cell, printed):
     for output in cell.outputs:
         found = output.get("data", {})
         if "image/png" in found:
-            alt = html.escape(pages.alt_text(output))
+            alt = html.escape(layout.alt_text(output))
             picture = "".join(found["image/png"].split())
             items.append((f'<img alt="{alt}" src="data:image/png;base64,{picture}">', True))
         elif "<iframe" in found.get("text/html", ""):

@@ -24,9 +24,9 @@ import matplotlib.pyplot as plt
 
 import options
 from course import alt_text, processes, rank_program, runs
-from course.classroom import board, handed_in, report
 from course.lesson import ROOT, some
-from course.plots import classroom
+from teach import board, handed_in, report
+from teach import board_plots as classroom
 
 # What --rerun takes over from a log: how it trained, and nothing that names a path.
 REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "optimizer", "lr",

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from course.classroom import handed_in, questions, shield
 from course.lesson import some
+from teach import handed_in, questions, shield
 
 
 @dataclass

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 from course import rank_program
-from course.classroom import grade, handed_in, otter, questions, report, shield
 from course.lesson import ROOT, some
 from options import check_input, check_writable, nonempty_path, positive
+from teach import grade, handed_in, otter, questions, report, shield
 
 
 def get_parser():

@@ -16,8 +16,8 @@ from pathlib import PurePosixPath
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
-from course.classroom import questions
 from course.lesson import ROOT
+from teach import questions
 
 LARGEST = 20_000_000  # bytes of a notebook; those of this course have less than a million, with all outputs
 WORDS, TEXT = 2000, 50_000  # characters that the pages show of a message or a name, and of an answer
@@ -34,7 +34,7 @@ class Question:
     """An exercise of a lesson, and what its check is given: a name in the notebook, or a file."""
 
     module: str
-    """of course/checks"""
+    """that the check stands in, such as lessons.l05_distributed_sampler.check"""
     name: str
     given: str
     """the name of a function or a value, such as my_shard; or of a file, such as 05_backward.py"""
@@ -73,7 +73,7 @@ def asked_in(lesson):
     for cell in code_cells(nbformat.read(lessons()[lesson], as_version=4)):
         for module, name, argument in CALL.findall(cell):
             given = re.search(r'"([^"]+)"', argument)
-            found.append(Question(f"lesson_{lesson}" if module == "check" else module, name,
+            found.append(Question(f"lessons.l{lessons()[lesson].stem}.{module}", name,
                                   PurePosixPath(given[1]).name if given else argument))
     return found
 
@@ -115,7 +115,7 @@ def lesson_of(notebook):
     """Two digits, of the lesson whose checks the notebook imports; "before" or "after" for a test. NotGraded for any
     other notebook."""
     code = "\n".join(code_cells(notebook))
-    said = (re.findall(r"^from course\.checks import .*?\blesson_(\d\d)\b", code, re.M)
+    said = (re.findall(r"^from lessons\.l(\d\d)_\w+ import .*\bcheck\b", code, re.M)
             or re.findall(r'^test = "(before|after)"', code, re.M))
     if not said or said[0] not in (*lessons(), *questions.NAMES):
         raise NotGraded("no lesson of this course: no cell imports a lesson's checks")

@@ -1,6 +1,6 @@
 """Judges one notebook's answers, behind the shield: it reads a Paper from stdin.
 
-    python -m course.classroom.judge DESCRIPTOR SECONDS
+    python -m teach.judge DESCRIPTOR SECONDS
 
 For each exercise a line goes to the descriptor, the paper's seal and JSON, [name, outcome, why]; one answer gets so
 many seconds. What an answer prints goes to stdout, where the shield counts it. An answer that is a function or a value
@@ -21,13 +21,15 @@ from pathlib import Path
 
 import psutil
 
-from course.checks import Exercise, cases, on_ranks
-from course.classroom import handed_in
+from course import cases, on_ranks
+from course.exercise import Exercise
+from teach import handed_in
 
 ROOM, MESSAGE = 100_000_000, 100_000  # bytes that an answer finds free, and of a verdict
 CALLED = ("builtins", "copy", "inspect", "math", "statistics")  # by the checks, in the answer's own process
+JUDGE = ("course.exercise", "course.on_ranks", "lessons.")
 FORK = multiprocessing.get_context("fork")
-CHECKS = re.compile(r"^\W*checks(\.\w+)*$|\bcourse\b[\s./]*(import\s+)?checks\b")
+CHECKS = re.compile(r"\blessons\W+l\d\d_|\bcourse\W+(exercise|on_ranks)\b")  # imported, or looked up in sys.modules
 
 
 def main(says, limit):
@@ -35,9 +37,9 @@ def main(says, limit):
     cases.seed = paper.seed
     for name, text in paper.files.items():
         Path(name).write_text(text, encoding="utf-8")
-    modules = {question.module: importlib.import_module(f"course.checks.{question.module}")
+    modules = {question.module: importlib.import_module(question.module)
                for question in paper.questions}
-    multiprocessing.set_forkserver_preload([*on_ranks.PRELOAD, *(module.__name__ for module in modules.values())])
+    multiprocessing.set_forkserver_preload([*on_ranks.PRELOAD, *modules])
     for question in paper.questions:
         exercise = getattr(modules[question.module], question.name)
         answer = (paper.files if question.is_file else paper.source).get(question.given, "")
@@ -62,16 +64,13 @@ def names_the_checks(source):
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         match node:
-            case ast.Import(names=names) | ast.ImportFrom(names=names):
-                words = f"{getattr(node, 'module', '')}.{'.'.join(alias.name for alias in names)}".split(".")
-                found = "checks" in words
-            case ast.Attribute(attr=found):
-                found = found == "checks"
-            case ast.Constant(value=str(text)):
-                found = id(node) not in docstrings and CHECKS.search(text)
+            case ast.Import() | ast.ImportFrom():
+                text = ast.unparse(node)
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                pass
             case _:
-                found = False
-        if found:
+                continue
+        if CHECKS.search(text):
             return True
     return False
 
@@ -120,7 +119,7 @@ def fingerprint():
     """What the names in all checks, and Python's own that they call, stand for, and the code behind them: another one
     says that somebody changed them."""
     return {(module, name, part): (id(value), id(getattr(value, "__code__", None)))
-            for module, loaded in list(sys.modules.items()) if module.startswith("course.checks") or module in CALLED
+            for module, loaded in list(sys.modules.items()) if module.startswith(JUDGE) or module in CALLED
             for name, thing in vars(loaded).items() if not name.startswith("__")
             for part, value in [("", thing), *(vars(thing).items() if isinstance(thing, type | Exercise) else [])]}
 

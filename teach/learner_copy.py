@@ -1,15 +1,9 @@
-"""A copy of the course for a learner: no outputs, no solutions, nothing of the teacher's.
+"""A copy of the course for a learner: no outputs, nothing of the teacher's, and the solutions out of the way.
 
-The checks still judge and explain. What a check computes by itself it computes in the copy, too. Where it asks the
-solution, or a typical mistake, the copy has what those answered in the cases that the check tries, and not the
-functions. The checks are packed, so that nobody reads by accident which letter is right; so is SOLVES.
+The checks of a copy are those of the course, packed, so that nobody reads a solution by accident; so is SOLVES.
 """
 
-import ast
 import base64
-import copy
-import importlib
-import inspect
 import pickle
 import re
 import shutil
@@ -21,24 +15,22 @@ from pathlib import Path
 
 import nbformat
 
-from course import pages
-from course.classroom import handed_in, questions
-from course.classroom.handed_in import bound, used
 from course.lesson import ROOT
+from teach import handed_in, questions
 
 # Files and folders that only teachers and authors need. What is left imports none of them: tests/test_learner_copy.py.
-LEFT_OUT = ("teach", "tests", "site/conf.py", "site/static", "site/glossary.toml", "notebooks/text", "course/classroom",
-            "course/pages.py", "course/slides.py", "site/slides.html", "course/notebook_runs.py", "course/twins.py",
-            "scripts/test", "scripts/run", "scripts/run_notebooks.py", "scripts/site", "scripts/build_site.py",
-            "scripts/record", "scripts/record_machine.py", "scripts/grade", "scripts/grade_notebooks.py",
-            "scripts/learner", "scripts/make_learner_copies.py", "scripts/class_board", "scripts/draw_class_board.py",
-            "scripts/lessons/minimal_ddp.py",  # the capstone's solution
+LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py", "site/glossary.toml",
+            "site/layout.py", "site/slides.html", "site/slides.py", "site/static", "notebooks/text", "scripts/test",
+            "scripts/run", "scripts/run_notebooks.py", "scripts/notebook_runs.py", "course/twins.py", "scripts/site",
+            "scripts/record", "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board",
+            "scripts/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
             "README.md", "CONTRIBUTING.md", ".ci", ".github", ".pre-commit-config.yaml", ".binder", ".devcontainer")
-SOLVES = "scripts/lessons/outer_step.py"  # lesson 15 runs it, and asks for it
+OF_A_LESSON = re.compile(r"lessons/l\d\d_\w+/(teach\.md|test_\w+\.py)")  # left out, too
+SOLVES = "lessons/l15_talk_less/outer_step.py"  # lesson 15 runs it, and asks for it
 PACKED = '''"""{about}"""
 
-from course.checks import unpack
+from course.exercise import unpack
 
 unpack(globals(), """
 {text}
@@ -67,10 +59,9 @@ def make(targets):
 
 def fill(folder):
     for name in tracked():
-        if not any(name == out or name.startswith(f"{out}/") for out in LEFT_OUT):
+        if not left_out(name):
             write(name, folder / name)
-    lessons = "\n".join(f"- [{pages.Lesson(path, executed=False).title}](notebooks/{path.name})"
-                        for path in handed_in.lessons().values())
+    lessons = "\n".join(f"- [{title(path)}](notebooks/{path.name})" for path in handed_in.lessons().values())
     ours, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "teach/for_learners.md"))
     doctor = re.search(r"^## The doctor\n.+?(?=\n\nIt hooks)", ours, re.M | re.S)[0]  # how it is used
     readme = readme.replace("{lessons}", lessons).replace("{doctor}", doctor)
@@ -81,6 +72,11 @@ def fill(folder):
         (folder / name).write_text("\n".join(kept) + "\n", encoding="utf-8")
     for when, name in questions.NAMES.items():
         nbformat.write(questions.notebook(when), folder / "notebooks" / f"{name}.ipynb")
+
+
+def left_out(name):
+    return (any(name == out or name.startswith(f"{out}/") for out in LEFT_OUT)
+            or OF_A_LESSON.fullmatch(name) is not None)
 
 
 def tracked():
@@ -96,13 +92,16 @@ def write(name, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     if name.startswith("notebooks/"):
         nbformat.write(without_outputs(nbformat.read(ROOT / name, as_version=4)), path)
-    elif re.fullmatch(r"course/checks/(lesson_\d\d|capstone)\.py", name):
-        path.write_text(packed_checks(Path(name).stem), encoding="utf-8")
-    elif name == SOLVES:
-        source = (ROOT / name).read_text(encoding="utf-8")
-        path.write_text(packed("A step that lesson 15 asks you for, packed.", source, {}), encoding="utf-8")
+    elif re.fullmatch(r"lessons/l\d\d_\w+/(check|capstone)\.py", name) or name == SOLVES:
+        about = "A step that lesson 15 asks you for" if name == SOLVES else "Exercises of this lesson with solutions"
+        path.write_text(packed(f"{about}, packed.", (ROOT / name).read_text(encoding="utf-8")), encoding="utf-8")
     else:
         shutil.copy2(ROOT / name, path)
+
+
+def title(path):
+    text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+    return re.search(r"^# +(.+)", text, re.M)[1]
 
 
 def without_outputs(notebook):
@@ -113,80 +112,7 @@ def without_outputs(notebook):
     return notebook
 
 
-# ------------------------------------------------------------------------------------------------------------ checks
-
-
-def packed_checks(name):
-    """The text of course/checks/NAME.py for a learner."""
-    module = importlib.import_module(f"course.checks.{name}")
-    source, exercises = stripped((ROOT / "course" / "checks" / f"{name}.py").read_text(encoding="utf-8"))
-    told = {each: recorded(getattr(module, each)) for each, asks in exercises.items() if asks}
-    return packed(f"The checks of {name.replace('_', ' ')}, packed: they judge and explain, and hold no solution.",
-                  source, told)
-
-
-def packed(about, source, told):
-    """A module that course.checks.unpack() fills."""
-    text = base64.b85encode(zlib.compress(pickle.dumps((source, told)), 9)).decode()
+def packed(about, source):
+    """A module that course.exercise.unpack() fills."""
+    text = base64.b85encode(zlib.compress(pickle.dumps(source), 9)).decode()
     return PACKED.format(about=about, text=textwrap.fill(text, 118, break_on_hyphens=False))
-
-
-def stripped(source):
-    """(the module without solutions, mistakes, and what only they need; {exercise: does its check ask them}).
-
-    ValueError where a check reaches its solution otherwise than by asking the exercise, as misses() does.
-    """
-    tree = ast.parse(source)
-    exercises, secret = {}, set()
-    for node in tree.body:
-        for call in decorators(node):
-            for keyword in call.keywords:
-                if keyword.arg == "solution":
-                    secret |= {keyword.value.id} if isinstance(keyword.value, ast.Name) else set()
-                    keyword.value = ast.Constant(None)
-                elif keyword.arg == "mistakes":
-                    keyword.value = ast.Dict([], [])
-            ast.fix_missing_locations(node)
-            exercises[node.name] = node.name in used(node)  # it names itself to ask its solution: misses(shard, ...)
-    binds = [bound(node) for node in tree.body]
-    kept = {number for number, node in enumerate(tree.body) if not binds[number] or decorators(node)
-            or isinstance(node, ast.Import | ast.ImportFrom)}
-    while more := {number for number, names in enumerate(binds) if number not in kept
-                   and names & set().union(*(used(tree.body[each]) for each in kept))}:
-        kept |= more
-    reached = secret & set().union(*(binds[number] for number in kept))
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if reached & functions:
-        raise ValueError(f"a check reaches the solution {', '.join(sorted(reached))}, which must not be in a copy")
-    tree.body = [node for number, node in enumerate(tree.body) if number in kept]
-    return ast.unparse(tree), exercises
-
-
-def decorators(node):
-    return [call for call in getattr(node, "decorator_list", []) if isinstance(call, ast.Call)
-            and getattr(call.func, "id", "") == "exercise"]
-
-
-def recorded(exercise):
-    """(the parameters of the answer, {name: {case: what it answers}}), "" for the solution, else a mistake's.
-
-    The cases are those that the check tries on an answer that is right.
-    """
-    asked = []
-
-    def answer(*case):
-        asked.append(copy.deepcopy(case))
-        return exercise.answer(*case)
-
-    exercise.check(answer)
-    return (list(inspect.signature(exercise.answer).parameters), {
-        name: {repr(case): outcome(function, copy.deepcopy(case)) for case in asked}
-        for name, function in {"": exercise.answer, **exercise.mistakes}.items()})
-
-
-def outcome(function, case):
-    """What the function returns, or the error that it raises."""
-    try:
-        return function(*case)
-    except Exception as error:  # a mistake's, as it would be in the check
-        return error

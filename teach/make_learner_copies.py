@@ -9,8 +9,8 @@ teach/README.md says how. Exit status: 0 made, 2 bad input (and no copy begun is
 import sys
 
 from course import rank_program
-from course.classroom import learner_copy
 from options import nonempty_path
+from teach import learner_copy
 
 
 def main():

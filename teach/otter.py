@@ -1,6 +1,6 @@
 """The checks as test files for otter-grader: a thin one an exercise, which asks the check for its verdict."""
 
-from course.classroom import handed_in
+from teach import handed_in
 
 # What `otter assign` writes, and `otter run` reads: https://otter-grader.readthedocs.io, "OK format".
 TEST = '''OK_FORMAT = True
@@ -9,8 +9,8 @@ test = {{
     "name": {name!r},
     "points": 1,
     "suites": [{{"type": "doctest", "scored": True, "setup": "", "teardown": "", "cases": [{{
-        "code": ">>> from course.checks import {module}\\n"
-                ">>> outcome, why = {module}.{exercise}.verdict({given})\\n"
+        "code": ">>> from {module} import {exercise}\\n"
+                ">>> outcome, why = {exercise}.verdict({given})\\n"
                 ">>> print(outcome if outcome == 'right' else why)\\nright\\n",
         "hidden": False, "locked": False}}]}}],
 }}

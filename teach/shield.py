@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from course import processes
-from course.classroom import handed_in
 from course.lesson import ROOT
+from teach import handed_in
 
 MEMORY, DISK, PRINTED, PROCESSES = 4 * 10**9, 200 * 10**6, 10**6, 150  # bytes, bytes, bytes, and how many
 LOOK = 0.1  # seconds between two looks
@@ -32,7 +32,7 @@ STOPPED = threading.Event()  # grading was ended from outside: every watch ends 
 DESK = "/tmp/desk"  # in the room: the folder where it works
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix", "/sys", "/etc/alternatives",
           "/etc/group", "/etc/hosts", "/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd")
-COURSE = ("course", "scripts/lessons")  # and the files that train, at the root
+COURSE = ("course", "lessons", "scripts/minimal.py", "scripts/minimal_ddp.py")  # and the files at the root
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH")  # of the environment: no word of whose it is
 
 
@@ -43,7 +43,8 @@ class NoShield(OSError):
 def room(hidden):
     """The command with which a program is started to be in a room. `hidden`: folders that it must not see."""
     python = {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]}
-    shown = [*map(Path, SYSTEM), *sorted(python), *(ROOT / name for name in COURSE), *ROOT.glob("*.py")]
+    shown = [*map(Path, SYSTEM), *sorted(python), *(ROOT / name for name in COURSE), *ROOT.glob("*.py"),
+             *ROOT.glob("teach/*.py")]
     hidden = [path for path in hidden if any(path.is_relative_to(each) for each in shown)]
     return ["bwrap", "--dev", "/dev",
             *(word for path in ("/tmp", "/dev/shm") for word in ("--size", str(DISK), "--tmpfs", path)),
@@ -64,7 +65,7 @@ def check():
 
 
 def judged(paper, hidden, seed, limit, shielded):
-    """[(exercise, outcome, why)] of all questions of the paper, as course/classroom/judge.py says it.
+    """[(exercise, outcome, why)] of all questions of the paper, as teach/judge.py says it.
 
     An answer that breaks a limit loses its own point: those after it are judged in another room. `hidden`: the folders
     with what all have handed in. `limit`: seconds of one answer. `shielded`: False starts it without a room.
@@ -84,7 +85,7 @@ def in_a_room(paper, hidden, limit, shielded):
     paper = replace(paper, seal=uuid.uuid4().hex)
     with tempfile.TemporaryDirectory() as desk:
         heard, says = os.pipe()
-        command = [*(room(hidden) if shielded else []), sys.executable, "-m", "course.classroom.judge",
+        command = [*(room(hidden) if shielded else []), sys.executable, "-m", "teach.judge",
                    str(says), str(limit)]
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": DESK if shielded else desk,

@@ -1,7 +1,7 @@
-"""The teacher's pages: one a lesson, one a plan, and a list of them all; course/pages.py makes them part of the site.
+"""The teacher's pages: one a lesson, one a plan, and a list of them all; site/layout.py makes them part of the site.
 
 What a lesson says of itself (title, question, aims, prerequisites, minutes) is read from its notebook, so that it
-stands once. The rest is teach/lessons/NN_name.md, whose form `read` holds to.
+stands once. The rest is lessons/lNN_name/teach.md, whose form `read` holds to.
 """
 
 import os
@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from course.classroom import plans
-from course.classroom import questions as tests
 from course.lesson import some
+from teach import plans
+from teach import questions as tests
 
-README, LESSONS = Path("teach/README.md"), Path("teach/lessons")
+README, PAGES = Path("teach/README.md"), "teach/lessons"  # of the site
 SECTIONS = ("In the room", "Show of hands", "What students answer", "With 0, 1, 2, 8 GPUs")
 GPUS = ["0", "1", "2", "8"]
 QUESTIONS = 3
@@ -103,23 +103,27 @@ def questions(section, where):
     return made
 
 
+def source(name):
+    return Path(f"lessons/l{name}/teach.md")
+
+
 def questions_of(name):
     """Those of the lesson `name`; none where its page does not stand."""
-    path = LESSONS / f"{name}.md"
+    path = source(name)
     return read(path)[1] if path.is_file() else []
 
 
 def pages(lessons):
-    """{path: text} of all that the site shows to teachers; `lessons`: course.pages.Lesson of each notebook."""
+    """{path: text} of all that the site shows to teachers; `lessons`: site.layout.Lesson of each notebook."""
     lessons = [lesson for lesson in lessons if "minutes" in lesson.notebook.metadata.get("course", {})]  # no own ones
     planned = plans.read()
     of_lessons = plans.all_parts(lessons, planned["stated"])
     asked = {lesson.name[:2]: questions_of(lesson.name) for lesson in lessons}
     files = {README.as_posix(): README.read_text(encoding="utf-8"), "teach/tests.md": tests_page(lessons)}
     others = list(files)
-    with_page = [lesson for lesson in lessons if (LESSONS / f"{lesson.name}.md").is_file()]
+    with_page = [lesson for lesson in lessons if (source(lesson.name)).is_file()]
     for lesson in with_page:
-        files[f"teach/lessons/{lesson.name}.md"] = page(lesson, planned["plan"], of_lessons[lesson.name[:2]])
+        files[f"{PAGES}/{lesson.name}.md"] = page(lesson, planned["plan"], of_lessons[lesson.name[:2]])
     for plan in planned["plan"]:
         files[f"teach/plans/{plans.stem(plan)}.md"] = plans.page(plan, lessons, of_lessons, asked)
     files["teach/index.md"] = INDEX.format(
@@ -166,8 +170,8 @@ def whole(parts):
 
 
 def page(lesson, all_plans, parts):
-    """The page of a lesson: its head from the notebook, then teach/lessons/."""
-    text, asked = read(LESSONS / f"{lesson.name}.md")
+    """The page of a lesson: its head from the notebook, then its teach.md."""
+    text, asked = read(source(lesson.name))
     course = lesson.notebook.metadata["course"]
     taken_by = [f"[{plan['name']}](../plans/{plans.stem(plan)}.md)" for plan in all_plans
                 if lesson.name[:2] in plans.taken(plan)]
@@ -193,4 +197,4 @@ def said(lesson, pattern):
     if not found:
         raise RuntimeError(f"notebooks/{lesson.name}.ipynb: nothing fits {pattern}")
     return re.sub(r"\]\((?!\w+:|#)([^)]+)\)", lambda link:
-                  f"]({os.path.relpath(os.path.join('notebooks', link[1]), LESSONS)})", found[1])
+                  f"]({os.path.relpath(os.path.join('notebooks', link[1]), PAGES)})", found[1])

@@ -3,7 +3,6 @@
 import base64
 import io
 
-import launch
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import nbformat
@@ -12,7 +11,15 @@ import pytest
 from nbconvert.preprocessors import ExecutePreprocessor
 from PIL import Image
 
-from course import alt_text, pages, plots, twins
+import layout
+from course import alt_text, plots, twins
+from lessons.l02_data_parallel import pictures as l02_pictures
+from lessons.l04_collectives import pictures as l04_pictures
+from lessons.l05_distributed_sampler import pictures as l05_pictures
+from lessons.l09_large_batch import pictures as l09_pictures
+from lessons.l11_fault_tolerance import pictures as l11_pictures
+from lessons.l14_make_it_faster import pictures as l14_pictures
+from tests import runner
 
 mpl.use("Agg")
 
@@ -32,11 +39,11 @@ def test_lines_are_told_with_their_axes_and_the_names_at_their_ends():
 
 
 def test_a_row_is_told_with_what_stands_in_it_and_a_part_by_the_keys_word_for_its_colour():
-    assert alt_text.describe(plots.data_parallel.memory([{"weights": 3e6, "outputs": 30e6}, {"weights": 8e6}]).figure
+    assert alt_text.describe(l02_pictures.memory([{"weights": 3e6, "outputs": 30e6}, {"weights": 8e6}]).figure
                              ).startswith("What each device holds. Horizontal bars; across: MB (million bytes). Rows: "
                                           "device 0 (weights: 3; outputs: 30; 33.0 MB); device 1 (weights: 8; 8.0 MB).")
     held = {"states": [{"label": "before", "cells": [[1, 2], [10, 20]]}, {"label": "after", "cells": [[11, 22]] * 2}]}
-    assert alt_text.describe(plots.collectives.before_after(held, "all_reduce")) == (
+    assert alt_text.describe(l04_pictures.before_after(held, "all_reduce")) == (
         "all_reduce. 2 panels: before, after. Coloured boxes. Rows: before: rank 0 (1, 2); rank 1 (10, 20); "
         "after: rank 0 (11, 22); rank 1 (11, 22).")
 
@@ -53,7 +60,7 @@ def test_panels_share_what_they_have_in_common():
 
 def test_what_is_too_long_loses_numbers_first_then_names():
     def told(names):
-        return alt_text.describe(plots.samplers.counts_map({f"way {n}": [1, 2, 1] for n in range(names)}).figure)
+        return alt_text.describe(l05_pictures.counts_map({f"way {n}": [1, 2, 1] for n in range(names)}).figure)
 
     assert "way 1 (once: 1×; more than once: 2×; once: 1×)" in told(2)
     assert "way 11. Key" in told(12) and "×" not in told(12)
@@ -83,12 +90,12 @@ def test_pictures_that_no_other_test_draws():
     box = {"step": "1 scatter", "device": 0, "has": "64 rows", "source": []}
     runs = pd.DataFrame({"label": "a", "path": "a", "epoch": [0, 1], "samples": 100, "world_size": 1, "batch_size": 10,
                          "seconds": 1.0, "val_accuracy": 0.5})
-    drawn = [plots.faults.killed(whole, again, 1, 1, 1.5)[0],
-             plots.faults.elastic(again, {"node1 is killed": 2.0}, True),
-             plots.faults.interval(0.02, 10_000, 10, 20),
-             plots.faults.stored([{"name": "fc1.weight", "file": "__0_0", "bytes": 200_000, "first": None}]),
-             plots.data_parallel.steps([box, box | {"device": 1, "source": [0]}]), plots.learning.for_the_same(runs)[0]]
-    profile = plots.changes.profiles({name: [{"name": "aten::add", "ms": 1.0}] for name in ("LeNet", "ResNet")})
+    drawn = [l11_pictures.killed(whole, again, 1, 1, 1.5)[0],
+             l11_pictures.elastic(again, {"node1 is killed": 2.0}, True),
+             l11_pictures.interval(0.02, 10_000, 10, 20),
+             l11_pictures.stored([{"name": "fc1.weight", "file": "__0_0", "bytes": 200_000, "first": None}]),
+             l02_pictures.steps([box, box | {"device": 1, "source": [0]}]), l09_pictures.for_the_same(runs)[0]]
+    profile = l14_pictures.profiles({name: [{"name": "aten::add", "ms": 1.0}] for name in ("LeNet", "ResNet")})
     words = [alt_text.describe(figure) for figure in (*(ax.figure for ax in drawn), profile)]
     assert all(".." not in each and len(each) > 80 for each in words)  # what they say of their axes: conftest.py
     assert "Rows: __0_0 (LeNet: fc1.weight)" in words[3] and "then test accuracy (%) against updates" in words[5]
@@ -111,8 +118,8 @@ def shown():
     def pictures(begun):
         cells = [nbformat.v4.new_code_cell(code.format("\nlesson.begin()" if begun else "")) for code in CELLS]
         notebook = nbformat.v4.new_notebook(cells=cells)
-        ExecutePreprocessor(timeout=launch.LIMIT, kernel_name="python3").preprocess(
-            notebook, {"metadata": {"path": str(launch.ROOT)}})
+        ExecutePreprocessor(timeout=runner.LIMIT, kernel_name="python3").preprocess(
+            notebook, {"metadata": {"path": str(runner.ROOT)}})
         return notebook, with_pictures(notebook)
 
     return pictures(begun=True), pictures(begun=False)
@@ -143,6 +150,6 @@ def test_words_stay_in_the_committed_notebook_and_get_into_its_page(shown, tmp_p
         assert [output.metadata["image/png"]["alt"] for output in outputs][-1] == "An empty picture."
         for output in outputs:
             Image.open(io.BytesIO(base64.b64decode(output.data["image/png"]))).verify()
-    cells = [each for cell in built.cells if cell.cell_type == "code" for each in pages.one_picture_each(cell)]
+    cells = [each for cell in built.cells if cell.cell_type == "code" for each in layout.one_picture_each(cell)]
     alts = [cell.metadata["mystnb"]["image"]["alt"] for cell in cells if "mystnb" in cell.metadata]
     assert len(alts) == 4 and alts[0] == "mine. A line.", "myst-nb has one text a cell, so each picture a cell"

@@ -1,4 +1,4 @@
-"""Arrows run one way: notebooks -> course -> root, scripts -> course -> root, tests -> all.
+"""Arrows run one way: notebooks -> lessons -> course -> root; scripts, teach and site -> lessons -> course -> root.
 
 The imports are read, lazy ones inside functions too. A breach is one line: `file:line`, what is imported, the rule.
 """
@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = ("*.py", "course/**/*.py", "scripts/**/*.py", "notebooks/text/*.py", "tests/*.py")
+PLACES = ("*.py", "course/**/*.py", "doctor/*.py", "lessons/*/*.py", "scripts/**/*.py", "site/*.py", "teach/*.py",
+          "notebooks/text/*.py", "tests/*.py")
+MAY_IMPORT = {  # of the other rooms; tests may import all
+    "root": (), "doctor": (), "course": ("root",), "lessons": ("course", "root"),
+    "scripts": ("lessons", "course", "root"), "teach": ("lessons", "course", "root"),
+    "site": ("teach", "lessons", "course", "root"), "notebooks": ("lessons", "course", "root")}
 LEAVES = {"data", "placement"}
 TORCHLESS = ("options", "course.console", "course.interactive", "course.log_fields", "course.lesson", "course.plots",
-             "course.predict", "course.processes", "course.rank_program", "course.runs",
-             "course.verdicts")  # and the modules in them
+             "course.predict", "course.processes", "course.rank_program", "course.runs")  # and the modules in them
 
 
 def our_modules(root):
@@ -40,17 +44,13 @@ def imports(name, path, modules):
         else:
             continue
         for each in dict.fromkeys(wanted):
-            beside = f"{here}.{each}"  # a script that is started finds what stands in its own folder by its bare name
-            found = beside if here.startswith("scripts") and each not in modules and beside in modules else each
-            yield node.lineno, found, id(node) not in lazy
+            yield node.lineno, each, id(node) not in lazy
 
 
 def room(name):
-    """root, course, scripts (its own files), scripts.ROOM, notebooks or tests"""
+    """root, or the folder at the top, with that of the lesson: lessons.l05_distributed_sampler"""
     first, *rest = name.split(".")
-    if first == "scripts":
-        return ".".join([first, *rest[:-1]])
-    return first if rest or first == "course" else "root"
+    return ".".join([first, *rest[:first == "lessons"]]) if rest or first in MAY_IMPORT else "root"
 
 
 def inside(name, *packages):
@@ -70,16 +70,16 @@ def breaches(root):
     for name, those in found.items():
         mine = room(name)
         for number, wanted, early in those:
-            of_scripts = inside(wanted, "scripts")
-            other_room = of_scripts and inside(mine, "scripts") and room(wanted) != mine
+            there = room(wanted) if wanted in modules else mine
+            tests = "tests" in mine or "test_" in name or name == "conftest"
+            first = mine.split(".")[0]
             rules = {
-                "nothing imports main": wanted == "main" and mine != "tests",
-                f"the {mine} never imports scripts": of_scripts and mine in ("course", "root"),
-                "the root never imports course": inside(wanted, "course") and mine == "root",
+                "nothing imports main": wanted == "main" and not tests,
+                "a lesson imports none of another": mine != there and first == there.split(".")[0] == "lessons"
+                                                    and not tests,
+                f"{first} does not import {there.split('.')[0]}": first != there.split(".")[0] and not tests
+                                                    and there.split(".")[0] not in MAY_IMPORT[first],
                 "a leaf imports none of ours": wanted in modules and name in LEAVES,
-                "a script imports none of another room": other_room,
-                "the doctor can be copied alone": inside(name, "course.doctor") and wanted in modules and not inside(
-                    wanted, "course.doctor"),
                 "needs no torch": early and inside(wanted, *with_torch) and inside(name, *TORCHLESS),
             }
             where = f"{modules[name].relative_to(root)}:{number} imports {wanted}"
@@ -124,13 +124,18 @@ SOUND = {
     "course/console.py": "import re",
     "course/plots/__init__.py": "from course.plots.style import draw",
     "course/plots/style.py": "def draw():\n    import torch",
-    "course/checks/__init__.py": "",
-    "course/checks/lesson_01.py": "import torch\nfrom . import Wrong\nfrom course.runs import read_run",
-    "scripts/runs.py": "import options\nfrom course import runs",
-    "scripts/lessons/hello.py": "import shapes\nfrom scripts.lessons import shapes as same\nimport utils",
-    "scripts/lessons/shapes.py": "import torch",
-    "notebooks/text/00_start.py": "from course import runs\nimport utils",
-    "tests/test_x.py": "import main\nfrom scripts.lessons import hello",
+    "lessons/l01_hello/__init__.py": "",
+    "lessons/l01_hello/check.py": "import torch\nfrom . import shapes\nfrom course.runs import read_run",
+    "lessons/l01_hello/shapes.py": "import torch",
+    "lessons/l02_next/show.py": "import utils",
+    "lessons/l02_next/test_show.py": "from lessons.l01_hello import shapes",
+    "doctor/seams.py": "from . import diary",
+    "doctor/diary.py": "import torch",
+    "scripts/runs.py": "import options\nfrom lessons.l01_hello import shapes",
+    "teach/grade.py": "from lessons.l01_hello import check",
+    "site/pages.py": "from teach import grade",
+    "notebooks/text/00_start.py": "from lessons.l01_hello import check\nimport utils",
+    "tests/test_x.py": "import main\nfrom scripts import runs",
 }
 
 
@@ -148,34 +153,29 @@ def test_a_tree_that_keeps_the_rules_has_no_breach(tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "line"),
     [
-        ("scripts/lessons/hello.py", "import os\nfrom main import train",
-         "scripts/lessons/hello.py:2 imports main: nothing imports main"),
-        ("course/checks/lesson_01.py", "def check():\n    import main",
-         "course/checks/lesson_01.py:2 imports main: nothing imports main"),
-        ("notebooks/text/00_start.py", "import main",
-         "notebooks/text/00_start.py:1 imports main: nothing imports main"),
-        ("course/console.py", "from scripts.lessons.shapes import SIZE",
-         "course/console.py:1 imports scripts.lessons.shapes: the course never imports scripts"),
-        ("utils.py", "def late():\n    import scripts.lessons.shapes",
-         "utils.py:2 imports scripts.lessons.shapes: the root never imports scripts"),
-        ("options.py", "from course.console import NUMBER",
-         "options.py:1 imports course.console: the root never imports course"),
+        ("scripts/runs.py", "import os\nfrom main import train",
+         "scripts/runs.py:2 imports main: nothing imports main"),
+        ("lessons/l01_hello/check.py", "def check():\n    import main",
+         "lessons/l01_hello/check.py:2 imports main: nothing imports main"),
+        ("course/console.py", "from lessons.l01_hello.shapes import SIZE",
+         "course/console.py:1 imports lessons.l01_hello.shapes: course does not import lessons"),
+        ("utils.py", "def late():\n    import course.console",
+         "utils.py:2 imports course.console: root does not import course"),
+        ("lessons/l02_next/show.py", "from lessons.l01_hello import shapes",
+         "lessons/l02_next/show.py:1 imports lessons.l01_hello.shapes: a lesson imports none of another"),
+        ("lessons/l02_next/show.py", "from scripts import runs",
+         "lessons/l02_next/show.py:1 imports scripts.runs: lessons does not import scripts"),
+        ("doctor/seams.py", "from course import runs",
+         "doctor/seams.py:1 imports course.runs: doctor does not import course"),
+        ("scripts/runs.py", "from teach import grade",
+         "scripts/runs.py:1 imports teach.grade: scripts does not import teach"),
         ("placement.py", "import options", "placement.py:1 imports options: a leaf imports none of ours"),
-        ("scripts/measure/time.py", "from scripts.lessons import shapes",
-         "scripts/measure/time.py:1 imports scripts.lessons.shapes: a script imports none of another room"),
-        ("scripts/lessons/hello.py", "from scripts import runs",
-         "scripts/lessons/hello.py:1 imports scripts.runs: a script imports none of another room"),
         ("course/console.py", "if True:\n    import torch.nn",
          "course/console.py:2 imports torch.nn: needs no torch"),
         ("course/plots/style.py", "from utils import MODELS",
          "course/plots/style.py:1 imports utils: needs no torch"),
         ("course/console.py", "def late():\n    from .runs import read_run",
-         "course/console.py:2 imports course.runs: a circle: course.runs -> course.console -> course.runs"),
-        ("course/doctor/seams.py", "from course import runs",
-         "course/doctor/seams.py:1 imports course.runs: the doctor can be copied alone"),
-        ("scripts/lessons/shapes.py", "import hello",
-         "scripts/lessons/shapes.py:1 imports scripts.lessons.hello: a circle: scripts.lessons.hello -> "
-         "scripts.lessons.shapes -> scripts.lessons.hello"),
+         "course/runs.py:2 imports course.console: a circle: course.console -> course.runs -> course.console"),
     ],
 )
 def test_a_breach_of_each_rule_is_one_line(tmp_path, file, text, line):

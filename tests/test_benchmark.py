@@ -9,15 +9,15 @@ import subprocess
 import sys
 import time
 
-import launch
 import psutil
 import pytest
 
 from scripts.measure import benchmark
+from tests import runner
 
 
 def run(*arguments):
-    return launch.torchrun(0, *arguments, script="scripts/measure/benchmark.py")
+    return runner.torchrun(0, *arguments, script="scripts/measure/benchmark.py")
 
 
 def test_each_round_begins_with_another_program():
@@ -130,10 +130,10 @@ benchmark.main()
 
 @pytest.mark.parametrize(("program", "runs"), [(["scripts/measure/benchmark.py"], 1), (["-c", TWO_AT_ONCE], 2)])
 def test_ctrl_c_ends_what_is_running(program, runs, tmp_path):
-    command = launch.command(0, *program, "--only", "ranks", "--out", tmp_path / "figures.json")
-    going = subprocess.Popen(command, cwd=launch.ROOT, env=launch.environment(), stderr=subprocess.PIPE, text=True)
+    command = runner.command(0, *program, "--only", "ranks", "--out", tmp_path / "figures.json")
+    going = subprocess.Popen(command, cwd=runner.ROOT, env=runner.environment(), stderr=subprocess.PIPE, text=True)
     family = psutil.Process(going.pid)
-    launch.wait_for(lambda: len(family.children(recursive=True)) >= runs, "the first run")
+    runner.wait_for(lambda: len(family.children(recursive=True)) >= runs, "the first run")
     children = family.children(recursive=True)
     os.kill(going.pid, signal.SIGINT)
     _, said = going.communicate(timeout=60)

@@ -15,20 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import jupytext
-import launch
 import psutil
 import pytest
 
 from course import processes
-from course.checks import lesson_12
-from course.gallery_table import hangs, read_notes, read_patients, read_table
-from scripts.broken import detective, gallery
+from lessons.l12_break_it import check as lesson_12
+from lessons.l12_break_it import detective
+from lessons.l12_break_it.gallery_table import hangs, read_notes, read_patients, read_table
+from scripts.broken import gallery
+from tests import runner
 
 GALLERY = [sys.executable, "scripts/broken/gallery.py"]
 TABLE = read_table()
-BROKEN = launch.ROOT / "scripts" / "broken"
+BROKEN = runner.ROOT / "scripts" / "broken"
 SPECIAL = {"gallery", "worker", "detective"}
-TWIN = launch.ROOT / "notebooks" / "text" / "12_break_it.py"
+TWIN = runner.ROOT / "notebooks" / "text" / "12_break_it.py"
 each_entry = pytest.mark.parametrize("entry", TABLE.values(), ids=TABLE)
 
 
@@ -39,7 +40,7 @@ def outcomes(request, tmp_path_factory):
               if item.module is request.module and "outcomes" in item.fixturenames and hasattr(item, "callspec")}
     file = tmp_path_factory.mktemp("gallery") / "found.json"
     command = [*GALLERY, "check", "--fork", "--out", str(file), *sorted(wanted)]
-    status = processes.run(command, 280, f"test_broken {os.getpid()}", launch.environment(), cwd=launch.ROOT)
+    status = processes.run(command, 280, f"test_broken {os.getpid()}", runner.environment(), cwd=runner.ROOT)
     assert status is not None, "not all pairs ended within 280 s"
     return {one["name"]: one for one in json.loads(file.read_text())}
 
@@ -65,7 +66,7 @@ def test_the_judge_tells_them_apart(entry, outcomes):
 def test_the_excerpt_shows_what_the_judge_looks_for(entry, outcomes):
     for form in ("broken", "repaired"):
         lines = gallery.excerpt(outcomes[entry.name][form]["output"], entry.lines)
-        assert lines and not any("/home/" in line or str(launch.ROOT) in line for line in lines)
+        assert lines and not any("/home/" in line or str(runner.ROOT) in line for line in lines)
     if entry.look:
         assert gallery.excerpt(outcomes[entry.name]["broken"]["output"], entry.look)
 
@@ -150,7 +151,7 @@ def test_the_judge_recognises_a_message_as_people_paste_it(entry):
     assert entry.silent or re.search(entry.shows, entry.symptom)
 
 
-PASTED = tomllib.loads((launch.ROOT / "tests/pasted_messages.toml").read_text())["message"]
+PASTED = tomllib.loads((runner.ROOT / "tests/pasted_messages.toml").read_text())["message"]
 
 
 def runs(text):
@@ -182,8 +183,8 @@ def test_each_message_of_the_page_was_seen_somewhere():
 
 def test_each_script_belongs_to_an_entry():
     listed = {Path(entry.script(form)) for entry in TABLE.values() for form in ("broken", "repaired")}
-    assert all((launch.ROOT / path).is_file() for path in listed)
-    assert {path.relative_to(launch.ROOT) for path in BROKEN.glob("*.py") if path.stem not in SPECIAL} <= listed
+    assert all((runner.ROOT / path).is_file() for path in listed)
+    assert {path.relative_to(runner.ROOT) for path in BROKEN.glob("*.py") if path.stem not in SPECIAL} <= listed
 
 
 @each_entry
@@ -191,13 +192,13 @@ def test_the_two_forms_differ_in_the_mistake_alone(entry):
     changed = [line for line in entry.difference() if line[0] in "+-"]
     assert 1 <= len(changed) <= 8
     if not entry.broken:  # the two that lesson 10 has, too, have docstrings of their own
-        sources = [(launch.ROOT / entry.script(form)).read_text() for form in ("broken", "repaired")]
+        sources = [(runner.ROOT / entry.script(form)).read_text() for form in ("broken", "repaired")]
         assert sources[0].split('"""')[1] == sources[1].split('"""')[1]
         assert all(len(source.splitlines()) <= 50 for source in sources)
 
 
 def test_the_guide_is_up_to_date_and_its_links_lead_somewhere():
-    done = subprocess.run([*GALLERY, "guide", "--check"], cwd=launch.ROOT, timeout=60, capture_output=True, text=True)
+    done = subprocess.run([*GALLERY, "guide", "--check"], cwd=runner.ROOT, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     text = gallery.GUIDE.read_text()
     headings = {re.sub(r"[^\w\- ]", "", line[3:].lower()).replace(" ", "-") for line in text.splitlines()
@@ -259,11 +260,11 @@ def test_a_run_that_never_ends_is_stopped_with_all_that_it_started(tmp_path):
     (["show", "hang_rank_0"], signal.SIGTERM), (["show", "hang_rank_0"], signal.SIGINT),
     (["check", "--fork", "hang_rank_0"], signal.SIGHUP)], ids=str)
 def test_a_stop_leaves_no_process(command, sign):
-    process = subprocess.Popen([*GALLERY, *command], cwd=launch.ROOT, text=True,
-                               env=launch.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen([*GALLERY, *command], cwd=runner.ROOT, text=True,
+                               env=runner.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     gallery_itself = psutil.Process(process.pid)
     try:
-        launch.wait_for(lambda: len(gallery_itself.children(recursive=True)) >= 4, "the ranks of the two forms", 60)
+        runner.wait_for(lambda: len(gallery_itself.children(recursive=True)) >= 4, "the ranks of the two forms", 60)
         family = gallery_itself.children(recursive=True)
         process.send_signal(sign)
         process.communicate(timeout=60)
@@ -275,13 +276,13 @@ def test_a_stop_leaves_no_process(command, sign):
 
 def test_bad_input_is_one_line():
     for arguments in (["show", "no_such"], ["check", "no_such"], []):
-        done = subprocess.run([*GALLERY, *arguments], cwd=launch.ROOT, timeout=60, capture_output=True, text=True)
+        done = subprocess.run([*GALLERY, *arguments], cwd=runner.ROOT, timeout=60, capture_output=True, text=True)
         assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and not done.stdout
 
 
 def test_the_five_runs_of_the_detective_show_what_the_check_says(tmp_path):
     out = tmp_path / "logs.json"
-    done = launch.run(2, "--out", out, script="scripts/broken/detective.py")
+    done = runner.run(2, "--out", out, script="lessons/l12_break_it/detective.py")
     assert done.returncode == 0, done.stderr[-2000:]
     logs = {lesson_12.TRUTH[letter]: log for letter, log in json.loads(out.read_text()).items()}
     assert set(logs) == set(lesson_12.SIGNS)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import launch
 import psutil
 import pytest
 import torch
@@ -19,6 +18,7 @@ import placement
 import utils
 from course import runs
 from scripts.cluster.torture import read, write
+from tests import runner
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--epochs", 4, "--global-batch-size", 96]
 
@@ -49,7 +49,7 @@ def undisturbed(tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("undisturbed"), {}
     for ranks in (0, 3):
         log, model = folder / f"{ranks}.jsonl", folder / f"{ranks}.pt"
-        done = launch.run(ranks, *JOB, "--log-file", log, "--save-model", model)
+        done = runner.run(ranks, *JOB, "--log-file", log, "--save-model", model)
         assert done.returncode == 0, done.stderr
         found[ranks] = weights(model), runs.read_run(log)
     return found
@@ -70,15 +70,15 @@ def is_the_undisturbed(ranks, undisturbed, model, log):
 def test_stopped_by_a_signal_and_resumed_is_the_undisturbed_run(ranks, undisturbed, forked_python, tmp_path):
     log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
     options = [*JOB, "--log-file", log, "--save-model", model, "--checkpoint", file]
-    process = launch.start(ranks, *options, PYTHON_EXEC=forked_python)
-    launch.wait_for(lambda: epochs_logged(log), "the first epoch")
+    process = runner.start(ranks, *options, PYTHON_EXEC=forked_python)
+    runner.wait_for(lambda: epochs_logged(log), "the first epoch")
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=launch.LIMIT)
+    output, _ = process.communicate(timeout=runner.LIMIT)
     assert process.returncode == (1 if ranks else utils.RESUMABLE), output  # torchrun has a status of its own
     assert runs.read_run(log)["status"][0] == "resumable" and "SIGTERM: stopped in epoch" in output
-    assert launch.run(ranks, *options, "--resume", "must").returncode == 0
+    assert runner.run(ranks, *options, "--resume", "must").returncode == 0
     assert is_the_undisturbed(ranks, undisturbed, model, log)["restarts"][0] == 1
-    again = launch.run(ranks, *options)
+    again = runner.run(ranks, *options)
     assert again.returncode == 0 and equal(weights(model), undisturbed[ranks][0]), "a finished run has nothing to add"
 
 
@@ -93,14 +93,14 @@ class Slow(models.ConvNet):
 models.MODELS["lenet"] = Slow
 main.main()
 """)
-    command = launch.command(3, script, *JOB, "--epochs", 1000, "--checkpoint", tmp_path / "c", "--log-file", log)
-    process = subprocess.Popen(command, cwd=launch.ROOT, env=launch.environment(PYTHON_EXEC=forked_python), text=True,
+    command = runner.command(3, script, *JOB, "--epochs", 1000, "--checkpoint", tmp_path / "c", "--log-file", log)
+    process = subprocess.Popen(command, cwd=runner.ROOT, env=runner.environment(PYTHON_EXEC=forked_python), text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    launch.wait_for(lambda: log.exists() and "\n" in log.read_text(), "the first record")
+    runner.wait_for(lambda: log.exists() and "\n" in log.read_text(), "the first record")
     time.sleep(2)  # into the steps
     ranks_of(process)[1].send_signal(signal.SIGUSR1)  # Slurm's --signal gives a job so long before it kills
-    launch.wait_for(lambda: '"kind": "end"' in log.read_text(), "the stop", 20)
-    output, _ = process.communicate(timeout=launch.LIMIT)
+    runner.wait_for(lambda: '"kind": "end"' in log.read_text(), "the stop", 20)
+    output, _ = process.communicate(timeout=runner.LIMIT)
     assert output.count("stopped in epoch") == 1 and runs.read_run(log)["status"].iloc[0] == "resumable", output
 
 
@@ -115,7 +115,7 @@ def evaluate(*args):
 main.utils.evaluate = evaluate
 main.main()
 """)
-    done = launch.run(2, *JOB, "--checkpoint", tmp_path / "c", "--log-file", log, script=script)
+    done = runner.run(2, *JOB, "--checkpoint", tmp_path / "c", "--log-file", log, script=script)
     assert done.returncode == utils.RESUMABLE and "stopped in epoch 1 after step 1;" in done.stderr, done.stderr
 
 
@@ -136,24 +136,24 @@ main.main()
 """)
     options = [*JOB, "--samples", 300, "--epochs", 2]  # four steps an epoch; the ranks ask after the fifth
     undisturbed = tmp_path / "undisturbed.pt"
-    assert launch.run(ranks, *options, "--save-model", undisturbed, script=script).returncode == 0
+    assert runner.run(ranks, *options, "--save-model", undisturbed, script=script).returncode == 0
     for first, env, status in ((["--epochs", 1], {}, 0), ([], {"STOP_IN": "5"}, utils.RESUMABLE)):
         model, kept = tmp_path / f"{status}.pt", ["--checkpoint", tmp_path / f"c{status}"]
-        done = launch.run(ranks, *options, *kept, *first, script=script, **env)
+        done = runner.run(ranks, *options, *kept, *first, script=script, **env)
         assert done.returncode == status, done.stderr
-        done = launch.run(ranks, *options, *kept, "--resume", "must", "--save-model", model, script=script)
+        done = runner.run(ranks, *options, *kept, "--resume", "must", "--save-model", model, script=script)
         assert done.returncode == 0, done.stderr
         assert equal(weights(model), weights(undisturbed)), (first, env)
 
 
 def test_killed_rank_is_restarted_and_the_run_is_the_undisturbed_one(undisturbed, tmp_path):
     log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
-    process = launch.start(3, *JOB, "--log-file", log, "--save-model", model, "--checkpoint", file,
+    process = runner.start(3, *JOB, "--log-file", log, "--save-model", model, "--checkpoint", file,
                            "--checkpoint-every", 5, torchrun=["--max-restarts=2"])
-    launch.wait_for(lambda: epochs_logged(log), "the first epoch")
+    runner.wait_for(lambda: epochs_logged(log), "the first epoch")
     ranks = ranks_of(process)
     ranks[1].kill()
-    output, _ = process.communicate(timeout=launch.LIMIT)
+    output, _ = process.communicate(timeout=runner.LIMIT)
     assert process.returncode == 0, output
     assert psutil.wait_procs(ranks, timeout=30)[1] == []
     assert is_the_undisturbed(3, undisturbed, model, log)["restarts"][0] == 1
@@ -163,15 +163,15 @@ def test_other_world_size_goes_on_with_the_same_global_batches(undisturbed, fork
     """SGD: Adam turns gradients that are rounding error into whole steps."""
     expected, log, model = tmp_path / "one.pt", tmp_path / "run.jsonl", tmp_path / "model.pt"
     options = [*JOB, "--optimizer", "sgd", "--lr", 0.01]
-    assert launch.run(0, *options, "--save-model", expected).returncode == 0
+    assert runner.run(0, *options, "--save-model", expected).returncode == 0
     options += ["--checkpoint", tmp_path / "c", "--log-file", log]
-    process = launch.start(3, *options, PYTHON_EXEC=forked_python)
-    launch.wait_for(lambda: epochs_logged(log), "the first epoch")
+    process = runner.start(3, *options, PYTHON_EXEC=forked_python)
+    runner.wait_for(lambda: epochs_logged(log), "the first epoch")
     for rank in ranks_of(process):
         rank.send_signal(signal.SIGUSR1)  # as Slurm warns every task
-    process.communicate(timeout=launch.LIMIT)
+    process.communicate(timeout=runner.LIMIT)
     assert runs.read_run(log)["status"][0] == "resumable"
-    done = launch.run(2, *options, "--save-model", model)
+    done = runner.run(2, *options, "--save-model", model)
     assert done.returncode == 0, done.stderr
     one, other = weights(expected), weights(model)
     assert max((one[name] - other[name]).abs().max() for name in one) < 1e-5
@@ -186,27 +186,27 @@ def test_other_world_size_goes_on_with_the_same_global_batches(undisturbed, fork
 ])
 def test_checkpoint_of_another_run_is_refused(ranks, change, said, tmp_path):
     options = [*JOB, "--epochs", 1, "--checkpoint", tmp_path / "c"]
-    assert launch.run(0, *options).returncode == 0
+    assert runner.run(0, *options).returncode == 0
     before = (tmp_path / "c").read_bytes()
-    done = launch.run(ranks, *options, *change)
+    done = runner.run(ranks, *options, *change)
     assert done.returncode == 2 and done.stderr.count(said) == 1 and "Traceback" not in done.stderr, done.stderr
     assert (tmp_path / "c").read_bytes() == before
 
 
 def test_must_without_a_checkpoint_is_refused(tmp_path):
-    done = launch.run(0, *JOB, "--checkpoint", tmp_path / "c", "--resume", "must")
+    done = runner.run(0, *JOB, "--checkpoint", tmp_path / "c", "--resume", "must")
     assert done.returncode == 2 and "there is no checkpoint" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_second_job_on_one_checkpoint_refuses_and_the_lock_dies_with_the_first(tmp_path):
     options = [*JOB, "--epochs", 1000, "--checkpoint", tmp_path / "c"]
-    first = launch.start(0, *options)
-    launch.wait_for((tmp_path / "c").exists, "the first checkpoint")
-    second = launch.run(0, *options)
-    launch.end(first, signal.SIGKILL)
+    first = runner.start(0, *options)
+    runner.wait_for((tmp_path / "c").exists, "the first checkpoint")
+    second = runner.run(0, *options)
+    runner.end(first, signal.SIGKILL)
     assert second.returncode == 2 and second.stderr.splitlines() == [
         f"main.py: error: {tmp_path / 'c'}: another run is writing to it"]
-    assert launch.run(0, *JOB, "--checkpoint", tmp_path / "c").returncode == 0
+    assert runner.run(0, *JOB, "--checkpoint", tmp_path / "c").returncode == 0
 
 
 # ------------------------------------------------------------------------------------------- the file itself

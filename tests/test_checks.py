@@ -8,44 +8,41 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-import launch
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from course import checks
-from course.checks import (
-    cases,
-    lesson_00,
-    lesson_01,
-    lesson_02,
-    lesson_03,
-    lesson_04,
-    lesson_05,
-    lesson_06,
-    lesson_07,
-    lesson_08,
-    lesson_09,
-    lesson_10,
-    lesson_11,
-    lesson_12,
-    lesson_13,
-    lesson_14,
-    lesson_15,
-    on_ranks,
-)
+from course import cases, on_ranks
+from course import exercise as checks
+from lessons.l00_start_here import check as lesson_00
+from lessons.l01_one_device import check as lesson_01
+from lessons.l02_data_parallel import check as lesson_02
+from lessons.l03_processes_and_ranks import check as lesson_03
+from lessons.l04_collectives import check as lesson_04
+from lessons.l05_distributed_sampler import check as lesson_05
+from lessons.l06_ddp import check as lesson_06
+from lessons.l07_performance import check as lesson_07
+from lessons.l08_predict_scaling import check as lesson_08
+from lessons.l09_large_batch import check as lesson_09
+from lessons.l10_launchers import check as lesson_10
+from lessons.l11_fault_tolerance import check as lesson_11
+from lessons.l12_break_it import check as lesson_12
+from lessons.l13_beyond_ddp import check as lesson_13
+from lessons.l14_make_it_faster import check as lesson_14
+from lessons.l15_talk_less import check as lesson_15
+from tests import runner
 
-LESSONS = sorted(path.stem for path in Path(launch.ROOT, "course", "checks").glob("lesson_*.py"))
+LESSONS = sorted(path.stem for path in Path(runner.ROOT, "course", "checks").glob("lesson_*.py"))
 EXERCISES = [(lesson, name) for lesson in LESSONS
-             for name, thing in vars(importlib.import_module(f"course.checks.{lesson}")).items()
+             for name, thing in vars(importlib.import_module(f"course.exercise.{lesson}")).items()
              if isinstance(thing, checks.Exercise)]
 pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
 each_exercise = pytest.mark.parametrize(("lesson", "name"), EXERCISES, ids=lambda part: part)
 
 
 def get(lesson, name):
-    return getattr(importlib.import_module(f"course.checks.{lesson}"), name)
+    return getattr(importlib.import_module(f"course.exercise.{lesson}"), name)
 
 
 def stub(*args, **kwargs):
@@ -106,7 +103,7 @@ NOTHING_TO_DRAW = (("lesson_04", "choices"), ("lesson_07", "diagnosis"), ("lesso
 
 @pytest.mark.parametrize(("lesson", "name"), NOTHING_TO_DRAW)
 def test_the_teacher_is_told_where_a_copied_answer_passes(lesson, name):
-    readme = (launch.ROOT / "teach" / "README.md").read_text(encoding="utf-8")
+    readme = (runner.ROOT / "teach" / "README.md").read_text(encoding="utf-8")
     number = lesson.removeprefix("lesson_")
     assert re.search(rf"\b{number} [^;.]*`{name}`", readme), "its list of exercises whose cases are not drawn"
 
@@ -287,11 +284,11 @@ def test_an_answer_that_remembers_the_cases_of_a_lesson_is_wrong_for_a_grader(le
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_a_check_learns_from_misses_alone_what_a_solution_or_a_mistake_answers(lesson):
-    """A learner's copy has neither: see course/classroom/learner_copy.py, which says what the checks reach."""
-    from course.classroom import learner_copy  # here: the ranks import this file, and would wait for notebooks' tools
+    """A learner's copy has neither: see teach/learner_copy.py, which says what the checks reach."""
+    from teach import learner_copy  # here: the ranks import this file, and would wait for notebooks' tools
 
-    reached, _ = learner_copy.stripped(Path(launch.ROOT, "course", "checks", f"{lesson}.py").read_text())
-    module = importlib.import_module(f"course.checks.{lesson}")
+    reached, _ = learner_copy.stripped(Path(runner.ROOT, "course", "checks", f"{lesson}.py").read_text())
+    module = importlib.import_module(f"course.exercise.{lesson}")
     answers = [getattr(answer, "func", answer) for each, name in EXERCISES if each == lesson
                for answer in (get(each, name).answer, *get(each, name).mistakes.values())]
     nodes = list(ast.walk(ast.parse(reached)))

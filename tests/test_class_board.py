@@ -9,16 +9,16 @@ import sys
 import zlib
 from pathlib import Path
 
-import launch
 import matplotlib.pyplot as plt
 import nbformat
 import pandas as pd
 import pytest
 
 import options
-from course.classroom import board, handed_in
 from course.lesson import ROOT
-from course.plots import classroom
+from teach import board, handed_in
+from teach import board_plots as classroom
+from tests import runner
 
 EXAMPLE = ROOT / "results" / "recorded" / "example-class"
 
@@ -211,7 +211,7 @@ def test_the_winner_s_command_is_repeated(room, tmp_path, monkeypatch, capsys):
     for path in room.rglob("*.jsonl"):
         path.unlink()
     log = room / "one-core" / "race.jsonl"
-    done = launch.run(0, "--dataset", "cifar10", "--samples", "1280", "--epochs", "2", "--log-file", log)
+    done = runner.run(0, "--dataset", "cifar10", "--samples", "1280", "--epochs", "2", "--log-file", log)
     assert done.returncode == 0, done.stderr
     assert main(room, "--out", tmp_path / "out", "--rerun") == 0
     said = capsys.readouterr().out
@@ -254,15 +254,15 @@ def test_the_command_of_a_log_has_its_learning_rate_and_batch(scaling, batches, 
 def test_watch_draws_again_when_a_result_comes_in(room, tmp_path):
     late = tmp_path / "late"
     shutil.move(room / "two-cores", late)
-    process = subprocess.Popen([sys.executable, "scripts/draw_class_board.py", room, "--out", tmp_path / "out",
-                                "--watch", "0.5"], cwd=ROOT, env=launch.environment(PYTHONPATH=str(ROOT)),
+    process = subprocess.Popen([sys.executable, "teach/draw_class_board.py", room, "--out", tmp_path / "out",
+                                "--watch", "0.5"], cwd=ROOT, env=runner.environment(PYTHONPATH=str(ROOT)),
                                stdout=subprocess.PIPE, text=True)
     page = tmp_path / "out" / "index.html"
     try:
-        launch.wait_for(page.exists, "the first board", 60)
+        runner.wait_for(page.exists, "the first board", 60)
         assert "machine 2" not in page.read_text() and 'http-equiv="refresh"' in page.read_text()
         shutil.move(late, room / "two-cores")
-        launch.wait_for(lambda: "machine 2" in page.read_text(), "the second machine", 60)
+        runner.wait_for(lambda: "machine 2" in page.read_text(), "the second machine", 60)
     finally:
         process.terminate()
         process.communicate(timeout=30)

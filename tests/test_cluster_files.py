@@ -6,14 +6,14 @@ import re
 import subprocess
 from unittest import mock
 
-import launch
 import pytest
 import yaml
 from torch.distributed import run as torchrun
 
 import options
+from tests import runner
 
-CLUSTER = launch.ROOT / "scripts" / "cluster"
+CLUSTER = runner.ROOT / "scripts" / "cluster"
 # Typed from https://docs.skypilot.co/en/stable/reference/yaml-spec.html, 2026-11-24. SkyPilot's package has a schema,
 # too, but brings fifty others, and an older click. On that day sky.yaml passed it, by hand: skypilot 0.14.1,
 # sky/utils/schemas.py, and sky.Task.from_yaml. (It lets any word pass below job_recovery; the list here does not.)

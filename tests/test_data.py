@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 
-import launch
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import data
+from tests import runner
 
 PREPARE = [sys.executable, "scripts/prepare_data.py"]
 
@@ -120,7 +120,7 @@ def test_a_source_with_other_bytes_is_refused(tmp_path, monkeypatch):
 
 
 def test_two_jobs_at_once_build_one_file(tmp_path):
-    jobs = launch.together([{}] * 3, "synthetic", "--data-path", tmp_path, script=PREPARE[1])
+    jobs = runner.together([{}] * 3, "synthetic", "--data-path", tmp_path, script=PREPARE[1])
     said = [job.stderr for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0, 0], said
     assert sum("preparing it" in text for text in said) == 1, said
@@ -128,17 +128,17 @@ def test_two_jobs_at_once_build_one_file(tmp_path):
 
 
 def test_killed_while_building_leaves_nothing_in_the_way(tmp_path):
-    job = subprocess.Popen([*PREPARE, "synthetic", "--data-path", tmp_path], cwd=launch.ROOT, stderr=subprocess.DEVNULL)
-    launch.wait_for(lambda: list(tmp_path.glob(".synthetic-*")), "the build")
+    job = subprocess.Popen([*PREPARE, "synthetic", "--data-path", tmp_path], cwd=runner.ROOT, stderr=subprocess.DEVNULL)
+    runner.wait_for(lambda: list(tmp_path.glob(".synthetic-*")), "the build")
     job.kill()
     job.wait(timeout=60)
     assert not (tmp_path / "synthetic.pt").exists()
-    done = launch.run(0, "synthetic", "--data-path", tmp_path, script=PREPARE[1])
+    done = runner.run(0, "synthetic", "--data-path", tmp_path, script=PREPARE[1])
     assert done.returncode == 0 and sorted(p.name for p in tmp_path.iterdir()) == ["synthetic.lock", "synthetic.pt"]
 
 
 def test_lock_wait_is_bounded_and_names_the_holder(tmp_path):
-    hold = (f"import sys; sys.path.insert(0, {str(launch.ROOT)!r}); from data import file_lock\n"
+    hold = (f"import sys; sys.path.insert(0, {str(runner.ROOT)!r}); from data import file_lock\n"
             f"with file_lock({str(tmp_path / 'x.lock')!r}): print('held', flush=True); input()")
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
@@ -164,5 +164,5 @@ def test_a_file_system_without_locks_will_do_and_nobodys_work_is_removed(small, 
 
 def test_prepare_data_bad_input():
     for arguments, said in ((["imagenet"], "imagenet"), (["synthetic", "--data-path", "/dev/null/x"], "/dev/null/x")):
-        done = launch.run(0, *arguments, script=PREPARE[1])
+        done = runner.run(0, *arguments, script=PREPARE[1])
         assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr

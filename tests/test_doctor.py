@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 
-import launch
 import pytest
-import test_capstone
 
-from course import gallery_table
 from course.rendezvous import free_port
+from lessons.l06_ddp import test_capstone
+from lessons.l12_break_it import gallery_table
+from tests import runner
 
-BROKEN = launch.ROOT / "scripts" / "broken"
+BROKEN = runner.ROOT / "scripts" / "broken"
 ABORTED = "terminate called without an active exception"  # by gloo, when all is over: TROUBLESHOOTING, entry 28
 ENTRIES = {name: entry.doctor for name, entry in gallery_table.read_table().items()}
 FOUND = {name: finding for name, finding in ENTRIES.items() if finding}
@@ -27,9 +27,9 @@ REPAIRED = sorted(set(FOUND) - {"wrong_traceback"} | {
     "batchnorm", "busbw", "rank_0_loss", "resume_mid_epoch", "same_seed", "unequal_tokens"})
 
 
-def doctor(ranks, script, *options, timeout=60, out=None, start=launch.run, **env):
+def doctor(ranks, script, *options, timeout=60, out=None, start=runner.run, **env):
     """(finished process, names of the findings or None where there was no report)."""
-    done = start(ranks, "course.doctor", "--timeout", timeout, *(["--json", out] if out else []), script, *options,
+    done = start(ranks, "doctor", "--timeout", timeout, *(["--json", out] if out else []), script, *options,
                       script="-m", **env)
     return done, [one["name"] for one in json.loads(out.read_text())["findings"]] if out and out.exists() else None
 
@@ -60,7 +60,7 @@ def test_a_repaired_program_gets_none(name, tmp_path):
 
 
 def test_the_readme_counts_what_is_found_and_names_what_is_not():
-    readme = (launch.ROOT / "README.md").read_text()
+    readme = (runner.ROOT / "README.md").read_text()
     assert f"| {len(FOUND)} of {len(FOUND) + len(MISSED)} |" in readme
     assert f"| {len(CHANGES)} of {len(CHANGES)} |" in readme
     assert f"| {len(CAPSTONE)} of {len(test_capstone.MISTAKES)} |" in readme
@@ -75,7 +75,7 @@ SMALL = ["--dataset", "synthetic", "--samples", 301, "--test-samples", 101, "--e
 PROGRAMS = [
     ("main.py", SMALL), ("main.py", [*SMALL, "--strategy", "ddp", "--comm-hook", "bf16"]),
     ("scripts/rivals/fabric_loop.py", SMALL), ("scripts/rivals/accelerate_loop.py", SMALL),
-    ("scripts/lessons/minimal_ddp.py", [])]
+    ("scripts/minimal_ddp.py", [])]
 
 
 @pytest.mark.parametrize(("script", "options"), PROGRAMS)
@@ -278,7 +278,7 @@ def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
     for old, new in zip(SOUND[name][::2], SOUND[name][1::2], strict=True):
         assert old in text
         text = text.replace(old, new)
-    start = launch.torchrun if name == "workers" else launch.run  # forked ranks cannot have them
+    start = runner.torchrun if name == "workers" else runner.run  # forked ranks cannot have them
     done, found = doctor(2, written(tmp_path, text), out=tmp_path / "found.json", start=start)
     ended = done.returncode == 0 or ABORTED in done.stderr
     assert found == [] and ended and "own look" not in done.stderr, done.stderr
@@ -287,7 +287,8 @@ def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
 # ---------------------------------------------------------------------------------------------------- the capstone
 
 
-CAPSTONE = {  # mistake of tests/test_capstone.py: the finding; what the others do is no event, or ends in a plain error
+# mistake of lesson 06's test_capstone.py: the finding; what the others do is no event, or ends in a plain error
+CAPSTONE = {
     "never met": "no_group", "no sampler": "same_data", "shards overlap": "same_data", "same order": "set_epoch",
     "not wrapped": "not_wrapped", "raw model called": "ddp_module", "always no_sync": "drift",
     "padded evaluation": "padded_evaluation", "images left out": "missing_data", "all save": "every_rank_writes",
@@ -298,7 +299,7 @@ CAPSTONE = {  # mistake of tests/test_capstone.py: the finding; what the others 
 
 def on_small_sets(program, folder):
     """The program with the 151 images that the capstone's check gives it, saving there."""
-    small = ("import data\nfrom course.checks import capstone_rank\n"
+    small = ("import data\nfrom course.exercise import capstone_rank\n"
              "data.get_dataset = lambda _: capstone_rank.small_sets()\n")
     return written(folder, program.replace("import data\n", small).replace("SAVE)", f"{str(folder / 'saved.pt')!r})"))
 
@@ -312,7 +313,7 @@ def test_a_mistake_in_the_capstone_is_the_one_finding(name, tmp_path):
 
 @pytest.mark.parametrize("name", test_capstone.RIGHT)
 def test_a_right_capstone_gets_none(name, tmp_path):
-    start = launch.torchrun if "in parallel" in name else launch.run  # forked ranks cannot have workers
+    start = runner.torchrun if "in parallel" in name else runner.run  # forked ranks cannot have workers
     program = on_small_sets(test_capstone.RIGHT[name], tmp_path)
     done, found = doctor(3, program, out=tmp_path / "found.json", start=start)
     assert found == [] and (done.returncode == 0 or ABORTED in done.stderr), done.stderr
@@ -439,7 +440,7 @@ def test_a_rank_that_is_killed_at_the_end_is_told_by_the_other(tmp_path):
     kill = "dist.destroy_process_group()\nimport os, time\nif rank:\n    time.sleep(3)\n    os.kill(os.getpid(), 9)\n"
     script = written(tmp_path, TRAINING.replace("dist.destroy_process_group()\n", kill))
     begin = time.monotonic()
-    done, found = doctor(2, script, out=tmp_path / "f.json", start=launch.torchrun)
+    done, found = doctor(2, script, out=tmp_path / "f.json", start=runner.torchrun)
     assert found == ["silent"] and done.returncode and time.monotonic() - begin < 60, done.stderr
 
 
@@ -447,20 +448,20 @@ def test_a_gigabyte_that_is_printed_is_not_kept(tmp_path):
     # getrusage would tell the largest of this process and of the one that started it: pytest's
     script = written(tmp_path, "import re, sys\nfor _ in range(1024):\n    sys.stdout.write('x' * 2**20)\n"
                      "sys.stderr.write(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1] + '\\n')\n")
-    done = subprocess.run(launch.command(0, "-m", "course.doctor", script), cwd=launch.ROOT, stdout=subprocess.DEVNULL,
-                          stderr=subprocess.PIPE, env=launch.environment(), text=True, timeout=launch.LIMIT)
+    done = subprocess.run(runner.command(0, "-m", "doctor", script), cwd=runner.ROOT, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, env=runner.environment(), text=True, timeout=runner.LIMIT)
     assert done.returncode == 0 and "nothing found" in done.stderr
     assert int(re.match(r"\d+", done.stderr)[0]) < 2**20, "KiB"
 
 
 def test_a_copy_of_the_folder_serves_under_torchrun(tmp_path):
     """As on a cluster: nothing of the course is there."""
-    shutil.copytree(launch.ROOT / "course" / "doctor", tmp_path / "doctor",
+    shutil.copytree(runner.ROOT / "course" / "doctor", tmp_path / "doctor",
                     ignore=shutil.ignore_patterns("__pycache__"))
     script = written(tmp_path, TRAINING.replace("    sampler.set_epoch(epoch)\n", ""))
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "doctor",
-                           script.name], cwd=tmp_path, env=launch.environment(PYTHONPATH=None), capture_output=True,
-                          text=True, timeout=launch.LIMIT)
+                           script.name], cwd=tmp_path, env=runner.environment(PYTHONPATH=None), capture_output=True,
+                          text=True, timeout=runner.LIMIT)
     assert done.returncode == 1 and "doctor: wrong: my_train.py:" in done.stderr and "set_epoch" in done.stderr
 
 
@@ -470,5 +471,5 @@ def test_a_copy_of_the_folder_serves_under_torchrun(tmp_path):
     (["--json", ".", "main.py"], "is no regular file"), (["--json", "", "main.py"], "is no regular file"),
     (["--json", os.devnull, "main.py"], "is no regular file"), ([], "the following arguments are required: script")])
 def test_bad_input_is_one_line_and_status_2(options, said):
-    done = launch.run(0, "course.doctor", *options, script="-m")
+    done = runner.run(0, "doctor", *options, script="-m")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr

@@ -5,17 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import launch
 import psutil
 import pytest
-from forked_python import AT_THE_BEGINNING
+
+from tests import runner
+from tests.forked_python import AT_THE_BEGINNING
 
 SAYS = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ['WORD'], __name__, sys.stdin.read(), end='.')"
 
 
 def run(python, folder, text, *words):
     (folder / "rank.py").write_text(text)
-    return subprocess.run([python, "-u", folder / "rank.py", *words], cwd=folder, env=launch.environment(WORD="ä=\n"),
+    return subprocess.run([python, "-u", folder / "rank.py", *words], cwd=folder, env=runner.environment(WORD="ä=\n"),
                           input="in", capture_output=True, text=True, timeout=60)
 
 
@@ -36,7 +37,7 @@ def test_other_arguments_are_pythons_own(forked_python):
 
 
 def fresh(**changes):
-    return {name: value for name, value in launch.environment().items() if not AT_THE_BEGINNING.match(name)} | changes
+    return {name: value for name, value in runner.environment().items() if not AT_THE_BEGINNING.match(name)} | changes
 
 
 @pytest.mark.parametrize(("options", "env", "forked"), [
@@ -63,16 +64,16 @@ def test_signals_reach_it_and_it_dies_with_who_asked(sign, forked_python, tmp_pa
     part, pid = tmp_path / "part", tmp_path / "pid"
     (tmp_path / "rank.py").write_text(f"import os, time\nopen({str(part)!r}, 'w').write(str(os.getpid()))\n"
                                       f"os.rename({str(part)!r}, {str(pid)!r})\ntime.sleep(600)\n")
-    process = subprocess.Popen([forked_python, "-u", tmp_path / "rank.py"], env=launch.environment())
-    launch.wait_for(pid.exists, "its start", 60)
+    process = subprocess.Popen([forked_python, "-u", tmp_path / "rank.py"], env=runner.environment())
+    runner.wait_for(pid.exists, "its start", 60)
     process.send_signal(sign)
     assert process.wait(30) == -sign
-    launch.wait_for(lambda: not psutil.pid_exists(int(pid.read_text())), "its end", 30)
+    runner.wait_for(lambda: not psutil.pid_exists(int(pid.read_text())), "its end", 30)
 
 
 def test_a_rank_of_torchrun_has_its_place_and_its_failure_is_told(forked_python, tmp_path):
     (tmp_path / "rank.py").write_text("import os, torch.distributed as dist\ndist.init_process_group('gloo')\n"
                                       "dist.barrier()\nif os.environ['RANK'] == '1': raise KeyError('on purpose')\n")
-    done = launch.torchrun(2, script=tmp_path / "rank.py", PYTHON_EXEC=forked_python)
+    done = runner.torchrun(2, script=tmp_path / "rank.py", PYTHON_EXEC=forked_python)
     assert done.returncode == 1 and "[rank1]: KeyError: 'on purpose'" in done.stderr
     assert "rank      : 1 (local_rank: 1)\n  exitcode  : 1" in done.stderr.split("Root Cause")[1]

@@ -6,11 +6,11 @@ import uuid
 from importlib.util import find_spec
 from pathlib import Path
 
-import launch
 import pytest
 import torch
 
 from course import processes, runs
+from tests import runner
 
 # 601 images: they do not divide by 2 or 3, and the last batch is smaller
 SMALL = ["--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--epochs", 2, "--batch-size", 32,
@@ -22,7 +22,7 @@ each_package = pytest.mark.parametrize("name", PACKAGES)
 
 
 def run(ranks, script, *arguments):
-    return launch.run(ranks, *arguments, script=script)
+    return runner.run(ranks, *arguments, script=script)
 
 
 def skip_unless_installed(*packages):
@@ -89,13 +89,13 @@ def under_ray(tmp_path_factory):
     folder, mark = tmp_path_factory.mktemp("ray"), uuid.uuid4().hex
     home, weights, log = folder / "home", folder / "model.pt", folder / "run.jsonl"
     home.mkdir()
-    env = processes.environment(mark, launch.environment(OMP_NUM_THREADS="1", HOME=str(home)))
-    command = launch.command(0, "scripts/rivals/ray_loop.py", *SMALL, "--save-model", weights, "--log-file", log)
+    env = processes.environment(mark, runner.environment(OMP_NUM_THREADS="1", HOME=str(home)))
+    command = runner.command(0, "scripts/rivals/ray_loop.py", *SMALL, "--save-model", weights, "--log-file", log)
     for _ in range(3):  # Ray waits 30 s for its own processes to start, which is little where other tests run, too
-        process = subprocess.Popen(command, cwd=launch.ROOT, env=env, text=True, stdout=subprocess.PIPE,
+        process = subprocess.Popen(command, cwd=runner.ROOT, env=env, text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT)
         try:
-            said, _ = process.communicate(timeout=2 * launch.LIMIT)  # seven processes, each imports Ray and PyTorch
+            said, _ = process.communicate(timeout=2 * runner.LIMIT)  # seven processes, each imports Ray and PyTorch
             left = processes.marked(mark)
         finally:
             processes.end(mark)
@@ -105,7 +105,7 @@ def under_ray(tmp_path_factory):
     return (torch.load(weights, weights_only=True), runs.read_run(log), said), process.pid, home, left
 
 
-@pytest.mark.timeout(7 * launch.LIMIT)  # the fixture's three tries
+@pytest.mark.timeout(7 * runner.LIMIT)  # the fixture's three tries
 def test_ray_trains_the_model_of_main_py_and_writes_its_log(under_ray, tmp_path):
     _, log, _ = found = under_ray[0]
     weights, mains_log, _ = train(tmp_path, 2, "main.py", "--no-channels-last")
@@ -113,7 +113,7 @@ def test_ray_trains_the_model_of_main_py_and_writes_its_log(under_ray, tmp_path)
     assert set(log["launcher"]) == {"ray"}
 
 
-@pytest.mark.timeout(7 * launch.LIMIT)
+@pytest.mark.timeout(7 * runner.LIMIT)
 def test_ray_leaves_nothing(under_ray):
     _, pid, home, left = under_ray
     assert (left, [*home.iterdir()], [*Path("/tmp").glob(f"ray-{pid}-*")]) == ([], [], [])
@@ -128,7 +128,7 @@ def test_ray_leaves_nothing(under_ray):
 ])
 def test_what_ray_cannot_run_is_refused_before_it_starts(options, said, env):
     skip_unless_installed("ray")
-    done = launch.run(0, *options, script="scripts/rivals/ray_loop.py", **env)
+    done = runner.run(0, *options, script="scripts/rivals/ray_loop.py", **env)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert said in done.stderr
 

@@ -2,12 +2,12 @@
 
 import json
 
-import launch
 import pytest
 import torch
 
 import data
 import models
+from tests import runner
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no GPU")]
@@ -17,7 +17,7 @@ SMALL = ["--dataset", "synthetic", "--samples", 1200, "--test-samples", 1001, "-
 
 def train(folder, ranks, *options):
     log, weights = folder / "run.jsonl", folder / "weights.pt"
-    done = launch.torchrun(ranks, *SMALL, *options, "--log-file", log, "--save-model", weights)
+    done = runner.torchrun(ranks, *SMALL, *options, "--log-file", log, "--save-model", weights)
     assert done.returncode == 0, done.stderr
     run, *epochs, end = map(json.loads, log.read_text().splitlines())
     assert run["device"] == "cuda" and end["status"] == "completed"
@@ -38,7 +38,7 @@ def test_one_gpu_in_every_way(ranks, options, backend, tmp_path):
 def test_more_ranks_than_gpus_share_them_over_gloo_and_say_so(tmp_path):
     run, _, _, said = train(tmp_path, GPUS + 1)
     assert run["backend"] == "gloo" and f"{GPUS + 1} ranks share {GPUS} GPU(s)" in said
-    refused = launch.run(GPUS + 1, *SMALL, "--backend", "nccl")
+    refused = runner.run(GPUS + 1, *SMALL, "--backend", "nccl")
     assert refused.returncode == 2 and "--backend nccl needs a GPU for each" in refused.stderr
 
 
@@ -46,7 +46,7 @@ def test_sync_bn_reports_the_model_that_it_saves(tmp_path):
     _, epochs, weights, _ = train(tmp_path, GPUS, "--model", "resnet", "--sync-bn")
     model = models.SmallResNet()
     model.load_state_dict(weights)
-    images, labels = data.get_dataset("synthetic", launch.ROOT / "data")[1].first(1001).__getitems__(range(1001))
+    images, labels = data.get_dataset("synthetic", runner.ROOT / "data")[1].first(1001).__getitems__(range(1001))
     with torch.no_grad():
         hits = (model.eval()(images).argmax(1) == labels).sum().item()
     assert abs(epochs[-1]["val_accuracy"] * 1001 - hits) <= 2  # the CPU rounds otherwise

@@ -13,15 +13,16 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import launch
 import nbformat
 import psutil
 import pytest
 
-from course.checks import lesson_01, lesson_05
-from course.classroom import grade as classroom_grade
-from course.classroom import handed_in, otter, questions, shield
 from course.lesson import ROOT
+from lessons.l01_one_device import check as lesson_01
+from lessons.l05_distributed_sampler import check as lesson_05
+from teach import grade as classroom_grade
+from teach import handed_in, otter, questions, shield
+from tests import runner
 
 
 def no_shield():
@@ -54,9 +55,9 @@ def solved(lesson, path, **changed):
     nbformat.write(notebook, path)
 
 
-def grade(*arguments, timeout=launch.LIMIT):
-    return subprocess.run([sys.executable, "scripts/grade_notebooks.py", *map(str, arguments)], cwd=ROOT, text=True,
-                          env=launch.environment(PYTHONPATH=str(ROOT)), capture_output=True, timeout=timeout)
+def grade(*arguments, timeout=runner.LIMIT):
+    return subprocess.run([sys.executable, "teach/grade_notebooks.py", *map(str, arguments)], cwd=ROOT, text=True,
+                          env=runner.environment(PYTHONPATH=str(ROOT)), capture_output=True, timeout=timeout)
 
 
 def outcomes(folder):
@@ -173,9 +174,9 @@ def cells(*sources):
 
 
 BAD = {  # code of a notebook, and what is said of it
-    "deep": ("from course.checks import lesson_01 as check\nx = " + "1+" * 20_000 + "1", "RecursionError"),
-    "deeper": ("from course.checks import lesson_01 as check\nx = " + "-" * 20_000 + "1", "MemoryError"),
-    "half a character": ("from course.checks import lesson_01 as check\nx = '\ud800'", "UnicodeEncodeError"),
+    "deep": ("from course.exercise import lesson_01 as check\nx = " + "1+" * 20_000 + "1", "RecursionError"),
+    "deeper": ("from course.exercise import lesson_01 as check\nx = " + "-" * 20_000 + "1", "MemoryError"),
+    "half a character": ("from course.exercise import lesson_01 as check\nx = '\ud800'", "UnicodeEncodeError"),
     "long number": ('test = "before"\nmy_01 = 0x' + "f" * 10_000, "ValueError"),
     "without source": (None, "no notebook"),
 }
@@ -226,7 +227,7 @@ HOSTILE = {
     "fills_the_disk": ("out = open('big', 'wb')\n    while True: out.write(bytes(10**7))", "No space left"),
     "prints": ("for _ in range(1000): print('x' * 10**6)", "printed more than 1 MB"),
     "eats_memory": ("kept = []\n    while True: kept.append(bytearray(b'x') * 10**8)", "GB of memory"),
-    "asks_the_checks": ("from course.checks import lesson_01\n    return lesson_01.my_loss(*asked)", "looks into"),
+    "asks_the_checks": ("from course.exercise import lesson_01\n    return lesson_01.my_loss(*asked)", "looks into"),
     "asks_by_another_name": ("import course as c\n    return c.checks.lesson_01.my_loss(*asked)", "looks into"),
     "asks_by_a_list": ("from course import lesson, checks as k\n    return k.lesson_01.my_loss(*asked)", "looks into"),
     "changes_the_checks": ("import sys\n    checks = sys.modules['course.' + 'che' + 'cks.cases']\n"
@@ -319,13 +320,13 @@ def test_no_environment_and_no_command_line_tells_an_answer_the_seed(tmp_path, m
 @needs_shield
 def test_ctrl_c_ends_the_answers_that_are_judged_and_leaves_no_process(tmp_path):
     solved("01", tmp_path / "in" / "ada.ipynb", my_gain="def my_gain(*asked):\n    while True: pass")
-    going = subprocess.Popen([sys.executable, "scripts/grade_notebooks.py", str(tmp_path / "in"), "--limit", "600",
+    going = subprocess.Popen([sys.executable, "teach/grade_notebooks.py", str(tmp_path / "in"), "--limit", "600",
                               "--out", str(tmp_path / "out")], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                             env=launch.environment(PYTHONPATH=str(ROOT)), stderr=subprocess.STDOUT)
+                             env=runner.environment(PYTHONPATH=str(ROOT)), stderr=subprocess.STDOUT)
     try:
         ours = psutil.Process(going.pid)
         room_judge_and_answer = 4  # bubblewrap is two
-        launch.wait_for(lambda: len(ours.children(recursive=True)) >= room_judge_and_answer, "an answer")
+        runner.wait_for(lambda: len(ours.children(recursive=True)) >= room_judge_and_answer, "an answer")
         started = ours.children(recursive=True)
         going.send_signal(signal.SIGINT)
         said, _ = going.communicate(timeout=60)
@@ -432,7 +433,7 @@ def test_bad_input_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["grade", *(word.format(tmp_path) for word in arguments)])
     with pytest.raises(SystemExit) as end:
-        runpy.run_path("scripts/grade_notebooks.py")["main"]()
+        runpy.run_path("teach/grade_notebooks.py")["main"]()
     err = capsys.readouterr().err
     assert end.value.code == 2 and said in err and len(err.strip().splitlines()) == 1
 

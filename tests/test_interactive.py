@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler
 from course import interactive, lesson
 from course.plots.style import COLOURS, GREY
 from course.predict.scaling import Job, Link, StepTime, ddp_buckets, speedup
-from scripts.lessons import collectives_shown
+from lessons.l04_collectives import collectives_shown
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 in_a_browser = pytest.mark.browser(pytest.mark.skipif(not CHROMIUM, reason="no chromium in PATH"))

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import launch
 import psutil
 import pytest
 import torch
@@ -19,6 +18,7 @@ import torch
 import models
 from course import hosts
 from course.hosts import Cluster, ClusterError
+from tests import runner
 
 WHY_NOT = Cluster.available()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
@@ -64,10 +64,10 @@ def python(cluster, node, code, *arguments, **options):
 
 
 def output(process):
-    return process.communicate(timeout=launch.LIMIT)[0]
+    return process.communicate(timeout=runner.LIMIT)[0]
 
 
-def next_line(process, seconds=launch.LIMIT):
+def next_line(process, seconds=runner.LIMIT):
     """What a process prints next, that prints a line at a time; "" if it prints nothing for so long."""
     return process.stdout.readline() if select.select([process.stdout], [], [], seconds)[0] else ""
 
@@ -97,7 +97,7 @@ def inhabitants(namespaces):
 
 def wait_for_sleepers(count, namespaces):
     """A shell's child is a shell until it becomes `sleep`."""
-    launch.wait_for(lambda: sum(p.name() == "sleep" for p in inhabitants(namespaces)) == count, f"{count} sleepers")
+    runner.wait_for(lambda: sum(p.name() == "sleep" for p in inhabitants(namespaces)) == count, f"{count} sleepers")
 
 
 def static(node, nodes=2):
@@ -114,7 +114,7 @@ def start_main(cluster, node, folder, launcher, *options, **env):
     """main.py under torchrun on a host; the console goes to a file beside the run log."""
     with open(folder / f"node{node}.txt", "a") as console:
         return cluster.start(node, [*launcher, "main.py", *SMALL, "--log-file", folder / "run.jsonl", *options],
-                             cwd=launch.ROOT, env=launch.environment(OMP_NUM_THREADS="1", **env), stdout=console,
+                             cwd=runner.ROOT, env=runner.environment(OMP_NUM_THREADS="1", **env), stdout=console,
                              stderr=subprocess.STDOUT)
 
 
@@ -143,8 +143,8 @@ def test_each_host_has_its_name_address_and_processes_and_reaches_the_others(as_
     with hosts:
         about = ("import os, socket as s; print(s.gethostname(), s.gethostbyname(s.gethostname()), os.environ['NODE'], "
                  "os.environ['MASTER'], os.getcwd(), len([p for p in os.listdir('/proc') if p.isdigit()]))")
-        here = [output(python(hosts, node, about, cwd=launch.ROOT)).split() for node in range(3)]
-        assert here == [[f"node{n}", f"10.0.0.{n + 1}", str(n), "node0", str(launch.ROOT), "2"] for n in range(3)]
+        here = [output(python(hosts, node, about, cwd=runner.ROOT)).split() for node in range(3)]
+        assert here == [[f"node{n}", f"10.0.0.{n + 1}", str(n), "node0", str(runner.ROOT), "2"] for n in range(3)]
         for node in range(3):
             serve(hosts, node)
         assert all(answers(hosts, node, other) for node in range(3) for other in range(3))
@@ -171,7 +171,7 @@ def test_a_cut_link_is_silent_until_it_is_mended(cluster):
 @needs_hosts
 def test_kill_ends_everything_on_one_host_and_a_restarted_one_is_new(cluster):
     server = serve(cluster, 0)
-    assert cluster.start(1, ["sh", "-c", "setsid sleep 1000 &"]).wait(launch.LIMIT) == 0  # leaves an orphan
+    assert cluster.start(1, ["sh", "-c", "setsid sleep 1000 &"]).wait(runner.LIMIT) == 0  # leaves an orphan
     busy = cluster.start(1, ["sleep", "1000"])
     wait_for_sleepers(2, {net_namespace(busy.pid)})
     on_host = inhabitants({net_namespace(busy.pid)})
@@ -233,15 +233,15 @@ def test_a_link_has_its_delay_or_one_line_says_that_the_kernel_cannot():
 
 @needs_hosts
 def test_signals_and_status_are_those_of_the_command(cluster):
-    assert cluster.start(0, ["sh", "-c", "exit 3"]).wait(launch.LIMIT) == 3
+    assert cluster.start(0, ["sh", "-c", "exit 3"]).wait(runner.LIMIT) == 3
     sleeper = cluster.start(0, ["sleep", "1000"])
     (command,) = sleeper.commands()
     sleeper.terminate()
-    assert sleeper.wait(launch.LIMIT) == -signal.SIGTERM and not psutil.pid_exists(command)
+    assert sleeper.wait(runner.LIMIT) == -signal.SIGTERM and not psutil.pid_exists(command)
     polite = cluster.start(1, ["sh", "-c", "trap 'exit 5' INT; echo ready; sleep 1000 & wait"], stdout=subprocess.PIPE)
     assert polite.stdout.readline() == b"ready\n"
     polite.send_signal(signal.SIGINT)
-    assert polite.wait(launch.LIMIT) == 5
+    assert polite.wait(runner.LIMIT) == 5
 
 
 @needs_hosts
@@ -261,8 +261,8 @@ def test_a_missing_program_is_named(monkeypatch):
 
 
 def lab(*arguments, before=(), **options):
-    return subprocess.run([*before, *SCRIPT, *map(str, arguments)], cwd=launch.ROOT, env=launch.environment(),
-                          capture_output=True, text=True, timeout=launch.LIMIT, **options)
+    return subprocess.run([*before, *SCRIPT, *map(str, arguments)], cwd=runner.ROOT, env=runner.environment(),
+                          capture_output=True, text=True, timeout=runner.LIMIT, **options)
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -301,11 +301,11 @@ def test_without_root():
     with tempfile.TemporaryDirectory() as copy:
         for file in (SCRIPT[1], "options.py", "course/__init__.py", "course/rank_program.py", "course/hosts.py"):
             Path(copy, file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(launch.ROOT / file, Path(copy, file))
+            shutil.copy(runner.ROOT / file, Path(copy, file))
         subprocess.run(["chmod", "-R", "a+rX", copy], check=True)
         done = subprocess.run([*nobody, "python3", f"{copy}/{SCRIPT[1]}", "--", "hostname"], cwd="/",
                               env={"PATH": path, "PYTHONPATH": copy, "PYTHONDONTWRITEBYTECODE": "1"},
-                              capture_output=True, text=True, timeout=launch.LIMIT)
+                              capture_output=True, text=True, timeout=runner.LIMIT)
     if "cannot be made here" in done.stderr:
         pytest.skip(done.stderr)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["node0: node0", "node1: node1"]), done.stderr
@@ -342,15 +342,15 @@ def test_nothing_is_left_of_a_lab_that_is_killed(sign):
         return [sorted(file.name for file in Path(folder).glob("*")) for folder in ("/sys/class/net", "/run/netns")]
 
     before = outside()
-    process = subprocess.Popen([*SCRIPT, "--", "setsid sleep 1000 & sleep 1000 & echo ready; wait"], cwd=launch.ROOT,
-                               env=launch.environment(), text=True, stdout=subprocess.PIPE)
+    process = subprocess.Popen([*SCRIPT, "--", "setsid sleep 1000 & sleep 1000 & echo ready; wait"], cwd=runner.ROOT,
+                               env=runner.environment(), text=True, stdout=subprocess.PIPE)
     assert sorted(process.stdout.readline() for _ in range(2)) == ["node0: ready\n", "node1: ready\n"]
     spaces = {net_namespace(child.pid) for child in psutil.Process(process.pid).children(recursive=True)}
     assert len(spaces) == 3, "two hosts and a switch"
     wait_for_sleepers(4, spaces)
     family = inhabitants(spaces)
     process.send_signal(sign)
-    process.communicate(timeout=launch.LIMIT)
+    process.communicate(timeout=runner.LIMIT)
     assert process.returncode == (-sign if sign == signal.SIGKILL else 128 + sign)
     assert psutil.wait_procs(family, timeout=30)[1] == [], "processes are still alive"
     assert inhabitants(spaces) == []
@@ -363,12 +363,12 @@ def test_nothing_is_left_of_a_lab_that_is_killed(sign):
 def test_two_nodes_train_the_model_of_one_process(cluster, tmp_path):
     """500 images in global batches of 64: the last has 52, 26 a rank."""
     (tmp_path / "one").mkdir()
-    done = launch.run(0, *SMALL, "--epochs", 1, "--batch-size", 64, "--log-file", tmp_path / "one" / "run.jsonl",
+    done = runner.run(0, *SMALL, "--epochs", 1, "--batch-size", 64, "--log-file", tmp_path / "one" / "run.jsonl",
                       "--save-model", tmp_path / "one.pt")
     assert done.returncode == 0, done.stderr
     ranks = [start_main(cluster, node, tmp_path, static(node), "--epochs", 1, "--batch-size", 32, "--save-model",
                         tmp_path / "two.pt") for node in range(2)]
-    assert [rank.wait(launch.LIMIT) for rank in ranks] == [0, 0], consoles(tmp_path)
+    assert [rank.wait(runner.LIMIT) for rank in ranks] == [0, 0], consoles(tmp_path)
     run, ours, end = records(tmp_path)
     assert (run["nodes"], run["world_size"], run["local_world_size"], end["status"]) == (2, 2, 1, "completed")
     (theirs,) = records(tmp_path / "one", "epoch")
@@ -387,7 +387,7 @@ def test_three_nodes_meet_by_c10d(tmp_path):
     """500 images on 3 ranks: one is padding."""
     with Cluster(3) as hosts:
         ranks = [start_main(hosts, node, tmp_path, c10d(node, 3), "--epochs", 1) for node in range(3)]
-        assert [rank.wait(launch.LIMIT) for rank in ranks] == [0, 0, 0], consoles(tmp_path)
+        assert [rank.wait(runner.LIMIT) for rank in ranks] == [0, 0, 0], consoles(tmp_path)
     run, _, end = records(tmp_path)
     assert (run["nodes"], run["world_size"], end["status"]) == (3, 3, "completed")
     assert sum("1 image(s) are trained on twice" in text for text in consoles(tmp_path).values()) == 1
@@ -396,9 +396,9 @@ def test_three_nodes_meet_by_c10d(tmp_path):
 @needs_hosts
 def test_two_runs_with_the_same_port_at_once(tmp_path):
     logs = [tmp_path / f"{name}.jsonl" for name in ("one", "other")]
-    labs = [subprocess.Popen([*SCRIPT, "--timeout", str(launch.LIMIT), "--", " ".join(map(str, [
-        *static("$NODE"), "main.py", *SMALL, "--epochs", 1, "--log-file", log]))], cwd=launch.ROOT,
-        env=launch.environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for log in logs]
+    labs = [subprocess.Popen([*SCRIPT, "--timeout", str(runner.LIMIT), "--", " ".join(map(str, [
+        *static("$NODE"), "main.py", *SMALL, "--epochs", 1, "--log-file", log]))], cwd=runner.ROOT,
+        env=runner.environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for log in logs]
     for process, log in zip(labs, logs, strict=True):
         console = output(process)
         assert process.returncode == 0, console

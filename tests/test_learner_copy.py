@@ -13,17 +13,17 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import launch
 import nbformat
 import pytest
 
-from course import checks
-from course.checks import lesson_05
-from course.classroom import handed_in, learner_copy, questions
-from course.gallery_table import anchor
+from course import exercise as checks
 from course.lesson import ROOT
+from lessons.l05_distributed_sampler import check as lesson_05
+from lessons.l12_break_it.gallery_table import anchor
+from teach import handed_in, learner_copy, questions
+from tests import runner
 
-LESSONS = sorted(path.stem for path in ROOT.glob("course/checks/lesson_*.py"))
+LESSONS = sorted(path.stem for path in ROOT.glob("lessons/l*/check.py"))
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def exercises(module):
 
 
 def in_copy(copy, *arguments, **env):
-    return subprocess.run([sys.executable, *arguments], cwd=copy, env=launch.environment(PYTHONPATH=str(copy), **env),
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+    return subprocess.run([sys.executable, *arguments], cwd=copy, env=runner.environment(PYTHONPATH=str(copy), **env),
+                          capture_output=True, text=True, timeout=runner.LIMIT)
 
 
 def test_it_has_all_that_is_not_the_teacher_s(copy):
@@ -79,7 +79,7 @@ def test_no_solution_is_in_it(copy):
     for lesson in LESSONS:
         unpacked, _ = learner_copy.stripped((ROOT / "course" / "checks" / f"{lesson}.py").read_text())
         functions = {node.name for node in ast.walk(ast.parse(unpacked)) if isinstance(node, ast.FunctionDef)}
-        for name, exercise in exercises(importlib.import_module(f"course.checks.{lesson}")).items():
+        for name, exercise in exercises(importlib.import_module(f"course.exercise.{lesson}")).items():
             if inspect.isfunction(exercise.answer):
                 source = inspect.getsource(exercise.answer)
                 body = source.split("\n", 1)[1].strip()
@@ -112,7 +112,7 @@ def test_checks_judge_and_explain_as_the_course_s_own(copy, lesson, capsys):
     packed = types.ModuleType(f"packed_{lesson}")
     packed.__file__ = str(copy / "course" / "checks" / f"{lesson}.py")
     exec(Path(packed.__file__).read_text(), vars(packed))
-    own = exercises(importlib.import_module(f"course.checks.{lesson}"))
+    own = exercises(importlib.import_module(f"course.exercise.{lesson}"))
     assert set(exercises(packed)) == set(own)
     for name, exercise in own.items():
         copied = getattr(packed, name)
@@ -131,7 +131,7 @@ def test_checks_on_ranks_judge_in_the_copy(copy):
         text = inspect.getsource(answer).replace(f"def {answer.__name__}(", "def backward(")
         (copy / "results" / "live").mkdir(exist_ok=True)
         (copy / "results" / "live" / name).write_text(imports + text)
-    done = in_copy(copy, "-c", "from course.checks import lesson_05 as check\n"
+    done = in_copy(copy, "-c", "from course.exercise import lesson_05 as check\n"
                    "check.gradient('results/live/right.py'); check.gradient('results/live/wrong.py')\n"
                    "check.gradient.solution()")
     right, wrong, solution = done.stdout.split("\n", 1)[0], done.stdout, done.stdout.splitlines()[-1]
@@ -192,8 +192,8 @@ def test_three_learners_at_once_hinder_each_other_by_nothing_but_speed(copy, tmp
         parameters = [word for name, value in quick.items() for word in ("-p", name, str(value))]
         return subprocess.run([*read_only, sys.executable, "-m", "papermill", "-k",
                                "python3", f"notebooks/{path.name}", "results/live/done.ipynb", *parameters],
-                              cwd=folder, env=launch.environment(COURSE_DATA=str(data), PYTHONPATH=None),
-                              capture_output=True, text=True, timeout=4 * launch.LIMIT)
+                              cwd=folder, env=runner.environment(COURSE_DATA=str(data), PYTHONPATH=None),
+                              capture_output=True, text=True, timeout=4 * runner.LIMIT)
 
     with ThreadPoolExecutor(3) as pool:
         for learner, done in zip(learners, pool.map(learn, learners), strict=True):
@@ -210,7 +210,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys)
     for arguments, said in (([], "DIR"), ([tmp_path / "new", tmp_path / "full"], "not empty"), ([""], "empty")):
         monkeypatch.setattr(sys, "argv", ["learner", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            runpy.run_path("scripts/make_learner_copies.py")["main"]()
+            runpy.run_path("teach/make_learner_copies.py")["main"]()
         err = capsys.readouterr().err
         assert end.value.code == 2 and said in err and len(err.strip().splitlines()) == 1
     assert files(tmp_path) == {"full/mine.txt"}

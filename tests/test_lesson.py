@@ -10,15 +10,15 @@ import sys
 from pathlib import Path
 
 import jupytext
-import launch
 import pandas as pd
 import pytest
 import yaml
 from IPython.core.error import UsageError
 
 from course import lesson, twins
+from tests import runner
 
-TWIN = sorted(Path(launch.ROOT, "notebooks/text").glob("*.py"))[0]
+TWIN = sorted(Path(runner.ROOT, "notebooks/text").glob("*.py"))[0]
 FIRST_CELL = next(cell.source for cell in jupytext.read(TWIN).cells if cell.cell_type == "code")
 TOLD = """
 import json, os, shutil
@@ -31,22 +31,22 @@ print(json.dumps([os.getcwd(), sys.path[0], sys.path.count(os.getcwd()), sys.exe
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("place", ["the root", "notebooks", "the folder that holds the clone"])
 def test_a_lesson_begins_from_anywhere_any_number_of_times(place, times, tmp_path):
-    (tmp_path / "clone").symlink_to(launch.ROOT)
-    folder = {"the root": launch.ROOT, "notebooks": launch.ROOT / "notebooks"}.get(place, tmp_path)
+    (tmp_path / "clone").symlink_to(runner.ROOT)
+    folder = {"the root": runner.ROOT, "notebooks": runner.ROOT / "notebooks"}.get(place, tmp_path)
     code = (FIRST_CELL + "\n") * times + TOLD
-    env = launch.environment(PYTHONPATH="/elsewhere", PATH="/usr/bin:/bin", IPYTHONDIR=str(tmp_path))
+    env = runner.environment(PYTHONPATH="/elsewhere", PATH="/usr/bin:/bin", IPYTHONDIR=str(tmp_path))
     done = subprocess.run([sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code], cwd=folder, env=env,
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+                          capture_output=True, text=True, timeout=runner.LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     here, first, count, python, found, paths, python_paths, raises = json.loads(done.stdout.splitlines()[-1])
-    assert here == first == str(launch.ROOT) and count == 1
+    assert here == first == str(runner.ROOT) and count == 1
     assert Path(found).parent == Path(python).parent, "commands of cells are this environment's"
     assert paths == [str(Path(python).parent), "/usr/bin", "/bin"]
-    assert python_paths == [str(launch.ROOT), "/elsewhere"]
+    assert python_paths == [str(runner.ROOT), "/elsewhere"]
     assert raises is True
 
 
-CITED = yaml.safe_load((launch.ROOT / "CITATION.cff").read_text())
+CITED = yaml.safe_load((runner.ROOT / "CITATION.cff").read_text())
 
 
 def first_cell(folder, code=FIRST_CELL, **git):
@@ -55,15 +55,15 @@ def first_cell(folder, code=FIRST_CELL, **git):
     for number, (name, value) in enumerate(git.items()):
         settings |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
     # -S: without .venv's course_root.pth; what is installed it finds by PYTHONPATH
-    env = launch.environment(PYTHONPATH=os.pathsep.join(path for path in sys.path if "site-packages" in path),
+    env = runner.environment(PYTHONPATH=os.pathsep.join(path for path in sys.path if "site-packages" in path),
                              IPYTHONDIR=str(folder / "ipython"), **settings)
     return subprocess.run([sys.executable, "-S", "-m", "IPython", "--colors=NoColor", "-c", code], cwd=folder, env=env,
-                          capture_output=True, text=True, timeout=launch.LIMIT)
+                          capture_output=True, text=True, timeout=runner.LIMIT)
 
 
 def test_a_lone_notebook_gets_the_course(tmp_path):
     """As on Colab and Kaggle. Where it is published, stands a repository made of this tree, with two commits."""
-    shutil.copytree(launch.ROOT / "course", tmp_path / "published/course")
+    shutil.copytree(runner.ROOT / "course", tmp_path / "published/course")
     for command in ("init -q", "add .", "commit -qm one", "commit -qm two --allow-empty", f"tag v{CITED['version']}"):
         subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b.c", *command.split()], check=True,
                        cwd=tmp_path / "published")
@@ -95,9 +95,9 @@ def test_the_first_cell_names_the_release_that_is_cited():
 
 def test_build_writes_the_cited_address_into_every_twin(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(launch.ROOT / twins.TWINS, twins.TWINS)
+    shutil.copytree(runner.ROOT / twins.TWINS, twins.TWINS)
     before = {path: path.read_text() for path in twins.TWINS.iterdir()}
-    cited = (launch.ROOT / "CITATION.cff").read_text()
+    cited = (runner.ROOT / "CITATION.cff").read_text()
     Path("CITATION.cff").write_text(cited)
     twins.set_address()
     assert {path: path.read_text() for path in twins.TWINS.iterdir()} == before

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 
-import launch
 import psutil
 import pytest
 import torch
@@ -17,6 +16,7 @@ import data
 import models
 import utils
 from course import rendezvous, runs
+from tests import runner
 
 # 1206 images in global batches of 96: the last batch has 54, which 2 and 3 ranks share equally. 1001 test images divide
 # by neither. Not Adam: it turns a gradient that is all rounding error into a full step.
@@ -31,7 +31,7 @@ def log_records(path):
 def train(folder, ranks, *options, global_batch=96):
     """(weights, epoch records) of a completed run."""
     log, weights = folder / f"{ranks}.jsonl", folder / f"{ranks}.pt"
-    done = launch.run(ranks, *SMALL, "--batch-size", global_batch // max(1, ranks), "--log-file", log, "--save-model",
+    done = runner.run(ranks, *SMALL, "--batch-size", global_batch // max(1, ranks), "--log-file", log, "--save-model",
                       weights, *options)
     assert done.returncode == 0, done.stderr
     records = log_records(log)
@@ -71,7 +71,7 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
     model = models.SmallResNet()
     model.load_state_dict(weights)
     model.eval()
-    images, labels = data.get_dataset("synthetic", launch.ROOT / "data")[1].first(1001).__getitems__(range(1001))
+    images, labels = data.get_dataset("synthetic", runner.ROOT / "data")[1].first(1001).__getitems__(range(1001))
     with torch.no_grad():
         logits = model(images)
     assert epochs[-1]["val_accuracy"] * 1001 == pytest.approx((logits.argmax(1) == labels).sum().item(), abs=1e-6)
@@ -94,7 +94,7 @@ for _ in range(2):
 print(f"rank {here.rank}: {sorted({count.item() for count in counts})}")
 utils.end_distributed_mode()
 """)
-    done = launch.run(2, script=script)
+    done = runner.run(2, script=script)
     assert sorted(done.stdout.splitlines()) == ["rank 0: [2]", "rank 1: [102]"], done.stderr
 
 
@@ -107,7 +107,7 @@ def test_what_computes_otherwise_trains_nearly_the_same(ranks, options, off, tmp
     for changed in ([], options):
         log = tmp_path / f"{len(changed)}.jsonl"
         same = options[options.index("--samples"):] if "--samples" in options else []
-        done = launch.run(ranks, *SMALL, *(changed or same), "--log-file", log)
+        done = runner.run(ranks, *SMALL, *(changed or same), "--log-file", log)
         assert done.returncode == 0, done.stderr
         found.append([record["loss"] for record in log_records(log) if record["kind"] == "epoch"])
     assert "--compile" in options or found[0] != found[1], "the option changed nothing"
@@ -115,7 +115,7 @@ def test_what_computes_otherwise_trains_nearly_the_same(ranks, options, off, tmp
 
 
 def test_log_is_read_back_whole(forked_python, tmp_path):
-    done = launch.torchrun(2, *SMALL, "--log-file", tmp_path / "run.jsonl", PYTHON_EXEC=forked_python)
+    done = runner.torchrun(2, *SMALL, "--log-file", tmp_path / "run.jsonl", PYTHON_EXEC=forked_python)
     assert done.returncode == 0, done.stderr
     frame = runs.read_run(tmp_path / "run.jsonl")
     records = log_records(tmp_path / "run.jsonl")
@@ -137,17 +137,17 @@ def test_log_is_read_back_whole(forked_python, tmp_path):
 
 def test_killed_run_reads_as_unfinished_and_leaves_no_process(tmp_path):
     log = tmp_path / "run.jsonl"
-    process = launch.start(2, *SMALL, "--epochs", 1000, "--log-file", log)
-    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
-    launch.end(process, signal.SIGKILL)
+    process = runner.start(2, *SMALL, "--epochs", 1000, "--log-file", log)
+    runner.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
+    runner.end(process, signal.SIGKILL)
     frame = runs.read_run(log)
     assert set(frame["status"]) == {"unfinished"} and frame["epoch"][0] == 0
 
 
 def test_ctrl_c_ends_one_process_quietly(tmp_path):
     log = tmp_path / "run.jsonl"
-    process = launch.start(0, *SMALL, "--epochs", 1000, "--log-file", log)
-    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
+    process = runner.start(0, *SMALL, "--epochs", 1000, "--log-file", log)
+    runner.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in output and "Interrupted." in output
@@ -156,8 +156,8 @@ def test_ctrl_c_ends_one_process_quietly(tmp_path):
 
 def test_ctrl_c_ends_all_ranks_and_none_gives_a_traceback(tmp_path):
     log = tmp_path / "run.jsonl"
-    process = launch.start(3, *SMALL, "--epochs", 1000, "--log-file", log)
-    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
+    process = runner.start(3, *SMALL, "--epochs", 1000, "--log-file", log)
+    runner.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) == 3
     process.send_signal(signal.SIGINT)  # torchrun's ranks are sessions of their own: a terminal reaches torchrun alone
@@ -169,12 +169,12 @@ def test_ctrl_c_ends_all_ranks_and_none_gives_a_traceback(tmp_path):
 
 def test_appended_log_keeps_the_earlier_run_and_a_running_one_refuses_a_second(tmp_path):
     log = tmp_path / "run.jsonl"
-    assert launch.run(0, *SMALL, "--log-file", log).returncode == 0
+    assert runner.run(0, *SMALL, "--log-file", log).returncode == 0
     earlier = log.read_text()
-    process = launch.start(0, *SMALL, "--epochs", 1000, "--log-file", log)
-    launch.wait_for(lambda: len(log.read_text()) > len(earlier), "the second run's first record")
-    refused = launch.run(0, *SMALL, "--log-file", log)
-    launch.end(process, signal.SIGKILL)
+    process = runner.start(0, *SMALL, "--epochs", 1000, "--log-file", log)
+    runner.wait_for(lambda: len(log.read_text()) > len(earlier), "the second run's first record")
+    refused = runner.run(0, *SMALL, "--log-file", log)
+    runner.end(process, signal.SIGKILL)
     assert refused.returncode == 2
     assert refused.stderr.splitlines() == [f"main.py: error: {log}: another run is writing to it"]
     assert log.read_text().startswith(earlier)
@@ -182,7 +182,7 @@ def test_appended_log_keeps_the_earlier_run_and_a_running_one_refuses_a_second(t
 
 def test_bad_input_is_one_line_and_status_2(tmp_path):
     """All that can be wrong is tried in test_bad_input.py, in its own process."""
-    done = launch.run(0, "--log-file", tmp_path / "run.jsonl", "--sync-bn")
+    done = runner.run(0, "--log-file", tmp_path / "run.jsonl", "--sync-bn")
     assert done.returncode == 2 and done.stdout == "" and not list(tmp_path.iterdir())
     assert len(done.stderr.splitlines()) == 1 and "main.py: error: --sync-bn needs DDP on GPUs" in done.stderr
 
@@ -190,7 +190,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("options", [["--backend", "nccl"], ["--device", "cuda"]])
 def test_gpu_options_without_a_gpu(options):
-    done = launch.run(0, *options)
+    done = runner.run(0, *options)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and options[0] in done.stderr
 
 
@@ -201,13 +201,13 @@ def test_gpu_options_without_a_gpu(options):
     (2, ["--strategy", "dp"], "--strategy dp is for one process"),
 ])
 def test_bad_input_on_many_ranks_is_said_once(ranks, options, said):
-    done = launch.run(ranks, *options)
+    done = runner.run(ranks, *options)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("main.py: error:") and said in done.stderr
 
 
 def test_torchrun_is_told_the_status_of_a_refusal(forked_python):
-    done = launch.torchrun(3, "--samples", 2, PYTHON_EXEC=forked_python)
+    done = runner.torchrun(3, "--samples", 2, PYTHON_EXEC=forked_python)
     assert done.returncode == 1 and done.stderr.count("main.py: error:") == 1 and "exitcode  : 2" in done.stderr
 
 
@@ -223,9 +223,9 @@ def evaluate(*args):
 utils.evaluate = evaluate
 main.main()
 """)
-    done = subprocess.run(launch.command(3, script, *SMALL, "--log-file", tmp_path / "run.jsonl"), cwd=launch.ROOT,
-                          env=launch.environment(PYTHON_EXEC=forked_python), capture_output=True, text=True,
-                          timeout=launch.LIMIT)
+    done = subprocess.run(runner.command(3, script, *SMALL, "--log-file", tmp_path / "run.jsonl"), cwd=runner.ROOT,
+                          env=runner.environment(PYTHON_EXEC=forked_python), capture_output=True, text=True,
+                          timeout=runner.LIMIT)
     assert done.returncode == 1
     root_cause = done.stderr.split("Root Cause")[1]
     assert "rank      : 1 (local_rank: 1)" in root_cause and "ZeroDivisionError: on purpose" in root_cause
@@ -250,7 +250,7 @@ def evaluate(raw_model, *others):
 main.utils.evaluate = evaluate
 main.main()
 """)
-    done = launch.run(ranks, *SMALL, script=script)
+    done = runner.run(ranks, *SMALL, script=script)
     assert done.returncode == 0, done.stderr
     kept, weights = zip(*(torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)), strict=True)
     assert all(0.3 < (one == 0).float().mean() < 0.7 for one in kept), "dropout was at work"
@@ -269,12 +269,12 @@ def end_epoch(run, *args):
 checkpoint.Run.end_epoch = end_epoch
 main.main()
 """)
-    done = launch.run(2, *SMALL, script=script)
+    done = runner.run(2, *SMALL, script=script)
     assert done.returncode == 1 and "the ranks' models have drifted apart" in done.stderr
 
 
 def test_lost_loss_stops_the_run(tmp_path):
-    done = launch.run(0, *SMALL, "--lr", 1e6, "--log-file", tmp_path / "run.jsonl")
+    done = runner.run(0, *SMALL, "--lr", 1e6, "--log-file", tmp_path / "run.jsonl")
     assert done.returncode == 1 and "try a smaller --lr" in done.stderr
     end = log_records(tmp_path / "run.jsonl")[-1]
     assert end["kind"] == "end" and end["status"] == "failed" and "FloatingPointError" in end["error"]
@@ -282,7 +282,7 @@ def test_lost_loss_stops_the_run(tmp_path):
 
 def test_other_ranks_that_never_come_are_named(tmp_path):
     port = str(rendezvous.free_port())
-    done = launch.run(0, *SMALL, "--timeout", 3, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+    done = runner.run(0, *SMALL, "--timeout", 3, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert f"rank 0 of 2 waited for the others, 3.0 s at most, at 127.0.0.1:{port}" in done.stderr
@@ -290,7 +290,7 @@ def test_other_ranks_that_never_come_are_named(tmp_path):
 
 def alone(rank, port, address="127.0.0.1"):
     """main.py as one rank of two, of which the other never comes."""
-    return launch.run(0, *SMALL, "--timeout", 2, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+    return runner.run(0, *SMALL, "--timeout", 2, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
                       MASTER_ADDR=address, MASTER_PORT=str(port))
 
 
@@ -323,7 +323,7 @@ def test_what_srun_sets_makes_a_job(tmp_path):
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
             "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
     log = tmp_path / "run.jsonl"
-    for task in launch.together([{**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in (0, 1)],
+    for task in runner.together([{**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in (0, 1)],
                                 *SMALL, "--log-file", log):
         assert task.returncode == 0, task.stderr
     run = log_records(log)[0]
@@ -342,7 +342,7 @@ def test_each_nodes_first_rank_vouches_for_its_data(tmp_path):
 sys.argv += ["--data-path", os.path.join({str(tmp_path)!r}, os.environ["NODE"])]
 main.main()
 """)
-    tasks = launch.together([{"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "NODE": str(rank // 2),
+    tasks = runner.together([{"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "NODE": str(rank // 2),
                               "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
                              for rank in range(4)], *SMALL, script=tmp_path / "rank.py")
     assert [task.returncode for task in tasks] == [0] * 4, [task.stderr for task in tasks]
@@ -357,8 +357,8 @@ def test_one_process_with_any_strategy_trains_the_same_model(strategy, one_proce
 
 
 def test_threads_are_shared_unless_the_user_says_otherwise(tmp_path):
-    for start, ranks, set_by_user, expected in ((launch.torchrun, 2, None, max(1, utils.cores() // 2)),
-                                                (launch.torchrun, 2, "3", 3), (launch.run, 1, None, utils.cores())):
+    for start, ranks, set_by_user, expected in ((runner.torchrun, 2, None, max(1, utils.cores() // 2)),
+                                                (runner.torchrun, 2, "3", 3), (runner.run, 1, None, utils.cores())):
         log = tmp_path / f"{ranks}{set_by_user}.jsonl"
         done = start(ranks, "--dataset", "synthetic", "--samples", 64, "--test-samples", 8, "--epochs", 1, "--log-file",
                      log, OMP_NUM_THREADS=set_by_user)
@@ -367,7 +367,7 @@ def test_threads_are_shared_unless_the_user_says_otherwise(tmp_path):
 
 
 def test_mnist_and_padding_are_said(tmp_path):
-    done = launch.run(3, "--dataset", "mnist", "--samples", 1000, "--test-samples", 100, "--epochs", 1)
+    done = runner.run(3, "--dataset", "mnist", "--samples", 1000, "--test-samples", 100, "--epochs", 1)
     if "could not be had" in done.stderr:
         pytest.skip(done.stderr.splitlines()[0])
     assert done.returncode == 0, done.stderr
@@ -379,11 +379,11 @@ def test_first_run_without_network_goes_on_with_synthetic_data_and_says_so(tmp_p
     no_network = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "PATH": "/nowhere"}  # no npm
     options = ["--samples", 640, "--test-samples", 100, "--epochs", 1, "--data-path", tmp_path / "data"]
     log = tmp_path / "run.jsonl"
-    done = launch.run(2, "--dataset", "auto", *options, "--log-file", log, **no_network)
+    done = runner.run(2, "--dataset", "auto", *options, "--log-file", log, **no_network)
     assert done.returncode == 0, done.stderr
     assert "cifar10 could not be had" in done.stderr and "SYNTHETIC" in done.stderr
     assert log_records(log)[0]["synthetic"] is True and log_records(log)[0]["dataset"] == "synthetic"
-    refused = launch.run(0, "--dataset", "cifar10", *options, **no_network)
+    refused = runner.run(0, "--dataset", "cifar10", *options, **no_network)
     assert refused.returncode == 2 and "use --dataset synthetic" in refused.stderr and "Traceback" not in refused.stderr
 
 
@@ -394,6 +394,6 @@ def test_what_a_rank_imports():
 shortcuts.exit_now = lambda: print([name for name in {unwanted} if name in sys.modules])
 sys.argv[1:] = "--dataset synthetic --samples 64 --epochs 1 --test-samples 8 --strategy ddp".split()
 main.main()"""
-    done = subprocess.run([sys.executable, "-c", script], cwd=launch.ROOT, env=launch.environment(), text=True,
-                          capture_output=True, timeout=launch.LIMIT)
+    done = subprocess.run([sys.executable, "-c", script], cwd=runner.ROOT, env=runner.environment(), text=True,
+                          capture_output=True, timeout=runner.LIMIT)
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr

@@ -3,10 +3,10 @@
 import subprocess
 import sys
 
-import launch
 import pytest
 
 from course.predict import memory as model
+from tests import runner
 
 MAP = [(parameters, devices) for parameters in (1e8, 1e9, 5e9, 7e9, 30e9, 70e9, 4e11)
        for devices in (1, 2, 8, 64, 1024)]
@@ -171,7 +171,7 @@ RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], r
 
 def run(*arguments, code=RUN):
     return subprocess.run([sys.executable, "-c", code, "scripts/measure/predict.py", "memory", *map(str, arguments)],
-                          cwd=launch.ROOT, capture_output=True, text=True, timeout=60)
+                          cwd=runner.ROOT, capture_output=True, text=True, timeout=60)
 
 
 def test_command_prints_the_choice_and_needs_no_torch():

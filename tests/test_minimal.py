@@ -1,16 +1,16 @@
-"""scripts/lessons/minimal.py and minimal_ddp.py: one trains what the other trains, and they differ in little else."""
+"""scripts/minimal.py and minimal_ddp.py: one trains what the other trains, and they differ in little else."""
 
 import difflib
 import re
 
-import launch
 import pytest
 import torch
 
 import data
 from course import runs
+from tests import runner
 
-ONE, MANY = (launch.ROOT / f"scripts/lessons/{name}.py" for name in ("minimal", "minimal_ddp"))
+ONE, MANY = (runner.ROOT / f"scripts/{name}.py" for name in ("minimal", "minimal_ddp"))
 TRAIN, TEST = 1206, 1001  # 2 and 3 ranks share the training images equally, and the test images not
 SMALL = {  # what a copy for a test has in place of a learner's lines
     "EPOCHS = 3": "EPOCHS = 2",
@@ -39,7 +39,7 @@ def run(script, folder, ranks, changes=SMALL, **env):
         assert source.count(old) == 1, old
         source = source.replace(old, new)
     copy.write_text(source)
-    return launch.run(ranks, script=copy, **env), copy.with_suffix(".py.pt")
+    return runner.run(ranks, script=copy, **env), copy.with_suffix(".py.pt")
 
 
 def model():
@@ -89,7 +89,7 @@ def test_printed_accuracy_is_that_of_the_saved_model(one_process):
     weights, epochs = one_process
     net = model()
     net.load_state_dict(weights)
-    images, labels = data.get_dataset("synthetic", launch.ROOT / "data")[1].first(TEST).__getitems__(range(TEST))
+    images, labels = data.get_dataset("synthetic", runner.ROOT / "data")[1].first(TEST).__getitems__(range(TEST))
     with torch.no_grad():
         hits = (net(images.double()).argmax(1) == labels).sum().item()
     assert epochs["val_accuracy"][1] == pytest.approx(hits / TEST, abs=1e-4)

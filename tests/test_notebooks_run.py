@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import launch
 import nbformat
 import pytest
 
-NOTEBOOKS = sorted((launch.ROOT / "notebooks").glob("*.ipynb"))
+from tests import runner
+
+NOTEBOOKS = sorted((runner.ROOT / "notebooks").glob("*.ipynb"))
 RUNS = [(path, (".", "notebooks")[number % 2]) for number, path in enumerate(NOTEBOOKS)]
 
 
@@ -25,9 +26,9 @@ def test_quick_tier_runs_without_error(path, folder, forked_python, tmp_path):
     executed, startup = tmp_path / path.name, tmp_path / "profile_default/startup/python.py"
     startup.parent.mkdir(parents=True)
     startup.write_text(f"import sys\nsys.executable = {str(forked_python)!r}\n")  # of a lesson's !python and !torchrun
-    done = subprocess.run([Path(sys.executable).with_name("papermill"), path, executed, "--cwd", launch.ROOT / folder,
-                           "--execution-timeout", "300", *parameters], cwd=launch.ROOT,
-                          env=launch.environment(PYTHON_EXEC=forked_python, IPYTHONDIR=str(tmp_path)),
+    done = subprocess.run([Path(sys.executable).with_name("papermill"), path, executed, "--cwd", runner.ROOT / folder,
+                           "--execution-timeout", "300", *parameters], cwd=runner.ROOT,
+                          env=runner.environment(PYTHON_EXEC=forked_python, IPYTHONDIR=str(tmp_path)),
                           capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     cells = nbformat.read(executed, as_version=4).cells

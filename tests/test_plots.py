@@ -8,9 +8,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from test_runs import RECORDED, ROOT, as_text, end_record, epoch_record, run_record
 
 from course import plots, png, runs
+from lessons.l00_start_here import pictures as l00_pictures
+from lessons.l00_start_here import ways
+from lessons.l01_one_device import pictures as l01_pictures
+from lessons.l05_distributed_sampler import pictures as l05_pictures
+from lessons.l06_ddp import pictures as l06_pictures
+from lessons.l11_fault_tolerance import pictures as l11_pictures
+from tests.test_runs import RECORDED, ROOT, as_text, end_record, epoch_record, run_record
 
 mpl.use("Agg")
 BY_RUN = [plots.loss_by_epoch, plots.loss_by_time, plots.accuracy_by_epoch, plots.phases]
@@ -319,7 +325,7 @@ def cells(ax):
 
 
 def test_the_map_has_a_column_an_item_and_a_row_a_rank():
-    ax = plots.sampler_map(dealt(20, 2), 20)
+    ax = l05_pictures.sampler_map(dealt(20, 2), 20)
     assert cells(ax) == {(item, item % 2, False) for item in range(20)}
     assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
     assert [t.get_text() for t in ax.texts] == [str(i // 2) for r in (0, 1) for i in range(r, 20, 2)]
@@ -327,17 +333,17 @@ def test_the_map_has_a_column_an_item_and_a_row_a_rank():
 
 
 def test_the_map_marks_what_is_seen_again_and_what_nobody_sees():
-    ax = plots.sampler_map(dealt(3, 8), 3)
+    ax = l05_pictures.sampler_map(dealt(3, 8), 3)
     assert cells(ax) == {(rank % 3, rank, rank >= 3) for rank in range(8)}
     assert "seen again (padding)" in texts(ax) and "×" not in texts(ax)
-    ax = plots.sampler_map(dealt(21, 2, drop_last=True), 21)
+    ax = l05_pictures.sampler_map(dealt(21, 2, drop_last=True), 21)
     assert cells(ax) == {(item, item % 2, False) for item in range(20)}
     assert [t.get_position() for t in ax.texts if t.get_text() == "×"] == [(20, 0), (20, 1)]
     assert "seen by nobody" in texts(ax) and "seen again (padding)" not in texts(ax)
 
 
 def test_the_map_of_several_epochs_has_a_row_an_epoch_and_a_colour_a_rank():
-    ax = plots.sampler_map({epoch: dealt(3, 2) for epoch in (0, 1)}, 3, title="mine")
+    ax = l05_pictures.sampler_map({epoch: dealt(3, 2) for epoch in (0, 1)}, 3, title="mine")
     assert {"epoch 0", "epoch 1", "rank 0", "rank 1"} <= set(texts(ax)) and ax.get_title(loc="left") == "mine"
     drawn = [(round(p.get_x() + 0.45), p.get_edgecolor()[:3], round(p.get_height(), 2)) for p in ax.patches]
     first, second = (mpl.colors.to_rgb(colour) for colour in plots.COLOURS[:2])
@@ -345,15 +351,15 @@ def test_the_map_of_several_epochs_has_a_row_an_epoch_and_a_colour_a_rank():
 
 
 def test_the_map_of_ranks_that_see_nothing():
-    ax = plots.sampler_map([[], []], 1)
+    ax = l05_pictures.sampler_map([[], []], 1)
     assert not ax.patches and [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
     assert "seen by nobody" in texts(ax)
     with pytest.raises(ValueError, match="nothing to draw"):
-        plots.sampler_map([], 3)
+        l05_pictures.sampler_map([], 3)
 
 
 def test_counts_have_a_row_a_way_and_say_what_counts_more_than_once_or_never():
-    ax = plots.samplers.counts_map({"padded": [2.0000001, 1, 1.0], "dropped": [1, 0.9999999, -1e-9]})
+    ax = l05_pictures.counts_map({"padded": [2.0000001, 1, 1.0], "dropped": [1, 0.9999999, -1e-9]})
     assert [t.get_text() for t in ax.texts] == ["2×", "1×", "1×", "1×", "1×", "×"]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["padded", "dropped"]
     twice, once, _, _, _, never = (mpl.colors.to_hex(p.get_facecolor()) for p in ax.patches)
@@ -363,7 +369,7 @@ def test_counts_have_a_row_a_way_and_say_what_counts_more_than_once_or_never():
 def test_errors_have_a_dot_an_order_within_what_can_be():
     table = pd.DataFrame([{"way": way, "ranks": ranks, "error": error, "synthetic": True}
                           for way in ("padded", "dropped") for ranks in (1, 4) for error in (-0.5, 0.0, 0.5)])
-    ax = plots.samplers.accuracy_errors(table, 97)
+    ax = l05_pictures.accuracy_errors(table, 97)
     dots = [line for line in ax.lines if line.get_linestyle() == "None"]
     assert [len(line.get_xdata()) for line in dots] == [3] * 4
     assert [round(bar.get_height() / 2, 2) for bar in ax.patches[:4]] == [0, 2.91, 0, 1.03]  # 94/97 - 94/100, 1/97
@@ -463,7 +469,7 @@ def test_a_curve_made_by_hand_needs_only_what_is_drawn():
 
 def test_a_way_that_this_machine_cannot_go_says_what_it_lacks():
     row = {"question": "Enough?", "way": "DDP", "what": "many", "command": "torchrun", "lesson": "06", "lacks": ""}
-    ax = plots.ways.decisions([row, row | {"way": "DP", "lacks": "needs 2 GPUs"}, row | {"question": "Else:"}])
+    ax = ways.decisions([row, row | {"way": "DP", "lacks": "needs 2 GPUs"}, row | {"question": "Else:"}])
     assert texts(ax).count("yes") == texts(ax).count("no") == 2, "the last row is what remains"
     assert "needs 2 GPUs" in texts(ax)
     filled = [mpl.colors.to_hex(box.get_facecolor()) != "#ffffff" for box in ax.patches if box.get_width() == 7.6]
@@ -471,14 +477,14 @@ def test_a_way_that_this_machine_cannot_go_says_what_it_lacks():
 
 
 def test_the_first_steps_stand_beside_the_median_of_all():
-    ax = plots.one_device.first_steps(pd.DataFrame({"milliseconds": [9.0] + [2.0] * 99, "synthetic": True}))
+    ax = l01_pictures.first_steps(pd.DataFrame({"milliseconds": [9.0] + [2.0] * 99, "synthetic": True}))
     assert "first step: 9.0 ms" in texts(ax) and "median of\n100 steps:\n2.0 ms" in texts(ax)
     assert len(ax.lines[0].get_xdata()) == 60 and "SYNTHETIC DATA" in texts(ax)
 
 
 def test_loss_against_accuracy_tells_measured_from_recorded():
     mine = pd.DataFrame({"label": ["a", "a", "b"], "loss": 2.0, "accuracy": [0.2, 0.3, 0.4], "synthetic": False})
-    ax = plots.one_device.loss_against_accuracy(mine, runs.read_run(RECORDED / "one_gpu.txt"))
+    ax = l01_pictures.loss_against_accuracy(mine, runs.read_run(RECORDED / "one_gpu.txt"))
     assert {"a", "b", "a tutorial's run\n(recorded elsewhere)"} <= set(texts(ax))
     assert [line.get_linestyle() for line in ax.lines] == ["None", "None", "--", ":"]
     assert [line.get_markerfacecolor() == "white" for line in ax.lines[:3]] == [False, False, True]
@@ -486,7 +492,7 @@ def test_loss_against_accuracy_tells_measured_from_recorded():
 
 def test_two_images_of_each_class_in_the_order_of_the_classes():
     images = np.zeros((30, 3, 4, 4), np.uint8) + np.arange(30, dtype=np.uint8)[:, None, None, None]
-    axes = plots.images.two_of_each(images, np.arange(30) % 10, list("abcdefghij"), "synthetic")
+    axes = l00_pictures.two_of_each(images, np.arange(30) % 10, list("abcdefghij"), "synthetic")
     shown = axes.flat[3].images[0].get_array()
     assert shown.shape == (4, 8, 3) and (shown[0, 0, 0], shown[0, 4, 0]) == (3, 13)
     assert axes.flat[3].get_title() == "d" and "SYNTHETIC DATA" in axes.flat[0].figure.get_suptitle()
@@ -562,13 +568,13 @@ def test_steps_below_one_another_share_the_axis_and_one_key():
 
 
 def test_lines_of_differences_are_named_at_their_ends():
-    ax = plots.equality.by_update({"a": [0.0, 0.2], "b": [0.1, 0.1]}, "apart", synthetic=True)
+    ax = l06_pictures.by_update({"a": [0.0, 0.2], "b": [0.1, 0.1]}, "apart", synthetic=True)
     assert [list(line.get_ydata()) for line in ax.lines] == [[0.0, 0.2], [0.1, 0.1]]
     assert {"a", "b", "SYNTHETIC DATA"} <= set(texts(ax))
 
 
 def test_what_is_rounding_and_what_is_not_differ_in_colour_shape_and_zone():
-    ax = plots.equality.from_one_process({"none": 0.0, "same": 1e-16, "other": 1e-3}, rounding=1e-9)
+    ax = l06_pictures.from_one_process({"none": 0.0, "same": 1e-16, "other": 1e-3}, rounding=1e-9)
     none, same, other = ax.lines
     assert none.get_color() == same.get_color() != other.get_color()
     assert none.get_marker() == same.get_marker() != other.get_marker()
@@ -577,7 +583,7 @@ def test_what_is_rounding_and_what_is_not_differ_in_colour_shape_and_zone():
 
 
 def test_a_rhythm_has_a_line_an_epoch_and_goes_on_counting():
-    figure = plots.faults.rhythm({"mistake": {0: [1.0, 3.0, 2.0], 1: [0.9, 2.9]}, "repair": {0: [1.0]}})
+    figure = l11_pictures.rhythm({"mistake": {0: [1.0, 3.0, 2.0], 1: [0.9, 2.9]}, "repair": {0: [1.0]}})
     mistake, repair = figure.axes
     assert [line.get_xdata().tolist() for line in mistake.lines] == [[1, 2, 3], [4, 5]] and len(repair.lines) == 1
     assert [text.get_text() for text in mistake.texts] == ["epoch 0", "epoch 1"]

@@ -9,17 +9,17 @@ import sys
 from pathlib import Path
 
 import jupytext
-import launch
 import pytest
 
 from course import runs
 from scripts import record_machine as record
+from tests import runner
 
 
 @pytest.fixture
 def recorded(monkeypatch):
     """The folder of recordings, in place of results/recorded: one that git ignores."""
-    monkeypatch.chdir(launch.ROOT)
+    monkeypatch.chdir(runner.ROOT)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(record, "RECORDED", Path(f"results/live/recorded-{os.getpid()}"))
     record.RECORDED.mkdir(parents=True)
@@ -48,7 +48,7 @@ def test_a_machine_is_recorded_and_no_machine_named(recorded, monkeypatch, capsy
     assert f"torchrun --nproc_per_node=2 main.py {record.QUICK} --log-file {made}/2-ranks.jsonl" in told
     assert "**The times say nothing**" in told
     text = "".join(path.read_text() for path in made.iterdir())
-    assert socket.gethostname() not in text and str(launch.ROOT) not in text and str(Path.home()) + "/" not in text
+    assert socket.gethostname() not in text and str(runner.ROOT) not in text and str(Path.home()) + "/" not in text
     with pytest.raises(SystemExit) as ended:
         typed(monkeypatch, "my-box", "--quick")
     assert ended.value.code == 2 and "is there already" in capsys.readouterr().err
@@ -79,7 +79,7 @@ def test_a_run_that_fails_leaves_nothing(recorded, monkeypatch):
 
 
 def test_the_runs_are_those_of_lesson_07():
-    twin = jupytext.read(launch.ROOT / "notebooks/text/07_performance.py")
+    twin = jupytext.read(runner.ROOT / "notebooks/text/07_performance.py")
     source = "\n".join(cell.source for cell in twin.cells if cell.cell_type == "code")
     values = {name: int(re.search(rf"^{name} = ([\d_]+)", source, re.M)[1])
               for name in ("epochs", "samples", "test_samples", "ceiling_rounds")}
@@ -92,7 +92,7 @@ def test_the_runs_are_those_of_lesson_07():
 
 def test_the_tests_are_all_that_are_marked_gpu():
     told = record.commands(Path("x"), quick=False)["tests"]
-    for path in (launch.ROOT / "tests").glob("test_*.py"):
+    for path in (runner.ROOT / "tests").glob("test_*.py"):
         marked = "mark.gpu" in path.read_text() and path.name != "test_record.py"
         assert marked == (f"tests/{path.name}" in told)
 

@@ -225,7 +225,7 @@ def test_a_cell_that_does_not_end_is_stopped(tmp_path):
 def test_ctrl_c_names_what_finished_and_leaves_no_process(tmp_path):
     course = make_course(tmp_path)
     # Like torchrun: a command whose worker has a session of its own, and does not end when asked.
-    (course / "launch.py").write_text(
+    (course / "runner.py").write_text(
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "if sys.argv[1:]:\n"
@@ -234,7 +234,7 @@ def test_ctrl_c_names_what_finished_and_leaves_no_process(tmp_path):
         "time.sleep(300)\n"
     )
     add_notebook(course, "00_done", ("1", []))
-    add_notebook(course, "01_busy", ("!python launch.py worker", []))
+    add_notebook(course, "01_busy", ("!python runner.py worker", []))
     add_notebook(course, "02_never", ("1", []))
     pids = course / "pids"
     process = subprocess.Popen(

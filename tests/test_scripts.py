@@ -10,14 +10,14 @@ import signal
 import sys
 from pathlib import Path
 
-import launch
 import pytest
 
 import options
+from tests import runner
 
 BAD = {"number": ["nan", "-1", "x", ""], "path": ["", "fifo", "/dev/zero", "x" * 300]}
-ANSWERS = {"--kill": "1@1", "logs": str(launch.ROOT / "results/recorded/two-cpu-cores")}  # to what else must be given
-PROGRAMS = sorted(path.relative_to(launch.ROOT) for path in launch.ROOT.glob("scripts/**/*.py")
+ANSWERS = {"--kill": "1@1", "logs": str(runner.ROOT / "results/recorded/two-cpu-cores")}  # to what else must be given
+PROGRAMS = sorted(path.relative_to(runner.ROOT) for path in runner.ROOT.glob("scripts/**/*.py")
                   if "rank_program.parser(" in path.read_text())
 
 
@@ -90,9 +90,9 @@ def refuse(name):
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_what_cannot_be_is_refused_in_one_line(program, tmp_path):
     script = tmp_path / "refuse.py"
-    script.write_text(f"import os, sys\nsys.path[:0] = [{str(launch.ROOT / 'tests')!r}, {str(launch.ROOT)!r}]\n"
+    script.write_text(f"import os, sys\nsys.path[:0] = [{str(runner.ROOT / 'tests')!r}, {str(runner.ROOT)!r}]\n"
                       f"os.mkdir({str(tmp_path / 'here')!r})\nos.chdir({str(tmp_path / 'here')!r})\n"
                       f"import test_scripts\ntest_scripts.refuse({str(program)!r})\n")
-    done = launch.run(0, script=script)
+    done = runner.run(0, script=script)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1, done.stdout

@@ -8,13 +8,13 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import launch
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from course import pages
+import layout
+from tests import runner
 
-SITE = launch.ROOT / pages.SITE
+SITE = runner.ROOT / layout.SITE
 PHONE, DESK = (360, 740), (1280, 900)
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def built():
-    done = subprocess.run(["scripts/site", "--zip"], cwd=launch.ROOT, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(["scripts/site", "--zip"], cwd=runner.ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -79,7 +79,7 @@ class Document(html.parser.HTMLParser):
 
 def test_it_is_made_without_a_warning_and_packed_with_its_checksum(built):
     assert built.stderr == ""
-    packed = launch.ROOT / re.search(r"its archive: (\S+\.zip),", built.stdout)[1]
+    packed = runner.ROOT / re.search(r"its archive: (\S+\.zip),", built.stdout)[1]
     said, name = Path(f"{packed}.sha256").read_text().split()
     assert name == packed.name and said == hashlib.sha256(packed.read_bytes()).hexdigest()
     assert packed.stat().st_size < 40e6
@@ -88,16 +88,16 @@ def test_it_is_made_without_a_warning_and_packed_with_its_checksum(built):
 
 
 def test_every_lesson_has_its_page_its_picture_and_its_notebook(documents):
-    lessons = sorted(path.stem for path in (launch.ROOT / "notebooks").glob("*.ipynb"))
+    lessons = sorted(path.stem for path in (runner.ROOT / "notebooks").glob("*.ipynb"))
     for name in lessons:
         assert f"notebooks/{name}.html" in documents["index.html"].links
-        assert (SITE / f"download/{name}.ipynb").read_bytes() == (launch.ROOT / f"notebooks/{name}.ipynb").read_bytes()
+        assert (SITE / f"download/{name}.ipynb").read_bytes() == (runner.ROOT / f"notebooks/{name}.ipynb").read_bytes()
     pictures = [src for src, _ in documents["index.html"].pictures]
     assert len(pictures) == len(lessons) + 1, "one a lesson, and that of the README"
 
 
 def test_no_page_shows_a_path_of_the_machine(built):
-    assert [path for path in SITE.rglob("*.html") if str(launch.ROOT) in path.read_text(encoding="utf-8")] == []
+    assert [path for path in SITE.rglob("*.html") if str(runner.ROOT) in path.read_text(encoding="utf-8")] == []
 
 
 def test_every_link_leads_somewhere(documents):
@@ -166,7 +166,7 @@ def test_a_pasted_message_finds_its_entry(built, opened):
     page = opened("search.html?q=rank")
     page.wait_for_function("Search.hasIndex()")
     missed = {}
-    lines = tomllib.loads((launch.ROOT / "tests/pasted_messages.toml").read_text())["message"]
+    lines = tomllib.loads((runner.ROOT / "tests/pasted_messages.toml").read_text())["message"]
     for pasted in lines + [{"line": "RuntimeError: Address already in use", "entries": ["3"]},
                            {"line": "OSError: Too many open files", "entries": ["46"]},
                            {"line": "Connection reset by peer", "entries": []}]:
@@ -230,7 +230,7 @@ def test_the_glossary_and_the_lessons_are_linked_both_ways(documents):
 
 
 def test_a_published_course_has_doors_to_the_services_that_run_it():
-    assert len(pages.doors("05_x", "https://course.invalid/data-parallel", "1.0")) == 1
-    links = pages.doors("05_x", "https://github.com/someone/some-course", "1.0")
+    assert len(layout.doors("05_x", "https://course.invalid/data-parallel", "1.0")) == 1
+    links = layout.doors("05_x", "https://github.com/someone/some-course", "1.0")
     place = "github.com/someone/some-course/blob/v1.0/notebooks/05_x.ipynb"
     assert f"[Kaggle](https://kaggle.com/kernels/welcome?src=https://{place})" in links and len(links) == 4

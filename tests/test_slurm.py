@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 
-import launch
 import psutil
 import pytest
 import torch
@@ -17,6 +16,7 @@ import models
 import placement
 from course import runs
 from course import slurm as slurm_lab
+from tests import runner
 
 SCRIPT = [sys.executable, "scripts/cluster/slurm_lab.py"]
 FILES = {"ranks": "srun", "torchrun": "torchrun"}  # each sbatch file, and who starts its ranks
@@ -43,20 +43,20 @@ def slurm():
 @pytest.fixture
 def course(tmp_path):
     """A folder with the course's main.py and data, where the jobs of a test leave their logs."""
-    (tmp_path / "main.py").symlink_to(launch.ROOT / "main.py")
-    (tmp_path / "data").symlink_to(launch.ROOT / "data")
+    (tmp_path / "main.py").symlink_to(runner.ROOT / "main.py")
+    (tmp_path / "data").symlink_to(runner.ROOT / "data")
     return tmp_path
 
 
 def environment(**changes):
     """A fresh shell's, without what this shell may tell sbatch and srun."""
-    return {k: v for k, v in launch.environment(**changes).items()
+    return {k: v for k, v in runner.environment(**changes).items()
             if not k.startswith(("SBATCH_", "SRUN_")) or k in changes}
 
 
 def submit(slurm, folder, file, *options, sbatch=ONE_EACH, **env):
     """The number of the job. Its logs go into `folder`."""
-    path = launch.ROOT / "scripts" / "cluster" / f"{file}.sbatch"
+    path = runner.ROOT / "scripts" / "cluster" / f"{file}.sbatch"
     done = slurm.run(["sbatch", "--parsable", *sbatch, path, *options], cwd=folder, env=environment(**env))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -67,9 +67,9 @@ def facts(slurm, job):
     return dict(re.findall(r"(\S+?)=(\S*)", slurm.run(["scontrol", "--oneliner", "show", "job", job]).stdout))
 
 
-def wait_for_end(slurm, job, seconds=launch.LIMIT):
+def wait_for_end(slurm, job, seconds=runner.LIMIT):
     states = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
-    launch.wait_for(lambda: facts(slurm, job)["JobState"] not in states, f"job {job} to end", seconds)
+    runner.wait_for(lambda: facts(slurm, job)["JobState"] not in states, f"job {job} to end", seconds)
     return facts(slurm, job)
 
 
@@ -99,7 +99,7 @@ def log_of(folder, job):
 
 def wait_for_epoch(folder, job):
     log = log_of(folder, job)
-    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), f"job {job}'s first epoch")
+    runner.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), f"job {job}'s first epoch")
 
 
 def script(folder, text):
@@ -137,7 +137,7 @@ def port_from_number(job):
 def one_process(tmp_path_factory):
     """(weights, epochs) of one process on the global batch."""
     log, weights = (tmp_path_factory.mktemp("one") / name for name in ("run.jsonl", "model.pt"))
-    done = launch.run(0, *SMALL, "--batch-size", 96, "--log-file", log, "--save-model", weights)
+    done = runner.run(0, *SMALL, "--batch-size", 96, "--log-file", log, "--save-model", weights)
     assert done.returncode == 0, done.stderr
     return torch.load(weights, weights_only=True), runs.read_run(log)
 
@@ -186,7 +186,7 @@ def test_two_jobs_on_the_same_nodes_do_not_meet_each_other(slurm, course):
     assert of_job(slurm, first)
     slurm.run(["scancel", first])
     assert wait_for_end(slurm, first)["JobState"] == "CANCELLED"
-    launch.wait_for(lambda: not of_job(slurm, first), "the cancelled job's processes to end", 60)
+    runner.wait_for(lambda: not of_job(slurm, first), "the cancelled job's processes to end", 60)
 
 
 def test_a_gpu_bound_to_each_task_is_its_own(slurm, tmp_path):
@@ -200,7 +200,7 @@ print(here.local_rank, os.environ["CUDA_VISIBLE_DEVICES"], here.device, here.bac
     for bind, expected in ((["--gpu-bind=single:1"], ["0 0 cuda:0 nccl", "1 1 cuda:0 nccl"]),
                            ([], ["0 0,1 cuda:0 nccl", "1 0,1 cuda:1 nccl"])):
         done = slurm.run(["srun", "--nodes=1", "--ntasks=2", "--gpus-per-node=2", *bind, sys.executable,
-                          tmp_path / "who.py"], env=environment(PYTHONPATH=str(launch.ROOT)))
+                          tmp_path / "who.py"], env=environment(PYTHONPATH=str(runner.ROOT)))
         assert sorted(done.stdout.splitlines()) == expected, done.stderr
 
 
@@ -216,7 +216,7 @@ exec '{sys.executable}' "$@"
     told = wait_for_end(slurm, job, 100)
     assert (told["JobState"], told["Reason"]) == ("FAILED", "NonZeroExitCode"), output(course, job)
     assert "task 1: Exited with exit code 3" in output(course, job)
-    launch.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
+    runner.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
 
 
 @each_file
@@ -227,7 +227,7 @@ def test_a_killed_rank_ends_the_job(file, slurm, course):
     rank_1.kill()
     told = wait_for_end(slurm, job, 100)
     assert (told["JobState"], told["Reason"]) == ("FAILED", "NonZeroExitCode"), output(course, job)
-    launch.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
+    runner.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
     # Rank 0 loses its neighbour, and writes so, unless Slurm's signal is faster.
     assert runs.read_run(log_of(course, job))["status"][0] in ("failed", "unfinished")
 
@@ -237,11 +237,11 @@ def test_a_job_that_is_warned_is_queued_again_and_goes_on(file, slurm, course):
     job = submit(slurm, course, file, *LONG)
     wait_for_epoch(course, job)
     slurm.run(["scancel", "--signal=USR1", job])  # as --signal does before the time is over
-    launch.wait_for(lambda: '"restart"' in log_of(course, job).read_text(), f"job {job} to go on")
+    runner.wait_for(lambda: '"restart"' in log_of(course, job).read_text(), f"job {job} to go on")
     before = len(runs.read_run(log_of(course, job)))
-    launch.wait_for(lambda: len(runs.read_run(log_of(course, job))) > before, "another epoch")
+    runner.wait_for(lambda: len(runs.read_run(log_of(course, job))) > before, "another epoch")
     slurm.run(["scancel", job])
-    launch.wait_for(lambda: not of_job(slurm, job), "the cancelled job's processes to end", 60)
+    runner.wait_for(lambda: not of_job(slurm, job), "the cancelled job's processes to end", 60)
     told, epochs = wait_for_end(slurm, job), runs.read_run(log_of(course, job))
     assert (told["JobState"], told["Restarts"]) == ("CANCELLED", "1"), "who cancels a job does not want it back"
     assert list(epochs["epoch"]) == list(range(len(epochs))) and set(epochs["restarts"]) == {1}
@@ -255,7 +255,7 @@ def test_a_job_that_fails_again_at_its_start_is_not_queued_for_ever(slurm, cours
     job = submit(slurm, course, "ranks", *LONG)
     wait_for_epoch(course, job)
     slurm.run(["scancel", "--signal=USR1", job])
-    launch.wait_for(lambda: facts(slurm, job)["Restarts"] == "1", f"job {job} to be queued again")
+    runner.wait_for(lambda: facts(slurm, job)["Restarts"] == "1", f"job {job} to be queued again")
     told = wait_for_end(slurm, job)
     assert (told["JobState"], told["Restarts"]) == ("FAILED", "1"), output(course, job)
     assert runs.read_run(log_of(course, job))["status"][0] == "resumable"
@@ -295,7 +295,7 @@ os.write(1, f"{' '.join(said)}\n".encode())  # in one go: the ranks of a torchru
 @each_file
 def test_the_files_as_they_stand_are_accepted(file, slurm):
     """Two nodes, 8 GPUs and 64 cores each. --test-only: 16 ranks are too many for a test."""
-    path = launch.ROOT / "scripts" / "cluster" / f"{file}.sbatch"
+    path = runner.ROOT / "scripts" / "cluster" / f"{file}.sbatch"
     done = slurm.run(["sbatch", "--test-only", "--verbose", path], env=environment())
     assert done.returncode == 0 and "using 128 processors on nodes node[1-2]" in done.stderr, done.stderr
     assert re.search(r"signal +: USR1@120", done.stderr)
@@ -332,7 +332,7 @@ def test_a_missing_slurm_variable_is_one_line_and_status_2(missing, slurm, cours
 
 def test_a_second_lab_without_gpus_beside_the_first(slurm, tmp_path):
     script(tmp_path, "print('CUDA_VISIBLE_DEVICES' in os.environ, flush=True)")
-    path = launch.ROOT / "scripts" / "cluster" / "ranks.sbatch"
+    path = runner.ROOT / "scripts" / "cluster" / "ranks.sbatch"
     with slurm_lab.Slurm(nodes=1) as second:
         refused = second.run(["sbatch", "--nodes=1", path], cwd=tmp_path, env=environment())
         assert refused.returncode != 0 and "Invalid generic resource" in refused.stderr
@@ -348,13 +348,13 @@ def test_a_second_lab_without_gpus_beside_the_first(slurm, tmp_path):
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 def test_a_lab_that_is_killed_leaves_no_process(sign):
     process = subprocess.Popen([*SCRIPT, "--nodes", "1", "--", "sh", "-c", "echo $SLURM_LAB; exec sleep 600"],
-                               cwd=launch.ROOT, env=environment(), text=True, stdout=subprocess.PIPE)
+                               cwd=runner.ROOT, env=environment(), text=True, stdout=subprocess.PIPE)
     folder = process.stdout.readline().strip()
     assert len(processes(SLURM_LAB=folder)) >= 4  # munged, slurmctld, slurmd, sleep
     process.send_signal(sign)
     process.communicate(timeout=60)
     assert process.returncode == (143 if sign == signal.SIGTERM else -sign)
-    launch.wait_for(lambda: not processes(SLURM_LAB=folder), "the lab's processes to end", 30)
+    runner.wait_for(lambda: not processes(SLURM_LAB=folder), "the lab's processes to end", 30)
     assert os.path.exists(folder) == (sign == signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -362,7 +362,7 @@ def test_a_lab_that_is_killed_leaves_no_process(sign):
 @installed
 def test_a_lab_ends_with_the_status_of_its_command():
     command = ["--nodes", "1", "--", "srun", "sh", "-c", "hostname; exit 7"]
-    done = subprocess.run([*SCRIPT, *command], cwd=launch.ROOT, env=environment(), capture_output=True, text=True,
+    done = subprocess.run([*SCRIPT, *command], cwd=runner.ROOT, env=environment(), capture_output=True, text=True,
                           timeout=60)
     assert (done.returncode, done.stdout) == (7, "node1\n")
 
@@ -373,7 +373,7 @@ def test_a_lab_ends_with_the_status_of_its_command():
     ([], "the following arguments are required: COMMAND"),
 ])
 def test_bad_input_to_the_lab_is_one_line_and_status_2(options, said):
-    done = subprocess.run([*SCRIPT, *options], cwd=launch.ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*SCRIPT, *options], cwd=runner.ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (2, f"slurm_lab.py: error: {said}\n")
 
 

@@ -8,14 +8,15 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
-import launch
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from course import pages, slides
-from course.classroom import plans, teaching
+import layout
+import slides
+from teach import plans, teaching
+from tests import runner
 
-NOTEBOOKS = sorted((launch.ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+NOTEBOOKS = sorted((runner.ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
 PLANS = plans.read()["plan"]
 LOOSE = 0.15  # of a day: a plan with more slack has room for more
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def lessons():
-    return [pages.Lesson(path, executed=False) for path in NOTEBOOKS]
+    return [layout.Lesson(path, executed=False) for path in NOTEBOOKS]
 
 
 @pytest.fixture(scope="module")
@@ -204,15 +205,15 @@ def laid_out(tmp_path, monkeypatch):
     def lay_out(teachers):
         folder = tmp_path / ("teachers" if teachers else "learners")
         folder.mkdir()
-        for path in launch.ROOT.iterdir():
+        for path in runner.ROOT.iterdir():
             if path.name not in ("build", ".git") and (teachers or path.name != "teach"):
                 (folder / path.name).symlink_to(path)
         monkeypatch.chdir(folder)
         if not teachers:
-            monkeypatch.setitem(sys.modules, "course.classroom", None)  # to import it is an error
-        pages.lay_out(False, "https://course.invalid/x", "1.0")
-        return {path.relative_to(pages.SOURCE).as_posix(): path.read_text(encoding="utf-8")
-                for path in pages.SOURCE.rglob("*") if path.suffix in (".md", ".ipynb")}
+            monkeypatch.setitem(sys.modules, "teach", None)  # to import it is an error
+        layout.lay_out(False, "https://course.invalid/x", "1.0")
+        return {path.relative_to(layout.SOURCE).as_posix(): path.read_text(encoding="utf-8")
+                for path in layout.SOURCE.rglob("*") if path.suffix in (".md", ".ipynb")}
     return lay_out
 
 
@@ -221,7 +222,7 @@ def dead(files):
     links = {(name, target) for name, text in files.items() if not name.startswith("download/")
              for target in re.findall(r"\]\(((?!\w+:)[^)#:\s]+\.(?:md|ipynb))[)#]", text)}
     return {(name, target) for name, target in links
-            if not (pages.SOURCE / name).parent.joinpath(target).resolve().is_file()}
+            if not (layout.SOURCE / name).parent.joinpath(target).resolve().is_file()}
 
 
 def test_the_site_has_a_door_for_teachers(laid_out, lessons):
@@ -290,7 +291,7 @@ def test_slides_begin_with_the_question_and_end_with_what_to_remember(lessons, d
 def test_a_question_by_show_of_hands_hides_its_answer_until_the_next_slide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "course.classroom", None)  # to import it is an error
+        patch.setitem(sys.modules, "teach", None)  # to import it is an error
         assert slides.show_of_hands("05_x") == []
     teaching.LESSONS.mkdir(parents=True)
     assert slides.show_of_hands("05_x") == []
@@ -325,8 +326,8 @@ def test_what_is_too_long_for_a_slide_is_cut():
     (["--zip", "--slides", "05"], "not allowed with argument --zip"),
 ])
 def test_a_wrong_number_is_one_line(arguments, said):
-    done = subprocess.run([sys.executable, "scripts/build_site.py", *arguments], cwd=launch.ROOT, capture_output=True,
-                          text=True, timeout=60, env=launch.environment(PYTHONPATH=str(launch.ROOT)))
+    done = subprocess.run([sys.executable, "site/build_site.py", *arguments], cwd=runner.ROOT, capture_output=True,
+                          text=True, timeout=60, env=runner.environment(PYTHONPATH=str(runner.ROOT)))
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 

@@ -2,10 +2,10 @@
 
 import sys
 
-import launch
 import pytest
 
 from scripts.cluster import torture
+from tests import runner
 
 # hang-a-rank stops a rank, which must then be torchrun's own child; share-a-path holds that a lock goes with who is
 # killed
@@ -14,7 +14,7 @@ FORKED = ("contradicting-launcher", "kill-a-rank")
 
 @pytest.mark.parametrize("attack", sorted(torture.ATTACKS))
 def test_a_few_of_each_attack(attack, forked_python):
-    done = launch.torchrun(0, "--kills", 2, "--inputs", 300, "--only", attack, script="scripts/cluster/torture.py",
+    done = runner.torchrun(0, "--kills", 2, "--inputs", 300, "--only", attack, script="scripts/cluster/torture.py",
                            limit=280, PYTHON_EXEC=forked_python if attack in FORKED else None)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "survived" in done.stdout and "FAILED" not in done.stdout

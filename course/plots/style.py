@@ -24,6 +24,7 @@ from course.plots.tables import by_machine, machine_of, made_up, source_of
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; without its yellow, too faint on white.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+PREDICTED = {"marker": "D", "linestyle": "", "color": COLOURS[1], "markerfacecolor": "none", "markersize": 14}
 MARKERS = ["o", "s", "^", "D", "v", "p", "h"]  # each has an inside that can be hollow
 LINES = {"live": "-", "recorded": "--", "predicted": ":"}
 PHASES = {"data": "#E69F00", "forward": "#56B4E9", "backward": "#0072B2", "update": "#009E73"}

@@ -2,7 +2,8 @@
 
 Bytes of parameters, gradients, optimizer state and activations, by strategy, from the equations of the papers named at
 each function; and seconds a step, from three rates. `scripts/measure/predict.py memory` prints them. `count` gives the
-exact bytes of scripts/lessons/tiny_transformer.py; tests/test_sharded.py compares them with those that ranks hold.
+exact bytes of lessons/l13_beyond_ddp/tiny_transformer.py; lessons/l13_beyond_ddp/test_sharded.py compares them with
+those that ranks hold.
 Left out: the logits, the workspace of kernels, and memory lost to fragmentation; a tenth of the device is kept for it.
 DDP's gradients are views of its buckets (gradient_as_bucket_view=True), else there would be two of each.
 """
@@ -165,7 +166,8 @@ def stage_tensors(model, stage, stages):
 
 
 def count(model, way, ranks, batch, micro_batches=4, size=FLOAT32):
-    """[rank] -> {part: bytes}, exact, of the small transformer as scripts/lessons/shard_model.py trains it, with Adam.
+    """[rank] -> {part: bytes}, exact, of the small transformer as lessons/l13_beyond_ddp/shard_model.py trains it,
+    with Adam.
 
     `way`: one, ddp, zero1, fsdp, tp, fsdp_tp (two ranks of TP, the rest FSDP), gpipe or 1f1b. `batch` sequences of all
     ranks together. Adam also has a step count of 4 bytes for each tensor. MOMENT: the weights that FSDP has whole at

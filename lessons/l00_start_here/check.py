@@ -7,9 +7,9 @@ import re
 
 import torch.distributed as dist
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, exactly, misses
-from course.checks.on_ranks import Answers
+from course.cases import drawn, exactly, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 
 # Exercise 1: when a slow start pays

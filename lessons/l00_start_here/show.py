@@ -63,7 +63,7 @@ def crowded(ranks, devices, kind):
 
 
 def ways(gpus, nodes):
-    """The rows of `plots.ways.decisions`, for a machine with so many GPUs in a job of so many nodes."""
+    """The rows of `ways.decisions`, for a machine with so many GPUs in a job of so many nodes."""
     two = "" if nodes > 1 else "needs 2 machines"
     rows = [
         ("Is one device\nfast enough?", "One process", "on one device", "python main.py", "01", ""),

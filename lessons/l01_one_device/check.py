@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
-from course.checks import Wrong, exercise
-from course.checks.cases import drawn, drawn_one, misses
+from course.cases import drawn, drawn_one, misses
+from course.exercise import Wrong, exercise
 
 STEP = 0.004  # seconds that a step of the device below takes; a grader's: another
 

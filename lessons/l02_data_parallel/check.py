@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn
+from course.cases import drawn
+from course.exercise import Wrong, because, exercise
 
 
 # Exercise 1: a step by hand

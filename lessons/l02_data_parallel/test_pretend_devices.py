@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.parallel.scatter_gather import scatter as torch_scatter
 
-from course import pretend_devices
+from lessons.l02_data_parallel import pretend_devices
 
 # PyTorch's own scatter takes device -1, the CPU, where it was built for GPUs and there is none.
 on_cpu = pytest.mark.skipif(not hasattr(torch._C, "_scatter") or torch.accelerator.is_available(),

@@ -1,4 +1,4 @@
-"""Exercises of notebook 03. The last two run on ranks: course/checks/on_ranks.py says how."""
+"""Exercises of notebook 03. The last two run on ranks: course/on_ranks.py says how."""
 
 import inspect
 import os
@@ -12,9 +12,9 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, drawn_one, misses
-from course.checks.on_ranks import Answers, first_line
+from course.cases import drawn, drawn_one, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers, first_line
 from course.rendezvous import free_port, placements
 
 SHAPES = [(2, 4), (1, 8), (3, 1), (4, 3)]  # nodes, processes a node

@@ -1,8 +1,9 @@
 """What the processes of notebooks 03 and 10 do: say who they are, all talk at once, meet.
 
-Four ranks say who they are     torchrun --nproc_per_node=4 scripts/lessons/ranks_meet.py --step hello
-All print, at the same moments  torchrun --nproc_per_node=4 scripts/lessons/ranks_meet.py --step chatter
-Who listens, who connects       torchrun --nproc_per_node=3 scripts/lessons/ranks_meet.py --step meet --out FOLDER
+Four ranks say who they are     torchrun --nproc_per_node=4 lessons/l03_processes_and_ranks/ranks_meet.py --step hello
+All print, at the same moments  torchrun --nproc_per_node=4 lessons/l03_processes_and_ranks/ranks_meet.py --step chatter
+Who listens, who connects       torchrun --nproc_per_node=3 lessons/l03_processes_and_ranks/ranks_meet.py --step \\
+    meet --out FOLDER
 
 Each rank writes a file of its own, --out/rank-0.json and so on; course/rendezvous.py reads them. What needs no process
 group does not import torch: such a rank starts in a tenth of a second. It runs on CPUs.

@@ -1,10 +1,6 @@
 """Lesson 03: what a launcher writes into the environment of a rank."""
 
-MEANING = {
-    "RANK": "rank: number in the job", "LOCAL_RANK": "local rank: number on this node",
-    "WORLD_SIZE": "processes in the job", "LOCAL_WORLD_SIZE": "processes on this node",
-    "GROUP_RANK": "group rank: number of the node", "GROUP_WORLD_SIZE": "nodes",
-    "MASTER_ADDR": "where all ranks meet: the host …", "MASTER_PORT": "… and the port"}
+from course.rendezvous import MEANING
 
 
 def variables(told):

@@ -6,27 +6,28 @@ import signal
 import subprocess
 import sys
 
-import launch
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from course import notebook_kernel, plots, processes, rendezvous
-from scripts.lessons import ranks_meet
+from course import processes, rendezvous
+from lessons.l03_processes_and_ranks import pictures, ranks_meet
+from lessons.l10_launchers import notebook_kernel
+from tests import runner
 
-SCRIPT = "scripts/lessons/ranks_meet.py"
+SCRIPT = "lessons/l03_processes_and_ranks/ranks_meet.py"
 
 
 def run(count, *arguments, **env):
-    return (launch.torchrun if count else launch.run)(count, *arguments, script=SCRIPT, **env)
+    return (runner.torchrun if count else runner.run)(count, *arguments, script=SCRIPT, **env)
 
 
 def by_hand(count, *arguments):
     """What `count` processes return that nobody but this test launches."""
     for_all = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(rendezvous.free_port())}
-    processes = [subprocess.Popen(launch.command(0, SCRIPT, *arguments), cwd=launch.ROOT,
-                                  env=launch.environment(RANK=str(rank), **for_all)) for rank in range(count)]
-    return [process.wait(launch.LIMIT) for process in processes]
+    processes = [subprocess.Popen(runner.command(0, SCRIPT, *arguments), cwd=runner.ROOT,
+                                  env=runner.environment(RANK=str(rank), **for_all)) for rank in range(count)]
+    return [process.wait(runner.LIMIT) for process in processes]
 
 
 def pairs(links, kind):
@@ -43,9 +44,9 @@ def every_pair(count):
 def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(tmp_path):
     endpoint = f"localhost:{rendezvous.free_port()}"
     together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint={endpoint}"]
-    nodes = [subprocess.Popen([*launch.command(count, *together, SCRIPT), "--step", "hello", "--out", str(tmp_path)],
-                              cwd=launch.ROOT, env=launch.environment()) for count in (2, 3)]
-    assert [node.wait(launch.LIMIT) for node in nodes] == [0, 0]
+    nodes = [subprocess.Popen([*runner.command(count, *together, SCRIPT), "--step", "hello", "--out", str(tmp_path)],
+                              cwd=runner.ROOT, env=runner.environment()) for count in (2, 3)]
+    assert [node.wait(runner.LIMIT) for node in nodes] == [0, 0]
     found = rendezvous.read(tmp_path)
     assert [one["rank"] for one in found] == list(range(5)) and {one["world_size"] for one in found} == {5}
     assert [one["group_rank"] for one in found] in ([0, 0, 1, 1, 1], [0, 0, 0, 1, 1])
@@ -111,9 +112,10 @@ def test_links_are_told_apart_by_the_port():
 
 def test_hello_and_chatter_do_not_import_torch():
     code = ("import sys; sys.argv = ['ranks_meet.py', '--step', 'hello', 'chatter', '--lines', '2']\n"
-            "from scripts.lessons import ranks_meet; ranks_meet.main(); assert 'torch' not in sys.modules")
-    done = subprocess.run([sys.executable, "-c", code], cwd=launch.ROOT, capture_output=True, text=True, timeout=60,
-                          env=launch.environment(RANK="1", WORLD_SIZE="2"))
+            "from lessons.l03_processes_and_ranks import ranks_meet; ranks_meet.main()\n"
+            "assert 'torch' not in sys.modules")
+    done = subprocess.run([sys.executable, "-c", code], cwd=runner.ROOT, capture_output=True, text=True, timeout=60,
+                          env=runner.environment(RANK="1", WORLD_SIZE="2"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [f"{how}: rank 1, step {n}" for how in ("print", "write") for n in (0, 1)]
 
@@ -233,16 +235,16 @@ def test_ctrl_c_ends_the_second_kernel(second, monkeypatch):
 
 
 def test_nothing_is_left_where_the_notebook_is_killed(tmp_path):
-    code = ("from course.notebook_kernel import SecondKernel\nsecond = SecondKernel()\nsecond.start()\n"
+    code = ("from lessons.l10_launchers.notebook_kernel import SecondKernel\nsecond = SecondKernel()\nsecond.start()\n"
             "print(second.mark, flush=True)\n"
             "second.attempt('hang', 'import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(600)', 600)")
-    notebook = subprocess.Popen([sys.executable, "-c", code], cwd=launch.ROOT, stdout=subprocess.PIPE, text=True,
+    notebook = subprocess.Popen([sys.executable, "-c", code], cwd=runner.ROOT, stdout=subprocess.PIPE, text=True,
                                 stderr=subprocess.DEVNULL)
     mark = notebook.stdout.readline().strip()
-    launch.wait_for(lambda: len(marked(mark)) >= 2, "the attempt to fork", 60)
+    runner.wait_for(lambda: len(marked(mark)) >= 2, "the attempt to fork", 60)
     os.kill(notebook.pid, signal.SIGKILL)
     notebook.communicate()
-    launch.wait_for(lambda: not marked(mark), "the guard to kill what is left", 30)
+    runner.wait_for(lambda: not marked(mark), "the guard to kill what is left", 30)
 
 
 def test_a_set_up_that_fails_says_why(second):
@@ -273,7 +275,7 @@ def test_the_line_to_look_at(said, error, essential):
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (2, 4), (3, 1), (8, 8)])
 def test_ranks_map_draws_every_process_in_its_place(nodes, per_node):
     processes = pd.DataFrame(rendezvous.placements(nodes, per_node))
-    ax = plots.rank_maps.ranks_map(processes, plt.subplots(figsize=(14, 6))[1])
+    ax = pictures.ranks_map(processes, plt.subplots(figsize=(14, 6))[1])
     texts = {text.get_text(): text.get_position() for text in ax.texts if text.get_text().startswith("rank ")}
     assert {name: (x, round(y)) for name, (x, y) in texts.items()} == {
         f"rank {node * per_node + local}": (local, node) for node in range(nodes) for local in range(per_node)}
@@ -284,7 +286,7 @@ def test_ranks_map_draws_every_process_in_its_place(nodes, per_node):
 def test_ranks_map_draws_unequal_nodes():
     places = [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 2, 1)]
     processes = pd.DataFrame(places, columns=["rank", "local_rank", "group_rank"])
-    ax = plots.rank_maps.ranks_map(processes, plt.subplots()[1])
+    ax = pictures.ranks_map(processes, plt.subplots()[1])
     assert sum(text.get_text().startswith("rank ") for text in ax.texts) == 4
     plt.close(ax.figure)
 
@@ -292,7 +294,7 @@ def test_ranks_map_draws_unequal_nodes():
 def test_links_map_draws_every_link_and_marks_who_listens():
     links = [{"client": "rank 0", "server": "torchrun", "kind": "store"}, {"client": "torchrun", "server": "torchrun",
              "kind": "store"}, {"client": "rank 1", "server": "rank 0", "kind": "gloo"}]
-    ax = plots.rank_maps.links_map(["rank 0", "rank 1", "torchrun"], links, plt.subplots()[1])
+    ax = pictures.links_map(["rank 0", "rank 1", "torchrun"], links, plt.subplots()[1])
     assert sum(text.get_text() == "" for text in ax.texts) == len(links)  # an arrow is an annotation without text
     inks = {text.get_text(): text.get_color() for text in ax.texts}
     assert (inks["torchrun"], inks["rank 0"], inks["rank 1"]) == ("white", "black", "black")
@@ -301,7 +303,7 @@ def test_links_map_draws_every_link_and_marks_who_listens():
 
 def test_a_file_is_drawn_and_does_not_listen():
     links = [{"client": f"rank {rank}", "server": rendezvous.FILE, "kind": "store"} for rank in (0, 1)]
-    axes = plots.rank_maps.links_maps({"a": (["rank 0", "rank 1", rendezvous.FILE], links), "b": (["rank 0"], [])})
+    axes = pictures.links_maps({"a": (["rank 0", "rank 1", rendezvous.FILE], links), "b": (["rank 0"], [])})
     assert [ax.get_title(loc="left") for ax in axes] == ["a", "b"]
     assert rendezvous.FILE in [text.get_text() for text in axes[0].texts]
     assert plt.matplotlib.colors.to_hex(axes[0].patches[2].get_facecolor()) == "#ffffff"

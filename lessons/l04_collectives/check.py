@@ -1,4 +1,4 @@
-"""Exercises of notebook 04. All but the first run on ranks: course/checks/on_ranks.py says how."""
+"""Exercises of notebook 04. All but the first run on ranks: course/on_ranks.py says how."""
 
 from functools import partial
 from unittest import mock
@@ -6,9 +6,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn_one, misses
-from course.checks.on_ranks import SAME_CALLS, Answers
+from course.cases import drawn_one, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import SAME_CALLS, Answers
 
 LENGTHS = (3, 0, 5)  # predictions of each rank
 VALUES = 10  # of each rank in the ring: they do not divide by three

@@ -1,6 +1,6 @@
 """Every collective once, on a few numbers, and what each rank held before and after. Notebook 04 draws it.
 
-    torchrun --nproc_per_node=4 scripts/lessons/collectives_shown.py --out results/live/04_collectives.json
+    torchrun --nproc_per_node=4 lessons/l04_collectives/collectives_shown.py --out results/live/04_collectives.json
 
 Rank 0 starts with 1 2 3 ..., rank 1 with 10 20 30 ..., rank 2 with 100 200 300 ..., and so on: each digit of a number
 tells which rank it came from, also in a sum. All of it runs on CPUs with gloo, so that every machine shows the same.
@@ -235,7 +235,7 @@ def main():
         here = utils.find_placement("cpu", "gloo")
         if not 2 <= here.world_size <= MOST_RANKS or here.nodes > 1:
             raise ValueError(f"this shows 2 to {MOST_RANKS} ranks of one machine: "
-                             "torchrun --nproc_per_node=4 scripts/lessons/collectives_shown.py")
+                             "torchrun --nproc_per_node=4 lessons/l04_collectives/collectives_shown.py")
         check_output("--out", args.out)
     torch.set_num_threads(1)
     found = {"world_size": here.world_size, "torch": torch.__version__}

@@ -1,6 +1,6 @@
 """Ranks that wait for each other for ever, on purpose, and three ways to see who waits where. Notebook 04 shows it.
 
-    torchrun --nproc_per_node=3 scripts/lessons/hang_on_purpose.py --out results/live/04_hang.json
+    torchrun --nproc_per_node=3 lessons/l04_collectives/hang_on_purpose.py --out results/live/04_hang.json
 
 "For ever" is --timeout seconds here. Every try has a process group of its own, so that a try that breaks its group
 leaves the next one alone. All of it runs on CPUs with gloo.
@@ -71,7 +71,7 @@ def main():
         here = utils.find_placement("cpu", "gloo")
         if here.world_size < 3 or here.nodes > 1:
             raise ValueError("this needs three ranks or more of one machine: "
-                             "torchrun --nproc_per_node=3 scripts/lessons/hang_on_purpose.py")
+                             "torchrun --nproc_per_node=3 lessons/l04_collectives/hang_on_purpose.py")
         check_output("--out", args.out)
     torch.set_num_threads(1)
     found = {"world_size": here.world_size, "timeout": args.timeout}

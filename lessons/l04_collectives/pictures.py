@@ -1,6 +1,7 @@
 """Lesson 04: what each rank holds, cell by cell, before and after a collective and along the ring.
 
-The numbers are those of scripts/lessons/collectives_shown.py: each digit of a number stands for one rank, so a cell
+The numbers are those of lessons/l04_collectives/collectives_shown.py: each digit of a number stands for one rank, so
+a cell
 shows by its colours which ranks its number came from. Nothing here is drawn by hand: a cell is a value of a run.
 """
 

@@ -1,6 +1,7 @@
 """Lesson 04: what gloo has, what the ring sent, how long a call took, and what each rank of a hang said and waited for.
 
-What is handed in was written by scripts/lessons/collectives_shown.py and scripts/lessons/hang_on_purpose.py.
+What is handed in was written by lessons/l04_collectives/collectives_shown.py and
+lessons/l04_collectives/hang_on_purpose.py.
 """
 
 import re

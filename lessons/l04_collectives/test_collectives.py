@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 
-import launch
 import matplotlib.pyplot as plt
 import numpy as np
 import psutil
@@ -16,19 +15,20 @@ import torch
 import torch.distributed as dist
 
 from course import plots, predict
-from scripts.lessons import collectives_shown, hang_on_purpose
+from lessons.l04_collectives import collectives_shown, hang_on_purpose, pictures
 from scripts.measure import message_time
+from tests import runner
 
 MEASURE = "scripts/measure/message_time.py"
-DEMO, HANG = (f"scripts/lessons/{name}.py" for name in ("collectives_shown", "hang_on_purpose"))
+DEMO, HANG = (f"lessons/l04_collectives/{name}.py" for name in ("collectives_shown", "hang_on_purpose"))
 
 
 def run(ranks, script, *arguments, **env):
-    return launch.run(ranks, *arguments, script=script, **env)
+    return runner.run(ranks, *arguments, script=script, **env)
 
 
 def stray(script):
-    return launch.living(str(script))
+    return runner.living(str(script))
 
 
 def written(done, path):
@@ -106,7 +106,7 @@ def test_ring_seconds_adds_up_its_steps():
 def test_the_pure_part_needs_no_torch():
     code = ("import sys\nfrom course.predict.fit import bandwidth, fit, ring_seconds\n"
             "fit([1, 2], [1, 2]); assert 'torch' not in sys.modules")
-    subprocess.run([sys.executable, "-c", code], cwd=launch.ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=runner.ROOT, check=True, timeout=60)
 
 
 # ---------------------------------------------------------------------------------- measuring
@@ -169,7 +169,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(script, world_size, option
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setattr("sys.argv", ["script.py", "--out", str(tmp_path / "found.json"), *options])
-    monkeypatch.chdir(launch.ROOT)
+    monkeypatch.chdir(runner.ROOT)
     with pytest.raises(SystemExit, match="2"):
         script.main()
     stderr = capfd.readouterr().err
@@ -250,7 +250,7 @@ def gloo_without(name):
 
 
 @pytest.mark.parametrize("name", collectives_shown.INSTEAD)
-@launch.in_a_group_of_one
+@runner.in_a_group_of_one
 def test_what_gloo_lacks_is_built_from_others(name):
     """PyTorch 2.10 refuses it on gloo; here one process plays the refusal, three the substitute."""
     setattr(dist, name, gloo_without(name))
@@ -262,7 +262,7 @@ def test_what_gloo_lacks_is_built_from_others(name):
 
 SUBSTITUTES = """
 import shortcuts
-from scripts.lessons import collectives_shown as demo
+from lessons.l04_collectives import collectives_shown as demo
 demo.COLLECTIVES.update(demo.INSTEAD)
 demo.main()
 shortcuts.exit_now()
@@ -272,7 +272,7 @@ shortcuts.exit_now()
 def test_the_substitutes_move_the_same(tmp_path):
     program, out = tmp_path / "substitutes.py", tmp_path / "out" / "found.json"
     program.write_text(SUBSTITUTES)
-    done = run(3, program, "--show", *collectives_shown.INSTEAD, "--out", out, PYTHONPATH=str(launch.ROOT))
+    done = run(3, program, "--show", *collectives_shown.INSTEAD, "--out", out, PYTHONPATH=str(runner.ROOT))
     found = written(done, out)
     for name in collectives_shown.INSTEAD:
         assert [state["cells"] for state in found[name]["states"]] == list(expected(name, 3))
@@ -292,7 +292,7 @@ def test_the_ring_is_all_reduce(demo):
 def test_after_the_first_phase_each_rank_has_one_whole_chunk(demo):
     n = demo["world_size"]
     cells = demo["ring"]["steps"][n - 1]["cells"]
-    whole = [{column for column in range(n) if len(plots.collectives.contributors(row[column])) == n} for row in cells]
+    whole = [{column for column in range(n) if len(pictures.contributors(row[column])) == n} for row in cells]
     assert whole == [{(rank + 1) % n} for rank in range(n)], "as exercise 3 asks"
 
 
@@ -313,11 +313,11 @@ def test_the_ring_sends_what_the_formula_says(demo):
 
 def test_a_digit_tells_the_rank():
     for rank in range(collectives_shown.MOST_RANKS):
-        assert {tuple(plots.collectives.contributors(number)) for number in
+        assert {tuple(pictures.contributors(number)) for number in
                 collectives_shown.numbers(rank, 30).tolist()} == {(rank,)}
     total = sum(collectives_shown.numbers(rank, 30) for rank in range(collectives_shown.MOST_RANKS))
-    assert all(plots.collectives.contributors(number) == list(range(7)) for number in total.tolist())
-    assert plots.collectives.contributors(0) == []
+    assert all(pictures.contributors(number) == list(range(7)) for number in total.tolist())
+    assert pictures.contributors(0) == []
 
 
 @pytest.mark.parametrize("demo", [4], indirect=True)
@@ -325,13 +325,13 @@ def test_a_picture_shows_every_number_in_the_colours_of_its_ranks(demo):
     for name in collectives_shown.COLLECTIVES:
         if name == "barrier":
             continue
-        fig = plots.collectives.before_after(demo[name], name)
+        fig = pictures.before_after(demo[name], name)
         for state, ax in zip(demo[name]["states"], fig.axes, strict=True):
             numbers = [number for row in state["cells"] for number in row]
             assert ax.get_title(loc="left") == state["label"]
             texts = [str(number) for row in state["cells"] for number in row or ["nothing"]]
             assert [text.get_text() for text in ax.texts] == texts
-            stripes = sum(len(plots.collectives.contributors(number)) for number in numbers)
+            stripes = sum(len(pictures.contributors(number)) for number in numbers)
             assert len(ax.patches) == stripes + len(numbers)
         assert plots.picture(fig).data.startswith(b"\x89PNG")
         assert fig.number not in plt.get_fignums()
@@ -339,7 +339,7 @@ def test_a_picture_shows_every_number_in_the_colours_of_its_ranks(demo):
 
 @pytest.mark.parametrize("demo", [4], indirect=True)
 def test_the_ring_is_drawn_step_by_step_counted_from_0(demo):
-    panels = [ax for half in ("added", "copied") for ax in plots.collectives.ring(demo["ring"], half).axes]
+    panels = [ax for half in ("added", "copied") for ax in pictures.ring(demo["ring"], half).axes]
     assert [ax.get_title(loc="left") for ax in panels] == [
         "start", *(f"step {step}: {'added' if step < 3 else 'copied'}" for step in range(6))]
     drawn = [[int(text.get_text()) for text in ax.texts] for ax in panels]
@@ -350,7 +350,7 @@ def test_the_ring_is_drawn_step_by_step_counted_from_0(demo):
 
 @pytest.mark.parametrize("demo", [4], indirect=True)
 def test_who_waited_for_the_barrier_is_a_table_for_the_timeline(demo):
-    events = plots.collectives.intervals(demo["barrier"], {"busy": ("work", "start", "arrives"),
+    events = pictures.intervals(demo["barrier"], {"busy": ("work", "start", "arrives"),
                                                            "barrier": ("wait", "arrives", "leaves")})
     assert list(events["rank"]) == [0, 1, 2, 3] * 2 and list(events["event"]) == ["work"] * 4 + ["wait"] * 4
     assert events["start"][4] == events["end"][0] == 1000 * demo["barrier"]["states"][1]["seconds"][0]
@@ -362,7 +362,7 @@ def test_who_waited_for_the_barrier_is_a_table_for_the_timeline(demo):
 @pytest.fixture(scope="module", params=[3, 4])
 def hung(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("hang") / "found.json"
-    return written(launch.torchrun(request.param, "--timeout", 2, "--out", out, script=HANG), out)
+    return written(runner.torchrun(request.param, "--timeout", 2, "--out", out, script=HANG), out)
 
 
 def test_every_rank_waits_and_the_stack_tells_where(hung):
@@ -373,7 +373,7 @@ def test_every_rank_waits_and_the_stack_tells_where(hung):
         waits = "broadcast" if number == hung["world_size"] - 1 else "all_reduce"
         assert rank["stack"][1].endswith(f" in {waits}")
         assert any(f'"{HANG}"' in line and line.endswith("in different") for line in rank["stack"])
-        assert not any(str(launch.ROOT) in line or sys.prefix in line for line in rank["stack"])
+        assert not any(str(runner.ROOT) in line or sys.prefix in line for line in rank["stack"])
 
 
 def test_a_monitored_barrier_names_the_missing_rank(hung):
@@ -391,14 +391,14 @@ def test_detail_names_both_collectives_before_anybody_waits(hung):
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_a_hang_that_is_stopped_leaves_nothing(sign, tmp_path):
     out = tmp_path / "found.json"
-    process = subprocess.Popen(launch.command(3, HANG, "--timeout", 30, "--out", out), cwd=launch.ROOT,
-                               env=launch.environment(PYTHONUNBUFFERED="1"), stdout=subprocess.DEVNULL,
+    process = subprocess.Popen(runner.command(3, HANG, "--timeout", 30, "--out", out), cwd=runner.ROOT,
+                               env=runner.environment(PYTHONUNBUFFERED="1"), stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        launch.wait_for(lambda: len(stray(HANG)) == 4, "torchrun and three ranks")
+        runner.wait_for(lambda: len(stray(HANG)) == 4, "torchrun and three ranks")
         ranks = [member for member in stray(HANG) if member.pid != process.pid]
         # a torchrun that gets SIGTERM while it still starts its ranks ends, and leaves them
-        launch.wait_for(lambda: all(rank.net_connections() for rank in ranks), "ranks that have met")
+        runner.wait_for(lambda: all(rank.net_connections() for rank in ranks), "ranks that have met")
         process.send_signal(sign)
         assert process.wait(60) != 0 and psutil.wait_procs(ranks, timeout=30)[1] == []
     finally:

@@ -1,6 +1,6 @@
 """Exercises of lesson 05. What is right comes from PyTorch's own sampler, or from one process with all images.
 
-The last two run on ranks: course/checks/on_ranks.py says how.
+The last two run on ranks: course/on_ranks.py says how.
 """
 
 import copy
@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, drawn_one, generator_seed, misses
-from course.checks.on_ranks import Answers
+from course.cases import drawn, drawn_one, generator_seed, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 HITS = {10: (0, 3, 4, 9), 4: (0, 2), 2: (1,)}  # of so many images, which are right
 

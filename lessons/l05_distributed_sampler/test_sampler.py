@@ -6,7 +6,6 @@ import json
 import types
 from collections import Counter
 
-import launch
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -14,7 +13,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 import data
 import models
 import utils
-from course.checks import lesson_05
+from lessons.l05_distributed_sampler import check as lesson_05
+from tests import runner
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 20, 21, 97, 100]
 WORLDS = [1, 2, 3, 4, 5, 7, 8, 64]
@@ -147,12 +147,12 @@ def test_the_bound_on_the_error_of_padding_holds_and_is_sharp(n, world_size):
 # ------------------------------------------------------------------------------------------- shards of unequal length
 
 
-UNEVEN = "scripts/lessons/uneven_shards.py"
+UNEVEN = "lessons/l05_distributed_sampler/uneven_shards.py"
 
 
 @pytest.mark.parametrize(("ranks", "n"), [(3, 10), (2, 5)])
 def test_of_uneven_shards_one_waits_and_join_counts_each_image_once(ranks, n, tmp_path):
-    done = launch.run(ranks, "--images", n, "--timeout", 4, "--dataset", "synthetic", "--out", tmp_path / "found.json",
+    done = runner.run(ranks, "--images", n, "--timeout", 4, "--dataset", "synthetic", "--out", tmp_path / "found.json",
                       script=UNEVEN)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
@@ -182,6 +182,6 @@ def test_of_uneven_shards_one_waits_and_join_counts_each_image_once(ranks, n, tm
     (3, ["--out", "."], "is a folder"),
 ])
 def test_uneven_shards_refuses_in_one_line_what_cannot_be(ranks, arguments, said, tmp_path):
-    done = launch.run(ranks, "--out", tmp_path / "found.json", *arguments, script=UNEVEN)
+    done = runner.run(ranks, "--out", tmp_path / "found.json", *arguments, script=UNEVEN)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())

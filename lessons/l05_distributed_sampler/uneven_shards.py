@@ -1,6 +1,6 @@
 """Shards of unequal length under DDP: who waits for whom, what repairs it, and how much each image then counts.
 
-    torchrun --nproc_per_node=3 scripts/lessons/uneven_shards.py --out results/live/05_uneven.json
+    torchrun --nproc_per_node=3 lessons/l05_distributed_sampler/uneven_shards.py --out results/live/05_uneven.json
 
 The ranks go once through the same few images, one image a step, in several ways. The weights stay as they are, so that
 the ways can be compared with one another, and with one process. It runs on CPUs with gloo. Notebook 05 draws it.

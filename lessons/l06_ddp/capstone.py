@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 
 from course import forked_ranks
-from course.checks import Wrong, because, exercise
-from course.checks.capstone_rank import TEST, TRAIN
+from course.exercise import Wrong, because, exercise
 from course.lesson import some
+from lessons.l06_ddp.capstone_rank import TEST, TRAIN
 
-PROGRAMS = forked_ranks.ROOT / "scripts" / "lessons"
+PROGRAMS = forked_ranks.ROOT / "scripts"
 BATCH, LR = 64, 0.01  # minimal.py's: images an update, learning rate
 LIMIT, WAIT = 60, 20  # seconds: of a program with so few images; of a rank for another that shows no sign of life
 GPUS = 2  # of each node that is pretended
@@ -31,7 +31,7 @@ TOLD = re.compile(r"Loss:\s*(\d+\.\d+|nan|inf).*?acc:\s*(\d+\.\d+)", re.IGNORECA
     "images)? What must all ranks do together (meet, wrap the model, add up)? What must one rank do alone (print, "
     "save)? Begin with init_process_group, DistributedDataParallel and DistributedSampler, and call the check: it says "
     "what comes next.",
-    mistakes={},  # whole programs: tests/test_capstone.py has them
+    mistakes={},  # whole programs: lessons/l06_ddp/test_capstone.py has them
 )
 def my_ddp(attempt):
     """On 1, 2 and 3 ranks your program trains the model that minimal.py trains, from the same images an update. What it

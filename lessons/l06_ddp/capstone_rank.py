@@ -1,6 +1,7 @@
 """One rank of a learner's program, watched: which images it trains on and tests, what it says, saves and waits for.
 
-    capstone_rank.py PROGRAM FOLDER GPUS WAIT       started by course/checks/capstone.py, which reads what is in FOLDER
+    capstone_rank.py PROGRAM FOLDER GPUS WAIT       started by lessons/l06_ddp/capstone.py, which reads what is in
+    FOLDER
 
 The program runs as it stands, but for this: data.get_dataset gives two small sets, and a collective first asks all
 ranks whether they call it too. So a rank that would wait for ever is told at once, with the places of all.

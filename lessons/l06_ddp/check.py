@@ -1,4 +1,4 @@
-"""Exercises of notebook 06. All run on ranks: course/checks/on_ranks.py says how."""
+"""Exercises of notebook 06. All run on ranks: course/on_ranks.py says how."""
 
 import copy
 import pickle
@@ -14,9 +14,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn_one, generator_seed
-from course.checks.on_ranks import Answers
+from course.cases import drawn_one, generator_seed
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 
 def given():

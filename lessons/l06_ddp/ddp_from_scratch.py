@@ -1,6 +1,6 @@
 """DistributedDataParallel from nothing, a small difference at a time. Notebook 06 reads and draws this.
 
-    torchrun --nproc_per_node=2 scripts/lessons/ddp_from_scratch.py --step independent broadcast \
+    torchrun --nproc_per_node=2 lessons/l06_ddp/ddp_from_scratch.py --step independent broadcast \
         --out results/live/06_start.json
 
 The steps are whole training loops. Each starts from other weights on every rank, and is compared after every update
@@ -248,7 +248,7 @@ def get_parser(description=__doc__, steps=STEPS):
 def check(args, here):
     """ValueError, one line, for what cannot work; before any rank waits for another."""
     if here.world_size < 2:
-        raise ValueError("this compares ranks: start two or more, torchrun --nproc_per_node=2 scripts/lessons/...")
+        raise ValueError("this compares ranks: start two or more, torchrun --nproc_per_node=2 lessons/l06_ddp/...")
     if args.batch_size < 8 or args.batch_size % 4:
         raise ValueError(f"--batch-size {args.batch_size}: some steps cut each rank's batch in four equal parts, so "
                          "take 8, 12, 16 ...")

@@ -1,6 +1,6 @@
 """Questions about DistributedDataParallel, each answered by a small experiment. Notebook 06 draws the answers.
 
-    torchrun --nproc_per_node=2 scripts/lessons/ddp_questions.py --step scale unused --out results/live/06_scale.json
+    torchrun --nproc_per_node=2 lessons/l06_ddp/ddp_questions.py --step scale unused --out results/live/06_scale.json
 
 It runs on CPUs with gloo, so that every machine shows the same; only torch's SyncBatchNorm asks for a GPU.
 """
@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import models
 from course import rank_program
+from lessons.l06_ddp import ddp_from_scratch
+from lessons.l06_ddp.ddp_from_scratch import LR, between_ranks, ddp, flat_weights, messages, pack, worst
 from options import positive
-from scripts.lessons import ddp_from_scratch
-from scripts.lessons.ddp_from_scratch import LR, between_ranks, ddp, flat_weights, messages, pack, worst
 
 WARM_UP, TIMED = 3, 9  # steps of `timeline`
 LAYERS, ROWS = 6, 128  # of its model, and samples a step for each rank

@@ -1,18 +1,19 @@
 """The capstone of lesson 06: programs that are right are, however they are written, and each mistake is told apart.
 
-All are made from scripts/lessons/minimal_ddp.py, or from minimal.py, by edits of their lines.
+All are made from scripts/minimal_ddp.py, or from minimal.py, by edits of their lines.
 """
 
 import textwrap
 
-import launch
 import pytest
 
 from course import forked_ranks
-from course.checks import Wrong, capstone
+from course.exercise import Wrong
+from lessons.l06_ddp import capstone
+from tests import runner
 
 pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
-ONE, MANY = (launch.ROOT.joinpath(f"scripts/lessons/{name}.py").read_text() for name in ("minimal", "minimal_ddp"))
+ONE, MANY = (runner.ROOT.joinpath(f"scripts/{name}.py").read_text() for name in ("minimal", "minimal_ddp"))
 SET_EPOCH = "    sampler.set_epoch(epoch)  # without it every epoch has the order of the first\n"
 SAMPLER = "sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)"
 TRAIN_LOADER = "DataLoader(train_set, BATCH // world_size, sampler=sampler, collate_fn=train_set.collate)"

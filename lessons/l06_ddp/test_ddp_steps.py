@@ -5,22 +5,21 @@ import difflib
 import inspect
 import json
 
-import launch
 import pytest
 import torch
 
 import models
 from course import rendezvous
-from course.verdicts import lesson_06 as told
-from scripts.lessons import ddp_from_scratch, ddp_questions
+from lessons.l06_ddp import ddp_from_scratch, ddp_questions, show
+from tests import runner
 
 ROUNDING = 1e-5
 SAME = ["average", "bucketed", "hooked", "overlapped", "ddp"]  # the training of one process
-SCRIPT, QUESTIONS = (f"scripts/lessons/{name}.py" for name in ("ddp_from_scratch", "ddp_questions"))
+SCRIPT, QUESTIONS = (f"lessons/l06_ddp/{name}.py" for name in ("ddp_from_scratch", "ddp_questions"))
 
 
 def run(ranks, script, *arguments, **env):
-    return launch.run(ranks, *arguments, script=script, **env)
+    return runner.run(ranks, *arguments, script=script, **env)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -83,10 +82,10 @@ def test_mean_loss_needs_the_mean_and_sum_loss_the_sum(found):
 def test_when_ddp_is_one_process_and_when_not(found):
     equality = found["equality"]
     same = {"equal shards", "unequal shards, loss weighted", "BatchNorm over all ranks"}
-    assert {name for name, off in equality["weights"].items() if off < told.ROUNDING} == same
-    assert set(told.another_training(equality["weights"])) == set(equality["weights"]) - same
+    assert {name for name, off in equality["weights"].items() if off < show.ROUNDING} == same
+    assert set(show.another_training(equality["weights"])) == set(equality["weights"]) - same
     assert all(off > 1e-4 for name, off in equality["weights"].items() if name not in same)
-    assert equality["without_dropout"] < told.ROUNDING
+    assert equality["without_dropout"] < show.ROUNDING
     assert len(equality["shard_sizes"]) == found["world_size"] < len(set(equality["shard_sizes"])) + 2
 
 
@@ -96,7 +95,7 @@ def test_batchnorm_over_all_ranks_has_one_running_mean_and_two_messages_a_layer(
     assert shared - own == 2 * batchnorm["layers"] > 2
     own, shared = batchnorm["running_means"].values()
     assert own > 1e-4 and shared == 0
-    assert batchnorm.get("torch.nn.SyncBatchNorm", 0) < told.ROUNDING, "on a GPU"
+    assert batchnorm.get("torch.nn.SyncBatchNorm", 0) < show.ROUNDING, "on a GPU"
 
 
 def test_batchnorm_over_one_rank_is_torchs(monkeypatch):

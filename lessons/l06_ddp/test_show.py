@@ -2,7 +2,7 @@
 
 import pytest
 
-from course.verdicts import lesson_06 as told
+from lessons.l06_ddp import show
 
 
 def run(backward, wait=10.0):
@@ -16,7 +16,7 @@ def run(backward, wait=10.0):
     (run(65), run(50, wait=24), "neither"),
 ])
 def test_the_shorter_step(small, one, said):
-    assert told.shorter(small, one) == said
+    assert show.shorter(small, one) == said
 
 
 def test_hidden_is_what_lies_below_the_backward_of_its_own_rank():
@@ -24,18 +24,18 @@ def test_hidden_is_what_lies_below_the_backward_of_its_own_rank():
               {"rank": 0, "event": "all-reduce", "start": 6, "end": 12},
               {"rank": 1, "event": "all-reduce", "start": 2, "end": 3},
               {"rank": 1, "event": "all-reduce", "start": 4, "end": 5}]
-    assert told.hidden(events) == pytest.approx((4 + 1 + 0) / 8)
-    assert told.buckets({"events": events, "bucket_cap_mb": 4.0}) == "1 bucket (bucket_cap_mb=4)"
+    assert show.hidden(events) == pytest.approx((4 + 1 + 0) / 8)
+    assert show.buckets({"events": events, "bucket_cap_mb": 4.0}) == "1 bucket (bucket_cap_mb=4)"
 
 
 def test_rounding_is_the_same_training():
-    assert told.another_training({"a": 1e-16, "b": 0, "c": 1e-3}) == ["c"]
+    assert show.another_training({"a": 1e-16, "b": 0, "c": 1e-3}) == ["c"]
 
 
 @pytest.mark.parametrize("real", [None, 2e-15])
 def test_torchs_own_syncbatchnorm_has_a_row_where_it_ran(real):
     found = {"layers": 7, "messages": {"BatchNorm": 1}, "running_means": {"BatchNorm": 0.01}}
-    rows = told.batchnorm({"weights": {"BatchNorm": 0.02},
+    rows = show.batchnorm({"weights": {"BatchNorm": 0.02},
                            "batchnorm": found | ({"torch.nn.SyncBatchNorm": real} if real else {})})
     assert [list(row.values())[1] for row in rows] == ["2e-02", "2e-15"][:1 + bool(real)]
     assert len({tuple(row) for row in rows}) == 1, "one table has one head"

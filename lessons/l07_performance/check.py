@@ -1,5 +1,5 @@
 """Exercises of notebook 07: where a step's time is lost, the rank that holds up the others, logs of runs that went
-wrong, and the number of ranks for a job. One runs on ranks: course/checks/on_ranks.py says how."""
+wrong, and the number of ranks for a job. One runs on ranks: course/on_ranks.py says how."""
 
 import math
 import statistics
@@ -8,9 +8,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, drawn_one, exactly, misses
-from course.checks.on_ranks import Answers
+from course.cases import drawn, drawn_one, exactly, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does
 

@@ -1,5 +1,5 @@
 """Exercises of notebook 08: an all-reduce that times itself, its bandwidths, processes side by side, the batch from
-which DDP pays, and the link that 64 GPUs need. Two run on ranks: course/checks/on_ranks.py says how."""
+which DDP pays, and the link that 64 GPUs need. Two run on ranks: course/on_ranks.py says how."""
 
 import math
 import statistics
@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from course import predict
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, drawn_one, exactly, misses, same
-from course.checks.on_ranks import Answers
+from course.cases import drawn, drawn_one, exactly, misses, same
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 from course.predict.scaling import Job, Link, Measured, StepTime
 
 # ---------------------------------------------------------------------------------- on each rank: what a function does

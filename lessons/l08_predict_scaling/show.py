@@ -1,18 +1,6 @@
 """Lesson 08: what a message costs, what a step of several ranks is made of, and how far a prediction was off."""
 
-from course.predict.fit import measurable, size_name
-from course.predict.step_parts import PARTS
-
-
-def line(points, alpha, beta):
-    """What the fit α + β · bytes says, and what it cannot say."""
-    said = f"α = **{1e6 * alpha:,.0f} µs**"
-    if not measurable(points, alpha, beta):
-        largest = size_name(max(point["bytes"] for point in points))
-        return (f"{said}. **β cannot be measured here**: by the fit, even a message of {largest} takes less than twice "
-                "as long as the shortest. Time larger ones.")
-    return (f"{said}, β = **{1e9 * beta:.2g} ns a byte**, that is {1e-9 / beta:.2g} GB/s. At α / β = "
-            f"{size_name(alpha / beta)} latency is half of the time; below, it is more.")
+from lessons.l08_predict_scaling.step_parts import PARTS
 
 
 def first(step, all_reduce, gradient_bytes, seconds, ranks, batch):

@@ -1,4 +1,5 @@
-"""What a step of several ranks is made of: parts that scripts/measure/step_time.py timed in the same rounds."""
+"""What a step of several ranks is made of: parts that lessons/l08_predict_scaling/step_time.py timed in the same
+rounds."""
 
 import numpy as np
 import pandas as pd

@@ -1,8 +1,10 @@
 """Time main.py's training step for several batch sizes: one rank alone, ranks side by side, ranks that talk.
 
-    python scripts/measure/step_time.py --out one.json
-    torchrun --nproc_per_node=2 scripts/measure/step_time.py --ways alone side_by_side by_hand --out two.json
-    torchrun --nproc_per_node=2 scripts/measure/step_time.py --ways alone ddp --models lenet resnet --out ddp.json
+    python lessons/l08_predict_scaling/step_time.py --out one.json
+    torchrun --nproc_per_node=2 lessons/l08_predict_scaling/step_time.py --ways alone side_by_side by_hand --out \\
+        two.json
+    torchrun --nproc_per_node=2 lessons/l08_predict_scaling/step_time.py --ways alone ddp --models lenet resnet \\
+        --out ddp.json
 
 alone         rank 0 trains, the others wait
 side_by_side  each rank trains a model of its own; nobody talks
@@ -27,9 +29,9 @@ import models
 import shortcuts
 import utils
 from course import rank_program
+from course.adjustable_training import Setting, Training
 from course.rank_program import meet
 from options import check_output, positive
-from scripts.measure.adjustable_training import Setting, Training
 
 WAYS = ["alone", "side_by_side", "by_hand", "silent", "ddp"]
 BLOCK = 0.2  # seconds: a round times about this much of each, MOST steps at most

@@ -3,7 +3,6 @@
 import json
 import re
 
-import launch
 import matplotlib
 import pandas as pd
 import pytest
@@ -11,20 +10,22 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import models
-from course import plots, predict
-from scripts.measure import side_by_side, step_time
+from course import predict
+from lessons.l08_predict_scaling import message_cost, pictures, published, step_parts, step_time
+from scripts.measure import side_by_side
+from tests import runner
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
 
-SCRIPT = "scripts/measure/step_time.py"
+SCRIPT = "lessons/l08_predict_scaling/step_time.py"
 SMALL = ["--dataset", "synthetic", "--samples", 40, "--rounds", 2]
 WAYS = {1: ["alone"], 2: step_time.WAYS, 3: ["alone", "by_hand", "ddp"]}
 CEILING = "scripts/measure/side_by_side.py"
 
 
 def run(ranks, *arguments):
-    return launch.run(ranks, *arguments, script=SCRIPT)
+    return runner.run(ranks, *arguments, script=SCRIPT)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
@@ -85,7 +86,7 @@ def test_bad_input_is_one_line_and_status_2(arguments, said, tmp_path, monkeypat
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_ceiling_is_what_all_reach_together_by_one_alone(ranks, tmp_path):
     out = tmp_path / "ceiling.json"
-    done = launch.run(ranks, "--dataset", "synthetic", "--samples", 40, "--batch-size", 4, "--rounds", 3, "--seconds",
+    done = runner.run(ranks, "--dataset", "synthetic", "--samples", 40, "--batch-size", 4, "--rounds", 3, "--seconds",
                       0.1, "--out", out, script=CEILING)
     assert done.returncode == 0, done.stderr
     told = json.loads(out.read_text())
@@ -129,7 +130,7 @@ def ax():
 
 
 def test_the_staircase_begins_each_part_where_the_last_one_ended(ax):
-    plots.scaling.staircase(pd.Series({"a": 5.0, "b": -1.0, "c": 2.0}), 5.5, pd.Series([8.0, 6.0, 7.0]), ax, "")
+    pictures.staircase(pd.Series({"a": 5.0, "b": -1.0, "c": 2.0}), 5.5, pd.Series([8.0, 6.0, 7.0]), ax, "")
     bars = [(bar.get_x(), bar.get_width()) for bar in ax.patches]
     assert [x for x, _ in bars] == [0, 5, 4, 0, 0, 0] and bars[1] == (5, -1)
     assert ["//" if bar.get_hatch() else "" for bar in ax.patches[:3]] == ["", "//", ""]
@@ -141,7 +142,7 @@ def test_the_staircase_begins_each_part_where_the_last_one_ended(ax):
 def test_the_curve_over_batch_sizes_shows_the_ceiling_and_tells_measured_from_predicted(ax):
     measured = pd.DataFrame({"batch_size": [4, 64], "speedup": [0.8, 1.5], "low": [0.7, 1.4], "high": [0.9, 1.6]})
     ceiling = pd.DataFrame({"batch_size": [4, 64], "speedup": 1.8, "low": 1.7, "high": 1.9})
-    plots.scaling.by_batch(measured, {"sum": {4: 0.9, 64: 1.4}}, ceiling, 2, ax, "")
+    pictures.by_batch(measured, {"sum": {4: 0.9, 64: 1.4}}, ceiling, 2, ax, "")
     (band,) = ax.collections[:1]
     assert {y for _, y in band.get_paths()[0].vertices} == {1.7, 1.9}
     assert {"0.80×", "1.50×", "one process", "sum", "ceiling"} <= set(texts(ax))
@@ -149,7 +150,7 @@ def test_the_curve_over_batch_sizes_shows_the_ceiling_and_tells_measured_from_pr
 
 
 def test_bands_to_many_gpus_are_dotted_and_published_points_hollow(ax):
-    plots.scaling.to_many({"a": {8: (1, 1), 1024: (0.8, 0.9)}, "b": {4: (1, 1), 1024: (0.85, 0.91)}},
+    pictures.to_many({"a": {8: (1, 1), 1024: (0.8, 0.9)}, "b": {4: (1, 1), 1024: (0.85, 0.91)}},
                           {"a": {8: 1.0, 256: 0.85}, "b": {4: 1.0}}, ax, "")
     assert [line.get_linestyle() for line in ax.lines] == [":", ":", "--"] * 2
     assert all(line.get_markerfacecolor() == "white" for line in ax.lines[2::3])
@@ -162,13 +163,13 @@ def test_bands_to_many_gpus_are_dotted_and_published_points_hollow(ax):
 def test_a_beta_that_noise_may_have_made_is_not_drawn(ax, beta, lines):
     points = pd.DataFrame({"bytes": [2**10, 2**20, 2**24], "seconds": [1e-3, 2e-3, 2e-2], "low": 9e-4, "high": 3e-2,
                            "busbw": 1e9})
-    plots.message_cost.time_by_size(points, 1e-3, beta, ax, "")
+    message_cost.time_by_size(points, 1e-3, beta, ax, "")
     assert len(ax.lines) == lines and ("β · bytes" in texts(ax)) == (lines == 4)
 
 
 def test_our_bandwidth_is_filled_and_that_of_others_hollow(ax):
     points = pd.DataFrame({"bytes": [2**10, 2**20], "busbw": [1e6, 1e9]})
-    plots.message_cost.bus_bandwidth(points, pd.read_csv(predict.published.FOLDER / "all_reduce.csv"), "here", ax)
+    message_cost.bus_bandwidth(points, pd.read_csv(published.FOLDER / "all_reduce.csv"), "here", ax)
     assert [line.get_linestyle() for line in ax.lines] == ["-", "--", "--", "--"]
     assert {"here", "8 × H200, one node"} <= set(texts(ax))
 
@@ -186,22 +187,22 @@ def test_the_parts_add_up_to_by_hand_and_ddp_itself_and_are_not_cut_at_zero():
         "ddp": [{"work": 11.0 * batch}, {"work": 9.0 * batch}], "alone": [{"work": 5.0}, {"work": 7.0}],
         "side_by_side": [{"work": 6.5}, {"work": 6.5}], "silent": [{"work": 7.0}, {"work": 6.0}],
         "by_hand": [talk, talk]}.items()]
-    table = predict.step_parts.parts(points)
-    assert table[predict.step_parts.PARTS].values.tolist() == [[5, 1, 1, 2, 0.5], [7, -1, 1, 2, -0.5]] * 2
+    table = step_parts.parts(points)
+    assert table[step_parts.PARTS].values.tolist() == [[5, 1, 1, 2, 0.5], [7, -1, 1, 2, -0.5]] * 2
     assert table["sum"].tolist() == [9.5, 8.5] * 2 and table["ddp"].tolist() == [44, 36, 88, 72]
-    assert predict.step_parts.between(table, 6).tolist() == [6, 0, 1, 2, 0]
-    (four, _) = predict.step_parts.speedups(table, 2).to_dict("records")
+    assert step_parts.between(table, 6).tolist() == [6, 0, 1, 2, 0]
+    (four, _) = step_parts.speedups(table, 2).to_dict("records")
     assert four == {"batch_size": 4, "speedup": pytest.approx((10 / 44 + 14 / 36) / 2), "low": 10 / 44, "high": 14 / 36}
-    assert predict.step_parts.speedups(table, 2, "side_by_side")["high"].tolist() == [14 / 6.5] * 2
+    assert step_parts.speedups(table, 2, "side_by_side")["high"].tolist() == [14 / 6.5] * 2
     with pytest.raises(ValueError, match="not between"):
-        predict.step_parts.between(table, 9)
+        step_parts.between(table, 9)
 
 
 # ---------------------------------------------------------------- what others have published
 
 
 def test_published_figures_follow_from_what_their_readme_says():
-    series = predict.published.series()
+    series = published.series()
     resnet, vit = series["ResNet-50, P100"], series["ViT, A100"]
     assert resnet["images_per_second"] == pytest.approx(90 * 1_281_167 / (29 * 3600), rel=1e-3)
     assert resnet["backward"] == pytest.approx(0.120 * resnet["images_per_second"] / (8 * 32), rel=1e-3)
@@ -210,18 +211,18 @@ def test_published_figures_follow_from_what_their_readme_says():
 
 
 def test_a_band_begins_at_one_and_is_as_wide_as_the_latency_is_unknown():
-    one = predict.published.series()["ResNet-50, P100"]
-    band = predict.published.band(one, 3e-6, 50e-6)
+    one = published.series()["ResNet-50, P100"]
+    band = published.band(one, 3e-6, 50e-6)
     assert list(band) == [8, 16, 32, 64, 128, 256, 512, 1024] and band[8] == (1, 1)
     assert all(low < high for gpus, (low, high) in band.items() if gpus > 8)
-    slow = predict.published.band(one, 3e-6, 50e-6, 0.5)
+    slow = published.band(one, 3e-6, 50e-6, 0.5)
     assert slow[1024][0] < band[1024][0] and slow[1024][1] == band[1024][1]
-    assert predict.published.band(one, 3e-6, 0)[1024] == (band[1024][1], band[1024][1])
+    assert published.band(one, 3e-6, 0)[1024] == (band[1024][1], band[1024][1])
 
 
 def test_latencies_give_back_the_time_that_they_were_taken_from():
-    links = pd.read_csv(predict.published.FOLDER / "all_reduce.csv")
-    within, between = predict.published.latencies(links, 2**18, "8 × B200, one node", "32 × B200, four nodes", 4)
+    links = pd.read_csv(published.FOLDER / "all_reduce.csv")
+    within, between = published.latencies(links, 2**18, "8 × B200, one node", "32 × B200, four nodes", 4)
     seconds = 14 * within + 6 * between
     assert 2 * 31 / 32 * 2**18 / seconds / 1e9 == pytest.approx(1.33)
 
@@ -236,7 +237,7 @@ def note(sizes, bucket):  # a communication hook: DDP calls it for each bucket t
     return done
 
 
-@launch.in_a_group_of_one
+@runner.in_a_group_of_one
 def test_ddp_cuts_lenet_into_as_many_buckets_as_the_notebook_says():
     for cap, expected in ((25, 1), (0.04, 3)):
         model, sizes = DistributedDataParallel(models.ConvNet(), bucket_cap_mb=cap), []

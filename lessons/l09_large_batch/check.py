@@ -1,4 +1,4 @@
-"""Exercises of lesson 09. All but the rate run on ranks: course/checks/on_ranks.py says how."""
+"""Exercises of lesson 09. All but the rate run on ranks: course/on_ranks.py says how."""
 
 import copy
 import math
@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, drawn_one, generator_seed, misses
-from course.checks.on_ranks import Answers
+from course.cases import drawn, drawn_one, generator_seed, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 SIZES = [5, 2, 1], [1, 1, 6], [2, 2, 9]  # rows of each micro-batch, a list for each rank
 FREE, TIGHT = 1e9, 0.05  # a norm that no gradient has, and one that every gradient has

@@ -1,9 +1,10 @@
 """Run main.py over a grid: world sizes x strategies x models x batch sizes x rates x seeds. Start it again to go on.
 
-    python scripts/measure/sweep.py --out results/live/sweep --world-sizes 1 2 4 --models lenet resnet --seeds 0 1 \\
+    python lessons/l09_large_batch/sweep.py --out results/live/sweep --world-sizes 1 2 4 --models lenet resnet \\
+        --seeds 0 1 \\
         -- --epochs 2 --samples 5000
-    python scripts/measure/sweep.py --world-sizes 1 2 --seeds 0 1 2 --threads 1 -- --epochs 2
-    python scripts/measure/sweep.py --world-sizes 1 --batch-sizes 64 512 --lrs 0.01 0.02 -- --optimizer sgd
+    python lessons/l09_large_batch/sweep.py --world-sizes 1 2 --seeds 0 1 2 --threads 1 -- --epochs 2
+    python lessons/l09_large_batch/sweep.py --world-sizes 1 --batch-sizes 64 512 --lrs 0.01 0.02 -- --optimizer sgd
 
 What follows `--` goes to main.py. One process is plain python, more are torchrun's. Each run has a log of its own,
 NAME.jsonl, which course/runs.py reads, and beside it NAME.out, what it said on the console. A run whose log says that

@@ -3,18 +3,18 @@
 import subprocess
 from itertools import product
 
-import launch
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from course import plots, runs
-from scripts.measure import sweep
+from course import runs
+from lessons.l09_large_batch import pictures, sweep
+from tests import runner
 
 mpl.use("Agg")
-FOLDER = launch.ROOT / "results" / "recorded" / "large-batch"
+FOLDER = runner.ROOT / "results" / "recorded" / "large-batch"
 # 120 images divide by 2 and by 3 ranks; the last batch of an epoch is smaller than the others
 TRAIN = ["--dataset", "synthetic", "--device", "cpu", "--samples", 120, "--test-samples", 11, "--epochs", 3,
          "--optimizer", "sgd"]
@@ -22,7 +22,7 @@ TRAIN = ["--dataset", "synthetic", "--device", "cpu", "--samples", 120, "--test-
 
 @pytest.fixture(scope="module")
 def recorded():
-    return plots.learning.last_epochs(runs.read_runs(FOLDER))
+    return pictures.last_epochs(runs.read_runs(FOLDER))
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +37,10 @@ def close_figures():
 @pytest.mark.parametrize(("ranks", "rule", "factor"), [(2, "linear", 2), (3, "sqrt", 3**0.5)])
 def test_ranks_with_a_rule_are_one_process_with_the_larger_batch_and_rate(ranks, rule, factor, tmp_path):
     many, one = tmp_path / "many.jsonl", tmp_path / "one.jsonl"
-    launched = [launch.run(ranks, *TRAIN, "--batch-size", 7, "--lr", 0.02, "--lr-scaling", rule, "--log-file", many),
-                launch.run(0, *TRAIN, "--global-batch-size", 7 * ranks, "--lr", 0.02 * factor, "--log-file", one)]
+    launched = [runner.run(ranks, *TRAIN, "--batch-size", 7, "--lr", 0.02, "--lr-scaling", rule, "--log-file", many),
+                runner.run(0, *TRAIN, "--global-batch-size", 7 * ranks, "--lr", 0.02 * factor, "--log-file", one)]
     assert [done.returncode for done in launched] == [0, 0], [done.stderr for done in launched]
-    df = plots.learning.along(runs.read_runs([many, one]))
+    df = pictures.along(runs.read_runs([many, one]))
     of_many, of_one = (df[df["label"] == label].reset_index(drop=True) for label in ("many", "one"))
     for name in ("loss", "val_loss", "weight_norm"):
         np.testing.assert_allclose(of_many[name], of_one[name], rtol=1e-5)
@@ -54,7 +54,7 @@ def test_updates_are_counted_as_the_loader_makes_them(samples, ranks, batch_size
     from torch.utils.data import DataLoader, DistributedSampler
 
     loader = DataLoader(range(samples), batch_size, sampler=DistributedSampler(range(samples), ranks, 0))
-    assert plots.learning.updates_an_epoch(samples, ranks, batch_size) == len(loader)
+    assert pictures.updates_an_epoch(samples, ranks, batch_size) == len(loader)
 
 
 # ------------------------------------------------------------------------------------------------- the recorded runs
@@ -110,7 +110,7 @@ def said(ax):
 
 
 def test_a_rule_is_drawn_as_recorded_and_by_name():
-    ax = plots.learning.by_rule(made_by_hand(), plt.subplots()[1], "title")
+    ax = pictures.by_rule(made_by_hand(), plt.subplots()[1], "title")
     assert [line[2] for line in lines(ax)] == [[0.4, 0.3], [0.45, 0.2]]
     assert {line[:2] for line in lines(ax)} == {("--", "white")}
     assert {"a", "b", "recorded: there"} <= set(said(ax))
@@ -119,7 +119,7 @@ def test_a_rule_is_drawn_as_recorded_and_by_name():
 
 def test_rates_mark_what_broke_off_and_join_what_a_rule_chooses():
     table = made_by_hand(mean=[0.4, 0.3, 0.45, np.nan], sd=[0.01, 0.01, 0.01, np.nan], broken=[0, 0, 0, 2])
-    ax = plots.learning.by_rate(table, plt.subplots()[1], "title", lr=0.0125, batch=8)
+    ax = pictures.by_rate(table, plt.subplots()[1], "title", lr=0.0125, batch=8)
     crosses = [line.get_xdata().tolist() for line in ax.lines if line.get_marker() == "X"]
     assert crosses == [[], [0.2]]
     assert {"64 images", "512 images", "linear rule"} <= set(said(ax))
@@ -128,28 +128,28 @@ def test_rates_mark_what_broke_off_and_join_what_a_rule_chooses():
 
 def test_a_run_that_broke_off_takes_its_mean_with_it():
     last = pd.DataFrame({"lr": [1, 1, 2, 2], "result": [0.5, 0.7, 0.9, np.nan]})
-    one, two = plots.learning.over_seeds(last, ["lr"]).to_dict("records")
+    one, two = pictures.over_seeds(last, ["lr"]).to_dict("records")
     assert (one["mean"], one["runs"], one["broken"]) == (pytest.approx(0.6), 2, 0)
     assert one["sd"] == pytest.approx(np.std([0.5, 0.7], ddof=1))
     assert np.isnan(two["mean"]) and (two["runs"], two["broken"]) == (2, 1)
 
 
 def test_what_a_run_has_spent_adds_up(recorded):
-    run = plots.learning.along(runs.read_run(FOLDER / "warm-up" / "lenet-ddp8-batch64-lr0.01-seed0.jsonl"))
+    run = pictures.along(runs.read_run(FOLDER / "warm-up" / "lenet-ddp8-batch64-lr0.01-seed0.jsonl"))
     assert run["images"].tolist() == [10_000, 20_000, 30_000, 40_000, 50_000]
     assert run["updates"].tolist() == [20, 40, 60, 80, 100] and set(run["global_batch"]) == {512}
     assert run["elapsed"].iloc[-1] == pytest.approx(run["seconds"].sum())
 
 
-@pytest.mark.parametrize(("draw", "more"), [(plots.learning.by_rule, {}),
-                                           (plots.learning.by_rate, {"lr": 0.01, "batch": 64})])
+@pytest.mark.parametrize(("draw", "more"), [(pictures.by_rule, {}),
+                                           (pictures.by_rate, {"lr": 0.01, "batch": 64})])
 def test_nothing_to_draw_is_said(draw, more):
     with pytest.raises(ValueError, match="nothing to draw"):
         draw(made_by_hand().iloc[:0], plt.subplots()[1], "title", **more)
 
 
 def test_rules_choose_their_runs(recorded):
-    table = plots.learning.chosen_by_rules(recorded, lr=0.01, batch=64)
+    table = pictures.chosen_by_rules(recorded, lr=0.01, batch=64)
     assert table.groupby("rule", sort=False)["global_batch"].agg(list).to_dict() == {
         "rate left alone": [64, 128, 256, 512], "square root": [64, 128, 256, 512], "linear": [64, 128, 256, 512],
         "linear, warm-up": [512]}
@@ -159,14 +159,14 @@ def test_rules_choose_their_runs(recorded):
 def test_a_run_that_did_not_get_there_has_no_bar():
     table = pd.DataFrame({"label": ["1 rank", "2 ranks"], "images_per_second": [10.0, 20.0], "reached": [3.0, np.nan],
                           "synthetic": [False, False]})
-    speed, time = plots.learning.speed_and_time(table, 0.3)
+    speed, time = pictures.speed_and_time(table, 0.3)
     assert [bar.get_width() for bar in time.patches] == [3.0, 0.0]
     assert [text.get_text().strip() for text in (*speed.texts, *time.texts)] == ["10", "20", "3.0 s", "not reached"]
 
 
 @pytest.mark.parametrize("synthetic", [True, False])
 def test_errors_of_gradients_stand_beside_what_the_root_predicts(synthetic):
-    ax = plots.learning.gradient_errors({"a": {64: 2.0, 256: 0.9}}, synthetic)
+    ax = pictures.gradient_errors({"a": {64: 2.0, 256: 0.9}}, synthetic)
     assert [(line.get_linestyle(), list(line.get_ydata())) for line in ax.lines] == [
         ("-", [2.0, 0.9]), (":", [2.0, 1.0]), ("-", [1, 1])]
     assert any("SYNTHETIC" in text for text in said(ax)) == synthetic

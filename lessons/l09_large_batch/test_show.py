@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from course.verdicts import lesson_09
+from lessons.l09_large_batch import show as lesson_09
 
 
 def run_of(*losses, samples=640, world_size=8):

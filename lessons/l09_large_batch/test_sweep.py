@@ -8,12 +8,12 @@ import sys
 import time
 from argparse import Namespace
 
-import launch
 import psutil
 import pytest
 
 from course import processes, runs
-from scripts.measure import sweep
+from lessons.l09_large_batch import sweep
+from tests import runner
 
 SMALL = ["--dataset", "synthetic", "--test-samples", 11, "--epochs", 1]
 # 2 images cannot be shared by 3 ranks: that run fails, in the middle of the others
@@ -24,12 +24,12 @@ ENDLESS = ["--world-sizes", 2, "--", "--dataset", "synthetic", "--test-samples",
 
 
 def command(out, *arguments):
-    return launch.command(0, "scripts/measure/sweep.py", "--out", out, *arguments)
+    return runner.command(0, "lessons/l09_large_batch/sweep.py", "--out", out, *arguments)
 
 
 def run(out, *arguments, **env):
-    start = launch.torchrun if "PYTHON_EXEC" in env else launch.run
-    return start(0, "--out", out, *arguments, script="scripts/measure/sweep.py", **env)
+    start = runner.torchrun if "PYTHON_EXEC" in env else runner.run
+    return start(0, "--out", out, *arguments, script="lessons/l09_large_batch/sweep.py", **env)
 
 
 def contents(folder):
@@ -136,9 +136,9 @@ def test_a_run_that_takes_too_long_is_killed_with_its_ranks_and_named(tmp_path):
 
 def test_a_second_sweep_is_refused_and_ctrl_c_leaves_no_process(tmp_path):
     log = tmp_path / "lenet-ddp2-batch64-seed0.jsonl"
-    first = subprocess.Popen(command(tmp_path, *ENDLESS), cwd=launch.ROOT, env=launch.environment(), text=True,
+    first = subprocess.Popen(command(tmp_path, *ENDLESS), cwd=runner.ROOT, env=runner.environment(), text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
+    runner.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
     second = run(tmp_path, *GRID, "--", *SMALL)
     assert (second.returncode, second.stdout) == (2, "")
     assert second.stderr == f"sweep.py: error: --out {tmp_path}: another sweep is running there\n"
@@ -152,9 +152,9 @@ def test_a_second_sweep_is_refused_and_ctrl_c_leaves_no_process(tmp_path):
 
 def test_a_killed_sweep_lets_go_of_its_lock_and_the_next_ends_what_it_left(tmp_path):
     log = tmp_path / "lenet-ddp2-batch64-seed0.jsonl"
-    killed = subprocess.Popen(command(tmp_path, *ENDLESS), cwd=launch.ROOT, env=launch.environment(),
+    killed = subprocess.Popen(command(tmp_path, *ENDLESS), cwd=runner.ROOT, env=runner.environment(),
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    launch.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
+    runner.wait_for(lambda: log.exists() and '"epoch"' in log.read_text(), "the first epoch")
     killed.kill()
     killed.wait()
     assert len(marked(tmp_path)) == 3
@@ -166,10 +166,10 @@ def test_a_killed_sweep_lets_go_of_its_lock_and_the_next_ends_what_it_left(tmp_p
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
 def test_kill_and_a_closed_terminal_are_like_ctrl_c(tmp_path, ending):
     out = tmp_path / f"{ending}"
-    going = subprocess.Popen(command(out, "--world-sizes", 1, *ENDLESS[2:]), cwd=launch.ROOT, text=True,
-                             env=launch.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    going = subprocess.Popen(command(out, "--world-sizes", 1, *ENDLESS[2:]), cwd=runner.ROOT, text=True,
+                             env=runner.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        launch.wait_for(lambda: marked(out), "the first run")
+        runner.wait_for(lambda: marked(out), "the first run")
         going.send_signal(ending)
         said, _ = going.communicate(timeout=60)
         assert going.returncode == 130 and "the same command goes on from here" in said and not marked(out)

@@ -1,5 +1,5 @@
 """Exercises of notebook 10. The line for two hosts is asked of torchrun's own parser, then typed on them; the function
-for mp.spawn runs on ranks: course/checks/on_ranks.py says how."""
+for mp.spawn runs on ranks: course/on_ranks.py says how."""
 
 import inspect
 import os
@@ -16,11 +16,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from course.checks import Wrong, because, exercise
-from course.checks.commands import parsed
-from course.checks.on_ranks import Answers, first_line
+from course.exercise import Wrong, because, exercise
 from course.hosts import Cluster
+from course.on_ranks import Answers, first_line
 from course.rendezvous import free_port
+from lessons.l10_launchers.commands import parsed
 
 # Exercise 2: three launches that failed, results/recorded/failed-launches/
 CAUSES = {"A": "rank 1", "B": "node", "C": "port"}
@@ -58,7 +58,7 @@ def failures(attempt):
 
 
 # Exercise 3: one line for two hosts
-SCRIPT, WITHIN = "scripts/lessons/hello_rank.py", 60  # seconds that both hosts have for it
+SCRIPT, WITHIN = "lessons/l10_launchers/hello_rank.py", 60  # seconds that both hosts have for it
 LINE = ("torchrun --nnodes=2 --node-rank=$NODE --nproc-per-node=2 --master-addr=$MASTER --master-port=29500 "
         f"{SCRIPT}")
 OURS = ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port")

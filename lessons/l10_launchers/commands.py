@@ -7,7 +7,7 @@ from unittest import mock
 
 from torch.distributed import run as torchrun
 
-from course.checks import Wrong
+from course.exercise import Wrong
 
 
 def without_exit(function, *arguments):

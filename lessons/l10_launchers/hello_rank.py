@@ -1,9 +1,9 @@
 """A rank that says who it is and what its launcher told it, and no more. Notebook 10 starts it in every way.
 
-    torchrun --nproc_per_node=2 scripts/lessons/hello_rank.py
-    python -m torch.distributed.launch --nproc_per_node=2 scripts/lessons/hello_rank.py
-    python scripts/lessons/hello_rank.py --spawn 2      mp.spawn starts the ranks
-    torchrun --nproc_per_node=2 --max-restarts=1 scripts/lessons/hello_rank.py --fail 1      rank 1 fails at first
+    torchrun --nproc_per_node=2 lessons/l10_launchers/hello_rank.py
+    python -m torch.distributed.launch --nproc_per_node=2 lessons/l10_launchers/hello_rank.py
+    python lessons/l10_launchers/hello_rank.py --spawn 2      mp.spawn starts the ranks
+    torchrun --nproc_per_node=2 --max-restarts=1 lessons/l10_launchers/hello_rank.py --fail 1      rank 1 fails at first
 """
 
 # ruff: noqa: E402

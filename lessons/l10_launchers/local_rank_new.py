@@ -1,7 +1,7 @@
 """local_rank_old.py with its cure: it works with torchrun, and with torch.distributed.launch of any version.
 
-    torchrun --nproc_per_node=2 scripts/lessons/local_rank_new.py
-    python -m torch.distributed.launch --nproc_per_node=2 scripts/lessons/local_rank_new.py
+    torchrun --nproc_per_node=2 lessons/l10_launchers/local_rank_new.py
+    python -m torch.distributed.launch --nproc_per_node=2 lessons/l10_launchers/local_rank_new.py
 """
 
 import argparse

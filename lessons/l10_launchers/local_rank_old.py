@@ -1,6 +1,6 @@
 """A script of before PyTorch 2.0: its launcher is expected to pass --local_rank. Notebook 10 shows how that fails now.
 
-    python -m torch.distributed.launch --nproc_per_node=2 scripts/lessons/local_rank_old.py
+    python -m torch.distributed.launch --nproc_per_node=2 lessons/l10_launchers/local_rank_old.py
 """
 
 import argparse

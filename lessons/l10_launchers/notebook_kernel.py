@@ -2,7 +2,7 @@
 
 In a notebook:
 
-    from course.notebook_kernel import SecondKernel
+    from lessons.l10_launchers.notebook_kernel import SecondKernel
     second = SecondKernel(ranks=2)           # each such name is a variable over there
     second.register()                        # from now on there are two cell magics:
 

@@ -7,7 +7,7 @@ import statistics
 import time
 from pathlib import Path
 
-from course.verdicts.lesson_03 import MEANING
+from course.rendezvous import MEANING
 
 MORE = {
     "TORCHELASTIC_RESTART_COUNT": "restarts so far", "TORCHELASTIC_MAX_RESTARTS": "restarts at most",
@@ -17,10 +17,7 @@ MORE = {
     "ROLE_RANK": "as RANK, where all ranks have one role", "ROLE_WORLD_SIZE": "as WORLD_SIZE, likewise",
     "ROLE_NAME": "the role", "TORCHELASTIC_SIGNALS_TO_HANDLE": "on these torchrun ends its ranks",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a failed NCCL collective ends the rank"}
-SAID = re.compile(r"(print|write): rank \d+, step \d+")  # by scripts/lessons/ranks_meet.py --step chatter
-# what a recorded run does not share with the live one
-OTHERWISE = {"two-nodes-namespaces": " There the nodes met in the static way, and trained on CIFAR-10.",
-             "slurm-two-nodes": " There they trained on CIFAR-10."}
+SAID = re.compile(r"(print|write): rank \d+, step \d+")  # by ranks_meet.py --step chatter
 ORDERS = (1, 3, 10, 30)  # among which a learner is asked to choose
 CALLS = {"print": "print(line)", "write": 'sys.stdout.write(line + "\\n")'}
 
@@ -64,14 +61,6 @@ def attempts(processes):
     return [{"rank": process["rank"], "event": f"attempt {process['attempt']}",
              "text": process["end"].split(" ", 2)[2], "start": 1000 * (process["first_line"] - begin),
              "end": 1000 * (process["ready"] - begin)} for process in processes]
-
-
-def where(missing, recorded):
-    """Which run stands below: one of this machine, or, where something is missing for it, a recorded one."""
-    if missing:
-        otherwise = "".join(told for folder, told in OTHERWISE.items() if folder in str(recorded))
-        return f"**Recorded on another machine** (`{recorded}`), because {missing}.{otherwise}"
-    return "Live, on hosts that this machine makes for it."
 
 
 def essential(console):

@@ -1,7 +1,8 @@
 """MNIST on several processes with mp.spawn: plain `python` starts this script, and the script its ranks.
 
-    python scripts/lessons/spawn_mnist.py --n-gpus 2                 a process on each of two GPUs; without, on the CPU
-    python scripts/lessons/spawn_mnist.py --n-gpus 2 --device cpu    two processes on the CPU
+    python lessons/l10_launchers/spawn_mnist.py --n-gpus 2                 a process on each of two GPUs; without, \\
+        on the CPU
+    python lessons/l10_launchers/spawn_mnist.py --n-gpus 2 --device cpu    two processes on the CPU
 
 mp.spawn tells a process its rank, and no more. What torchrun would have told it stands in `be_rank`. The training is
 that of `torchrun --nproc_per_node=2 main.py --dataset mnist --optimizer sgd --lr 0.01`, and so are the weights.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Submits one training to Slurm in both ways, waits for both jobs, and prints what they said. Its options are main.py's.
 #
-#   scripts/cluster/slurm_lab.py --nodes 2 -- scripts/lessons/submit_both.sh --dataset synthetic --epochs 1
+#   scripts/cluster/slurm_lab.py --nodes 2 -- lessons/l10_launchers/submit_both.sh --dataset synthetic --epochs 1
 
 set -eu
 for way in ranks torchrun; do

@@ -7,17 +7,17 @@ import socket
 import subprocess
 import sys
 
-import launch
 import psutil
 import pytest
 
 from course import processes
 from course.rendezvous import free_port
-from course.verdicts import lesson_10
+from lessons.l10_launchers import show as lesson_10
+from tests import runner
 
 WHY = [sys.executable, "scripts/cluster/why_it_failed.py"]
 LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
-OLD, NEW, HELLO = (f"scripts/lessons/{name}.py" for name in ("local_rank_old", "local_rank_new", "hello_rank"))
+OLD, NEW, HELLO = (f"lessons/l10_launchers/{name}.py" for name in ("local_rank_old", "local_rank_new", "hello_rank"))
 # A rank that notes its process, and works for ten minutes. Rank 1 does something else after a second.
 RANK = """import os, signal, sys, time
 open({folder!r} + f"/started-{{os.getpid()}}", "w")
@@ -29,8 +29,8 @@ time.sleep(600)
 
 
 def run(*command, **env):
-    return subprocess.run(list(map(str, command)), cwd=launch.ROOT, env=launch.environment(**env), capture_output=True,
-                          text=True, timeout=launch.LIMIT)
+    return subprocess.run(list(map(str, command)), cwd=runner.ROOT, env=runner.environment(**env), capture_output=True,
+                          text=True, timeout=runner.LIMIT)
 
 
 def ask(*command, within=100, options=(), **env):
@@ -42,7 +42,7 @@ def ask(*command, within=100, options=(), **env):
 
 
 def torchrun(ranks, *arguments):
-    return launch.command(ranks, *arguments)
+    return runner.command(ranks, *arguments)
 
 
 def write_rank(folder, rank_1):
@@ -145,7 +145,8 @@ def test_a_port_in_use_is_named():
     (torchrun(2, "main.py", "--backend", "nccl", "--device", "cpu"), "more ranks than GPUs"),
     (torchrun(2, "main.py", "--strategy", "dp"), "main.py says: --strategy dp is for one process"),
     ([sys.executable, "no_guard.py"], "each new process imports the script from its first line"),
-    ([sys.executable, "scripts/lessons/spawn_mnist.py", "--port", "-1"], "spawn_mnist.py says: --port -1 is no port"),
+    ([sys.executable, "lessons/l10_launchers/spawn_mnist.py", "--port", "-1"],
+     "spawn_mnist.py says: --port -1 is no port"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_the_cause_is_named_in_one_line(command, why, forked_python, tmp_path):
     no_guard = tmp_path / "no_guard.py"
@@ -194,8 +195,8 @@ def test_a_command_that_takes_too_long_is_ended_with_its_ranks(tmp_path):
 def test_stopped_itself_it_leaves_nothing(tmp_path):
     script = write_rank(tmp_path, "pass")
     process = subprocess.Popen([*WHY, "--within=100", "--", *torchrun(2, script)],
-                               cwd=launch.ROOT, env=launch.environment(), stdout=subprocess.PIPE, text=True)
-    launch.wait_for(lambda: len(started(tmp_path)[0]) == 2, "two ranks")
+                               cwd=runner.ROOT, env=runner.environment(), stdout=subprocess.PIPE, text=True)
+    runner.wait_for(lambda: len(started(tmp_path)[0]) == 2, "two ranks")
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 130 and not started(tmp_path)[1]

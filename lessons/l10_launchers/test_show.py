@@ -2,8 +2,8 @@
 
 import json
 
-from course.checks.commands import launch_config
-from course.verdicts import lesson_10
+from lessons.l10_launchers import show as lesson_10
+from lessons.l10_launchers.commands import launch_config
 
 
 def test_variables_come_in_the_lesson_s_order_and_show_no_host_and_no_folder():

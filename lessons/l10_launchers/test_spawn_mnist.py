@@ -1,4 +1,4 @@
-"""scripts/lessons/spawn_mnist.py as it is used. Each launcher trains the same model; none leaves a process."""
+"""lessons/l10_launchers/spawn_mnist.py as it is used. Each launcher trains the same model; none leaves a process."""
 
 import os
 import re
@@ -9,7 +9,6 @@ import sys
 from functools import cache, partial
 from pathlib import Path
 
-import launch
 import psutil
 import pytest
 import torch
@@ -17,30 +16,31 @@ import torch
 import data
 import models
 from course import rendezvous, runs
-from scripts.lessons import spawn_mnist
+from lessons.l10_launchers import spawn_mnist
+from tests import runner
 
-SCRIPT = "scripts/lessons/spawn_mnist.py"
+SCRIPT = "lessons/l10_launchers/spawn_mnist.py"
 # 1206 images in global batches of 96: the last has 54, which 2 and 3 ranks share equally. 1001 test images divide by
 # neither 2 nor 3.
 SMALL = ["--samples", 1206, "--test-samples", 1001, "--epochs", 2, "--lr", 0.01]
 MAIN = ["--dataset", "mnist", "--optimizer", "sgd", "--no-channels-last", *SMALL]  # spawn_mnist's layout
-spawn = partial(launch.torchrun, 0, script=SCRIPT)
+spawn = partial(runner.torchrun, 0, script=SCRIPT)
 free_port = cache(rendezvous.free_port)  # the same each time
 
 
 def launch_module(*options):
     """The launcher before torchrun; test_launchers.py starts it too."""
     return subprocess.run([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", "main.py",
-                           *map(str, options)], cwd=launch.ROOT, env=launch.environment(), capture_output=True,
-                          text=True, timeout=launch.LIMIT)
+                           *map(str, options)], cwd=runner.ROOT, env=runner.environment(), capture_output=True,
+                          text=True, timeout=runner.LIMIT)
 
 
 WAYS = {  # name: (ranks, how to start them with these options)
-    "one process": (1, partial(launch.run, 0, *MAIN)),
+    "one process": (1, partial(runner.run, 0, *MAIN)),
     "spawn 1": (1, partial(spawn, *SMALL)),
     "spawn 3": (3, lambda *options: spawn(*SMALL, "--n-gpus", 3, "--device", "cpu", "--port", free_port(), *options)),
-    "torchrun 2": (2, partial(launch.torchrun, 2, *MAIN)),
-    "main.py on 3 ranks": (3, partial(launch.run, 3, *MAIN)),
+    "torchrun 2": (2, partial(runner.torchrun, 2, *MAIN)),
+    "main.py on 3 ranks": (3, partial(runner.run, 3, *MAIN)),
     "torch.distributed.launch 2": (2, partial(launch_module, *MAIN)),
 }
 
@@ -49,7 +49,7 @@ WAYS = {  # name: (ranks, how to start them with these options)
 def mnist():
     """(training set, test set); skips where no source answers."""
     try:
-        return data.get_dataset("mnist", launch.ROOT / "data")
+        return data.get_dataset("mnist", runner.ROOT / "data")
     except ConnectionError as error:
         pytest.skip(str(error))
 
@@ -110,7 +110,7 @@ def said_in_one_line(done):
 def test_port_in_use_is_one_line_with_the_cure():
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
-        said = said_in_one_line(launch.run(0, "--n-gpus", 2, "--device", "cpu", "--port", port, script=SCRIPT))
+        said = said_in_one_line(runner.run(0, "--n-gpus", 2, "--device", "cpu", "--port", port, script=SCRIPT))
     assert f"--port {port} is in use" in said and "leave --port out" in said
 
 
@@ -128,17 +128,17 @@ def test_port_in_use_is_one_line_with_the_cure():
     (["--data-path", "/dev/null/data"], "--data-path: [Errno 20] Not a directory"),
 ])
 def test_bad_input_is_one_line_and_status_2(options, said):
-    assert said in said_in_one_line(launch.run(0, *options, script=SCRIPT))
+    assert said in said_in_one_line(runner.run(0, *options, script=SCRIPT))
 
 
 def test_under_torchrun_it_says_how_to_start_it():
     assert "use plain python" in said_in_one_line(
-        launch.run(0, *SMALL, script=SCRIPT, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2"))
+        runner.run(0, *SMALL, script=SCRIPT, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2"))
 
 
 def test_without_data_and_network_it_says_what_to_do(tmp_path):
     no_network = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "PATH": "/nowhere"}
-    said = said_in_one_line(launch.run(0, "--data-path", tmp_path, script=SCRIPT, **no_network))
+    said = said_in_one_line(runner.run(0, "--data-path", tmp_path, script=SCRIPT, **no_network))
     assert "mnist could not be had" in said and "Connect to a network once" in said
 
 
@@ -180,11 +180,11 @@ def running(tmp_path):
     console = tmp_path / "console.txt"
     with console.open("w") as file:
         process = subprocess.Popen([sys.executable, SCRIPT, *map(str, SMALL), "--epochs", "100000", "--n-gpus", "2",
-                                    "--device", "cpu", "--timeout", "10"], cwd=launch.ROOT, env=launch.environment(),
+                                    "--device", "cpu", "--timeout", "10"], cwd=runner.ROOT, env=runner.environment(),
                                    stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
     family = []
     try:
-        launch.wait_for(lambda: "Epoch: 0" in console.read_text(), f"the first epoch: {console.read_text()}")
+        runner.wait_for(lambda: "Epoch: 0" in console.read_text(), f"the first epoch: {console.read_text()}")
         family = ranks_of(psutil.Process(process.pid))
         assert len(family) == 2
         yield process, family, console
@@ -211,7 +211,7 @@ def test_ranks_end_with_their_parent(send, sign, running):
 def test_a_rank_that_is_killed_ends_all_and_is_named(running):
     process, family, console = running
     family[1].kill()
-    assert process.wait(launch.LIMIT) == 1
+    assert process.wait(runner.LIMIT) == 1
     assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
     assert "spawn_mnist.py: a rank failed, and the others were ended: " in console.read_text()
 
@@ -220,10 +220,10 @@ def test_a_rank_that_hangs_ends_all_when_the_time_is_over(running):
     """It lives, and does nothing: the others wait --timeout seconds for it, and no longer."""
     process, family, console = running
     family[1].suspend()
-    assert process.wait(launch.LIMIT) == 1
+    assert process.wait(runner.LIMIT) == 1
     assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
     assert re.search("[Tt]imed out|timeout", console.read_text())
 
 
 def test_the_script_stays_small():
-    assert len(Path(launch.ROOT, SCRIPT).read_text().splitlines()) < 150
+    assert len(Path(runner.ROOT, SCRIPT).read_text().splitlines()) < 150

@@ -1,5 +1,5 @@
 """Exercises of notebook 11. The first is tested by what it is for: the learner's function is killed. The others run on
-ranks: course/checks/on_ranks.py says how."""
+ranks: course/on_ranks.py says how."""
 
 import inspect
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn_one, generator_seed
-from course.checks.on_ranks import Answers
+from course.cases import drawn_one, generator_seed
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 LIMIT = 60  # seconds for all kills of one function, which take one or two
 BATCH = 64  # images of a step that all groups take part in

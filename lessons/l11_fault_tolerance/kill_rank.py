@@ -1,9 +1,10 @@
 """Kill ranks of a training at the moments you choose, and wait until torchrun has brought it to its end.
 
-    python scripts/cluster/kill_rank.py --kill 1@2.5 -- torchrun --nproc_per_node=2 --max-restarts=1 main.py --epochs 6
+    python lessons/l11_fault_tolerance/kill_rank.py --kill 1@2.5 -- torchrun --nproc_per_node=2 --max-restarts=1 \\
+        main.py --epochs 6
         --checkpoint build/kept --checkpoint-every 10 --log-file build/run.jsonl
-    python scripts/cluster/kill_rank.py --kill 1@2.5 --kill 0@4 -- torchrun --max-restarts=2 ...
-    python scripts/cluster/kill_rank.py --kill 1@2.5 --again -- torchrun --nproc_per_node=2 main.py ...
+    python lessons/l11_fault_tolerance/kill_rank.py --kill 1@2.5 --kill 0@4 -- torchrun --max-restarts=2 ...
+    python lessons/l11_fault_tolerance/kill_rank.py --kill 1@2.5 --again -- torchrun --nproc_per_node=2 main.py ...
 
 1@2.5 is rank 1 in the middle of epoch 2 (epochs count from 0; the first that can be hit is 1). The moment is found in
 the run's log: the record of epoch 1, and half of its seconds more. What the run says is printed when it is over.
@@ -21,7 +22,6 @@ import uuid
 
 import options
 from course import processes, rank_program
-from scripts.cluster.lab_cluster import moment
 
 POLL = 0.05  # seconds between two looks at the log
 
@@ -72,7 +72,8 @@ class Killer(threading.Thread):
 def main():
     parser = rank_program.parser(__doc__)
     add = parser.add_argument
-    add("--kill", type=moment("RANK@EPOCH", 1, "ranks count from 0, and the first epoch that can be hit is 1"),
+    add("--kill", type=rank_program.moment("RANK@EPOCH", 1,
+        "ranks count from 0, and the first epoch that can be hit is 1"),
         metavar="RANK@EPOCH", action="append", required=True, help="may be repeated")
     add("--within", type=options.positive(float), default=120, metavar="SECONDS",
         help="end everything then; default: 120")

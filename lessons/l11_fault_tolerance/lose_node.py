@@ -1,7 +1,8 @@
 """What becomes of a training when its nodes are in trouble: two nodes out of network namespaces, see lab_cluster.py.
 
-    python scripts/cluster/lose_node.py rejoin --out build/rejoin -- --dataset synthetic --global-batch-size 64
-    python scripts/cluster/lose_node.py cut --out build/cut -- --dataset synthetic --timeout 5
+    python lessons/l11_fault_tolerance/lose_node.py rejoin --out build/rejoin -- --dataset synthetic \\
+        --global-batch-size 64
+    python lessons/l11_fault_tolerance/lose_node.py cut --out build/cut -- --dataset synthetic --timeout 5
 
 rejoin  An elastic torchrun, --nnodes=1:2, with checkpoints. Once both nodes have trained --epochs epochs, node1 is
         killed. Once node0 has trained as many alone, node1 comes back; and after as many of both, all are told to stop
@@ -23,9 +24,9 @@ import time
 
 import options
 from course import processes, rank_program
+from course.failures import explain
 from course.hosts import Cluster
-from scripts.cluster.kill_rank import records
-from scripts.cluster.why_it_failed import explain
+from lessons.l11_fault_tolerance.kill_rank import records
 
 FILES = ("run.jsonl", "node0.out", "node1.out", "moments.json", "kept", "kept.previous", "kept.lock", "kept.part")
 ELASTIC = ("torchrun --nnodes=1:2 --nproc-per-node=1 --max-restarts=9 --rdzv-backend=c10d --rdzv-id=11 "

@@ -48,7 +48,8 @@ def killed(undisturbed, disturbed, rank, epoch, moment):
 
 def recoveries(ways, batch, recorded):
     """Three axes: steps done by the seconds since the kill; by step, the images of it, and which were made twice.
-    `ways`: {name: what started_again and went_on of course/verdicts/lesson_11.py give}; one of them has `images`.
+    `ways`: {name: what started_again and went_on of lessons/l11_fault_tolerance/show.py give}; one of them has
+    `images`.
     `batch`: images of a whole step."""
     fig = plt.figure(figsize=(19, 8))
     grid = fig.add_gridspec(2, 2, height_ratios=(3, 2))
@@ -136,7 +137,8 @@ def elastic(log, moments, recorded):
 
 
 def stored(pieces):
-    """What each file of a DCP checkpoint holds: `pieces` as scripts/lessons/sharded_checkpoint.py finds them."""
+    """What each file of a DCP checkpoint holds: `pieces` as lessons/l11_fault_tolerance/sharded_checkpoint.py finds
+    them."""
     files = sorted({piece["file"] for piece in pieces})
     ax = plt.subplots(figsize=(15, 4.8))[1]
     ends = dict.fromkeys(files, 0.0)

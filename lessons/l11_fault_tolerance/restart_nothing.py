@@ -1,9 +1,10 @@
 """Train in two groups under torchft, kill one of them, and wait until both have come to the end.
 
-    python scripts/cluster/restart_nothing.py --kill 1@20 --out build/nothing -- --dataset synthetic --samples 2000
+    python lessons/l11_fault_tolerance/restart_nothing.py --kill 1@20 --out build/nothing -- --dataset synthetic \\
+        --samples 2000
 
 1@20 is group 1, once the other has made step 20. Its torchrun starts it again, and it asks to be taken back. What
-stands after -- is main.py's, for scripts/rivals/torchft_loop.py.
+stands after -- is main.py's, for lessons/l11_fault_tolerance/torchft_loop.py.
 
 The folder --out gets a log (group0.jsonl), a console (group0.out) and the last weights (group0.pt) of each group, and
 moments.json: `victim`, when it was `killed` (seconds since 1970), and the largest difference of a weight: `apart`,
@@ -24,16 +25,15 @@ import torch
 
 import options
 from course import processes, rank_program, rendezvous
-from scripts.cluster.kill_rank import records
-from scripts.cluster.lab_cluster import moment
-from scripts.cluster.lose_node import Trouble, last_words
+from lessons.l11_fault_tolerance.kill_rank import records
+from lessons.l11_fault_tolerance.lose_node import Trouble, last_words
 
 GROUPS = (0, 1)
 FILES = ("moments.json", "lighthouse.out",
          *(f"group{group}.{what}" for group in GROUPS for what in ("jsonl", "out", "pt")))
 LIGHTHOUSE = "torchft_lighthouse --min_replicas 1 --join_timeout_ms 2000 --heartbeat_timeout_ms 1500 --bind"
 TORCHRUN = ("torchrun --nproc_per_node=1 --max-restarts=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 "
-            "scripts/rivals/torchft_loop.py --group")
+            "lessons/l11_fault_tolerance/torchft_loop.py --group")
 
 
 class Groups:
@@ -109,7 +109,8 @@ def main():
     parser = rank_program.parser(__doc__)
     parser.usage = "%(prog)s --kill GROUP@STEP --out FOLDER [options] -- [main.py's options]"
     add = parser.add_argument
-    add("--kill", type=moment("GROUP@STEP", 1, "groups count from 0, and steps from 1"), metavar="GROUP@STEP",
+    add("--kill", type=rank_program.moment("GROUP@STEP", 1, "groups count from 0, and steps from 1"),
+        metavar="GROUP@STEP",
         required=True)
     add("--out", type=options.nonempty_path, required=True, metavar="FOLDER")
     add("--compare", type=options.nonempty_path, metavar="FILE",

@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from statistics import median
 
+from course.hosts import where
 from course.predict.checkpoints import alone, lost
-from course.verdicts.lesson_10 import where
 
 RESTART, QUEUE, ALONE = "torchrun: all again", "queue: all again", "torchft: one again"
 

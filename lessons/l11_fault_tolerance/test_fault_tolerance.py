@@ -9,31 +9,30 @@ import sys
 import time
 from pathlib import Path
 
-import launch
 import psutil
 import pytest
 
 from course import processes, rendezvous, runs
-from course.checks import lesson_11
 from course.hosts import Cluster
-from scripts.cluster import kill_rank, lose_node
-from scripts.lessons import sharded_checkpoint
+from lessons.l11_fault_tolerance import check as lesson_11
+from lessons.l11_fault_tolerance import kill_rank, lose_node, sharded_checkpoint
+from tests import runner
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--global-batch-size", 96, "--device", "cpu"]
-KILL, LOSE = "scripts/cluster/kill_rank.py", "scripts/cluster/lose_node.py"
-SHARDED = "scripts/lessons/sharded_checkpoint.py"
+KILL, LOSE = "lessons/l11_fault_tolerance/kill_rank.py", "lessons/l11_fault_tolerance/lose_node.py"
+SHARDED = "lessons/l11_fault_tolerance/sharded_checkpoint.py"
 STEPS = 13  # an epoch: 1206 images, 96 a step
 WHY_NOT = Cluster.available()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
 
 
-def script(file, *arguments, seconds=launch.LIMIT, **env):
-    return subprocess.run([sys.executable, file, *map(str, arguments)], cwd=launch.ROOT, text=True,
-                          env=launch.environment(OMP_NUM_THREADS="1", **env), capture_output=True, timeout=seconds)
+def script(file, *arguments, seconds=runner.LIMIT, **env):
+    return subprocess.run([sys.executable, file, *map(str, arguments)], cwd=runner.ROOT, text=True,
+                          env=runner.environment(OMP_NUM_THREADS="1", **env), capture_output=True, timeout=seconds)
 
 
 def torchrun(ranks, *arguments, restarts=0, python=sys.executable):
-    return launch.command(ranks, *arguments, torchrun=[f"--max-restarts={restarts}"], python=python)
+    return runner.command(ranks, *arguments, torchrun=[f"--max-restarts={restarts}"], python=python)
 
 
 def records(log):
@@ -70,7 +69,7 @@ def test_killed_ranks_are_started_again_and_the_run_ends(forked_python, tmp_path
         assert restart["time"] > kill["time"]
         went_on = restart["epoch"] * STEPS + restart["step"]
         assert went_on % 5 == 0 or went_on % STEPS == 0, "main.py writes when the lesson says it does"
-    assert found["said"] == done.stdout.splitlines() and str(launch.ROOT) not in done.stdout
+    assert found["said"] == done.stdout.splitlines() and str(runner.ROOT) not in done.stdout
     assert processes_of(tmp_path) == []
 
 
@@ -89,13 +88,13 @@ def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, tmp_path):
     log, port = tmp_path / "run.jsonl", rendezvous.free_port()
     two = ["--nnodes=2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=127.0.0.1:{port}"]
     job = [*JOB, "--epochs", 9, "--timeout", 100, "--checkpoint", tmp_path / "kept", "--log-file", log]
-    nodes = [launch.start(1, *job, torchrun=two) for _ in range(2)]
-    launch.wait_for(lambda: log.exists() and log.read_text().count('"kind": "epoch"') > 1, "two epochs")
+    nodes = [runner.start(1, *job, torchrun=two) for _ in range(2)]
+    runner.wait_for(lambda: log.exists() and log.read_text().count('"kind": "epoch"') > 1, "two epochs")
     of_rank = {process.environ().get("RANK"): process for process in processes_of(tmp_path)
                if "torch.distributed.run" not in process.cmdline()}
     killed = time.time()
     of_rank[str(victim)].kill()
-    said = [node.communicate(timeout=launch.LIMIT)[0] for node in nodes]
+    said = [node.communicate(timeout=runner.LIMIT)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     table = runs.read_run(log)
     assert list(table["epoch"]) == list(range(9)) and set(table["status"]) == {"completed"}
@@ -124,9 +123,9 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path):
 def test_a_stop_from_outside_leaves_nothing(tmp_path):
     log = tmp_path / "run.jsonl"
     process = subprocess.Popen([sys.executable, KILL, "--kill=0@900", "--", *map(str, torchrun(
-        2, "main.py", *JOB, "--epochs", 10**6, "--log-file", log))], cwd=launch.ROOT, env=launch.environment(),
+        2, "main.py", *JOB, "--epochs", 10**6, "--log-file", log))], cwd=runner.ROOT, env=runner.environment(),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    launch.wait_for(lambda: log.exists() and '"epoch", "time"' in log.read_text(), "the first epoch")
+    runner.wait_for(lambda: log.exists() and '"epoch", "time"' in log.read_text(), "the first epoch")
     process.send_signal(signal.SIGTERM)
     assert process.wait(2 * processes.GRACE) == 130
     assert processes_of(tmp_path) == []
@@ -143,7 +142,7 @@ def test_a_stop_from_outside_leaves_nothing(tmp_path):
     (["--", "torchrun"], "--kill"),
 ])
 def test_bad_input_of_kill_rank_is_one_line(arguments, said):
-    done = launch.run(0, *arguments, script=KILL)
+    done = runner.run(0, *arguments, script=KILL)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and said in done.stderr, done.stderr
 
 
@@ -161,7 +160,7 @@ def test_an_earlier_run_in_the_log_is_not_this_one(tmp_path):
 
 @needs_hosts
 def test_a_node_is_lost_and_comes_back(tmp_path):
-    done = script(LOSE, "rejoin", "--out", tmp_path, "--epochs", 1, "--", *JOB, seconds=2 * launch.LIMIT)
+    done = script(LOSE, "rejoin", "--out", tmp_path, "--epochs", 1, "--", *JOB, seconds=2 * runner.LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     is_lost_and_rejoined(tmp_path)
     assert processes_of(tmp_path) == []
@@ -195,7 +194,7 @@ def is_cut(folder):
 
 
 def test_the_recorded_runs_are_what_the_lesson_says():
-    recorded = launch.ROOT / "results" / "recorded" / "elastic-two-nodes"
+    recorded = runner.ROOT / "results" / "recorded" / "elastic-two-nodes"
     is_lost_and_rejoined(recorded / "rejoin")
     is_cut(recorded / "cut")
     assert not [file for file in recorded.rglob("kept*")]
@@ -208,7 +207,7 @@ def test_the_recorded_runs_are_what_the_lesson_says():
     (["cut", "--out", "x", "--", "--log-file=y"], "--log-file after --"),
 ])
 def test_bad_input_of_lose_node_is_one_line(arguments, said):
-    done = launch.run(0, *arguments, script=LOSE)
+    done = runner.run(0, *arguments, script=LOSE)
     assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (2, 1, "") and said in done.stderr
 
 
@@ -233,26 +232,26 @@ def test_trained_by_counts_since_the_last_change_of_size(tmp_path):
 
 @pytest.mark.parametrize(("writers", "readers"), [(2, 1), (3, 2)])
 def test_what_many_ranks_wrote_another_number_reads(writers, readers, tmp_path):
-    saved = launch.run(writers, "--save", tmp_path, script=SHARDED)
+    saved = runner.run(writers, "--save", tmp_path, script=SHARDED)
     assert saved.returncode == 0, saved.stderr
     pieces = sharded_checkpoint.contents(tmp_path)
     assert len({piece["file"] for piece in pieces}) == writers
     names = [piece["name"] for piece in pieces]
     assert all(names.count(name) == (writers if name == "table" else 1) for name in sharded_checkpoint.expected())
-    read = launch.run(readers if readers > 1 else 0, "--load", tmp_path, script=SHARDED)
+    read = runner.run(readers if readers > 1 else 0, "--load", tmp_path, script=SHARDED)
     assert read.returncode == 0, read.stderr
     rows = [int(rows) for rows in re.findall(r'"rows of the table": (\d+)', read.stdout)]
     assert len(rows) == readers and sum(rows) == sharded_checkpoint.ROWS and "bit for bit" in read.stdout
     lost = next(tmp_path.glob("__0_*.distcp"))
     shutil.move(lost, tmp_path / "elsewhere")
-    assert launch.run(0, "--load", tmp_path, script=SHARDED).returncode != 0, "a part is missing"
+    assert runner.run(0, "--load", tmp_path, script=SHARDED).returncode != 0, "a part is missing"
 
 
 def test_no_checkpoint_to_load_and_one_in_the_way_are_one_line_each(tmp_path):
-    done = launch.run(0, "--load", tmp_path, script=SHARDED)
+    done = runner.run(0, "--load", tmp_path, script=SHARDED)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "no checkpoint there" in done.stderr
     (tmp_path / ".metadata").write_bytes(b"another's")
-    done = launch.run(0, "--save", tmp_path, script=SHARDED)
+    done = runner.run(0, "--save", tmp_path, script=SHARDED)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "holds a checkpoint already" in done.stderr
     assert (tmp_path / ".metadata").read_bytes() == b"another's"
 

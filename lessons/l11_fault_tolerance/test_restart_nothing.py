@@ -5,14 +5,14 @@ import subprocess
 import uuid
 from importlib.util import find_spec
 
-import launch
 import pytest
 
 from course import processes
-from scripts.cluster import restart_nothing
-from scripts.cluster.kill_rank import records
+from lessons.l11_fault_tolerance import restart_nothing
+from lessons.l11_fault_tolerance.kill_rank import records
+from tests import runner
 
-GROUP, DRIVER = "scripts/rivals/torchft_loop.py", "scripts/cluster/restart_nothing.py"
+GROUP, DRIVER = "lessons/l11_fault_tolerance/torchft_loop.py", "lessons/l11_fault_tolerance/restart_nothing.py"
 # 601 images: they do not divide by 2, and the last batch is smaller
 SMALL = ["--device", "cpu", "--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--batch-size", 32]
 needs_torchft = pytest.mark.skipif(not find_spec("torchft"), reason="torchft not installed (requirements-optional.txt)")
@@ -21,11 +21,11 @@ needs_torchft = pytest.mark.skipif(not find_spec("torchft"), reason="torchft not
 @needs_torchft
 def test_two_groups_train_the_model_of_main_py(tmp_path):
     job, mark = [*SMALL, "--epochs", 2], uuid.uuid4().hex
-    done = launch.run(2, *job, "--no-channels-last", "--save-model", tmp_path / "main.pt")
+    done = runner.run(2, *job, "--no-channels-last", "--save-model", tmp_path / "main.pt")
     assert done.returncode == 0, done.stderr
 
     class Arguments:
-        out, within, options = tmp_path, launch.LIMIT, list(map(str, job))
+        out, within, options = tmp_path, runner.LIMIT, list(map(str, job))
     try:
         groups = restart_nothing.Groups(Arguments, mark)
         groups.wait(lambda: all(groups.started[group].poll() == 0 for group in (0, 1)), "the end of both groups")
@@ -42,9 +42,9 @@ def test_two_groups_train_the_model_of_main_py(tmp_path):
 @needs_torchft
 @pytest.mark.timeout(400)
 def test_a_group_dies_the_other_goes_on_and_takes_it_back(tmp_path):
-    env = launch.environment(PYTHON_EXEC=str(launch.ROOT / "tests/slow_alone.py"))
-    done = subprocess.run(launch.command(0, DRIVER, "--kill", "1@30", "--out", tmp_path, "--within", 280, "--", *SMALL,
-                                         "--epochs", 60), cwd=launch.ROOT, capture_output=True, text=True, timeout=350,
+    env = runner.environment(PYTHON_EXEC=str(runner.ROOT / "tests/slow_alone.py"))
+    done = subprocess.run(runner.command(0, DRIVER, "--kill", "1@30", "--out", tmp_path, "--within", 280, "--", *SMALL,
+                                         "--epochs", 60), cwd=runner.ROOT, capture_output=True, text=True, timeout=350,
                           env=processes.environment(str(tmp_path), env))
     assert done.returncode == 0, done.stdout + done.stderr
     noted = json.loads((tmp_path / "moments.json").read_text())
@@ -79,30 +79,30 @@ def test_a_group_dies_the_other_goes_on_and_takes_it_back(tmp_path):
     pytest.param(GROUP, ["--group", "2"], "--group 2: groups count from 0, and there are 2", marks=needs_torchft),
 ])
 def test_bad_input_is_one_line_and_status_2(script, arguments, said, tmp_path):
-    done = launch.run(0, *(tmp_path / "out" if one == "OUT" else one for one in arguments), script=script)
+    done = runner.run(0, *(tmp_path / "out" if one == "OUT" else one for one in arguments), script=script)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert said in done.stderr and not (tmp_path / "out/moments.json").exists()
 
 
 @needs_torchft
 def test_a_group_without_a_lighthouse_says_so():
-    done = launch.run(1, *SMALL, script=GROUP)
+    done = runner.run(1, *SMALL, script=GROUP)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "TORCHFT_LIGHTHOUSE is not set" in done.stderr
 
 
 @needs_torchft
 def test_a_kill_that_comes_too_late_is_said(tmp_path):
-    done = launch.torchrun(0, "--kill", "1@1000", "--out", tmp_path, "--", *SMALL, "--epochs", 1, script=DRIVER)
+    done = runner.torchrun(0, "--kill", "1@1000", "--out", tmp_path, "--", *SMALL, "--epochs", 1, script=DRIVER)
     assert done.returncode == 1 and done.stderr.splitlines() == [
         "restart_nothing.py: waited for step 1000 of group0, and the run was over before"]
 
 
 @needs_torchft
 def test_a_group_that_cannot_train_ends_all_and_is_named(tmp_path):
-    done = subprocess.run(launch.command(0, DRIVER, "--kill", "1@3", "--out", tmp_path, "--", *SMALL, "--lr", -1),
-                          cwd=launch.ROOT, env=launch.environment(), capture_output=True, text=True,
-                          timeout=launch.LIMIT)
+    done = subprocess.run(runner.command(0, DRIVER, "--kill", "1@3", "--out", tmp_path, "--", *SMALL, "--lr", -1),
+                          cwd=runner.ROOT, env=runner.environment(), capture_output=True, text=True,
+                          timeout=runner.LIMIT)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "waited for step 3 of group0, and group" in done.stderr and "--lr" in done.stderr
     assert not (tmp_path / "moments.json").exists()

@@ -1,5 +1,6 @@
-"""Exercises of notebook 12. The first is about the five runs of scripts/broken/detective.py, and owns their letters;
-two run on ranks, and course/checks/on_ranks.py says how."""
+"""Exercises of notebook 12. The first is about the five runs of lessons/l12_break_it/detective.py, and owns their
+letters;
+two run on ranks, and course/on_ranks.py says how."""
 
 import random
 from functools import partial
@@ -12,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, drawn_one, generator_seed, misses
-from course.checks.on_ranks import Answers
+from course.cases import drawn, drawn_one, generator_seed, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 IMAGES, EPOCHS = 24, 2  # what `train` is given: shards are equal
 

@@ -1,15 +1,15 @@
 """Five trainings of the same small model, each with one mistake that says nothing. Lesson 12: which run has which?
 
-    torchrun --nproc_per_node=2 scripts/broken/detective.py --out results/live/12_detective.json
+    torchrun --nproc_per_node=2 lessons/l12_break_it/detective.py --out results/live/12_detective.json
 
-It prints what each run would have logged. The letters are shuffled: course/checks has them.
+It prints what each run would have logged. The letters are shuffled: check.py has them.
 """
 
 import os
 
 import options
 from course import rank_program
-from course.checks.lesson_12 import TRUTH
+from lessons.l12_break_it.check import TRUTH
 
 SAMPLES, TESTS, BATCH, EPOCHS = 96, 25, 16, 2
 

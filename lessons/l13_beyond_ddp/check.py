@@ -1,4 +1,4 @@
-"""Exercises of notebook 13. All but the first run on ranks: course/checks/on_ranks.py says how."""
+"""Exercises of notebook 13. All but the first run on ranks: course/on_ranks.py says how."""
 
 import math
 from functools import partial
@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, drawn_one, exactly, generator_seed, misses
-from course.checks.on_ranks import Answers
+from course.cases import drawn, drawn_one, exactly, generator_seed, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 RATE, MOMENTUM = 0.1, 0.9  # of the updates
 

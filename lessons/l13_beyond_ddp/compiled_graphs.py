@@ -1,6 +1,6 @@
 """Where torch.compile splits a model under DDP and FSDP2: the graphs are counted, and gradients compared. Lesson 13.
 
-    torchrun --nproc_per_node=2 scripts/lessons/compiled_graphs.py --out results/live/13_compiled.json
+    torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py --out results/live/13_compiled.json
 
 A graph is what the compiler can make faster as one. Backend aot_eager: it finds the graphs of forward and backward as
 the default does, and makes no machine code of them, which would take longer. On CPUs with gloo.
@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import utils
 from course import rank_program
+from lessons.l13_beyond_ddp import tiny_transformer as tiny
+from lessons.l13_beyond_ddp.shard_in_use import LARGER, apart, fresh, gradients
+from lessons.l13_beyond_ddp.shard_model import Watchdog
+from lessons.l13_beyond_ddp.shard_ways import own_share, shard_blocks
 from options import check_output
-from scripts.lessons import tiny_transformer as tiny
-from scripts.lessons.shard_in_use import LARGER, apart, fresh, gradients
-from scripts.lessons.shard_model import Watchdog
-from scripts.lessons.shard_ways import own_share, shard_blocks
 
 
 def ddp(model, ranks, backend, megabytes, optimized=True):

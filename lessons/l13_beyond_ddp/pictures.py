@@ -1,6 +1,6 @@
 """Lesson 13: what each rank holds, which piece of a weight is whose, and a map of which way to choose.
 
-Counts are those of scripts/lessons/shard_model.py, predictions those of course/predict/memory.py.
+Counts are those of lessons/l13_beyond_ddp/shard_model.py, predictions those of course/predict/memory.py.
 """
 
 import math
@@ -25,7 +25,7 @@ WAYS = dict(zip(predict.memory.WAYS, [SHARED, *(COLOURS[i] for i in (5, 0, 2, 4,
 
 def memory(found):
     """A figure: what each rank was counted to hold, a thin bar a rank; model states on the left, activations on the
-    right. `found` is the JSON of scripts/lessons/shard_model.py."""
+    right. `found` is the JSON of lessons/l13_beyond_ddp/shard_model.py."""
     _, axes = plt.subplots(1, 2, figsize=(18, 8), width_ratios=[3, 2])
     panels = [part for part in PARTS if part != "activations"], ["activations"]
     y, places = 0, []

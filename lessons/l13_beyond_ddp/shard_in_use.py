@@ -1,7 +1,9 @@
 """FSDP2 as it is used: 16-bit weights, recomputed activations, a copy in each node, clipping, checkpoints.
 
-    torchrun --nproc_per_node=4 scripts/lessons/shard_in_use.py --save build/dcp --out results/live/13_in_use.json
-    torchrun --nproc_per_node=2 scripts/lessons/shard_in_use.py --load build/dcp --out results/live/13_loaded.json
+    torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_in_use.py --save build/dcp --out \\
+        results/live/13_in_use.json
+    torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_in_use.py --load build/dcp --out \\
+        results/live/13_loaded.json
 
 The first trains the small transformer in several ways, each from the same weights and on the same text, and compares it
 with one process: how far its first gradient and its last weights are off, what each rank holds and sends. Then it
@@ -31,10 +33,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import utils
 from course import rank_program
+from lessons.l13_beyond_ddp import tiny_transformer as tiny
+from lessons.l13_beyond_ddp.shard_model import Watchdog, whole
+from lessons.l13_beyond_ddp.shard_ways import Setup, adam, fsdp, one, own_share, shard_blocks
 from options import check_output, check_writable, nonempty_path, positive
-from scripts.lessons import tiny_transformer as tiny
-from scripts.lessons.shard_model import Watchdog, whole
-from scripts.lessons.shard_ways import Setup, adam, fsdp, one, own_share, shard_blocks
 
 RANKS = 4  # HSDP's mesh is 2 x 2
 MOST = 0.5  # the norm that clipping leaves; that of the first gradients is larger

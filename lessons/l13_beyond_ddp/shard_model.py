@@ -1,7 +1,8 @@
 """One small transformer trained in seven ways on the same ranks, and what each rank held. Notebook 13 draws it.
 
-    torchrun --nproc_per_node=2 scripts/lessons/shard_model.py --out results/live/13_two.json
-    torchrun --nproc_per_node=4 scripts/lessons/shard_model.py --way fsdp tp fsdp_tp --out results/live/13_four.json
+    torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --out results/live/13_two.json
+    torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_model.py --way fsdp tp fsdp_tp --out \\
+        results/live/13_four.json
 
 Each way starts from the same weights, trains on the same batches with Adam, and is compared with one process that
 has the whole batches: the greatest difference of any weight, and of the loss. Bytes are counted on each rank, of
@@ -21,9 +22,9 @@ import torch.distributed as dist
 
 import utils
 from course import rank_program
+from lessons.l13_beyond_ddp import tiny_transformer as tiny
+from lessons.l13_beyond_ddp.shard_ways import MICRO_BATCHES, WAYS, limits
 from options import check_output, positive
-from scripts.lessons import tiny_transformer as tiny
-from scripts.lessons.shard_ways import MICRO_BATCHES, WAYS, limits
 
 MOST_RANKS = 4  # the model has four layers, one a stage
 PIPELINES, TIMED = ("gpipe", "1f1b"), 7  # steps of each with the model LARGER, of which the median is drawn
@@ -145,7 +146,7 @@ def check(args, here):
     """ValueError, one line, for what cannot work; before any rank waits for another."""
     if not 2 <= here.world_size <= MOST_RANKS or here.nodes > 1:
         raise ValueError(f"this is for 2 to {MOST_RANKS} ranks of one machine: "
-                         "torchrun --nproc_per_node=2 scripts/lessons/shard_model.py")
+                         "torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py")
     if args.way is None:
         args.way = [way for way in (*WAYS, "limits") if way != "fsdp_tp" or here.world_size == 4]
     if "fsdp_tp" in args.way and here.world_size != 4:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from scripts.lessons.tiny_transformer import ADAM, SHAPE, Block, TinyTransformer, batches, loss_of
+from lessons.l13_beyond_ddp.tiny_transformer import ADAM, SHAPE, Block, TinyTransformer, batches, loss_of
 
 MICRO_BATCHES = 4
 

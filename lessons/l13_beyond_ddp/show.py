@@ -1,14 +1,15 @@
 """Lesson 13: what the ways of sharing out a model trained and held, and what the model of the memory says.
 
-`found` is the JSON of scripts/lessons/shard_model.py. A way that this torch lacks is told as such. `in_use` is that of
+`found` is the JSON of lessons/l13_beyond_ddp/shard_model.py. A way that this torch lacks is told as such. `in_use` is
+that of
 shard_in_use.py, for FSDP2 as it is used.
 """
 
 import math
 
 from course.lesson import some
-from course.plots.sharded import NAMES, PARTS
 from course.predict import checkpoints, memory
+from lessons.l13_beyond_ddp.pictures import NAMES, PARTS
 
 
 def working(found):

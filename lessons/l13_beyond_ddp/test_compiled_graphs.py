@@ -1,16 +1,15 @@
-"""scripts/lessons/compiled_graphs.py: where torch.compile splits DDP and FSDP2."""
+"""lessons/l13_beyond_ddp/compiled_graphs.py: where torch.compile splits DDP and FSDP2."""
 
 import json
 
-import launch
+from lessons.l13_beyond_ddp import show
+from tests import runner
 
-from course.verdicts import lesson_13 as told
-
-SCRIPT = "scripts/lessons/compiled_graphs.py"
+SCRIPT = "lessons/l13_beyond_ddp/compiled_graphs.py"
 
 
 def test_ddp_splits_at_buckets_and_fsdp_at_blocks(tmp_path):
-    done = launch.run(2, "--out", tmp_path / "x.json", script=SCRIPT)
+    done = runner.run(2, "--out", tmp_path / "x.json", script=SCRIPT)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "x.json").read_text())
     default, small, uncut, blocks, whole, refused = found.values()
@@ -19,11 +18,11 @@ def test_ddp_splits_at_buckets_and_fsdp_at_blocks(tmp_path):
     assert sum(uncut["graphs"]) <= sum(small["graphs"]) <= sum(uncut["graphs"]) + len(small["graphs"])
     assert all(one["off"] < 1e-5 for one in found.values() if "off" in one)
     assert "disable" in refused["error"] and "off" not in refused
-    rows = told.graphs(found)
+    rows = show.graphs(found)
     assert [row["graphs"] for row in rows][:1] + [rows[-1]["graphs"]] == [str(len(default["graphs"])), "–"]
 
 
 def test_one_process_is_refused_in_one_line(tmp_path):
-    done = launch.run(0, "--out", tmp_path / "x.json", script=SCRIPT)
+    done = runner.run(0, "--out", tmp_path / "x.json", script=SCRIPT)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert "2 ranks or more" in done.stderr and not list(tmp_path.iterdir())

@@ -1,16 +1,16 @@
-"""scripts/lessons/shard_in_use.py: FSDP2 as it is used, compared with one process and with the bytes predicted."""
+"""lessons/l13_beyond_ddp/shard_in_use.py: FSDP2 as it is used, compared with one process and with the bytes
+predicted."""
 
 import json
 import re
 
-import launch
 import pytest
 
 from course import predict
-from course.verdicts import lesson_13 as told
-from scripts.lessons import tiny_transformer
+from lessons.l13_beyond_ddp import show, tiny_transformer
+from tests import runner
 
-SCRIPT, STEPS = "scripts/lessons/shard_in_use.py", 3
+SCRIPT, STEPS = "lessons/l13_beyond_ddp/shard_in_use.py", 3
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    done = launch.run(4, "--save", folder / "dcp", "--steps", STEPS, "--out", folder / "four.json", script=SCRIPT)
+    done = runner.run(4, "--save", folder / "dcp", "--steps", STEPS, "--out", folder / "four.json", script=SCRIPT)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "four.json").read_text())
 
@@ -66,7 +66,7 @@ def test_recomputing_keeps_the_input_of_each_block_and_one_block_at_a_time(found
         assert saves == shape.layers * (layer - its_input)
         assert counted["alive"] < 0.6 * other["alive"], "not all blocks are there again at the same time"
         assert 1.15 * other["operations"] < counted["operations"] < 4 / 3 * other["operations"]
-    counted, predicted = re.findall(r"(\d+)%", told.made_again(found, shape))
+    counted, predicted = re.findall(r"(\d+)%", show.made_again(found, shape))
     assert counted == predicted
 
 
@@ -92,7 +92,7 @@ def test_a_norm_of_all_shards_clips_as_one_process_and_that_of_its_own_does_not(
 
 
 def test_four_ranks_save_and_two_go_on(found, folder):
-    done = launch.run(2, "--load", folder / "dcp", "--steps", STEPS, "--out", folder / "two.json", script=SCRIPT)
+    done = runner.run(2, "--load", folder / "dcp", "--steps", STEPS, "--out", folder / "two.json", script=SCRIPT)
     assert done.returncode == 0, done.stderr
     loaded = json.loads((folder / "two.json").read_text())["loaded"]
     assert loaded["checksum"] == found["saved"]["checksum"], "bit for bit"
@@ -111,18 +111,18 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_i
     (["--save", "dcp"], "for 4 ranks"), (["--load", "nowhere"], "2 ranks or more"), ([], "required"),
     (["--save", "dcp", "--steps", "1"], "two or more")])
 def test_bad_input_is_one_line_and_status_2(arguments, said, tmp_path):
-    done = launch.run(0, *arguments, "--out", tmp_path / "x.json", script=SCRIPT)
+    done = runner.run(0, *arguments, "--out", tmp_path / "x.json", script=SCRIPT)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert said in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_the_tables_say_what_was_counted(found):
-    rows = told.beside(found, "mixed")
+    rows = show.beside(found, "mixed")
     held = found["ways"]["mixed"]["ranks"][0]["held"]
     assert rows[0] == {"of rank 0": "parameters, bytes", "FSDP2": f"{held['parameters']:,} float32",
                        "FSDP2, 16 bits": f"{held['parameters']:,} float32"}
-    rows = told.sent(found, tiny_transformer.SHAPE)
+    rows = show.sent(found, tiny_transformer.SHAPE)
     assert [row["ranks"] for row in rows if row["way"] == "HSDP"] == ["0 1", "0 1", "0 2"]
-    assert 60 < told.sent_share(found) < 70, "weights by half, gradients not: (2 + 2 + 4) / (4 + 4 + 4)"
-    assert [row["type of the norm"] for row in told.clipped(found)] == ["Tensor", "DTensor", "Tensor"]
+    assert 60 < show.sent_share(found) < 70, "weights by half, gradients not: (2 + 2 + 4) / (4 + 4 + 4)"
+    assert [row["type of the norm"] for row in show.clipped(found)] == ["Tensor", "DTensor", "Tensor"]
     assert [row["way"] for row in rows if row["rank 0 sends in a step, bytes"] != row["predicted, bytes"]] == []

@@ -1,25 +1,26 @@
-"""scripts/lessons/shard_model.py: each way trains the model of one process, and holds the bytes that are predicted."""
+"""lessons/l13_beyond_ddp/shard_model.py: each way trains the model of one process, and holds the bytes that are
+predicted."""
 
 import json
 import subprocess
 import sys
 from types import SimpleNamespace
 
-import launch
 import matplotlib.pyplot as plt
 import pytest
 import torch
 
 import options
 from course import plots, predict
-from scripts.lessons import shard_model, shard_ways, tiny_transformer
+from lessons.l13_beyond_ddp import pictures, shard_model, shard_ways, tiny_transformer
+from tests import runner
 
-SCRIPT = "scripts/lessons/shard_model.py"
+SCRIPT = "lessons/l13_beyond_ddp/shard_model.py"
 RUNS = {2: [], 3: [], 4: ["--way", "fsdp", "fsdp_tp", "gpipe", "1f1b"]}  # four ranks: what two and three cannot show
 
 
 def start(ranks, *arguments):
-    return launch.run(ranks, *arguments, script=SCRIPT)
+    return runner.run(ranks, *arguments, script=SCRIPT)
 
 
 @pytest.fixture(scope="module", params=RUNS, ids="{} ranks".format)
@@ -104,16 +105,16 @@ def test_limits_are_said(found):
 
 
 def test_pictures_show_what_was_counted(found):
-    drawn = {round(bar.get_width() * 1e6) for bar in plots.sharded.memory(found).axes[0].patches}
+    drawn = {round(bar.get_width() * 1e6) for bar in pictures.memory(found).axes[0].patches}
     counted = {held[part] for way, result in found["ways"].items() for held in result["ranks"][:1]
-               for part in plots.sharded.PARTS if part != "activations" and held[part]}
+               for part in pictures.PARTS if part != "activations" and held[part]}
     assert drawn >= counted
-    fig = plots.sharded.pieces(found, ["fsdp"], ["head.weight"])
+    fig = pictures.pieces(found, ["fsdp"], ["head.weight"])
     (ax,) = fig.axes
     heights = [patch.get_height() for patch in ax.patches]
     ranks = found["world_size"]
     assert heights == [predict.memory.rows((97, 48), rank, ranks)[0] for rank in range(ranks)]
-    drawn = plots.sharded.schedules(found).axes
+    drawn = pictures.schedules(found).axes
     assert [ax.get_title(loc="left").split(":")[0] for ax in drawn] == ["pipeline, GPipe", "pipeline, 1F1B"]
     assert len({ax.get_xlim() for ax in drawn}) == 1, "one axis of time"
     plt.close("all")
@@ -165,9 +166,9 @@ def test_what_this_torch_lacks_is_reported_and_other_errors_are_not_hidden(error
 def test_a_wait_without_end_is_ended_and_says_where():
     code = """
 import sys, time
-sys.argv[0] = "scripts/lessons/shard_model.py"
+sys.argv[0] = "lessons/l13_beyond_ddp/shard_model.py"
 from types import SimpleNamespace
-from scripts.lessons import shard_model
+from lessons.l13_beyond_ddp import shard_model
 dog = shard_model.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.0)
 for step in range(4):  # longer than the limit in all, but alive
     dog.beat(f"fsdp_tp, step {step}")
@@ -175,7 +176,7 @@ for step in range(4):  # longer than the limit in all, but alive
 print("alive", flush=True)
 time.sleep(60)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=launch.ROOT, text=True, capture_output=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], cwd=runner.ROOT, text=True, capture_output=True, timeout=50)
     assert (done.returncode, done.stdout) == (2, "alive\n")
     assert "rank 1 of 3 has waited 1 s for the others in: fsdp_tp, step 3" in done.stderr
 
@@ -216,20 +217,20 @@ def test_text_gives_the_tokens_that_follow():
 
 def test_a_map_shows_what_the_model_chooses():
     devices, parameters = [1, 8, 64], [1e8, 1e9, 1e10, 1e11]
-    ways = plots.sharded.grid(predict.memory.Cluster, devices, parameters)
+    ways = pictures.grid(predict.memory.Cluster, devices, parameters)
     assert ways[2][1] == predict.memory.choose(1e10, predict.memory.Cluster(8))[0].way and ways[3][0] is None
-    ax = plots.sharded.chart(ways, devices, parameters, plt.subplots()[1], "map")
-    names = [None, *plots.sharded.WAYS]
+    ax = pictures.chart(ways, devices, parameters, plt.subplots()[1], "map")
+    names = [None, *pictures.WAYS]
     assert ax.collections[0].get_array().ravel().tolist() == [names.index(way) for row in ways for way in row]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["100 M", "1 B", "10 B", "100 B"]
-    (both, _) = plots.sharded.maps({"fast": 50e9, "slow": 1e9}, devices, parameters, yours=(8, 1e10)).axes
+    (both, _) = pictures.maps({"fast": 50e9, "slow": 1e9}, devices, parameters, yours=(8, 1e10)).axes
     assert [mark.get_xydata().tolist() for mark in both.lines] == [[[1.5, 2.5]]], "in the middle of its cell"
     plt.close("all")
 
 
 def test_states_stand_beside_the_memory_of_a_device():
     rows = predict.memory.shared_out(7e9, 8)
-    (ax,) = plots.sharded.states(rows, 80e9, "title").axes
+    (ax,) = pictures.states(rows, 80e9, "title").axes
     parts = [size for held in rows.values() for size in held.values() if size]
     numbers = [text.get_text() for text in ax.texts if text.get_text().isdigit()]
     assert sorted(numbers) == sorted(f"{size / 1e9:.0f}" for size in parts), "each part has its number, small ones too"
@@ -243,5 +244,5 @@ def test_options_are_the_parser_s(capsys):
     with pytest.raises(SystemExit, match="2"):
         shard_model.get_parser().parse_args(["--way", "dp", "--out", "x"])
     assert len(capsys.readouterr().err.splitlines()) == 1 and isinstance(shard_model.get_parser(), options.Parser)
-    assert set(plots.sharded.NAMES) == set(shard_ways.WAYS) and set(plots.sharded.WAYS) == set(predict.memory.WAYS)
+    assert set(pictures.NAMES) == set(shard_ways.WAYS) and set(pictures.WAYS) == set(predict.memory.WAYS)
     assert plots.COLOURS

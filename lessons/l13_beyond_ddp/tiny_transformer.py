@@ -1,6 +1,6 @@
 """A transformer small enough for a CPU, text for it, and a count of what a rank holds. shard_model.py trains it.
 
-    python scripts/lessons/tiny_transformer.py      trains it in one process, and prints losses and bytes
+    python lessons/l13_beyond_ddp/tiny_transformer.py      trains it in one process, and prints losses and bytes
 
 It learns this repository's LICENSE by heart. 97 characters are told apart, a number that neither 2, 3 nor 4 divide.
 """

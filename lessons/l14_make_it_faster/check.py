@@ -1,5 +1,5 @@
 """Exercises of notebook 14: self time in a trace, a fair comparison, a communication hook, losses that are seldom
-read. The last two run on ranks: course/checks/on_ranks.py says how."""
+read. The last two run on ranks: course/on_ranks.py says how."""
 
 import copy
 import statistics
@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, drawn_one, exactly, generator_seed, misses
-from course.checks.on_ranks import Answers
+from course.cases import drawn, drawn_one, exactly, generator_seed, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 BATCHES, ROWS, EVERY, ROUNDS = 6, 4, 3, 6
 

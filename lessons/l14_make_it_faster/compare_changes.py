@@ -1,8 +1,10 @@
 """Train with one change at a time, in turns with the same training without it. Notebook 14 draws what each gains.
 
-    python scripts/measure/compare_changes.py --out results/live/14_one.json
-    torchrun --nproc_per_node=2 scripts/measure/compare_changes.py --model lenet wide --out results/live/14_ranks.json
-    python scripts/measure/compare_changes.py --change nothing bf16 --model resnet --device cuda --out gpu.json
+    python lessons/l14_make_it_faster/compare_changes.py --out results/live/14_one.json
+    torchrun --nproc_per_node=2 lessons/l14_make_it_faster/compare_changes.py --model lenet wide --out \\
+        results/live/14_ranks.json
+    python lessons/l14_make_it_faster/compare_changes.py --change nothing bf16 --model resnet --device cuda --out \\
+        gpu.json
 
 A change is a pair: before and after. Both train from the same first weights on the same images, a block each in turns:
 A B, B A, A B ... A gain is the seconds an image takes before, divided by those after the change, on the slowest rank.
@@ -22,9 +24,9 @@ import torch
 import shortcuts
 import utils
 from course import rank_program
+from course.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
+from course.timing import slowest, timed
 from options import check_output, positive
-from scripts.measure.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
-from scripts.measure.message_time import slowest, timed
 
 FEWEST = 3  # rounds
 
@@ -87,9 +89,9 @@ def check(args, here):
     of_ddp = [name for name in args.change if CHANGES[name].ranks]
     if here.world_size == 1 and of_ddp:
         raise ValueError(f"--change {of_ddp[0]} is DDP's: start two ranks or more, torchrun --nproc_per_node=2 "
-                         "scripts/measure/compare_changes.py")
+                         "lessons/l14_make_it_faster/compare_changes.py")
     if here.world_size > 1 and "compile" in args.change:
-        raise ValueError("--change compile is compared in one process: python scripts/measure/compare_changes.py")
+        raise ValueError("--change compile is compared in one process: start this with python alone")
     if args.rounds < FEWEST:
         raise ValueError(f"--rounds {args.rounds} tells nothing of the spread: take {FEWEST} or more")
     check_output("--out", args.out)

@@ -1,6 +1,6 @@
 """What does it cost to take memory from the system anew in each step? main.py's training with and without keeping it.
 
-    python scripts/measure/page_faults.py --out results/live/14_pages.json
+    python lessons/l14_make_it_faster/page_faults.py --out results/live/14_pages.json
 
 Two processes, one thread each, train the same model in turns: A B, B A, A B ... One calls shortcuts.keep_memory(), as
 main.py does; in the other the C library gives freed memory back as it likes. Memory that comes back is mapped and
@@ -26,9 +26,9 @@ import models
 import shortcuts
 import utils
 from course import rank_program
+from course.adjustable_training import Setting, Training
+from lessons.l14_make_it_faster.compare_changes import FEWEST, summary
 from options import check_output, positive
-from scripts.measure.adjustable_training import Setting, Training
-from scripts.measure.compare_changes import FEWEST, summary
 
 WAYS = ["returned", "kept"]
 WARM_UP = 5  # steps: they bring libraries in, and show the C library how much memory a step takes

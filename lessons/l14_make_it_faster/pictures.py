@@ -7,25 +7,37 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from course import predict
-from course.plots.style import COLOURS, GREY, LINES, PALE, PHASES, halo, handles, key_below, line_key, name_rows, ticks
+from course.plots.style import (
+    COLOURS,
+    GREY,
+    LINES,
+    PALE,
+    PHASES,
+    PREDICTED,
+    halo,
+    handles,
+    key_below,
+    line_key,
+    name_rows,
+    ticks,
+)
+from lessons.l14_make_it_faster import gains
 
 KINDS = {"convolution or matrix product": PHASES["backward"], "other operator": PHASES["forward"],
          "between operators": COLOURS[3]}
 TICKS = (0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.6, 2, 2.5, 3)
-PREDICTED = {"marker": "D", "linestyle": "", "color": COLOURS[1], "markerfacecolor": "none", "markersize": 14}
 
 
 def kind(name: str) -> str:
     """Which of KINDS an operator or label of a profile is."""
-    if predict.gains.is_product(name):
+    if gains.is_product(name):
         return "convolution or matrix product"
-    return "other operator" if predict.gains.is_operator(name) else "between operators"
+    return "other operator" if gains.is_operator(name) else "between operators"
 
 
 def shorten(name: str) -> str:
     """As people say it: no namespace, and what a label's own time is made of."""
-    if name in predict.gains.LABELS:
+    if name in gains.LABELS:
         return f"{name} (between operators)"
     return name.removeprefix("aten::").split("#")[-1].replace("autograd::engine::evaluate_function: ", "engine: ")[:38]
 
@@ -62,7 +74,7 @@ def limits(*tables: pd.DataFrame) -> tuple[float, float]:
     """Of the axis that `changes` draws on: what single rounds had beyond the middle half is left out."""
     marks = [0.8, 1.25]
     for table in tables:
-        ran, noise = table[table["gain"].notna()], predict.gains.noise(table.iloc[0])
+        ran, noise = table[table["gain"].notna()], gains.noise(table.iloc[0])
         marks += [*ran["gain"], *ran["predicted"].dropna(), *ran["quartiles"].explode(), 1 / noise, noise]
     return max(min(marks) / 1.08, 0.4), min(max(marks) * 1.08, 3)
 
@@ -75,7 +87,7 @@ def changes(table: pd.DataFrame, ax: Axes, title: str, low: float, high: float) 
     goes from `low` to `high`; a dot beyond stands at its edge, as a triangle.
     """
     table = table.reset_index(drop=True)
-    noise = predict.gains.noise(table.iloc[0])
+    noise = gains.noise(table.iloc[0])
     ax.axvspan(1 / noise, noise, color=PALE, zorder=0, linewidth=0)
     ax.axvline(1, color=GREY, linewidth=2, zorder=1)
     for y, row in table.iterrows():
@@ -118,7 +130,7 @@ def paid_back(found: dict, title: str) -> Figure:
     """
     before, after = found["first_update_seconds"]
     extra = after - before
-    low, middle, high = np.percentile(predict.gains.saved(found), [25, 50, 75])
+    low, middle, high = np.percentile(gains.saved(found), [25, 50, 75])
     updates = np.linspace(0, 2 * extra / middle if middle > 0 else 20_000, 2)
     fig, ax = plt.subplots(figsize=(12, 5.5))
     ax.fill_between(updates, updates * low - extra, updates * high - extra, color=COLOURS[0], alpha=0.2, linewidth=0)

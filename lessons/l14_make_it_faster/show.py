@@ -1,7 +1,7 @@
 """Lesson 14: where a step's time goes, what each change was predicted to gain and gained, and what it did to the
 training.
 
-`run` is the JSON of scripts/measure/step_profile.py, `measured` that of compare_changes.py, `pages` that of
+`run` is the JSON of lessons/l14_make_it_faster/step_profile.py, `measured` that of compare_changes.py, `pages` that of
 page_faults.py.
 """
 
@@ -11,7 +11,7 @@ import statistics
 
 import pandas as pd
 
-from course.predict import gains
+from lessons.l14_make_it_faster import gains
 
 NAMES = {"lenet": "LeNet", "resnet": "small ResNet", "wide": "three wide layers"}
 KINDS = {  # {part of a step: is an operator of the profile one of it?}
@@ -153,7 +153,7 @@ def predictions(run, changes, names):
 
 
 def judged(measured, run, changes, names):
-    """{model's name: table}, as plots.changes.changes takes it, with the verdict on each change."""
+    """{model's name: table}, as pictures.changes takes it, with the verdict on each change."""
     tables = {}
     for model, of in measured.items():
         rows = []

@@ -1,9 +1,10 @@
 """Where the time of a training step goes, by torch.profiler: on one rank, or on several with a timeline on one clock.
 
-    python scripts/measure/step_profile.py --out one.json
-    torchrun --nproc_per_node=2 scripts/measure/step_profile.py --model lenet wide --out ranks.json
+    python lessons/l14_make_it_faster/step_profile.py --out one.json
+    torchrun --nproc_per_node=2 lessons/l14_make_it_faster/step_profile.py --model lenet wide --out ranks.json
 
-The training is main.py's (adjustable_training.py). The file holds for each model what course/predict/gains.py needs:
+The training is main.py's (adjustable_training.py). The file holds for each model what
+lessons/l14_make_it_faster/gains.py needs:
 `phases` (ms of a step, timed without the profiler; `halves`: the whole step, before and after the profiled ones),
 `operators` (of rank 0: self time of each in a profiled step), `events` of a typical step of every rank, and a few
 things timed alone. Each rank's Chrome trace is written beside it (OUT.MODEL.rankN.trace.json): open it at
@@ -26,11 +27,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import shortcuts
 import utils
-from course import rank_program
+from course import rank_program, timing
+from course.adjustable_training import MODELS, Setting, Training
 from course.predict.fit import fit
 from options import check_output, positive
-from scripts.measure import message_time
-from scripts.measure.adjustable_training import MODELS, Setting, Training
 
 WARM_UP = 3  # updates before anything is timed
 SMALL = 16  # images: with the usual batch it makes a line
@@ -141,7 +141,7 @@ def medians(updates):
 
 
 def median_ms(call, times):
-    return 1000 * statistics.median(message_time.timed(call, 1, torch.device("cpu")) for _ in range(times))
+    return 1000 * statistics.median(timing.timed(call, 1, torch.device("cpu")) for _ in range(times))
 
 
 def alone(training, model, train_set, steps):
@@ -159,10 +159,10 @@ def link(gradients, rounds=9):
     of one with as many values of 16 bits; and the ms in which this rank copies all gradients once."""
     cpu, values = torch.device("cpu"), gradients // 4
     sizes = [4096, gradients]
-    calls = [message_time.prepare("all_reduce", size, cpu)[0] for size in sizes]
+    calls = [timing.prepare("all_reduce", size, cpu)[0] for size in sizes]
     calls += [partial(dist.all_reduce, torch.zeros(values, dtype=kind)) for kind in (torch.float16, torch.bfloat16)]
-    times = [[message_time.timed(call, 3, cpu) for call in calls] for _ in range(rounds)]
-    small, whole, fp16, bf16 = [statistics.median(message_time.slowest(column)) for column in zip(*times, strict=True)]
+    times = [[timing.timed(call, 3, cpu) for call in calls] for _ in range(rounds)]
+    small, whole, fp16, bf16 = [statistics.median(timing.slowest(column)) for column in zip(*times, strict=True)]
     alpha, beta = fit(sizes, [small, whole])
     source, target = torch.ones(values), torch.ones(values)
     return {"alpha": 1000 * alpha, "beta": 1000 * beta,

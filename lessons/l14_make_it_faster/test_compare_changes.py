@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import launch
 import matplotlib.pyplot as plt
 import pandas as pd
 import psutil
@@ -17,13 +16,14 @@ import torch
 import data
 import shortcuts
 import utils
-from course import plots, predict, processes
-from scripts.measure import adjustable_training, compare_changes, step_profile
-from scripts.measure.adjustable_training import Setting, Training
+from course import adjustable_training, processes
+from course.adjustable_training import Setting, Training
+from lessons.l14_make_it_faster import compare_changes, gains, pictures, step_profile
+from tests import runner
 
 
 def run(ranks, script, *arguments, **env):
-    return launch.run(ranks, "--dataset", "synthetic", *arguments, script=f"scripts/measure/{script}.py", **env)
+    return runner.run(ranks, "--dataset", "synthetic", *arguments, script=f"scripts/measure/{script}.py", **env)
 
 
 def marked(mark):
@@ -67,14 +67,14 @@ def test_a_c_library_without_mallopt_is_left_alone(monkeypatch):
 @pytest.mark.parametrize("way", ["returned", "kept"])
 def test_a_process_that_ends_early_is_named(tmp_path, way):
     (tmp_path / "dies.py").write_text(
-        "import sys\nfrom scripts.measure import page_faults\n"
+        "import sys\nfrom lessons.l14_make_it_faster import page_faults\n"
         "def train(pipe, way, *rest):\n"
         f"    sys.exit(3) if way == {way!r} else page_faults_train(pipe, way, *rest)\n"
         "page_faults_train = page_faults.train\npage_faults.train = train\n"
         "if __name__ == '__main__':\n    page_faults.main()\n")
     command = [sys.executable, tmp_path / "dies.py", "--dataset", "synthetic", "--out", tmp_path / "found.json"]
-    env = launch.environment(PYTHONPATH=str(launch.ROOT), **{processes.MARK: str(tmp_path)})
-    done = subprocess.run(command, cwd=launch.ROOT, env=env, capture_output=True, text=True, timeout=launch.LIMIT)
+    env = runner.environment(PYTHONPATH=str(runner.ROOT), **{processes.MARK: str(tmp_path)})
+    done = subprocess.run(command, cwd=runner.ROOT, env=env, capture_output=True, text=True, timeout=runner.LIMIT)
     assert done.returncode == 1 and f"memory {way} has ended" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "found.json").exists() and not marked(tmp_path)
 
@@ -138,18 +138,18 @@ def test_profile_names_the_operators_and_the_waiting(profiled):
 def test_every_change_is_predicted_or_says_why_not(profiled):
     profile = profiled["models"]["lenet"] | {"world_size": 3, "cores": 2}
     for name in compare_changes.TOGETHER:
-        gain, reason = predict.gains.predict(name, profile)
+        gain, reason = gains.predict(name, profile)
         assert 0 < gain < 100 and reason
-    assert predict.gains.predict("threads", profile)[0] == 1, "three ranks on two cores have no core to spare"
-    assert predict.gains.predict("channels-last", profile)[0] is None
-    assert set(predict.gains.MODELS) <= set(adjustable_training.CHANGES)
+    assert gains.predict("threads", profile)[0] == 1, "three ranks on two cores have no core to spare"
+    assert gains.predict("channels-last", profile)[0] is None
+    assert set(gains.MODELS) <= set(adjustable_training.CHANGES)
 
 
 def test_one_process_and_no_compiler(tmp_path):
     """What comes without a C++ compiler is a line that says so, not the end of the table."""
-    done = launch.torchrun(0, "--dataset", "synthetic", "--change", "nothing", "whole-batches", "compile", "bf16",
+    done = runner.torchrun(0, "--dataset", "synthetic", "--change", "nothing", "whole-batches", "compile", "bf16",
                            "--rounds", 3, "--block", 64, "--seconds", 0.001, "--out", tmp_path / "found.json",
-                           script="scripts/measure/compare_changes.py", CXX="no-such-compiler")
+                           script="lessons/l14_make_it_faster/compare_changes.py", CXX="no-such-compiler")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())["models"]["lenet"]
     assert "ompiler" in found["compile"]["error"] and "/" not in found["compile"]["error"]
@@ -163,12 +163,12 @@ def test_one_process_profile_serves_every_prediction(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     profile = found["models"]["lenet"] | {"world_size": 1, "cores": 2}
-    assert set(profile["phases"]) == set(predict.gains.LABELS) and "least wait" in profile["medians"]
+    assert set(profile["phases"]) == set(gains.LABELS) and "least wait" in profile["medians"]
     for name in compare_changes.ALONE:
-        gain, reason = predict.gains.predict(name, profile)
+        gain, reason = gains.predict(name, profile)
         assert reason and (gain is None or gain > 0)
-    step_of_products = predict.gains.predict("compile", profile)[0]
-    assert 1 < predict.gains.predict("bf16", profile)[0] < 2 and step_of_products > 1
+    step_of_products = gains.predict("compile", profile)[0]
+    assert 1 < gains.predict("bf16", profile)[0] < 2 and step_of_products > 1
 
 
 # ---------------------------------------------------------------------------------------------- DDP with a group of one
@@ -200,7 +200,7 @@ def watched(training):
 
 
 @pytest.mark.parametrize("every", [1, 4])
-@launch.in_a_group_of_one
+@runner.in_a_group_of_one
 def test_accumulated_batches_send_each_bucket_once_an_update(every):
     setting = Setting(batch_size=8, buckets=4, accumulate=every)
     training = Training(setting, "lenet", random_images(), second_rank())
@@ -215,7 +215,7 @@ def test_accumulated_batches_send_each_bucket_once_an_update(every):
     assert len(sent) == 3 * buckets, "under no_sync nothing is sent"
 
 
-@launch.in_a_group_of_one
+@runner.in_a_group_of_one
 def test_accumulated_gradient_is_that_of_the_large_batch():
     gradients = []
     for setting in (Setting(batch_size=32), Setting(batch_size=8, accumulate=4)):
@@ -228,7 +228,7 @@ def test_accumulated_gradient_is_that_of_the_large_batch():
 @pytest.mark.parametrize("model", ["lenet", "wide"])
 @pytest.mark.parametrize(("changes", "caps"), [({}, [25 * 2**20]), ({"bucket_cap_mb": None}, [2**20, 25 * 2**20]),
                                                ({"buckets": 4}, None)])
-@launch.in_a_group_of_one
+@runner.in_a_group_of_one
 def test_buckets_are_filled_as_ddp_fills_them(model, changes, caps):
     setting = Setting(batch_size=4, **changes)
     training = Training(setting, model, random_images(), second_rank())
@@ -238,12 +238,12 @@ def test_buckets_are_filled_as_ddp_fills_them(model, changes, caps):
     training.update()
     shapes = [list(p.shape) for p in training.raw.parameters()]
     total = sum(p.nbytes for p in training.raw.parameters())
-    ours = predict.gains.fill(shapes, caps or [total / 4])
+    ours = gains.fill(shapes, caps or [total / 4])
     assert sum(ours) == sum(sent) == total and len(ours) == len(sent)
     assert ours == pytest.approx(sent, rel=0.05), "up to a bias, which comes before or after its weights"
 
 
-@launch.in_a_group_of_one
+@runner.in_a_group_of_one
 def test_powersgd_sends_as_many_values_as_torch_counts():
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
     training = Training(Setting(batch_size=4), "wide", random_images(), second_rank())
@@ -256,25 +256,25 @@ def test_powersgd_sends_as_many_values_as_torch_counts():
     values = sum(p.numel() for p in training.raw.parameters())
     assert state.total_numel_before_compression - before[0] == values
     shapes = [list(p.shape) for p in training.raw.parameters()]
-    assert state.total_numel_after_compression - before[1] == predict.gains.powersgd_values(shapes)
+    assert state.total_numel_after_compression - before[1] == gains.powersgd_values(shapes)
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic, and input
 
 
 def test_amdahl_and_payback():
-    assert predict.gains.amdahl(0.5, 2) == pytest.approx(4 / 3)
-    assert predict.gains.amdahl(0.1, math.inf) == pytest.approx(10 / 9)
-    assert predict.gains.payback(1, 31, 0.02, 0.01) == 3000
-    assert predict.gains.payback(1, 31, 0.01, 0.02) == predict.gains.payback(1, 31, 0.01, 0.01) == math.inf
+    assert gains.amdahl(0.5, 2) == pytest.approx(4 / 3)
+    assert gains.amdahl(0.1, math.inf) == pytest.approx(10 / 9)
+    assert gains.payback(1, 31, 0.02, 0.01) == 3000
+    assert gains.payback(1, 31, 0.01, 0.02) == gains.payback(1, 31, 0.01, 0.01) == math.inf
 
 
 def test_a_gain_within_the_noise_is_none():
     noise = compare_changes.summary([0.9, 1.0, 1.1, 1.2, 0.95])
-    assert predict.gains.verdict(compare_changes.summary([1.01, 1.02, 1.03]), noise) == "no difference seen"
-    assert predict.gains.verdict(compare_changes.summary([1.5, 1.6, 1.7]), noise) == "pays"
-    assert predict.gains.verdict(compare_changes.summary([0.5, 0.6, 0.7]), noise) == "costs"
-    assert predict.gains.verdict(compare_changes.summary([0.5, 1.6, 1.7]), noise) == "pays", "one was disturbed"
+    assert gains.verdict(compare_changes.summary([1.01, 1.02, 1.03]), noise) == "no difference seen"
+    assert gains.verdict(compare_changes.summary([1.5, 1.6, 1.7]), noise) == "pays"
+    assert gains.verdict(compare_changes.summary([0.5, 0.6, 0.7]), noise) == "costs"
+    assert gains.verdict(compare_changes.summary([0.5, 1.6, 1.7]), noise) == "pays", "one was disturbed"
 
 
 def settings(**changes):
@@ -301,7 +301,7 @@ def test_pictures_hold_what_did_not_run_and_what_is_beyond_the_axis():
     rows = [{"text": "nothing changed", "predicted": 1.0, **compare_changes.summary([0.9, 1.0, 1.05]), "verdict": "-"},
             {"text": "threads", "predicted": None, **compare_changes.summary([0.1, 0.1, 0.2]), "verdict": "costs"},
             {"text": "compile", "predicted": 1.5, "error": "no compiler", "verdict": "did not run"}]
-    figure = plots.changes.compared({"LeNet": pd.DataFrame(rows)}, "one rank")
+    figure = pictures.compared({"LeNet": pd.DataFrame(rows)}, "one rank")
     ax = figure.axes[0]
     assert [text.get_text() for text in ax.texts] == ["1.00×", "0.10× costs", "did not run"]
     assert ax.get_xlim()[0] == 0.4 and "<" in [line.get_marker() for line in ax.lines]
@@ -311,7 +311,7 @@ def test_pictures_hold_what_did_not_run_and_what_is_beyond_the_axis():
 def test_operators_and_everything_else_add_up():
     rows = [{"name": "aten::mm", "ms": 3, "calls": 1}, {"name": "backward", "ms": 1, "calls": 1},
             {"name": "aten::add", "ms": 0.5, "calls": 1}, {"name": "aten::mul", "ms": 0.5, "calls": 1}]
-    ax = plots.changes.operators(rows, plt.subplots()[1], most=2)
+    ax = pictures.operators(rows, plt.subplots()[1], most=2)
     assert [label.get_text() for label in ax.get_yticklabels()] == [
         "mm", "backward (between operators)", "everything else (2 names)"]
     assert sum(bar.get_width() for bar in ax.patches) == 5
@@ -320,9 +320,9 @@ def test_operators_and_everything_else_add_up():
 
 def test_the_start_is_paid_back_where_the_line_crosses_zero():
     found = {"first_update_seconds": [1, 11], "images_an_update": [64, 64], "seconds_an_image": [[3 / 64, 1 / 64]] * 3}
-    line = plots.changes.paid_back(found, "title").axes[0].lines[0]
+    line = pictures.paid_back(found, "title").axes[0].lines[0]
     assert list(line.get_xdata()) == [0, 10] and list(line.get_ydata()) == pytest.approx([-10, 10])
-    assert predict.gains.saved({"error": "no compiler"}) == predict.gains.saved(None) == []
+    assert gains.saved({"error": "no compiler"}) == gains.saved(None) == []
     plt.close("all")
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from course.verdicts import lesson_14 as told
+from lessons.l14_make_it_faster import show
 
 CHANGES = {name: SimpleNamespace(text=name.upper()) for name in ("nothing", "bf16", "compile", "channels-last")}
 NOISE = {"gain": 1.0, "low": 0.95, "high": 1.05, "quartiles": [0.99, 1.01]}
@@ -30,54 +30,54 @@ def measured(**changes):
 
 
 def tables(**changes):
-    return told.judged(measured(**changes), run(), CHANGES, ["nothing", "bf16", "compile"])
+    return show.judged(measured(**changes), run(), CHANGES, ["nothing", "bf16", "compile"])
 
 
 def test_shares_add_up_with_everything_else():
-    shares = told.shares(profile())
+    shares = show.shares(profile())
     assert math.isclose(sum(shares.values()), 1) and shares["everything else"] == pytest.approx(0.3 - 1 / 11)
-    assert told.most(run(), "lenet") == "convolution"
-    assert [row["part"] for row in told.parts(run())][-1] == "everything else"
+    assert show.most(run(), "lenet") == "convolution"
+    assert [row["part"] for row in show.parts(run())][-1] == "everything else"
 
 
 def test_a_profiler_that_makes_faster_is_a_disturbance():
-    assert told.disturbed(profile()) == ""
-    assert "no profiler" in told.disturbed(profile(halves=[12, 13]))
-    assert "its speed" in told.disturbed(profile(halves=[8, 11]))
+    assert show.disturbed(profile()) == ""
+    assert "no profiler" in show.disturbed(profile(halves=[12, 13]))
+    assert "its speed" in show.disturbed(profile(halves=[8, 11]))
 
 
 def test_waiting_is_a_share_of_the_profiled_step():
-    assert told.waiting(run(), "lenet") == pytest.approx(100 / 11)
+    assert show.waiting(run(), "lenet") == pytest.approx(100 / 11)
 
 
 def test_a_library_that_cannot_keep_memory_is_told():
-    assert told.can_keep({"can_keep": True}) == "" and "noise" in told.can_keep({"can_keep": False})
+    assert show.can_keep({"can_keep": True}) == "" and "noise" in show.can_keep({"can_keep": False})
 
 
 def test_each_change_is_judged_or_said_not_to_have_been_tried():
     table = tables()["LeNet"].set_index("change")
     assert list(table["verdict"]) == ["no difference seen", "pays", "not tried"]
-    assert told.judged(measured(gain=float("nan")), run(), CHANGES, ["nothing"])["LeNet"].shape[0] == 1
-    assert told.gain(tables(), "lenet", "bf16") == 1.5 and told.gain(tables(), "lenet", "compile") == "not tried"
-    assert "**BF16**, LeNet" in told.furthest(tables())
-    assert told.decided(CHANGES, tables()) == [
+    assert show.judged(measured(gain=float("nan")), run(), CHANGES, ["nothing"])["LeNet"].shape[0] == 1
+    assert show.gain(tables(), "lenet", "bf16") == 1.5 and show.gain(tables(), "lenet", "compile") == "not tried"
+    assert "**BF16**, LeNet" in show.furthest(tables())
+    assert show.decided(CHANGES, tables()) == [
         {"change": "BF16", "tried": 1, "paid": 1, "cost": 0, "in main.py": "`--bf16`"},
         {"change": "COMPILE", "tried": 0, "paid": 0, "cost": 0, "in main.py": "`--compile`"}]
 
 
 def test_bf16_instructions_are_those_that_linux_names():
-    assert "avx512_bf16." in told.instructions("flags : fpu avx512_bf16 amx_tile")
-    assert "**no" in told.instructions("flags : fpu avx512_bf16x") and "does not tell" in told.instructions("")
+    assert "avx512_bf16." in show.instructions("flags : fpu avx512_bf16 amx_tile")
+    assert "**no" in show.instructions("flags : fpu avx512_bf16x") and "does not tell" in show.instructions("")
 
 
 def test_where_there_is_no_honest_prediction_there_is_none():
-    row, = told.predictions(run(), CHANGES, "nothing channels-last")
+    row, = show.predictions(run(), CHANGES, "nothing channels-last")
     assert row["LeNet"] == "–" and row["how"].startswith("no prediction")
 
 
 def test_gradients_that_differ_by_rounding_are_one_row():
-    assert [row["change"] for row in told.numerics(tables())] == ["BF16", "all others here"]
-    assert [row["first gradient is off by"] for row in told.numerics(tables(gradient_off=3e-7))] == ["3e-05 % at most"]
+    assert [row["change"] for row in show.numerics(tables())] == ["BF16", "all others here"]
+    assert [row["first gradient is off by"] for row in show.numerics(tables(gradient_off=3e-7))] == ["3e-05 % at most"]
 
 
 @pytest.mark.parametrize(("found", "words"), [
@@ -88,12 +88,12 @@ def test_gradients_that_differ_by_rounding_are_one_row():
       "images_an_update": [64, 64], "seconds_an_image": [[2 / 64, 1 / 64]] * 3}, "after **20 updates**"),
 ])
 def test_when_compiling_is_paid_back(found, words):
-    assert words in told.compiled(found, NOISE)
-    assert told.pays(found, NOISE) == words.startswith("after")
+    assert words in show.compiled(found, NOISE)
+    assert show.pays(found, NOISE) == words.startswith("after")
 
 
 def test_page_faults_are_told_as_memory(monkeypatch):
-    monkeypatch.setattr(told.mmap, "PAGESIZE", 4096)
+    monkeypatch.setattr(show.mmap, "PAGESIZE", 4096)
     found = {"models": {"resnet": {"returned": {"faults": 3072.4}}}}
-    assert told.given_back(found, result=4 * 2**20) == (
+    assert show.given_back(found, result=4 * 2**20) == (
         "3,072 pages of 4 KiB are 12 MiB: in each step, memory for 3.0 such results is given back and asked for again.")

@@ -1,5 +1,5 @@
 """Exercises of notebook 15: DiLoCo's outer step, how seldom to talk over a link, and what local training leaves
-different. The first and the last run on ranks: course/checks/on_ranks.py says how."""
+different. The first and the last run on ranks: course/on_ranks.py says how."""
 
 import copy
 import math
@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course.checks import Wrong, because, exercise
-from course.checks.cases import drawn, drawn_one, exactly, generator_seed, misses
-from course.checks.on_ranks import Answers
+from course.cases import drawn, drawn_one, exactly, generator_seed, misses
+from course.exercise import Wrong, because, exercise
+from course.on_ranks import Answers
 
 RATE, MOMENTUM = 0.7, 0.9  # of the outer optimizer
 BUFFERS = "BatchNorm's running mean and variance"

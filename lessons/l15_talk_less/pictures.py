@@ -4,9 +4,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from course.plots.changes import PREDICTED
 from course.plots.labels import BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, PALE, handles, head, key_below, line_key, line_style, name_rows
+from course.plots.style import COLOURS, GREY, PALE, PREDICTED, handles, head, key_below, line_key, line_style, name_rows
 
 
 def fast_and_good(ways, forecast, title: str) -> Figure:

@@ -1,6 +1,6 @@
 """Lesson 15: how fast ways that talk less are, what they send, and what they learn.
 
-`found` is the JSON of scripts/lessons/talk_less.py.
+`found` is the JSON of lessons/l15_talk_less/talk_less.py.
 """
 
 import math
@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
-from course.predict import talking
+from lessons.l15_talk_less import predict as talking
 
 WORDS = {"never": "never", "ddp": "DDP", "accumulate": "accumulate", "local": "local SGD", "diloco": "DiLoCo",
          "fp16": "DDP, fp16", "bf16": "DDP, bf16", "powersgd": "DDP, PowerSGD"}

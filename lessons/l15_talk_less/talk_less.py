@@ -1,9 +1,10 @@
 """Must ranks talk at each step? Ways to train in turns, how fast they are, what they send, and what they learn.
 
-    torchrun --nproc_per_node=2 scripts/lessons/talk_less.py --out results/live/15.json
-    torchrun --nproc_per_node=2 scripts/lessons/talk_less.py --ways never ddp diloco:32 --out results/live/15.json
+    torchrun --nproc_per_node=2 lessons/l15_talk_less/talk_less.py --out results/live/15.json
+    torchrun --nproc_per_node=2 lessons/l15_talk_less/talk_less.py --ways never ddp diloco:32 --out results/live/15.json
 
-A way is a name of scripts/lessons/talk_ways.py, with `:N` where its ranks talk after each N batches. `never` is the
+A way is a name of lessons/l15_talk_less/talk_ways.py, with `:N` where its ranks talk after each N batches. `never` is
+the
 ceiling: nobody talks. With each seed all ways start from the same weights. They take turns: in a round each learns from
 --steps batches, and is then judged on the test set, which does not count as time.
 
@@ -26,8 +27,8 @@ import shortcuts
 import utils
 from course import rank_program
 from course.rank_program import meet
+from lessons.l15_talk_less.talk_ways import WAYS
 from options import check_output, from_zero, positive
-from scripts.lessons.talk_ways import WAYS
 
 DEFAULT = ["never", "ddp", "accumulate:8", "local:8", "local:32", "diloco:32", "bf16", "powersgd"]
 

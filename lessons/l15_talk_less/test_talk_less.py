@@ -3,7 +3,6 @@
 import json
 from types import SimpleNamespace
 
-import launch
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
@@ -11,15 +10,14 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course import plots
-from course.checks.on_ranks import Answers
 from course.hosts import Cluster
-from course.predict import talking
-from course.verdicts import lesson_15 as told
-from scripts.lessons import talk_ways
+from course.on_ranks import Answers
+from lessons.l15_talk_less import pictures, show, talk_ways
+from lessons.l15_talk_less import predict as talking
+from tests import runner
 
 WHY_NOT = Cluster.available()
-SCRIPT = "scripts/lessons/talk_less.py"
+SCRIPT = "lessons/l15_talk_less/talk_less.py"
 EVERY, BATCHES, IMAGES = 3, 6, 5
 ROUGH = 15  # batches after which PowerSGD has made five steps that are not exact
 SMALL = ["--dataset", "synthetic", "--batch-size", 5, "--test-samples", 11, "--seeds", 0, 1, "--rounds", 2,
@@ -139,32 +137,32 @@ def test_powersgd_is_rough_after_its_first_ten_steps_and_all_ranks_agree(ranks):
 def found(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("talk") / "found.json"
     ways = ["never", "ddp", "accumulate:2", "local:4", "diloco:4", "fp16"]
-    done = launch.run(request.param, "--ways", *ways, *SMALL, "--out", out, script=SCRIPT)
+    done = runner.run(request.param, "--ways", *ways, *SMALL, "--out", out, script=SCRIPT)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2 * 2 * len(ways)
     return json.loads(out.read_text())
 
 
 def test_each_way_is_judged_in_each_round(found):
-    table = told.rounds(found)
+    table = show.rounds(found)
     assert len(table) == 24 and set(table["round"]) == {1, 2} and set(table["seed"]) == {0, 1}
     assert table["images"].max() == 2 * 4 * 5 * found["world_size"]
     assert (table["seconds"] > 0).all() and table["accuracy"].between(0, 1).all()
     assert (table[table["way"] == "never"]["share"] == 1).all()
-    assert list(told.ways(found)["name"]) == ["never", "DDP", "accumulate, each 2", "local SGD, each 4",
+    assert list(show.ways(found)["name"]) == ["never", "DDP", "accumulate, each 2", "local SGD, each 4",
                                               "DiLoCo, each 4", "DDP, fp16"]
 
 
 def test_pictures_and_tables_are_made_of_it(found):
-    forecast = told.forecast("ddp local:4 fp16", found, 1e-4, 1e-9)
-    fig = plots.talking.fast_and_good(told.ways(found), forecast, "title")
-    assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == list(told.ways(found)["name"])
-    ax = plots.talking.by_time(told.rounds(found), told.shown(found), plt.subplots()[1], "title")
+    forecast = show.forecast("ddp local:4 fp16", found, 1e-4, 1e-9)
+    fig = pictures.fast_and_good(show.ways(found), forecast, "title")
+    assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == list(show.ways(found)["name"])
+    ax = pictures.by_time(show.rounds(found), show.shown(found), plt.subplots()[1], "title")
     assert {text.get_text() for text in ax.texts} == {
         "SYNTHETIC DATA", "never", "DDP", "accumulate, each 2", "local SGD, each 4", "DiLoCo, each 4"}
     for each in (fig.axes[0], ax):
         assert [text.get_text() for text in each.texts if "SYNTHETIC" in text.get_text()] == ["SYNTHETIC DATA"]
-    assert len(told.compared(found, forecast)) == 6
+    assert len(show.compared(found, forecast)) == 6
     plt.close("all")
 
 
@@ -175,11 +173,11 @@ def test_the_network_counts_the_bytes_of_the_formula(tmp_path):
     job = ["torchrun", "--nnodes=2", "--master-addr=node0", "--master-port=29500"]
     program = [SCRIPT, "--ways", "never", "ddp", "bf16", "powersgd", "diloco:32", *SMALL[:-1], 32, "--out", out]
     with Cluster(2) as hosts:
-        running = [hosts.start(node, [*job, f"--node-rank={node}", *program], cwd=launch.ROOT,
-                               env=launch.environment(OMP_NUM_THREADS="1")) for node in range(2)]
-        assert [process.wait(launch.LIMIT) for process in running] == [0, 0]
+        running = [hosts.start(node, [*job, f"--node-rank={node}", *program], cwd=runner.ROOT,
+                               env=runner.environment(OMP_NUM_THREADS="1")) for node in range(2)]
+        assert [process.wait(runner.LIMIT) for process in running] == [0, 0]
     read = json.loads(out.read_text())
-    rows = {row["way"]: row for row in told.over_link(read, told.forecast("ddp", read, 0, 0))}
+    rows = {row["way"]: row for row in show.over_link(read, show.forecast("ddp", read, 0, 0))}
     assert int(rows["never"]["counted"].replace(",", "")) < 1000
     for way in ("DDP", "DDP, bf16", "DiLoCo, each 32"):
         assert 1 <= float(rows[way]["counted / formula"]) < 1.1, rows
@@ -196,7 +194,7 @@ def test_the_network_counts_the_bytes_of_the_formula(tmp_path):
     (2, ["--ways", "ddp", "--batch-size", 100_000], "are no batch of 100000 for each of 2 ranks"),
 ])
 def test_bad_input_is_one_line(ranks, options, said, tmp_path):
-    done = launch.run(ranks, *SMALL, *options, "--out", tmp_path / "found.json", script=SCRIPT)
+    done = runner.run(ranks, *SMALL, *options, "--out", tmp_path / "found.json", script=SCRIPT)
     assert done.returncode == 2 and len(done.stderr.splitlines()) <= max(1, ranks), done.stderr
     assert all(said in line for line in done.stderr.splitlines()), done.stderr
     assert not list(tmp_path.iterdir())
@@ -217,14 +215,14 @@ def test_messages_are_counted_by_hand_for_lenet():
 
 def test_the_forecast_is_a_share_of_ranks_that_never_talk():
     never = {"steps": 10, "shapes": [(250,)], "rounds": [{"way": "never", "every": 1, "seconds": 0.1}]}
-    table = told.forecast("never ddp diloco:4", never, 0.009, 1e-6)
+    table = show.forecast("never ddp diloco:4", never, 0.009, 1e-6)
     assert list(table["name"]) == ["DDP", "DiLoCo, each 4"]
     assert list(table["share"]) == pytest.approx([0.5, 0.8])
-    assert told.forecasts(table)[0] == {"way": "DDP", "talks after batches": 1, "messages": 1,
+    assert show.forecasts(table)[0] == {"way": "DDP", "talks after batches": 1, "messages": 1,
                                         "their bytes": "1,000", "predicted, % of the ceiling": "50"}
 
 
 def test_no_row_is_lost_where_no_way_was_predicted():
     table = pd.DataFrame(columns=["name", "share"])
     never = {"way": "never", "every": 1, "seed": 0, "round": 1, "seconds": 1.0, "accuracy": 0.5, "sent": 0.0}
-    assert told.compared({"rounds": [never], "dataset": "cifar10"}, table)[0]["predicted"] == "–"
+    assert show.compared({"rounds": [never], "dataset": "cifar10"}, table)[0]["predicted"] == "–"

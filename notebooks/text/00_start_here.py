@@ -53,8 +53,7 @@ import torch.distributed as dist
 import data
 import utils
 from course import plots, runs
-from course.checks import lesson_00 as check
-from course.verdicts import lesson_00 as told
+from lessons.l00_start_here import check, pictures, show, ways
 
 # %% tags=["parameters"]
 samples = 10_000  # training images of the two runs below
@@ -69,14 +68,14 @@ gpus = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count
 backends = [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
 train_set, test_set = data.get_dataset("auto")
 images = train_set.name, len(train_set)
-lesson.table(told.machine(cores, gpus, torch.__version__, backends, images, len(test_set)))
+lesson.table(show.machine(cores, gpus, torch.__version__, backends, images, len(test_set)))
 
 # %% [markdown]
 # The network is to say what each image shows. It sees them no larger than this:
 
 # %%
 few, classes = train_set.first(1000), data.DATASETS[train_set.name].classes
-plots.images.two_of_each(few.images.numpy(), few.labels.numpy(), classes, train_set.name)
+pictures.two_of_each(few.images.numpy(), few.labels.numpy(), classes, train_set.name)
 plt.show()
 
 # %% [markdown]
@@ -122,11 +121,11 @@ wall[f"{ranks} ranks"] = time.perf_counter() - start
 logs = runs.read_runs({"one process": "results/live/00_one.jsonl",
                        f"{ranks} ranks": "results/live/00_ranks.jsonl"})
 table = runs.speedup_table(logs, baseline="one process")
-plots.speedup(told.beside_prediction(table, ranks, my_speedup))
+plots.speedup(show.beside_prediction(table, ranks, my_speedup))
 plt.show()
 lesson.predicted(my_speedup, table["speedup"].iloc[-1], "times as fast")
-lesson.table(told.two_runs(table, samples))
-lesson.verdict(told.crowded(ranks, len(gpus) or cores, "GPU" if gpus else "core"))
+lesson.table(show.two_runs(table, samples))
+lesson.verdict(show.crowded(ranks, len(gpus) or cores, "GPU" if gpus else "core"))
 
 # %% [markdown]
 # Read the table so:
@@ -220,7 +219,7 @@ check.hello("results/live/00_hello.py")
 
 # %%
 nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1))  # more than one only inside a Slurm job
-plots.ways.decisions(told.ways(len(gpus), nodes), title="Which way to train?")
+ways.decisions(show.ways(len(gpus), nodes), title="Which way to train?")
 plt.show()
 
 # %% [markdown]
@@ -236,7 +235,7 @@ plt.show()
 
 # %%
 files = sorted(path.name for path in Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
-lesson.table(told.words(files))
+lesson.table(show.words(files))
 
 # %% [markdown]
 # ## The lessons
@@ -244,7 +243,7 @@ lesson.table(told.words(files))
 # Lessons 00 to 07 build on each other. After 07 take what you need.
 
 # %%
-lesson.table(told.lessons({file: nbformat.read(f"notebooks/{file}", 4) for file in files}))
+lesson.table(show.lessons({file: nbformat.read(f"notebooks/{file}", 4) for file in files}))
 
 # %% [markdown]
 # ## What to remember

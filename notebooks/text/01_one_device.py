@@ -50,9 +50,7 @@ import data
 import models
 import utils
 from course import plots, runs
-from course.checks import lesson_01 as check
-from course.verdicts import lesson_01 as told
-from scripts.rivals import textbook
+from lessons.l01_one_device import check, pictures, show, textbook
 
 # %% tags=["parameters"]
 samples = 20_000  # train on the first so many images, at least 2,000
@@ -123,10 +121,10 @@ my_first_step = None  # times the median step
 # %%
 step_ms = step_ms[:steps_per_epoch]
 steps = pd.DataFrame({"milliseconds": step_ms, "synthetic": train_set.name == "synthetic"})
-plots.one_device.first_steps(steps)
+pictures.first_steps(steps)
 plt.show()
 lesson.predicted(my_first_step, step_ms[0] / steps["milliseconds"].median(), "times")
-lesson.table(told.clocks(step_ms))
+lesson.table(show.clocks(step_ms))
 
 # %% [markdown]
 # Read the table so:
@@ -213,7 +211,7 @@ my_share = None  # % of a step
 # %%
 logits_run = train(models.ConvNet, loader, epochs)
 one_epoch = seconds_per_epoch(logits_run)
-bar = told.phase_table({"one device": one_epoch}, train_set.name == "synthetic")
+bar = show.phase_table({"one device": one_epoch}, train_set.name == "synthetic")
 plots.phases(bar, plt.subplots(figsize=(12, 3.2))[1])
 plt.show()
 lesson.predicted(my_share, 100 * one_epoch[["forward", "backward"]].sum() / one_epoch.sum(), "%")
@@ -280,11 +278,11 @@ pipelines = {name: seconds_per_epoch(train(models.ConvNet, each, epochs=1))
              for name, each in loaders.items()}
 slow, fast = (seconds.sum() for seconds in pipelines.values())
 
-bars = told.phase_table(pipelines, train_set.name == "synthetic")
+bars = show.phase_table(pipelines, train_set.name == "synthetic")
 plots.phases(bars, plt.subplots(figsize=(12, 4))[1])
 plt.show()
 lesson.predicted(my_ratio, slow / fast, "times")
-lesson.table(told.pipelines(pipelines, samples))
+lesson.table(show.pipelines(pipelines, samples))
 
 
 # %% [markdown]
@@ -361,12 +359,12 @@ my_guess = None  # "logits" or "softmax first"
 # %%
 softmax_run = train(WithSoftmax, loader, epochs)
 both = {"logits": logits_run, "softmax first": softmax_run}
-curves = told.tenths(both, steps_per_epoch, train_set.name == "synthetic")
-plots.one_device.loss_against_accuracy(curves, recorded)
+curves = show.tenths(both, steps_per_epoch, train_set.name == "synthetic")
+pictures.loss_against_accuracy(curves, recorded)
 plt.show()
-lesson.predicted(my_guess, told.ends_in(recorded))
+lesson.predicted(my_guess, show.ends_in(recorded))
 ours = dict(iter(curves.groupby("label", sort=False)))
-lesson.table(told.distances({**ours, "the tutorial's": recorded}))
+lesson.table(show.distances({**ours, "the tutorial's": recorded}))
 
 
 # %% [markdown]

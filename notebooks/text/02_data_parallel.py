@@ -47,9 +47,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 import utils
 from course import plots
-from course.checks import lesson_02 as check
-from course.pretend_devices import bytes_of, kept_for_backward, parallel_apply, replicate
-from course.verdicts import lesson_02 as told
+from lessons.l02_data_parallel import check, pictures, show
+from lessons.l02_data_parallel.pretend_devices import bytes_of, kept_for_backward, parallel_apply, replicate
 
 # %% tags=["parameters"]
 devices = 4  # pretend devices, at least 2: each is a thread of this process
@@ -62,7 +61,7 @@ repeats = 7  # runs of each measurement
 # the model on one device.
 
 # %%
-plots.data_parallel.steps(told.steps(devices, rows=64))
+pictures.steps(show.steps(devices, rows=64))
 plt.show()
 
 # %% [markdown]
@@ -86,7 +85,7 @@ pieces = batch.chunk(devices)
 # **2. Replicate**: copy the model to each device, in every step again. Each weight of a replica is a copy made by an
 # operation that autograd records, so `backward()` can follow it back to the model's own weight. `grad_fn` shows the
 # operation, a broadcast. (On GPUs the copy of device 0 shares the model's own memory. Our `replicate` stands in
-# [one file](../course/pretend_devices.py) with all of the pretend devices.)
+# [one file](../lessons/l02_data_parallel/pretend_devices.py) with all of the pretend devices.)
 
 # %%
 replicas = replicate(model, len(pieces))
@@ -228,7 +227,7 @@ wrapped = nn.DataParallel(copy.deepcopy(model)).to("cuda:0" if gpus else "cpu")
 wrapped.module.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
 scores = wrapped(batch)
 loss_of(scores, labels.to(scores.device)).backward()
-lesson.verdict(told.forwards(gpus, seen))
+lesson.verdict(show.forwards(gpus, seen))
 print(wrapped)
 
 # %% [markdown]
@@ -285,7 +284,7 @@ for _ in range(repeats + 2):
     optimizer.step()
     timer.mark("update")
     seconds.append(timer.totals())
-lesson.table(told.phases(seconds[2:]))  # the first two warm up
+lesson.table(show.phases(seconds[2:]))  # the first two warm up
 
 # %% [markdown]
 # Read it so: where device 0 works, **the others wait**. *Replicate* comes back in every step, and teaches the model
@@ -336,7 +335,7 @@ state = bytes_of(part for of_weight in optimizer.state.values() for part in of_w
 device_0 = each | {"Adam's state": state, "outputs": bytes_of([all_scores]),
                    "kept by the loss": kept_by_loss}
 lesson.predicted(my_memory_ratio, sum(device_0.values()) / sum(each.values()), "×")
-plots.data_parallel.memory([device_0] + [each] * (devices - 1))
+pictures.memory([device_0] + [each] * (devices - 1))
 plt.show()
 
 # %% [markdown]
@@ -368,10 +367,10 @@ for name, (workers, work, pieces) in kinds.items():
             list(pool.map(work, pieces))  # starts the workers
             measured[name, count] = timeit.repeat(
                 "list(pool.map(work, pieces))", number=1, repeat=repeats, globals=globals())
-rows = told.speedups(measured)
+rows = show.speedups(measured)
 lesson.predicted(my_python_speedup, float(rows[0]["times as fast"]), "×")
 lesson.table(rows)
-lesson.verdict(told.lock(*(float(row["times as fast"]) for row in rows[:2])))
+lesson.verdict(show.lock(*(float(row["times as fast"]) for row in rows[:2])))
 
 # %% [markdown]
 # `DataParallel` has one interpreter that starts the work of all GPUs. With many small operations they wait for it. DDP

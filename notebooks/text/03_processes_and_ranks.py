@@ -47,8 +47,7 @@ import torch
 import torch.distributed as dist
 
 from course import plots, rendezvous
-from course.checks import lesson_03 as check
-from course.verdicts import lesson_03 as told
+from lessons.l03_processes_and_ranks import check, pictures, show
 
 # %% tags=["parameters"]
 ranks = 3  # processes that meet
@@ -77,7 +76,7 @@ my_rank = None  # a whole number
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread for each process; lesson 07 says why
 port = rendezvous.free_port()
 job = f"--nnodes=2 --nproc_per_node=4 --master-addr=localhost --master-port={port}"
-hello = "scripts/lessons/ranks_meet.py --step hello --out results/live/03_hello"
+hello = "lessons/l03_processes_and_ranks/ranks_meet.py --step hello --out results/live/03_hello"
 # !torchrun {job} --node-rank=0 {hello} & torchrun {job} --node-rank=1 {hello} && wait $!
 
 # %% [markdown]
@@ -86,7 +85,7 @@ hello = "scripts/lessons/ranks_meet.py --step hello --out results/live/03_hello"
 
 # %%
 processes = rendezvous.read("results/live/03_hello")
-plots.rank_maps.ranks_map(pd.DataFrame(processes))
+pictures.ranks_map(pd.DataFrame(processes))
 plt.show()
 found = {(one["group_rank"], one["local_rank"]): one["rank"] for one in processes}
 lesson.predicted(my_rank, found[1, 1])
@@ -99,7 +98,7 @@ lesson.predicted(my_rank, found[1, 1])
 # program began. Those of the last rank:
 
 # %%
-lesson.table(told.variables(processes[-1]["hello"]))
+lesson.table(show.variables(processes[-1]["hello"]))
 
 
 # %% [markdown]
@@ -215,7 +214,7 @@ my_listener_torchrun = None  # the same
 # %%
 meeting = Path("results/live/03_meeting").resolve()
 meeting.unlink(missing_ok=True)
-program = [sys.executable, "scripts/lessons/ranks_meet.py", "--step", "meet",
+program = [sys.executable, "lessons/l03_processes_and_ranks/ranks_meet.py", "--step", "meet",
            "--url", "env://", f"file://{meeting}", "--out", "results/live/03_by_hand"]
 for_all = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
            "MASTER_PORT": str(rendezvous.free_port())}
@@ -227,13 +226,13 @@ print("exit status of each rank:", [process.wait(timeout=120) for process in sta
 # Then torchrun starts them:
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/lessons/ranks_meet.py \
+# !torchrun --nproc_per_node={ranks} lessons/l03_processes_and_ranks/ranks_meet.py \
 #     --step meet --out results/live/03_torchrun
 
 # %%
 by_hand = rendezvous.meetings("results/live/03_by_hand")
 by_torchrun = rendezvous.meetings("results/live/03_torchrun")
-plots.rank_maps.links_maps({"env://, by hand": by_hand["env://"],
+pictures.links_maps({"env://, by hand": by_hand["env://"],
                             "env://, torchrun": by_torchrun["env://"],
                             "file://, by hand": by_hand[f"file://{meeting}"]})
 plt.show()
@@ -350,7 +349,7 @@ env = f"env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={rendezvous.free_port
 # | *Timed out waiting … for recv* | they met, and one did not take part | the rank that did **not** complain |
 #
 # (The words are those of PyTorch 2.14; other versions put them differently. Rows 1 and 2 are what the **store** says:
-# they are the same with nccl. It may wait up to a second longer than it was told. Row 3 is gloo's. The seconds of the
+# they are the same with nccl. It may wait up to a second longer than it was show. Row 3 is gloo's. The seconds of the
 # whole command have Python's start in them.) In rows 1 and 3 the rank that complains has only waited: look for the rank
 # that says nothing. In row 2 look at both sides: does the first node listen, and was this rank told the right address?
 #

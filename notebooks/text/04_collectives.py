@@ -41,9 +41,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from course import plots
-from course.checks import lesson_04 as check
-from course.verdicts import lesson_04 as told
-from scripts.lessons import collectives_shown as shown, hang_on_purpose
+from lessons.l04_collectives import check, collectives_shown as shown, hang_on_purpose, pictures, show
 
 # %% tags=["parameters"]
 ranks = 4  # of most runs below; 2 to 7
@@ -91,12 +89,12 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 # A second program calls each of them, and a few more that come later, and records what every rank held before and after.
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/lessons/collectives_shown.py \
+# !torchrun --nproc_per_node={ranks} lessons/l04_collectives/collectives_shown.py \
 #     --out results/live/04_collectives.json
 
 # %%
 demo = json.loads(Path("results/live/04_collectives.json").read_text())
-lesson.verdict(told.backend(demo))
+lesson.verdict(show.backend(demo))
 
 # %% [markdown]
 # ## From one rank to all
@@ -106,7 +104,7 @@ lesson.verdict(told.backend(demo))
 # same.
 
 # %%
-plots.picture(plots.collectives.before_after(demo["broadcast"], "broadcast"))
+plots.picture(pictures.before_after(demo["broadcast"], "broadcast"))
 
 # %% [markdown]
 # `scatter`: rank 0 has a list with one piece for each rank. Each rank gets its own piece.
@@ -116,7 +114,7 @@ plots.picture(plots.collectives.before_after(demo["broadcast"], "broadcast"))
 
 # %%
 lesson.code(shown.scatter)
-plots.picture(plots.collectives.before_after(demo["scatter"], "scatter"))
+plots.picture(pictures.before_after(demo["scatter"], "scatter"))
 
 # %% [markdown]
 # ## From all ranks to one
@@ -125,7 +123,7 @@ plots.picture(plots.collectives.before_after(demo["scatter"], "scatter"))
 
 # %%
 lesson.code(shown.gather)
-plots.picture(plots.collectives.before_after(demo["gather"], "gather"))
+plots.picture(pictures.before_after(demo["gather"], "gather"))
 
 # %% [markdown]
 # `reduce` **adds up** on the way. (`op=dist.ReduceOp.MAX`, `MIN` or `PRODUCT` do something else than add.)
@@ -137,8 +135,8 @@ my_rank_1 = None  # "as before", "the sum" or "something else": what do you expe
 
 # %%
 lesson.code(shown.reduce)
-lesson.predicted(my_rank_1, told.after_reduce(demo["reduce"], rank=1))
-plots.picture(plots.collectives.before_after(demo["reduce"], "reduce"))
+lesson.predicted(my_rank_1, show.after_reduce(demo["reduce"], rank=1))
+plots.picture(pictures.before_after(demo["reduce"], "reduce"))
 
 # %% [markdown]
 # Only rank 0, the `dst`, has the result. What the others hold is *not defined*: gloo may use their tensors for sums
@@ -151,11 +149,11 @@ plots.picture(plots.collectives.before_after(demo["reduce"], "reduce"))
 
 # %%
 lesson.code(shown.all_gather)
-plots.picture(plots.collectives.before_after(demo["all_gather"], "all_gather"))
+plots.picture(pictures.before_after(demo["all_gather"], "all_gather"))
 
 # %%
 lesson.code(shown.all_reduce)
-plots.picture(plots.collectives.before_after(demo["all_reduce"], "all_reduce"))
+plots.picture(pictures.before_after(demo["all_reduce"], "all_reduce"))
 
 # %% [markdown]
 # `all_reduce` is the one that this course is about: with it DDP adds up the gradients of all ranks, to divide the sum
@@ -165,7 +163,7 @@ plots.picture(plots.collectives.before_after(demo["all_reduce"], "all_reduce"))
 
 # %%
 lesson.code(shown.reduce_scatter)
-plots.picture(plots.collectives.before_after(demo["reduce_scatter"], "reduce_scatter"))
+plots.picture(pictures.before_after(demo["reduce_scatter"], "reduce_scatter"))
 
 # %% [markdown]
 # In `all_to_all` each rank has a list, one piece for each rank.
@@ -178,7 +176,7 @@ my_pieces = None  # a list of numbers, one for each rank
 # %%
 lesson.code(shown.all_to_all)
 lesson.predicted(my_pieces, demo["all_to_all"]["states"][-1]["cells"][1])
-plots.picture(plots.collectives.before_after(demo["all_to_all"], "all_to_all"))
+plots.picture(pictures.before_after(demo["all_to_all"], "all_to_all"))
 
 
 # %% [markdown]
@@ -239,7 +237,7 @@ check.joined("results/live/04_join.py")
 
 # %%
 lesson.code(shown.send_recv)
-plots.picture(plots.collectives.before_after(demo["send_recv"], "send, recv"))
+plots.picture(pictures.before_after(demo["send_recv"], "send, recv"))
 
 # %% [markdown]
 # Each `send` needs its `recv`, and may wait for it. If two ranks both `send` first, to `recv` afterwards, both may wait
@@ -248,7 +246,7 @@ plots.picture(plots.collectives.before_after(demo["send_recv"], "send, recv"))
 
 # %%
 lesson.code(shown.shift)
-plots.picture(plots.collectives.before_after(demo["shift"], "everybody to the right"))
+plots.picture(pictures.before_after(demo["shift"], "everybody to the right"))
 
 # %% [markdown]
 # ## The ring
@@ -266,7 +264,7 @@ my_times = None  # times the bytes of the tensor
 
 # %%
 ring = demo["ring"]
-plots.picture(plots.collectives.ring(ring, "added"))
+plots.picture(pictures.ring(ring, "added"))
 
 # %% [markdown]
 # The right neighbour is the row below; below the last row comes rank 0 again. A column is a chunk, and a thick frame
@@ -277,12 +275,12 @@ plots.picture(plots.collectives.ring(ring, "added"))
 # *copied*. It takes n − 1 steps, too:
 
 # %%
-plots.picture(plots.collectives.ring(ring, "copied"))
+plots.picture(pictures.ring(ring, "copied"))
 
 # %%
 sent = sum(step["bytes"][0] for step in ring["steps"][1:])  # by rank 0
 lesson.predicted(my_times, sent / ring["bytes"], "times its tensor")
-lesson.table(told.ring(ring))
+lesson.table(show.ring(ring))
 
 # %% [markdown]
 # Each rank sends 2(n − 1) chunks of one n-th of the tensor: **2(n − 1)/n** times the tensor. That is never more than
@@ -351,7 +349,7 @@ my_wait = None  # milliseconds
 # %%
 arrives, leaves = (state["seconds"][0] for state in demo["barrier"]["states"][1:])  # of rank 0
 lesson.predicted(my_wait, 1000 * (leaves - arrives), "ms")
-events = plots.collectives.intervals(demo["barrier"], {
+events = pictures.intervals(demo["barrier"], {
     "work": ("work", "start", "arrives"),
     "barrier": ("wait", "arrives", "leaves")})
 plots.timeline(events, plt.subplots(figsize=(13, 4.5))[1])
@@ -366,13 +364,13 @@ plt.show()
 
 # %%
 lesson.code(shown.async_handle)
-events = plots.collectives.intervals(demo["async_handle"], {
+events = pictures.intervals(demo["async_handle"], {
     "late": ("work", "start", "before the call"),
     "own work": ("work", "after the call", "before wait()"),
     "wait()": ("wait", "before wait()", "after wait()")})
 plots.timeline(events, plt.subplots(figsize=(13, 4.5))[1])
 plt.show()
-lesson.table(told.handle(demo["async_handle"]))
+lesson.table(show.handle(demo["async_handle"]))
 
 # %% [markdown]
 # The ranks that came in time work while the collective waits for the last one. Without the handle they would first
@@ -401,13 +399,13 @@ lesson.code(hang_on_purpose.different)
 my_ranks = None  # a list, such as [0, 2]
 
 # %%
-# !torchrun --nproc_per_node=3 scripts/lessons/hang_on_purpose.py --timeout {patience} \
+# !torchrun --nproc_per_node=3 lessons/l04_collectives/hang_on_purpose.py --timeout {patience} \
 #     --out results/live/04_hang.json
 
 # %%
 seen = json.loads(Path("results/live/04_hang.json").read_text())
 lesson.predicted(my_ranks, [rank for rank, saw in enumerate(seen["stack"]) if saw["error"]])
-lesson.table(told.says(seen["stack"]))
+lesson.table(show.says(seen["stack"]))
 
 # %% [markdown]
 # Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends: not only the
@@ -426,7 +424,7 @@ lesson.table(told.says(seen["stack"]))
 # is still running by then. In the same run, before the time was up:
 
 # %%
-lesson.table(told.waits(seen["stack"]))
+lesson.table(show.waits(seen["stack"]))
 
 # %% [markdown]
 # A rank that stands at another line than the rest leads to the mistake. For a job that hangs already, `py-spy dump
@@ -442,7 +440,7 @@ lesson.table(told.waits(seen["stack"]))
 
 # %%
 lesson.code(hang_on_purpose.one_stays_away)
-lesson.table(told.says(seen["barrier"]))
+lesson.table(show.says(seen["barrier"]))
 
 # %% [markdown]
 # Read **rank 0's** line: it names the missing rank. The others know only that something failed, or noticed nothing.
@@ -452,7 +450,7 @@ lesson.table(told.says(seen["barrier"]))
 # function `different` again:
 
 # %%
-lesson.table(told.says(seen["detail"])[:1])
+lesson.table(show.says(seen["detail"])[:1])
 
 # %% [markdown]
 # The message names both ranks and both collectives. Compare its time with that in the first table of this section. It

@@ -51,9 +51,7 @@ import data
 import models
 import utils
 from course import plots
-from course.checks import lesson_05 as check
-from course.verdicts import lesson_05 as told
-from scripts.lessons import uneven_shards
+from lessons.l05_distributed_sampler import check, pictures, show, uneven_shards
 
 # %% tags=["parameters"]
 patience = 3  # seconds that a rank waits until it gives up
@@ -81,7 +79,7 @@ rank_1 = list(DistributedSampler(items, num_replicas=2, rank=1, shuffle=False))
 lesson.predicted(my_items, rank_1)
 
 # %%
-plots.sampler_map([rank_0, rank_1], 20)
+pictures.sampler_map([rank_0, rank_1], 20)
 plt.show()
 
 # %% [markdown]
@@ -143,8 +141,8 @@ forgotten = {epoch: dealt(20, 2) for epoch in range(6)}
 lesson.predicted(my_seen, len(set().union(*(shards[0] for shards in forgotten.values()))), "items")
 
 # %%
-plots.sampler_map(called, 20, title="set_epoch called")
-plots.sampler_map(forgotten, 20, title="set_epoch forgotten")
+pictures.sampler_map(called, 20, title="set_epoch called")
+pictures.sampler_map(forgotten, 20, title="set_epoch forgotten")
 plt.show()
 
 # %% [markdown]
@@ -196,8 +194,8 @@ lesson.table(rows)
 # seen twice. With `drop_last=True` it **drops** what is left over.
 
 # %%
-plots.sampler_map(dealt(21, 2, shuffle=False), 21, title="21 items on 2 ranks: padded")
-plots.sampler_map(dealt(21, 2, shuffle=False, drop_last=True), 21, title="drop_last=True: dropped")
+pictures.sampler_map(dealt(21, 2, shuffle=False), 21, title="21 items on 2 ranks: padded")
+pictures.sampler_map(dealt(21, 2, shuffle=False, drop_last=True), 21, title="drop_last=True: dropped")
 plt.show()
 
 # %% [markdown]
@@ -267,7 +265,7 @@ lesson.code(uneven_shards.epoch)
 my_waiting = None  # a list of ranks; [] for none
 
 # %%
-# !OMP_NUM_THREADS=1 torchrun --nproc_per_node=3 scripts/lessons/uneven_shards.py \
+# !OMP_NUM_THREADS=1 torchrun --nproc_per_node=3 lessons/l05_distributed_sampler/uneven_shards.py \
 #     --timeout {patience} --out results/live/05_uneven.json
 found = json.loads(Path("results/live/05_uneven.json").read_text())
 lesson.predicted(my_waiting, found["uneven"]["ranks"])
@@ -282,7 +280,7 @@ lesson.predicted(my_waiting, found["uneven"]["ranks"])
 #
 # There are three repairs: pad, drop, or
 # **[`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)**. The same
-# [program](../scripts/lessons/uneven_shards.py) tries them all.
+# [program](../lessons/l05_distributed_sampler/uneven_shards.py) tries them all.
 #
 # Inside `with Join([ddp_model]):` a rank that has no more images stays and answers DDP's all-reduces with zeros.
 # `ddp_model.join()` is the same for one model. In the last step only rank 0 has an image, so DDP adds up one gradient
@@ -300,7 +298,7 @@ my_times = None  # 0, 1, 2 ...
 
 # %%
 lesson.predicted(my_times, round(found["Join, False"]["counts"][9], 2), "times")
-plots.samplers.counts_map(told.counts(found))
+pictures.counts_map(show.counts(found))
 plt.show()
 
 # %% [markdown]
@@ -314,7 +312,7 @@ plt.show()
 # model. The errors are in per cent of what one process finds. (For gradients: length of the difference / length.)
 
 # %%
-lesson.table(told.averages(found))
+lesson.table(show.averages(found))
 
 # %% [markdown]
 # Two things to read here.
@@ -332,7 +330,7 @@ lesson.table(told.averages(found))
 # that is done makes no step, so what the optimizer remembers is different there. With momentum or Adam, pad or drop.
 
 # %%
-lesson.verdict(told.momentum(found))
+lesson.verdict(show.momentum(found))
 
 # %% [markdown]
 # ### Exercise 2: batches of unequal size
@@ -407,7 +405,7 @@ accuracies = {
 truth = right.mean().item()
 once = 2 * test_images - len(padded)  # images that count once
 lesson.predicted(my_error, 100 * (once / test_images - once / len(padded)), "points")
-lesson.table(told.accuracies(accuracies, truth))
+lesson.table(show.accuracies(accuracies, truth))
 
 # %% [markdown]
 # With shuffle, which is the sampler's default, other images are repeated or dropped with every seed. One model, one test
@@ -422,7 +420,7 @@ for ranks in range(1, 9):
             error = 100 * (right[seen].mean().item() - truth)
             errors.append({"way": way, "ranks": ranks, "error": error})
 table = pd.DataFrame(errors).assign(synthetic=test_set.name == "synthetic")
-plots.samplers.accuracy_errors(table, test_images)
+pictures.accuracy_errors(table, test_images)
 plt.show()
 
 # %% [markdown]
@@ -435,7 +433,7 @@ plt.show()
 # This is why few people notice. On 8 ranks, for test sets of several sizes:
 
 # %%
-lesson.table(told.hidden((test_images, 993, 9_993, 10_000), 8))
+lesson.table(show.hidden((test_images, 993, 9_993, 10_000), 8))
 
 # %% [markdown]
 # CIFAR-10 has 10,000 test images, which divides by 8. The same code is wrong on a small test set whose size is no

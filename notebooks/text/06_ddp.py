@@ -50,9 +50,7 @@ import torch
 import data
 import models
 from course import plots
-from course.checks import capstone, lesson_06 as check
-from course.verdicts import lesson_06 as told
-from scripts.lessons import ddp_from_scratch as loops, ddp_questions as questions
+from lessons.l06_ddp import capstone, check, ddp_from_scratch as loops, ddp_questions as questions, pictures, show
 
 # %% tags=["parameters"]
 ranks = 2  # processes of every run below; 2 or more
@@ -63,7 +61,7 @@ width = 1024  # of the layers in the model whose step we draw
 # The ranks of this lesson are processes on the CPU, also where there are GPUs: so everybody sees the same. A GPU
 # changes the speed, not the result. (On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, look at the table on
 # BatchNorm, which gets a row for PyTorch's own `SyncBatchNorm`, and at the capstone, whose ranks take a GPU each.) Each rank has 16 images per step. All training loops below stand in one file,
-# [`ddp_from_scratch.py`](../scripts/lessons/ddp_from_scratch.py), and each differs from the one before in a few
+# [`ddp_from_scratch.py`](../lessons/l06_ddp/ddp_from_scratch.py), and each differs from the one before in a few
 # lines.
 
 # %%
@@ -100,12 +98,12 @@ lesson.difference(loops.independent, loops.broadcast)
 my_weights = None  # "the same" or "not the same"
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_from_scratch.py \
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_from_scratch.py \
 #     --step independent broadcast --steps {steps} --out results/live/06_start.json
 
 # %%
 proofs = {name: found("start")[name] for name in ("independent", "broadcast")}
-plots.equality.by_update({name: proof["between_ranks"] for name, proof in proofs.items()},
+pictures.by_update({name: proof["between_ranks"] for name, proof in proofs.items()},
                          "How far the ranks' models are apart", synthetic=synthetic)
 plt.show()
 at_the_end = proofs["broadcast"]["between_ranks"][-1]
@@ -133,15 +131,15 @@ lesson.difference(loops.broadcast, loops.average)
 my_difference = None  # a number
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_from_scratch.py --step average \
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_from_scratch.py --step average \
 #     --steps {steps} --out results/live/06_average.json
-# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_questions.py --step scale \
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py --step scale \
 #     --out results/live/06_scale.json
 
 # %%
 proofs["average"] = found("average")["average"]
 lesson.predicted(my_difference, proofs["average"]["from_one_process"][-1])
-lesson.table(told.scale(found("scale")["scale"]))
+lesson.table(show.scale(found("scale")["scale"]))
 
 # %% [markdown]
 # A float32 number has about seven digits. The ranks add the same numbers in another order, so the last digits may
@@ -223,12 +221,12 @@ lesson.difference(loops.hooked, loops.overlapped)
 lesson.difference(loops.independent, loops.ddp)
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_from_scratch.py \
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_from_scratch.py \
 #     --step bucketed hooked overlapped ddp --steps {steps} --out results/live/06_ddp.json
 
 # %%
 proofs |= {name: found("ddp")[name] for name in ("bucketed", "hooked", "overlapped", "ddp")}
-lesson.table(told.steps(proofs))
+lesson.table(show.steps(proofs))
 mib = sum(parameter.nbytes for parameter in models.ConvNet().parameters()) / 2**20
 print(f"{mib:.2f} MiB of gradients")
 
@@ -264,18 +262,18 @@ print(f"{mib:.2f} MiB of gradients")
 my_step = None  # "small buckets", "one bucket" or "neither" (less than 3 % apart)
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_questions.py --step timeline \
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py --step timeline \
 #     --bucket-mb 4 1000 --width {width} --out results/live/06_timeline.json
 
 # %%
 drawn = found("timeline")["timeline"]
 plots.timelines.one_below_another(
-    {told.buckets(run): pd.DataFrame(run["events"]) for run in drawn}, ranks=1)
+    {show.buckets(run): pd.DataFrame(run["events"]) for run in drawn}, ranks=1)
 plt.show()
 
 # %%
-lesson.predicted(my_step, told.shorter(*drawn))
-lesson.table(told.overlap(drawn))
+lesson.predicted(my_step, show.shorter(*drawn))
+lesson.table(show.overlap(drawn))
 
 # %% [markdown]
 # **How to read it.** One step of rank 0. Blue: it computes. Orange: a bucket is under way, from when this rank sends it
@@ -302,16 +300,16 @@ lesson.table(told.overlap(drawn))
 my_cases = None  # a list of these names, in this order
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/lessons/ddp_questions.py \
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py \
 #     --step equality no_sync unused order save memory --steps {steps // 2} \
 #     --out results/live/06_questions.json
 
 # %%
 answers = found("questions")
 weights = answers["equality"]["weights"]
-plots.equality.from_one_process(weights, told.ROUNDING, synthetic=synthetic)
+pictures.from_one_process(weights, show.ROUNDING, synthetic=synthetic)
 plt.show()
-lesson.predicted(my_cases, told.another_training(weights))
+lesson.predicted(my_cases, show.another_training(weights))
 
 # %% [markdown]
 # These runs have float64 numbers, of 16 digits. In float32 the rounding of one sum can decide whether a ReLU is on or
@@ -335,7 +333,7 @@ lesson.predicted(my_cases, told.another_training(weights))
 lesson.code(questions.mean_and_variance)
 
 # %%
-lesson.table(told.batchnorm(answers["equality"]))
+lesson.table(show.batchnorm(answers["equality"]))
 
 # %% [markdown]
 # Each of the layers asks for two collectives per update: one in forward, one in backward. Nothing hides them: the next
@@ -367,7 +365,7 @@ my_all_reduces = None  # of four batches, the first three with no_sync around ba
 
 # %%
 lesson.predicted(my_all_reduces, answers["no_sync"]["first_try"]["all_reduces"])
-lesson.table(told.no_sync(answers["no_sync"]))
+lesson.table(show.no_sync(answers["no_sync"]))
 
 # %% [markdown]
 # It is the **forward** that decides whether its backward will synchronise. Around backward alone `no_sync` does
@@ -404,7 +402,7 @@ check.accumulate("results/live/06_train.py")
 # gradients never come.
 
 # %%
-lesson.table(told.unused(answers["unused"]))
+lesson.table(show.unused(answers["unused"]))
 
 # %% [markdown]
 # DDP says so one step late: only the next forward finds that the last backward is not finished. With
@@ -418,7 +416,7 @@ lesson.table(told.unused(answers["unused"]))
 # float64 numbers, and puts new tensors into the parameters, as `.to("cuda")` does. One batch, backward:
 
 # %%
-lesson.table([{"model": f"`{model}`", "gradients, between the ranks": told.small(difference)}
+lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small(difference)}
               for model, difference in answers["order"].items()])
 
 # %% [markdown]
@@ -488,7 +486,7 @@ check.saved("results/live/06_save.py")
 # Bytes that each rank holds for each value of the model, in training with Adam in float32, before any activation:
 
 # %%
-lesson.table(told.memory(answers["memory"]))
+lesson.table(show.memory(answers["memory"]))
 
 # %% [markdown]
 # A bucket is a second copy of the gradients, unless `gradient_as_bucket_view=True` makes each gradient a piece of its
@@ -498,10 +496,10 @@ lesson.table(told.memory(answers["memory"]))
 # %% [markdown]
 # ## Capstone: your own DDP program
 #
-# `scripts/lessons/minimal.py` trains a small network in one process. Nothing of it is hidden:
+# `scripts/minimal.py` trains a small network in one process. Nothing of it is hidden:
 
 # %%
-# !cat scripts/lessons/minimal.py
+# !cat scripts/minimal.py
 
 # %% [markdown]
 # **The task.** Make of it a program that `torchrun` can start as 1, 2, 3 or more ranks, on one machine or on several,
@@ -522,7 +520,7 @@ lesson.table(told.memory(answers["memory"]))
 # sampler and batch size; the device; the model in DDP; sums over all ranks; printing and saving.
 
 # %%
-# !test -e results/live/my_ddp.py || cp scripts/lessons/minimal.py results/live/my_ddp.py
+# !test -e results/live/my_ddp.py || cp scripts/minimal.py results/live/my_ddp.py
 
 # %% [markdown]
 # Start it yourself: take away the first `# `.

@@ -52,8 +52,7 @@ import torch
 
 import utils
 from course import plots, runs
-from course.checks import lesson_07 as check
-from course.verdicts import lesson_07 as told
+from lessons.l07_performance import check, show
 
 # %% tags=["parameters"]
 epochs = 4  # passes over the training images; the first one warms up and is not timed
@@ -78,7 +77,7 @@ ceiling_rounds = 5  # each: a second for each number of processes that never tal
 cores, gpus = utils.cores(), torch.cuda.device_count()
 devices = gpus or cores
 os.environ["OMP_NUM_THREADS"] = "1"
-lesson.verdict(told.machine(cores, gpus, busy=psutil.cpu_percent(interval=1)))
+lesson.verdict(show.machine(cores, gpus, busy=psutil.cpu_percent(interval=1)))
 
 # %% [markdown]
 # ## Predict
@@ -88,7 +87,7 @@ lesson.verdict(told.machine(cores, gpus, busy=psutil.cpu_percent(interval=1)))
 
 # %%
 sizes, batch_size = [1, 2, 4, 8], 64  # 64 is main.py's default, for each process
-lesson.table(told.plan(sizes, devices, samples, batch_size))
+lesson.table(show.plan(sizes, devices, samples, batch_size))
 
 # %% [markdown]
 # The batch of each rank is fixed: this is called *weak scaling*. The *global batch* (all ranks together) grows. An
@@ -161,10 +160,10 @@ command_seconds[4] = time.perf_counter() - start
 
 # %%
 df = runs.read_runs({lesson.some(n, "rank"): f"results/live/07_{n}.jsonl" for n in sizes})
-lesson.verdict(told.comparable(df, epochs))
+lesson.verdict(show.comparable(df, epochs))
 table = runs.speedup_table(df)  # seconds: the median over the epochs after the first
 of = table.set_index("world_size")
-lesson.table(told.told_runs(table))
+lesson.table(show.told_runs(table))
 lesson.predicted(my_speedup, of.speedup[8], "times")
 
 # %% [markdown]
@@ -195,8 +194,8 @@ ceilings = {one["ranks"]: one for one in found}
 lesson.predicted(my_ceiling, ceilings[8]["ceiling"], "times")
 plots.under_ceiling(table, ceilings, devices, plt.subplots(figsize=(14, 8))[1], my_speedup)
 plt.show()
-lesson.table(told.losses(table, ceilings, devices))
-lesson.verdict(told.talking(table, ceilings))
+lesson.table(show.losses(table, ceilings, devices))
+lesson.verdict(show.talking(table, ceilings))
 
 
 # %% [markdown]
@@ -236,11 +235,11 @@ check.split(my_split)
 my_phase = None  # "data", "forward", "backward" or "update"
 
 # %%
-steps = told.per_step(df)
+steps = show.per_step(df)
 few = steps[steps.world_size <= max(2, devices)]  # where the ranks need not take turns
 plots.phases(few, plt.subplots(figsize=(14, 5))[1], "milliseconds a step, 64 images a rank", "ms")
 plt.show()
-lesson.predicted(my_phase, told.grown(steps))
+lesson.predicted(my_phase, show.grown(steps))
 
 # %% [markdown]
 # `backward` holds the all-reduce of the gradients. DDP can send a bucket of them while `backward` still computes others
@@ -284,9 +283,9 @@ check.slowest("results/live/07_slowest.py")
 
 # %%
 wrong = runs.read_runs("results/recorded/went-wrong")
-lesson.table(told.heads(wrong))
+lesson.table(show.heads(wrong))
 ax = plt.subplots(figsize=(14, 6))[1]
-plots.phases(told.per_step(wrong), ax, "milliseconds a step of rank 0 (recorded)", "ms")
+plots.phases(show.per_step(wrong), ax, "milliseconds a step of rank 0 (recorded)", "ms")
 plt.show()
 
 
@@ -340,7 +339,7 @@ lesson.predicted(my_ranks_by_threads, speeds["ranks"] / speeds["threads"], "time
 # Left: what each epoch taught. Right: what each second taught.
 
 # %%
-lesson.predicted(my_loss, told.compared(of.loss[8], of.loss[1]))
+lesson.predicted(my_loss, show.compared(of.loss[8], of.loss[1]))
 fig, (left, right) = plt.subplots(1, 2, figsize=(18, 7))
 plots.loss_by_epoch(df, left)
 plots.loss_by_time(df, right)
@@ -396,7 +395,7 @@ fig, (left, right) = plt.subplots(1, 2, figsize=(18, 7))
 plots.loss_by_epoch(recorded, left)
 plots.seconds_per_epoch(rec_table, right)
 plt.show()
-lesson.verdict(told.published(rec_table, recorded))
+lesson.verdict(show.published(rec_table, recorded))
 
 # %% [markdown]
 # ## The puzzle: accuracy 0.06
@@ -405,7 +404,7 @@ lesson.verdict(told.published(rec_table, recorded))
 # and loss ln 10 = 2.30.
 
 # %%
-lesson.table(told.recorded(recorded))
+lesson.table(show.recorded(recorded))
 
 # %% [markdown]
 # **Predict.** What accuracy did the model on eight GPUs really have in the last epoch that was printed? (So, first:
@@ -418,7 +417,7 @@ my_accuracy = None  # %
 eight = recorded[recorded.label == "eight GPUs"]
 corrected = eight.assign(label="eight GPUs × 8", accuracy=8 * eight.accuracy)
 lesson.predicted(my_accuracy, 100 * corrected.accuracy.iloc[-1], "%")
-lesson.verdict(told.rounded(eight.accuracy.iloc[-1], 8))
+lesson.verdict(show.rounded(eight.accuracy.iloc[-1], 8))
 plots.accuracy_by_epoch(pd.concat([recorded, corrected]), plt.subplots(figsize=(12, 7))[1])
 plt.show()
 

@@ -52,9 +52,9 @@ import pandas as pd
 import models
 import utils
 from course import plots, predict, runs
-from course.checks import lesson_08 as check
+from course.predict import fit
 from course.predict.scaling import Job, Measured, StepTime
-from course.verdicts import lesson_08 as told
+from lessons.l08_predict_scaling import check, message_cost, pictures, show, step_parts
 
 # %% tags=["parameters"]
 ranks = 2  # each should have a core of its own, or a GPU
@@ -97,10 +97,10 @@ my_microseconds = None  # µs
 messages = found("messages")["ops"]["all_reduce"]
 points, alpha, beta = pd.DataFrame(messages["points"]), messages["alpha"], messages["beta"]
 lesson.predicted(my_microseconds, 1e6 * points["seconds"][0], "µs")
-plots.message_cost.time_by_size(points, alpha, beta, plt.subplots(figsize=(12, 7))[1],
+message_cost.time_by_size(points, alpha, beta, plt.subplots(figsize=(12, 7))[1],
                                 f"All-reduce between {ranks} ranks")
 plt.show()
-lesson.verdict(told.line(messages["points"], alpha, beta))
+lesson.verdict(fit.line(messages["points"], alpha, beta))
 
 # %% [markdown]
 # One line describes the whole curve:
@@ -147,7 +147,7 @@ check.timing("results/live/08_timing.py")
 
 # %%
 published = pd.read_csv("results/recorded/published/all_reduce.csv")
-plots.message_cost.bus_bandwidth(points, published, f"here, {ranks} ranks",
+message_cost.bus_bandwidth(points, published, f"here, {ranks} ranks",
                                  plt.subplots(figsize=(14, 8))[1])
 plt.show()
 
@@ -241,18 +241,18 @@ my_smallest = None  # images of each rank: 4, 16, 32 or 128
 # What it says goes to a file, so that you see the prediction first.
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/measure/step_time.py --rounds {rounds} \
+# !torchrun --nproc_per_node={ranks} lessons/l08_predict_scaling/step_time.py --rounds {rounds} \
 #     --ways alone side_by_side by_hand silent ddp --batch-sizes {timed_sizes} \
 #     --out {folder}/steps.json > {folder}/steps.txt
 
 # %%
-table = predict.step_parts.parts(found("steps")["models"]["lenet"]["points"])
+table = step_parts.parts(found("steps")["models"]["lenet"]["points"])
 alone = table.groupby("batch_size")["a step alone"].median()
 step = StepTime.fit(alone.index, alone)
 gradient_bytes = sum(4 * p.numel() for p in models.ConvNet().parameters())
 job = Job(step, gradient_bytes, Measured({ranks: (alpha, beta)}), cores=utils.cores())
 first = job.predict(ranks, batch_size).seconds
-lesson.table(told.first(
+lesson.table(show.first(
     step, alpha + beta * gradient_bytes, gradient_bytes, first, ranks, batch_size))
 
 # %% [markdown]
@@ -268,9 +268,9 @@ lesson.table(told.first(
 # | DDP itself | `silent` less `side_by_side`: its hooks, and its copies into buckets |
 
 # %%
-parts = predict.step_parts.between(table, batch_size)
-lesson.table(told.parts(table))
-lesson.verdict(told.missing(parts, first))
+parts = step_parts.between(table, batch_size)
+lesson.table(show.parts(table))
+lesson.verdict(show.missing(parts, first))
 
 # %% [markdown]
 # Read a row so: five parts, their sum, and what DDP took, all by the median of the rounds. The last column adds up and
@@ -285,7 +285,7 @@ lesson.verdict(told.missing(parts, first))
 # turns, once for each seed.
 
 # %%
-# !python scripts/measure/sweep.py --out {folder}/main --world-sizes 1 {ranks} --seeds {seeds} \
+# !python lessons/l09_large_batch/sweep.py --out {folder}/main --world-sizes 1 {ranks} --seeds {seeds} \
 #     --batch-sizes {batch_size} --threads 1 -- \
 #     --epochs {epochs} --samples {samples} --test-samples 100
 
@@ -296,10 +296,10 @@ later = logs[logs["epoch"] > 0]
 steps = later["seconds"] * batch_size * later["world_size"] / samples  # seconds of one
 ones, many = steps[later["world_size"] == 1], steps[later["world_size"] == ranks]
 lesson.predicted(my_part, many.median() / ones.median() / ranks, "of one rank's time")
-plots.scaling.staircase(1e3 * parts, 1e3 * first, 1e3 * many, plt.subplots(figsize=(13, 7))[1],
+pictures.staircase(1e3 * parts, 1e3 * first, 1e3 * many, plt.subplots(figsize=(13, 7))[1],
                         f"A step of {ranks} ranks, batch {batch_size} each")
 plt.show()
-lesson.table(told.held(list(many), list(ones), first, parts.sum(), step.seconds(batch_size)))
+lesson.table(show.held(list(many), list(ones), first, parts.sum(), step.seconds(batch_size)))
 
 # %% [markdown]
 # Lowest and highest of all runs. *One rank alone* talks to nobody: its error is what the line a + b · n misses, or what
@@ -316,19 +316,19 @@ lesson.table(told.held(list(many), list(ones), first, parts.sum(), step.seconds(
 # faster. The same rounds as in section 3 tell.
 
 # %%
-speedups = predict.step_parts.speedups(table, ranks)
-ceiling = predict.step_parts.speedups(table, ranks, "side_by_side")
+speedups = step_parts.speedups(table, ranks)
+ceiling = step_parts.speedups(table, ranks, "side_by_side")
 curve = {"first model": {}, "sum of the parts": {}}
 for n in np.linspace(alone.index.min(), alone.index.max(), 50):
     curve["first model"][n] = ranks * step.seconds(n) / job.predict(ranks, n).seconds
-    at = predict.step_parts.between(table, n)
+    at = step_parts.between(table, n)
     curve["sum of the parts"][n] = ranks * at["a step alone"] / at.sum()
-lesson.predicted(my_smallest, told.smallest(speedups), "(by the medians)")
-lesson.predicted(my_ceilings, told.smaller_batch(ceiling))
-plots.scaling.by_batch(speedups, curve, ceiling, ranks, plt.subplots(figsize=(14, 8))[1],
+lesson.predicted(my_smallest, show.smallest(speedups), "(by the medians)")
+lesson.predicted(my_ceilings, show.smaller_batch(ceiling))
+pictures.by_batch(speedups, curve, ceiling, ranks, plt.subplots(figsize=(14, 8))[1],
                        f"LeNet: {ranks} ranks against one process")
 plt.show()
-lesson.verdict(told.pays(speedups))
+lesson.verdict(show.pays(speedups))
 
 
 # %% [markdown]
@@ -396,16 +396,16 @@ check.break_even(my_batch)
 my_percent = None  # %
 
 # %%
-within, between = predict.published.latencies(
+within, between = published.latencies(
     published, 256 * 2**10, "8 × B200, one node", "32 × B200, four nodes", nodes=4)
-series = predict.published.series()
-bands = {name: predict.published.band(one, within, between, 0.5) for name, one in series.items()}
-reached = {name: predict.published.efficiency(one) for name, one in series.items()}
+series = published.series()
+bands = {name: published.band(one, within, between, 0.5) for name, one in series.items()}
+reached = {name: published.efficiency(one) for name, one in series.items()}
 lesson.predicted(my_percent, 100 * bands["ResNet-50, P100"][1024][1], "%")
-plots.scaling.to_many(bands, reached, plt.subplots(figsize=(14, 8))[1],
+pictures.to_many(bands, reached, plt.subplots(figsize=(14, 8))[1],
                       "Weak scaling to 1,024 GPUs")
 plt.show()
-lesson.table(told.far(bands, reached))
+lesson.table(show.far(bands, reached))
 
 # %% [markdown]
 # The width of a band is what two unpublished numbers make of a prediction. Where a published point lies below its band,

@@ -48,9 +48,8 @@ from torch.nn.functional import cross_entropy
 import data
 import models
 from course import plots, runs
-from course.checks import lesson_09 as check
 from course.lesson import some
-from course.verdicts import lesson_09 as told
+from lessons.l09_large_batch import check, pictures, show
 
 # %% tags=["parameters"]
 ranks_to_run = "1 2 4 8"  # the last is compared with the first
@@ -68,8 +67,8 @@ lr = 0.01  # learning rate of one rank
 # %%
 sizes, batch_size = [int(number) for number in ranks_to_run.split()], 64
 most = sizes[-1]
-per_epoch = {n: plots.learning.updates_an_epoch(samples, n, batch_size) for n in sizes}
-lesson.table(told.updates(per_epoch, batch_size, epochs))
+per_epoch = {n: pictures.updates_an_epoch(samples, n, batch_size) for n in sizes}
+lesson.table(show.updates(per_epoch, batch_size, epochs))
 
 # %% [markdown]
 # One rank and all ranks train for the same epochs: they see the same images, equally often. The learning rate is the
@@ -82,7 +81,7 @@ lesson.table(told.updates(per_epoch, batch_size, epochs))
 my_share = None  # accuracy with the most ranks / accuracy with one
 
 # %% [markdown]
-# `scripts/measure/sweep.py` runs `main.py` for each number of ranks, and leaves alone what is finished: so we first
+# `lessons/l09_large_batch/sweep.py` runs `main.py` for each number of ranks, and leaves alone what is finished: so we first
 # remove the logs of an earlier time. The ranks are processes on the CPU, also where there are GPUs: a GPU changes the
 # seconds, not what is learned.
 
@@ -92,7 +91,7 @@ out = "results/live/09"
 common = f"--device cpu --optimizer sgd --lr {lr} --epochs {epochs}"
 common += f" --samples {samples} --test-samples {test_samples}"
 # !rm -rf {out}
-# !python scripts/measure/sweep.py --out {out} \
+# !python lessons/l09_large_batch/sweep.py --out {out} \
 #     --world-sizes {ranks_to_run} --threads 1 -- {common}
 
 # %%
@@ -101,7 +100,7 @@ logs = {some(n, "rank"): f"{out}/{name[n]}.jsonl" for n in sizes}
 ranks_alone = runs.read_runs(logs)
 final = ranks_alone.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_share, final.iloc[-1] / final.iloc[0], "of one rank's accuracy")
-plots.learning.for_the_same(ranks_alone)
+pictures.for_the_same(ranks_alone)
 plt.show()
 
 # %% [markdown]
@@ -127,8 +126,8 @@ one = f"{common} --global-batch-size {global_batch}"
 # %%
 one_process = runs.read_run(f"{out}/one_process.jsonl")
 of_ranks = ranks_alone[ranks_alone["world_size"] == most]
-lesson.table(told.side_by_side(of_ranks, one_process))
-lesson.verdict(told.same_training(of_ranks, one_process))
+lesson.table(show.side_by_side(of_ranks, one_process))
+lesson.verdict(show.same_training(of_ranks, one_process))
 
 # %% [markdown]
 # The sums are made in another order, so they are rounded otherwise, and such differences tend to grow from update to
@@ -167,12 +166,12 @@ rules = runs.read_runs({
     "square root": f"{out}/sqrt.jsonl", "linear": f"{out}/linear.jsonl",
     "linear, warm-up": f"{out}/warm_up.jsonl"})
 after = rules.groupby("label", sort=False)["val_accuracy"].last()
-lesson.predicted(my_rule, told.closest(after, to="1 rank"))
-plots.learning.accuracy_along(
+lesson.predicted(my_rule, show.closest(after, to="1 rank"))
+pictures.accuracy_along(
     rules, "images", plt.subplots(figsize=(13, 7))[1],
     f"{global_batch} images an update, and 1 rank")
 plt.show()
-lesson.table(told.rules(after, test_samples, to="1 rank"))
+lesson.table(show.rules(after, test_samples, to="1 rank"))
 
 
 # %% [markdown]
@@ -210,11 +209,11 @@ my_first = None  # "1 rank", "2 ranks", ..., or "8 ranks, linear"
 # %%
 timed = runs.read_runs(logs | {f"{most} ranks, linear": f"{out}/linear.jsonl"})
 target = 0.7 * after["1 rank"]
-reached = told.reached(timed, target)
+reached = show.reached(timed, target)
 lesson.predicted(my_first, reached.loc[reached["reached"].idxmin(), "label"])
-plots.learning.speed_and_time(reached, target)
+pictures.speed_and_time(reached, target)
 plt.show()
-lesson.verdict(told.fastest(reached))
+lesson.verdict(show.fastest(reached))
 
 # %% [markdown]
 # All of these are real ranks. Where each has a device of its own, throughput can grow with the ranks, and the rule
@@ -229,12 +228,12 @@ lesson.verdict(told.fastest(reached))
 # show one standard deviation (sd) of the three seeds.
 
 # %%
-recorded = plots.learning.last_epochs(runs.read_runs("results/recorded/large-batch"))
-by_rule = plots.learning.chosen_by_rules(recorded, lr=0.01, batch=64)
-plots.learning.by_rule(by_rule, plt.subplots(figsize=(13, 7.5))[1], "Three seeds: mean ± one sd")
+recorded = pictures.last_epochs(runs.read_runs("results/recorded/large-batch"))
+by_rule = pictures.chosen_by_rules(recorded, lr=0.01, batch=64)
+pictures.by_rule(by_rule, plt.subplots(figsize=(13, 7.5))[1], "Three seeds: mean ± one sd")
 plt.show()
-lesson.table(told.seeds(by_rule, 512))
-lesson.verdict(told.warm_up(by_rule))
+lesson.table(show.seeds(by_rule, 512))
+lesson.verdict(show.warm_up(by_rule))
 
 # %% [markdown]
 # A rule is a guess at where the best rate lies. Here are many rates for each batch.
@@ -245,12 +244,12 @@ lesson.verdict(told.warm_up(by_rule))
 my_times = None  # how many times, ×
 
 # %%
-by_rate = plots.learning.over_seeds(
+by_rate = pictures.over_seeds(
     recorded[recorded["lr_scaling"] == "none"], ["global_batch", "lr", "source", "machine"])
-best = told.best_rates(by_rate)
+best = show.best_rates(by_rate)
 lesson.predicted(my_times, best[-1]["best rate tried"] / best[0]["best rate tried"], "×")
 ax = plt.subplots(figsize=(15, 9))[1]
-plots.learning.by_rate(by_rate, ax, "Accuracy after 5 epochs, by rate", lr=0.01, batch=64)
+pictures.by_rate(by_rate, ax, "Accuracy after 5 epochs, by rate", lr=0.01, batch=64)
 plt.show()
 lesson.table(best)
 
@@ -327,11 +326,11 @@ def errors(model):
 error_of = {"first weights": errors(first), f"after {some(epochs, 'epoch')}": errors(trained)}
 
 # %%
-lesson.predicted(my_scale, told.moved(error_of, batch_size))
-plots.learning.gradient_errors(error_of, synthetic=train_set.name == "synthetic")
+lesson.predicted(my_scale, show.moved(error_of, batch_size))
+pictures.gradient_errors(error_of, synthetic=train_set.name == "synthetic")
 plt.show()
-lesson.table(told.noise(error_of, batch_size))
-lesson.verdict(told.scale(error_of, batch_size, global_batch))
+lesson.table(show.noise(error_of, batch_size))
+lesson.verdict(show.scale(error_of, batch_size, global_batch))
 
 # %% [markdown]
 # The noise of independent images falls with the square root of their number (dotted). The last column is the batch

@@ -49,11 +49,10 @@ import torch
 import data
 import models
 from course import plots, processes, slurm
-from course.checks import lesson_10 as check
-from course.checks.commands import launch_config
-from course.hosts import Cluster
-from course.notebook_kernel import SecondKernel
-from course.verdicts import lesson_10 as told
+from course.hosts import Cluster, where
+from lessons.l10_launchers import check, show
+from lessons.l10_launchers.commands import launch_config
+from lessons.l10_launchers.notebook_kernel import SecondKernel
 
 # %% tags=["parameters"]
 samples = 6000  # training images of MNIST
@@ -78,7 +77,7 @@ my_spawn = None  # of the five
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says why
 live, recorded = Path("results/live"), Path("results/recorded")
-lessons, cluster = Path("scripts/lessons"), Path("scripts/cluster")
+lessons, cluster = Path("lessons/l10_launchers"), Path("scripts/cluster")
 for old in live.glob("10_*"):
     old.unlink()
 # !torchrun --nproc_per_node=2 {lessons}/hello_rank.py --out {live}/10_torchrun.txt
@@ -89,7 +88,7 @@ by_torchrun, by_spawn = (pd.read_json(live / f"10_{name}.txt", lines=True)["told
                          for name in ("torchrun", "spawn"))
 lesson.predicted(my_torchrun, len(needed & set(by_torchrun[0])), "from torchrun")
 lesson.predicted(my_spawn, len(needed & set(by_spawn[0])), "from mp.spawn")
-lesson.table(told.variables(by_torchrun[0], {socket.gethostname(), socket.getfqdn()}))
+lesson.table(show.variables(by_torchrun[0], {socket.gethostname(), socket.getfqdn()}))
 
 # %% [markdown]
 # The first eight are those of [03](03_processes_and_ranks.ipynb). (Meanings after [torchrun's
@@ -259,7 +258,7 @@ my_glued = None  # lines; 80 are printed
 # %%
 chatter = f"{lessons}/ranks_meet.py --step chatter"
 screen = processes.said(f"torchrun --nproc_per_node=4 {chatter}").splitlines()
-glued = told.glued(screen)
+glued = show.glued(screen)
 lesson.predicted(my_glued, glued[0]["of these hold several"], "lines")
 lesson.table(glued)
 
@@ -356,7 +355,7 @@ my_processes = None  # processes
 # %%
 started = pd.read_json(live / "10_restart.txt", lines=True).to_dict("records")
 lesson.predicted(my_processes, len(started), "processes")
-plots.timeline(pd.DataFrame(told.attempts(started)), plt.subplots(figsize=(14, 5))[1])
+plots.timeline(pd.DataFrame(show.attempts(started)), plt.subplots(figsize=(14, 5))[1])
 plt.show()
 
 # %% [markdown]
@@ -373,7 +372,7 @@ plt.show()
 # %%
 c10d = "--rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=7"
 ways = ["--nnodes=1", "--master-port=29500", f"--nnodes=2 {c10d}", f"--nnodes=1:2 {c10d}"]
-lesson.table([{"torchrun": f"`{way}`"} | told.rendezvous(launch_config(way)) for way in ways])
+lesson.table([{"torchrun": f"`{way}`"} | show.rendezvous(launch_config(way)) for way in ways])
 
 # %% [markdown]
 # There are two kinds:
@@ -431,8 +430,8 @@ why_not = Cluster.available() if several_nodes else "several_nodes is False"
 file = recorded / "two-nodes-namespaces/console-static.out"
 job = f"torchrun --nnodes=2 {c10d} main.py {mnist} {each} --save-model {live}/10_nodes.pt"
 lab = f"{cluster}/lab_cluster.py --nodes 2 -- '{job}'"
-lesson.verdict(told.where(why_not, file))
-print(told.essential(file.read_text() if why_not else processes.said(lab)))
+lesson.verdict(where(why_not, file))
+print(show.essential(file.read_text() if why_not else processes.said(lab)))
 
 # %% [markdown]
 # `main.py` needed no change: the variables say all that it must know.
@@ -448,7 +447,7 @@ print(told.essential(file.read_text() if why_not else processes.said(lab)))
 # ### Exercise 3: one line for two hosts
 #
 # You type the **same** line on `node0` and on `node1`. The shell of each host knows `$NODE` (0 or 1) and `$MASTER`
-# (`node0`). Start `scripts/lessons/hello_rank.py` with two ranks on each host, meeting at port 29500 of node0. Number
+# (`node0`). Start `lessons/l10_launchers/hello_rank.py` with two ranks on each host, meeting at port 29500 of node0. Number
 # the nodes yourself, without `--rdzv-…`. torchrun's own parser judges it; where this machine can make two hosts, it is
 # typed on both.
 
@@ -493,8 +492,8 @@ no_slurm = why_not or slurm.missing()
 files = [recorded / f"slurm-two-nodes/{way}.out" for way in ("ranks", "torchrun")]
 submit = f"{lessons}/submit_both.sh {mnist} {each}"
 lab = f"{cluster}/slurm_lab.py --nodes 2 -- {submit}"
-lesson.verdict(told.where(no_slurm, files[0].parent))
-print(told.essential("".join(file.read_text() for file in files) if no_slurm else
+lesson.verdict(where(no_slurm, files[0].parent))
+print(show.essential("".join(file.read_text() for file in files) if no_slurm else
                      processes.said(lab)))
 
 # %% [markdown]
@@ -549,9 +548,9 @@ my_times = None  # 1, 3, 10 or 30
 
 # %%
 ray = recorded / "ray-start/benchmark.json"
-lesson.predicted(my_times, told.ray_order(ray), "times")
-lesson.table(told.ray_start(ray))
-lesson.verdict(told.ray_where(ray))
+lesson.predicted(my_times, show.ray_order(ray), "times")
+lesson.table(show.ray_start(ray))
+lesson.verdict(show.ray_where(ray))
 
 # %% [markdown]
 # A training of hours does not notice; whoever tries a small change every minute does. (Where a Ray runs already, part

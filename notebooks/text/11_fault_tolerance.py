@@ -54,13 +54,9 @@ import checkpoint
 import data
 import options
 from course import plots, processes
-from course.checks import lesson_11 as check
-from course.hosts import Cluster
-from course.verdicts import lesson_11 as told
-from scripts.cluster import lose_node
-from scripts.cluster.kill_rank import records
-from scripts.lessons import sharded_checkpoint
-from scripts.rivals import torchft_loop
+from course.hosts import Cluster, where
+from lessons.l11_fault_tolerance import check, lose_node, pictures, sharded_checkpoint, show, torchft_loop
+from lessons.l11_fault_tolerance.kill_rank import records
 
 # %% tags=["parameters"]
 samples = 6000  # training images
@@ -102,8 +98,8 @@ job = max((live / "11_errors").iterdir(), key=os.path.getmtime)  # torchrun make
 processes_of_job = [str(folder.relative_to(job)) for folder in sorted(job.glob("attempt_*/*"))]
 said = {one: json.loads((job / one / "error.json").read_text())["message"]["message"]
         for one in processes_of_job if (job / one / "error.json").exists()}
-lesson.predicted(my_second, told.second_attempt(said))
-lesson.table(told.error_files(processes_of_job, said))
+lesson.predicted(my_second, show.second_attempt(said))
+lesson.table(show.error_files(processes_of_job, said))
 
 # %% [markdown]
 # **A restart cures an accident, and repeats a mistake.**
@@ -147,7 +143,7 @@ my_difference = None  # largest difference of a weight
 
 # %%
 # !rm -f results/live/11_k* results/live/11_again*
-# !python scripts/cluster/kill_rank.py --kill {victim}@{moment} --within 150 \
+# !python lessons/l11_fault_tolerance/kill_rank.py --kill {victim}@{moment} --within 150 \
 #     --out results/live/11_kill.json -- torchrun --nproc_per_node=2 --max-restarts=1 {training} \
 #     --checkpoint results/live/11_kept.pt --checkpoint-every {every} \
 #     --save-model results/live/11_killed.pt --log-file results/live/11_killed.jsonl
@@ -155,14 +151,14 @@ my_difference = None  # largest difference of a weight
 # %%
 kill = json.loads((live / "11_kill.json").read_text())
 whole, killed = records(live / "11_whole.jsonl"), records(live / "11_killed.jsonl")
-plots.faults.killed(whole, killed, victim, moment, kill["kills"][0]["time"])
+pictures.killed(whole, killed, victim, moment, kill["kills"][0]["time"])
 plt.show()
 
 # %%
 a, b = (torch.load(live / f"11_{name}.pt", weights_only=True) for name in ("whole", "killed"))
 largest = max((a[name] - b[name]).abs().max().item() for name in a)
 lesson.predicted(my_difference, largest)
-lesson.verdict(told.apart(whole, killed, largest))
+lesson.verdict(show.apart(whole, killed, largest))
 
 # %% [markdown]
 # Equal bits do not come by themselves. The checkpoint must hold *all* that the next step depends on: also the learning
@@ -175,10 +171,10 @@ lesson.verdict(told.apart(whole, killed, largest))
 
 # %%
 steps = math.ceil(samples / 64)  # of an epoch
-again, cost = told.kill_cost(killed, kill, steps)
+again, cost = show.kill_cost(killed, kill, steps)
 lesson.predicted(my_seconds, sum(cost.values()), "s")
 lesson.predicted(my_steps, again, "steps")
-lesson.table(told.cost_rows(again, cost))
+lesson.table(show.cost_rows(again, cost))
 
 
 # %% [markdown]
@@ -228,10 +224,10 @@ check.never_half(my_save)
 # So M is known, and our δ and R come from the killed run:
 
 # %%
-write = told.write_seconds(killed, steps, every)  # δ
+write = show.write_seconds(killed, steps, every)  # δ
 restart = sum(cost.values()) - cost.get("steps made again", 0)  # R
 between = 54 * 24 * 3600 / 419  # M, as published
-lesson.verdict(told.three(write, restart, between))
+lesson.verdict(show.three(write, restart, between))
 
 # %% [markdown]
 # **Predict.** How many seconds between two checkpoints are best?
@@ -242,7 +238,7 @@ my_interval = None  # seconds
 # %%
 best = math.sqrt(2 * write * between)
 lesson.predicted(my_interval, best, "s")
-plots.faults.interval(write, between, restart, best)
+pictures.interval(write, between, restart, best)
 plt.show()
 
 # %% [markdown]
@@ -255,7 +251,7 @@ plt.show()
 
 # %%
 node_hours = between / 3600 * 16384 / 8
-lesson.table(told.by_nodes((1, 8, 64, 2048), write, node_hours, restart))
+lesson.table(show.by_nodes((1, 8, 64, 2048), write, node_hours, restart))
 
 # %% [markdown]
 # This is LeNet's small file. A large model writes for longer and starts for longer: put your own `write` and `restart`
@@ -280,26 +276,26 @@ my_images = None  # images a step
 # %%
 why_not = Cluster.available() if several_nodes else "several_nodes is False"
 nodes = Path("results/recorded/elastic-two-nodes") if why_not else live / "11_nodes"
-lab, job = "python scripts/cluster/lose_node.py", (
+lab, job = "python lessons/l11_fault_tolerance/lose_node.py", (
     f"--dataset {dataset} --device cpu --samples 3000 --test-samples 500 --global-batch-size 64")
 commands = [f"{lab} rejoin --out {nodes}/rejoin -- {job}",
             f"{lab} cut --epochs 1 --out {nodes}/cut -- {job} --timeout 5"]
 if not why_not:
     list(ThreadPoolExecutor().map(processes.said, commands, [300, 300]))  # both pairs at once
-lesson.verdict(told.where(why_not, nodes))
+lesson.verdict(where(why_not, nodes))
 print(lose_node.ELASTIC, "main.py …")
 
 # %%
 log = records(nodes / "rejoin/run.jsonl")
 moments = json.loads((nodes / "rejoin/moments.json").read_text())
-plots.faults.elastic(log, moments, recorded=bool(why_not))
+pictures.elastic(log, moments, recorded=bool(why_not))
 plt.show()
 
 # %%
 console = (nodes / "rejoin/node0.out").read_text()
-lesson.predicted(my_images, told.images_alone(console), "images a step")
-lesson.table(told.changes(log, moments))
-print(told.essential(console))
+lesson.predicted(my_images, show.images_alone(console), "images a step")
+lesson.table(show.changes(log, moments))
+print(show.essential(console))
 
 # %% [markdown]
 # `--global-batch-size` stays as it was, so each rank takes a larger share, and the learning rate stays right. The
@@ -425,7 +421,7 @@ my_twice = None  # steps
 my_same = None  # True or False
 
 # %%
-why_not = told.without_torchft() if one_alone else "one_alone is False"
+why_not = show.without_torchft() if one_alone else "one_alone is False"
 kept = Path("results/recorded/restart-nothing") if why_not else live
 second = f"{kept}/11_again"
 queue = (f"kill_rank.py --again --kill {victim}@{moment} --out {second}.json --"
@@ -435,20 +431,20 @@ groups = (f"restart_nothing.py --kill {victim}@{int(moment * steps)} --out {kept
           f" --compare {kept}/11_whole.pt -- {training.removeprefix('main.py')}")
 for command in [] if why_not else [queue, groups]:
     processes.said(f"python scripts/cluster/{command}", 320)
-lesson.verdict(told.which_groups(why_not, kept))
+lesson.verdict(show.which_groups(why_not, kept))
 
 # %%
-ways, moments = told.ways(kept, batch=32)
-plots.faults.recoveries(ways, batch=64, recorded=bool(why_not))
+ways, moments = show.ways(kept, batch=32)
+pictures.recoveries(ways, batch=64, recorded=bool(why_not))
 plt.show()
 
 # %%
-alone = ways[told.ALONE]
+alone = ways[show.ALONE]
 lesson.predicted(my_gap, alone["gap"], "s")
 lesson.predicted(my_twice, alone["again"], "step(s)")
 lesson.predicted(my_same, moments["off"] == 0)
-lesson.table(told.recovery_rows(ways, moments["loss"]))
-lesson.verdict(told.came_back(alone, moments))
+lesson.table(show.recovery_rows(ways, moments["loss"]))
+lesson.verdict(show.came_back(alone, moments))
 
 # %% [markdown]
 # How many steps are made twice after a restart is chance: as many as were made since the last checkpoint, fewer than `every`.
@@ -466,8 +462,8 @@ lesson.verdict(told.came_back(alone, moments))
 
 # %%
 for seconds in (write, restart), (60, 600):  # δ and R: here, and what if the model were large?
-    lesson.verdict(told.costs(*seconds))
-    lesson.table(told.both_ways((8, 64, 2048), *seconds, node_hours, alone["gap"]))
+    lesson.verdict(show.costs(*seconds))
+    lesson.table(show.both_ways((8, 64, 2048), *seconds, node_hours, alone["gap"]))
 
 
 # %% [markdown]
@@ -497,7 +493,7 @@ check.recovery(my_recovery)
 #
 # With gloo, which talks over TCP, a process that dies closes its connections, and the others hear of it at once. (With
 # NCCL they may not: there `torchrun` notices that its child is dead, and ends the rest.) When a *cable* is cut, nothing
-# is closed. The packets are lost, and nobody is told.
+# is closed. The packets are lost, and nobody is show.
 #
 # So only the clock helps: `init_process_group(timeout=…)`, in `main.py` `--timeout`. Node1's link was cut while the
 # second pair of nodes trained with `--timeout 5`.
@@ -516,8 +512,8 @@ waits = {"`--timeout 5`, seen": at["node0 gives up"] - at["the link of node1 is 
          "PyTorch's default, NCCL": nccl and nccl.total_seconds(),
          "PyTorch's default, gloo": defaults.default_pg_timeout.total_seconds()}
 lesson.predicted(my_hours, 64 * waits["PyTorch's default, gloo"] / 3600, "GPU hours")
-lesson.table(told.waits(waits))
-print(told.essential((nodes / "cut/node0.out").read_text()))
+lesson.table(show.waits(waits))
+print(show.essential((nodes / "cut/node0.out").read_text()))
 
 # %% [markdown]
 # All ranks wait for one. So why not a timeout of one second? The same clock runs when a rank is only *slow*: when rank
@@ -545,12 +541,12 @@ my_copies = None  # times
 
 # %%
 # !rm -rf results/live/11_dcp
-# !torchrun --nproc_per_node=2 scripts/lessons/sharded_checkpoint.py --save results/live/11_dcp
+# !torchrun --nproc_per_node=2 lessons/l11_fault_tolerance/sharded_checkpoint.py --save results/live/11_dcp
 
 # %%
 pieces = sharded_checkpoint.contents(live / "11_dcp")
 lesson.predicted(my_copies, sum(piece["name"] == "fc1.weight" for piece in pieces), "time(s)")
-plots.faults.stored(pieces)
+pictures.stored(pieces)
 plt.show()
 
 # %% [markdown]

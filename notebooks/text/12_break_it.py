@@ -43,9 +43,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from torch.utils.data import DistributedSampler
 
-from course import gallery_table, plots
-from course.checks import lesson_12 as check
-from course.verdicts import lesson_12 as told
+from course import plots
+from lessons.l11_fault_tolerance import pictures as l11_pictures
+from lessons.l12_break_it import check, gallery_table, show
 
 # %% tags=["parameters"]
 until = 8  # patients that come today, 1 to 8
@@ -68,7 +68,7 @@ until = 8  # patients that come today, 1 to 8
 # %%
 page = "../TROUBLESHOOTING.md"
 patients = gallery_table.read_patients()
-lesson.table(told.suspects(gallery_table.read_table().values(), page))
+lesson.table(show.suspects(gallery_table.read_table().values(), page))
 
 # %% [markdown]
 # ## Patient 1: it does not start
@@ -200,9 +200,9 @@ mistake = get_ipython().getoutput("python scripts/broken/set_epoch.py")
 repair = get_ipython().getoutput("python scripts/broken/set_epoch_repaired.py")
 
 # %%
-plots.faults.rhythm({
-    "Nobody calls set_epoch": told.losses(mistake),
-    "set_epoch before each epoch": told.losses(repair),
+l11_pictures.rhythm({
+    "Nobody calls set_epoch": show.losses(mistake),
+    "set_epoch before each epoch": show.losses(repair),
 })
 plt.show()
 
@@ -313,7 +313,7 @@ lesson.predicted(my_guess_8, patients[8].number)
 #
 # ## A program that examines
 #
-# For your own script nobody chooses the measurement for you. `course.doctor` runs a script as it is, and notes on each
+# For your own script nobody chooses the measurement for you. `doctor` runs a script as it is, and notes on each
 # rank what passes through torch's public functions: forwards of a model, backwards, batches of a `DataLoader`,
 # collectives, `torch.save` and `torch.load`. At the end it compares the ranks. It does not read the source.
 #
@@ -324,7 +324,7 @@ lesson.predicted(my_guess_8, patients[8].number)
 my_found = None  # a list: [], [6], [8] or [6, 8]
 
 # %%
-doctor = "torchrun --nproc_per_node=2 -m course.doctor"
+doctor = "torchrun --nproc_per_node=2 -m doctor"
 # !{doctor} --json results/live/12_6.json scripts/broken/ddp_module.py 2>&1 | grep -A3 "^doctor"
 
 # %%
@@ -364,7 +364,7 @@ lesson.predicted(my_found, [patient for patient in said if json.loads(said[patie
 # - `padded_evaluation`: test images are padded
 
 # %%
-# !OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 scripts/broken/detective.py
+# !OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 lessons/l12_break_it/detective.py
 
 # %% [markdown]
 # Which run has which mistake?

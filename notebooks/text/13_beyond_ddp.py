@@ -41,10 +41,8 @@ import json, os
 from pathlib import Path
 
 from course import plots, predict
-from course.checks import lesson_13 as check
-from course.verdicts import lesson_13 as told
-from scripts.lessons import compiled_graphs, shard_in_use, shard_ways
-from scripts.lessons.tiny_transformer import SHAPE
+from lessons.l13_beyond_ddp import check, compiled_graphs, pictures, shard_in_use, shard_ways, show
+from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
 
 # %% tags=["parameters"]
 steps = 4  # updates of each run
@@ -86,8 +84,8 @@ lesson.predicted(my_gigabytes, sum(states.values()) / 1e9, "GB")
 
 # %%
 rows = predict.memory.shared_out(parameters, devices)
-title = f"{plots.sharded.short(parameters)} parameters on {devices} devices"
-plots.picture(plots.sharded.states(rows, 80e9, title))
+title = f"{pictures.short(parameters)} parameters on {devices} devices"
+plots.picture(pictures.states(rows, 80e9, title))
 
 
 # %% [markdown]
@@ -126,7 +124,7 @@ check.fits(my_fewest)
 # Before each stands a LayerNorm. At the end the **output layer** (`head` in the code) gives a score (a *logit*) for
 # each letter that may come next.
 #
-# `scripts/lessons/shard_model.py` trains it in several ways, on two ranks with gloo, on
+# `lessons/l13_beyond_ddp/shard_model.py` trains it in several ways, on two ranks with gloo, on
 # the CPU in 32 bits. Each way starts from the same weights and sees the same text.
 #
 # **Predict.** After a few updates each way is compared with one process that has the whole batches. By how much does
@@ -137,13 +135,13 @@ my_difference = None  # such as 0.1
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
-# !torchrun --nproc_per_node=2 scripts/lessons/shard_model.py --steps {steps} \
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
 #     --out results/live/13_two.json
 
 # %%
 two = json.loads(Path("results/live/13_two.json").read_text())
-lesson.predicted(my_difference, told.farthest(two))
-lesson.table(told.trained(two))
+lesson.predicted(my_difference, show.farthest(two))
+lesson.table(show.trained(two))
 
 # %% [markdown]
 # Differences near 1e-6 are rounding: the same sums in another order, and 32 bits have 7 digits. A way that computed
@@ -160,7 +158,7 @@ lesson.table(told.trained(two))
 lesson.code(shard_ways.ddp, shard_ways.zero1)
 
 # %%
-lesson.table(told.held(two, "zero1"))
+lesson.table(show.held(two, "zero1"))
 
 # %% [markdown]
 # Only the line of the optimizer's state shrinks, and not to equal halves: `ZeroRedundancyOptimizer` deals out **whole
@@ -209,7 +207,7 @@ check.zero1("results/live/13_zero1.py")
 lesson.code(shard_ways.fsdp, shard_ways.shard_blocks)
 
 # %%
-lesson.table(told.held(two, "fsdp"))
+lesson.table(show.held(two, "fsdp"))
 
 # %% [markdown]
 # *For a moment*: weights that are whole at one time, here one block and what stands outside the blocks. That is why each
@@ -275,8 +273,8 @@ lesson.code(shard_ways.tp, shard_ways.split_matrices)
 my_share = None  # "less than half", "half" or "more than half"
 
 # %%
-lesson.predicted(my_share, told.share(two, "tp", "activations"))
-lesson.table(told.held(two, "tp"))
+lesson.predicted(my_share, show.share(two, "tp", "activations"))
+lesson.table(show.held(two, "tp"))
 
 # %% [markdown]
 # A rank of DDP sees half of the text, so it keeps half of what one process keeps. A rank of TP sees all of the text. The
@@ -326,9 +324,9 @@ my_bubble = None  # percent
 
 # %%
 lesson.predicted(my_bubble, 100 * predict.memory.bubble(2, 4), "%")
-lesson.table(told.bubbles(two))
-lesson.verdict(told.as_long(two))
-plots.picture(plots.sharded.schedules(two))
+lesson.table(show.bubbles(two))
+lesson.verdict(show.as_long(two))
+plots.picture(pictures.schedules(two))
 
 # %% [markdown]
 # With p ranks and m micro-batches it is (p − 1) / (m + p − 1), for both schedules. What is measured also has the time
@@ -339,7 +337,7 @@ plots.picture(plots.sharded.schedules(two))
 # there are ranks; on the last rank it is one. Here is what all the ways keep:
 
 # %%
-plots.picture(plots.sharded.memory(two))
+plots.picture(pictures.memory(two))
 
 # %% [markdown]
 # Without several processes it looks simpler: one process puts half of the layers on `cuda:0` and half on `cuda:1`. Then
@@ -354,7 +352,7 @@ plots.picture(plots.sharded.memory(two))
 # Is the memory as predicted? `predict.memory.count` knows shapes, and how each way cuts them. All bytes of all ranks:
 
 # %%
-lesson.table(told.against(two, SHAPE))
+lesson.table(show.against(two, SHAPE))
 
 # %% [markdown]
 # *Farthest off* is the largest difference of any part on any rank. Where it is 0, the model of the memory is right to
@@ -369,13 +367,13 @@ lesson.table(told.against(two, SHAPE))
 lesson.code(shard_ways.fsdp_tp)
 
 # %%
-# !torchrun --nproc_per_node=4 scripts/lessons/shard_model.py --steps {steps} \
+# !torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
 #     --way ddp fsdp tp fsdp_tp 1f1b --out results/live/13_four.json
 
 # %%
 four = json.loads(Path("results/live/13_four.json").read_text())
 weights = ["head.weight", "blocks.0.up.weight", "blocks.0.down.weight", "blocks.3.query.weight"]
-plots.picture(plots.sharded.pieces(four, list(told.working(four)), weights))
+plots.picture(pictures.pieces(four, list(show.working(four)), weights))
 
 # %% [markdown]
 # Each rank looked for its own values in the whole weight; nothing here is drawn by hand. FSDP cuts rows. TP cuts `up`
@@ -385,7 +383,7 @@ plots.picture(plots.sharded.pieces(four, list(told.working(four)), weights))
 # What does not work is said by an error. Two mistakes, tried on the two ranks above:
 
 # %%
-lesson.table(told.limits(two))
+lesson.table(show.limits(two))
 
 # %% [markdown]
 # TP needs sizes that its ranks divide, attention heads and MLP, and 1F1B at least as many micro-batches as ranks. FSDP and
@@ -398,9 +396,9 @@ lesson.table(told.limits(two))
 
 # %%
 # !rm -rf results/live/13_dcp
-# !torchrun --nproc_per_node=4 scripts/lessons/shard_in_use.py --steps {steps} \
+# !torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_in_use.py --steps {steps} \
 #     --save results/live/13_dcp --out results/live/13_in_use.json
-# !torchrun --nproc_per_node=2 scripts/lessons/shard_in_use.py --steps {steps} \
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_in_use.py --steps {steps} \
 #     --load results/live/13_dcp --out results/live/13_loaded.json
 
 # %% [markdown]
@@ -421,9 +419,9 @@ my_bytes = None  # percent
 
 # %%
 in_use = json.loads(Path("results/live/13_in_use.json").read_text())
-lesson.predicted(my_bytes, told.sent_share(in_use), "%")
-lesson.table(told.beside(in_use, "mixed"))
-lesson.verdict(told.rounded(in_use))
+lesson.predicted(my_bytes, show.sent_share(in_use), "%")
+lesson.table(show.beside(in_use, "mixed"))
+lesson.verdict(show.rounded(in_use))
 
 # %% [markdown]
 # What is kept has 32 bits: parameters, gradients, Adam's averages. What is there *for a moment* has 16, and so have most
@@ -438,8 +436,8 @@ lesson.verdict(told.rounded(in_use))
 
 # %%
 lesson.code(shard_in_use.recomputed)
-lesson.table(told.beside(in_use, "recomputed"))
-lesson.verdict(told.made_again(in_use, SHAPE))
+lesson.table(show.beside(in_use, "recomputed"))
+lesson.verdict(show.made_again(in_use, SHAPE))
 
 # %% [markdown]
 # *Activations* are what forward keeps; *most tensors at one time* also has one block's activations, made again, and the
@@ -452,8 +450,8 @@ lesson.verdict(told.made_again(in_use, SHAPE))
 
 # %%
 lesson.code(shard_in_use.hsdp)
-lesson.table(told.sent(in_use, SHAPE))
-lesson.verdict(told.between_nodes(in_use))
+lesson.table(show.sent(in_use, SHAPE))
+lesson.verdict(show.between_nodes(in_use))
 
 # %% [markdown]
 # With FSDP2 all that is sent goes between all ranks. With HSDP weights are gathered within a node. Between nodes only
@@ -471,7 +469,7 @@ lesson.verdict(told.between_nodes(in_use))
 
 # %%
 lesson.code(shard_in_use.clip, shard_in_use.clip_own_shards)
-lesson.table(told.clipped(in_use))
+lesson.table(show.clipped(in_use))
 
 # %% [markdown]
 # With `clip` the norm is a DTensor, too: PyTorch adds up over the ranks. To print it, call `full_tensor()` on all ranks,
@@ -480,7 +478,7 @@ lesson.table(told.clipped(in_use))
 # here. Adam divides the length out again, so the mistake hides longer.)
 
 # %%
-lesson.verdict(told.made_whole(in_use))
+lesson.verdict(show.made_whole(in_use))
 
 # %% [markdown]
 # ### Checkpoints
@@ -491,7 +489,7 @@ lesson.verdict(told.made_whole(in_use))
 # %%
 lesson.code(shard_in_use.state_of, shard_in_use.load)
 loaded = json.loads(Path("results/live/13_loaded.json").read_text())
-lesson.table(told.went_on(in_use, loaded))
+lesson.table(show.went_on(in_use, loaded))
 
 # %% [markdown]
 # `async_save` returns as soon as it has copied the state. A thread writes the copy, and training goes on. What becomes
@@ -501,8 +499,8 @@ lesson.table(told.went_on(in_use, loaded))
 # %%
 lesson.code(shard_in_use.save, shard_in_use.save_meanwhile)
 between = 54 * 24 * 3600 / 419  # M of lesson 11: seconds between two failures of Llama 3's training
-lesson.table(told.held_up(in_use, between))
-lesson.verdict(told.meanwhile(in_use))
+lesson.table(show.held_up(in_use, between))
+lesson.verdict(show.meanwhile(in_use))
 
 # %% [markdown]
 # Ranks on a CPU share their cores with the threads that write. Where GPUs train, the CPU has more time to write.
@@ -521,11 +519,11 @@ lesson.verdict(told.meanwhile(in_use))
 # cuts the graph at DDP's buckets (the *DDPOptimizer*).
 
 # %%
-# !torchrun --nproc_per_node=2 scripts/lessons/compiled_graphs.py --out results/live/13_compiled.json
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py --out results/live/13_compiled.json
 
 # %%
 lesson.code(compiled_graphs.ddp, compiled_graphs.fsdp_blocks)
-lesson.table(told.graphs(json.loads(Path("results/live/13_compiled.json").read_text())))
+lesson.table(show.graphs(json.loads(Path("results/live/13_compiled.json").read_text())))
 
 # %% [markdown]
 # (This is the larger model of the checkpoints, so that there are several buckets. For the first bucket the DDPOptimizer
@@ -562,13 +560,13 @@ my_way = None  # "DDP", "ZeRO-1", "FSDP", "TP + FSDP" or "TP + PP + ZeRO-1"
 # %%
 chosen, fits = predict.memory.choose(parameters, predict.memory.Cluster(devices))
 lesson.predicted(my_way, chosen and chosen.way)
-lesson.table(told.plans(chosen, fits))
+lesson.table(show.plans(chosen, fits))
 
 # %%
 counts, sizes = [2**i for i in range(11)], [10 ** (8 + i / 8) for i in range(33)]
 links = {"InfiniBand, 400 Gbit/s a device": 50e9,  # bytes a second for each device
          "Ethernet, 100 Gbit/s a node": 100e9 / 8 / 8}
-plots.picture(plots.sharded.maps(links, counts, sizes, yours=(devices, parameters)))
+plots.picture(pictures.maps(links, counts, sizes, yours=(devices, parameters)))
 
 # %% [markdown]
 # Read it from below. As long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow

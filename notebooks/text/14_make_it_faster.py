@@ -52,9 +52,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import data, models
 from course import plots
-from course.checks import lesson_14 as check
-from course.verdicts import lesson_14 as told
-from scripts.measure.adjustable_training import CHANGES
+from course.adjustable_training import CHANGES
+from lessons.l14_make_it_faster import check, pictures, show
 
 # %% tags=["parameters"]
 ranks = 2  # processes of the runs with several; 2 or more
@@ -113,14 +112,14 @@ print(profiler.key_averages().table("self_cpu_time_total", row_limit=5, max_name
 # and after, because a profiler takes time, too.
 
 # %%
-# !python scripts/measure/step_profile.py --model lenet resnet --steps {steps} \
+# !python lessons/l14_make_it_faster/step_profile.py --model lenet resnet --steps {steps} \
 #     --out results/live/14_profile_one.json
 
 # %%
 one = json.loads(Path("results/live/14_profile_one.json").read_text())
-lesson.predicted(my_most, told.most(one, "lenet"))
-lesson.table(told.steps(one))
-plots.picture(plots.changes.profiles({told.NAMES[name]: p["operators"]
+lesson.predicted(my_most, show.most(one, "lenet"))
+lesson.table(show.steps(one))
+plots.picture(pictures.profiles({show.NAMES[name]: p["operators"]
                                       for name, p in one["models"].items()}))
 
 # %% [markdown]
@@ -132,7 +131,7 @@ plots.picture(plots.changes.profiles({told.NAMES[name]: p["operators"]
 # gives 1.11 at most, however fast it becomes:
 
 # %%
-lesson.table(told.parts(one))
+lesson.table(show.parts(one))
 
 
 # %% [markdown]
@@ -172,15 +171,15 @@ check.largest(my_largest)
 my_faults = None  # page faults a step
 
 # %%
-# !python scripts/measure/page_faults.py --model resnet --rounds {rounds} --steps 5 \
+# !python lessons/l14_make_it_faster/page_faults.py --model resnet --rounds {rounds} --steps 5 \
 #     --out results/live/14_pages.json
 
 # %%
 pages = json.loads(Path("results/live/14_pages.json").read_text())
 lesson.predicted(my_faults, pages["models"]["resnet"]["returned"]["faults"], "page faults")
-lesson.table(told.pages(pages))
-lesson.verdict(told.given_back(pages, result=4 * 2**20))
-lesson.verdict(told.can_keep(pages))
+lesson.table(show.pages(pages))
+lesson.verdict(show.given_back(pages, result=4 * 2**20))
+lesson.verdict(show.can_keep(pages))
 
 # %% [markdown]
 # The column *predicted* counts the time inside the operating system alone. A page that is cleared also pushes other
@@ -199,14 +198,14 @@ lesson.verdict(told.can_keep(pages))
 my_waiting = None  # percent
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/measure/step_profile.py --model lenet wide \
+# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/step_profile.py --model lenet wide \
 #     --steps {steps} --out results/live/14_profile_ranks.json
 
 # %%
 many = json.loads(Path("results/live/14_profile_ranks.json").read_text())
-lesson.predicted(my_waiting, told.waiting(many, "wide"), "%")
-lesson.table(told.waits(many))
-plots.timelines.one_below_another({told.NAMES[name]: pd.DataFrame(p["events"])
+lesson.predicted(my_waiting, show.waiting(many, "wide"), "%")
+lesson.table(show.waits(many))
+plots.timelines.one_below_another({show.NAMES[name]: pd.DataFrame(p["events"])
                                    for name, p in many["models"].items()})
 plt.show()
 
@@ -248,12 +247,12 @@ my_bf16 = None  # bf16 autocast, LeNet on one rank: how many times as fast?
 my_half = None  # bf16 compression, wide layers on several ranks: how many times as fast?
 
 # %% [markdown]
-# The profile predicts, too. Each prediction is one line of `course/predict/gains.py`; where no honest one is possible
+# The profile predicts, too. Each prediction is one line of `lessons/l14_make_it_faster/gains.py`; where no honest one is possible
 # there is none.
 
 # %%
-lesson.table(told.predictions(one, CHANGES, alone))
-lesson.table(told.predictions(many, CHANGES, together))
+lesson.table(show.predictions(one, CHANGES, alone))
+lesson.table(show.predictions(many, CHANGES, together))
 
 
 # %% [markdown]
@@ -283,19 +282,19 @@ check.fair(my_gain)
 # compare with.)
 
 # %%
-# !python scripts/measure/compare_changes.py --model lenet --change {alone} --rounds {rounds} \
+# !python lessons/l14_make_it_faster/compare_changes.py --model lenet --change {alone} --rounds {rounds} \
 #     --seconds {seconds} --out results/live/14_lenet.json
-# !python scripts/measure/compare_changes.py --model resnet --change {alone_resnet} \
+# !python lessons/l14_make_it_faster/compare_changes.py --model resnet --change {alone_resnet} \
 #     --rounds {rounds} --seconds {seconds} --out results/live/14_resnet.json
 
 # %%
 alone_found = {name: json.loads(Path(f"results/live/14_{name}.json").read_text())["models"][name]
                for name in ("lenet", "resnet")}
-on_one = told.judged(alone_found, one, CHANGES, alone.split())
-lesson.predicted(my_bf16, told.gain(on_one, "lenet", "bf16"), "times as fast")
+on_one = show.judged(alone_found, one, CHANGES, alone.split())
+lesson.predicted(my_bf16, show.gain(on_one, "lenet", "bf16"), "times as fast")
 cpu = Path("/proc/cpuinfo")
-lesson.verdict([told.furthest(on_one), told.instructions(cpu.read_text() if cpu.exists() else "")])
-plots.picture(plots.changes.compared(on_one, "one rank"))
+lesson.verdict([show.furthest(on_one), show.instructions(cpu.read_text() if cpu.exists() else "")])
+plots.picture(pictures.compared(on_one, "one rank"))
 
 # %% [markdown]
 # Right of the line at 1: faster. The dot is the median of the rounds, the thick line their middle half, the thin line
@@ -319,9 +318,9 @@ plots.picture(plots.changes.compared(on_one, "one rank"))
 
 # %%
 compiled = alone_found["lenet"].get("compile")
-lesson.verdict(told.compiled(compiled, alone_found["lenet"]["nothing"]))
-pays = told.pays(compiled, alone_found["lenet"]["nothing"])
-plots.picture(plots.changes.paid_back(compiled, "Compiling LeNet")) if pays else None
+lesson.verdict(show.compiled(compiled, alone_found["lenet"]["nothing"]))
+pays = show.pays(compiled, alone_found["lenet"]["nothing"])
+plots.picture(pictures.paid_back(compiled, "Compiling LeNet")) if pays else None
 
 # %% [markdown]
 # `torch.compile(model)` wraps the model, and its weights get other names; `model.compile()` keeps them:
@@ -343,17 +342,17 @@ next(iter(wrapped.state_dict())), next(iter(model.state_dict()))
 # The same program under `torchrun`. What counts is the slowest rank.
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/measure/compare_changes.py --model lenet wide \
+# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/compare_changes.py --model lenet wide \
 #     --change {together} --rounds {rounds} --seconds {seconds} --out results/live/14_ranks.json
 
 # %%
 many_found = json.loads(Path("results/live/14_ranks.json").read_text())["models"]
-on_many = told.judged(many_found, many, CHANGES, together.split())
-lesson.predicted(my_half, told.gain(on_many, "wide", "bf16-hook"), "times as fast")
-plots.picture(plots.changes.compared(on_many, f"{ranks} ranks"))
+on_many = show.judged(many_found, many, CHANGES, together.split())
+lesson.predicted(my_half, show.gain(on_many, "wide", "bf16-hook"), "times as fast")
+plots.picture(pictures.compared(on_many, f"{ranks} ranks"))
 
 # %%
-lesson.table(told.messages(many))
+lesson.table(show.messages(many))
 
 # %% [markdown]
 # - **LeNet sends little.** No change of its messages can gain what is not there.
@@ -396,7 +395,7 @@ check.hook("results/live/14_hook.py")
 # the difference, in percent of the length of the gradient), and the loss on 1,000 test images after the same updates.
 
 # %%
-lesson.table(told.numerics(on_one, on_many))
+lesson.table(show.numerics(on_one, on_many))
 
 # %% [markdown]
 # bf16 keeps 8 significant bits, so it rounds a value by up to 0.4 %. Compression rounds each gradient once. Autocast
@@ -435,7 +434,7 @@ check.logged("results/live/14_log.py")
 # option. The rest is left out. *Tried* counts models.
 
 # %%
-lesson.table(told.decided(CHANGES, on_one, on_many))
+lesson.table(show.decided(CHANGES, on_one, on_many))
 
 # %% [markdown]
 # ## On a GPU
@@ -458,5 +457,5 @@ lesson.table(told.decided(CHANGES, on_one, on_many))
 # 3. Ask whether it is still the same training. Sixteen bits, a larger batch and PowerSGD are others.
 #
 # **Next:** [15 · Talk less](15_talk_less.ipynb): the ranks' messages are what is left. On a GPU `python
-# scripts/measure/compare_changes.py --device cuda --model resnet --out results/live/14_gpu.json` compares the changes of
+# lessons/l14_make_it_faster/compare_changes.py --device cuda --model resnet --out results/live/14_gpu.json` compares the changes of
 # this lesson.

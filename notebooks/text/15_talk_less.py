@@ -47,12 +47,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from course import plots, processes
-from course.checks import lesson_15 as check
-from course.hosts import Cluster
-from course.verdicts import lesson_08
-from course.verdicts import lesson_15 as told
-from course.verdicts.lesson_10 import where
-from scripts.lessons import talk_ways
+from course.hosts import Cluster, where
+from course.predict import fit
+from lessons.l15_talk_less import check, pictures, show, talk_ways
 
 # %% tags=["parameters"]
 ranks = 2  # each should have a core of its own, or a GPU
@@ -88,7 +85,7 @@ def found(name):
 # %%
 # !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py --max-bytes 1M --rounds 3 \
 #     --out {folder}/messages.json
-# !torchrun --nproc_per_node={ranks} scripts/lessons/talk_less.py --ways never --seeds 0 \
+# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways never --seeds 0 \
 #     --rounds 3 --test-samples 100 --out {folder}/never.json
 
 # %% [markdown]
@@ -104,7 +101,7 @@ def found(name):
 # | local SGD ([Stich 2018](https://arxiv.org/abs/1805.09767)) | updates its own weights N times | average **weights** |
 # | DiLoCo ([Douillard 2023](https://arxiv.org/abs/2311.08105)) | updates its own weights N times | average **the way back**, old weights − new ones, and give that to a second optimizer as its gradient |
 #
-# This is the code of two of them, from `scripts/lessons/talk_ways.py`; the third one's step is yours to write.
+# This is the code of two of them, from `lessons/l15_talk_less/talk_ways.py`; the third one's step is yours to write.
 # `update(images, labels)` is called for each batch of a rank. All ways have the same learning rate. PyTorch has local SGD; it calls an average of weights after each N steps `PeriodicModelAverager`.
 
 # %%
@@ -119,9 +116,9 @@ lesson.code(talk_ways.learn, talk_ways.accumulate, talk_ways.local_sgd)
 
 # %%
 link = found("messages")["ops"]["all_reduce"]
-lesson.verdict(lesson_08.line(link["points"], link["alpha"], link["beta"]))
-forecast = told.forecast(ways, found("never"), link["alpha"], link["beta"])
-lesson.table(told.forecasts(forecast))
+lesson.verdict(fit.line(link["points"], link["alpha"], link["beta"]))
+forecast = show.forecast(ways, found("never"), link["alpha"], link["beta"])
+lesson.table(show.forecasts(forecast))
 
 # %% [markdown]
 # ### Exercise 1: the outer step
@@ -161,20 +158,20 @@ check.outer("results/live/15_outer.py")
 my_least = None  # "never", "DDP", "accumulate", "local SGD" or "DiLoCo"
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/lessons/talk_less.py --ways {ways} --seeds {seeds} \
+# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways {ways} --seeds {seeds} \
 #     --rounds {rounds} --steps {steps} --test-samples {tested} --out {folder}/ways.json \
 #     > {folder}/ways.txt
 
 # %%
 near = found("ways")
-lesson.predicted(my_ddp, told.share(near, "DDP"), "%")
-lesson.predicted(my_least, told.worst(near))
-lesson.verdict(told.how_long(near))
-plots.picture(plots.talking.fast_and_good(told.ways(near), forecast, f"LeNet, {ranks} ranks"))
+lesson.predicted(my_ddp, show.share(near, "DDP"), "%")
+lesson.predicted(my_least, show.worst(near))
+lesson.verdict(show.how_long(near))
+plots.picture(pictures.fast_and_good(show.ways(near), forecast, f"LeNet, {ranks} ranks"))
 
 # %%
-lesson.table(told.compared(near, forecast))
-lesson.verdict(told.both(near))
+lesson.table(show.compared(near, forecast))
+lesson.verdict(show.both(near))
 
 # %% [markdown]
 # Read it so: a way is good that stands far to the right in **both** pictures.
@@ -195,8 +192,8 @@ lesson.verdict(told.both(near))
 # "After the same images" is one way to be fair. "After the same time" is the other one: who talks less has seen more.
 
 # %%
-shown, ax = told.shown(near), plt.subplots(figsize=(13, 7))[1]
-plots.talking.by_time(told.rounds(near), shown, ax, f"LeNet, {ranks} ranks")
+shown, ax = show.shown(near), plt.subplots(figsize=(13, 7))[1]
+pictures.by_time(show.rounds(near), shown, ax, f"LeNet, {ranks} ranks")
 plt.show()
 
 # %% [markdown]
@@ -214,7 +211,7 @@ my_linked = None  # %
 why_not = Cluster.available() if several_nodes else "several_nodes is False"
 recorded = Path("results/recorded/slow-link/link.json")
 job = ("torchrun --nnodes=2 --node-rank=$NODE --master-addr=$MASTER --master-port=29500 "
-       f"scripts/lessons/talk_less.py --ways {link_ways} --seeds 0 --rounds 3 "
+       f"lessons/l15_talk_less/talk_less.py --ways {link_ways} --seeds 0 --rounds 3 "
        f"--steps 32 --test-samples 100 --out {folder}/link.json")
 lesson.verdict(where(why_not, recorded))
 if not why_not:
@@ -222,10 +219,10 @@ if not why_not:
 far = json.loads(recorded.read_text()) if why_not else found("link")
 
 # %%
-lesson.predicted(my_linked, told.share(far, "DDP"), "%")
-over_link = told.forecast(link_ways, far, link["alpha"], beta=8 / 50e6)
-lesson.table(told.over_link(far, over_link))
-lesson.verdict(told.slower(near, far))
+lesson.predicted(my_linked, show.share(far, "DDP"), "%")
+over_link = show.forecast(link_ways, far, link["alpha"], beta=8 / 50e6)
+lesson.table(show.over_link(far, over_link))
+lesson.verdict(show.slower(near, far))
 
 # %% [markdown]
 # Here bytes are most of the time, so who sends fewer of them gains, too. In a ring of W ranks each sends 2 (W − 1) / W
@@ -240,8 +237,8 @@ lesson.verdict(told.slower(near, far))
 # a link where the kernel has `netem`. By the model, with α = 50 ms and 1 Gbit/s:
 
 # %%
-lesson.verdict(told.delayed(Cluster.available(delay="25ms")))
-lesson.table(told.forecasts(told.forecast(link_ways, far, alpha=0.05, beta=8 / 1e9)))
+lesson.verdict(show.delayed(Cluster.available(delay="25ms")))
+lesson.table(show.forecasts(show.forecast(link_ways, far, alpha=0.05, beta=8 / 1e9)))
 
 
 # %% [markdown]

@@ -9,7 +9,8 @@
     python scripts/broken/gallery.py check              # runs all pairs, and judges them
     python scripts/broken/gallery.py guide              # writes TROUBLESHOOTING.md; --check: is it up to date?
 
-The table is gallery.toml, which course/gallery_table.py reads; the scripts stand beside it. Nothing runs longer than
+The table is gallery.toml, which lessons/l12_break_it/gallery_table.py reads; the scripts stand beside it. Nothing
+runs longer than
 its limit, and no process is left. Exit status: 0, 1 where something did not behave as it should, 2 for bad input.
 """
 
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import options
 from course import forked_ranks, processes, rank_program
-from course.gallery_table import ROOT, guide, read_patients, read_table
+from lessons.l12_break_it.gallery_table import ROOT, guide, read_patients, read_table
 
 LIMIT = 120  # seconds; the longest wait of a script itself is 7 s, the rest is start-up on a busy machine
 GUIDE = ROOT / "TROUBLESHOOTING.md"

@@ -18,8 +18,6 @@ Exit status: that of the first host whose COMMAND failed (one that --kill took d
 is over; 2 for bad input, and where the system does not permit namespaces: course/hosts.py says what it needs.
 """
 
-import argparse
-import math
 import signal
 import subprocess
 import sys
@@ -34,26 +32,12 @@ ACTIONS = {"cut": "cut the link of a host", "mend": "mend it", "kill": "kill eve
            "start": "start a killed host again, and COMMAND on it"}
 
 
-def moment(form, first, otherwise):
-    """A type of argparse: (1, 20.0) of the text 1@20. `form`: how it is called, such as NODE@SECONDS. Neither may be
-    negative, nor the second number less than `first`: `otherwise` says so."""
-    def read(text):
-        who, _, when = text.partition("@")
-        try:
-            who, when = int(who), float(when)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {form}, such as 1@20") from None
-        if who < 0 or not first <= when < math.inf:
-            raise argparse.ArgumentTypeError(f"{text!r}: {otherwise}")
-        return who, when
-    return read
-
-
 def get_arguments(parser):
     add = parser.add_argument
     add("--nodes", type=int, default=2, help="number of hosts (default: %(default)s)")
     for action, what in ACTIONS.items():
-        add(f"--{action}", type=moment("NODE@SECONDS", 0, "hosts count from 0, and the seconds must be 0 or more"),
+        add(f"--{action}", type=rank_program.moment("NODE@SECONDS", 0,
+            "hosts count from 0, and the seconds must be 0 or more"),
             metavar="NODE@SECONDS", action="append", default=[],
             help=f"{what}, so many seconds after COMMAND began; may be repeated")
     add("--rate", help="bits a second of each host's link, as tc writes it: 100mbit (default: what the kernel can)")

@@ -13,7 +13,7 @@ frameworks  an epoch of LeNet and of the small ResNet on one and on two ranks, o
             same training under Lightning Fabric and Accelerate, where they are installed (requirements-optional.txt)
 ray         typed to the first training step done, and typed to the prompt again, 2 ranks of main.py: under torchrun,
             and under Ray Train, where it is installed
-doctor      an epoch of LeNet on two ranks: main.py under course/doctor/ against main.py
+doctor      an epoch of LeNet on two ranks: main.py under doctor/ against main.py
 logs        1,000 run logs of 100 epochs into one table: course/runs.py against no more than json.loads
 
 Each epoch is the second of its run: the first one warms up. The programs of a comparison go in the other order in every
@@ -88,7 +88,7 @@ def second_epoch(launcher, model, images, script="main.py"):
 
 
 def textbook(launcher, *options, threads=None):
-    return last_epoch(run([*launcher, "scripts/rivals/textbook.py", *map(str, options)], threads))
+    return last_epoch(run([*launcher, "lessons/l01_one_device/textbook.py", *map(str, options)], threads))
 
 
 def import_torch(launcher):
@@ -188,7 +188,7 @@ def ray_round(number, samples):
 def doctor_round(number, samples):
     images = samples or MODELS["lenet"] // 2
     did = in_turn(number, {"without": partial(second_epoch, RANKS[2], "lenet", images),
-                           "with": partial(second_epoch, [*RANKS[2], "-m", "course.doctor"], "lenet", images)})
+                           "with": partial(second_epoch, [*RANKS[2], "-m", "doctor"], "lenet", images)})
     seconds = {f"{name} s": one["seconds"] for name, one in did.items()}
     return {**seconds, "with / without": seconds["with s"] / seconds["without s"]}
 

@@ -19,9 +19,9 @@ import models
 import shortcuts
 import utils
 from course import rank_program
+from course.adjustable_training import Setting, Training
 from course.rank_program import meet, synchronise
 from options import check_output, positive
-from scripts.measure.adjustable_training import Setting, Training
 
 WARM_UP = 5  # steps
 

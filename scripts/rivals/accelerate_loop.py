@@ -18,8 +18,7 @@ import checkpoint
 import data
 import models
 import utils
-from course import rank_program
-from scripts.rivals import framework_run
+from course import framework_run, rank_program
 
 
 def train(args, here, run):

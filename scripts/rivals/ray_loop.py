@@ -31,8 +31,7 @@ import models
 import options
 import placement
 import utils
-from course import processes, rank_program
-from scripts.rivals import framework_run
+from course import framework_run, processes, rank_program
 
 
 def train(config):

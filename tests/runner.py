@@ -20,10 +20,10 @@ from course import forked_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 150  # seconds; a run that takes longer hangs
-LESSONS = sorted(f"course.checks.{path.stem}" for path in ROOT.glob("course/checks/lesson_*.py"))
+LESSONS = sorted(f"lessons.{path.parent.name}.check" for path in ROOT.glob("lessons/l*/check.py"))
 # In the one process that a pytest process forks all ranks from: what the slowest of them would import for seconds
 PRELOAD = ["torch._dynamo", "torch._inductor", "torch.nn.parallel", "torch.distributed.fsdp",
-           "torch.distributed.elastic.multiprocessing.errors", *LESSONS, "test_checks"]
+           "torch.distributed.elastic.multiprocessing.errors", *LESSONS, "tests.test_checks"]
 
 
 def prepare_to_fork():
