@@ -22,7 +22,8 @@ def lines_of(name):
 
 
 LINES, OPTIONAL = lines_of("requirements.txt"), lines_of("requirements-optional.txt")
-SOURCES = sorted([*ROOT.glob("*.py"), *(path for room in ("course", "scripts", "tests")
+ROOMS = ("course", "doctor", "lessons", "scripts", "site", "teach", "tests")
+SOURCES = sorted([*ROOT.glob("*.py"), *(path for room in ROOMS
                                         for path in ROOT.glob(f"{room}/**/*.py"))])
 
 
@@ -73,7 +74,7 @@ def test_conda_users_get_the_same_list():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_import_is_required(path):
-    ours = {source.stem for source in SOURCES} | {"course", "scripts", "tests"}
+    ours = {source.stem for source in SOURCES} | set(ROOMS)
     distributions = DISTRIBUTIONS
     for module in set(imports_of(path)) - ours - set(sys.stdlib_module_names):
         # not installed: then the distribution is taken to be called as its module

@@ -15,7 +15,7 @@ from lessons.l00_start_here import ways
 from lessons.l01_one_device import pictures as l01_pictures
 from lessons.l05_distributed_sampler import pictures as l05_pictures
 from lessons.l06_ddp import pictures as l06_pictures
-from lessons.l11_fault_tolerance import pictures as l11_pictures
+from lessons.l12_break_it import show as l12
 from tests.test_runs import RECORDED, ROOT, as_text, end_record, epoch_record, run_record
 
 mpl.use("Agg")
@@ -583,7 +583,7 @@ def test_what_is_rounding_and_what_is_not_differ_in_colour_shape_and_zone():
 
 
 def test_a_rhythm_has_a_line_an_epoch_and_goes_on_counting():
-    figure = l11_pictures.rhythm({"mistake": {0: [1.0, 3.0, 2.0], 1: [0.9, 2.9]}, "repair": {0: [1.0]}})
+    figure = l12.rhythm({"mistake": {0: [1.0, 3.0, 2.0], 1: [0.9, 2.9]}, "repair": {0: [1.0]}})
     mistake, repair = figure.axes
     assert [line.get_xdata().tolist() for line in mistake.lines] == [[1, 2, 3], [4, 5]] and len(repair.lines) == 1
     assert [text.get_text() for text in mistake.texts] == ["epoch 0", "epoch 1"]

@@ -1,5 +1,4 @@
-"""Lessons 11 and 12: trainings that were killed and went on, what checkpoints and failures cost, what lies in their
-files; a loss whose rhythm gives a mistake away.
+"""Trainings that were killed and went on, what checkpoints and failures cost, what lies in their files.
 
 Logs are lists of the records that main.py writes; moments are seconds since 1970, as in the logs.
 """
@@ -154,21 +153,3 @@ def stored(pieces):
     ax.set_xlabel("KiB")
     head(ax, "What stands in each file", key={"LeNet": COLOURS[0], "the divided table": COLOURS[1]}, columns=2)
     return ax
-
-
-def rhythm(losses):
-    """A row of axes a form of a script: its loss batch by batch, a line an epoch. `losses`: {form: {epoch: a list}}."""
-    fig, rows = plt.subplots(len(losses), 1, figsize=(12, 4 * len(losses)), sharex=True, sharey=True)
-    for ax, (form, epochs) in zip(np.atleast_1d(rows), losses.items(), strict=True):
-        first = 0
-        for number, (epoch, values) in enumerate(epochs.items()):
-            ax.plot(range(first + 1, first + len(values) + 1), values, color=COLOURS[number], marker=MARKERS[number])
-            ax.text(first + 1, 0.98, f"epoch {epoch}", color=darker(COLOURS[number]), fontweight="bold", va="top",
-                    transform=ax.get_xaxis_transform(), path_effects=halo())
-            first += len(values)
-        ax.set_ylabel("loss of a batch")
-        ax.margins(y=0.2)
-        head(ax, form, key=[])
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("batch, counted from the start")
-    return fig

@@ -44,7 +44,6 @@ import matplotlib.pyplot as plt
 from torch.utils.data import DistributedSampler
 
 from course import plots
-from lessons.l11_fault_tolerance import pictures as l11_pictures
 from lessons.l12_break_it import check, gallery_table, show
 
 # %% tags=["parameters"]
@@ -200,7 +199,7 @@ mistake = get_ipython().getoutput("python scripts/broken/set_epoch.py")
 repair = get_ipython().getoutput("python scripts/broken/set_epoch_repaired.py")
 
 # %%
-l11_pictures.rhythm({
+show.rhythm({
     "Nobody calls set_epoch": show.losses(mistake),
     "set_epoch before each epoch": show.losses(repair),
 })
