@@ -18,7 +18,7 @@ def parse(parser, package):
             why = f"{package} decides this" if name in DECIDED else "not part of this comparison"
             parser.error(f"--{name.replace('_', '-')}: {why}; leave it out")
     if not importlib.util.find_spec(package):
-        parser.error(f"{package} is not installed: pip install -r requirements-optional.txt")
+        parser.error(f"{package} is not installed: pip install -e '.[rivals]'")
     return args
 
 

@@ -81,7 +81,7 @@ def test_ray_is_held_against_torchrun(monkeypatch):
 
 def test_the_frameworks_are_compared_on_one_and_two_ranks(cifar10, tmp_path, monkeypatch, forked_python):
     if not benchmark.installed():
-        pytest.skip("neither Fabric nor Accelerate is installed (requirements-optional.txt)")
+        pytest.skip("neither Fabric nor Accelerate is installed (pip install -e '.[rivals]')")
     monkeypatch.setattr(benchmark, "MODELS", {"lenet": 512})
     monkeypatch.setenv("PYTHON_EXEC", forked_python)
     figures = benchmark.frameworks_round(0, None)

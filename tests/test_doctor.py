@@ -82,7 +82,7 @@ PROGRAMS = [
 def test_sound_programs_get_none(script, options, tmp_path):
     needed = {"fabric_loop.py": "lightning_fabric", "accelerate_loop.py": "accelerate"}.get(script.rpartition("/")[2])
     if needed and not importlib.util.find_spec(needed):
-        pytest.skip(f"{needed} is not installed (requirements-optional.txt)")
+        pytest.skip(f"{needed} is not installed (pip install -e '.[rivals]')")
     steps = ["--steps", 20] if "minimal" in script else []
     done, found = doctor(2, *steps, script, *options, out=tmp_path / "found.json")
     assert found == [] and done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ def lines_of(name):
     return [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
 
 
-LINES, OPTIONAL = lines_of("requirements.txt"), lines_of("requirements-optional.txt")
+LINES, OPTIONAL = lines_of("requirements.txt"), lines_of("pip install -e '.[rivals]'")
 ROOMS = ("course", "doctor", "lessons", "scripts", "site", "teach", "tests")
 SOURCES = sorted([*ROOT.glob("*.py"), *(path for room in ROOMS
                                         for path in ROOT.glob(f"{room}/**/*.py"))])

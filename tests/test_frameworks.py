@@ -27,7 +27,7 @@ def run(ranks, script, *arguments):
 
 def skip_unless_installed(*packages):
     if not any(map(find_spec, packages)):
-        pytest.skip(f"{' and '.join(packages)} not installed (requirements-optional.txt)")
+        pytest.skip(f"{' and '.join(packages)} not installed (pip install -e '.[rivals]')")
 
 
 def train(folder, ranks, script, *options):
@@ -157,4 +157,4 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     done = run(0, script, *SMALL, "--log-file", tmp_path / "run.jsonl")
     assert done.returncode == 2 and not (tmp_path / "run.jsonl").exists()
     assert done.stderr == (f"{name}_loop.py: error: {PACKAGES[name]} is not installed: "
-                           "pip install -r requirements-optional.txt\n")
+                           "pip install -e '.[rivals]'\n")

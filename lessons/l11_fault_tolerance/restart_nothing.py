@@ -11,7 +11,7 @@ moments.json: `victim`, when it was `killed` (seconds since 1970), and the large
 between the groups; `off`, from the weights in --compare, of which the `largest` is noted, too. What was in the folder
 is removed.
 Exit status: 0; 1 where it did not come to that (one line says who waited for what); 2 for bad input. No process is
-left. Needs torchft: `pip install -r requirements-optional.txt`.
+left. Needs torchft: `pip install -e '.[rivals]'`.
 """
 
 import importlib.util
@@ -121,7 +121,7 @@ def main():
     if args.kill[0] not in GROUPS:
         parser.error(f"--kill: there is no group {args.kill[0]}; there are {len(GROUPS)}")
     if not importlib.util.find_spec("torchft"):
-        parser.error("torchft is not installed: pip install -r requirements-optional.txt")
+        parser.error("torchft is not installed: pip install -e '.[rivals]'")
     mark = uuid.uuid4().hex
     try:
         with rank_program.stoppable(parser):

@@ -14,7 +14,7 @@ group dies during its all-reduce.
 
 The log has main.py's `run` record, and a `step` record for each step: `step` from 1, and `groups` that took part in it;
 an `attempt` record for each that did not count, and was made again.
-torchft comes with `pip install -r requirements-optional.txt`.
+torchft comes with `pip install -e '.[rivals]'`.
 """
 
 import dataclasses

@@ -510,21 +510,30 @@ lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights
 #
 # Many jobs run on **Kubernetes**, which starts *pods* (a program with all that it needs) on the machines of a cluster;
 # Kubeflow Trainer starts a training there. **SkyPilot** rents machines of a cloud, sets them up, and gives them back.
-# On each machine both start a torchrun. A file for each stands beside the two for Slurm. *Neither was ever run here.*
-# Tests hold the first against the schemas of Kubeflow and Kubernetes, the second against a list of fields typed from
-# SkyPilot's manual, and ask torchrun's own parser what it makes of each command.
-
-# %%
-# !grep -hE "command:|args:|claimName|: /results$" {cluster}/trainjob.yaml
-# !grep -h -A 3 -e "file_mounts" -e "exec" {cluster}/sky.yaml
-
-# %% [markdown]
-# The second command has the options of `torchrun.sbatch`, and SkyPilot's variables instead of Slurm's (`sed -n 1p`
-# takes the first address of the list: all meet there). Where are those of the first? torchrun looks for each of its
-# options in the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [writes them
-# there](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
-# with `PET_NODE_RANK` and `PET_MASTER_ADDR`: a static rendezvous. The disk of a pod or a rented machine ends with it, so
-# `/results` is neither: a volume of the cluster (`claimName`), and a bucket of the cloud (`file_mounts`).
+# On each machine both start a torchrun. These are the lines that count. *Neither was ever run here.*
+#
+# ```yaml
+# # Kubeflow Trainer 2: a TrainJob
+# trainer:
+#   numNodes: 2
+#   numProcPerNode: 8
+#   command: [torchrun]
+#   args: [/course/main.py, --log-file, /results/trainjob.jsonl, --checkpoint, /results/trainjob.pt]
+#
+# # SkyPilot: a task
+# file_mounts: {/results: {name: course-results, mode: MOUNT_CACHED}}
+# run: |
+#   torchrun --nnodes="$SKYPILOT_NUM_NODES" --nproc-per-node="$SKYPILOT_NUM_GPUS_PER_NODE" --rdzv-backend=c10d \
+#     --rdzv-id="$SKYPILOT_TASK_ID" --rdzv-endpoint="$(sed -n 1p <<< "$SKYPILOT_NODE_IPS"):29400" \
+#     main.py --log-file /results/sky.jsonl --checkpoint /results/sky.pt
+# ```
+#
+# The second command has the options of `torchrun.sbatch`, with SkyPilot's variables in place of Slurm's (`sed -n 1p`
+# takes the first address of the list: all nodes meet there). The first command has no such options. torchrun looks for
+# each option in the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [sets these
+# variables](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
+# with `PET_NODE_RANK` and `PET_MASTER_ADDR`: a static rendezvous. The disk of a pod or of a rented machine is lost when
+# it ends. So `/results` must be a volume of the cluster, or a bucket of the cloud (`file_mounts`).
 #
 # **Ray Train** needs no torchrun. [Ray](https://docs.ray.io/en/latest/cluster/key-concepts.html) makes a cluster of its
 # own, of a *head node*, which knows what is free where, and *workers*. On these it starts *actors*: Python objects, each
@@ -554,7 +563,7 @@ lesson.verdict(show.ray_where(ray))
 
 # %% [markdown]
 # A training of hours does not notice; whoever tries a small change every minute does. (Where a Ray runs already, part
-# of it is saved.) On your machine: `pip install -r requirements-optional.txt`, then
+# of it is saved.) On your machine: `pip install -e '.[rivals]'`, then
 # `python scripts/measure/benchmark.py --only ray --rounds 1`.
 #
 # ## Which one?

@@ -407,7 +407,7 @@ lesson.code(torchft_loop.learn)
 
 # %% [markdown]
 # Two groups of one rank each train the model of *Kill a rank*, with the same images in the same order, and in the
-# middle of the same epoch one is killed. (This needs torchft: `pip install -r requirements-optional.txt`.)
+# middle of the same epoch one is killed. (This needs torchft: `pip install -e '.[rivals]'`.)
 #
 # And a third way, which needs nothing: the training of *Kill a rank* without `--max-restarts`. All of it ends, and is
 # started again as a whole, as a queue such as Slurm's would do. (Here it waits in no queue.)

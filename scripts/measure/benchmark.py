@@ -10,7 +10,7 @@ ranks       images a second of main.py, LeNet and the small ResNet, one thread e
 start       torchrun typed to the first training step done, 8 ranks: main.py against textbook.py, and against 8 ranks of
             a line that only imports torch, start to finish
 frameworks  an epoch of LeNet and of the small ResNet on one and on two ranks, one thread each: main.py against the
-            same training under Lightning Fabric and Accelerate, where they are installed (requirements-optional.txt)
+            same training under Lightning Fabric and Accelerate, where they are installed (pip install -e '.[rivals]')
 ray         typed to the first training step done, and typed to the prompt again, 2 ranks of main.py: under torchrun,
             and under Ray Train, where it is installed
 doctor      an epoch of LeNet on two ranks: main.py under doctor/ against main.py
@@ -226,9 +226,9 @@ def installed():
 def missing(name):
     """What a comparison lacks here, or None."""
     if name == "frameworks" and not installed():
-        return "neither Fabric nor Accelerate is installed: pip install -r requirements-optional.txt"
+        return "neither Fabric nor Accelerate is installed: pip install -e '.[rivals]'"
     if name == "ray" and not importlib.util.find_spec("ray"):
-        return "Ray is not installed: pip install -r requirements-optional.txt"
+        return "Ray is not installed: pip install -e '.[rivals]'"
     return None
 
 

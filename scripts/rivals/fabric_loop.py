@@ -5,7 +5,7 @@
 
 Process group, device, DDP and backward are Fabric's, with its defaults; the rest is main.py's. It takes main.py's
 options, except those that Fabric decides: --strategy, --backend, --dist-url, --sync-bn.
-Fabric comes with `pip install -r requirements-optional.txt`. scripts/measure/benchmark.py compares the two.
+Fabric comes with `pip install -e '.[rivals]'`. scripts/measure/benchmark.py compares the two.
 """
 
 from datetime import timedelta

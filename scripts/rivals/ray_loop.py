@@ -6,7 +6,7 @@
 No torchrun: Ray starts the ranks, each on cores or on a GPU that it sets aside for it, and makes their process group.
 That and DDP are Ray's, with its defaults; the rest is main.py's. It takes main.py's options, except those that Ray
 decides: --strategy, --backend, --dist-url, --sync-bn. The Ray is one of this machine alone, which ends with the run.
-Ray comes with `pip install -r requirements-optional.txt`. scripts/measure/benchmark.py says how long it takes to start.
+Ray comes with `pip install -e '.[rivals]'`. scripts/measure/benchmark.py says how long it takes to start.
 """
 
 import argparse
