@@ -3,6 +3,7 @@ other, models that drift apart, and more. What is said was observed, not guessed
 
     torchrun --nproc_per_node=2 -m doctor my_train.py --epochs 2
     torchrun --nproc_per_node=2 -m doctor --steps 50 --json found.json my_train.py --epochs 2
+    torchrun --nproc_per_node=2 --no-python ddp-doctor my_train.py     the same, after `pip install ./doctor`
 
 What follows the script's name is the script's own. The report goes to stderr.
 
@@ -50,5 +51,9 @@ def positive(kind):
     return number
 
 
-if __name__ == "__main__":
+def main():
     sys.exit(visit.script(arguments()))
+
+
+if __name__ == "__main__":
+    main()
