@@ -1,4 +1,4 @@
-"""A run that survives: what the training loop leaves to `Run`, and a checkpoint file that is always whole.
+"""A checkpoint file that is whole at every moment.
 
 The file: a line with a SHA-256, then what torch.save wrote. It is read with weights_only=True: loading runs no code.
 """
@@ -6,30 +6,16 @@ The file: a line with a SHA-256, then what torch.save wrote. It is read with wei
 import contextlib
 import hashlib
 import io
-import itertools
 import logging
-import math
 import os
 import pickle
-import re
-import signal
-import sys
 import tempfile
-import threading
-import time
-import traceback
 import uuid
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DistributedSampler
 
-import options
-import run_log
-import utils
+import files
 
 log = logging.getLogger("course")
 MAGIC = b"course checkpoint 1 "
@@ -41,296 +27,13 @@ class Unusable(ValueError):
     """A checkpoint that this run cannot go on from. One line says why."""
 
 
-class Stopped(SystemExit):
-    """A signal came and the checkpoint is written: status 75, which sysexits.h calls a failure to try again later."""
-
-    def __init__(self, message):
-        log.info(message)
-        super().__init__(utils.RESUMABLE)
-
-
-class Shard(DistributedSampler):
-    """A DistributedSampler that can begin in the middle of an epoch: after the first `start` images of this rank."""
-
-    start = 0
-
-    def __iter__(self):
-        return itertools.islice(super().__iter__(), self.start, None)
-
-
-@dataclass
-class Progress:
-    """How far a run has come: what neither the model nor the optimizer knows."""
-
-    epoch: int = 0
-    step: int = 0  # steps of this epoch that are done
-    total_steps: int = 0  # since the run began
-    sums: list = field(default_factory=lambda: [0.0, 0.0, 0.0])  # this rank's, in this epoch: loss, hits, images
-    seconds: dict = field(default_factory=dict)  # rank 0's phases in this epoch
-    epochs: list = field(default_factory=list)  # the log's records of the finished epochs
-    run_id: str = ""
-    restarts: int = 0
-
-    def next_epoch(self, record):
-        self.epochs.append(record)
-        self.epoch, self.step, self.sums, self.seconds = self.epoch + 1, 0, [0.0, 0.0, 0.0], {}
-
-
-class Run:
-    """A training on this rank. It counts, times, logs, saves, goes on and stops, so that the loop shows the training:
-
-        with Run(args, here) as run:
-            ...
-            run.begin(loader, model, optimizer, scheduler)
-            for epoch in run.epochs():
-                for images, labels in run.steps(loader):
-                    ...                                     # forward
-                    run.forward_done(logits, labels, loss)
-                    ...                                     # backward
-                    run.backward_done()
-                    ...                                     # update
-                run.end_epoch(val_loss, val_accuracy)
-
-    All ranks must make the same calls. OSError where another run has the log or the checkpoint.
-    """
-
-    def __init__(self, args, here):
-        logging.basicConfig(format="%(message)s")
-        log.setLevel(logging.INFO if here.rank == 0 else logging.ERROR)
-        self.args, self.here, self.progress = args, here, Progress()
-        path, log_file = (args.checkpoint, args.log_file) if here.rank == 0 else (None, None)
-        # What is there, another run may have: it is taken before anything is made, so that a refusal leaves nothing.
-        there = log_file and Path(log_file).exists()
-        self.log = run_log.RunLog(log_file if there else None)
-        self.file = Checkpoint(path) if path else None
-        self.log = self.log if there else run_log.RunLog(log_file)
-        self.store, self.random, self.stop_signal = None, None, None
-
-    # ------------------------------------------------------------------------------------------------ the loop
-
-    def begin(self, loader, model, optimizer, scheduler):
-        """Go on from --checkpoint, where there is one: it holds the raw model, the other two, and how far the run was.
-
-        From here on SIGTERM and SIGUSR1 stop the run after a step: torchrun passes on the first, Slurm sends either.
-        (One that reaches a rank alone is a failure to torchrun: with --max-restarts it starts the run again.)
-        Unusable where the file is damaged or of another run, and where there must be one and is not.
-        """
-        self.raw_model = getattr(model, "module", model)  # DDP and DataParallel keep it there
-        self.parts = {"model": self.raw_model, "optimizer": optimizer, "scheduler": scheduler}
-        for number in (signal.SIGTERM, signal.SIGUSR1) if self.args.checkpoint else ():
-            signal.signal(number, lambda number, _: setattr(self, "stop_signal", signal.Signals(number).name))
-        if state := self.find(must_agree(self.args, self.here, loader.dataset)):
-            if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-                settle_buckets(model, loader)
-            self.restore(state)
-            self.log.resume(self.progress.run_id)
-        self.progress.run_id = self.log.run_id
-        run_log.describe(self.args, self.here, loader.sampler, self.log)
-        for epoch, facts in enumerate(self.progress.epochs):  # what the log still has is not written twice
-            self.log.write("epoch", epoch=epoch, **facts)
-        if state:
-            self.log.write("restart", restarts=self.progress.restarts, epoch=self.progress.epoch,
-                           step=self.progress.step, world_size=self.here.world_size, epochs=self.args.epochs)
-            log.info("Going on from %s, in epoch %d after step %d (restart %d)", self.args.checkpoint,
-                     self.progress.epoch, self.progress.step, self.progress.restarts)
-            if (before := len(state["ranks"])) != self.here.world_size:
-                log.info("%d ranks now, %d before. An update still takes %d images, at %g times --lr.",
-                         self.here.world_size, before, self.here.world_size * self.args.batch_size, self.args.lr_scale)
-
-    def epochs(self):
-        """The numbers of the epochs that are not done."""
-        return range(self.progress.epoch, self.args.epochs)
-
-    def steps(self, loader):
-        """The batches of this epoch that are not done."""
-        loader.sampler.start = self.progress.step * loader.batch_size
-        self.sums = torch.tensor(self.progress.sums, dtype=utils.sum_type(self.here.device), device=self.here.device)
-        self.timer = utils.PhaseTimer(self.here.device, self.progress.seconds)
-        self.asked, self.steps_since, self.ask_after = time.monotonic(), 0, 1  # a signal may have come in evaluate()
-        if self.progress.step == 0:
-            self.set_random_state()  # end_epoch() saved it before the loader drew its seed from it, after_step() after
-        batches = iter(loader)
-        self.set_random_state()
-        for batch in batches:
-            self.timer.mark("data")
-            yield batch
-            self.timer.mark("update")
-            self.after_step()
-
-    def forward_done(self, logits, labels, loss):
-        self.sums += utils.count(logits, labels, loss)  # .item() at each step: a GPU would wait
-        self.timer.mark("forward")
-
-    def backward_done(self):
-        self.timer.mark("backward")
-
-    def end_epoch(self, val_loss, val_accuracy):
-        """Log the epoch, over all ranks, and save. RuntimeError where the ranks' models differ, as DDP's never do."""
-        epoch = self.progress.epoch
-        facts = run_log.epoch_facts(utils.all_sum(self.sums), self.timer.totals(), val_loss, val_accuracy,
-                                    utils.weight_norm(self.raw_model))
-        self.log.write("epoch", epoch=epoch, **facts)
-        run_log.say_epoch(epoch, facts)
-        if not math.isfinite(facts["loss"]):
-            raise FloatingPointError(f"the loss is {facts['loss']} after epoch {epoch}: try a smaller --lr")
-        self.progress.next_epoch(facts)
-        if self.args.checkpoint:
-            self.save()
-
-    # ------------------------------------------------------------------------------------------------ the end
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        """Write how the run ended, leave the process group, and say in one line what can be said in one."""
-        try:
-            try:
-                self.log.__exit__(kind, error, trace)
-            except options.Unwritable as full:
-                error = full
-            if isinstance(error, ConnectionError | options.Unwritable):
-                log.error(error)
-                sys.exit(2)
-            if isinstance(error, Unusable):
-                sys.exit(2)  # rank 0 has said why, in find()
-            if isinstance(error, RuntimeError) and (where := self.lost(error)) is not None:
-                if where:
-                    log.error(where)
-                sys.exit(1)
-            if isinstance(error, KeyboardInterrupt):
-                log.info("Interrupted.")
-                sys.exit(130)  # what a shell expects after Ctrl-C
-        finally:
-            utils.end_distributed_mode()
-
-    def lost(self, error):
-        """Where the ranks stand after a wait for each other failed with `error`: a line for the lowest of those that
-        wait, "" for the others, None for an error that no wait made."""
-        if not self.store or not re.search(r"gloo|nccl|timed out|connection", str(error), re.IGNORECASE):
-            return None
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next(frame.line for frame in reversed(frames) if not Path(frame.filename).is_relative_to(TORCH))
-        ranks, store = range(self.here.world_size), self.store
-
-        def ask():
-            store.set(f"rank {self.here.rank} waits", "")
-            time.sleep(2)  # the others' waits end within moments of each other
-            return [rank for rank in ranks if store.check([f"rank {rank} waits"])]
-
-        try:
-            waiting = within(10, ask)
-        except RuntimeError:  # who kept the store is gone, or behind a cut link
-            waiting = [self.here.rank]
-        silent = ", ".join(str(rank) for rank in ranks if rank not in waiting)
-        if self.here.rank != waiting[0]:
-            return ""
-        return (f"rank(s) {', '.join(map(str, waiting))} waited in epoch {self.progress.epoch}, step "
-                f"{self.progress.step + 1}, at `{line.split('  #')[0]}`; no word from rank(s) {silent or 'none'}: look "
-                f"there first ({str(error).splitlines()[0][:150]})")
-
-    # ------------------------------------------------------------------------------------------------ going on
-
-    def find(self, same):
-        """The state to go on from, the same on every rank, or None for a run that begins. `same`: see must_agree.
-
-        Each rank gets all of it at once, and pickled: for weights of some GB, let each rank write and read its part
-        (torch.distributed.checkpoint).
-        """
-        found, self.same = [None, None], same
-        if self.file and self.args.resume != "never":
-            try:
-                found[0] = self.file.read()
-                if found[0]:
-                    agree(found[0]["options"], same, self.file.path)
-                elif self.args.resume == "must":
-                    raise Unusable(f"--resume must, but there is no checkpoint {self.file.path}")
-            except Unusable as error:
-                log.error(error)  # before the others know: the first to end may end all
-                found[1] = str(error)
-        if dist.is_initialized():
-            dist.broadcast_object_list(found, src=0)  # one reader: nodes need no common file system
-        if found[1]:
-            raise Unusable(found[1])
-        return found[0]
-
-    def restore(self, state):
-        for name, part in self.parts.items():
-            part.load_state_dict(state["parts"][name])
-        self.progress = progress = Progress(**state["progress"])
-        ranks, rank = state["ranks"], self.here.rank
-        if len(ranks) == self.here.world_size:
-            progress.sums, self.random = ranks[rank]["sums"], ranks[rank]["random"]
-        elif rank == 0:  # other ranks than before: what they counted is added up, their random states fit nobody
-            progress.sums = [sum(column) for column in zip(*(one["sums"] for one in ranks), strict=True)]
-        progress.restarts += 1
-
-    def set_random_state(self):
-        """Once after a restart: this rank's, as it was saved."""
-        states, self.random = self.random, None
-        if states:
-            torch.set_rng_state(states["cpu"])
-            if self.here.device.type != "cpu" and self.here.device.type in states:
-                torch.get_device_module(self.here.device).set_rng_state(states[self.here.device.type])
-
-    def save(self):
-        states = {"cpu": torch.get_rng_state()}
-        if self.here.device.type != "cpu":
-            states[self.here.device.type] = torch.get_device_module(self.here.device).get_rng_state()
-        mine = {"sums": self.progress.sums, "random": states}
-        ranks = [mine]
-        if dist.is_initialized():
-            ranks = [None] * self.here.world_size if self.here.rank == 0 else None
-            dist.gather_object(mine, ranks, dst=0)
-        if self.file:
-            whole = {"options": self.same, "progress": {**asdict(self.progress), "sums": [0.0] * 3}, "ranks": ranks}
-            self.file.write({**whole, "parts": {name: part.state_dict() for name, part in self.parts.items()}})
-
-    def after_step(self):
-        """Count the step, and save where it is time to. Stopped where a signal asks for it, on all ranks at once."""
-        progress, every = self.progress, self.args.checkpoint_every
-        stop = bool(self.args.checkpoint) and self.must_stop()
-        progress.step, progress.total_steps = progress.step + 1, progress.total_steps + 1
-        if not self.args.checkpoint:
-            return
-        if stop or (every and progress.total_steps % every == 0):
-            progress.sums, progress.seconds = self.sums.tolist(), self.timer.totals()
-            self.save()
-            self.timer.mark("checkpoint")
-        if stop:
-            if dist.is_initialized():
-                dist.barrier()  # srun ends all ranks when the first leaves: rank 0 must have written
-            raise Stopped(f"{self.stop_signal or 'A signal to another rank'}: stopped in epoch {progress.epoch} after "
-                          f"step {progress.step}; --resume auto goes on from {self.args.checkpoint}")
-
-    def must_stop(self):
-        """Whether all ranks stop after this step: True on all, or on none.
-
-        A signal reaches the ranks at different moments, or only one of them, so they ask each other: after each step
-        where a step is slow, after ASK_STEPS where it is fast. All ranks know the slowest rank's pace, and so agree on
-        the step at which they ask again. A GPU is waited for then.
-        """
-        if not dist.is_initialized() or self.here.world_size == 1:
-            return self.stop_signal is not None
-        self.steps_since += 1
-        if self.steps_since < self.ask_after:
-            return False
-        pace = (time.monotonic() - self.asked) / self.steps_since
-        told = torch.tensor([self.stop_signal is not None, pace], dtype=torch.float32, device=self.here.device)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        stop, pace = told.tolist()
-        self.ask_after = max(1, min(ASK_STEPS, int(ASK_SECONDS / pace)))
-        self.asked, self.steps_since = time.monotonic(), 0
-        return bool(stop)
-
-
 class Checkpoint:
     """The file, and the one before it. BlockingIOError where another run has it."""
 
     def __init__(self, path):
         self.path = Path(path)
         self.lock = open(f"{path}.lock", "a")  # noqa: SIM115 - held until this process ends, however it ends
-        utils.lock(self.lock)
+        files.lock(self.lock)
 
     def write(self, state):
         """Replace the file by `state`. At every moment PATH or PATH.previous is whole: the new file is flushed to the
@@ -338,7 +41,7 @@ class Checkpoint:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         part, previous = (Path(f"{self.path}.{ending}") for ending in ("part", "previous"))
-        with options.writing(self.path):
+        with files.writing(self.path):
             try:
                 with open(part, "wb") as file:
                     file.write(MAGIC + hashlib.sha256(buffer.getbuffer()).hexdigest().encode() + b"\n")
@@ -369,28 +72,12 @@ class Checkpoint:
             if damaged:
                 log.warning("%s. Going on from %s.", damaged[0], path)
                 if self.path.exists():  # else the next write would push it over the good one
-                    with options.writing(self.path):
+                    with files.writing(self.path):
                         os.replace(self.path, f"{self.path}.damaged")
             return state
         if damaged:
             raise Unusable(f"{'; '.join(damaged)}: move it away, or --resume never")
         return None
-
-
-def within(seconds, ask):
-    """What `ask` returns; RuntimeError after so many seconds: a store behind a cut link never answers."""
-    answers = []
-
-    def run():
-        with contextlib.suppress(RuntimeError):
-            answers.append(ask())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not answers:
-        raise RuntimeError(f"connection lost: the store of the ranks' addresses has not answered in {seconds} s")
-    return answers[0]
 
 
 def parse(raw):
@@ -406,31 +93,6 @@ def parse(raw):
         raise Unusable(f"holds what weights_only=True does not load ({str(error).splitlines()[0]})") from None
 
 
-def agree(theirs, ours, path):
-    """Unusable where a run with `ours` cannot go on from a checkpoint with `theirs`."""
-    for option in ours:
-        if theirs.get(option) != ours[option]:
-            raise Unusable(f"{path} is of a run with {option} {theirs.get(option)}, and this one has {ours[option]}: "
-                           "use the same, another --checkpoint, or --resume never")
-
-
-def must_agree(args, here, train_set):
-    """{name: value} of what a run and its continuation share, or the second would not be the first."""
-    same = ("model", "samples", "test_samples", "optimizer", "lr", "lr_scaling", "warmup_epochs", "seed", "shuffle",
-            "lr_scale", "sync_bn", "comm_hook", "bf16")
-    return {"dataset": train_set.name, "global batch size": here.world_size * args.batch_size,
-            **{name: getattr(args, name) for name in same}}
-
-
-def settle_buckets(model, loader):
-    """DDP orders its buckets anew after its first step, and sums in another order have other last bits. A run that goes
-    on takes that step before it loads its weights, so that it ends with the very weights of one that was never stopped.
-    """
-    images, labels = next(iter(loader))
-    cross_entropy(model(images), labels).backward()
-    model.zero_grad()
-
-
 def save_model(raw_model, path):
     """The raw model's weights, whole or not at all. DDP's own names begin with "module.".
 
@@ -439,11 +101,11 @@ def save_model(raw_model, path):
     """
     weights = raw_model.state_dict()
     try:
-        with options.whole(path) as part:
+        with files.whole(path) as part:
             torch.save(weights, part)
     except (OSError, RuntimeError) as error:  # torch.save raises either
         why = str(error).splitlines()[0]
-        raise options.Unwritable(f"--save-model {path}: {why}. {rescue(weights, path)}") from None
+        raise files.Unwritable(f"--save-model {path}: {why}. {rescue(weights, path)}") from None
 
 
 def rescue(weights, path):
@@ -451,7 +113,7 @@ def rescue(weights, path):
     for folder in (Path(path).parent, tempfile.gettempdir()):
         file = Path(folder, f"rescued-{uuid.uuid4().hex}.pt")  # nobody else's, in a folder for all
         try:
-            with options.whole(file) as part:
+            with files.whole(file) as part:
                 torch.save(weights, part)
         except (OSError, RuntimeError):
             continue

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections import namedtuple
@@ -26,10 +25,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    sys.exit("This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.")
+import files
 
 log = logging.getLogger("course")
 FOLDER = os.environ.get("COURSE_DATA") or "./data"  # of the files; many people can share one that they only read
@@ -257,40 +253,6 @@ def check(name, arrays):
         raise ValueError("the SHA-256 of its arrays is not the expected one")
 
 
-def lock(file):
-    """Take an open file for this process, until it ends: whether that could be done. BlockingIOError where another
-    process has it; False, and a warning, where the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BlockingIOError(error.errno, "another run is writing to it", file.name.removesuffix(".lock")) from None
-    except OSError as error:  # some network file systems
-        log.warning("%s cannot be locked (%s): take care that no second run writes to it", file.name, error.strerror)
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def file_lock(path, timeout=1800):
-    """Wait for `path` and hold it: see lock(). After `timeout` seconds TimeoutError names the holder."""
-    with open(path, "a+") as handle:
-        give_up = time.monotonic() + timeout
-        while True:
-            try:
-                locked = lock(handle)
-                break
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    handle.seek(0)
-                    raise TimeoutError(f"process {os.getpid()} waited {timeout} s for {path}, which process "
-                                       f"{handle.read().strip() or '?'} holds") from None
-                time.sleep(0.2)
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
-        yield locked
-
-
 def prepare(name, file):
     """See to it that `file` holds the set `name`, whole. One process builds it; all others wait and find it.
 
@@ -301,7 +263,7 @@ def prepare(name, file):
     with contextlib.suppress(FileNotFoundError, ValueError):  # looked at again, and named, under the lock
         return check_file(name, file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(file.with_suffix(".lock")) as alone:
+    with files.file_lock(file.with_suffix(".lock")) as alone:
         try:
             return check_file(name, file)  # built by another process while this one waited
         except FileNotFoundError:

@@ -19,10 +19,12 @@ from torch.utils.data import DataLoader
 
 import checkpoint
 import data
+import launch
 import models
 import options
 import shortcuts
 import utils
+from run import Run, Shard
 
 
 def parallelise(raw_model, args, here):
@@ -57,7 +59,7 @@ def train(args, here, run):
     torch.manual_seed(args.seed + here.rank)  # the same weights up to here; from here on dropout must differ by rank
     # A DistributedSampler that can begin in the middle of an epoch. One process has one shard: all images, in the order
     # that all ranks together see.
-    sampler = checkpoint.Shard(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
+    sampler = Shard(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
     optimizer = utils.make_optimizer(model.parameters(), args)
     scheduler = utils.scale_rate(optimizer, args, len(loader))
@@ -91,10 +93,10 @@ def main():
     args = parser.parse_args()
     with parser.one_line():  # what cannot work ends here: one line, exit status 2
         here = options.resolve(args)
-        run = checkpoint.Run(args, here)
+        run = Run(args, here)
     with run:
         if args.strategy == "ddp":
-            run.store = utils.init_distributed_mode(here, args.dist_url, args.timeout)  # now they can talk
+            run.store = launch.init_distributed_mode(here, args.dist_url, args.timeout)  # now they can talk
         utils.suit_machine(args, here)
         train(args, here, run)
     if args.shortcuts and args.backend == "gloo":

@@ -7,12 +7,12 @@ import argparse
 import logging
 import math
 import os
-import stat
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
+
+import files
 
 log = logging.getLogger("course")
 
@@ -121,9 +121,9 @@ def resolve(args):
     Runs before any process group exists: a mistake must not leave ranks that wait for each other.
     """
     import data
-    import placement
+    import launch
 
-    here = placement.find_placement(args.device, args.backend, ddp=args.strategy == "ddp")
+    here = launch.find_placement(args.device, args.backend, ddp=args.strategy == "ddp")
     if args.strategy == "auto":
         args.strategy = "single" if here.launcher == "python" else "ddp"
     if args.strategy != "ddp" and here.world_size > 1:
@@ -158,84 +158,17 @@ def resolve(args):
         raise ValueError(f"--samples {args.samples} is less than the {here.world_size} ranks: each needs an image")
 
     if not Path(args.data_path, f"{dataset}.pt").is_file():
-        check_writable("--data-path", args.data_path)
+        files.check_writable("--data-path", args.data_path)
     taken = {Path(args.data_path, f"{name}{ending}").resolve(): "--data-path"
              for name in data.DATASETS for ending in (".pt", ".lock")}
     outputs = {"--save-model": args.save_model, "--log-file": args.log_file, "--checkpoint": args.checkpoint}
     for option, file in ((option, file) for option, file in outputs.items() if file is not None):
         for ending in ("", ".lock", ".part", ".previous", ".damaged") if option == "--checkpoint" else ("",):
             path = f"{file}{ending}"
-            check_output(option, path)
+            files.check_output(option, path)
             if (other := taken.setdefault(Path(path).resolve(), option)) != option:
                 raise ValueError(f"{option} {path}: {other} writes to the same file; name another")
     if args.channels_last is None:
         args.channels_last = here.device.type == "cpu"
     args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None
     return here
-
-
-def check_output(option, path):
-    """Make the folder of a file that is to be written; ValueError where that cannot be a file, or not be written."""
-    there = Path(path)
-    if not str(path):
-        raise ValueError(f"{option}: an empty name is no file")
-    if str(path).endswith(os.sep) or there.is_dir():
-        raise ValueError(f"{option} {path} is a folder: name a file")
-    if there.is_symlink() and not there.exists():
-        raise ValueError(f"{option} {path}: is a link to {os.readlink(there)}, which is not there")
-    if there.exists() and not there.is_file():
-        raise ValueError(f"{option} {path}: is no regular file (a pipe or a device, say); name another")
-    check_writable(option, there.parent)
-    try:
-        part_of(path).touch()  # a name can be too long
-    finally:
-        part_of(path).unlink(missing_ok=True)
-
-
-def check_input(option, path):
-    """ValueError where no regular file can be read: a pipe would be waited for."""
-    try:
-        regular = stat.S_ISREG(os.stat(path).st_mode)
-    except OSError as error:
-        raise ValueError(f"{option} {path}: {error.strerror}") from None
-    if not regular:
-        raise ValueError(f"{option} {path}: is no regular file")
-
-
-def part_of(path):
-    return Path(f"{path}.{os.getpid()}.part")
-
-
-@contextmanager
-def whole(path):
-    """A file beside `path` to write to. It takes that name when the block ends well, and goes where it does not."""
-    part = part_of(path)
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-class Unwritable(OSError):
-    """A log, a checkpoint or weights could not be written, a full disk say. One line says which, and why."""
-
-
-@contextmanager
-def writing(path):
-    """Unwritable where the block cannot write to `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise Unwritable(f"{path}: {error.strerror or error}") from None
-
-
-def check_writable(option, folder):
-    if not str(folder):
-        raise ValueError(f"{option}: an empty name is no folder")
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
-        raise ValueError(f"{option}: cannot write in {folder} ({why}): name another folder") from None

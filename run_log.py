@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-import options
-import utils
-from placement import cores, device_name
+import files
+import launch
+from launch import cores, device_name
 
 log = logging.getLogger("course")
 
@@ -34,14 +34,14 @@ class RunLog:
         if path:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - __exit__ closes it
-            utils.lock(self.file)
+            files.lock(self.file)
 
     def resume(self, run_id):
         """Go on with run `run_id`: what the file holds of it is not written again. A line that a kill cut goes."""
         self.run_id = run_id
         if self.file:
             raw = Path(self.file.name).read_bytes()
-            with options.writing(self.file.name):
+            with files.writing(self.file.name):
                 os.truncate(self.file.name, raw.rfind(b"\n") + 1)
             for line in raw.splitlines():
                 try:
@@ -56,7 +56,7 @@ class RunLog:
     def write(self, kind, **fields):
         if self.file and ((kind, fields.get("epoch")) not in self.logged or kind not in ("run", "epoch")):
             text = json.dumps({"kind": kind, "time": time.time(), "run_id": self.run_id, **fields})[:-1]
-            with options.writing(self.file.name):
+            with files.writing(self.file.name):
                 print(f'{text}, "crc": {zlib.crc32(text.encode())}}}', file=self.file, flush=True)  # damage is seen
 
     def __enter__(self):
@@ -64,11 +64,11 @@ class RunLog:
 
     def __exit__(self, error_type, error, traceback):
         outcome = {"status": "failed", "error": repr(error)} if error else {"status": "completed"}
-        if isinstance(error, SystemExit) and error.code == utils.RESUMABLE:
+        if isinstance(error, SystemExit) and error.code == launch.RESUMABLE:
             outcome = {"status": "resumable"}
         self.write("end", **outcome, seconds=time.time() - self.started, peak_memory_bytes=peak_memory())
         if self.file:
-            with options.writing(self.file.name):
+            with files.writing(self.file.name):
                 self.file.close()
 
 

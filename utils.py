@@ -1,17 +1,11 @@
-"""What runs inside a rank: optimizer, process group, sums over all ranks, timer.
+"""What runs inside a rank: optimizer, sums over all ranks, evaluation, timer.
 
 Every rank imports this, so it imports no more than it must: no torchvision, say (only who prepares data needs it).
 """
 
 import inspect
 import logging
-import os
-import socket
-import sys
-import threading
 import time
-import uuid
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,17 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import shortcuts
-from data import lock  # noqa: F401 - utils.lock()
-from placement import (  # noqa: F401 - utils.cores()
-    Placement,
-    cores,
-    device_name,
-    find_placement,
-    threads_per_rank,
-)
+from launch import threads_per_rank
 
 log = logging.getLogger("course")
-RESUMABLE = 75  # exit status of a run that a signal stopped, and that goes on from its checkpoint
 
 # ------------------------------------------------------------------------------------------------------------ optimizer
 
@@ -44,94 +30,6 @@ def scale_rate(optimizer, args, steps_per_epoch):
     1706.02677: k times the images an update, k times the rate). Stepped after each update."""
     scale, rise = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 + (scale - 1) * (s / rise if s < rise else 1))
-
-# -------------------------------------------------------------------------------------------------------- process group
-
-def init_distributed_mode(here, dist_url="env://", timeout=600):
-    """Join the process group. Every later wait for another rank ends after `timeout` seconds with an error.
-
-    A process that nobody launched makes a group of one. Returns the store that the ranks share: small facts by name.
-    Raises ConnectionError, one line, if the others do not come.
-    """
-    if here.device.type != "cpu":
-        torch.accelerator.set_device_index(here.device)
-    place, bound = dist_url, timedelta(seconds=timeout)
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens already
-    if dist_url == "env://" and here.launcher != "python":
-        place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        if here.rank and not agent:
-            reach_master(here, place, timeout)
-    who = f"rank {here.rank} of {here.world_size}"
-    # All else here has a bound of its own, `timeout`: name_start(), and then the group.
-    watchdog = threading.Timer(2 * timeout + 30, give_up, [f"{who}: what answers at {place} is not rank 0 of this job: "
-                                                       "choose another MASTER_PORT"])
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        if dist_url == "env://" and here.launcher == "python":
-            store = dist.HashStore()
-        elif dist_url == "env://" and agent:
-            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                                  timeout=bound)
-            # torchrun's store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
-            store = dist.PrefixStore(name_start(store, here, timeout), store)
-        else:
-            store, *_ = next(dist.rendezvous(dist_url, here.rank, here.world_size, timeout=bound))
-        dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size, timeout=bound, store=store,
-                                device_id=here.device if here.backend == "nccl" else None)  # connects now
-        return store
-    except (RuntimeError, ValueError) as error:
-        if "EADDRINUSE" in str(error):
-            raise ConnectionError(f"{who} cannot listen at {place}, another program does: choose another "
-                                  "MASTER_PORT") from None
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ConnectionError(f"{who} waited for the others, {timeout} s at most, at {place}: {reason}. Were all "
-                              "started? Is this address the same for all, and that of rank 0?") from None
-    finally:
-        watchdog.cancel()
-
-
-def name_start(store, here, timeout):
-    """A name for this start of all ranks, chosen by rank 0, and not known to ranks of an earlier one.
-
-    TORCHELASTIC_RESTART_COUNT is none: each node's torchrun counts for itself, and not all restarts. RuntimeError after
-    `timeout` seconds.
-    """
-    me, end = uuid.uuid4().hex, time.monotonic() + timeout
-    if here.rank:
-        store.set(f"rank {here.rank} asks", me)
-        name = store.get(f"answer to {me}").decode()
-        store.add(f"{name} is known", 1)
-        return name
-    while (known := store.add(f"{me} is known", 0)) < here.world_size - 1:
-        if time.monotonic() > end:
-            raise RuntimeError(f"{here.world_size - 1 - known} of them did not come")
-        for asks in (f"rank {rank} asks" for rank in range(1, here.world_size)):
-            if store.check([asks]):  # the question of a rank that is dead by now may be answered: it does no harm
-                store.set(f"answer to {store.get(asks).decode()}", me)
-        time.sleep(0.05)
-    return me
-
-
-def reach_master(here, place, timeout):
-    """Wait until rank 0 listens: torch's own attempt ends in pages of C++ frames that hide the reason."""
-    address, port = place.rsplit(":", 1)
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            return socket.create_connection((address, int(port)), timeout=5).close()
-        except (OSError, ValueError) as error:
-            if time.monotonic() > end or isinstance(error, ValueError):
-                raise ConnectionError(f"rank {here.rank} of {here.world_size} waited for rank 0 at {place}, {timeout} "
-                                      f"s at most: {error}. Is rank 0 running there? MASTER_ADDR and MASTER_PORT must "
-                                      "be rank 0's") from None
-            time.sleep(0.2)
-
-
-def give_up(message):
-    """End this process at once, from a thread: the main one sits in a wait that has no bound of its own."""
-    log.error(message)
-    os._exit(2)
 
 
 def suit_machine(args, here):
@@ -148,14 +46,6 @@ def keep_buffers_apart():
     none, and evaluate() sends rank 0's. It has another name since PyTorch 2.13."""
     known = inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
-
-
-def end_distributed_mode():
-    """Leave the process group. Not NCCL's after an error: it would wait for the other ranks, and hide the error."""
-    error = sys.exc_info()[1]
-    together = error is None or getattr(error, "code", None) == RESUMABLE
-    if dist.is_initialized() and (together or dist.get_backend() != "nccl"):
-        dist.destroy_process_group()
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks
 

@@ -2,8 +2,8 @@
 
 import importlib.util
 
-import checkpoint
 import options
+from run import Run
 
 DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook"]  # by the framework
 LEFT_OUT = ["lr_scaling", "warmup_epochs", "bf16", "channels_last", "compile", "checkpoint", "checkpoint_every",
@@ -37,6 +37,6 @@ def run(train, description, package):
     args = parse(parser, package)
     with parser.one_line():
         here = resolve(args)
-        training = checkpoint.Run(args, here)
+        training = Run(args, here)
     with training:
         train(args, here, training)

@@ -53,7 +53,7 @@ def _alt_text(figure):
 def _machine():
     """Versions, cores, processor or GPUs, and the day, in one line: no name and no path of the machine.
 
-    torch is not asked (nor placement.py, which brings it): a lesson may set variables before it imports torch, and
+    torch is not asked (nor launch.py, which brings it): a lesson may set variables before it imports torch, and
     torch would start CUDA in this process, after which a forked one cannot use it.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

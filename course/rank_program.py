@@ -10,6 +10,7 @@ import signal
 import sys
 from contextlib import contextmanager
 
+import files
 import options
 
 
@@ -83,17 +84,16 @@ def ranks(here, timeout):
     """
     import torch.distributed as dist
 
-    import utils
 
     if here.world_size > 1:
         with options.Parser().one_line():
-            utils.init_distributed_mode(here, timeout=timeout)
+            launch.init_distributed_mode(here, timeout=timeout)
     try:
         yield
         if dist.is_initialized():
             dist.barrier()
     finally:
-        utils.end_distributed_mode()
+        launch.end_distributed_mode()
 
 
 def meet(device):
@@ -150,14 +150,14 @@ def measured_on(here):
 
     import torch
 
-    import utils
+    import launch
 
-    return {"world_size": here.world_size, "device": here.device.type, "device_name": utils.device_name(here.device),
-            "cores": utils.cores(), "threads": torch.get_num_threads(), "torch": torch.__version__,
+    return {"world_size": here.world_size, "device": here.device.type, "device_name": launch.device_name(here.device),
+            "cores": launch.cores(), "threads": torch.get_num_threads(), "torch": torch.__version__,
             "host": f"{platform.system()} {platform.machine()}"}
 
 
 def write_json(path, found):
     """Write `found` to `path`, whole or not at all."""
-    with options.whole(path) as part:
+    with files.whole(path) as part:
         part.write_text(json.dumps(found, indent=1), encoding="utf-8")

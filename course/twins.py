@@ -12,7 +12,7 @@ import jupytext
 import nbformat
 from jupytext.combine import combine_inputs_with_outputs
 
-import options
+import files
 from course.png import small_png
 
 NOTEBOOKS = Path("notebooks")
@@ -35,7 +35,7 @@ def set_address():
         text = twin.read_text(encoding="utf-8")
         changed = re.sub(r'(?<=os.system\("git clone -qb )[^"]+', address, text)
         if changed != text:
-            with options.whole(twin) as part:
+            with files.whole(twin) as part:
                 part.write_text(changed, encoding="utf-8")
 
 
@@ -76,12 +76,12 @@ def commit(notebook, name):
     if [cell.source for cell in jupytext.read(twin).cells] == [cell.source for cell in notebook.cells]:
         head = twin.read_text(encoding="utf-8").split("# ---\n", 2)[:2]
         body = jupytext.writes(notebook, fmt="py:percent").split("# ---\n", 2)[2]
-        with options.whole(twin) as part:
+        with files.whole(twin) as part:
             part.write_text("# ---\n".join([*head, body]), encoding="utf-8")
     # else somebody has edited it since, and keeps what they wrote
 
 
 def write(notebook, path):
     """Writes `path` whole or not at all."""
-    with options.whole(path) as part:
+    with files.whole(path) as part:
         nbformat.write(notebook, part)

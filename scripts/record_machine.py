@@ -74,17 +74,17 @@ def machine():
     """{what: value} of the README's first lines."""
     import torch
 
-    import placement
+    import launch
 
     gpus = Counter(torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count()))
     versions = [f"PyTorch {torch.__version__}", f"Python {platform.python_version()}",
                 f"{platform.system()} {platform.machine()}"]
     if gpus:
         versions += [f"CUDA {torch.version.cuda}", "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))]
-    processor = placement.device_name(torch.device("cpu"))
+    processor = launch.device_name(torch.device("cpu"))
     memory = psutil.virtual_memory().total / 2**30
     return {"Machine": ", ".join([*(f"{count} × {name}" for name, count in gpus.items())] or ["no GPU"])
-            + f", {some(placement.cores(), 'core')} of {processor}, {memory:.0f} GiB of memory",
+            + f", {some(launch.cores(), 'core')} of {processor}, {memory:.0f} GiB of memory",
             "Versions": ", ".join(versions) + ". Each log's first record has the rest",
             "Date": str(date.today())}
 

@@ -11,6 +11,7 @@ import sys
 import warnings
 from functools import partial
 
+import files
 import options
 from course import rank_program, runs
 
@@ -36,11 +37,11 @@ def main():
             say(f"no speed-up, no efficiency: {error}")
             table = runs.seconds_per_epoch(df)
         if args.csv:
-            options.check_output("--csv", args.csv)
+            files.check_output("--csv", args.csv)
         if args.plots:
-            options.check_writable("--plots", args.plots)
+            files.check_writable("--plots", args.plots)
         if args.csv:
-            with options.whole(args.csv) as part:
+            with files.whole(args.csv) as part:
                 table.to_csv(part, index=False)
         if args.plots:
             from course import plots  # late: matplotlib takes a second

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import yaml
 
+import files
 import layout
-import options
 from course import rank_program
 from course.lesson import ROOT
 
@@ -25,7 +25,7 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)  # so that the same pages give the same checksu
 
 def archive(folder, target):
     """Packs `folder` into `target`, whole or not at all; the checksum stands beside it, as `sha256sum -c` reads it."""
-    with options.whole(target) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as packed:
+    with files.whole(target) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             packed.writestr(zipfile.ZipInfo(f"{target.stem}/{path.relative_to(folder).as_posix()}", LONG_AGO),
                             path.read_bytes(), zipfile.ZIP_DEFLATED)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nbconvert.filters import markdown2html, strip_ansi
 
+import files
 import layout
-import options
 
 FOLDER, TEMPLATE = Path("build/slides"), Path("site/slides.html")
 LINES, FEW, ROWS = 24, 3, 12  # most lines of a printed text; so many share a slide; most rows of a table
@@ -43,7 +43,7 @@ def write(name):
              "mathjax": mathjax() if "$$" in inside else ""}
     FOLDER.mkdir(parents=True, exist_ok=True)
     target = FOLDER / f"{name}.html"
-    with options.whole(target) as file:
+    with files.whole(target) as file:
         template = TEMPLATE.read_text(encoding="utf-8")
         file.write_text(re.sub(r"@(title|slides|mathjax)@", lambda part: parts[part[1]], template), encoding="utf-8")
     return target, len(slides)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+import files
 import options
 from course import alt_text, processes, rank_program, runs
 from course.lesson import ROOT, some
@@ -84,7 +85,7 @@ def draw(folder, out, refresh):
 def save(figure, path):
     """(the name of the picture, its words)."""
     words = alt_text.describe(figure)
-    with options.whole(path) as part:
+    with files.whole(path) as part:
         figure.savefig(part, format="png", dpi=100)
     plt.close(figure)
     return path.name, words
@@ -149,7 +150,7 @@ def main():
         out = Path(args.out)
         if out.resolve().is_relative_to(args.folder.resolve()):
             raise ValueError(f"--out {out} lies in {args.folder}, and would count as handed in: name one outside")
-        options.check_writable("--out", out)
+        files.check_writable("--out", out)
         before = None
         while True:
             now = seen(args.folder)

@@ -15,9 +15,11 @@ import secrets
 import sys
 from pathlib import Path
 
+import launch
 from course import rank_program
 from course.lesson import ROOT, some
-from options import check_input, check_writable, nonempty_path, positive
+from files import check_input, check_writable
+from options import nonempty_path, positive
 from teach import grade, handed_in, otter, questions, report, shield
 
 
@@ -85,11 +87,10 @@ def main():
             shield.check()
         args.out = Path(args.out)
         check_writable("--out", args.out)
-        import utils
 
         seed = args.seed or secrets.token_hex(4)
         answers, refused = grade.grade(everything, args.lessons, seed, args.limit, args.shielded,
-                                       args.jobs or utils.cores(), tell)
+                                       args.jobs or launch.cores(), tell)
         line = (f"{some(answers.file.nunique(), 'notebook')} graded, {len(refused)} not, with --seed {seed}"
                 + ("" if args.shielded else ", without a shield"))
         pages = report.write(answers, refused, args.out, line)

@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-import options
+import files
 
 WORDS = {"right": "right", "wrong": "not yet", "untried": "not tried"}
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
@@ -71,5 +71,5 @@ def render(path, template, **shown):
 
 
 def write_text(path, text):
-    with options.whole(path) as part:
+    with files.whole(path) as part:
         part.write_text(text, encoding="utf-8")

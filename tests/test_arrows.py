@@ -15,9 +15,9 @@ MAY_IMPORT = {  # of the other rooms; tests may import all
     "root": (), "doctor": (), "course": ("root",), "lessons": ("course", "root"),
     "scripts": ("lessons", "course", "root"), "teach": ("lessons", "course", "root"),
     "site": ("teach", "lessons", "course", "root"), "notebooks": ("lessons", "course", "root")}
-LEAVES = {"data", "placement"}
-TORCHLESS = ("options", "course.console", "course.interactive", "course.log_fields", "course.lesson", "course.plots",
-             "course.predict", "course.processes", "course.rank_program", "course.runs")  # and the modules in them
+LEAVES = {"files", "launch"}
+TORCHLESS = ("files", "options", "course.console", "course.interactive", "course.log_fields", "course.lesson",
+             "course.plots", "course.predict", "course.processes", "course.rank_program", "course.runs")  # and below
 
 
 def our_modules(root):
@@ -116,8 +116,8 @@ def test_arrows_run_one_way():
 SOUND = {
     "main.py": "import torch, utils",
     "utils.py": "import torch, data",
-    "data.py": "import torch",
-    "placement.py": "import os",
+    "data.py": "import torch, files",
+    "files.py": "import os",
     "options.py": "def late():\n    import torch, data, utils",
     "course/__init__.py": "",
     "course/runs.py": "import pandas\nfrom course import console\nfrom course.plots import common",
@@ -169,7 +169,7 @@ def test_a_tree_that_keeps_the_rules_has_no_breach(tmp_path):
          "doctor/seams.py:1 imports course.runs: doctor does not import course"),
         ("scripts/runs.py", "from teach import grade",
          "scripts/runs.py:1 imports teach.grade: scripts does not import teach"),
-        ("placement.py", "import options", "placement.py:1 imports options: a leaf imports none of ours"),
+        ("files.py", "import options", "files.py:1 imports options: a leaf imports none of ours"),
         ("course/console.py", "if True:\n    import torch.nn",
          "course/console.py:2 imports torch.nn: needs no torch"),
         ("course/plots/style.py", "from utils import MODELS",

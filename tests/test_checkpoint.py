@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import checkpoint
-import placement
+import launch
 import utils
 from course import runs
+from run import Stopped
 from scripts.cluster.torture import read, write
 from tests import runner
 
@@ -74,7 +75,7 @@ def test_stopped_by_a_signal_and_resumed_is_the_undisturbed_run(ranks, undisturb
     runner.wait_for(lambda: epochs_logged(log), "the first epoch")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=runner.LIMIT)
-    assert process.returncode == (1 if ranks else utils.RESUMABLE), output  # torchrun has a status of its own
+    assert process.returncode == (1 if ranks else launch.RESUMABLE), output  # torchrun has a status of its own
     assert runs.read_run(log)["status"][0] == "resumable" and "SIGTERM: stopped in epoch" in output
     assert runner.run(ranks, *options, "--resume", "must").returncode == 0
     assert is_the_undisturbed(ranks, undisturbed, model, log)["restarts"][0] == 1
@@ -116,7 +117,7 @@ main.utils.evaluate = evaluate
 main.main()
 """)
     done = runner.run(2, *JOB, "--checkpoint", tmp_path / "c", "--log-file", log, script=script)
-    assert done.returncode == utils.RESUMABLE and "stopped in epoch 1 after step 1;" in done.stderr, done.stderr
+    assert done.returncode == launch.RESUMABLE and "stopped in epoch 1 after step 1;" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -137,7 +138,7 @@ main.main()
     options = [*JOB, "--samples", 300, "--epochs", 2]  # four steps an epoch; the ranks ask after the fifth
     undisturbed = tmp_path / "undisturbed.pt"
     assert runner.run(ranks, *options, "--save-model", undisturbed, script=script).returncode == 0
-    for first, env, status in ((["--epochs", 1], {}, 0), ([], {"STOP_IN": "5"}, utils.RESUMABLE)):
+    for first, env, status in ((["--epochs", 1], {}, 0), ([], {"STOP_IN": "5"}, launch.RESUMABLE)):
         model, kept = tmp_path / f"{status}.pt", ["--checkpoint", tmp_path / f"c{status}"]
         done = runner.run(ranks, *options, *kept, *first, script=script, **env)
         assert done.returncode == status, done.stderr
@@ -294,32 +295,16 @@ def test_a_file_system_without_fsync_for_folders_will_do(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------ what a run says last
 
 
-@pytest.mark.parametrize("home", ["torch", "mine"])
-def test_the_line_that_waited_is_ours_also_where_our_folder_is_called_torch(home, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: None)
-    script = tmp_path / home / "train.py"
-    script.parent.mkdir()
-    script.write_text("dist.all_reduce('not a tensor')  # the mean\n")
-    run = object.__new__(checkpoint.Run)
-    run.store, run.progress = torch.distributed.HashStore(), checkpoint.Progress()
-    run.here = placement.find_placement("cpu", env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
-    with pytest.raises(TypeError) as caught:
-        exec(compile(script.read_text(), script, "exec"), {"dist": torch.distributed})
-    assert torch.distributed.__path__[0] in str(caught.traceback[-1].path), "torch itself raised it"
-    said = run.lost(RuntimeError("timed out").with_traceback(caught.value.__traceback__))
-    assert said.startswith("rank(s) 1 waited in epoch 0, step 1, at `dist.all_reduce('not a tensor')`; no word from")
-
-
 def test_nccl_is_left_where_the_ranks_stop_together_and_not_after_an_error(monkeypatch):
     """After an error it would wait for ranks that are gone."""
     left = []
     monkeypatch.setattr(utils.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(utils.dist, "get_backend", lambda: "nccl")
     monkeypatch.setattr(utils.dist, "destroy_process_group", lambda: left.append(sys.exc_info()[0]))
-    utils.end_distributed_mode()
-    for error in (RuntimeError("NCCL"), SystemExit(2), checkpoint.Stopped("SIGTERM")):
+    launch.end_distributed_mode()
+    for error in (RuntimeError("NCCL"), SystemExit(2), Stopped("SIGTERM")):
         try:
             raise error
         except BaseException:
-            utils.end_distributed_mode()
-    assert left == [None, checkpoint.Stopped]
+            launch.end_distributed_mode()
+    assert left == [None, Stopped]

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import data
+import files
 from tests import runner
 
 PREPARE = [sys.executable, "scripts/prepare_data.py"]
@@ -143,11 +144,11 @@ def test_lock_wait_is_bounded_and_names_the_holder(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(TimeoutError, match=f"process {os.getpid()} waited 0.5 s .* process {holder.pid} holds"), \
-            data.file_lock(tmp_path / "x.lock", timeout=0.5):
+            files.file_lock(tmp_path / "x.lock", timeout=0.5):
         pytest.fail("two processes hold the lock")
     holder.kill()
     holder.communicate(timeout=60)
-    with data.file_lock(tmp_path / "x.lock", timeout=5):
+    with files.file_lock(tmp_path / "x.lock", timeout=5):
         pass  # the lock ended with its process
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import data
+import launch
 import models
-import utils
 from course import rendezvous, runs
 from tests import runner
 
@@ -83,8 +83,8 @@ def test_ddp_sends_no_batchnorm_statistics_at_each_step(tmp_path):
     script = tmp_path / "buffers.py"
     script.write_text("""import main, models, options, placement, torch, utils
 args = options.get_parser().parse_args(["--strategy", "ddp"])
-args.device, here = "cpu", placement.find_placement("cpu", "gloo")
-utils.init_distributed_mode(here)
+args.device, here = "cpu", launch.find_placement("cpu", "gloo")
+launch.init_distributed_mode(here)
 model = main.parallelise(models.SmallResNet(), args, here)
 counts = [buffer for name, buffer in model.named_buffers() if "num_batches" in name]
 for count in counts:
@@ -92,7 +92,7 @@ for count in counts:
 for _ in range(2):
     model(torch.randn(4, 3, 32, 32)).sum().backward()
 print(f"rank {here.rank}: {sorted({count.item() for count in counts})}")
-utils.end_distributed_mode()
+launch.end_distributed_mode()
 """)
     done = runner.run(2, script=script)
     assert sorted(done.stdout.splitlines()) == ["rank 0: [2]", "rank 1: [102]"], done.stderr
@@ -261,12 +261,12 @@ main.main()
 def test_drifted_replicas_stop_the_run(tmp_path):
     script = tmp_path / "rank_1_drifts.py"
     script.write_text("""import os, checkpoint, main, torch
-whole = checkpoint.Run.end_epoch
+whole = Run.end_epoch
 def end_epoch(run, *args):
     if os.environ["RANK"] == "1":
         torch.nn.init.ones_(run.raw_model.fc3.bias)
     whole(run, *args)
-checkpoint.Run.end_epoch = end_epoch
+Run.end_epoch = end_epoch
 main.main()
 """)
     done = runner.run(2, *SMALL, script=script)
@@ -357,8 +357,8 @@ def test_one_process_with_any_strategy_trains_the_same_model(strategy, one_proce
 
 
 def test_threads_are_shared_unless_the_user_says_otherwise(tmp_path):
-    for start, ranks, set_by_user, expected in ((runner.torchrun, 2, None, max(1, utils.cores() // 2)),
-                                                (runner.torchrun, 2, "3", 3), (runner.run, 1, None, utils.cores())):
+    for start, ranks, set_by_user, expected in ((runner.torchrun, 2, None, max(1, launch.cores() // 2)),
+                                                (runner.torchrun, 2, "3", 3), (runner.run, 1, None, launch.cores())):
         log = tmp_path / f"{ranks}{set_by_user}.jsonl"
         done = start(ranks, "--dataset", "synthetic", "--samples", 64, "--test-samples", 8, "--epochs", 1, "--log-file",
                      log, OMP_NUM_THREADS=set_by_user)

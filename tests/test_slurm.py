@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 
+import placement
 import psutil
 import pytest
 import torch
 
 import models
-import placement
 from course import runs
 from course import slurm as slurm_lab
 from tests import runner
@@ -194,7 +194,7 @@ def test_a_gpu_bound_to_each_task_is_its_own(slurm, tmp_path):
     (tmp_path / "who.py").write_text("""import os, torch, placement
 torch.accelerator.is_available, torch.accelerator.current_accelerator = lambda: True, lambda: torch.device("cuda")
 torch.accelerator.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
-here = placement.find_placement()
+here = launch.find_placement()
 print(here.local_rank, os.environ["CUDA_VISIBLE_DEVICES"], here.device, here.backend)
 """)
     for bind, expected in ((["--gpu-bind=single:1"], ["0 0 cuda:0 nccl", "1 1 cuda:0 nccl"]),

@@ -1,11 +1,12 @@
 """The models, and who a process is by what its launcher sets: no process is started here."""
 
+import placement
 import pytest
 import torch
 
 import data
+import launch
 import models
-import placement
 import shortcuts
 import utils
 from course import rank_program
@@ -30,35 +31,35 @@ def test_models_give_logits_and_every_weight_a_gradient(name, dataset):
 
 
 def test_plain_python_is_one_process():
-    here = utils.find_placement("cpu", env={})
+    here = launch.find_placement("cpu", env={})
     assert (here.rank, here.world_size, here.nodes, here.launcher, here.backend) == (0, 1, 1, "python", "gloo")
 
 
 def test_a_batch_script_that_calls_python_is_one_process():
     """sbatch sets SLURM_PROCID and SLURM_NTASKS too, but only srun starts all the others."""
-    assert utils.find_placement("cpu", env={"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}).world_size == 1
+    assert launch.find_placement("cpu", env={"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}).world_size == 1
 
 
 def test_torchrun_on_two_nodes():
     env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    here = utils.find_placement("cpu", env=env)
+    here = launch.find_placement("cpu", env=env)
     assert (here.rank, here.local_rank, here.nodes, here.launcher) == (3, 1, 2, "torchrun")
 
 
 def test_slurm_step_on_four_nodes():
     env = dict(STEP)
-    here = utils.find_placement("cpu", env=env)
+    here = launch.find_placement("cpu", env=env)
     assert (here.rank, here.local_rank, here.world_size, here.local_world_size, here.nodes) == (5, 1, 7, 2, 4)
     assert (here.launcher, env["MASTER_ADDR"]) == ("srun", "gpu-007")
     assert int(env["MASTER_PORT"]) == 20_000 + 16 * 4_200_001 % 12_000
-    kept = utils.find_placement("cpu", env=(env := {**STEP, "MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "29500"}))
+    kept = launch.find_placement("cpu", env=(env := {**STEP, "MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "29500"}))
     assert kept.rank == 5 and (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.1.1.1", "29500")
 
 
 @pytest.mark.parametrize("missing", sorted(set(STEP) - {"SLURM_STEP_ID"}))
 def test_missing_slurm_variable_is_named(missing):
     with pytest.raises(ValueError, match=f"{missing} is not set"):
-        utils.find_placement("cpu", env={k: v for k, v in STEP.items() if k != missing})
+        launch.find_placement("cpu", env={k: v for k, v in STEP.items() if k != missing})
 
 
 def see(monkeypatch, kind, count):
@@ -70,15 +71,15 @@ def see(monkeypatch, kind, count):
 
 def test_a_mac_gpu_is_for_one_process(monkeypatch):
     see(monkeypatch, "mps", 1)
-    assert str(utils.find_placement(env={}).device) == "mps:0"
+    assert str(launch.find_placement(env={}).device) == "mps:0"
     two = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert str(utils.find_placement(env=two).device) == "cpu"
+    assert str(launch.find_placement(env=two).device) == "cpu"
     with pytest.raises(ValueError, match="--device mps is for one process"):
-        utils.find_placement("mps", env=two)
+        launch.find_placement("mps", env=two)
     for alone in ({"env": {}, "ddp": True}, {"env": {"RANK": "0", "WORLD_SIZE": "1"}}):
-        assert str(utils.find_placement(**alone).device) == "cpu", "gloo carries nothing that is on Apple's GPUs"
+        assert str(launch.find_placement(**alone).device) == "cpu", "gloo carries nothing that is on Apple's GPUs"
     with pytest.raises(ValueError, match="torch sees no such GPU"):
-        utils.find_placement("cuda", env={})
+        launch.find_placement("cuda", env={})
 
 
 @pytest.mark.parametrize(("visible", "of_node", "own"), [
@@ -90,40 +91,40 @@ def test_slurm_may_show_each_of_two_tasks_its_own_gpus(visible, of_node, own, mo
     """What they see and what the node has, as Slurm 22.05 set it; test_slurm.py asks a real one."""
     see(monkeypatch, "cuda", visible)
     told = {} if of_node is None else {"SLURM_GPUS_ON_NODE": str(of_node)}
-    here = utils.find_placement(env={**STEP, **told})
+    here = launch.find_placement(env={**STEP, **told})
     assert (here.backend, str(here.device)) == ("nccl" if own else "gloo", f"cuda:{1 % visible}")
     two = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    here = utils.find_placement(env={**told, "SLURM_GPUS_PER_TASK": "1", **two})
+    here = launch.find_placement(env={**told, "SLURM_GPUS_PER_TASK": "1", **two})
     assert here.backend == ("nccl" if visible > 1 else "gloo"), "a torchrun's ranks all see the same"
 
 
 def test_threads_of_a_rank(monkeypatch):
     """torchrun sets OMP_NUM_THREADS=1, and only its own environment says whether the user had: not without /proc."""
-    cores, two = utils.cores(), {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    here, torchrun = utils.find_placement("cpu", env=dict(two)), {**two, "TORCHELASTIC_RUN_ID": "none"}
-    assert utils.threads_per_rank(here, {**two, "OMP_NUM_THREADS": "1"}) == 1, "who starts ranks by hand means it"
+    cores, two = launch.cores(), {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    here, torchrun = launch.find_placement("cpu", env=dict(two)), {**two, "TORCHELASTIC_RUN_ID": "none"}
+    assert launch.threads_per_rank(here, {**two, "OMP_NUM_THREADS": "1"}) == 1, "who starts ranks by hand means it"
     monkeypatch.setattr(placement.os, "getppid", lambda: "no process of /proc, as on macOS")
-    assert utils.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "1"}) == max(1, cores // 2)
-    assert utils.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "3"}) == 3
+    assert launch.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "1"}) == max(1, cores // 2)
+    assert launch.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "3"}) == 3
 
 
 @pytest.mark.parametrize(("nodelist", "first"), [("node1", "node1"), ("a3,a4", "a3"), ("n[2,5]", "n2"),
                                                  ("gpu[01-02]-ib,x9", "gpu01-ib"),
                                                  ("rack[1-2]n[07-09]", "rack1n07")])
 def test_first_node_of_a_slurm_list(nodelist, first):
-    utils.find_placement("cpu", env=(env := {**STEP, "SLURM_STEP_NODELIST": nodelist}))
+    launch.find_placement("cpu", env=(env := {**STEP, "SLURM_STEP_NODELIST": nodelist}))
     assert env["MASTER_ADDR"] == first
 
 
 def test_unusable_launcher_environment_is_named():
     with pytest.raises(ValueError, match="WORLD_SIZE is not set"):
-        utils.find_placement("cpu", env={"RANK": "0"})
+        launch.find_placement("cpu", env={"RANK": "0"})
     with pytest.raises(ValueError, match="'four'"):
-        utils.find_placement("cpu", env={"RANK": "0", "WORLD_SIZE": "four"})
+        launch.find_placement("cpu", env={"RANK": "0", "WORLD_SIZE": "four"})
     for name, wrong in (("SLURM_NODEID", "9"), ("SLURM_NODEID", "-1"), ("SLURM_STEP_NODELIST", ""),
                         ("SLURM_STEP_TASKS_PER_NODE", ""), ("SLURM_GPUS_ON_NODE", "many")):
         with pytest.raises(ValueError, match=f"{name}.*{wrong}" if wrong != "many" else wrong):
-            utils.find_placement("cpu", env={**STEP, name: wrong})
+            launch.find_placement("cpu", env={**STEP, name: wrong})
 
 
 @pytest.mark.parametrize(("gpus", "local_ranks", "backend", "device"), [
@@ -133,11 +134,11 @@ def test_backend_and_device_by_gpus_and_local_ranks(gpus, local_ranks, backend, 
     see(monkeypatch, "cuda", gpus)
     env = {"RANK": str(local_ranks - 1), "WORLD_SIZE": str(local_ranks), "LOCAL_RANK": str(local_ranks - 1),
            "LOCAL_WORLD_SIZE": str(local_ranks)}
-    here = utils.find_placement(env=env)
+    here = launch.find_placement(env=env)
     assert (here.backend, str(here.device)) == (backend, device)
     if gpus < local_ranks:
         with pytest.raises(ValueError, match="--backend nccl needs a GPU for each"):
-            utils.find_placement(backend="nccl", env=env)
+            launch.find_placement(backend="nccl", env=env)
 
 
 @pytest.mark.parametrize("gpu", [False, True])

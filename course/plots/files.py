@@ -6,7 +6,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 
-import options
+import files
 from course.plots import comparison, training
 
 OF_RUNS = (training.loss_by_epoch, training.loss_by_time, training.accuracy_by_epoch, training.phases,
@@ -31,7 +31,7 @@ def write_all(df: pd.DataFrame, table: pd.DataFrame, folder: Path, say) -> list[
             say(f"{draw.__name__}: {error}")
             continue
         path = folder / f"{draw.__name__}.png"
-        with options.whole(path) as part:
+        with files.whole(path) as part:
             figure.savefig(part, format="png")
         plt.close(figure)
         written.append(path)

@@ -20,10 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import data
+import launch
 import models
 import utils
 from course import rank_program
-from options import check_writable, nonempty_path, positive
+from files import check_writable
+from options import nonempty_path, positive
 
 
 class TextbookNet(models.ConvNet):
@@ -63,9 +65,9 @@ def main():
         if not (args.data_path / "cifar10.pt").is_file():
             check_writable("--data-path", args.data_path)
 
-    here = utils.find_placement(device="cpu")
-    torch.set_num_threads(utils.threads_per_rank(here))
-    utils.init_distributed_mode(here)
+    here = launch.find_placement(device="cpu")
+    torch.set_num_threads(launch.threads_per_rank(here))
+    launch.init_distributed_mode(here)
     torch.manual_seed(0)
     info = data.DATASETS["cifar10"]
     to_tensor = torchvision.transforms.ToTensor()
@@ -100,7 +102,7 @@ def main():
             print(json.dumps({"kind": "epoch", "time": time.time(), "epoch": epoch, "loss": loss.item(),
                               "seconds": sum(seconds.values()), **phases}), flush=True)
     dist.barrier()
-    utils.end_distributed_mode()
+    launch.end_distributed_mode()
 
 
 if __name__ == "__main__":

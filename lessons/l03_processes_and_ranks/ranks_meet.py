@@ -16,7 +16,8 @@ import time
 
 from course import rank_program
 from course.rendezvous import rank_file
-from options import check_output, nonempty_path, positive
+from files import check_output
+from options import nonempty_path, positive
 
 # set by torchrun for each rank
 VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR",
@@ -62,13 +63,13 @@ def meet(me, args):
     import psutil
     import torch.distributed as dist
 
-    import utils
+    import launch
 
     found = {}
     for url in args.url:
         if dist.is_initialized():
             dist.destroy_process_group()
-        utils.init_distributed_mode(utils.find_placement("cpu", "gloo"), url, args.timeout)
+        launch.init_distributed_mode(launch.find_placement("cpu", "gloo"), url, args.timeout)
         dist.barrier()  # all are connected
         port = os.environ["MASTER_PORT"] if url == "env://" else url.rpartition(":")[2] if "tcp://" in url else 0
         found[url] = {"port": int(port), "processes": {f"rank {me['rank']}": sockets(psutil.Process())}}

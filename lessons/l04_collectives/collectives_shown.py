@@ -11,10 +11,10 @@ import time
 import torch
 import torch.distributed as dist
 
-import utils
+import launch
 from course import rank_program
 from course.rank_program import gathered
-from options import check_output
+from files import check_output
 
 MOST_RANKS = 7  # the pictures have a colour for each
 
@@ -232,7 +232,7 @@ def main():
                         help=f"one or more of: {', '.join(names)}; default: all")
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement("cpu", "gloo")
+        here = launch.find_placement("cpu", "gloo")
         if not 2 <= here.world_size <= MOST_RANKS or here.nodes > 1:
             raise ValueError(f"this shows 2 to {MOST_RANKS} ranks of one machine: "
                              "torchrun --nproc_per_node=4 lessons/l04_collectives/collectives_shown.py")

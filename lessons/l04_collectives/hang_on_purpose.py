@@ -15,9 +15,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-import utils
+import launch
 from course import rank_program
-from options import check_output
+from files import check_output
 
 
 def different(rank, ranks, tensor, group, timeout):
@@ -68,7 +68,7 @@ def main():
     parser = rank_program.parser(__doc__, out="write to this file what each rank saw", timeout=3)  # of each try
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement("cpu", "gloo")
+        here = launch.find_placement("cpu", "gloo")
         if here.world_size < 3 or here.nodes > 1:
             raise ValueError("this needs three ranks or more of one machine: "
                              "torchrun --nproc_per_node=3 lessons/l04_collectives/hang_on_purpose.py")

@@ -18,11 +18,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
+import launch
 import models
 import shortcuts
-import utils
 from course import rank_program
-from options import check_output, positive
+from files import check_output
+from options import positive
 
 LR = 0.02
 BEFORE = 100  # steps of training with 64 other images each: of a new model all losses are about the same
@@ -169,7 +170,7 @@ def main():
     parser.add_argument("--images", type=positive(int), default=10, help="the ranks share so many")
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement("cpu", "gloo")
+        here = launch.find_placement("cpu", "gloo")
         if here.world_size < 2 or args.images < here.world_size or args.images % here.world_size == 0:
             raise ValueError(f"--images {args.images} on {here.world_size} rank(s): take two ranks or more, and a "
                              "larger number of images that does not divide by theirs")

@@ -20,11 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import data
+import launch
 import models
 import shortcuts
-import utils
 from course import rank_program
-from options import check_output, positive
+from files import check_output
+from options import positive
 
 BUCKET_BYTES = 40_000  # of the own steps: LeNet's gradients then fill three
 LR = 0.05
@@ -154,7 +155,7 @@ class Lab:
     """What every step gets: who this rank is, and the images."""
 
     args: object
-    here: utils.Placement
+    here: launch.Placement
     whole: list
     """(images, labels) of each training step, for one process: all ranks' images."""
     dataset: str
@@ -264,11 +265,11 @@ def run(parser, steps):
     """Join the ranks, take each --step, and write what was found. `steps`: {name: step(lab)}."""
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement(backend="gloo")
+        here = launch.find_placement(backend="gloo")
         check(args, here)
         train_set, _ = rank_program.dataset(args)
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: SyncBatchNorm is compared in full precision
-    torch.set_num_threads(utils.threads_per_rank(here))
+    torch.set_num_threads(launch.threads_per_rank(here))
     size = args.batch_size * here.world_size
     lab = Lab(args, here, [train_set.__getitems__(range(step * size, (step + 1) * size)) for step in range(args.steps)],
               train_set.name)

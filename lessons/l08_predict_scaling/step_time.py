@@ -25,13 +25,15 @@ import time
 import torch
 import torch.distributed as dist
 
+import launch
 import models
 import shortcuts
 import utils
 from course import rank_program
 from course.adjustable_training import Setting, Training
 from course.rank_program import meet
-from options import check_output, positive
+from files import check_output
+from options import positive
 
 WAYS = ["alone", "side_by_side", "by_hand", "silent", "ddp"]
 BLOCK = 0.2  # seconds: a round times about this much of each, MOST steps at most
@@ -116,9 +118,9 @@ def main():
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement(args.device)
+        here = launch.find_placement(args.device)
         train_set = check(args, here)
-    torch.set_num_threads(utils.threads_per_rank(here))
+    torch.set_num_threads(launch.threads_per_rank(here))
     shortcuts.keep_memory()
     shortcuts.defer_compiler()
     with rank_program.ranks(here, args.timeout):

@@ -20,7 +20,8 @@ import sys
 import psutil
 
 from course import rank_program
-from options import check_output, from_zero, nonempty_path, positive
+from files import check_output
+from options import from_zero, nonempty_path, positive
 
 
 def told_by_launcher():

@@ -21,11 +21,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import checkpoint
 import data
+import launch
 import models
 import shortcuts
 import utils
 from course import rank_program
-from options import check_output, nonempty_path, positive
+from files import check_output
+from options import nonempty_path, positive
 
 
 def check(args):
@@ -66,13 +68,13 @@ def be_rank(rank, args, port):
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: the parent serves it
     })
-    here = utils.find_placement(args.device)
-    torch.set_num_threads(utils.threads_per_rank(here))
-    utils.init_distributed_mode(here, timeout=args.timeout)
+    here = launch.find_placement(args.device)
+    torch.set_num_threads(launch.threads_per_rank(here))
+    launch.init_distributed_mode(here, timeout=args.timeout)
     try:
         train(here, args)
     finally:
-        utils.end_distributed_mode()
+        launch.end_distributed_mode()
     if here.backend == "gloo":
         shortcuts.exit_now()  # a thread of gloo may abort Python's own ending
 

@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 
+import files
 import options
 from course import processes, rank_program
 
@@ -90,7 +91,7 @@ def main():
     killer = Killer(args.kill, log, mark)
     with rank_program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the run, too
         if args.out:
-            options.check_output("--out", args.out)
+            files.check_output("--out", args.out)
         killer.start()
         try:
             status, said = processes.run_and_read(args.command, args.within, mark)

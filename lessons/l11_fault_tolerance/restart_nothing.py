@@ -23,6 +23,7 @@ import uuid
 
 import torch
 
+import files
 import options
 from course import processes, rank_program, rendezvous
 from lessons.l11_fault_tolerance.kill_rank import records
@@ -125,9 +126,9 @@ def main():
     mark = uuid.uuid4().hex
     try:
         with rank_program.stoppable(parser):
-            options.check_writable("--out", args.out)
+            files.check_writable("--out", args.out)
             if args.compare:
-                options.check_input("--compare", args.compare)
+                files.check_input("--compare", args.compare)
                 undisturbed = weights(args.compare)
             for name in FILES:
                 (args.out / name).unlink(missing_ok=True)

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+import launch
 import models
-import utils
 from course import rank_program
-from options import check_writable, nonempty_path
+from files import check_writable
+from options import nonempty_path
 
 ROWS, COLUMNS = 1001, 64  # a number of rows that two ranks cannot share equally
 
@@ -76,7 +77,7 @@ def main():
             raise ValueError(f"--load {args.load}: no checkpoint there (no .metadata); write one with --save")
         if args.save and (args.save / ".metadata").exists():  # overwritten file by file, it would be neither in between
             raise ValueError(f"--save {args.save}: holds a checkpoint already; name a folder of its own for each")
-        here = utils.find_placement("cpu", "gloo")
+        here = launch.find_placement("cpu", "gloo")
         if args.save:
             check_writable("--save", args.save)
     with rank_program.ranks(here, args.timeout):

@@ -15,7 +15,7 @@ from tests import runner
 GROUP, DRIVER = "lessons/l11_fault_tolerance/torchft_loop.py", "lessons/l11_fault_tolerance/restart_nothing.py"
 # 601 images: they do not divide by 2, and the last batch is smaller
 SMALL = ["--device", "cpu", "--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--batch-size", 32]
-needs_torchft = pytest.mark.skipif(not find_spec("torchft"), reason="torchft not installed (pip install -e '.[rivals]')")
+needs_torchft = pytest.mark.skipif(not find_spec("torchft"), reason="torchft is not installed")
 
 
 @needs_torchft

@@ -31,6 +31,7 @@ from torch.utils.data import DistributedSampler
 
 import checkpoint
 import data
+import launch
 import models
 import options
 import run_log
@@ -84,7 +85,7 @@ def learn(manager, model, optimizer, batch, steps, log):
 
 
 def train(args, here):
-    torch.set_num_threads(utils.threads_per_rank(here))
+    torch.set_num_threads(launch.threads_per_rank(here))
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, here)
     raw_model = models.make_model(args, train_set, here.device)

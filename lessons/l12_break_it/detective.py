@@ -7,6 +7,7 @@ It prints what each run would have logged. The letters are shuffled: check.py ha
 
 import os
 
+import files
 import options
 from course import rank_program
 from lessons.l12_break_it.check import TRUTH
@@ -80,7 +81,7 @@ def main():
         parser.error("this needs two ranks: torchrun --nproc_per_node=2 …")
     if args.out:
         with parser.one_line():
-            options.check_output("--out", args.out)
+            files.check_output("--out", args.out)
     import torch.distributed as dist
 
     import shortcuts

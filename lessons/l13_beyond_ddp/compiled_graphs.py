@@ -12,13 +12,13 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-import utils
+import launch
 from course import rank_program
+from files import check_output
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_in_use import LARGER, apart, fresh, gradients
 from lessons.l13_beyond_ddp.shard_model import Watchdog
 from lessons.l13_beyond_ddp.shard_ways import own_share, shard_blocks
-from options import check_output
 
 
 def ddp(model, ranks, backend, megabytes, optimized=True):
@@ -74,7 +74,7 @@ def main():
     parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", timeout=60)
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement("cpu", "gloo")
+        here = launch.find_placement("cpu", "gloo")
         if here.world_size < 2:
             raise ValueError("this is for 2 ranks or more: torchrun --nproc_per_node=2")
         check_output("--out", args.out)

@@ -31,12 +31,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-import utils
+import launch
 from course import rank_program
+from files import check_output, check_writable
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_model import Watchdog, whole
 from lessons.l13_beyond_ddp.shard_ways import Setup, adam, fsdp, one, own_share, shard_blocks
-from options import check_output, check_writable, nonempty_path, positive
+from options import nonempty_path, positive
 
 RANKS = 4  # HSDP's mesh is 2 x 2
 MOST = 0.5  # the norm that clipping leaves; that of the first gradients is larger
@@ -388,7 +389,7 @@ def parse():
     with parser.one_line():
         if args.steps < 2:
             raise ValueError(f"--steps {args.steps}: two or more, for each is counted in another way")
-        here = utils.find_placement("cpu", "gloo")
+        here = launch.find_placement("cpu", "gloo")
         if args.save and (here.world_size != RANKS or here.nodes > 1):
             raise ValueError(f"--save is for {RANKS} ranks of one machine: torchrun --nproc_per_node={RANKS}")
         if args.load and here.world_size < 2:

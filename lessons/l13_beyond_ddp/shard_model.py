@@ -20,11 +20,12 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-import utils
+import launch
 from course import rank_program
+from files import check_output
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_ways import MICRO_BATCHES, WAYS, limits
-from options import check_output, positive
+from options import positive
 
 MOST_RANKS = 4  # the model has four layers, one a stage
 PIPELINES, TIMED = ("gpipe", "1f1b"), 7  # steps of each with the model LARGER, of which the median is drawn
@@ -38,12 +39,12 @@ class Watchdog:
     """Ends this process where `beat` is not called for so many seconds: a mesh's groups would wait half an hour."""
 
     def __init__(self, here, seconds):
-        self.seconds, self.timer = seconds, threading.Timer(seconds, utils.give_up)
+        self.seconds, self.timer = seconds, threading.Timer(seconds, launch.give_up)
         self.who = f"rank {here.rank} of {here.world_size} has waited {seconds:g} s for the others in"
 
     def beat(self, doing):
         self.timer.cancel()
-        self.timer = threading.Timer(self.seconds, utils.give_up, [f"{self.who}: {doing}"])
+        self.timer = threading.Timer(self.seconds, launch.give_up, [f"{self.who}: {doing}"])
         self.timer.daemon = True
         self.timer.start()
 
@@ -159,7 +160,7 @@ def main():
     parser = get_parser()
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement("cpu", "gloo")
+        here = launch.find_placement("cpu", "gloo")
         check(args, here)
     torch.set_num_threads(1)
     with rank_program.ranks(here, args.timeout):

@@ -21,12 +21,13 @@ from dataclasses import asdict, replace
 
 import torch
 
+import launch
 import shortcuts
-import utils
 from course import rank_program
 from course.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
 from course.timing import slowest, timed
-from options import check_output, positive
+from files import check_output
+from options import positive
 
 FEWEST = 3  # rounds
 
@@ -110,7 +111,7 @@ def main():
     add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement(args.device)
+        here = launch.find_placement(args.device)
         check(args, here)
         train_set, test_set = rank_program.dataset(args)
     if "compile" not in args.change:

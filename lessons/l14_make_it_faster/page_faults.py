@@ -22,13 +22,14 @@ import psutil
 import torch
 
 import data
+import launch
 import models
 import shortcuts
-import utils
 from course import rank_program
 from course.adjustable_training import Setting, Training
+from files import check_output
 from lessons.l14_make_it_faster.compare_changes import FEWEST, summary
-from options import check_output, positive
+from options import positive
 
 WAYS = ["returned", "kept"]
 WARM_UP = 5  # steps: they bring libraries in, and show the C library how much memory a step takes
@@ -42,7 +43,7 @@ def train(pipe, way, dataset, args):
     if way == "kept":
         shortcuts.keep_memory()
     shortcuts.defer_compiler()
-    here, training = utils.find_placement("cpu", env={}), None
+    here, training = launch.find_placement("cpu", env={}), None
     with suppress(EOFError, ConnectionError):  # whoever asks has ended, and said why
         while asked := pipe.recv():
             if isinstance(asked, str):
@@ -97,7 +98,7 @@ def main():
         pipes[way], theirs = spawn.Pipe()
         spawn.Process(target=train, args=(theirs, way, dataset, args), daemon=True).start()  # it ends with this one
         theirs.close()  # the child has it: its end is then heard here
-    found = {**rank_program.measured_on(utils.find_placement("cpu", env={})), "threads": 1, "dataset": dataset,
+    found = {**rank_program.measured_on(launch.find_placement("cpu", env={})), "threads": 1, "dataset": dataset,
              "can_keep": shortcuts.keep_memory(), "models": {}}
     for model in args.model:
         found["models"][model] = one = compare(pipes, model, args)

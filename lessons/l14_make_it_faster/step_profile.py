@@ -25,12 +25,14 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import launch
 import shortcuts
 import utils
 from course import rank_program, timing
 from course.adjustable_training import MODELS, Setting, Training
 from course.predict.fit import fit
-from options import check_output, positive
+from files import check_output
+from options import positive
 
 WARM_UP = 3  # updates before anything is timed
 SMALL = 16  # images: with the usual batch it makes a line
@@ -199,7 +201,7 @@ def main():
     add("--steps", type=positive(int), default=9, help="updates that are timed, profiled, and timed again; default: 9")
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement("cpu")
+        here = launch.find_placement("cpu")
         check_output("--out", args.out)
         train_set = rank_program.dataset(args)[0]
     torch.set_num_threads(1)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import data
+import launch
 import shortcuts
-import utils
 from course import adjustable_training, processes
 from course.adjustable_training import Setting, Training
 from lessons.l14_make_it_faster import compare_changes, gains, pictures, step_profile
@@ -176,7 +176,7 @@ def test_one_process_profile_serves_every_prediction(tmp_path):
 
 def second_rank():
     """The placement of a process that believes it has another beside it, though its group is of one."""
-    return replace(utils.find_placement("cpu", env={}), world_size=2)
+    return replace(launch.find_placement("cpu", env={}), world_size=2)
 
 
 def random_images():

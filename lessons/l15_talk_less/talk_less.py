@@ -22,13 +22,15 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+import launch
 import models
 import shortcuts
 import utils
 from course import rank_program
 from course.rank_program import meet
+from files import check_output
 from lessons.l15_talk_less.talk_ways import WAYS
-from options import check_output, from_zero, positive
+from options import from_zero, positive
 
 DEFAULT = ["never", "ddp", "accumulate:8", "local:8", "local:32", "diloco:32", "bf16", "powersgd"]
 
@@ -120,9 +122,9 @@ def main():
     parser.set_defaults(channels_last=False)  # diloco reads the weights as one vector
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement()
+        here = launch.find_placement()
         train_set, test_set = check(args, here)
-    torch.set_num_threads(utils.threads_per_rank(here))
+    torch.set_num_threads(launch.threads_per_rank(here))
     shortcuts.keep_memory()
     shortcuts.defer_compiler()
     with rank_program.ranks(here, args.timeout):

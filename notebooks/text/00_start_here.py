@@ -50,6 +50,7 @@ import nbformat
 import torch
 import torch.distributed as dist
 
+import launch
 import data
 import utils
 from course import plots, runs
@@ -63,7 +64,7 @@ ranks = 2  # processes of the second run
 # ## What this machine has
 
 # %%
-cores = utils.cores()
+cores = launch.cores()
 gpus = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
 backends = [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
 train_set, test_set = data.get_dataset("auto")

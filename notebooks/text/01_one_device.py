@@ -46,6 +46,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
+import launch
 import data
 import models
 import utils
@@ -67,7 +68,7 @@ dataset = "auto"  # cifar10, or synthetic where it cannot be had
 # Matrix products are then faster and a little less exact; convolutions are so without it.)
 
 # %%
-device = utils.find_placement().device  # a GPU, if there is one
+device = launch.find_placement().device  # a GPU, if there is one
 torch.set_num_threads(1)
 cpu_set = data.get_dataset(dataset)[0].first(samples)
 train_set = cpu_set.first(samples, device)  # on a GPU the images lie in its memory

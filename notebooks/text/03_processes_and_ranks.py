@@ -374,7 +374,7 @@ check.fetched("results/live/03_fetch.py")
 # check.fetched.solution()
 
 # %% [markdown]
-# This lesson as a program: `find_placement` in [`placement.py`](../placement.py) reads the variables, and
+# This lesson as a program: `find_placement` in [`launch.py`](../launch.py) reads the variables, and
 # `init_distributed_mode` in [`utils.py`](../utils.py) makes the group, with backend and timeout. The manual:
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).
 

@@ -50,6 +50,7 @@ import pandas as pd
 import psutil
 import torch
 
+import launch
 import utils
 from course import plots, runs
 from lessons.l07_performance import check, show
@@ -74,7 +75,7 @@ ceiling_rounds = 5  # each: a second for each number of processes that never tal
 # two ranks cannot be twice as fast.)
 
 # %%
-cores, gpus = utils.cores(), torch.cuda.device_count()
+cores, gpus = launch.cores(), torch.cuda.device_count()
 devices = gpus or cores
 os.environ["OMP_NUM_THREADS"] = "1"
 lesson.verdict(show.machine(cores, gpus, busy=psutil.cpu_percent(interval=1)))

@@ -49,6 +49,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+import launch
 import models
 import utils
 from course import plots, predict, runs
@@ -250,7 +251,7 @@ table = step_parts.parts(found("steps")["models"]["lenet"]["points"])
 alone = table.groupby("batch_size")["a step alone"].median()
 step = StepTime.fit(alone.index, alone)
 gradient_bytes = sum(4 * p.numel() for p in models.ConvNet().parameters())
-job = Job(step, gradient_bytes, Measured({ranks: (alpha, beta)}), cores=utils.cores())
+job = Job(step, gradient_bytes, Measured({ranks: (alpha, beta)}), cores=launch.cores())
 first = job.predict(ranks, batch_size).seconds
 lesson.table(show.first(
     step, alpha + beta * gradient_bytes, gradient_bytes, first, ranks, batch_size))

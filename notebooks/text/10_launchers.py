@@ -46,6 +46,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 
+import launch
 import data
 import models
 from course import plots, processes, slurm
@@ -474,7 +475,7 @@ check.line(my_line)
 # (Shortly before the job's time is over Slurm sends the signal USR1, so that `main.py` can save and stop. torchrun would
 # die of it: `trap "" USR1` makes it deaf to that signal, and `exec` then starts it.) In the first way nobody sets
 # `RANK`. Slurm tells each task the same facts under other names, and `main.py` translates them (`adopt_slurm` in
-# [placement.py](../placement.py)):
+# [launch.py](../launch.py)):
 #
 # | Slurm | torchrun |
 # |:--|:--|

@@ -50,13 +50,13 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed.constants as defaults
 
-import checkpoint
 import data
 import options
 from course import plots, processes
 from course.hosts import Cluster, where
 from lessons.l11_fault_tolerance import check, lose_node, pictures, sharded_checkpoint, show, torchft_loop
 from lessons.l11_fault_tolerance.kill_rank import records
+from run import Run
 
 # %% tags=["parameters"]
 samples = 6000  # training images
@@ -163,7 +163,7 @@ lesson.verdict(show.apart(whole, killed, largest))
 # %% [markdown]
 # Equal bits do not come by themselves. The checkpoint must hold *all* that the next step depends on: also the learning
 # rate schedule, the place in the shuffled order, and the random states. `main.py` even repeats how DDP orders its
-# buckets (`settle_buckets` in `checkpoint.py`), because sums in another order have other last bits. It holds for the
+# buckets (`settle_buckets` in `run.py`), because sums in another order have other last bits. It holds for the
 # same number of ranks. On a GPU it also needs [deterministic
 # kernels](https://docs.pytorch.org/docs/stable/notes/randomness.html).
 #
@@ -310,7 +310,7 @@ print(show.essential(console))
 # `checkpoint.py`:
 
 # %%
-lesson.code(checkpoint.Run.must_stop)
+lesson.code(Run.must_stop)
 
 # %% [markdown]
 # Read the `all_reduce`: the largest of all flags is 1 where any rank has got the signal, and **all ranks see the same

@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import files
 import options
 from course import forked_ranks, processes, rank_program
 from lessons.l12_break_it.gallery_table import ROOT, guide, read_patients, read_table
@@ -271,7 +272,7 @@ def do(args, table):
         if unknown := [name for name in args.names if name not in table]:
             raise ValueError(f"no mistake {unknown[0]!r}; `scripts/broken/gallery.py list` names them")
         if args.out:
-            options.check_output("--out", args.out)
+            files.check_output("--out", args.out)
         return bool(check([table[name] for name in args.names or table], args.fork, args.out))
     elif not args.check:
         GUIDE.write_text(guide(table))

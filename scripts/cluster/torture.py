@@ -32,6 +32,7 @@ import torch
 
 import checkpoint
 import data
+import files
 import options
 import run_log
 from course import processes, rank_program, runs
@@ -412,7 +413,7 @@ def main():
     args = parser.parse_args()
     if args.json:
         with parser.one_line():
-            options.check_output("--json", args.json)
+            files.check_output("--json", args.json)
     warnings.simplefilter("ignore")
     table = []
     for name in args.only:

@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 
+import files
 import options
 from course import processes, rank_program
 from course.failures import explain
@@ -35,7 +36,7 @@ def main():
         parser.error("give a command after --, or --log FILE")
     with parser.one_line():
         if args.log:
-            options.check_input("--log", args.log)
+            files.check_input("--log", args.log)
     start = time.monotonic()
     with rank_program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the command, too
         status, output = ((1, processes.without_folders(args.log.read_text(errors="replace"))) if args.log else

@@ -37,7 +37,8 @@ from functools import partial
 from pathlib import Path
 
 from course import processes, rank_program
-from options import check_output, nonempty_path, positive
+from files import check_output
+from options import nonempty_path, positive
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = [sys.executable]

@@ -19,11 +19,12 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-import utils
+import launch
 from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
 from course.timing import VALUE, prepare, slowest, timed
-from options import check_output, positive
+from files import check_output
+from options import positive
 
 WARM_UP = 3  # calls for each size, before any is timed
 BLOCK = 0.02  # seconds: calls are timed in blocks of about this length, 50 calls at most
@@ -94,11 +95,11 @@ def main():
         help="nccl: between GPUs; gloo: between CPUs; auto: nccl where each rank has a GPU of its own, else gloo")
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement(backend=args.backend)
+        here = launch.find_placement(backend=args.backend)
         sizes = check(args, here)
     if here.backend == "gloo":
         here = replace(here, device=torch.device("cpu"))
-    torch.set_num_threads(utils.threads_per_rank(here))
+    torch.set_num_threads(launch.threads_per_rank(here))
     with rank_program.ranks(here, args.timeout):
         found = {**rank_program.measured_on(here), "nodes": here.nodes, "backend": here.backend, "rounds": args.rounds,
                  "time": time.time(), "ops": {}}

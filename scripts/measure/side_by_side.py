@@ -15,13 +15,15 @@ import time
 
 import torch
 
+import launch
 import models
 import shortcuts
 import utils
 from course import rank_program
 from course.adjustable_training import Setting, Training
 from course.rank_program import meet, synchronise
-from options import check_output, positive
+from files import check_output
+from options import positive
 
 WARM_UP = 5  # steps
 
@@ -85,9 +87,9 @@ def main():
     add("--samples", type=positive(int), default=8192, help="images that the steps draw from; default: 8192")
     args = parser.parse_args()
     with parser.one_line():
-        here = utils.find_placement()
+        here = launch.find_placement()
         train_set = check(args, here)
-    torch.set_num_threads(utils.threads_per_rank(here))
+    torch.set_num_threads(launch.threads_per_rank(here))
     shortcuts.keep_memory()
     shortcuts.defer_compiler()
     with rank_program.ranks(here, args.timeout):

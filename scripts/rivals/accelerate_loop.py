@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import checkpoint
 import data
+import launch
 import models
 import utils
 from course import framework_run, rank_program
@@ -27,7 +28,7 @@ def train(args, here, run):
 
     group = InitProcessGroupKwargs(backend=here.backend, timeout=timedelta(seconds=args.timeout))
     accelerator = Accelerator(cpu=args.device == "cpu", kwargs_handlers=[group] if args.strategy == "ddp" else [])
-    torch.set_num_threads(utils.threads_per_rank(here))
+    torch.set_num_threads(launch.threads_per_rank(here))
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, here)
     raw_model = models.make_model(args, train_set, accelerator.device)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import checkpoint
 import data
+import launch
 import models
 import utils
 from course import framework_run, rank_program
@@ -28,7 +29,7 @@ def train(args, here, run):
     strategy = DDPStrategy(timeout=timedelta(seconds=args.timeout)) if args.strategy == "ddp" else "auto"
     fabric = Fabric(accelerator=args.device, strategy=strategy, devices=here.local_world_size, num_nodes=here.nodes)
     fabric.launch()
-    torch.set_num_threads(utils.threads_per_rank(here))
+    torch.set_num_threads(launch.threads_per_rank(here))
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, here)
     raw_model = models.make_model(args, train_set, fabric.device)

@@ -27,11 +27,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import checkpoint
 import data
+import launch
 import models
 import options
-import placement
 import utils
 from course import framework_run, processes, rank_program
+from run import Run
 
 
 def train(config):
@@ -41,8 +42,8 @@ def train(config):
 
     args = argparse.Namespace(**config)
     here = dataclasses.replace(framework_run.resolve(args), launcher="ray")
-    with checkpoint.Run(args, here) as run:
-        torch.set_num_threads(utils.threads_per_rank(here))
+    with Run(args, here) as run:
+        torch.set_num_threads(launch.threads_per_rank(here))
         torch.manual_seed(args.seed)
         train_set, test_set = data.load(args, here)
         raw_model = models.make_model(args, train_set, here.device)
@@ -74,7 +75,7 @@ def main():
     parser.add_argument("--ranks", type=options.positive(int), default=2, help="how many Ray starts")
     args = framework_run.parse(parser, "ray")
     with parser.one_line():
-        launcher = placement.find_placement().launcher
+        launcher = launch.find_placement().launcher
         if launcher != "python":
             raise ValueError(f"Ray starts the ranks, and {launcher} has started this: start it with plain python")
         ranks = vars(args).pop("ranks")  # no option of main.py's
@@ -83,7 +84,7 @@ def main():
             if path := getattr(args, name):
                 setattr(args, name, str(Path(path).resolve()))
         gpus = ranks if here.device.type == "cuda" else 0
-        cores = max(1, utils.cores() // ranks)
+        cores = max(1, launch.cores() // ranks)
         # stoppable twice: ray.init takes SIGTERM for itself
         with (rank_program.stoppable(parser), own_ray(ranks * cores, gpus, args.timeout) as folder,
               rank_program.stoppable(parser)):
