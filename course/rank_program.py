@@ -84,6 +84,7 @@ def ranks(here, timeout):
     """
     import torch.distributed as dist
 
+    import launch
 
     if here.world_size > 1:
         with options.Parser().one_line():
