@@ -21,6 +21,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
+from files import file_lock
 from course.lesson import some
 from lessons.l12_break_it.gallery_table import anchor
 
@@ -127,8 +128,6 @@ def build(executed=False):
         raise RuntimeError("no pages: site/ is missing; is this a whole clone of the course?")
     citation = yaml.safe_load(Path("CITATION.cff").read_text(encoding="utf-8"))
     Path("build").mkdir(exist_ok=True)
-    from data import file_lock  # late: it brings torch
-
     with file_lock("build/site.lock", 2 * SLOW):
         changed = lay_out(executed, citation["repository-code"], citation["version"])
         if changed or not executed or not WHOLE_SITE.exists():  # Sphinx mends no half site, and removes no page

@@ -81,7 +81,7 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
 def test_ddp_sends_no_batchnorm_statistics_at_each_step(tmp_path):
     """evaluate() does, once: the test above. DDP's default would give rank 1 the count of rank 0."""
     script = tmp_path / "buffers.py"
-    script.write_text("""import main, models, options, placement, torch, utils
+    script.write_text("""import launch, main, models, options, torch, utils
 args = options.get_parser().parse_args(["--strategy", "ddp"])
 args.device, here = "cpu", launch.find_placement("cpu", "gloo")
 launch.init_distributed_mode(here)
