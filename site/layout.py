@@ -21,8 +21,8 @@ from pathlib import Path
 import nbformat
 import yaml
 
-from files import file_lock
 from course.lesson import some
+from files import file_lock
 from lessons.l12_break_it.gallery_table import anchor
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
