@@ -23,7 +23,7 @@ LIMIT = 150  # seconds; a run that takes longer hangs
 LESSONS = sorted(f"lessons.{path.parent.name}.check" for path in ROOT.glob("lessons/l*/check.py"))
 # In the one process that a pytest process forks all ranks from: what the slowest of them would import for seconds
 PRELOAD = ["torch._dynamo", "torch._inductor", "torch.nn.parallel", "torch.distributed.fsdp",
-           "torch.distributed.elastic.multiprocessing.errors", *LESSONS, "tests.test_checks"]
+           "torch.distributed.elastic.multiprocessing.errors", *LESSONS, "tests.test_exercises"]
 
 
 def prepare_to_fork():
