@@ -45,6 +45,7 @@ def one_process(tmp_path_factory):
     return train(tmp_path_factory.mktemp("one"), 0, "--no-shuffle")
 
 
+@pytest.mark.promise("one model")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ddp_equals_one_process_on_the_whole_batch(ranks, one_process, tmp_path):
     (expected, expected_epochs), (weights, epochs) = one_process, train(tmp_path, ranks, "--no-shuffle")
@@ -65,6 +66,7 @@ def test_shuffled_ranks_together_see_what_one_process_sees(tmp_path):
     assert max((weights[name] - value).abs().max() for name, value in expected.items()) < 1e-5
 
 
+@pytest.mark.promise("each image once")
 def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
     """With BatchNorm the ranks' statistics differ: what is reported must be what is saved."""
     weights, epochs = train(tmp_path, 3, "--model", "resnet")
@@ -280,6 +282,7 @@ def test_lost_loss_stops_the_run(tmp_path):
     assert end["kind"] == "end" and end["status"] == "failed" and "FloatingPointError" in end["error"]
 
 
+@pytest.mark.promise("bounded waits")
 def test_other_ranks_that_never_come_are_named(tmp_path):
     port = str(rendezvous.free_port())
     done = runner.run(0, *SMALL, "--timeout", 3, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",

@@ -374,6 +374,7 @@ def progress(page):
     return page.locator("#at").inner_text()
 
 
+@pytest.mark.promise("offline pages")
 @pytest.mark.browser
 @pytest.mark.parametrize("name", NAMES)
 def test_slides_ask_nobody_and_nothing_is_cut_off(name, opened):
