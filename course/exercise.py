@@ -31,6 +31,7 @@ import textwrap
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -116,7 +117,10 @@ class Exercise:
         print(textwrap.fill(self.hint_text, 100))
 
     def solution(self) -> None:
-        print(textwrap.dedent(inspect.getsource(self.answer)) if callable(self.answer) else self.answer)
+        if isinstance(self.answer, Path):
+            print(self.answer.read_text(encoding="utf-8"))
+        else:
+            print(textwrap.dedent(inspect.getsource(self.answer)) if callable(self.answer) else self.answer)
 
 
 def exercise(*, solution, hint: str, mistakes: dict[str, Any]) -> Callable[[Callable], Exercise]:

@@ -262,7 +262,8 @@ main.main()
 
 def test_drifted_replicas_stop_the_run(tmp_path):
     script = tmp_path / "rank_1_drifts.py"
-    script.write_text("""import os, checkpoint, main, torch
+    script.write_text("""import os, main, torch
+from run import Run
 whole = Run.end_epoch
 def end_epoch(run, *args):
     if os.environ["RANK"] == "1":
