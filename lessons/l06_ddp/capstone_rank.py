@@ -1,5 +1,5 @@
-"""Watches one rank of a learner's program, for capstone.py: which images it trains on and tests, what it prints and saves,
-and where it waits for other ranks.
+"""Watches one rank of a learner's program, for capstone.py: which images it trains on and tests, what it prints and
+saves, and where it waits for other ranks.
 
 The program runs unchanged, except that data.get_dataset gives two small sets, and that each collective first asks every
 rank whether it calls the same one. So ranks that would wait forever are found at once, with the place of each.
