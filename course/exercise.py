@@ -1,6 +1,4 @@
-"""Exercises that check themselves: one module a lesson, one `Exercise` each.
-
-In a notebook:
+"""Exercises that check themselves. In a notebook:
 
     from lessons.l05_distributed_sampler import check
 
@@ -11,75 +9,182 @@ In a notebook:
     check.shard.hint()
     check.shard.solution()
 
-A lesson's module makes an exercise with the decorator:
+A lesson's check.py makes an exercise from a generator of cases:
 
-    @exercise(solution=..., hint="...", mistakes={"These are blocks ...": wrong_function})
-    def shard(attempt):
+    @exercise(solution=shard_by_hand, hint="...", mistakes={"These are blocks ...": blocks, ...})
+    def shard(answer):
         '''What the learner has shown, as one sentence: printed after "Right."'''
-        for miss in misses(shard, attempt, [(20, 0, 2), (21, 1, 2)]):
-            miss.tell("With n={n}, rank={rank}, world_size={world_size} you gave {got}.")
+        for n, rank, world_size in drawn([(20, 0, 2), (21, 1, 2)], draw=...):
+            got, right = answer(n, rank, world_size), list(DistributedSampler(...))
+            yield Case(got, right, f"With n={n} ... you gave {got}, the sampler gives {right}.")
 
-`mistakes` are the typical wrong answers, {what to say: the answer}; the tests hold that each gets a message of its own.
-`misses` (cases.py) finds the one behind an answer. A check that judges without it raises Wrong, with the first reason
-that fits, and its mistakes have short names:
-
-        raise because("Rank 5: you gave (2, 1).", (got == expected[::-1], "The two are swapped."), ...)
+The check runs the learner's answer. Only if a case is wrong does it run the typical mistakes on the same cases; the
+message of the one that behaves the same explains the error. `exercise_on_ranks` in course/on_ranks.py does the same
+for answers that run on ranks.
 """
 
 import base64
 import inspect
+import math
 import pickle
 import textwrap
 import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, type(None))
+NEVER_BEGAN = "never began"  # how ranks ended that a busy machine did not start: no fault of the answer
+seed = ""  # a grader sets it, so that an answer written for the cases that a learner saw does not pass
 
 
 class Wrong(Exception):
-    """Raised by a check. The message explains the mistake to the learner."""
+    """Raised by a check that cannot go on. The message explains the mistake to the learner."""
 
 
-def because(said, *reasons):
-    """The Wrong that says what came out, and why: the first of `reasons`, (whether it holds, its words), that holds."""
-    return Wrong(" ".join([said, *[reason for holds, reason in reasons if holds][:1]]))
+class Ended(Wrong):
+    """An answer that did not come to its end. `how` says in a word or two how it ended, such as "hung"."""
+
+    def __init__(self, message: str, how: str):
+        super().__init__(message)
+        self.how = how
+
+
+@dataclass
+class Case:
+    """One case of an exercise."""
+
+    got: Any
+    """the answer's result, of Python's own types"""
+    right: Any
+    message: str
+    """printed if the two differ: full sentences that name the case, the result and the right one"""
+    rel_tol: float = 1e-6
 
 
 class Exercise:
-    """A check, its solution, its hint and the typical mistakes."""
+    """A check, its solution, its hint and the typical mistakes.
 
-    def __init__(self, check, solution, hint, mistakes):
+    check: a generator function, answer -> Cases. solution: the right answer, a function or a value. mistakes:
+    {message for the learner who made it: the wrong answer}.
+    """
+
+    def __init__(self, check: Callable[[Any], Iterable[Case]], solution, hint: str, mistakes: dict[str, Any]):
         self.check, self.answer, self.hint_text, self.mistakes = check, solution, hint, mistakes
         self.__name__, self.__doc__ = check.__name__, check.__doc__
 
-    def verdict(self, attempt):
+    def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
+        """For each answer its cases, and the exception that ended it early, if any."""
+        return [_observed(self.check, answer) for answer in answers]
+
+    def verdict(self, attempt) -> tuple[str, str]:
         """("untried" | "wrong" | "right", message) for the learner's function or value."""
         if attempt is None or attempt is Ellipsis:
             return "untried", "Not tried yet."
-        try:
-            self.check(attempt)
-        except NotImplementedError as error:
-            if not str(error):  # the stub's own
-                return "untried", "Not tried yet."
-            return "wrong", f"Not yet. It raised NotImplementedError: {error}"
-        except Wrong as wrong:
-            return "wrong", f"Not yet. {wrong}"
-        except Exception as error:  # whatever the learner's code does, run-all goes on
-            return "wrong", f"Not yet. It raised {type(error).__name__}: {error}"
-        return "right", f"Right. {' '.join(self.__doc__.split())}"
+        [(cases, error)] = self.observe([attempt])
+        if isinstance(error, NotImplementedError) and not str(error):  # the stub's own
+            return "untried", "Not tried yet."
+        wrong = next((number for number, case in enumerate(cases)
+                      if not same(case.got, case.right, case.rel_tol)), None)
+        if wrong is not None:
+            message = cases[wrong].message
+        elif error is None:
+            return "right", f"Right. {' '.join(self.__doc__.split())}"
+        else:
+            message = str(error) if isinstance(error, Wrong) else f"It raised {type(error).__name__}: {error}"
+        reason = "" if _end(error) == NEVER_BEGAN else self._mistake_behind(cases, error, wrong)
+        return "wrong", f"Not yet. {message} {reason}".strip()
 
-    def __call__(self, attempt):
+    def _mistake_behind(self, cases, error, wrong) -> str:
+        """The message of the mistake that behaves like the attempt: in every case, or else in the first wrong one."""
+        observed = dict(zip(self.mistakes, self.observe(list(self.mistakes.values())), strict=True))
+        for message, (its_cases, its_error) in observed.items():
+            if (_end(error) == _end(its_error) and len(cases) == len(its_cases)
+                    and all(same(a.got, b.got, a.rel_tol) for a, b in zip(cases, its_cases, strict=True))):
+                return message
+        for message, (its_cases, _) in observed.items():
+            if wrong is not None and wrong < len(its_cases) and same(
+                    cases[wrong].got, its_cases[wrong].got, cases[wrong].rel_tol):
+                return message
+        return ""
+
+    def __call__(self, attempt) -> None:
         print(textwrap.fill(self.verdict(attempt)[1], 100))
 
-    def hint(self):
+    def hint(self) -> None:
         print(textwrap.fill(self.hint_text, 100))
 
-    def solution(self):
-        print(textwrap.dedent(inspect.getsource(self.answer)) if callable(self.answer) else self.answer)
+    def solution(self) -> None:
+        if isinstance(self.answer, Path):
+            print(self.answer.read_text(encoding="utf-8"))
+        else:
+            print(textwrap.dedent(inspect.getsource(self.answer)) if callable(self.answer) else self.answer)
 
 
-def exercise(*, solution, hint, mistakes):
+def exercise(*, solution, hint: str, mistakes: dict[str, Any]) -> Callable[[Callable], Exercise]:
+    """Make an Exercise of the decorated generator."""
     return lambda check: Exercise(check, solution, hint, mistakes)
 
 
-def unpack(namespace, text):
+def _observed(check, answer):
+    cases = []
+    try:
+        for case in check(answer) or ():
+            cases.append(case)
+    except Exception as error:  # whatever the learner's code raises, run-all goes on
+        return cases, error
+    return cases, None
+
+
+def _end(error):
+    """How an answer ended, for comparison with a mistake."""
+    if isinstance(error, Ended):
+        return error.how
+    return str(error) if isinstance(error, Wrong) else type(error)
+
+
+def drawn(fixed: Iterable, draw: Callable[[Random], Any]) -> list:
+    """The cases that every learner meets; for a grader, as many new ones on top: draw(random) makes one.
+
+    The same on every rank and in every call: `random` is seeded anew each time.
+    """
+    fixed = list(fixed)
+    if not seed:
+        return fixed
+    random = Random(seed)
+    return fixed + [draw(random) for _ in fixed]
+
+
+def drawn_one(fixed, draw: Callable[[Random], Any]):
+    """A value that a check tries once: the fixed one, or for a grader what draw(random) makes in its place."""
+    return drawn([fixed], draw)[-1]
+
+
+def generator_seed() -> int:
+    """The seed of the tensors that a check makes: 0, or for a grader another."""
+    return drawn_one(0, lambda random: random.randrange(1, 10**6))
+
+
+def same(got, right, rel_tol: float = 1e-6) -> bool:
+    """Are two answers the same? Floats up to rounding, so that a float32 will do, also in a tuple; all else exactly.
+
+    Only Python's own types are, and a number of torch or NumPy: any other class decides itself what it equals.
+    """
+    got = got.item() if getattr(got, "shape", None) == () else got
+    if type(got) not in PLAIN:
+        return False
+    if isinstance(got, tuple | list) and type(got) is type(right):
+        return len(got) == len(right) and all(same(*pair, rel_tol) for pair in zip(got, right, strict=True))
+    if isinstance(got, dict) and isinstance(right, dict):
+        return got.keys() == right.keys() and all(same(got[name], right[name], rel_tol) for name in right)
+    if isinstance(got, float) and isinstance(right, int | float):
+        return math.isclose(got, right, rel_tol=rel_tol, abs_tol=1e-9)
+    return got == right
+
+
+def unpack(namespace: dict, text: str) -> None:
     """Run the packed source of a check.py in the namespace of the module that holds it: teach/learner_copy.py."""
     source = pickle.loads(zlib.decompress(base64.b85decode("".join(text.split()))))
     exec(compile(source, namespace["__file__"], "exec"), namespace)

@@ -1,11 +1,18 @@
-"""A learner's functions on ranks, which the checks of a lesson read.
+"""Exercises whose answers run on ranks.
 
-Such a lesson has `answers = Answers({name of a function: measure})`. On each rank `measure(function, here)` calls the
-learner's function and returns what it saw, a dict for JSON. The function stands in a file, which a cell has written
-with %%writefile; tests give the function itself. Each check starts the ranks anew, forked from a process that has
-torch: so an answer that hangs or dies disturbs no other.
+    @exercise_on_ranks(measure_backward, solution=backward, hint="...", mistakes={"...": mean_of_own, ...})
+    def gradient(ranks):
+        '''What the learner has shown.'''
+        for rank, measured in enumerate(ranks):
+            yield Case(measured["gradient"], measured["of one process"], f"On rank {rank} ...")
 
-Ranks tell each other what they saw through the store where they met: an answer may break a process group, but not that.
+On each rank `measure(answer, context)` calls the learner's function and returns what it saw, a dict for JSON; the check
+turns the list of these dicts, rank 0's first, into cases. The learner's function stands in a file, which a cell has
+written with %%writefile; tests give the function itself. Each check starts the ranks anew, forked from a process that
+has torch, so an answer that hangs or dies disturbs no other. If the answer is wrong, all typical mistakes run at the
+same time, each on ranks of its own: one that hangs keeps no other waiting.
+
+Ranks report through the store where they met, since an answer may break a process group, but not the store.
 """
 
 import ast
@@ -18,18 +25,19 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import shortcuts
-from course import cases
-from course.cases import drawn_one
-from course.exercise import Wrong
+from course import exercise
+from course.exercise import NEVER_BEGAN, Case, Ended, Exercise, Wrong, drawn_one
 
 # Of a check that starts ranks: how many; seconds for all they do, and to wait for one another; and until all of them
 # have begun, for which a busy machine takes long.
@@ -39,143 +47,197 @@ SAME_CALLS = "Every rank must call the same collectives, in the same order"
 
 
 @dataclass
-class Here:
-    """One of the ranks that an answer runs on."""
+class RankContext:
+    """The rank that an answer runs on."""
 
     rank: int
     world_size: int
-    store: dist.Store  # where they met
-    folder: str  # new, empty, and the same for all; an absolute path
-    timeout: float  # longest wait of the learner's function for another rank, seconds
+    store: dist.Store
+    """where the ranks met"""
+    folder: str
+    """new, empty, and the same for all ranks; an absolute path"""
+    timeout: float
+    """longest wait of the learner's function for another rank, seconds"""
 
-    def gather(self, name, mine, patience=15):
-        """What every rank has, rank 0's first: it waits for all of them, `patience` seconds at most. Each `name` serves
-        once."""
+    def gather(self, name: str, value, patience: float = 15) -> list:
+        """Every rank's value, rank 0's first, after waiting for all of them, `patience` seconds at most. Each `name`
+        serves once."""
         keys = [f"{name} {rank}" for rank in range(self.world_size)]
-        self.store.set(keys[self.rank], json.dumps(mine))
+        self.store.set(keys[self.rank], json.dumps(value))
         self.store.wait(keys, timedelta(seconds=patience))
         return [json.loads(self.store.get(key)) for key in keys]
 
 
 @dataclass
-class Answers:
-    """The functions of a lesson that run on ranks."""
+class Measurement:
+    """What to measure of a learner's function, and on which ranks."""
 
-    measures: dict  # {name of the learner's function: measure}
-    group: bool = True  # the ranks are one process group (gloo) before a function is called
-    preload: tuple = ()  # modules that the ranks find imported: what takes seconds, once for all
+    measure: Callable[[Callable, RankContext], dict]
+    name: str
+    """of the learner's function"""
+    group: bool = True
+    """the ranks are one process group (gloo) before the function is called"""
+    preload: tuple[str, ...] = ()
+    """modules that the ranks find imported: what takes seconds, once for all"""
 
-    def findings(self, name, attempt, ranks=None):
-        """What each rank saw, a list: of `ranks`, RANKS if left out, or then for a grader one or two more.
+    def run(self, attempts: list, ranks: int) -> list[list[dict] | Wrong]:
+        """For each attempt what each rank measured, or the Wrong that says how it ended. All attempts run at once.
 
-        `attempt` is a function that can be imported by name, or the path of a file.
-        NotImplementedError where one did not try; Wrong where the function was not run, or raised, or cannot be right.
+        An attempt is a function that can be imported by name, or the path of a file.
         """
-        ranks = ranks or drawn_one(RANKS, lambda random: RANKS + random.randint(1, 2))
-        if not callable(attempt) and untouched(Path(attempt), name):
-            raise NotImplementedError
-        found = self.on_each(name, attempt if callable(attempt) else str(Path(attempt).resolve()), ranks)
-        if any("untried" in rank for rank in found):
-            raise NotImplementedError
-        if wrong := [rank["wrong"] for rank in found if "wrong" in rank]:
-            raise Wrong(wrong[0])
-        raised = [(one["broken"], rank, one["raised"]) for rank, one in enumerate(found) if "raised" in one]
-        if raised:
-            _, rank, error = min(raised)  # a rank that raised explains those that waited for it
-            said = f"it raised {error}."
-            if re.search("timed out|closed by peer", error, re.IGNORECASE):
-                said = f"it waited in vain for another rank. {SAME_CALLS}: none for rank 0 alone."
-            raise Wrong(f"On rank {rank} {said}")
-        return found
-
-    def on_each(self, name, attempt, ranks):
-        """What each rank saw, a list. Wrong where a process died, or not all came to an end in time."""
         context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
-        context.set_forkserver_preload([*PRELOAD, *self.preload])
+        context.set_forkserver_preload([*PRELOAD, self.measure.__module__, *self.preload])
         with tempfile.TemporaryDirectory() as folder:
-            processes = [context.Process(target=be_rank, args=(self, name, attempt, rank, ranks, folder, cases.seed))
-                         for rank in range(ranks)]
-            for process in processes:
-                process.start()
+            groups = [_Group(self, attempt, ranks, Path(folder, str(number)), context)
+                      for number, attempt in enumerate(attempts)]
             try:
-                died = first_to_die(processes, Path(folder, "begun"))
+                while running := [group for group in groups if group.outcome is None]:
+                    wait([process.sentinel for group in running for process in group.running.values()], 0.2)
+                    for group in running:
+                        group.look()
             finally:
-                for process in processes:
-                    process.kill()
-                    process.join()
-            if died is not None:
-                status = processes[died].exitcode
-                how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-                raise Wrong(f"The process of rank {died} died ({how}). gloo ends a process whose call does not fit "
-                            f"those of the others, in size too. {SAME_CALLS}.")
-            return json.loads(Path(folder, "found.json").read_text())
+                for group in groups:
+                    group.end()
+            return [group.outcome for group in groups]
 
 
-def first_to_die(processes, begun):
-    """The number of the process that ended first with a status other than 0; None where all of them end well. `begun`:
-    a file that is there once all ranks are."""
-    give_up, answering, running = time.monotonic() + START, False, dict(enumerate(processes))
-    while running:
-        if not answering and begun.exists():
-            give_up, answering = time.monotonic() + LIMIT, True
-        if not wait([process.sentinel for process in running.values()], 0.2) and time.monotonic() > give_up:
-            if not answering:
-                raise Wrong(f"The ranks had not begun after {START} s. Your answer is not at fault: the machine has "
-                            "too much to do. Run this again.")
-            raise Wrong(f"No end within {LIMIT} s: rank {' and '.join(map(str, running))} still ran. {SAME_CALLS}.")
-        for rank, process in list(running.items()):
+class _Group:
+    """The ranks of one attempt. `outcome` is None until they have ended."""
+
+    def __init__(self, measurement, attempt, ranks, folder, context):
+        folder.mkdir()
+        self.begun, self.result, self.outcome = folder / "begun", folder / "result.json", None
+        self.processes = [context.Process(target=be_rank, args=(measurement, attempt, rank, ranks, str(folder),
+                                                                exercise.seed)) for rank in range(ranks)]
+        for process in self.processes:
+            process.start()
+        self.running = dict(enumerate(self.processes))
+        self.answering, self.give_up = False, time.monotonic() + START
+
+    def look(self):
+        """Set the outcome if a rank has died, if all have ended, or if time is up."""
+        if not self.answering and self.begun.exists():
+            self.answering, self.give_up = True, time.monotonic() + LIMIT
+        for rank, process in list(self.running.items()):
             if process.exitcode:
-                return rank
+                status = process.exitcode
+                how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+                self.outcome = Ended(f"The process of rank {rank} died ({how}). gloo ends a process whose call does "
+                                     f"not fit those of the others, in size too. {SAME_CALLS}.", "died")
+                return
             if process.exitcode == 0:
-                del running[rank]
-    return None
+                del self.running[rank]
+        if not self.running:
+            self.outcome = _outcome(json.loads(self.result.read_text()))
+        elif time.monotonic() > self.give_up and self.answering:
+            self.outcome = Ended(f"No end within {LIMIT} s: rank {' and '.join(map(str, self.running))} still ran. "
+                                 f"{SAME_CALLS}.", "never ended")
+        elif time.monotonic() > self.give_up:
+            self.outcome = Ended(f"The ranks had not begun after {START} s. Your answer is not at fault: the machine "
+                                 "is too busy. Run this again.", NEVER_BEGAN)
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+            process.join()
 
 
-def untouched(file, name):
-    """Does the function in the file begin with the stub's line, or is there none? No rank is started for that."""
+def _outcome(measured):
+    """What the ranks measured, a list; or the NotImplementedError, or the Wrong, that explains why they could not."""
+    if any("untried" in rank_result for rank_result in measured):
+        return NotImplementedError()
+    if wrong := [rank_result["wrong"] for rank_result in measured if "wrong" in rank_result]:
+        return Wrong(wrong[0])
+    raised = [(rank_result["broken"], rank, rank_result["raised"]) for rank, rank_result in enumerate(measured)
+              if "raised" in rank_result]
+    if not raised:
+        return measured
+    _, rank, error = min(raised)  # a rank that raised explains those that waited for it
+    if re.search("timed out|closed by peer", error, re.IGNORECASE):
+        return Ended(f"On rank {rank} it waited in vain for another rank. {SAME_CALLS}: none for rank 0 alone.", "hung")
+    return Ended(f"On rank {rank} it raised {error}.", f"raised {error.split(':')[0]}")
+
+
+class ExerciseOnRanks(Exercise):
+    """An Exercise whose check gets what was measured on the ranks. `ranks` says on how many."""
+
+    def __init__(self, check, solution, hint, mistakes, measurement: Measurement, ranks: Callable[[], int]):
+        super().__init__(check, solution, hint, mistakes)
+        self.measurement, self.ranks = measurement, ranks
+
+    def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
+        observed: list[Any] = [None if callable(answer) else _unreadable(Path(answer), self.measurement.name)
+                               for answer in answers]
+        if to_run := [number for number, problem in enumerate(observed) if problem is None]:
+            attempts = [answer if callable(answer) else str(Path(answer).resolve()) for answer in answers]
+            measured = self.measurement.run([attempts[number] for number in to_run], self.ranks())
+            for number, outcome in zip(to_run, measured, strict=True):
+                observed[number] = outcome
+        return [([], outcome) if isinstance(outcome, Exception) else super(ExerciseOnRanks, self).observe([outcome])[0]
+                for outcome in observed]
+
+
+def some_ranks() -> int:
+    """RANKS, or for a grader one or two more."""
+    return drawn_one(RANKS, lambda random: RANKS + random.randint(1, 2))
+
+
+def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solution: Callable, hint: str,
+                      mistakes: dict[str, Callable], ranks: Callable[[], int] = some_ranks, group: bool = True,
+                      preload: tuple[str, ...] = ()) -> Callable[[Callable], ExerciseOnRanks]:
+    """Make an exercise of the decorated check. The learner's function has the name of the solution."""
+    measurement = Measurement(measure, solution.__name__, group, preload)
+    return lambda check: ExerciseOnRanks(check, solution, hint, mistakes, measurement, ranks)
+
+
+def _unreadable(file, name):
+    """NotImplementedError if the function in the file begins with the stub's line, or if there is none; Wrong if the
+    file is not Python; else None. No rank is started for such a file."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return True
+        return NotImplementedError()
     except SyntaxError as error:
-        raise Wrong(f"Your file cannot be run: {first_line(error)}.") from None
+        return Wrong(f"Your file cannot be run: {first_line(error)}.")
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     first = functions and functions[-1].body[ast.get_docstring(functions[-1]) is not None:][:1]
-    return not functions or [ast.unparse(one) for one in first] == ["raise NotImplementedError"]
+    untouched = not functions or [ast.unparse(line) for line in first] == ["raise NotImplementedError"]
+    return NotImplementedError() if untouched else None
 
 
-def see(measure, attempt, name, here):
-    """What this rank saw; or {"untried"}, or {"wrong": what to tell}, or {"raised": what the function raised, "broken":
-    whether the group may be}."""
+def see(measurement, attempt, context):
+    """What this rank measured; or {"untried"}, or {"wrong": message}, or {"raised": what the function raised,
+    "broken": whether the process group may be}."""
     try:
-        return measure(attempt if callable(attempt) else runpy.run_path(attempt)[name], here)
+        answer = attempt if callable(attempt) else runpy.run_path(attempt)[measurement.name]
+        return measurement.measure(answer, context)
     except NotImplementedError:
         return {"untried": True}
     except Wrong as wrong:
         return {"wrong": str(wrong)}
-    except (Exception, SystemExit) as error:  # the learner's: to be told, not to end the rank
+    except (Exception, SystemExit) as error:  # the learner's: to be reported, not to end the rank
         return {"raised": first_line(error), "broken": isinstance(error, RuntimeError)}
 
 
-def first_line(error):
+def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
-def be_rank(answers, name, attempt, rank, ranks, folder, seed):
-    """Rank 0 writes down what all ranks saw, for the process that started them."""
-    cases.seed = seed
+def be_rank(measurement, attempt, rank, ranks, folder, seed):
+    """Rank 0 writes down what all ranks measured, for the process that started them."""
+    exercise.seed = seed
     torch.set_num_threads(1)
-    here = Here(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)
-    here.gather("ready", True, START)
+    context = RankContext(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)
+    context.gather("ready", True, START)
     if rank == 0:
         Path(folder, "begun").touch()
-    if answers.group:
-        dist.init_process_group("gloo", store=dist.PrefixStore("group", here.store), rank=rank, world_size=ranks,
+    if measurement.group:
+        dist.init_process_group("gloo", store=dist.PrefixStore("group", context.store), rank=rank, world_size=ranks,
                                 timeout=timedelta(seconds=WAIT))
         shortcuts.defer_compiler()  # after it: joining the group brings in the real one
-    found = here.gather(name, see(answers.measures[name], attempt, name, here), LIMIT)
+    measured = context.gather("measured", see(measurement, attempt, context), LIMIT)
     if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
-    here.gather("written", True)
+        Path(folder, "result.json").write_text(json.dumps(measured))
+    context.gather("written", True)
     sys.stdout.flush()
     os._exit(0)  # an answer may have left threads of gloo's that abort when Python ends

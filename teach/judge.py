@@ -21,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from course import cases, on_ranks
+from course import exercise as exercises
+from course import on_ranks
 from course.exercise import Exercise
 from teach import handed_in
 
@@ -34,12 +35,11 @@ CHECKS = re.compile(r"\blessons\W+l\d\d_|\bcourse\W+(exercise|on_ranks)\b")  # i
 
 def main(says, limit):
     paper = handed_in.from_json(sys.stdin.read())
-    cases.seed = paper.seed
+    exercises.seed = paper.seed
     for name, text in paper.files.items():
         Path(name).write_text(text, encoding="utf-8")
     modules = {question.module: importlib.import_module(question.module)
                for question in paper.questions}
-    multiprocessing.set_forkserver_preload([*on_ranks.PRELOAD, *modules])
     for question in paper.questions:
         exercise = getattr(modules[question.module], question.name)
         answer = (paper.files if question.is_file else paper.source).get(question.given, "")

@@ -6,6 +6,7 @@ import importlib
 import multiprocessing.forkserver
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ LIMIT = 150  # seconds; a run that takes longer hangs
 LESSONS = sorted(f"lessons.{path.parent.name}.check" for path in ROOT.glob("lessons/l*/check.py"))
 # In the one process that a pytest process forks all ranks from: what the slowest of them would import for seconds
 PRELOAD = ["torch._dynamo", "torch._inductor", "torch.nn.parallel", "torch.distributed.fsdp",
-           "torch.distributed.elastic.multiprocessing.errors", *LESSONS, "tests.test_checks"]
+           "torch.distributed.elastic.multiprocessing.errors", *LESSONS, "tests.test_exercises"]
 
 
 def prepare_to_fork():
@@ -46,6 +47,19 @@ def environment(**changes):
     env = {k: v for k, v in os.environ.items() if not foreign.match(k)}
     env.update({k: v for k, v in changes.items() if v is not None})
     return env
+
+
+def clone(folder):
+    """Copy into `folder` what git would clone, with all changes that are not committed yet, and link the data. Returns
+    an environment in which Python imports the copy's modules, and scripts/setup takes this Python."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                            capture_output=True, text=True, timeout=60, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+    (folder / "data").symlink_to(Path(os.environ.get("COURSE_DATA") or ROOT / "data").resolve())
+    return environment(PYTHONPATH=str(folder), VIRTUAL_ENV=sys.prefix,
+                       PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 def without_gloo(text):

@@ -51,6 +51,7 @@ def left(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
+@pytest.mark.promise("one line")
 @pytest.mark.parametrize(("argv", "said"), [
     (["--dataset", "cifar"], "invalid choice: 'cifar'"),
     (["--model", "vgg"], "invalid choice: 'vgg'"),
@@ -175,6 +176,7 @@ def arguments(draw):
     return argv
 
 
+@pytest.mark.promise("one line")
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(argv=arguments(), rank=st.sampled_from([None, ("0", "1"), ("1", "2"), ("2", "2"), ("0", "3")]))
 @example(argv=["--checkpoint", "/dev/zero"], rank=None)

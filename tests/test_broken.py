@@ -45,6 +45,7 @@ def outcomes(request, tmp_path_factory):
     return {one["name"]: one for one in json.loads(file.read_text())}
 
 
+@pytest.mark.promise("gallery")
 @pytest.mark.timeout(300)
 @each_entry
 def test_broken_shows_its_symptom_and_repaired_does_not(entry, outcomes):
@@ -52,6 +53,7 @@ def test_broken_shows_its_symptom_and_repaired_does_not(entry, outcomes):
     assert not found["complaints"], json.dumps(found, indent=1)
 
 
+@pytest.mark.promise("gallery")
 @pytest.mark.timeout(300)
 @each_entry
 def test_the_judge_tells_them_apart(entry, outcomes):

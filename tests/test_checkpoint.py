@@ -67,6 +67,7 @@ def is_the_undisturbed(ranks, undisturbed, model, log):
     return continued
 
 
+@pytest.mark.promise("undisturbed")
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_stopped_by_a_signal_and_resumed_is_the_undisturbed_run(ranks, undisturbed, forked_python, tmp_path):
     log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
@@ -120,6 +121,7 @@ main.main()
     assert done.returncode == launch.RESUMABLE and "stopped in epoch 1 after step 1;" in done.stderr, done.stderr
 
 
+@pytest.mark.promise("undisturbed")
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_dropout_goes_on_where_it_was(ranks, tmp_path):
     """Between two epochs, where the checkpoint is older than the loader's seed, and in the middle of one."""
@@ -147,6 +149,7 @@ main.main()
         assert equal(weights(model), weights(undisturbed)), (first, env)
 
 
+@pytest.mark.promise("undisturbed")
 def test_killed_rank_is_restarted_and_the_run_is_the_undisturbed_one(undisturbed, tmp_path):
     log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
     process = runner.start(3, *JOB, "--log-file", log, "--save-model", model, "--checkpoint", file,

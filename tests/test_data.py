@@ -139,7 +139,7 @@ def test_killed_while_building_leaves_nothing_in_the_way(tmp_path):
 
 
 def test_lock_wait_is_bounded_and_names_the_holder(tmp_path):
-    hold = (f"import sys; sys.path.insert(0, {str(runner.ROOT)!r}); from data import file_lock\n"
+    hold = (f"import sys; sys.path.insert(0, {str(runner.ROOT)!r}); from files import file_lock\n"
             f"with file_lock({str(tmp_path / 'x.lock')!r}): print('held', flush=True); input()")
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
@@ -156,7 +156,7 @@ def test_a_file_system_without_locks_will_do_and_nobodys_work_is_removed(small, 
     def flock(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(data.fcntl, "flock", flock)
+    monkeypatch.setattr(files.fcntl, "flock", flock)
     (tmp_path / ".synthetic-of-another").mkdir()
     assert len(data.get_dataset("synthetic", tmp_path)[0]) == 500
     assert "synthetic.lock cannot be locked (Function not implemented)" in caplog.text

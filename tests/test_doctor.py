@@ -306,7 +306,7 @@ def on_small_sets(program, folder):
 
 @pytest.mark.parametrize("name", CAPSTONE)
 def test_a_mistake_in_the_capstone_is_the_one_finding(name, tmp_path):
-    program = test_capstone.edited(test_capstone.MANY, test_capstone.MISTAKES[name][0])
+    program = test_capstone.edited(test_capstone.MISTAKES[name][0])
     done, found = doctor(3, on_small_sets(program, tmp_path), out=tmp_path / "found.json", timeout=8)
     assert found == [CAPSTONE[name]] and done.returncode, done.stderr
 
@@ -314,7 +314,7 @@ def test_a_mistake_in_the_capstone_is_the_one_finding(name, tmp_path):
 @pytest.mark.parametrize("name", test_capstone.RIGHT)
 def test_a_right_capstone_gets_none(name, tmp_path):
     start = runner.torchrun if "in parallel" in name else runner.run  # forked ranks cannot have workers
-    program = on_small_sets(test_capstone.RIGHT[name], tmp_path)
+    program = on_small_sets(test_capstone.edited(test_capstone.RIGHT[name]), tmp_path)
     done, found = doctor(3, program, out=tmp_path / "found.json", start=start)
     assert found == [] and (done.returncode == 0 or ABORTED in done.stderr), done.stderr
     assert "own look" not in done.stderr

@@ -253,6 +253,7 @@ def test_an_answer_that_never_ends_costs_its_own_point(tmp_path):
     assert (first, others[0][0], others[1][0]) == ("wrong", "right", "right") and "No end within 10 s" in why
 
 
+@pytest.mark.promise("shield")
 @needs_shield
 @pytest.mark.timeout(400)
 def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path):
@@ -281,11 +282,14 @@ def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path):
     assert not (ROOT / "course" / "hacked.py").exists()
 
 
+@pytest.mark.promise("shield")
 @needs_shield
 def test_what_can_be_seen_and_written_in_a_room(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
+    hand_ins = Path(sys.prefix) / "lib"  # a folder that is shown: what is handed in there is not
     inside = f"""
 import os
+assert os.listdir({str(hand_ins)!r}) == []
 there = [path for path in {[str(tmp_path / "mine.txt"), str(ROOT / "teach"), str(ROOT / "results"), "/etc/shadow",
                             "/var/log"]} if os.path.exists(path)]
 free = {{}}
@@ -297,9 +301,9 @@ for path in [line.split()[1] for line in open("/proc/mounts")]:
         free[path] = 0
 print(there, sorted((path, size) for path, size in free.items() if size))
 """
-    hand_ins = Path(sys.prefix) / "lib"  # a folder that is shown: what is handed in there is not
     done = subprocess.run([*shield.room([hand_ins]), Path(sys.base_prefix, "bin", "python3"), "-c", inside], text=True,
                           capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     there, writable = ast.literal_eval(done.stdout.replace("] [", "], ["))
     assert there == [] and [path for path, _ in writable] == ["/dev/shm", "/tmp"], done.stdout + done.stderr
     assert all(size < 1.01 * shield.DISK for _, size in writable)

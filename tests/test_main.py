@@ -45,6 +45,7 @@ def one_process(tmp_path_factory):
     return train(tmp_path_factory.mktemp("one"), 0, "--no-shuffle")
 
 
+@pytest.mark.promise("one model")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ddp_equals_one_process_on_the_whole_batch(ranks, one_process, tmp_path):
     (expected, expected_epochs), (weights, epochs) = one_process, train(tmp_path, ranks, "--no-shuffle")
@@ -65,6 +66,7 @@ def test_shuffled_ranks_together_see_what_one_process_sees(tmp_path):
     assert max((weights[name] - value).abs().max() for name, value in expected.items()) < 1e-5
 
 
+@pytest.mark.promise("each image once")
 def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
     """With BatchNorm the ranks' statistics differ: what is reported must be what is saved."""
     weights, epochs = train(tmp_path, 3, "--model", "resnet")
@@ -81,7 +83,7 @@ def test_reported_evaluation_is_that_of_the_saved_model(tmp_path):
 def test_ddp_sends_no_batchnorm_statistics_at_each_step(tmp_path):
     """evaluate() does, once: the test above. DDP's default would give rank 1 the count of rank 0."""
     script = tmp_path / "buffers.py"
-    script.write_text("""import main, models, options, placement, torch, utils
+    script.write_text("""import launch, main, models, options, torch, utils
 args = options.get_parser().parse_args(["--strategy", "ddp"])
 args.device, here = "cpu", launch.find_placement("cpu", "gloo")
 launch.init_distributed_mode(here)
@@ -260,7 +262,8 @@ main.main()
 
 def test_drifted_replicas_stop_the_run(tmp_path):
     script = tmp_path / "rank_1_drifts.py"
-    script.write_text("""import os, checkpoint, main, torch
+    script.write_text("""import os, main, torch
+from run import Run
 whole = Run.end_epoch
 def end_epoch(run, *args):
     if os.environ["RANK"] == "1":
@@ -280,6 +283,7 @@ def test_lost_loss_stops_the_run(tmp_path):
     assert end["kind"] == "end" and end["status"] == "failed" and "FloatingPointError" in end["error"]
 
 
+@pytest.mark.promise("bounded waits")
 def test_other_ranks_that_never_come_are_named(tmp_path):
     port = str(rendezvous.free_port())
     done = runner.run(0, *SMALL, "--timeout", 3, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",

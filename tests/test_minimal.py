@@ -73,6 +73,7 @@ def compare(expected, found):
     assert list(epochs["loss"]) == pytest.approx(list(expected_epochs["loss"]), abs=1.01e-4)  # the last digit printed
 
 
+@pytest.mark.promise("one model")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_many_ranks_train_the_model_of_one_process(ranks, one_process, tmp_path):
     compare(one_process, trained(MANY, tmp_path, ranks, SMALL))

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,7 @@ def test_fields_that_later_lessons_add_become_columns(read):
     assert "note of the run record left out" in df["note"].item()
 
 
+@pytest.mark.promise("whole logs")
 def test_a_log_without_end_is_unfinished(read):
     df = read(as_text(whole_log()[:3]))
     assert set(df["status"]) == {"unfinished"}
@@ -179,6 +181,21 @@ def test_a_cut_last_line_is_called_so(read):
     df = read(as_text(whole_log()[:4])[:-9])
     assert df["epoch"].tolist() == [0, 1]
     assert df["note"].iloc[0] == "last line cut off; no end record; 2 of 3 epochs"
+
+
+@pytest.mark.promise("whole logs")
+@pytest.mark.parametrize(("old", "new", "epochs", "status"), [
+    ('"accuracy": 0.4325', '"accuracy": 0.9325', [0, 2], "completed"),
+    ('"seconds": 40.5', '"seconds": 10.5', [0, 1, 2], "unfinished"),
+])
+def test_a_changed_digit_is_damage(read, old, new, epochs, status):
+    """It is still JSON: the checksum with which main.py ends each record tells."""
+    texts = [json.dumps(record)[:-1] for record in whole_log()]
+    log = "".join(f'{text}, "crc": {zlib.crc32(text.encode())}}}\n' for text in texts)
+    assert set(read(log)["note"]) == {""} and log.count(old) == 1
+    df = read(log.replace(old, new))
+    assert df["epoch"].tolist() == epochs and set(df["status"]) == {status}
+    assert "1 damaged line" in df["note"].iloc[0]
 
 
 def test_a_run_glued_to_the_half_record_of_a_killed_one_is_read(read):
@@ -450,6 +467,7 @@ def read_or_none(path, content):
         return None
 
 
+@pytest.mark.promise("whole logs")
 @LOGS
 def test_a_log_truncated_anywhere_gives_no_wrong_number(tmp_path, log, truth):
     path = tmp_path / "log"

@@ -87,6 +87,7 @@ def refuse(name):
     print(len(tried), "cases")
 
 
+@pytest.mark.promise("one line")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_what_cannot_be_is_refused_in_one_line(program, tmp_path):
     script = tmp_path / "refuse.py"

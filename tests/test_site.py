@@ -2,6 +2,7 @@
 
 import hashlib
 import html.parser
+import os
 import re
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 import layout
+from course.hosts import Cluster
 from tests import runner
 
 SITE = runner.ROOT / layout.SITE
 PHONE, DESK = (360, 740), (1280, 900)
+WHY_NOT = Cluster.available()
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
@@ -89,6 +92,17 @@ def test_it_is_made_without_a_warning_and_packed_with_its_checksum(built):
         assert archive.testzip() is None and f"{packed.stem}/index.html" in archive.namelist()
 
 
+@pytest.mark.promise("offline pages")
+@pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
+def test_a_clone_becomes_pages_without_a_network(tmp_path):
+    env = runner.clone(tmp_path / "clone")
+    alone = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    done = subprocess.run([*alone, "scripts/site"], cwd=tmp_path / "clone", env=env, capture_output=True, text=True,
+                          timeout=400)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"the site: {(tmp_path / 'clone' / layout.SITE / 'index.html').as_uri()}\n"
+
+
 def test_every_lesson_has_its_page_and_its_notebook(documents):
     lessons = sorted(path.stem for path in (runner.ROOT / "notebooks").glob("*.ipynb"))
     for name in lessons:
@@ -148,6 +162,7 @@ def test_a_file_can_be_read_at_every_moment_while_the_site_is_made_anew(tmp_path
 # ------------------------------------------------------------------------------------------------------- in a browser
 
 
+@pytest.mark.promise("offline pages")
 def test_every_page_opens_without_an_error_and_asks_nobody(documents, opened):
     page = opened("index.html")
     for name in documents:

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 
-import placement
 import psutil
 import pytest
 import torch
 
+import launch
 import models
 from course import runs
 from course import slurm as slurm_lab
@@ -127,7 +127,7 @@ def port_from_number(job):
     env = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1",
            "SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "0",
            "SLURM_LOCALID": "0"}
-    placement.adopt_slurm(env)
+    launch.adopt_slurm(env)
     return env["MASTER_PORT"]
 
 # ----------------------------------------------------------------------------------------------------- the sbatch files
@@ -191,7 +191,7 @@ def test_two_jobs_on_the_same_nodes_do_not_meet_each_other(slurm, course):
 
 def test_a_gpu_bound_to_each_task_is_its_own(slurm, tmp_path):
     """Slurm believes that each node has GPUs, and tells each task which it may see: torch is made to believe that."""
-    (tmp_path / "who.py").write_text("""import os, torch, placement
+    (tmp_path / "who.py").write_text("""import os, torch, launch
 torch.accelerator.is_available, torch.accelerator.current_accelerator = lambda: True, lambda: torch.device("cuda")
 torch.accelerator.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
 here = launch.find_placement()

@@ -313,6 +313,7 @@ def opened(chromium):
         context.close()
 
 
+@pytest.mark.promise("offline pages")
 @pytest.mark.browser
 @pytest.mark.parametrize("name", NAMES)
 def test_slides_ask_nobody_and_show_pictures_with_words(name, opened):

@@ -12,6 +12,7 @@ from tests import runner
 FORKED = ("contradicting-launcher", "kill-a-rank")
 
 
+@pytest.mark.promise("bounded waits")
 @pytest.mark.parametrize("attack", sorted(torture.ATTACKS))
 def test_a_few_of_each_attack(attack, forked_python):
     done = runner.torchrun(0, "--kills", 2, "--inputs", 300, "--only", attack, script="scripts/cluster/torture.py",

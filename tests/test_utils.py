@@ -1,6 +1,5 @@
 """The models, and who a process is by what its launcher sets: no process is started here."""
 
-import placement
 import pytest
 import torch
 
@@ -103,7 +102,7 @@ def test_threads_of_a_rank(monkeypatch):
     cores, two = launch.cores(), {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     here, torchrun = launch.find_placement("cpu", env=dict(two)), {**two, "TORCHELASTIC_RUN_ID": "none"}
     assert launch.threads_per_rank(here, {**two, "OMP_NUM_THREADS": "1"}) == 1, "who starts ranks by hand means it"
-    monkeypatch.setattr(placement.os, "getppid", lambda: "no process of /proc, as on macOS")
+    monkeypatch.setattr(launch.os, "getppid", lambda: "no process of /proc, as on macOS")
     assert launch.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "1"}) == max(1, cores // 2)
     assert launch.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "3"}) == 3
 

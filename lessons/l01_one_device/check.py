@@ -5,14 +5,45 @@ import math
 import torch
 from torch import nn
 
-from course.cases import drawn, drawn_one, misses
-from course.exercise import Wrong, exercise
+from course.exercise import Case, Wrong, drawn, drawn_one, exercise
 
-STEP = 0.004  # seconds that a step of the device below takes; a grader's: another
+
+def number(returned):
+    """What an answer returned, as a float."""
+    if returned is None:
+        raise Wrong("Your function returned None: it has no `return`, or nothing after it.")
+    return float(returned)
+
+
+# Exercise 1: seconds a step
+def my_step_seconds(step, wait, clock):
+    for _ in range(10):  # warm-up, left out
+        step()
+    seconds = []
+    for _ in range(50):
+        wait()
+        start = clock()
+        step()
+        wait()
+        seconds.append(clock() - start)
+    return sorted(seconds)[len(seconds) // 2]
+
+
+def mean_seconds(step, wait, clock, skipped=0, counted=100):
+    """Seconds a step, of `counted` steps that are timed as one."""
+    for _ in range(skipped):
+        step()
+    wait()
+    start = clock()
+    for _ in range(counted):
+        step()
+    wait()
+    return (clock() - start) / counted
 
 
 class Device:
-    """Exercise 1: steps on a clock of their own, so that the verdict does not depend on what else this machine does.
+    """A device whose steps take time on a clock of their own, so that the verdict does not depend on what else this
+    machine does.
 
     warm_up: so many first steps take 25 times as long. queued: step() returns early, as on a GPU, and wait() ends when
     the work is done. disturbed: one step in 20, that of this number, takes 30 times as long, as when another program
@@ -21,7 +52,7 @@ class Device:
 
     def __init__(self, warm_up=0, queued=False, disturbed=None):
         self.warm_up, self.queued, self.disturbed = warm_up, queued, disturbed
-        self.seconds = drawn_one(STEP, lambda random: random.uniform(0.005, 0.02))
+        self.seconds = drawn_one(0.004, lambda random: random.uniform(0.005, 0.02))  # of an undisturbed step
         self.now = self.done = 0.0
         self.steps = self.looks = 0
 
@@ -43,65 +74,44 @@ class Device:
         return self.now
 
 
-# Exercise 1: seconds a step
-def my_step_seconds(step, wait, clock):
-    for _ in range(10):  # warm-up, left out
-        step()
-    seconds = []
-    for _ in range(50):
-        wait()
-        start = clock()
-        step()
-        wait()
-        seconds.append(clock() - start)
-    return sorted(seconds)[len(seconds) // 2]
-
-
-def together(step, wait, clock, skipped=0, counted=100):
-    """Seconds a step, of `counted` steps that are timed as one."""
-    for _ in range(skipped):
-        step()
-    wait()
-    start = clock()
-    for _ in range(counted):
-        step()
-    wait()
-    return (clock() - start) / counted
-
-
 @exercise(
     solution=my_step_seconds,
     hint="Make ten steps that nobody times. Then time fifty, each by itself: wait, look at the clock, step, wait, look "
     "again. Return the median: sorted(seconds)[25], or statistics.median(seconds).",
     mistakes={
-        "the warm-up counted": together,
-        "the first step taken for all": lambda *device: together(*device, counted=1),
-        "no waiting": lambda step, wait, clock: my_step_seconds(step, lambda: None, clock),
-        "one step taken for all": lambda *device: together(*device, skipped=10, counted=1),
-        "the mean": lambda *device: together(*device, skipped=10),
-        "all steps together": lambda *device: 100 * together(*device, skipped=10),
+        "A mean contains the disturbed steps. Time each step by itself, and take the median.":
+            lambda *device: mean_seconds(*device, skipped=10),
+        "Make some steps before you time any.": mean_seconds,
+        "The first step is the slowest of all. Make some steps that nobody times, then time many.":
+            lambda *device: mean_seconds(*device, counted=1),
+        "Call wait() before you look at the clock: before the step, so that the device is idle, and after it, so that "
+        "the work is done.": lambda step, wait, clock: my_step_seconds(step, lambda: None, clock),
+        "Time many steps, each by itself, and take the median.":
+            lambda *device: mean_seconds(*device, skipped=10, counted=1),
+        "That is the time of all steps together: divide by their number.":
+            lambda *device: 100 * mean_seconds(*device, skipped=10),
     },
 )
-def step_seconds(attempt):
+def step_seconds(answer):
     """Your clock is not misled by a warm-up, by a device that only queues its work, or by steps that another program
     disturbs."""
-    for device, trap in (
-        (Device(), "That was a device without any trap. Return the seconds of one step."),
-        (Device(warm_up=10), "The first 10 steps of this device take longer. Make some steps before you time any."),
-        (Device(queued=True),
-         "This device only queues the work, and step() returns at once. Call wait() before you look at the clock: "
-         "before the step, so that it is idle, and after it, so that it is done."),
-        *((Device(warm_up=10, queued=True, disturbed=number),
-           "Here one step in 20 is disturbed by another program, and takes 30 times as long. It is in your result. "
-           "Time each step by itself, and take the median.") for number in range(20)),  # wherever one looks
+    for device, kind in (
+        (Device(), "has no trap"),
+        (Device(warm_up=10), "takes longer for its first 10 steps"),
+        (Device(queued=True), "only queues the work: step() returns at once"),
+        *((Device(warm_up=10, queued=True, disturbed=step),
+           "warms up, queues the work, and takes 30 times as long for one step in 20, which another program disturbs")
+          for step in range(20)),  # whichever step an answer times
     ):
-        seconds = float(attempt(device.step, device.wait, device.clock))
-        if not device.steps:
-            raise Wrong("Your function never calls step().")
-        if not device.looks:
-            raise Wrong("Use the clock that your function is given: clock() is the time in seconds.")
-        if not math.isclose(seconds, device.seconds, rel_tol=0.05):
-            raise Wrong(f"A step takes {1000 * device.seconds:.3g} ms, you measured {1000 * seconds:.3g} ms. {trap}")
+        seconds = number(answer(device.step, device.wait, device.clock))
+        yield Case(device.looks > 0, True, "Use the clock that your function is given: clock() is the time in seconds.")
+        yield Case(device.steps > 2, True, f"Your function called step() {device.steps} time(s). A single step may be "
+                                           "disturbed.")
+        # A word, so that other numbers of steps are recognised as the same mistake.
+        size = ("right" if math.isclose(seconds, device.seconds, rel_tol=0.05)
+                else "too long" if seconds > device.seconds else "too short")
+        yield Case(size, "right", f"This device {kind}. A step takes {1000 * device.seconds:.3g} ms, you measured "
+                                  f"{1000 * seconds:.3g} ms.")
 
 
 # Exercise 2: which phase limits
@@ -115,7 +125,7 @@ def my_gain(phases, name, times):
     hint="Add up the seconds before. Then again with this one phase shorter: phases[name] / times. How many times does "
     "the second go into the first?",
     mistakes={
-        "That is the new time by the old. How many times as FAST is old by new.": lambda *asked: 1 / my_gain(*asked),
+        "That is the new time by the old. How many times as FAST is old by new.": lambda *case: 1 / my_gain(*case),
         "Only this phase is so much faster. The others take as long as before.": lambda phases, name, times: times,
         "A gain cannot be multiplied by a share of the time: add up the seconds.":
             lambda phases, name, times: times * phases[name] / sum(phases.values()),
@@ -125,24 +135,20 @@ def my_gain(phases, name, times):
             lambda phases, name, times: my_gain(phases, name, math.inf),
     },
 )
-def gain(attempt):
+def gain(answer):
     """What you leave alone sets the limit. Even infinitely fast, a phase that is half of the epoch makes it twice as
     fast, and one that is 3 % of it hardly changes anything. This is Amdahl's law; so look where the time goes before
     you make anything faster."""
     epoch = {"data": 6.0, "forward": 2.0, "backward": 3.0, "update": 1.0}
-
-    def right(phases, name, times):
-        after = sum(seconds / times if phase == name else seconds for phase, seconds in phases.items())
-        return sum(phases.values()) / after
-
     faster = ("data", 10), ("update", 10), ("backward", 2), ("data", math.inf)
-    cases = drawn([(epoch, *phase) for phase in faster], lambda random: (
-        {name: random.randint(8, 80) / 4 for name in epoch}, random.choice(list(epoch)), random.randint(2, 12)))
-    for miss in misses(gain, attempt, cases, right):
-        before = sum(miss.asked[0].values())
-        miss.tell("Of {phases}, {name} {times:g} times as fast: you said {got:.3g}.",
-                  "The epoch takes {before:g} s before and {after:.3g} s after.", before=before,
-                  after=before / miss.right)
+    for phases, name, times in drawn([(epoch, *phase) for phase in faster], lambda random: (
+            {name: random.randint(8, 80) / 4 for name in epoch}, random.choice(list(epoch)), random.randint(2, 12))):
+        before = sum(phases.values())
+        after = sum(seconds / times if phase == name else seconds for phase, seconds in phases.items())
+        got = number(answer(dict(phases), name, times))
+        yield Case(got, before / after,
+                   f"Of {phases}, {name} becomes {times:g} times as fast. You returned {got:.3g}. The epoch takes "
+                   f"{before:g} s before and {after:.3g} s after, so {before / after:.3g} is right.")
 
 
 # Exercise 3: outputs and their loss
@@ -169,15 +175,15 @@ def my_loss(outputs, labels, kind):
             lambda outputs, labels, kind: nn.functional.nll_loss(outputs, labels),
     },
 )
-def loss(attempt):
+def loss(answer):
     """Three models that say the same have the same loss. A log-softmax applied twice does no harm: log-probabilities
     come out of it as they went in, so cross_entropy is right for them, too. A softmax applied twice is not one
     softmax. And the logarithm of a probability that was rounded to 0 is -inf: one more reason to return logits."""
     for seed in drawn([0], lambda random: random.randrange(1, 10**6)):
         logits = 3 * torch.randn(6, 10, generator=torch.Generator().manual_seed(seed))
         labels = (torch.arange(6) + seed) % 10
-        truth = -logits.double().softmax(1)[range(6), labels].log().mean().item()  # by definition
-        cases = ((logits, labels, "logits"), (logits.log_softmax(1), labels, "log-probabilities"),
-                 (logits.softmax(1), labels, "probabilities"))
-        for miss in misses(loss, attempt, cases, lambda *asked, truth=truth: truth, rel_tol=1e-4):
-            miss.tell("For {kind} you gave {got:.4f}; the loss is {truth:.4f}.", truth=truth)
+        right = -logits.double().softmax(1)[range(6), labels].log().mean().item()  # by definition
+        for outputs, kind in ((logits, "logits"), (logits.log_softmax(1), "log-probabilities"),
+                              (logits.softmax(1), "probabilities")):
+            got = number(answer(outputs.clone(), labels.clone(), kind))
+            yield Case(got, right, f"For {kind} you returned {got:.4f}; the loss is {right:.4f}.", rel_tol=1e-4)

@@ -77,6 +77,7 @@ def test_each_launcher_trains_the_same_model(way, trained):
         assert (weights[name] - value).abs().max() < 1e-5, name
 
 
+@pytest.mark.promise("each image once")
 @pytest.mark.parametrize("way", ["spawn 1", "spawn 3"])
 def test_reported_accuracy_is_that_of_the_saved_model_on_every_test_image_once(way, trained, mnist, tmp_path):
     weights, console = trained[way]

@@ -1,7 +1,6 @@
-"""Exercises of notebook 12. The first is about the five runs of lessons/l12_break_it/detective.py, and owns their
-letters;
-two run on ranks, and course/on_ranks.py says how."""
+"""Exercises of lesson 12. The first is about the five runs of detective.py, and owns their letters."""
 
+import copy
 import random
 from functools import partial
 
@@ -13,14 +12,11 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from course.cases import drawn, drawn_one, generator_seed, misses
-from course.exercise import Wrong, because, exercise
-from course.on_ranks import Answers
-
-IMAGES, EPOCHS = 24, 2  # what `train` is given: shards are equal
+from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
+from course.on_ranks import exercise_on_ranks
 
 # Exercise 1: five runs
-# What the log of a run with this mistake shows, and where to look for it.
+# What the log of a run with this fault shows, and where to look for it.
 SIGNS = {
     "set_epoch": ("the first images of epoch 1 are those of epoch 0", "the first images of both epochs"),
     "rank_0_loss": ("the loss of the epoch is the very loss of rank 0, and not between those of the ranks",
@@ -29,98 +25,42 @@ SIGNS = {
     "ddp_module": ("the weight norms of the ranks differ", "the weight norms"),
     "padded_evaluation": ("more test images are counted than there are", "the test"),
 }
-TRUTH = dict(zip("ABCDE", random.Random(12).sample(list(SIGNS), len(SIGNS)), strict=True))  # which run has which
+TRUTH = dict(zip("ABCDE", random.Random(12).sample(list(SIGNS), len(SIGNS)), strict=True))  # which run has which fault
 
 
-def swapped(one, other):
-    """The truth with two letters changed for each other: a typical wrong answer."""
-    where = {fault: letter for letter, fault in TRUTH.items()}
-    return TRUTH | {where[one]: other, where[other]: one}
+def swapped(fault, other):
+    """TRUTH with the letters of two faults exchanged."""
+    letters = {fault: letter for letter, fault in TRUTH.items()}
+    return TRUTH | {letters[fault]: other, letters[other]: fault}
 
 
 @exercise(
     solution=TRUTH,
     hint="Compare the runs line by line. Which one has another number of updates? In which one do the ranks' weights "
     "differ? What do the two epochs of a run have in common? How many test images are there?",
-    mistakes={"no drift seen": swapped("ddp_module", "set_epoch"),
-              "the loss and the test": swapped("rank_0_loss", "padded_evaluation"),
-              "all the same": dict.fromkeys("ABCDE", "set_epoch")},
+    mistakes={
+        "You exchanged the run whose models drift apart and the run whose order repeats.":
+            swapped("ddp_module", "set_epoch"),
+        "You exchanged the run with the loss of rank 0 and the run that counts test images twice.":
+            swapped("rank_0_loss", "padded_evaluation"),
+        "Each mistake is in one run only.": dict.fromkeys("ABCDE", "set_epoch"),
+    },
 )
-def five_runs(attempt):
+def five_runs(answer):
     """All five are found: the order that repeats, the loss of one rank, the batch that has doubled, the models that
     drift apart, the image that counts twice. None of the runs gave a warning; the lines that show it were printed on
     purpose. Print them in your own runs, too."""
-    if callable(attempt):
-        attempt = attempt()
-    if not isinstance(attempt, dict) or set(attempt) != set(TRUTH):
+    if callable(answer):
+        answer = answer()
+    if not isinstance(answer, dict) or set(answer) != set(TRUTH):
         raise Wrong('Answer with a dict that has the letters A to E, such as {"A": "set_epoch", ...}.')
-    if unknown := set(attempt.values()) - set(SIGNS):
+    if unknown := set(answer.values()) - set(SIGNS):
         raise Wrong(f"There is no mistake {unknown.pop()!r}. The five are: {', '.join(SIGNS)}.")
-    for letter, fault in attempt.items():
-        if fault != TRUTH[letter]:
-            raise Wrong(f"Run {letter} is not {fault}: with that {SIGNS[fault][0]}, and that is not so here. Compare "
-                        f"{SIGNS[TRUTH[letter]][1]} with those of the other runs. "
-                        f"({sum(attempt[one] == TRUTH[one] for one in TRUTH)} of 5 are right.)")
-
-
-def given(ranks):
-    """(images, epochs) of `train`."""
-    return drawn_one((IMAGES, EPOCHS), lambda random: (ranks * random.choice((7, 9, 11)), random.choice((3, 4))))
-
-
-def drifting():
-    """(the parameter to which something is added, the one whose rows change places)."""
-    return drawn_one(("0.bias", "3.weight"), lambda random: (
-        random.choice(("0.weight", "2.bias")), random.choice(("2.weight", "3.weight"))))
-
-
-# ---------------------------------------------------------------------------------- on each rank: what a function does
-
-
-def measure_train(function, here):
-    """Which images each epoch took, the all-reduces of gradients, the losses, and what the function returned."""
-    torch.manual_seed(generator_seed())
-    size, epochs = given(here.world_size)
-    images, labels = torch.randn(size, 5), torch.randint(3, (size,))
-    model, taken, sums, sent = nn.Linear(5, 3), [], [], []
-
-    def note(module, inputs, scores):
-        rows = (inputs[0].unsqueeze(1) == images).all(2).int().argmax(1)
-        taken.extend(rows.tolist())
-        sums.append(cross_entropy(scores.detach(), labels[rows], reduction="sum").item())
-
-    def count(state, bucket):
-        sent.append(bucket.index())
-        return allreduce_hook(None, bucket)
-
-    model.register_forward_hook(note)
-    ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(None, count)
-    got = function(ddp, torch.optim.SGD(model.parameters(), lr=0.5), images, labels, epochs)
-    one_epoch = len(sums) // epochs
-    return {"taken": taken, "all_reduces": len(sent), "steps": len(sums), "got": None if got is None else list(got),
-            "sums": [sum(sums[epoch * one_epoch:(epoch + 1) * one_epoch]) for epoch in range(epochs)]}
-
-
-def measure_drifted(function, here):
-    """What the function says of two models: one the same on all ranks, one in which some weights are not."""
-    found = []
-    for drift in (False, True):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2, bias=False))
-        with torch.no_grad():
-            if drift and here.rank == here.world_size - 1:
-                added, flipped = map(model.get_parameter, drifting())
-                added += 0.001
-                flipped.copy_(flipped.flip(0))  # the sum and the norm stay
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        got = function(model)
-        moved = any(not torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
-        found.append({"got": got if got is None else sorted(map(str, got)), "moved": moved})
-    return {"models": found}
-
-
-answers = Answers({"train": measure_train, "drifted": measure_drifted})
+    found = sum(answer[letter] == TRUTH[letter] for letter in TRUTH)
+    for letter, fault in TRUTH.items():
+        yield Case(answer[letter], fault,
+                   f"Run {letter} is not {answer[letter]}: with that {SIGNS[answer[letter]][0]}. It is not so here. "
+                   f"Compare {SIGNS[fault][1]} with those of the other runs. ({found} of 5 are right.)")
 
 
 # Exercise 2: a patient with three mistakes
@@ -141,11 +81,11 @@ def train(ddp, optimizer, images, labels, epochs):
     return means
 
 
-def flawed(ddp, optimizer, images, labels, epochs, raw=False, told=True, reduced=True, alone=False):
-    """The solution with mistakes."""
+def flawed(ddp, optimizer, images, labels, epochs, raw=False, reshuffled=True, reduced=True, alone=False):
+    """train with mistakes."""
     sampler, means = DistributedSampler(images, shuffle=True), []
     for epoch in range(epochs):
-        sampler.set_epoch(epoch if told else 0)
+        sampler.set_epoch(epoch if reshuffled else 0)
         sums = torch.zeros(2)
         for batch in torch.tensor(list(sampler)).split(4):
             loss = cross_entropy((ddp.module if raw else ddp)(images[batch]), labels[batch])
@@ -159,38 +99,72 @@ def flawed(ddp, optimizer, images, labels, epochs, raw=False, told=True, reduced
     return means
 
 
-@exercise(
+def sizes(ranks):
+    """(images, epochs) that `train` is given; the ranks' shards are equal."""
+    return drawn_one((24, 2), lambda random: (ranks * random.choice((7, 9, 11)), random.choice((3, 4))))
+
+
+def measure_train(function, context):
+    """For each epoch the images that this rank took and the sum of their losses; how many gradients were all-reduced;
+    what the function returned."""
+    torch.manual_seed(generator_seed())
+    size, epochs = sizes(context.world_size)
+    images, labels = torch.randn(size, 5), torch.randint(3, (size,))
+    model, taken, sums, reduced = nn.Linear(5, 3), [], [], []
+
+    def note(module, inputs, scores):
+        rows = (inputs[0].unsqueeze(1) == images).all(2).int().argmax(1)
+        taken.extend(rows.tolist())
+        sums.append(cross_entropy(scores.detach(), labels[rows], reduction="sum").item())
+
+    def count(state, bucket):
+        reduced.append(bucket.index())
+        return allreduce_hook(None, bucket)
+
+    model.register_forward_hook(note)
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, count)
+    returned = function(ddp, torch.optim.SGD(model.parameters(), lr=0.5), images, labels, epochs)
+
+    def by_epoch(values):
+        length = len(values) // epochs
+        return [values[epoch * length:(epoch + 1) * length] for epoch in range(epochs)]
+
+    return {"taken": by_epoch(taken), "loss sums": [sum(losses) for losses in by_epoch(sums)],
+            "all-reduces": len(reduced), "returned": None if returned is None else list(returned)}
+
+
+@exercise_on_ranks(
+    measure_train,
     solution=train,
     hint="One mistake makes it hang, one leaves the ranks' models to themselves, one repeats an order. You have met "
     "all three: patients 3, 4 and 6.",
-    mistakes={"as it was given": partial(flawed, raw=True, told=False, alone=True),
-              "the raw model": partial(flawed, raw=True), "the same order": partial(flawed, told=False),
-              "the loss of rank 0": partial(flawed, reduced=False)},
+    mistakes={
+        "Rank 0 alone all-reduces the sums, and the others do not take part.":
+            partial(flawed, raw=True, reshuffled=False, alone=True),
+        "Which object must the images go through, so that the gradients are all-reduced?": partial(flawed, raw=True),
+        "The sampler does not know which epoch it is.": partial(flawed, reshuffled=False),
+        "Yours is the loss of rank 0's images alone.": partial(flawed, reduced=False),
+    },
 )
-def repaired(attempt):
+def repaired(ranks):
     """All three are mended: the gradients are all-reduced, each epoch has an order of its own, and the loss is that of
     all images. Only one of the three had stopped the program."""
-    ranks = answers.findings("train", attempt)
-    got, took, (images, asked) = ranks[0]["got"], [rank["taken"] for rank in ranks], given(len(ranks))
-    if not got or len(got) != asked:
-        raise Wrong(f"Rank 0 returned {got}. It must return a list with the loss of each of {asked} epochs.")
-    if not all(rank["all_reduces"] for rank in ranks):
-        raise Wrong("It ends, but no gradient was ever all-reduced: each rank trained a model of its own. Which object "
-                    "must the images go through?")
-    epochs = [[order[number * len(order) // asked:(number + 1) * len(order) // asked] for order in took]
-              for number in range(asked)]
-    if any(sorted(sum(orders, [])) != list(range(images)) for orders in epochs):
-        raise Wrong("In an epoch each image must be taken once, by one of the ranks. Leave that to the sampler.")
-    if epochs[0] == epochs[1]:
-        raise Wrong(f"The models stay together now. But {'both' if asked == 2 else 'the first two'} epochs take the "
-                    "images in the same order: rank 0 begins "
-                    f"with {', '.join(map(str, epochs[0][0][:4]))} each time.")
-    for epoch, loss in enumerate(got):
-        own = ranks[0]["sums"][epoch] / len(epochs[epoch][0])
-        right = sum(rank["sums"][epoch] for rank in ranks) / images
-        if abs(loss - right) > 1e-4:
-            raise because(f"Epoch {epoch}: rank 0 returned the loss {loss:.4f}; of all {images} images it is "
-                          f"{right:.4f}.", (abs(loss - own) < 1e-4, "Yours is that of rank 0's images alone."))
+    returned, (images, epochs) = ranks[0]["returned"], sizes(len(ranks))
+    if not returned or len(returned) != epochs:
+        raise Wrong(f"Rank 0 returned {returned}. Return a list with the loss of each of the {epochs} epochs.")
+    yield Case(all(measured["all-reduces"] for measured in ranks), True,
+               "It ends, but no gradient was ever all-reduced: each rank trained a model of its own.")
+    taken = [[measured["taken"][epoch] for measured in ranks] for epoch in range(epochs)]
+    yield Case(all(sorted(sum(shards, [])) == list(range(images)) for shards in taken), True,
+               "In an epoch each image must be taken once, by one of the ranks. Leave that to the sampler.")
+    yield Case(taken[0] == taken[1], False,
+               f"The models stay together now. But {'both' if epochs == 2 else 'the first two'} epochs take the images "
+               f"in the same order: rank 0 begins with {', '.join(map(str, taken[0][0][:4]))} each time.")
+    for epoch, loss in enumerate(returned):
+        right = sum(measured["loss sums"][epoch] for measured in ranks) / images
+        yield Case(loss, right, f"Epoch {epoch}: rank 0 returned the loss {loss:.4f}; that of all {images} images is "
+                                f"{right:.4f}.", rel_tol=1e-4)
 
 
 # Exercise 3: an instrument
@@ -206,23 +180,16 @@ def drifted(model):
     return names
 
 
-def each_for_itself(model):
+def compared(model, copied=True, shared=True):
+    """drifted with mistakes."""
     names = []
     for name, parameter in model.named_parameters():
-        of_rank_0 = parameter.detach().clone()
+        own = parameter.detach().clone()
+        of_rank_0 = own.clone() if copied else parameter.data
         dist.broadcast(of_rank_0, src=0)
-        if (of_rank_0 != parameter).any():
-            names.append(name)
-    return names
-
-
-def into_the_model(model):
-    names = []
-    for name, parameter in model.named_parameters():
-        before = parameter.detach().clone()
-        dist.broadcast(parameter.data, src=0)
-        differs = (before != parameter).any().int()
-        dist.all_reduce(differs, op=dist.ReduceOp.MAX)
+        differs = (of_rank_0 != own).any().int()
+        if shared:
+            dist.all_reduce(differs, op=dist.ReduceOp.MAX)
         if differs:
             names.append(name)
     return names
@@ -242,49 +209,88 @@ def all_names(model):
     return [name for name, _ in model.named_parameters()]
 
 
-@exercise(
+def returned_by_rank_0(model):
+    names = drifted(model)
+    return names if dist.get_rank() == 0 else None
+
+
+def drifting():
+    """(the parameter that one rank adds something to, the parameter whose rows it exchanges)."""
+    return drawn_one(("0.bias", "3.weight"), lambda random: (
+        random.choice(("0.weight", "2.bias")), random.choice(("2.weight", "3.weight"))))
+
+
+def measure_drifted(function, context):
+    """What the function says of two models: one the same on all ranks, one with weights that are not."""
+    measured = []
+    for drift in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2, bias=False))
+        with torch.no_grad():
+            if drift and context.rank == context.world_size - 1:
+                added, flipped = map(model.get_parameter, drifting())
+                added += 0.001
+                flipped.copy_(flipped.flip(0))  # the sum and the norm stay
+        before = copy.deepcopy(model).parameters()
+        names = function(model)
+        measured.append({"names": names if names is None else sorted(map(str, names)),
+                         "changed": not all(map(torch.equal, before, model.parameters()))})
+    return {"models": measured}
+
+
+@exercise_on_ranks(
+    measure_drifted,
     solution=drifted,
     hint="For each parameter: a copy, into which rank 0's values are broadcast; does it differ from your own? Then one "
     "more collective, so that every rank knows whether it does on any: dist.ReduceOp.MAX.",
-    mistakes={"each rank for itself": each_for_itself, "it repairs, and does not tell": into_the_model,
-              "by the norm": by_the_norm, "all of them": all_names},
+    mistakes={
+        "They do not agree: each knows its own comparison alone, and rank 0 has nothing to compare with but itself. "
+        "Tell each other.": partial(compared, shared=False),
+        "An instrument must not change what it measures: receive into a copy.": partial(compared, copied=False),
+        "In a parameter that you did not name two rows had changed places: the sum and the norm are the same, the "
+        "weights are not. Compare every number.": by_the_norm,
+        "You named all parameters. Which of them differ?": all_names,
+        "Every rank must return the list, not rank 0 alone.": returned_by_rank_0,
+    },
 )
-def instrument(attempt):
+def instrument(ranks):
     """The same list on every rank, and the model as it was. A few lines to keep: call it after the first step of each
     new script. (TORCH_DISTRIBUTED_DEBUG=DETAIL compares what ranks call, not what they hold.)"""
-    models = list(zip(*(rank["models"] for rank in answers.findings("drifted", attempt)), strict=True))
-    if any(one["moved"] for of_model in models for one in of_model):
-        raise Wrong("Your function changed the weights. An instrument must not: receive into a copy.")
-    added, flipped = drifting()
-    for of_model, right in zip(models, ([], sorted(drifting())), strict=True):
-        told = [one["got"] for one in of_model]
-        if told == [right] * len(told):
-            continue
-        case = "All ranks had the same weights" if not right else f"{' and '.join(right)} differed on the last rank"
-        said = "; ".join(f"rank {rank}: {names}" for rank, names in enumerate(told))
-        raise because(
-            f"{case}. What the ranks returned: {said}.",
-            (None in told, "Every rank must return a list."),
-            (any(names != told[0] for names in told), "They do not agree: each knows its own comparison alone, and "
-             "rank 0 has nothing to compare with but itself. Tell each other."),
-            (not right, "None of them may be named."),
-            (told[0] == [added], f"In {flipped} two rows had changed places: the sum and the norm are the same, the "
-             "weights are not. Compare every number."))
+    for number, differing in enumerate(([], sorted(drifting()))):
+        results = [measured["models"][number] for measured in ranks]
+        changed = [rank for rank, result in enumerate(results) if result["changed"]]
+        yield Case(changed, [], f"Your function changed the weights, on rank {' and '.join(map(str, changed))}.")
+        weights = f"{' and '.join(differing)} differed on the last rank" if differing else "All weights were the same"
+        got = [result["names"] for result in results]
+        returned = "; ".join(f"rank {rank} returned {names}" for rank, names in enumerate(got))
+        yield Case(got, [differing] * len(ranks), f"{weights}: {differing} is right, on every rank. But {returned}.")
 
 
 # Exercise 4: undo the padding
+def exact(hits, images):
+    in_order = [hit for one_each in zip(*hits, strict=True) for hit in one_each]
+    return sum(in_order[:images]) / images
+
+
+def with_the_copies(hits, images):
+    return sum(map(sum, hits)) / sum(map(len, hits))
+
+
+def copies_among_the_hits(hits, images):
+    return sum(map(sum, hits)) / images
+
+
+def shards_joined(hits, images):
+    return sum(sum(hits, [])[:images]) / images
+
+
 def dealt(random):
-    """Hits of each rank, as the sampler deals them, and the number of images: a prime, so that no fixed case's share of
-    hits is this one's."""
+    """Hits of each rank, as the sampler deals them, and the number of images: a prime, so that no fixed case has the
+    same share of hits."""
     images, ranks = random.choice((11, 13, 17, 19, 23)), random.randint(2, 5)
     right = [1, *random.choices((0, 1), k=images - 2), 0]
     return [[right[place % images] for place in range(rank, -(-images // ranks) * ranks, ranks)]
             for rank in range(ranks)], images
-
-
-def exact(hits, images):
-    in_order = [hit for one_each in zip(*hits, strict=True) for hit in one_each]
-    return sum(in_order[:images]) / images
 
 
 @exercise(
@@ -292,20 +298,17 @@ def exact(hits, images):
     hint="DistributedSampler deals images out like cards: rank 0 gets image 0, rank 1 image 1, and so on. Put them "
     "back in order; the copies are at the end.",
     mistakes={
-        "You counted {counted} images: the copies must go.":
-            lambda hits, images: sum(map(sum, hits)) / sum(map(len, hits)),
-        "You divided by the right number, but the hits of the copies are still in the sum.":
-            lambda hits, images: sum(map(sum, hits)) / images,
+        "You counted the copies among the images: they must go.": with_the_copies,
+        "You divided by the right number, but the hits of the copies are still in the sum.": copies_among_the_hits,
         "You joined the shards one behind the other. The sampler deals the images out in turn, so the copy is not at "
-        "the end of the last shard alone.": lambda hits, images: sum(sum(hits, [])[:images]) / images,
+        "the end of the last shard alone.": shards_joined,
     },
 )
-def unpadded(attempt):
+def unpadded(answer):
     """The copies stand at the end of the order that the shards were dealt from, so a gathered result can be cut to the
     true length. Frameworks do it this way, for instance Accelerate's gather_for_metrics."""
     cases = [([[1, 1, 0, 0, 0], [1, 1, 0, 0, 1]], 9), ([[1, 0, 1], [0, 1, 1], [1, 0, 1]], 7),
              ([[1, 0], [0, 0]], 4)]
-    cases = drawn(cases, dealt)
-    for miss in misses(unpadded, attempt, cases):
-        miss.tell("With the hits {hits} of {images} images you gave {got:.4f}; it is {right:.4f}.",
-                  counted=sum(map(len, miss.asked[0])))
+    for hits, images in drawn(cases, dealt):
+        got, right = answer(copy.deepcopy(hits), images), exact(hits, images)
+        yield Case(got, right, f"With the hits {hits} of {images} images you gave {got}; {right:.4f} is right.")

@@ -1,9 +1,10 @@
-"""Exercises of notebook 14: self time in a trace, a fair comparison, a communication hook, losses that are seldom
-read. The last two run on ranks: course/on_ranks.py says how."""
+"""Exercises of lesson 14: self time in a trace, a fair comparison, a communication hook, losses that are seldom
+read."""
 
 import copy
 import statistics
 from contextlib import ExitStack
+from functools import partial
 from unittest import mock
 
 import torch
@@ -12,96 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course.cases import drawn, drawn_one, exactly, generator_seed, misses
-from course.exercise import Wrong, because, exercise
-from course.on_ranks import Answers
-
-BATCHES, ROWS, EVERY, ROUNDS = 6, 4, 3, 6
-
-
-def sizes():
-    """(batches, rows of each, after how many to log, values of an image)"""
-    return drawn_one((BATCHES, ROWS, EVERY, 20), lambda random: (
-        (every := random.choice((4, 5))) * random.choice((2, 3)), random.randint(5, 9), every, random.randint(24, 40)))
-
-
-# ---------------------------------------------------------------------------------- on each rank: what a function does
-
-
-def small_ddp():
-    torch.manual_seed(0)
-    return DistributedDataParallel(nn.Linear(sizes()[3], 8))
-
-
-def small_batches(here):
-    numbers = torch.Generator().manual_seed(here.rank + generator_seed())
-    batches, rows, _, values = sizes()
-    return [(torch.randn(rows, values, generator=numbers), torch.randint(8, (rows,), generator=numbers))
-            for _ in range(batches)]
-
-
-def measure_hook(function, here):
-    """What the hook's all-reduces carry, and how far the gradient is from the mean over the ranks in float32."""
-    images, labels = small_batches(here)[0]
-    parallel, sent, all_reduce = small_ddp(), [], dist.all_reduce
-
-    def noted(tensor, *args, **options):
-        sent.append({"type": str(tensor.dtype), "bytes": tensor.nbytes, "waits": not options.get("async_op", False)})
-        return all_reduce(tensor, *args, **options)
-
-    def asked(state, bucket):
-        future = function(state, bucket)
-        if not hasattr(future, "then"):  # there are two kinds of Future
-            raise Wrong(f"Your hook returned {type(future).__name__}. DDP needs a Future: the promise of a result, so "
-                        "that backward goes on while the message is on its way.")
-        return future
-
-    own = copy.deepcopy(parallel.module)
-    cross_entropy(own(images), labels).backward()
-    gradient = torch.cat([p.grad.flatten() for p in own.parameters()])
-    mean = torch.tensor(here.gather("own", gradient.tolist())).mean(0)
-    parallel.register_comm_hook(None, asked)
-    with mock.patch.object(dist, "all_reduce", noted):
-        cross_entropy(parallel(images), labels).backward()
-    got = torch.cat([p.grad.flatten() for p in parallel.parameters()])
-    return {"sent": sent, "whole": got.nbytes, "off": ((got - mean).norm() / mean.norm()).item(),
-            "own": torch.allclose(got, gradient, rtol=0.02, atol=1e-3), "times": (got @ mean / (mean @ mean)).item()}
-
-
-def measure_log(function, here):
-    """The losses that it returns, those of a loop that reads each of them, and how often it read and sent any."""
-    batches, counts, every = small_batches(here), {"read": 0, "sent": 0}, sizes()[2]
-    parallel, wanted = small_ddp(), []
-    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
-    for images, labels in batches:
-        loss = cross_entropy(parallel(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        wanted.append(loss.item())
-
-    def counted(what, call):
-        def counting(tensor, *args, **options):
-            if what == "sent" and tensor.requires_grad:
-                raise Wrong("What you add up still holds the graphs of all its steps, and all their activations with "
-                            "them: on a GPU memory grows with every step. Which method of a tensor cuts it off?")
-            counts[what] += 1
-            return call(tensor, *args, **options)
-        return counting
-
-    parallel = small_ddp()
-    with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(dist, "all_reduce", counted("sent", dist.all_reduce)))
-        for name in ("item", "tolist", "__float__"):
-            patches.enter_context(mock.patch.object(torch.Tensor, name, counted("read", getattr(torch.Tensor, name))))
-        got = function(parallel, batches, torch.optim.SGD(parallel.parameters(), lr=0.1), every)
-    if not isinstance(got, list) or len(got) != len(batches) // every or not all(isinstance(one, float) for one in got):
-        raise Wrong(f"On rank {here.rank} you returned {got!r}. For {len(batches)} batches and every={every} it is a "
-                    f"list of {len(batches) // every} Python floats.")
-    return {"got": got, "own": wanted, **counts}
-
-
-answers = Answers({"my_hook": measure_hook, "my_train": measure_log})
+from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
+from course.on_ranks import exercise_on_ranks
 
 
 # Exercise 1: self time
@@ -121,16 +34,28 @@ def inside(event, events):
     return [e for e in events if event["start"] <= e["start"] and e["end"] <= event["end"] and e is not event]
 
 
-def seconds(event):
+def length(event):
     return event["end"] - event["start"]
 
 
-def most_of(own, events):
-    """The name that has the most, added up over its events, of what `own` gives for each."""
-    total = {}
+def largest_sum(value, events):
+    """The name with the largest sum, over its events, of value(event)."""
+    sums = {}
     for event in events:
-        total[event["name"]] = total.get(event["name"], 0) + own(event)
-    return max(total, key=total.get)
+        sums[event["name"]] = sums.get(event["name"], 0) + value(event)
+    return max(sums, key=sums.get)
+
+
+def longest_call(events):
+    return events[my_largest([{**event, "name": number} for number, event in enumerate(events)])]["name"]
+
+
+def grandchildren_twice(events):
+    return largest_sum(lambda event: length(event) - sum(map(length, inside(event, events))), events)
+
+
+def longest_leaf(events):
+    return max((event for event in events if not inside(event, events)), key=length)["name"]
 
 
 def spans(*rows):
@@ -138,25 +63,23 @@ def spans(*rows):
 
 
 TRACES = [
-    # what lies between the operators of `backward` is the most: waiting, say
+    # The gaps between the operators of `backward` are the largest, as when a rank waits.
     spans(("step", 0, 50), ("forward", 1, 15), ("conv", 2, 14), ("backward", 15, 49), ("conv", 16, 22),
           ("copy", 23, 24), ("copy", 25, 26), ("copy", 27, 28)),
-    # conv is the longest call, and the three of relu together are longer
+    # conv is the longest call; the three calls of relu together are longer.
     spans(("step", 0, 100), ("forward", 2, 60), ("conv", 4, 29), ("relu", 30, 44), ("relu", 45, 58),
           ("backward", 61, 98), ("relu", 62, 74), ("mm", 75, 97)),
     # three deep
     spans(("backward", 0, 50), ("engine", 10, 40), ("mm", 15, 33)),
 ]
-
-
 OTHER_NAMES = ("train", "encode", "decode", "norm", "pool", "embed", "gather", "softmax")
 
 
 def renamed(random):
-    """One of TRACES, with names that none has, and each time so many times as long."""
-    events, times = random.choice(TRACES), random.randint(2, 9)
-    others = dict(zip(sorted({event["name"] for event in events}), random.sample(OTHER_NAMES, 8), strict=False))
-    return spans(*((others[event["name"]], times * event["start"], times * event["end"]) for event in events))
+    """One of TRACES with other names, stretched in time."""
+    events, factor = random.choice(TRACES), random.randint(2, 9)
+    names = dict(zip(sorted({event["name"] for event in events}), random.sample(OTHER_NAMES, 8), strict=False))
+    return spans(*((names[event["name"]], factor * event["start"], factor * event["end"]) for event in events))
 
 
 @exercise(
@@ -164,25 +87,26 @@ def renamed(random):
     hint="The self time of an event is its length minus that of its children: the events directly inside it. What is "
     "inside a child has been taken off with the child. Then add up the calls of each name.",
     mistakes={
-        "{got} has the largest total time, but that holds the time of all that it calls. Take the children's time off.":
-            lambda events: most_of(seconds, events),
-        "{got} is called most often. Many short calls can be cheap: add up their time.":
-            lambda events: most_of(lambda event: 1, events),
-        "{got} has the longest single call. Calls of one name belong together: add them up.":
-            lambda events: events[my_largest([{**event, "name": n} for n, event in enumerate(events)])]["name"],
-        "You said {got}. If a child holds a grandchild, the grandchild's time is part of the child's: you took it off "
-        "twice. Take off the direct children only.":
-            lambda events: most_of(lambda event: seconds(event) - sum(map(seconds, inside(event, events))), events),
-        "{got} is the longest call with nothing inside. But an event that holds others has time of its own, too: here "
-        "backward has gaps in which no operator runs.":
-            lambda events: max((event for event in events if not inside(event, events)), key=seconds)["name"],
+        "That name has the largest total time, which holds the time of everything it calls. Take the children's time "
+        "off.": partial(largest_sum, length),
+        "That name is called most often. Many short calls can be cheap: add up their time.":
+            partial(largest_sum, lambda event: 1),
+        "That name has the longest single call. Calls of one name belong together: add them up.": longest_call,
+        "If a child holds a grandchild, the grandchild's time is part of the child's: you took it off twice. Take off "
+        "the direct children only.": grandchildren_twice,
+        "That is the longest call with nothing inside. An event that holds others has time of its own, too: here "
+        "`backward` has gaps in which no operator runs.": longest_leaf,
     },
 )
-def largest(attempt):
-    """Self time, added up over the calls: this is how a profiler sorts its table. Total time would always name the
-    outermost label, and a part that nobody named, as waiting in backward, shows as the self time of what is around."""
-    for miss in misses(largest, attempt, [(events,) for events in drawn(TRACES, renamed)], read=exactly):
-        miss.tell("", "You said {got!r}. The largest self time, over all its calls, has {right!r}.")
+def largest(answer):
+    """You found the largest self time, added up over the calls. A profiler sorts its table by it. Total time would
+    always name the outermost label. A part without a name, such as waiting in backward, shows as the self time of the
+    event around it."""
+    for events in drawn(TRACES, renamed):
+        got, right = answer(copy.deepcopy(events)), my_largest(events)
+        trace = ", ".join(f"{event['name']} {event['start']}–{event['end']}" for event in events)
+        yield Case(got, right, f"For the trace {trace} you returned {got!r}. The largest self time, over all calls, "
+                               f"has {right!r}.")
 
 
 # Exercise 2: a fair comparison
@@ -216,8 +140,8 @@ def same_order(before, after, rounds, now):
 
 def one_after_the_other(before, after, rounds, now):
     before(), after()
-    both = [[timed(train, now) for _ in range(rounds)] for train in (before, after)]
-    return statistics.median(both[0]) / statistics.median(both[1])
+    slow, fast = ([timed(train, now) for _ in range(rounds)] for train in (before, after))
+    return statistics.median(slow) / statistics.median(fast)
 
 
 def in_turns(before, after, rounds, now):
@@ -226,7 +150,7 @@ def in_turns(before, after, rounds, now):
         yield pair[before], pair[after]
 
 
-def mean_of_all(before, after, rounds, now):
+def mean_of_ratios(before, after, rounds, now):
     before(), after()
     return statistics.mean(slow / fast for slow, fast in in_turns(before, after, rounds, now))
 
@@ -236,8 +160,8 @@ def sums(before, after, rounds, now):
     return sum(slow) / sum(fast)
 
 
-def upside_down(*asked):
-    return 1 / my_gain(*asked)
+def upside_down(before, after, rounds, now):
+    return 1 / my_gain(before, after, rounds, now)
 
 
 class Machine:
@@ -245,14 +169,14 @@ class Machine:
 
     def __init__(self, first=0.0, second=1.0, slow_from=99, disturbed=None):
         self.gain = drawn_one(1.6, lambda random: random.randint(18, 30) / 10)
-        self.clock, self.calls, self.seen = 0.0, 0, {"before": 0, "after": 0}
+        self.clock, self.calls, self.trained = 0.0, 0, {"before": 0, "after": 0}
         self.first, self.second, self.slow_from, self.disturbed = first, second, slow_from, disturbed
 
     def train(self, name):
-        length = {"before": self.gain, "after": 1.0}[name] * (self.second if self.calls % 2 else 1)
-        length *= (2 if self.calls >= self.slow_from else 1) * (20 if self.calls == self.disturbed else 1)
-        self.clock += length + (0 if self.seen[name] else self.first)
-        self.calls, self.seen[name] = self.calls + 1, self.seen[name] + 1
+        seconds = {"before": self.gain, "after": 1.0}[name] * (self.second if self.calls % 2 else 1)
+        seconds *= (2 if self.calls >= self.slow_from else 1) * (20 if self.calls == self.disturbed else 1)
+        self.clock += seconds + (0 if self.trained[name] else self.first)
+        self.calls, self.trained[name] = self.calls + 1, self.trained[name] + 1
 
     def before(self):
         self.train("before")
@@ -264,16 +188,12 @@ class Machine:
         return self.clock
 
 
-CASES = (
-    ({}, "On a machine that nothing disturbs", "How many times as fast is `after`? Seconds before by seconds after."),
-    ({"first": 30.0}, "The first call of each takes 30 s more, as if it compiled",
-     "Let each train once before you time it; and the median is not moved by one bad round."),
-    ({"slow_from": 9}, "From the tenth call on all takes twice as long, because another program has started",
-     "One of the two had the bad time for itself. Let them take turns, so that both have it."),
-    ({"disturbed": 8}, "One call was disturbed, and took 20 times as long",
-     "A mean, or a sum, is carried away by one bad round. What is not?"),
-    ({"second": 1.2}, "The second of each two calls takes 1.2 times as long",
-     "In every round the same one came second. Change their order from round to round."),
+DISTURBANCES = (
+    ({}, "Nothing disturbs the machine"),
+    ({"first": 30.0}, "The first call of each takes 30 s more, as if it compiled"),
+    ({"slow_from": 9}, "From the tenth call on everything takes twice as long, because another program has started"),
+    ({"disturbed": 8}, "One call was disturbed, and took 20 times as long"),
+    ({"second": 1.2}, "The second of each two calls takes 1.2 times as long"),
 )
 
 
@@ -281,21 +201,48 @@ CASES = (
     solution=my_gain,
     hint="Train each once. Then rounds: in those with an even number before first, in the others after first. A round "
     "gives one ratio. Return statistics.median of the ratios.",
-    mistakes={"the same order": same_order, "one after the other": one_after_the_other, "the mean": mean_of_all,
-              "sums": sums, "upside down": upside_down},
+    mistakes={
+        "How many times as fast is `after`? Divide the seconds of `before` by those of `after`.": upside_down,
+        "The sums hold the slow first call of each. Let each train once before you time it, and take the median of the "
+        "rounds' ratios: one bad round does not move it.": sums,
+        "Only one of the two had the bad time. Let them take turns, so that both have it.": one_after_the_other,
+        "One bad round carries a mean away. It hardly moves a median.": mean_of_ratios,
+        "In every round the same training came second. Change their order from round to round.": same_order,
+    },
 )
-def fair(attempt):
-    """In turns, in changing order, the first of each left out, the median of the ratios. What disturbs the machine then
-    disturbs both, or only a round. How far the rounds are apart tells how much of a gain is noise."""
-    rounds = drawn_one(ROUNDS, lambda random: 8)
-    for disturbance, said, reason in CASES:
+def fair(answer):
+    """The trainings take turns, in changing order. The first call of each is left out, and the median of the ratios
+    counts. A disturbance of the machine then meets both, or only one round. The spread of the rounds tells how much of
+    a gain is noise."""
+    rounds = drawn_one(6, lambda random: 8)
+    for disturbance, description in DISTURBANCES:
         machine = Machine(**disturbance)
-        got = attempt(machine.before, machine.after, rounds, machine.now)
-        if min(machine.seen.values()) < rounds:
-            raise Wrong(f"You were asked for {rounds} rounds, and trained {machine.seen['before']} times without the "
-                        f"change and {machine.seen['after']} times with it.")
-        if abs(got / machine.gain - 1) > 0.08:
-            raise Wrong(f"{said}, you said {got:.2f}. The change makes it {machine.gain:g} times as fast. {reason}")
+        got = answer(machine.before, machine.after, rounds, machine.now)
+        yield Case(min(machine.trained.values()) >= rounds, True,
+                   f"You were asked for {rounds} rounds, and trained {machine.trained['before']} times without the "
+                   f"change and {machine.trained['after']} times with it.")
+        yield Case(got, machine.gain,
+                   f"{description}. You returned {got if got is None else round(got, 2)}. The change makes the "
+                   f"training {machine.gain:g} times as fast.", rel_tol=0.08)
+
+
+# For the exercises on ranks: a small model, and batches of each rank
+def sizes():
+    """(batches, images of each, batches for each loss that is logged, values of an image)"""
+    return drawn_one((6, 4, 3, 20), lambda random: (
+        (every := random.choice((4, 5))) * random.choice((2, 3)), random.randint(5, 9), every, random.randint(24, 40)))
+
+
+def small_ddp():
+    torch.manual_seed(0)
+    return DistributedDataParallel(nn.Linear(sizes()[3], 8))
+
+
+def small_batches(context):
+    generator = torch.Generator().manual_seed(context.rank + generator_seed())
+    batches, images, _, values = sizes()
+    return [(torch.randn(images, values, generator=generator), torch.randint(8, (images,), generator=generator))
+            for _ in range(batches)]
 
 
 # Exercise 3: gradients in 16 bits
@@ -305,7 +252,7 @@ def my_hook(state, bucket):
     return sending.get_future().then(lambda _: short.to(torch.float32))
 
 
-def whole(state, bucket):
+def float32_sent(state, bucket):
     mean = bucket.buffer().to(torch.bfloat16).to(torch.float32) / dist.get_world_size()
     return dist.all_reduce(mean, async_op=True).get_future().then(lambda _: mean)
 
@@ -327,56 +274,83 @@ def no_future(state, bucket):
     return short.float()
 
 
-def at_once(state, bucket):
-    short = bucket.buffer().div(dist.get_world_size()).to(torch.bfloat16)
-    dist.all_reduce(short)
+def waiting(state, bucket):
     future = torch.futures.Future()
-    future.set_result(short.float())
+    future.set_result(no_future(state, bucket))
     return future
 
 
-def half(state, bucket):
+def float16_sent(state, bucket):
     short = bucket.buffer().div(dist.get_world_size()).to(torch.float16)
     return dist.all_reduce(short, async_op=True).get_future().then(lambda _: short.float())
 
 
-def only_cast(state, bucket):
+def nothing_sent(state, bucket):
     future = torch.futures.Future()
     future.set_result(bucket.buffer().to(torch.bfloat16).float())
     return future
 
 
-@exercise(
+def measure_hook(function, context):
+    """What the hook's all-reduces carry, and how far the gradient is from the mean over the ranks in float32."""
+    images, labels = small_batches(context)[0]
+    ddp, sent, all_reduce = small_ddp(), [], dist.all_reduce
+
+    def recorded_all_reduce(tensor, *args, **options):
+        sent.append((str(tensor.dtype).removeprefix("torch."), tensor.nbytes, not options.get("async_op", False)))
+        return all_reduce(tensor, *args, **options)
+
+    def checked_hook(state, bucket):
+        future = function(state, bucket)
+        if not hasattr(future, "then"):  # PyTorch has two classes of Future
+            raise Wrong(f"Your hook returned {'None' if future is None else f'a {type(future).__name__}'}. DDP needs a "
+                        "Future of the gradient.")
+        return future
+
+    own = copy.deepcopy(ddp.module)
+    cross_entropy(own(images), labels).backward()
+    own_gradient = torch.cat([parameter.grad.flatten() for parameter in own.parameters()])
+    mean = torch.tensor(context.gather("gradient", own_gradient.tolist())).mean(0)
+    ddp.register_comm_hook(None, checked_hook)
+    with mock.patch.object(dist, "all_reduce", recorded_all_reduce):
+        cross_entropy(ddp(images), labels).backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in ddp.parameters()])
+    return {"sent": {"types": sorted({dtype for dtype, _, _ in sent}), "bytes": sum(size for _, size, _ in sent)},
+            "waits": any(waits for _, _, waits in sent), "float32 bytes": gradient.nbytes,
+            "times": (gradient @ mean / (mean @ mean)).item(), "off": ((gradient - mean).norm() / mean.norm()).item()}
+
+
+@exercise_on_ranks(
+    measure_hook,
     solution=my_hook,
     hint="Four steps: bucket.buffer() divided by dist.get_world_size(); .to(torch.bfloat16); dist.all_reduce(..., "
     "async_op=True), whose result has get_future(); and future.then(function), which calls function(future) when the "
     "sum is there. What that function returns is DDP's gradient, in float32.",
-    mistakes={"float32 is sent": whole, "not divided": not_divided, "divided twice": divided_twice,
-              "no future": no_future, "it waits": at_once, "fp16": half, "nothing is sent": only_cast},
+    mistakes={
+        "Cast before the all-reduce, and back after it.": float32_sent,
+        "float16 has half the bytes, too, but a value above 65,504 becomes infinite; bfloat16 has float32's range.":
+            float16_sent,
+        "Each rank keeps its own gradient, and the ranks' weights drift apart.": nothing_sent,
+        "all_reduce adds up. With a hook DDP no longer divides: your hook must.": not_divided,
+        "You divided by the number of ranks more than once.": divided_twice,
+        "A Future is the promise of a result: backward goes on while the message is on its way.": no_future,
+        "Backward waits with it, so nothing overlaps. async_op=True returns at once, with get_future().": waiting,
+    },
 )
-def hook(attempt):
-    """Half the bytes, and a gradient that is off by some thousandths. Whether that is faster, only a measurement tells:
-    casting costs, too."""
-    one = answers.findings("my_hook", attempt)[0]
-    if one["own"] and not one["sent"]:
-        raise Wrong("Nothing was sent: each rank keeps its own gradient, and the ranks' weights drift apart. (Is it "
-                    "dist.all_reduce that you call? The check counts those.)")
-    types = {sent["type"].removeprefix("torch.") for sent in one["sent"]}
-    size = sum(sent["bytes"] for sent in one["sent"])
-    if types != {"bfloat16"} or size * 2 != one["whole"]:
-        raise because(f"Sent: {size:,} bytes of {' and '.join(sorted(types)) or 'nothing'}. The gradients are "
-                      f"{one['whole']:,} bytes in float32, so in bfloat16 they are {one['whole'] // 2:,}.",
-                      (types == {"float32"}, "Cast before the all-reduce, and back after it."),
-                      (types == {"float16"}, "float16 has half the bytes, too, but a value above 65,504 becomes "
-                       "infinite; bfloat16 has float32's range."))
-    if one["off"] > 0.02:
-        raise because(f"The gradient is {one['times']:.2f} times the mean over the ranks, and off by {one['off']:.0%}.",
-                      (one["times"] > 1.5, "all_reduce adds up. DDP divides no more once a hook is there: that is your "
-                       "job now."),
-                      (one["times"] < 0.7, "It was divided more than once."))
-    if any(sent["waits"] for sent in one["sent"]):
-        raise Wrong("The gradient is right, but all_reduce waited inside the hook, and backward waited with it: "
-                    "nothing overlaps. async_op=True returns at once, with get_future().")
+def hook(ranks):
+    """Your hook sends half the bytes, and the gradient is off by some thousandths. Only a measurement tells whether
+    that is faster: casting costs time, too."""
+    for rank, measured in enumerate(ranks):
+        sent, whole = measured["sent"], measured["float32 bytes"]
+        yield Case(sent, {"types": ["bfloat16"], "bytes": whole // 2},
+                   f"On rank {rank} dist.all_reduce sent {sent['bytes']:,} bytes of "
+                   f"{' and '.join(sent['types']) or 'nothing'}. The gradients are {whole:,} bytes in float32, so in "
+                   f"bfloat16 they are {whole // 2:,}.")
+        message = (f"On rank {rank} the gradient is {measured['times']:.2f} times the mean over the ranks, and off by "
+                   f"{measured['off']:.0%}.")
+        yield Case(measured["times"], 1.0, message, rel_tol=0.02)
+        yield Case(measured["off"] < 0.02, True, message)
+        yield Case(measured["waits"], False, "The gradient is right, but all_reduce waited inside the hook.")
 
 
 # Exercise 4: losses that are seldom read
@@ -396,7 +370,7 @@ def my_train(ddp, batches, optimizer, every):
 
 
 def updates(ddp, batches, optimizer):
-    """The loss of each batch, once its update is made."""
+    """The loss of each batch, after its update."""
     for images, labels in batches:
         loss = cross_entropy(ddp(images), labels)
         optimizer.zero_grad()
@@ -443,42 +417,69 @@ def graphs_kept(ddp, batches, optimizer, every):
     return means.tolist()
 
 
-@exercise(
+def measure_log(function, context):
+    """The returned losses, the loss of each batch on this rank, how often the function read and sent a tensor, and
+    whether a sent tensor held a graph."""
+    batches, every = small_batches(context), sizes()[2]
+    counts = {"read": 0, "sent": 0, "graphs": 0}
+
+    def counted(what, call):
+        def counting(tensor, *args, **options):
+            counts[what] += 1
+            counts["graphs"] += what == "sent" and tensor.requires_grad
+            return call(tensor, *args, **options)
+        return counting
+
+    reference, ddp = small_ddp(), small_ddp()
+    losses = [loss.item() for loss in updates(reference, batches, torch.optim.SGD(reference.parameters(), lr=0.1))]
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(dist, "all_reduce", counted("sent", dist.all_reduce)))
+        for name in ("item", "tolist", "__float__"):
+            patches.enter_context(mock.patch.object(torch.Tensor, name, counted("read", getattr(torch.Tensor, name))))
+        returned = function(ddp, batches, torch.optim.SGD(ddp.parameters(), lr=0.1), every)
+    if not isinstance(returned, list) or not all(isinstance(loss, float) for loss in returned):
+        raise Wrong(f"On rank {context.rank} you returned {returned!r}. For {len(batches)} batches and every={every} "
+                    f"it must be a list of {len(batches) // every} Python floats.")
+    return {"returned": returned, "losses": losses, **counts}
+
+
+def three_digits(losses):
+    return "[" + ", ".join(f"{loss:.3f}" for loss in losses) + "]"
+
+
+@exercise_on_ranks(
+    measure_log,
     solution=my_train,
     hint="Add up loss.detach() in a tensor. Only after each `every` batches all-reduce it, read it with item(), divide "
     "by the batches and the ranks, and begin anew.",
-    mistakes={"item() each step": item_each_step, "a message each step": send_each_step, "own losses": own_losses,
-              "the last loss": last_losses, "not divided": sums_of_ranks, "graphs are kept": graphs_kept},
+    mistakes={
+        "Nothing was sent, so a rank knows its own losses only.": own_losses,
+        "These are sums over the ranks. Divide by their number, too.": sums_of_ranks,
+        "These are the losses of single batches, the last before each report. The mean is over all batches since the "
+        "report before.": last_losses,
+        "It holds the graphs of all its steps, and all their activations with them: on a GPU memory grows with every "
+        "step. Which method of a tensor cuts it off?": graphs_kept,
+        "Add the losses up on each rank, and send only the sum.": send_each_step,
+        "Add the losses up in a tensor, and read only the sum.": item_each_step,
+    },
 )
-def logged(attempt):
-    """The same figures as if each loss were read and sent at once. On a GPU each item() makes the program wait until
-    the GPU has done all that it was given; here that happens once in `every` steps."""
-    ranks = answers.findings("my_train", attempt)
+def logged(ranks):
+    """You return the same figures as if each loss were read and sent at once. On a GPU each item() makes the program
+    wait until the GPU has done all its work. Here that happens once in `every` steps."""
     batches, _, every, _ = sizes()
-    windows = batches // every
-    each = [statistics.mean(step) for step in zip(*(rank["own"] for rank in ranks), strict=True)]
-    wanted = [statistics.mean(each[start:start + every]) for start in range(0, batches, every)]
-    for number, rank in enumerate(ranks):
-        if not close(rank["got"], wanted):
-            raise because(f"On rank {number} you returned {show(rank['got'])}; the means over all ranks and {every} "
-                          f"batches are {show(wanted)}.",
-                          (not rank["sent"], "Nothing was sent, so a rank knows its own losses only."),
-                          (close(rank["got"], [value * len(ranks) for value in wanted]),
-                           "That is the sum over the ranks."),
-                          (close(rank["got"], each[every - 1::every]),
-                           f"That is the loss of each {every}{'rd' if every == 3 else 'th'} batch. All "
-                           "of them belong to the mean."))
-        if rank["sent"] > windows:
-            raise Wrong(f"The losses are right, but {rank['sent']} all-reduces for {batches} batches: every one costs "
-                        f"its latency, however small it is. {windows} are enough.")
-        if rank["read"] > windows:
-            raise Wrong(f"The losses are right, but a tensor was read {rank['read']} times (item, tolist, float). On a "
-                        f"GPU each of them waits for all work that is under way. {windows} are enough.")
-
-
-def close(got, wanted):
-    return all(abs(a - b) < 1e-5 for a, b in zip(got, wanted, strict=True))
-
-
-def show(values):
-    return ", ".join(f"{value:.4f}" for value in values)
+    reports = batches // every
+    means = [statistics.mean(losses) for losses in zip(*(measured["losses"] for measured in ranks), strict=True)]
+    right = [statistics.mean(means[start:start + every]) for start in range(0, batches, every)]
+    for rank, measured in enumerate(ranks):
+        yield Case(measured["returned"], right,
+                   f"On rank {rank} you returned {three_digits(measured['returned'])}; the means over all ranks and "
+                   f"{every} batches are {three_digits(right)}.", rel_tol=1e-5)
+    for measured in ranks:
+        yield Case(measured["graphs"] > 0, False,
+                   "The losses are right, but you sent a tensor that requires a gradient.")
+        yield Case(measured["sent"] > reports, False,
+                   f"The losses are right, but you made {measured['sent']} all-reduces for {batches} batches: each "
+                   f"costs its latency, however small it is. {reports} are enough.")
+        yield Case(measured["read"] > reports, False,
+                   f"The losses are right, but you read a tensor {measured['read']} times (item, tolist, float). On a "
+                   f"GPU each read waits for all work that is under way. {reports} are enough.")

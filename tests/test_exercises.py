@@ -1,0 +1,223 @@
+"""Every exercise: its solution is right, its stub is untried, and each typical mistake is recognised."""
+
+import importlib
+import inspect
+import re
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from course import on_ranks
+from course.exercise import Case, Exercise, exercise, same
+from course.on_ranks import ExerciseOnRanks, exercise_on_ranks
+from tests import runner
+
+EXERCISES = {f"{re.search('[0-9]{2}', lesson)[0]}-{name}": value for lesson in runner.LESSONS
+             for name, value in vars(importlib.import_module(lesson)).items() if isinstance(value, Exercise)}
+# Their question is one fixed text with one right answer: a code, a table, recorded runs or consoles, a command line.
+NOTHING_TO_DRAW = {"04-choices", "07-diagnosis", "10-failures", "10-line", "12-five_runs"}
+# They are judged by what they do, not by what they return.
+NOTHING_TO_REMEMBER = {"02-step", "11-never_half"}
+ON_RANKS = {name for name, each in EXERCISES.items() if isinstance(each, ExerciseOnRanks)}
+pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
+
+
+def each_of(names):
+    return pytest.mark.parametrize("name", sorted(names))
+
+
+def stub(*args, **kwargs):
+    raise NotImplementedError
+
+
+def broken(*args, **kwargs):
+    raise ZeroDivisionError("oops")
+
+
+@each_of(EXERCISES)
+def test_solution_is_right_and_stub_is_untried(name, capsys):
+    asked = EXERCISES[name]
+    outcome, message = asked.verdict(asked.answer)
+    assert outcome == "right", message
+    assert len(message) > 30, "a right answer says what was shown"
+    for untried in (stub, None, ...):
+        assert asked.verdict(untried) == ("untried", "Not tried yet.")
+    asked(None)
+    asked.hint()
+    asked.solution()
+    assert re.match(r"Not tried yet\.\n[^\n]{20}(.*\n){2}", capsys.readouterr().out)
+
+
+@each_of(EXERCISES)
+def test_each_mistake_gets_its_own_message_and_an_answer_that_raises_is_wrong(name):
+    asked = EXERCISES[name]
+    mistakes = list(asked.mistakes.values())
+    assert len(mistakes) >= 2
+    # In a verdict all mistakes run again: the same for each attempt, so once will do.
+    attempts, again = asked.observe([*mistakes, broken]), asked.observe(mistakes)
+    for attempt, message in zip(attempts, [*asked.mistakes, "Not yet."], strict=True):
+        with mock.patch.object(asked, "observe", side_effect=[[attempt], again]):
+            verdict = asked.verdict("an attempt")
+        assert verdict[0] == "wrong" and message in verdict[1], message
+
+
+# ------------------------------------------------------------------------------------------------ a grader's cases
+
+
+def in_a_world_of(ranks, answer, *case):
+    with mock.patch.object(dist, "get_world_size", lambda *_: ranks):
+        return answer(*case)
+
+
+@each_of(EXERCISES)
+def test_with_drawn_cases_right_is_right_and_a_mistake_is_wrong(name, monkeypatch):
+    asked = EXERCISES[name]
+    wrong = list(asked.mistakes.values())
+    if name in ON_RANKS and "get_world_size" in inspect.getsource(asked.answer):
+        wrong.append(partial(in_a_world_of, asked.ranks(), asked.answer))  # right for the lesson's number of ranks
+    for seed in ("1",) if name in ON_RANKS | NOTHING_TO_DRAW | {"11-never_half"} else map(str, range(10)):
+        monkeypatch.setattr("course.exercise.seed", seed)
+        outcome, message = asked.verdict(asked.answer)
+        assert outcome == "right", (seed, message)
+        for answer, (cases, error) in zip(wrong, asked.observe(wrong), strict=True):
+            assert error or not all(same(case.got, case.right, case.rel_tol) for case in cases), (seed, answer)
+
+
+@each_of(EXERCISES.keys() - ON_RANKS - NOTHING_TO_DRAW - NOTHING_TO_REMEMBER)
+def test_an_answer_that_remembers_the_lesson_s_cases_is_wrong(name, monkeypatch):
+    asked, known = EXERCISES[name], []
+
+    def learn(*case):
+        known.append(asked.answer(*case))
+        return known[-1]
+
+    def remembering():
+        values = iter(known)
+
+        def remembered(*case):
+            asked.answer(*case)  # what it does is right
+            return next(values, known[0])
+        return remembered
+
+    assert asked.verdict(learn)[0] == asked.verdict(remembering())[0] == "right"
+    for seed in map(str, range(10)):
+        monkeypatch.setattr("course.exercise.seed", seed)
+        assert asked.verdict(remembering())[0] == "wrong", seed
+
+
+@each_of(NOTHING_TO_DRAW)
+def test_the_teacher_is_told_where_a_copied_answer_passes(name):
+    readme = (runner.ROOT / "teach" / "README.md").read_text(encoding="utf-8")
+    number, name = name.split("-")
+    assert re.search(rf"\b{number} [^;.]*`{name}`", readme), "its list of exercises whose cases are not drawn"
+
+
+# ---------------------------------------------------------------------------------------------- course/exercise.py
+
+
+@exercise(solution=[1, 2, 3].__getitem__, hint="Count.", mistakes={
+    "Alike in the first.": [1, 9, 9].__getitem__, "Alike in all.": [1, 9, 8].__getitem__, "No key.": {}.__getitem__})
+def count(answer):
+    """You can count."""
+    for place, right in enumerate([1, 2, 3]):
+        got = answer(place)
+        yield Case(got, right, f"At {place} you gave {got}.")
+
+
+@pytest.mark.parametrize(("answer", "outcome", "message"), [
+    ([1, 2, 3], "right", "Right. You can count."),
+    ([1, 9, 8], "wrong", "Not yet. At 1 you gave 9. Alike in all."),
+    ([1, 9, 7], "wrong", "Not yet. At 1 you gave 9. Alike in the first."),
+    ([1, 9], "wrong", "Not yet. At 1 you gave 9. Alike in the first."),
+    ([1, 7, 8], "wrong", "Not yet. At 1 you gave 7."),
+    ({5: 1}, "wrong", "Not yet. It raised KeyError: 0 No key."),
+    ([], "wrong", "Not yet. It raised IndexError: list index out of range"),
+])
+def test_a_wrong_answer_gets_the_case_and_the_mistake_that_behaves_alike(answer, outcome, message):
+    assert count.verdict(answer.__getitem__) == (outcome, message)
+
+
+class Agrees(int):
+    """As a cheat writes it."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize(("got", "right", "expected"), [
+    (Agrees(5), 7, False), (Agrees(7), 7, False), ([Agrees(5)], [7], False), ((1.0, Agrees(5)), (1.0, 7), False),
+    ({"a": Agrees(5)}, {"a": 7}, False), (mock.ANY, None, False), (torch.tensor(7), 7, True),
+    (torch.tensor(7), 8, False), (np.float32(0.1), 0.1, True), (np.int64(7), 7, True), ([1], (1,), False),
+    ((1.0, 2), (1.0 + 1e-8, 2), True), (True, 1, True), (None, None, True), ("a", "a", True),
+    ({"a": 1}, {"a": 1}, True), ({"a": 1}, {"b": 1}, False)])
+def test_an_answer_is_compared_and_does_not_compare_itself(got, right, expected):
+    assert same(got, right) is expected
+
+
+# --------------------------------------------------------------------------------------- a learner's file, on ranks
+
+
+def my_total(number):
+    total = torch.tensor(float(number))
+    dist.all_reduce(total)
+    return total.item()
+
+
+def own_number(number):
+    return float(number)
+
+
+def measure_total(function, context):
+    return {"total": function(context.rank + 1)}
+
+
+@exercise_on_ranks(measure_total, solution=my_total, hint="Add up.",
+                   mistakes={"That is your own number.": own_number, "It cannot divide.": broken})
+def total(ranks):
+    """All ranks have the sum."""
+    got = [measured["total"] for measured in ranks]
+    yield Case(got, [sum(range(len(ranks) + 1))] * len(ranks), f"You gave {got}.")
+
+
+def in_a_file(folder, body):
+    path = folder / "answer.py"
+    path.write_text(f"import os, time, torch\nimport torch.distributed as dist\ndef my_total(number):\n    {body}\n")
+    return path
+
+
+@pytest.mark.parametrize(("body", "outcome", "message"), [
+    ("total = torch.tensor(number); dist.all_reduce(total); return total.item()", "right", "Right. All ranks"),
+    ("return number", "wrong", "Not yet. You gave [1, 2, 3]. That is your own number."),
+    ("if dist.get_rank() == 0: dist.barrier()\n    return number", "wrong", "same collectives"),
+    ("1 / 0", "wrong", "On rank 0 it raised ZeroDivisionError: division by zero. It cannot divide."),
+    ("number / no_such_name", "wrong", "On rank 0 it raised NameError"),
+    ("dist.barrier(", "wrong", "cannot be run: SyntaxError"),
+    ("time.sleep(1000)", "wrong", "No end within 6 s: rank 0 and 1 and 2 still ran"),
+    ("os.abort()", "wrong", "died (SIGABRT)"),
+    ("if dist.get_rank() == 1: os._exit(3)\n    dist.barrier()", "wrong", "rank 1 died (exit status 3)"),
+])
+def test_an_answer_in_a_file_runs_on_ranks(body, outcome, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ranks, "LIMIT", 6)
+    verdict = total.verdict(in_a_file(tmp_path, body))
+    assert verdict[0] == outcome and message in verdict[1]
+    assert [file.name for file in tmp_path.iterdir()] == ["answer.py"]
+
+
+@pytest.mark.parametrize("body", [
+    "raise NotImplementedError", '"""In place."""\n    raise NotImplementedError', None])
+def test_for_a_stub_or_no_file_no_rank_is_started(body, tmp_path, monkeypatch):
+    monkeypatch.delattr(on_ranks.multiprocessing, "get_context")
+    path = in_a_file(tmp_path, body) if body else tmp_path / "none.py"
+    assert total.verdict(path) == ("untried", "Not tried yet.")
+
+
+def test_a_machine_that_takes_long_to_start_ranks_is_not_the_answer_s_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ranks, "START", 0)
+    outcome, message = total.verdict(in_a_file(tmp_path, "time.sleep(5)"))
+    assert outcome == "wrong" and message.endswith("Run this again.") and "Your answer is not at fault" in message
