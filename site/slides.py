@@ -1,7 +1,7 @@
 """Slides of a lesson: its notebook without the code, a slide for each text with the results below it.
 
-nbconvert makes the slides. site/slides.html.j2 stands in place of its reveal.js, which needs the network: nbconvert's
-own template asks four hosts for scripts, and a page that scrolls also has room for a text longer than the screen.
+nbconvert makes the slides. site/slides.html.j2 stands in place of its own template, which loads five libraries from the
+network, reveal.js among them; a page that scrolls also has room for a text longer than the screen.
 """
 
 import importlib.util
@@ -48,7 +48,9 @@ def cells_of(lesson: layout.Lesson) -> list[NotebookNode]:
     cells, heading, asked = [], "", False
     for cell in lesson.notebook.cells:
         if cell.cell_type == "markdown":
-            for part in filter(str.strip, re.split(r"^(?=#+ )", cell.source, flags=re.M)):
+            in_code = "```" in cell.source  # where a line that begins with # is a comment
+            parts = [cell.source] if in_code else re.split(r"^(?=#+ )", cell.source, flags=re.M)
+            for part in filter(str.strip, parts):
                 title = re.match(r"#+ +(.+)", part)
                 heading = title[1] if title else heading
                 if heading == "What to remember":
@@ -64,7 +66,7 @@ def cells_of(lesson: layout.Lesson) -> list[NotebookNode]:
                 asked = False
             for output in cell.outputs:
                 if markdown := output.get("data", {}).get("text/markdown"):
-                    output.data["text/markdown"] = markdown.replace(NOTHING, "")
+                    output.data["text/markdown"] = without_links(markdown.replace(NOTHING, ""))
             cell.metadata.slideshow = {"slide_type": "-"}
             cells.append(cell)
     return cells
@@ -90,9 +92,13 @@ def show_of_hands(name: str) -> list[NotebookNode]:
 
 
 def text(source: str, slide_type: str = "slide") -> NotebookNode:
-    """A cell of Markdown. Links into the course lead nowhere from a file that stands alone: their words stay."""
-    source = re.sub(r"(?<!!)\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", source)
-    return nbformat.v4.new_markdown_cell(source, metadata={"slideshow": {"slide_type": slide_type}})
+    """A cell of Markdown."""
+    return nbformat.v4.new_markdown_cell(without_links(source), metadata={"slideshow": {"slide_type": slide_type}})
+
+
+def without_links(markdown: str) -> str:
+    """Links into the course lead nowhere from a file that stands alone: their words stay."""
+    return re.sub(r"(?<!!)\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", markdown)
 
 
 def mathjax() -> str:
