@@ -20,8 +20,6 @@ BROKEN = runner.ROOT / "scripts" / "broken"
 ABORTED = "terminate called without an active exception"  # by gloo, when all is over: TROUBLESHOOTING, entry 28
 ENTRIES = {name: entry.doctor for name, entry in gallery_table.read_table().items()}
 FOUND = {name: finding for name, finding in ENTRIES.items() if finding}
-# These compute by hand what the doctor sees at torch's seams only, start other programs, or need a GPU.
-MISSED = set(ENTRIES) - set(FOUND)
 # Sound. (What is repaired in wrong_traceback is the message: the run fails all the same.)
 REPAIRED = sorted(set(FOUND) - {"wrong_traceback"} | {
     "batchnorm", "busbw", "rank_0_loss", "resume_mid_epoch", "same_seed", "unequal_tokens"})
@@ -57,16 +55,6 @@ def test_a_broken_program_gets_its_finding(name, tmp_path):
 def test_a_repaired_program_gets_none(name, tmp_path):
     done, found = doctor(ranks_of(name), BROKEN / f"{name}_repaired.py", out=tmp_path / "found.json")
     assert found == [] and done.returncode == 0, done.stderr
-
-
-def test_the_readme_counts_what_is_found_and_names_what_is_not():
-    readme = (runner.ROOT / "README.md").read_text()
-    assert f"| {len(FOUND)} of {len(FOUND) + len(MISSED)} |" in readme
-    assert f"| {len(CHANGES)} of {len(CHANGES)} |" in readme
-    assert f"| {len(CAPSTONE)} of {len(test_capstone.MISTAKES)} |" in readme
-    assert f"{len(SOUND)} trainings that are unusual" in readme
-    assert f"| 0 of {len(REPAIRED) + len(PROGRAMS) + len(SOUND) + len(test_capstone.RIGHT)} |" in readme
-    assert all(f"`{name}`" in readme for name in MISSED)
 
 
 SMALL = ["--dataset", "synthetic", "--samples", 301, "--test-samples", 101, "--epochs", 2, "--device", "cpu"]
