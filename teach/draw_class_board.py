@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 
 import files
 import options
-from course import alt_text, processes, rank_program, runs
+from course import lesson, processes, rank_program, runs
 from course.lesson import ROOT, some
 from teach import board, handed_in, report
 from teach import board_plots as classroom
@@ -84,7 +84,7 @@ def draw(folder, out, refresh):
 
 def save(figure, path):
     """(the name of the picture, its words)."""
-    words = alt_text.describe(figure)
+    words = lesson.alt_text(figure)
     with files.whole(path) as part:
         figure.savefig(part, format="png", dpi=100)
     plt.close(figure)

@@ -19,10 +19,10 @@ from course.lesson import ROOT
 from teach import handed_in, questions
 
 # Files and folders that only teachers and authors need. What is left imports none of them: tests/test_learner_copy.py.
-LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py", "site/glossary.toml",
-            "site/layout.py", "site/slides.html", "site/slides.py", "site/static", "notebooks/text", "scripts/test",
-            "scripts/run", "scripts/run_notebooks.py", "scripts/notebook_runs.py", "course/twins.py", "scripts/site",
-            "scripts/record", "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board",
+LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py", "site/layout.py",
+            "site/slides.html.j2", "site/slides.py", "site/static", "notebooks/text", "scripts/test", "scripts/run",
+            "scripts/run_notebooks.py", "scripts/notebook_runs.py", "course/twins.py", "scripts/site", "scripts/record",
+            "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board",
             "scripts/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
             "site/pages/measured.md", "site/pages/survives.md", "site/pages/doctor.md", "site/pages/others.md",
