@@ -260,11 +260,11 @@ def test_hsdp_adds_up_over_the_copies(in_use):
 
 
 def test_a_norm_of_all_shards_clips_as_one_process_and_that_of_its_own_does_not(in_use):
-    one, right, wrong = (in_use["clip"][name] for name in ("one", "clip", "clip_own_shards"))
-    assert right["type"] == "DTensor" and right["norms"] == pytest.approx(one["norms"], rel=1e-5)
+    alone, right, wrong = (in_use["clip"][name] for name in ("one", "clip", "clip_own_shards"))
+    assert right["type"] == "DTensor" and right["norms"] == pytest.approx(alone["norms"], rel=1e-5)
     assert right["weights_off"] < 1e-5 and wrong["weights_off"] > 1e-3
     assert len(set(wrong["norms"])) == 4, "each rank divides by a norm of its own"
-    assert sum(norm**2 for norm in wrong["norms"]) == pytest.approx(one["norms"][0]**2, rel=1e-5), "its part of the sum"
+    assert sum(norm**2 for norm in wrong["norms"]) == pytest.approx(alone["norms"][0]**2, rel=1e-5), "its part"
     assert (right["calls"], right["sent"]) == (1, 2 * 3 / 4 * 4 * right["parameters"]), "a number for each parameter"
     assert wrong["calls"] == wrong["sent"] == 0
     gathered = memory.sent_by_fsdp(SHAPE, 4)["reduce_scatter"]
