@@ -2,8 +2,8 @@
 
 Bytes of parameters, gradients, optimizer state and activations, by strategy, from the equations of the papers named at
 each function; and seconds a step, from three rates. `scripts/measure/predict.py memory` prints them. `count` gives the
-exact bytes of lessons/l13_beyond_ddp/tiny_transformer.py; lessons/l13_beyond_ddp/test_sharded.py compares them with
-those that ranks hold.
+exact bytes of lessons/l13_beyond_ddp/tiny_transformer.py; lessons/l13_beyond_ddp/test_beyond_ddp.py compares them
+with those that ranks hold.
 Left out: the logits, the workspace of kernels, and memory lost to fragmentation; a tenth of the device is kept for it.
 DDP's gradients are views of its buckets (gradient_as_bucket_view=True), else there would be two of each.
 """

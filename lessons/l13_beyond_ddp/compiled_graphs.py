@@ -46,8 +46,9 @@ WAYS = {"DDP, buckets of 25 MB (the default)": (ddp, {"megabytes": 25}),
         "FSDP2, the model, fullgraph=True": (fsdp_whole, {"fullgraph": True})}
 
 
-def tried(make, options, here, reference):
-    """{"graphs": operations of each, "off": of the gradients from one process}, or {"error": its first line}."""
+def compiled(make, options, placement, reference):
+    """{"graphs": [operations of each], "off": largest difference of the gradients from those of one process}; where
+    the compiler refuses, {"graphs": [], "error": the first line of its message}."""
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -56,39 +57,35 @@ def tried(make, options, here, reference):
     counter, model = CompileCounterWithBackend("aot_eager"), fresh(LARGER)
     (tokens, targets), = tiny.batches(1, LARGER)
     try:
-        own_share(make(model, here.world_size, counter, **options), here.rank, here.world_size)(tokens, targets)
+        parallel = make(model, placement.world_size, counter, **options)
+        own_share(parallel, placement.rank, placement.world_size)(tokens, targets)
     except TorchDynamoException as error:  # on all ranks alike, before any of them sends
-        return {"error": str(error).splitlines()[0]}
+        return {"graphs": [], "error": str(error).splitlines()[0]}
     operations = [sum(node.op.startswith("call") for node in graph.graph.nodes) for graph in counter.graphs]
     return {"graphs": operations, "off": apart(gradients(model), reference)}
 
 
-def alone(batch):
-    """The gradients of one process that has the whole batch, not compiled."""
-    model, (tokens, targets) = fresh(LARGER), batch
-    tiny.loss_of(model(tokens), targets).backward()
-    return gradients(model)
-
-
 def main():
-    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", timeout=60)
+    parser = rank_program.parser(__doc__, out="write the graphs to this file, as JSON", timeout=60)
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement("cpu", "gloo")
-        if here.world_size < 2:
+        placement = launch.find_placement("cpu", "gloo")
+        if placement.world_size < 2:
             raise ValueError("this is for 2 ranks or more: torchrun --nproc_per_node=2")
         check_output("--out", args.out)
     torch.set_num_threads(1)
-    with rank_program.ranks(here, args.timeout):
-        watchdog, found = Watchdog(here, args.timeout + 30), {}
-        reference = alone(next(tiny.batches(1, LARGER)))
+    with rank_program.ranks(placement, args.timeout):
+        watchdog, results = Watchdog(placement, args.timeout + 30), {}
+        model, (tokens, targets) = fresh(LARGER), next(tiny.batches(1, LARGER))
+        tiny.loss_of(model(tokens), targets).backward()  # one process with the whole batch, not compiled
+        reference = gradients(model)
         for name, (make, options) in WAYS.items():
             watchdog.beat(name)
-            found[name] = tried(make, options, here, reference)
+            results[name] = compiled(make, options, placement, reference)
         watchdog.timer.cancel()
-    if here.rank == 0:
-        rank_program.write_json(args.out, found)
-        print(f"{here.world_size} ranks: {len(found)} ways compiled or refused")
+    if placement.rank == 0:
+        rank_program.write_json(args.out, results)
+        print(f"{placement.world_size} ranks: {len(results)} ways compiled or refused")
 
 
 if __name__ == "__main__":

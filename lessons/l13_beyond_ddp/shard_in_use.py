@@ -36,7 +36,7 @@ from course import rank_program
 from files import check_output, check_writable
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_model import Watchdog, whole
-from lessons.l13_beyond_ddp.shard_ways import Setup, adam, fsdp, one, own_share, shard_blocks
+from lessons.l13_beyond_ddp.shard_ways import Setup, adam, fsdp, one_process, own_share, shard_blocks
 from options import nonempty_path, positive
 
 RANKS = 4  # HSDP's mesh is 2 x 2
@@ -49,33 +49,33 @@ LARGER = replace(tiny.SHAPE, hidden=384)  # for them: some 90 MB with Adam's ave
 # ------------------------------------------------------------------------------------------------ the ways
 
 
-def ready(model, here):
-    return Setup(model, adam(model), own_share(model, here.rank, here.world_size))
+def ready(model, placement):
+    return Setup(model, adam(model), own_share(model, placement.rank, placement.world_size))
 
 
-def mixed(model, here):
+def mixed(model, placement):
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    shard_blocks(model, init_device_mesh("cpu", (here.world_size,)), mp_policy=policy)
-    return ready(model, here)
+    shard_blocks(model, init_device_mesh("cpu", (placement.world_size,)), mp_policy=policy)
+    return ready(model, placement)
 
 
-def recomputed(model, here):
+def recomputed(model, placement):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     for name, block in model.blocks.items():
         model.blocks[name] = checkpoint_wrapper(block)  # it keeps what goes into the block, and nothing else
-    return fsdp(model, here)
+    return fsdp(model, placement)
 
 
-def hsdp(model, here):
-    mesh = init_device_mesh("cpu", (2, here.world_size // 2), mesh_dim_names=("replicate", "shard"))
+def hsdp(model, placement):
+    mesh = init_device_mesh("cpu", (2, placement.world_size // 2), mesh_dim_names=("replicate", "shard"))
     shard_blocks(model, mesh)
-    return ready(model, here)
+    return ready(model, placement)
 
 
-WAYS = {"one": one, "fsdp": fsdp, "mixed": mixed, "recomputed": recomputed, "hsdp": hsdp}
+WAYS = {"one": one_process, "fsdp": fsdp, "mixed": mixed, "recomputed": recomputed, "hsdp": hsdp}
 
 
 # ------------------------------------------------------------------------------------------------ clipping
@@ -114,7 +114,7 @@ class Sent(TorchDispatchMode):
         if any(hasattr(kind, "full_tensor") for kind in types):
             return NotImplemented  # a DTensor works out first what it has to send
         out = function(*args, **(kwargs or {}))
-        known = [found for name, found in self.COLLECTIVES.items() if name in function.name()]
+        known = [collective for name, collective in self.COLLECTIVES.items() if name in function.name()]
         if "c10d" in function.namespace and known:
             (name, times), ranks = known[0], self.ranks(args)
             tensors = [each for each in tree_leaves([args, out]) if torch.is_tensor(each)]
@@ -136,7 +136,7 @@ class Sent(TorchDispatchMode):
 
 
 class Alive(TorchDispatchMode):
-    """Within `with`: `most`, the bytes of tensors that are there at one time, of those made within it."""
+    """Within `with`: `most`, the largest number of bytes that tensors made within it occupy at one time."""
 
     def __init__(self):
         self.storages, self.most = {}, 0
@@ -173,14 +173,14 @@ def apart(mine, other):
 
 
 def turned(mine, other):
-    """How long the difference of two gradients, or changes of the weights, is: a share of the second's length."""
+    """The length of the difference of two gradients, or of two changes of the weights, as a share of the second."""
     flat, of_other = (torch.cat([each[name].flatten() for name in other]) for each in (mine, other))
     return ((flat - of_other).norm() / of_other.norm()).item()
 
 
 def train(setup, steps, clipped=None):
-    """(what is to be compared, what this rank held and sent). Two steps or more: other counters would themselves keep
-    some of what `Alive` counts."""
+    """(the trained values to be compared, the bytes that this rank held and sent). At least two steps, because the
+    counters of the last step would themselves keep some of the tensors that `Alive` counts in the first."""
     norms, start = [], weights(setup.model)
     saved, sent, alive, multiplied = tiny.SavedForBackward(setup.model), Sent(), Alive(), FlopCounterMode(display=False)
     for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
@@ -201,8 +201,8 @@ def train(setup, steps, clipped=None):
 
 
 def types(setup):
-    """{part: type of what is stored between two steps}."""
-    states = [value for of_one in setup.optimizer.state.values() for value in of_one.values() if value.dim()]
+    """{part: type of its values, as they are stored between two steps}."""
+    states = [value for state in setup.optimizer.state.values() for value in state.values() if value.dim()]
     parts = {"parameters": [*setup.model.parameters()], "gradients": [each.grad for each in setup.model.parameters()],
              "optimizer state": states}
     return {part: " ".join(sorted({str(each.dtype).removeprefix("torch.") for each in tensors}))
@@ -214,26 +214,27 @@ def fresh(shape=tiny.SHAPE):
     return tiny.TinyTransformer(shape)
 
 
-def compared(here, steps, watchdog):
-    """{way: how far it is off from one process, and [rank] -> what it held and sent}."""
-    found, reference = {}, None
+def compared(placement, steps, watchdog):
+    """{way: how far it is off from one process, and [rank] -> the bytes that it held and sent}."""
+    results, reference = {}, None
     for way, make in WAYS.items():
         watchdog.beat(way)
-        trained, counted = train(make(fresh(), here), steps)
+        trained, counted = train(make(fresh(), placement), steps)
         reference = reference or trained
-        found[way] = {"gradient_off": turned(trained["gradient"], reference["gradient"]),
-                      "change_off": turned(trained["change"], reference["change"]),
-                      "weights_off": apart(trained["weights"], reference["weights"]),
-                      "ranks": rank_program.gathered(counted)}
-    return found
+        results[way] = {"gradient_off": turned(trained["gradient"], reference["gradient"]),
+                        "change_off": turned(trained["change"], reference["change"]),
+                        "weights_off": apart(trained["weights"], reference["weights"]),
+                        "ranks": rank_program.gathered(counted)}
+    return results
 
 
-def clippings(here, steps, watchdog):
+def clippings(placement, steps, watchdog):
     """Both ways to clip, with SGD: Adam divides the length of a gradient out again."""
-    found, reference = {}, None
-    for name, make, function in (("one", one, clip), ("clip", fsdp, clip), ("clip_own_shards", fsdp, clip_own_shards)):
+    results, reference = {}, None
+    for name, make, function in (("one", one_process, clip), ("clip", fsdp, clip),
+                                 ("clip_own_shards", fsdp, clip_own_shards)):
         watchdog.beat(name)
-        setup = make(fresh(), here)
+        setup = make(fresh(), placement)
         setup.optimizer, counts = torch.optim.SGD(setup.model.parameters(), RATE), []
 
         def counted(model, function=function, counts=counts):
@@ -245,18 +246,18 @@ def clippings(here, steps, watchdog):
         norm, sent, gathering = trained["norm"], counts[-1], Sent()
         with gathering:
             gradients(setup.model)
-        found[name] = {"type": type(norm).__name__, "norms": rank_program.gathered(whole(norm).item()),
-                       "weights_off": apart(trained["weights"], reference["weights"]),
-                       "parameters": len(named(setup.model)), "calls": sum(sent.calls.values()),
-                       "sent": sum(sent.bytes.values()), "all_gathered": sum(gathering.bytes.values())}
-    return found
+        results[name] = {"type": type(norm).__name__, "norms": rank_program.gathered(whole(norm).item()),
+                         "weights_off": apart(trained["weights"], reference["weights"]),
+                         "parameters": len(named(setup.model)), "calls": sum(sent.calls.values()),
+                         "sent": sum(sent.bytes.values()), "all_gathered": sum(gathering.bytes.values())}
+    return results
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints
 
 
 def state_of(setup):
-    """What DCP writes, and reads into: each rank has its own part of it."""
+    """The state that DCP writes, and reads into: each rank has its own part of it."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     model, optimizer = get_state_dict(setup.model, setup.optimizer)
@@ -295,35 +296,38 @@ def checksum(setup):
     return f"{crc:08x}"
 
 
-def saved(here, steps, watchdog, folder):
-    """Train, and write the checkpoint."""
-    setup = fsdp(fresh(), here)
+def saved(placement, steps, watchdog, folder):
+    """Train, and write the checkpoint: {checksum, rows of the output layer on each rank}."""
+    setup = fsdp(fresh(), placement)
     update(setup, tiny.batches(steps))
     watchdog.beat("save")
     save(setup, folder)
     return {"checksum": checksum(setup), "rows": rank_program.gathered(len(tiny.plain(setup.model.head.weight)))}
 
 
-def loaded(here, steps, watchdog, folder):
-    """Read the checkpoint, and go on as one process would that nothing had stopped."""
+def loaded(placement, steps, watchdog, folder):
+    """Read the checkpoint, and go on: the same as `saved`, and how far the weights are off from those of one process
+    that nothing has stopped."""
     watchdog.beat("load")
     torch.manual_seed(1)  # other weights than those that were saved
-    setup, alone = fsdp(tiny.TinyTransformer(), here), one(fresh(), here)
+    setup, alone = fsdp(tiny.TinyTransformer(), placement), one_process(fresh(), placement)
     load(setup, folder)
-    found = {"checksum": checksum(setup), "rows": rank_program.gathered(len(tiny.plain(setup.model.head.weight)))}
+    read = {"checksum": checksum(setup), "rows": rank_program.gathered(len(tiny.plain(setup.model.head.weight)))}
     update(setup, list(tiny.batches(2 * steps))[steps:])
     update(alone, tiny.batches(2 * steps))
-    return found | {"weights_off": apart(weights(setup.model), weights(alone.model))}
+    return read | {"weights_off": apart(weights(setup.model), weights(alone.model))}
 
 
-def timed(here, watchdog, folder):
-    """What a checkpoint of a larger model takes from training, in seconds, on the slowest rank; medians of some writes.
+def timed(placement, watchdog, folder):
+    """Seconds that a checkpoint of a larger model takes from training, on the slowest rank; medians of some writes.
 
     `save` and `async_save`: until the call returns. Then training goes on until `async_save`'s is whole: `steps`, which
-    together take `slower` seconds more than as many steps else. `as it was`: it holds the weights of the call.
+    together take `slower` seconds more than as many steps at other times. `as it was`: it holds the weights of
+    the call.
     """
-    setup, group = fsdp(fresh(LARGER), here), dist.new_group(backend="gloo")  # the writer's own group: its collectives
-    few = [[each[:here.world_size] for each in next(tiny.batches(1, LARGER))]]  # must not come between training's
+    setup = fsdp(fresh(LARGER), placement)
+    group = dist.new_group(backend="gloo")  # the writer's own group: its collectives must not come between training's
+    few = [[each[:placement.world_size] for each in next(tiny.batches(1, LARGER))]]
     update(setup, few)
     rounds, steps = [], []
     for write in range(WRITES):
@@ -355,7 +359,7 @@ def timed(here, watchdog, folder):
     load(setup, folder / f"timed meanwhile {write}")
     as_it_was = checksum(setup) == at_the_call
     dist.barrier()
-    if here.rank == 0:
+    if placement.rank == 0:
         for each in folder.glob("timed *"):
             shutil.rmtree(each)
     bytes_ = sum(parameter.numel() for parameter in setup.model.parameters()) * (4 + 8)
@@ -364,13 +368,13 @@ def timed(here, watchdog, folder):
 
 
 def moment():
-    """The time when all ranks have come here."""
+    """The time at which all ranks have reached this call."""
     dist.barrier()
     return time.perf_counter()
 
 
 def on_all_ranks(mine):
-    """Whether it is so on all ranks: they must make the same number of steps."""
+    """Whether `mine` is true on all ranks: they must make the same number of steps."""
     flag = torch.tensor(int(mine))
     dist.all_reduce(flag, dist.ReduceOp.MIN)
     return bool(flag)
@@ -380,19 +384,19 @@ def on_all_ranks(mine):
 
 
 def parse():
-    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", timeout=60)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--save", type=nonempty_path, metavar="FOLDER", help="show all, and write a checkpoint there")
-    what.add_argument("--load", type=nonempty_path, metavar="FOLDER", help="go on from the checkpoint there")
+    parser = rank_program.parser(__doc__, out="write the results to this file, as JSON", timeout=60)
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--save", type=nonempty_path, metavar="FOLDER", help="compare all, and write a checkpoint there")
+    task.add_argument("--load", type=nonempty_path, metavar="FOLDER", help="go on from the checkpoint there")
     parser.add_argument("--steps", type=positive(int), default=4, help="updates of each way")
     args = parser.parse_args()
     with parser.one_line():
         if args.steps < 2:
             raise ValueError(f"--steps {args.steps}: two or more, for each is counted in another way")
-        here = launch.find_placement("cpu", "gloo")
-        if args.save and (here.world_size != RANKS or here.nodes > 1):
+        placement = launch.find_placement("cpu", "gloo")
+        if args.save and (placement.world_size != RANKS or placement.nodes > 1):
             raise ValueError(f"--save is for {RANKS} ranks of one machine: torchrun --nproc_per_node={RANKS}")
-        if args.load and here.world_size < 2:
+        if args.load and placement.world_size < 2:
             raise ValueError("--load is for 2 ranks or more: torchrun --nproc_per_node=2")
         if args.load and not (args.load / ".metadata").is_file():
             raise ValueError(f"--load {args.load}: no checkpoint there (no .metadata); write one with --save")
@@ -401,24 +405,27 @@ def parse():
         check_output("--out", args.out)
         if args.save:
             check_writable("--save", args.save)
-    return args, here
+    return args, placement
 
 
 def main():
-    args, here = parse()
+    args, placement = parse()
     torch.set_num_threads(1)
-    with rank_program.ranks(here, args.timeout):
-        watchdog = Watchdog(here, args.timeout + 30)
-        found = {"world_size": here.world_size, "torch": torch.__version__, "steps": args.steps, "batch": tiny.BATCH}
+    with rank_program.ranks(placement, args.timeout):
+        watchdog = Watchdog(placement, args.timeout + 30)
+        results = {"world_size": placement.world_size, "torch": torch.__version__, "steps": args.steps,
+                   "batch": tiny.BATCH}
         if args.save:
-            found |= {"ways": compared(here, args.steps, watchdog), "clip": clippings(here, args.steps, watchdog),
-                      "saved": saved(here, args.steps, watchdog, args.save), "timed": timed(here, watchdog, args.save)}
+            results |= {"ways": compared(placement, args.steps, watchdog),
+                        "clip": clippings(placement, args.steps, watchdog),
+                        "saved": saved(placement, args.steps, watchdog, args.save),
+                        "timed": timed(placement, watchdog, args.save)}
         else:
-            found["loaded"] = loaded(here, args.steps, watchdog, args.load)
+            results["loaded"] = loaded(placement, args.steps, watchdog, args.load)
         watchdog.timer.cancel()
-    if here.rank == 0:
-        rank_program.write_json(args.out, found)
-        print(f"{here.world_size} ranks: " + ("compared and saved" if args.save else "loaded, and trained on"))
+    if placement.rank == 0:
+        rank_program.write_json(args.out, results)
+        print(f"{placement.world_size} ranks: " + ("compared and saved" if args.save else "loaded, and trained on"))
 
 
 if __name__ == "__main__":

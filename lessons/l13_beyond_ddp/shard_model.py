@@ -7,7 +7,7 @@
 Each way starts from the same weights, trains on the same batches with Adam, and is compared with one process that
 has the whole batches: the greatest difference of any weight, and of the loss. Bytes are counted on each rank, of
 parameters, gradients, optimizer state, and what autograd keeps for backward. All on CPUs with gloo, in float32, so
-that every machine shows the same. What this torch or gloo lacks is reported as such, and the next way is tried.
+that every machine shows the same.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ LARGER = replace(tiny.SHAPE, hidden=144, sequence=64)
 
 
 class Watchdog:
-    """Ends this process where `beat` is not called for so many seconds: a mesh's groups would wait half an hour."""
+    """Ends this process if `beat` is not called for so many seconds: a mesh's groups would wait half an hour."""
 
-    def __init__(self, here, seconds):
+    def __init__(self, placement, seconds):
         self.seconds, self.timer = seconds, threading.Timer(seconds, launch.give_up)
-        self.who = f"rank {here.rank} of {here.world_size} has waited {seconds:g} s for the others in"
+        self.who = f"rank {placement.rank} of {placement.world_size} has waited {seconds:g} s for the others in"
 
     def beat(self, doing):
         self.timer.cancel()
@@ -49,10 +49,10 @@ class Watchdog:
         self.timer.start()
 
 
-def train(way, here, steps, watchdog):
+def train(way, placement, steps, watchdog):
     """(the trained Setup, the losses, {part: bytes} of this rank)."""
     torch.manual_seed(0)  # the same weights for each way, and on each rank
-    setup, losses = WAYS[way](tiny.TinyTransformer(), here), []
+    setup, losses = WAYS[way](tiny.TinyTransformer(), placement), []
     saved = tiny.SavedForBackward(setup.model)
     for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
         watchdog.beat(f"{way}, step {step}")
@@ -64,59 +64,49 @@ def train(way, here, steps, watchdog):
 
 
 def whole(parameter):
-    """The value that all ranks hold together, on each of them."""
+    """The value that all ranks hold together, on each rank."""
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # "two all-gathers are slow"
     return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach()
 
 
-def compare(way, here, steps, watchdog, reference, expected_losses):
-    """What the JSON says of one way."""
-    setup, losses, held = train(way, here, steps, watchdog)
+def compare(way, placement, steps, watchdog, reference, expected_losses):
+    """{ranks, losses, weights_off, loss_off, state_of, pieces, timeline}: one way, beside the one process."""
+    setup, losses, held = train(way, placement, steps, watchdog)
     names = {parameter: name for name, parameter in setup.model.named_parameters()}
     weights = {name: whole(parameter) for parameter, name in names.items()}
     off = max((weights[name] - reference[name]).abs().max().item() for name in weights)
     state_of = [names[parameter] for parameter in tiny.state_of(setup.optimizer)]
     pieces = {name: piece(tiny.plain(parameter).detach(), weights[name]) for parameter, name in names.items()}
     held, off, state_of, pieces = zip(*rank_program.gathered((held, off, state_of, pieces)), strict=True)
-    if lost := set(reference).difference(*pieces):
-        raise RuntimeError(f"{way}: no rank has {lost}")
     return {"ranks": held, "losses": losses, "weights_off": max(off), "state_of": state_of,
             "loss_off": max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True)),
             "pieces": {name: [of_rank.get(name) for of_rank in pieces] for name in reference},
             "timeline": []}
 
 
-def compare_or_say(*arguments):
-    """The same; {"unsupported": ...} where this torch or gloo has not what the way needs, on all ranks alike."""
-    try:
-        return compare(*arguments)
-    except (ImportError, RuntimeError) as error:
-        if not isinstance(error, ImportError | NotImplementedError) and "does not support" not in str(error):
-            raise
-        return {"unsupported": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+def piece(mine, whole_weight):
+    """{shape, first}: this rank's piece of a weight, and where it begins in the whole, found by the values.
 
-
-def piece(mine, everything):
-    """{shape, first}: what this rank has of a weight, and where its first value stands there; found by the values.
-
-    A vector's `first` is None: its values may be all alike.
+    A vector's `first` is None: its values may be all alike. RuntimeError if the piece is nowhere in the whole weight.
     """
     if mine.dim() != 2 or mine.numel() == 0:
         return {"shape": list(mine.shape), "first": None}
-    for first in (everything == mine[0, 0]).nonzero().tolist():
-        if torch.equal(everything[first[0]:, first[1]:][:mine.shape[0], :mine.shape[1]], mine):
+    for first in (whole_weight == mine[0, 0]).nonzero().tolist():
+        if torch.equal(whole_weight[first[0]:, first[1]:][:mine.shape[0], :mine.shape[1]], mine):
             return {"shape": list(mine.shape), "first": first}
-    raise RuntimeError("what this rank holds is nowhere in the whole weight")
+    raise RuntimeError("this rank's piece is nowhere in the whole weight")
 
 
-def timelines(ways, here, watchdog):
+def timelines(ways, placement, watchdog):
     """{way: the events of all ranks in one step of a larger model, with `rank`, in ms since the first}, of pipelines.
 
-    Each begins and ends at the median of its moments in some steps: on a busy machine a rank may lose its core in the
-    middle of any of them. (What never overlaps in a step does not in the medians.) The ways take turns, so that what
-    disturbs one disturbs the others, too. The small model's micro-batches would take no longer than to send them.
+    Each event begins and ends at its medians over several steps: on a busy machine a rank may lose its core in the
+    middle of any of them. (Events that overlap in no step do not overlap in the medians.) The ways take turns, so that
+    a disturbance of one disturbs the others, too. To compute the small model's micro-batches takes no longer than to
+    send them.
     """
-    setups, steps = {way: WAYS[way](tiny.TinyTransformer(LARGER), here) for way in ways}, {way: [] for way in ways}
+    setups = {way: WAYS[way](tiny.TinyTransformer(LARGER), placement) for way in ways}
+    steps = {way: [] for way in ways}
     for (tokens, targets), way in product(tiny.batches(1 + TIMED, LARGER), ways):
         watchdog.beat(f"{way}, timed")
         events = setups[way].events
@@ -135,7 +125,7 @@ def timelines(ways, here, watchdog):
 
 
 def get_parser():
-    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", timeout=60)
+    parser = rank_program.parser(__doc__, out="write the results to this file, as JSON", timeout=60)
     names = [*WAYS, "limits"]
     parser.add_argument("--way", nargs="+", choices=names, metavar="NAME", help="one or more of: "
                         f"{', '.join(names)}; default: all that fit the ranks (fsdp_tp needs four)")
@@ -143,15 +133,15 @@ def get_parser():
     return parser
 
 
-def check(args, here):
-    """ValueError, one line, for what cannot work; before any rank waits for another."""
-    if not 2 <= here.world_size <= MOST_RANKS or here.nodes > 1:
+def check(args, placement):
+    """ValueError, one line, for options that cannot work; before any rank waits for another."""
+    if not 2 <= placement.world_size <= MOST_RANKS or placement.nodes > 1:
         raise ValueError(f"this is for 2 to {MOST_RANKS} ranks of one machine: "
                          "torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py")
     if args.way is None:
-        args.way = [way for way in (*WAYS, "limits") if way != "fsdp_tp" or here.world_size == 4]
-    if "fsdp_tp" in args.way and here.world_size != 4:
-        raise ValueError(f"--way fsdp_tp is a mesh of 2 x 2 ranks, and there are {here.world_size}: "
+        args.way = [way for way in (*WAYS, "limits") if way != "fsdp_tp" or placement.world_size == 4]
+    if "fsdp_tp" in args.way and placement.world_size != 4:
+        raise ValueError(f"--way fsdp_tp is a mesh of 2 x 2 ranks, and there are {placement.world_size}: "
                          "torchrun --nproc_per_node=4")
     check_output("--out", args.out)
 
@@ -160,31 +150,30 @@ def main():
     parser = get_parser()
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement("cpu", "gloo")
-        check(args, here)
+        placement = launch.find_placement("cpu", "gloo")
+        check(args, placement)
     torch.set_num_threads(1)
-    with rank_program.ranks(here, args.timeout):
-        watchdog = Watchdog(here, args.timeout + 30)  # later than the collective's own timeout, which says more
-        setup, losses, _ = train("one", here, args.steps, watchdog)
+    with rank_program.ranks(placement, args.timeout):
+        watchdog = Watchdog(placement, args.timeout + 30)  # later than the collective's own timeout, which says more
+        setup, losses, _ = train("one", placement, args.steps, watchdog)
         reference = {name: parameter.detach() for name, parameter in setup.model.named_parameters()}
         shapes = {name: list(value.shape) for name, value in reference.items()}
-        found = {"world_size": here.world_size, "torch": torch.__version__, "steps": args.steps, "batch": tiny.BATCH,
-                 "micro_batches": MICRO_BATCHES, "shapes": shapes, "ways": {}}
+        ways, results = {}, {"world_size": placement.world_size, "torch": torch.__version__, "steps": args.steps,
+                             "batch": tiny.BATCH, "micro_batches": MICRO_BATCHES, "shapes": shapes}
         for way in args.way:
             watchdog.beat(way)
             if way == "limits":
-                found["limits"] = limits(here)
+                results["limits"] = limits(placement)
             else:
-                found["ways"][way] = compare_or_say(way, here, args.steps, watchdog, reference, losses)
+                ways[way] = compare(way, placement, args.steps, watchdog, reference, losses)
             dist.barrier()
-        pipelines = [way for way in PIPELINES if "losses" in found["ways"].get(way, {})]
-        for way, events in timelines(pipelines, here, watchdog).items():
-            found["ways"][way]["timeline"] = events
-    if here.rank == 0:
-        rank_program.write_json(args.out, found)
-        for way, result in found["ways"].items():
-            print(f"{way:8}", result.get("unsupported") or f"weights off by {result['weights_off']:.1e}, loss by "
-                  f"{result['loss_off']:.1e}")
+        pipelines = [way for way in PIPELINES if way in ways]
+        for way, events in timelines(pipelines, placement, watchdog).items():
+            ways[way]["timeline"] = events
+    if placement.rank == 0:
+        rank_program.write_json(args.out, results | {"ways": ways})
+        for way, result in ways.items():
+            print(f"{way:8} weights off by {result['weights_off']:.1e}, loss by {result['loss_off']:.1e}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The ways to train one model on several ranks, each a few lines of PyTorch. shard_model.py runs and compares them.
 
-Each way takes the whole model, the same on every rank, keeps of it what this rank needs, and hands back a `Setup`. Then
+Each way takes the whole model, the same on every rank, and the rank's `placement` (rank, world_size). It keeps of the
+model what this rank needs, and returns a `Setup`. Then
 `setup.backward(tokens, targets)` leaves the gradients of the whole batch, and `setup.optimizer.step()` updates.
 """
 
@@ -32,7 +33,7 @@ class Setup:
     backward: Callable
     """(tokens, targets) of the whole batch -> the loss, over all ranks; afterwards the gradients are there."""
     events: list = field(default_factory=list)
-    """Of a pipeline: what this rank did, see `timed`."""
+    """The work of this rank of a pipeline, as `timed` notes it."""
 
 
 def adam(model):
@@ -61,26 +62,26 @@ def own_share(model, rank, ranks):
 # ------------------------------------------------------------------------------------------------ the ways
 
 
-def one(model, here):
+def one_process(model, placement):
     return Setup(model, adam(model), whole_batch(model))
 
 
-def ddp(model, here):
+def ddp(model, placement):
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return Setup(model, adam(model), own_share(parallel, here.rank, here.world_size))
+    return Setup(model, adam(model), own_share(parallel, placement.rank, placement.world_size))
 
 
-def zero1(model, here):
+def zero1(model, placement):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, **ADAM)
-    return Setup(model, optimizer, own_share(parallel, here.rank, here.world_size))
+    return Setup(model, optimizer, own_share(parallel, placement.rank, placement.world_size))
 
 
-def fsdp(model, here):
-    shard_blocks(model, init_device_mesh("cpu", (here.world_size,)))
-    return Setup(model, adam(model), own_share(model, here.rank, here.world_size))
+def fsdp(model, placement):
+    shard_blocks(model, init_device_mesh("cpu", (placement.world_size,)))
+    return Setup(model, adam(model), own_share(model, placement.rank, placement.world_size))
 
 
 def shard_blocks(model, mesh, **options):
@@ -91,8 +92,8 @@ def shard_blocks(model, mesh, **options):
     fully_shard(model, mesh=mesh, **options)  # what stands outside the blocks
 
 
-def tp(model, here):
-    mesh = init_device_mesh("cpu", (here.world_size,))
+def tp(model, placement):
+    mesh = init_device_mesh("cpu", (placement.world_size,))
     split_matrices(model, mesh)
     return Setup(model, adam(model), whole_batch(model))
 
@@ -109,27 +110,27 @@ def split_matrices(model, mesh):
     parallelize_module(model, mesh, dict.fromkeys(("embedding", "head"), ColwiseParallel(output_layouts=Replicate())))
 
 
-def fsdp_tp(model, here):
+def fsdp_tp(model, placement):
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing here writes to the logits
-    mesh = init_device_mesh("cpu", (here.world_size // 2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh("cpu", (placement.world_size // 2, 2), mesh_dim_names=("data", "tensor"))
     split_matrices(model, mesh["tensor"])
     shard_blocks(model, mesh["data"])
-    return Setup(model, adam(model), own_share(model, here.rank // 2, here.world_size // 2))
+    return Setup(model, adam(model), own_share(model, placement.rank // 2, placement.world_size // 2))
 
 
-def pipeline(model, here, kind, micro_batches=MICRO_BATCHES):
+def pipeline(model, placement, kind, micro_batches=MICRO_BATCHES):
     """`kind` is ScheduleGPipe or Schedule1F1B."""
     from torch.distributed import pipelining
 
-    model.keep_stage(here.rank, here.world_size)
-    stage = pipelining.PipelineStage(model, here.rank, here.world_size, torch.device("cpu"))
+    model.keep_stage(placement.rank, placement.world_size)
+    stage = pipelining.PipelineStage(model, placement.rank, placement.world_size, torch.device("cpu"))
     schedule = getattr(pipelining, kind)(stage, n_microbatches=micro_batches, loss_fn=loss_of)
 
     def backward(tokens, targets):
         losses = []
-        if here.rank == 0:
+        if placement.rank == 0:
             schedule.step(tokens)
-        elif here.rank == here.world_size - 1:
+        elif placement.rank == placement.world_size - 1:
             schedule.step(target=targets, losses=losses)
         else:
             schedule.step()
@@ -140,7 +141,7 @@ def pipeline(model, here, kind, micro_batches=MICRO_BATCHES):
 
 
 def watched(stage):
-    """A list that grows with each micro-batch that the pipeline stage computes, as `timed` says."""
+    """A list that `timed` fills with each micro-batch that the pipeline stage computes."""
     events = []
     stage.forward_one_chunk = timed(stage.forward_one_chunk, "forward", events)
     stage.backward_one_chunk = timed(stage.backward_one_chunk, "backward", events)
@@ -148,7 +149,7 @@ def watched(stage):
 
 
 def timed(function, name, events):
-    """`function`, whose first argument is the micro-batch, as it writes down {event, text, start, end} in seconds."""
+    """`function`, whose first argument is the micro-batch, which then adds {event, text, start, end}, in seconds."""
     def wrapped(micro_batch, *args, **kwargs):
         start = time.perf_counter()
         result = function(micro_batch, *args, **kwargs)
@@ -157,38 +158,37 @@ def timed(function, name, events):
     return wrapped
 
 
-WAYS = {"one": one, "ddp": ddp, "zero1": zero1, "fsdp": fsdp, "tp": tp, "fsdp_tp": fsdp_tp,
+WAYS = {"one": one_process, "ddp": ddp, "zero1": zero1, "fsdp": fsdp, "tp": tp, "fsdp_tp": fsdp_tp,
         "gpipe": partial(pipeline, kind="ScheduleGPipe"), "1f1b": partial(pipeline, kind="Schedule1F1B")}
 
 
-# ------------------------------------------------------------------------------------------------ what does not work
+# ------------------------------------------------------------------------------------------------ mistakes
 
 
-def tensor_parallel_that_does_not_divide(here):
+def tensor_parallel_that_does_not_divide(placement):
     """An MLP whose width the ranks do not divide."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     block = Block(SHAPE.hidden, SHAPE.heads)
-    width = 193 if 193 % here.world_size else 194
+    width = 193 if 193 % placement.world_size else 194
     block.up, block.down = (nn.Linear(*size, bias=False) for size in ((SHAPE.hidden, width), (width, SHAPE.hidden)))
-    mesh = init_device_mesh("cpu", (here.world_size,))
+    mesh = init_device_mesh("cpu", (placement.world_size,))
     parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     block(torch.zeros(1, SHAPE.sequence, SHAPE.hidden))
 
 
-def pipeline_with_too_few_micro_batches(here):
+def pipeline_with_too_few_micro_batches(placement):
     """1F1B with one micro-batch less than stages."""
-    pipeline(TinyTransformer(), here, "Schedule1F1B", here.world_size - 1).backward(*next(batches(1)))
+    pipeline(TinyTransformer(), placement, "Schedule1F1B", placement.world_size - 1).backward(*next(batches(1)))
 
 
-def limits(here):
-    """{what was tried: the first line of what torch said, or None if it works}."""
-    found = {}
+def limits(placement):
+    """{mistake: the first line of torch's message}."""
+    messages = {}
     logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # it prints a page before the error
-    for attempt in (tensor_parallel_that_does_not_divide, pipeline_with_too_few_micro_batches):
+    for mistake in (tensor_parallel_that_does_not_divide, pipeline_with_too_few_micro_batches):
         try:
-            attempt(here)
-            found[attempt.__doc__] = None
+            mistake(placement)
         except (RuntimeError, ValueError) as error:
-            found[attempt.__doc__] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    return found
+            messages[mistake.__doc__] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return messages

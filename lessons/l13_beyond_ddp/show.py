@@ -1,125 +1,69 @@
-"""Lesson 13: what the ways of sharing out a model trained and held, and what the model of the memory says.
+"""Lesson 13: what the ways of sharing out a model trained and held, which rank has which piece, and a map of which way
+to choose.
 
-`found` is the JSON of lessons/l13_beyond_ddp/shard_model.py. A way that this torch lacks is told as such. `in_use` is
-that of
-shard_in_use.py, for FSDP2 as it is used.
+`results` is the JSON of lessons/l13_beyond_ddp/shard_model.py, `in_use` that of shard_in_use.py. Predictions are those
+of course/predict/memory.py.
 """
 
 import math
 
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import EngFormatter
+
 from course.lesson import some
+from course.plots.style import COLOURS, ROOM, bare, colour_of, halo, key_below, name_rows, stacked, write_in
+from course.plots.timelines import timeline
 from course.predict import checkpoints, memory
-from lessons.l13_beyond_ddp.pictures import NAMES, PARTS
+
+SHARED = "#D9D9D9"  # by all ranks
+NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2", "tp": "TP", "fsdp_tp": "FSDP2 × TP",
+         "gpipe": "pipeline, GPipe", "1f1b": "pipeline, 1F1B"}
+IN_USE = {"fsdp": "FSDP2", "mixed": "FSDP2, 16 bits", "recomputed": "FSDP2, recomputed", "hsdp": "HSDP"}
+PARTS = dict(zip([*memory.PARTS, memory.MOMENT], [COLOURS[i] for i in (0, 5, 2, 1, 3)], strict=True))
+WAYS = dict(zip(memory.WAYS, [SHARED, *(COLOURS[i] for i in (5, 0, 2, 4, 1))], strict=True))
+
+# ------------------------------------------------------------------------------------------------ tables
 
 
-def working(found):
-    """{way: what was found of it}, of those that this torch has."""
-    return {way: result for way, result in found["ways"].items() if "unsupported" not in result}
-
-
-def trained(found):
-    """A row for each way but the one process, with which it is compared."""
-    return [{"way": NAMES[way], "last loss": "–", "loss off by": "–", "weights off by": result["unsupported"]}
-            if "unsupported" in result else
-            {"way": NAMES[way], "last loss": f"{result['losses'][-1]:.4f}", "loss off by": f"{result['loss_off']:.0e}",
-             "weights off by": f"{result['weights_off']:.0e}"} for way, result in found["ways"].items() if way != "one"]
-
-
-def farthest(found):
-    """The largest difference of any weight from that of the one process."""
-    return max(result["weights_off"] for result in working(found).values())
-
-
-def held(found, way):
+def held(results: dict, way: str) -> list[dict]:
     """A row for each part of the memory: bytes in one process, on one rank of DDP, and on each rank of this way."""
-    if way not in working(found):
-        return [{"way": NAMES[way], "this torch says": found["ways"][way]["unsupported"]}]
-    ranks, alone, ddp = (found["ways"][name]["ranks"] for name in (way, "one", "ddp"))
+    ranks, alone, ddp = (results["ways"][name]["ranks"] for name in (way, "one", "ddp"))
     return [{"bytes": part, "one process": f"{alone[0][part]:,}", "DDP, each rank": f"{ddp[0][part]:,}"}
-            | {f"{NAMES[way]}, rank {rank}": f"{one[part]:,}" for rank, one in enumerate(ranks)}
+            | {f"{NAMES[way]}, rank {rank}": f"{of_rank[part]:,}" for rank, of_rank in enumerate(ranks)}
             for part in PARTS]
 
 
-def share(found, way, part):
-    """How much of the one process's bytes rank 0 holds, beside a half; None where this torch lacks the way."""
-    if way not in working(found):
-        return None
-    part_of_it = found["ways"][way]["ranks"][0][part] / found["ways"]["one"]["ranks"][0][part]
-    return "half" if abs(part_of_it - 0.5) < 0.01 else "less than half" if part_of_it < 0.5 else "more than half"
-
-
-def lengths(found):
-    """{way: (ms of a step of the pipeline, the share of them in which a rank computed nothing)}."""
+def lengths(results: dict) -> dict[str, tuple[float, float]]:
+    """{pipeline's name: (ms of a step, the share of them in which a rank computed nothing)}."""
     pipelines = {}
-    for way, result in working(found).items():
+    for way, result in results["ways"].items():
         if events := result["timeline"]:
             end, ranks = max(event["end"] for event in events), len({event["rank"] for event in events})
             pipelines[NAMES[way]] = end, 1 - sum(event["end"] - event["start"] for event in events) / (ranks * end)
     return pipelines
 
 
-def bubbles(found):
-    """A row for each schedule: the bubble of the equation, the waiting that was measured, and the length of a step."""
-    counted = memory.bubble(found["world_size"], found["micro_batches"])
-    return [{"schedule": name, "waits, by the equation": f"{counted:.0%}", "waits, measured": f"{share:.0%}",
-             "the step took, ms": f"{end:.0f}"} for name, (end, share) in lengths(found).items()]
-
-
-def as_long(found):
-    """Whether the pipelines' steps took equally long, as the equation says."""
-    ends = sorted((end, name) for name, (end, _) in lengths(found).items())
-    if len(ends) < 2:
-        return "This torch has not both schedules."
-    (short, other), (long, slow) = ends[0], ends[-1]
+def as_long(results: dict) -> str:
+    """Whether the two pipelines' steps took equally long, as the equation says: within 10 %."""
+    (short, fast), (long, slow) = sorted((end, name) for name, (end, _) in lengths(results).items())
     if long < 1.1 * short:
         return f"Both steps took about as long, {short:.0f} and {long:.0f} ms: the equation says so, too."
-    return (f"**{slow} took {long / short - 1:.0%} longer than {other}.** The equation has both equally long: it knows "
+    return (f"**{slow} took {long / short - 1:.0%} longer than {fast}.** The equation has both equally long: it knows "
             "nothing of sending, and of what else a machine does.")
 
 
-def against(found, shape):
-    """A row for each way: all bytes of all ranks, counted and predicted, and the farthest that any rank's part is off.
-
-    `shape`: the Transformer that was trained. Each rank has trained the one process's way; one of them counts.
-    """
-    rows = []
-    for way, result in working(found).items():
-        predicted = memory.count(shape, way, found["world_size"], found["batch"], found["micro_batches"])
-        ranks = list(zip(result["ranks"], predicted, strict=True))[:1 if way == "one" else None]
-        pairs = [(counted[part], one[part]) for counted, one in ranks for part in PARTS]
-        counts, predictions = zip(*pairs, strict=True)
-        rows.append({"way": NAMES[way], "counted, bytes": f"{sum(counts):,}",
-                     "predicted, bytes": f"{sum(predictions):,}",
-                     "farthest off": f"{max(abs(count - one) for count, one in pairs):,}"})
-    return rows
-
-
-def limits(found):
-    """A row for each mistake that was tried, and what PyTorch said."""
-    return [{"tried": tried, "PyTorch says": said or "it works in this version"}
-            for tried, said in found["limits"].items()]
-
-
-def plans(chosen, fits):
-    """A row for each way that fits, and which one is to be taken."""
-    if not fits:
-        return [{"way": "none", "GB a device": "–", "seconds a step": "–", "": "nothing fits: take more devices"}]
-    return [{"way": way, "GB a device": f"{sum(plan.bytes.values()) / 1e9:.0f}",
-             "seconds a step": f"{plan.seconds:.2f}", "": "take this" if plan is chosen else ""}
-            for way, plan in fits.items()]
-
-
-IN_USE = {"fsdp": "FSDP2", "mixed": "FSDP2, 16 bits", "recomputed": "FSDP2, recomputed", "hsdp": "HSDP"}
-SENT_AS = {"fsdp": {"shards": 4}, "mixed": {"shards": 4, "gathered": 2}, "recomputed": {"shards": 4},
-           "hsdp": {"shards": 2, "copies": 2}}  # of predict.memory.sent_by_fsdp
-
-
-def messages(in_use, way, rank=0):
-    """What a rank sends in a step, without the loss, which is one number."""
+def messages(in_use: dict, way: str, rank: int = 0) -> list[dict]:
+    """What a rank sends in a step, a row for each collective, without the loss, which is one number."""
     return [row for row in in_use["ways"][way]["ranks"][rank]["sent"] if row["bytes"] > 100]
 
 
-def beside(in_use, way):
+def beside(in_use: dict, way: str) -> list[dict]:
     """A row for each thing that may change between FSDP2 and this way: of rank 0, and how far it is off."""
     def column(name):
         result = in_use["ways"][name]
@@ -131,44 +75,22 @@ def beside(in_use, way):
             "first gradient, off by": f"{result['gradient_off']:.1e} of its length",
             "what training changed in the weights, off by": f"{result['change_off']:.1e} of its length"}
     plain, other = column("fsdp"), column(way)
-    return [{"of rank 0": what, IN_USE["fsdp"]: plain[what], IN_USE[way]: other[what]} for what in plain]
+    return [{"of rank 0": part, IN_USE["fsdp"]: plain[part], IN_USE[way]: other[part]} for part in plain]
 
 
-def rounded(in_use):
-    """How far 16 bits put off the change of the weights, beside the first gradient: both as a share of their length."""
-    mixed = in_use["ways"]["mixed"]
-    told = (f"The first gradient is off by {mixed['gradient_off']:.1%} of its length, and what training changed in the "
-            f"weights by {mixed['change_off']:.1%}")
-    if mixed["change_off"] <= mixed["gradient_off"]:
-        return f"{told}: no more."
-    return (f"{told}, which is more. Adam moves each weight by about its learning rate a step, however small the "
-            "gradient; and where a gradient is near 0, rounding may change its sign.")
+def recomputed(in_use: dict, shape: memory.Transformer) -> tuple[float, float]:
+    """What recomputing adds to the operations of a step, a share of them: counted, and from the sizes of the matrices.
 
-
-def made_again(in_use, shape):
-    """What recomputing adds to the operations of a step, counted and from the sizes of the matrices."""
+    The output layer is not made again, nor a block's last product, `down`: nothing in backward needs its output.
+    """
     plain, again = (in_use["ways"][way]["ranks"][0]["operations"] for way in ("fsdp", "recomputed"))
     down = 4 * shape.hidden**2  # products for a token
     of_a_block = 12 * shape.hidden**2 + 2 * shape.sequence * shape.hidden
     forward = shape.layers * of_a_block + shape.hidden * shape.vocabulary
-    predicted = shape.layers * (of_a_block - down) / (3 * forward)
-    return (f"Recomputing adds **{again / plain - 1:.0%}** to the operations of a step. All of forward once more would "
-            "be a third, for backward has two products for each of forward. But the output layer is not made again, "
-            "nor is the last product of a block, `down`: nothing in the block's backward needs what comes out of it. "
-            f"So predicted: {predicted:.0%}.")
+    return again / plain - 1, shape.layers * (of_a_block - down) / (3 * forward)
 
 
-def sent(in_use, shape):
-    """A row for each collective of each way: who takes part, and bytes that rank 0 sends, counted and predicted."""
-    predicted = {way: memory.sent_by_fsdp(shape, **asked) for way, asked in SENT_AS.items()}
-    return [{"way": IN_USE[way], "collective": row["collective"], "type": row["type"],
-             "ranks": " ".join(map(str, row["ranks"])),
-             "rank 0 sends in a step, bytes": f"{row['bytes']:,}",
-             "predicted, bytes": f"{predicted[way][row['collective']]:,}"}
-            for way in SENT_AS for row in messages(in_use, way)]
-
-
-def crossing(in_use, way):
+def crossing(in_use: dict, way: str) -> int:
     """Bytes of a step that go from node to node, of all ranks: two ranks a node, and rings in the order of ranks."""
     total = 0
     for rank in range(in_use["world_size"]):
@@ -178,53 +100,14 @@ def crossing(in_use, way):
     return total
 
 
-def between_nodes(in_use):
-    plain, hybrid = (crossing(in_use, way) for way in ("fsdp", "hsdp"))
-    return (f"From node to node all ranks together send {plain:,} bytes a step with FSDP2, and {hybrid:,} with HSDP: "
-            f"**{hybrid / plain:.0%}** of it.")
-
-
-def sent_share(in_use):
-    """What 16 bits leave of FSDP2's bytes, in percent."""
-    mixed, plain = (sum(row["bytes"] for row in messages(in_use, way)) for way in ("mixed", "fsdp"))
-    return 100 * mixed / plain
-
-
-def clipped(in_use):
-    """A row for one process, and for each way to clip: the norm that each rank divides by, and what came of it."""
-    names = {"one": "one process", "clip": "clip", "clip_own_shards": "clip_own_shards"}
-    return [{"": names[name], "type of the norm": one["type"],
-             "the norm, rank by rank": "  ".join(f"{norm:.3f}" for norm in one["norms"][:1 if name == "one" else None]),
-             "sent, bytes": f"{one['sent']:,}", "any weight, off by": f"{one['weights_off']:.0e}"}
-            for name, one in in_use["clip"].items()]
-
-
-def made_whole(in_use):
-    """What it costs to make all gradients whole, beside the numbers that clipping needs."""
-    one = in_use["clip"]["clip"]
-    ranks = len(one["norms"])
-    numbers = one["sent"] * ranks / (2 * 4 * (ranks - 1))  # of 4 bytes, in a ring that adds them up
-    each = "one for each parameter" if numbers == one["parameters"] else f"for {one['parameters']} parameters"
-    return (f"Each rank sends {one['all_gathered']:,} bytes for full_tensor() of all gradients. For the norm it sends "
-            f"{one['sent']:,} bytes in {some(one['calls'], 'all-reduce')}: {some(round(numbers), 'number')}, {each}.")
-
-
-def went_on(in_use, loaded):
-    """A row for each of the two runs: who holds what of the same weights."""
-    return [{"run": name, "ranks": len(one["rows"]), "rows of the output layer": " ".join(map(str, one["rows"])),
-             "checksum of all weights": one["checksum"], "in the end off by": off}
-            for name, one, off in (("saved", in_use["saved"], "–"),
-                                   ("loaded, trained on", loaded["loaded"], f"{loaded['loaded']['weights_off']:.0e}"))]
-
-
-def deltas(in_use):
+def deltas(in_use: dict) -> dict[str, tuple[float, float]]:
     """{call: (seconds that it takes from training, seconds from its return until the checkpoint is whole)}."""
     timed = in_use["timed"]
     return {"save": (timed["save"], 0), "async_save": (timed["async_save"] + timed["slower"],
                                                        timed["until whole"] - timed["async_save"])}
 
 
-def held_up(in_use, between):
+def held_up(in_use: dict, between: float) -> list[dict]:
     """A row for each way to write a checkpoint: what it takes from training, and what becomes of lesson 11's interval.
 
     `between`: mean seconds between two failures. One that comes before the checkpoint is whole goes back by an interval
@@ -242,25 +125,160 @@ def held_up(in_use, between):
     return rows
 
 
-def meanwhile(in_use):
-    """Whether training went on while a checkpoint was written, and whether that has made δ smaller."""
+def meanwhile(in_use: dict) -> str:
+    """How long training went on while a checkpoint was written, and whether δ became smaller: by 10 % at least."""
     timed, (plain, other) = in_use["timed"], (delta for delta, _ in deltas(in_use).values())
-    went = f"Training went on meanwhile, for {some(round(timed['steps']), 'step')}" if timed["steps"] else (
-        "**Training made no step meanwhile**")
-    kept = "the checkpoint holds the weights of the call, bit for bit" if timed["as it was"] else (
-        "**the checkpoint does not hold the weights of the call**")
-    if other < 0.9 * plain:
-        gain = f"δ is {other / plain:.0%} of what it is with `save`."
-    elif timed["async_save"] < 0.9 * plain:
-        gain = ("**δ is not smaller**, though training waits for less: the steps meanwhile are slower.")
-    else:
-        gain = "**Training waits for no less.**"
-    return f"{went}, and {kept}. {gain}"
+    gain = (f"δ is {other / plain:.0%} of δ with `save`." if other < 0.9 * plain else
+            "**δ is not smaller** than with `save`.")
+    return f"Training went on meanwhile, for {some(round(timed['steps']), 'step')}. {gain}"
 
 
-def graphs(compiled):
-    """A row for each way that torch.compile was tried: its graphs, or the first line of what it said."""
-    return [{"compiled": name, "graphs": str(len(one["graphs"])) if "graphs" in one else "–",
-             "operations in each": " ".join(map(str, one["graphs"])) if "graphs" in one else "–",
-             "gradient, off by": f"{one['off']:.0e}" if "off" in one else one["error"]}
-            for name, one in compiled.items()]
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+def kept(results: dict) -> Figure:
+    """The bytes that each rank was counted to hold, a thin bar a rank; model states on the left, activations on the
+    right."""
+    _, axes = plt.subplots(1, 2, figsize=(18, 8), width_ratios=[3, 2])
+    panels = [part for part in PARTS if part != "activations"], ["activations"]
+    y, places = 0, []
+    for way, result in results["ways"].items():
+        ranks = result["ranks"][:1] if way == "one" else result["ranks"]
+        places.append(y + (len(ranks) - 1) / 2)
+        for row, of_rank in enumerate(ranks):
+            for ax, panel in zip(axes, panels, strict=True):
+                parts = [part for part in panel if of_rank[part]]
+                sizes = np.array([of_rank[part] for part in parts]) / 1e6
+                ax.barh(y + row, sizes, 0.9, sizes.cumsum() - sizes, color=[PARTS[part] for part in parts],
+                        edgecolor="white")
+                ax.text(sizes.sum(), y + row, f" {sizes.sum():.2f}", va="center", fontsize=15)
+        y += len(ranks) + 0.7
+    for ax in axes:
+        name_rows(ax, [NAMES[way] for way in results["ways"]], places, bottom=y - 1)
+        ax.margins(x=0.13)
+    axes[1].tick_params(labelleft=False)
+    axes[0].set(xlabel="MB a rank", title=f"Model states, {results['world_size']} ranks: a bar each")
+    axes[1].set(xlabel="MB a rank", title="Activations")
+    key_below(axes[0].figure, PARTS)
+    return axes[0].figure
+
+
+def pieces(results: dict, names: list[str]) -> Figure:
+    """Which rank has which piece of each of the weights `names` (columns), under each way (rows). Drawn to scale."""
+    ways, shapes = list(results["ways"]), [results["shapes"][name] for name in names]
+    tallest = max(shape[0] for shape in shapes)
+    fig, axes = plt.subplots(len(ways), len(names), figsize=(3.4 * len(names) + 2, 0.6 + 2.5 * len(ways)),
+                             width_ratios=[max(shape[1], tallest / 3) for shape in shapes], squeeze=False)
+    for row, way in zip(axes, ways, strict=True):
+        for ax, name, (height, width) in zip(row, names, shapes, strict=True):
+            of_ranks = results["ways"][way]["pieces"][name]
+            holders = {}
+            for rank, piece in enumerate(of_ranks):
+                if piece and piece["first"]:
+                    holders.setdefault((*piece["first"], *piece["shape"]), []).append(rank)
+            for (top, left, rows, columns), ranks in holders.items():
+                all_have_it = len(ranks) == len(of_ranks) > 1
+                colour = SHARED if all_have_it else colour_of(ranks[0])
+                ax.add_patch(Rectangle((left, top), columns, rows, facecolor=colour, edgecolor="white", linewidth=3))
+                label = "all" if all_have_it else " ".join(map(str, ranks))
+                write_in(ax, left + columns / 2, top + rows / 2, label, colour)
+            ax.set(xlim=(-2, width + 2), ylim=(height + 2, -2), xticks=[], yticks=[], aspect="equal")
+            bare(ax)
+            if ax in axes[0]:
+                ax.set_title(f"{name.removesuffix('.weight').replace('blocks.', 'block ').replace('.', ' ')}\n"
+                             f"{height} × {width}", fontsize=16, loc="center")
+        row[0].set_ylabel(NAMES[way], rotation=0, ha="right", va="center", fontweight="bold", labelpad=12)
+    fig.suptitle(f"Which rank has which piece ({results['world_size']} ranks)", x=0.01, ha="left", fontweight="bold")
+    return fig
+
+
+def states(rows: dict, limit: float, title: str) -> Figure:
+    """Predicted bytes a device, {name: {part: bytes}}, stacked and dotted, and a line at `limit` bytes."""
+    fig, ax = plt.subplots(figsize=(15, 7))
+    bars = [{part: size / 1e9 for part, size in parts.items() if size} for parts in rows.values()]
+    key_below(fig, stacked(ax, list(rows), bars, PARTS, "GB a device (predicted)", "GB", range(len(rows))))
+    narrow = ROOM * max(sum(parts.values()) for parts in bars)
+    for bar in ax.patches:
+        if bar.get_width() <= narrow:  # the others have theirs inside
+            ax.text(bar.get_x() + bar.get_width() / 2, bar.get_y(), f"{bar.get_width():.0f}", fontsize=14, ha="center",
+                    va="bottom")
+    ax.axvline(limit / 1e9, color="black", linewidth=3)
+    ax.text(limit / 1e9, -0.62, f" {limit / 1e9:.0f} GB: a device ", va="bottom", ha="center", fontweight="bold")
+    ax.set_title(title, pad=38)
+    return fig
+
+
+def schedules(results: dict) -> Figure:
+    """What each rank of the pipelines did, and when, one below the other on one axis of time."""
+    ways = [way for way, result in results["ways"].items() if result["timeline"]]
+    fig, axes = plt.subplots(len(ways), 1, figsize=(16, 4.2 * len(ways)), sharex=True)
+    for ax, way in zip(axes, ways, strict=True):
+        timeline(pd.DataFrame(results["ways"][way]["timeline"]), ax)
+        ax.set_title(f"{NAMES[way]}: a number is a micro-batch", pad=36 if ax is axes[0] else 10)
+        ax.set_xlabel("milliseconds (measured)" if ax is axes[-1] else "")
+        if ax is not axes[0]:
+            ax.get_legend().remove()
+    return fig
+
+
+def maps(links: dict[str, float], devices: list[int], parameters: list[float], yours: tuple[int, float]) -> Figure:
+    """The way that `memory.choose` takes by devices and parameters, a map for each link.
+
+    `links`: {title: bytes a second of each device to other nodes}; `yours`: (devices, parameters) to be marked.
+    """
+    fig, axes = plt.subplots(1, len(links), figsize=(10 * len(links), 10), sharey=True, squeeze=False)
+    used = set()
+    for ax, (title, between) in zip(axes[0], links.items(), strict=True):
+        plans = [[memory.choose(size, memory.Cluster(count, between=between))[0] for count in devices]
+                 for size in parameters]
+        ways = [[plan and plan.way for plan in row] for row in plans]
+        chart(ways, devices, parameters, ax, title)
+        used |= {way for row in ways for way in row}
+        x, y = (np.interp(math.log(mine), np.log(all_of_them), range(len(all_of_them))) + 0.5
+                for mine, all_of_them in zip(yours, (devices, parameters), strict=True))
+        ax.plot(x, y, "o", markersize=8, markerfacecolor="black", markeredgecolor="white", markeredgewidth=2)
+        aside = 60 if y < len(parameters) / 2 else -75  # the mark's neighbours stay to be seen, and the title
+        ax.annotate("yours", (x, y), (0, aside), textcoords="offset points", fontweight="bold", path_effects=halo(),
+                    ha="center", arrowprops={"arrowstyle": "-", "linewidth": 2, "shrinkB": 6})
+    axes[0, 0].set_ylabel("parameters")
+    key_below(fig, {way: colour for way, colour in WAYS.items() if way in used})
+    fig.suptitle("The simplest way that fits and is fast enough (predicted)", x=0.01, ha="left", fontweight="bold")
+    return fig
+
+
+def chart(ways: list[list], devices: list[int], parameters: list[float], ax: Axes, title: str) -> Axes:
+    """The map of `ways`, [parameters][devices] -> name or None: a cell's colour is the way, white does not fit. A large
+    region has its name in it."""
+    names = [None, *WAYS]
+    numbers = np.array([[names.index(way) for way in row] for row in ways])
+    colours = ListedColormap(["white", *WAYS.values()])
+    ax.pcolormesh(range(len(devices) + 1), range(len(parameters) + 1), numbers, cmap=colours, vmin=0,
+                  vmax=len(names) - 1, edgecolors="white", linewidth=0.5)
+    for number, name in enumerate(names):
+        region = np.pad(numbers == number, 1)  # the map ends at its edges
+        if region.sum() > 6:
+            y, x = middle(region) - 0.5
+            ax.text(x, y, (name or "does not fit").replace(" + ", "\n+ "), ha="center", va="center",
+                    fontweight="bold", fontsize=15, rotation=90 if region.any(axis=0).sum() == 1 else 0,
+                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "boxstyle": "round,pad=0.15"})
+    ax.set_xticks([x + 0.5 for x in range(0, len(devices), 2)], [f"{count:,}" for count in devices[::2]])
+    marks = [(i, size) for i, size in enumerate(parameters) if abs(math.log10(size) % 1) < 1e-6]
+    ax.set_yticks([i + 0.5 for i, _ in marks], [short(size) for _, size in marks])
+    ax.grid(visible=False)
+    ax.set(xlabel="devices", title=title)
+    return ax
+
+
+def middle(region: np.ndarray) -> np.ndarray:
+    """(row, column) of the cell of a region that is farthest from all outside it, so that a name there stands inside;
+    of several the one nearest to the region's mean."""
+    inside, outside = np.argwhere(region), np.argwhere(~region)
+    sides = np.array([0.5, 1])  # rows are half as far as columns, for a name is broad
+    room = (abs(inside[:, None] - outside) * sides).max(axis=2).min(axis=1)
+    off = (abs(inside - inside.mean(axis=0)) * sides).sum(axis=1)
+    return inside[np.lexsort((off, -room))[0]]
+
+
+def short(number: float) -> str:
+    """"70 B" for 70e9."""
+    return EngFormatter()(float(f"{number:.3g}")).replace("G", "B")

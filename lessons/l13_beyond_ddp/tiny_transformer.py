@@ -1,8 +1,7 @@
-"""A transformer small enough for a CPU, text for it, and a count of what a rank holds. shard_model.py trains it.
+"""A transformer small enough for a CPU, text for it, and a count of the bytes that a rank holds.
 
-    python lessons/l13_beyond_ddp/tiny_transformer.py      trains it in one process, and prints losses and bytes
-
-It learns this repository's LICENSE by heart. 97 characters are told apart, a number that neither 2, 3 nor 4 divide.
+shard_model.py trains it. It learns this repository's LICENSE by heart. Its vocabulary is 97 characters, a number that
+2, 3 and 4 do not divide.
 """
 
 import weakref
@@ -15,11 +14,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, gelu
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from course import predict, rank_program
+from course.predict import memory
 
 TEXT = Path(__file__).resolve().parent.parent.parent / "LICENSE"
 LETTERS = "".join(map(chr, range(32, 127))) + "\n"  # and one for all others
-SHAPE = predict.memory.Transformer(layers=4, hidden=48, heads=12, sequence=32, vocabulary=len(LETTERS) + 1)
+SHAPE = memory.Transformer(layers=4, hidden=48, heads=12, sequence=32, vocabulary=len(LETTERS) + 1)
 BATCH = 24  # sequences a step, of all ranks together: 2, 3 and 4 ranks can share them
 # Where a gradient is nearly 0, Adam divides one rounding error by another, and so magnifies it. Its usual eps, 1e-8,
 # lets more of that through than a comparison can bear.
@@ -68,7 +67,7 @@ class TinyTransformer(nn.Module):
 
     def keep_stage(self, stage, stages):
         """Take away what is not this pipeline stage's."""
-        layers = predict.memory.stage_layers(len(self.blocks), stages)[stage]
+        layers = memory.stage_layers(len(self.blocks), stages)[stage]
         self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in layers})
         if stage > 0:
             self.embedding = self.position = None
@@ -156,28 +155,6 @@ def state_of(optimizer):
 
 def held(model, optimizer, saved):
     """{part: bytes} that this rank holds after a step within `saved`, a SavedForBackward."""
-    state = (value for of_one in state_of(optimizer).values() for value in of_one.values())
+    state = (value for of_parameter in state_of(optimizer).values() for value in of_parameter.values())
     return {"parameters": bytes_of(model.parameters()), "gradients": bytes_of(p.grad for p in model.parameters()),
-            "optimizer state": bytes_of(state), "activations": saved.most, predict.memory.MOMENT: saved.gathered}
-
-
-def main():
-    rank_program.parser(__doc__).parse_args()
-    torch.manual_seed(0)
-    model = TinyTransformer()
-    optimizer = torch.optim.Adam(model.parameters(), **ADAM)
-    saved = SavedForBackward(model)
-    for step, (tokens, targets) in enumerate(batches(20)):
-        optimizer.zero_grad()
-        with saved:
-            loss = loss_of(model(tokens), targets)
-            loss.backward()
-        optimizer.step()
-        print(f"step {step}: loss {loss.item():.3f}")
-    counted = held(model, optimizer, saved)
-    for part, predicted in predict.memory.count(SHAPE, "one", 1, BATCH)[0].items():
-        print(f"{part:16} {counted[part]:9,} bytes counted, {predicted:9,} by course/predict/memory.py")
-
-
-if __name__ == "__main__":
-    rank_program.start(main)
+            "optimizer state": bytes_of(state), "activations": saved.most, memory.MOMENT: saved.gathered}

@@ -1,6 +1,6 @@
-"""What a change can gain, computed from a profile alone; and what a measurement says of it. Notebook 14 compares both.
+"""The gain of a change, predicted from a profile alone; and the verdict on a measured gain. Notebook 14 compares both.
 
-A `profile` is what step_profile.py found for one model, with `world_size` and `cores` beside it. No torch here.
+A `profile` is the record of one model in step_profile.py's JSON, with `world_size` and `cores` beside it. No torch.
 A gain is how many times as fast a step becomes: 1 is no gain.
 """
 
@@ -129,7 +129,7 @@ def predict(name, profile):
     return model(profile), reason
 
 
-# ------------------------------------------------------------------------------- what a measurement says
+# ------------------------------------------------------------------------------- the verdict on a measurement
 
 
 def noise(nothing):
@@ -137,13 +137,13 @@ def noise(nothing):
     return max(nothing["high"], 1 / nothing["low"], 1)
 
 
-def verdict(found, nothing):
+def verdict(change, nothing):
     """pays, costs, or `no difference seen`: for the first two the middle half of the rounds is on one side of 1, and
     the median is beyond the noise."""
-    low, high = found["quartiles"]
-    if low > 1 and found["gain"] > noise(nothing):
+    low, high = change["quartiles"]
+    if low > 1 and change["gain"] > noise(nothing):
         return "pays"
-    if high < 1 and found["gain"] < 1 / noise(nothing):
+    if high < 1 and change["gain"] < 1 / noise(nothing):
         return "costs"
     return "no difference seen"
 
@@ -155,8 +155,6 @@ def payback(start_before, start_after, before, after):
     return max(0, math.ceil((start_after - start_before) / (before - after)))
 
 
-def saved(found):
-    """Seconds that each update saves, in every round of a comparison; [] where it was not tried or did not run."""
-    if not found or "error" in found:
-        return []
-    return [found["images_an_update"][0] * (before - after) for before, after in found["seconds_an_image"]]
+def saved(change):
+    """Seconds that each update saves, in every round of a comparison."""
+    return [change["images_an_update"][0] * (before - after) for before, after in change["seconds_an_image"]]

@@ -2,19 +2,37 @@
 training.
 
 `run` is the JSON of lessons/l14_make_it_faster/step_profile.py, `measured` that of compare_changes.py, `pages` that of
-page_faults.py.
+page_faults.py. Predictions and verdicts are those of gains.py.
 """
 
 import math
-import mmap
 import statistics
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
+from course.plots.style import (
+    COLOURS,
+    GREY,
+    LINES,
+    PALE,
+    PHASES,
+    PREDICTED,
+    halo,
+    handles,
+    key_below,
+    line_key,
+    name_rows,
+    ticks,
+)
 from lessons.l14_make_it_faster import gains
 
 NAMES = {"lenet": "LeNet", "resnet": "small ResNet", "wide": "three wide layers"}
-KINDS = {  # {part of a step: is an operator of the profile one of it?}
+PARTS = {  # {part of a step: is an operator of the profile one of it?}
     "convolution": lambda name: "conv" in name,
     "fully connected": lambda name: gains.is_product(name) and "conv" not in name,
     "optimizer": lambda name: "adam" in name.lower() or name == "update",
@@ -27,99 +45,58 @@ IN_MAIN = {  # {change: where main.py has it}
     "first-bucket": "`--bucket-cap-mb`", "small-buckets": "`--bucket-cap-mb`", "fp16-hook": "`--comm-hook fp16`",
     "bf16-hook": "`--comm-hook bf16`", "powersgd": "no: another gradient", "accumulate": "no: it is a larger batch",
 }
+KINDS = {"convolution or matrix product": PHASES["backward"], "other operator": PHASES["forward"],
+         "between operators": COLOURS[3]}
+TICKS = (0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.6, 2, 2.5, 3)
 
 # ---------------------------------------------------------------------------------------------- where the time goes
 
 
-def under_profiler(profile):
+def under_profiler(profile: dict) -> float:
     """Milliseconds of a profiled step."""
     return sum(profile["medians"].get(name, 0) for name in (*gains.LABELS, "wait"))
 
 
-def shares(profile):
+def shares(profile: dict) -> dict[str, float]:
     """{part: share of a profiled step}, everything else last; they add up to 1."""
     total = sum(row["ms"] for row in profile["operators"])
-    found = {"data": profile["medians"]["data"] / under_profiler(profile)}
-    found |= {kind: sum(row["ms"] for row in profile["operators"] if holds(row["name"])) / total
-              for kind, holds in KINDS.items()}
-    return found | {"everything else": 1 - sum(found.values())}
+    parts = {"data": profile["medians"]["data"] / under_profiler(profile)}
+    parts |= {part: sum(row["ms"] for row in profile["operators"] if holds(row["name"])) / total
+              for part, holds in PARTS.items()}
+    return parts | {"everything else": 1 - sum(parts.values())}
 
 
-def most(run, model):
-    """The named part that takes most of the model's step."""
-    found = shares(run["models"][model])
-    del found["everything else"]
-    return max(found, key=found.get)
-
-
-def parts(run):
-    """A row for each part of a step: its share, and the most that can come of it."""
-    found = {model: shares(profile) for model, profile in run["models"].items()}
-    return [{"part": part, **{NAMES[model]: f"{of[part]:.0%}" for model, of in found.items()},
-             **{f"{NAMES[model]}, if it took no time": f"{gains.amdahl(of[part], math.inf):.2f}× as fast"
-                for model, of in found.items()}}
-            for part in next(iter(found.values()))]
-
-
-def steps(run):
-    """A row for each model: its step timed without the profiler, before and after the profiled ones, and with it."""
-    return [{"model": NAMES[model], "before, ms": f"{profile['halves'][0]:.1f}",
-             "with the profiler, ms": f"{under_profiler(profile):.1f}", "after, ms": f"{profile['halves'][1]:.1f}",
-             "": disturbed(profile)} for model, profile in run["models"].items()]
-
-
-def disturbed(profile):
-    """What speaks against believing these times; "" if nothing does. A profiler cannot make a step faster."""
+def disturbed(profile: dict) -> str:
+    """A reason not to believe these times, or "". A profiler cannot make a step faster."""
     low, high = min(profile["halves"]), max(profile["halves"])
     if under_profiler(profile) < low:
         return "**disturbed**: no profiler makes a step faster. Run it again"
     return "**disturbed**: the machine changed its speed. Run it again" if high > 1.25 * low else ""
 
 
-def pages(found):
+def page_faults(pages: dict) -> list[dict]:
     """For each model a row without and a row with memory that is kept: page faults, their time, memory held, gain."""
     rows = []
-    for model, row in found["models"].items():
+    for model, row in pages["models"].items():
         best = gains.amdahl(row["returned"]["system"], math.inf)
         for way, predicted, measured in (
                 ("given back", "–", "–"),
                 ("kept", f"{best:.2f}×", f"{row['gain']:.2f}× ({row['low']:.2f}–{row['high']:.2f})")):
-            seen = row["returned" if way == "given back" else "kept"]
-            rows.append({NAMES[model]: f"memory {way}", "page faults a step": f"{seen['faults']:,.0f}",
-                         "time in the system": f"{seen['system']:.0%}", "MiB held": f"{seen['resident'] / 2**20:,.0f}",
+            counts = row["returned" if way == "given back" else "kept"]
+            rows.append({NAMES[model]: f"memory {way}", "page faults a step": f"{counts['faults']:,.0f}",
+                         "time in the system": f"{counts['system']:.0%}",
+                         "MiB held": f"{counts['resident'] / 2**20:,.0f}",
                          "as fast, predicted": predicted, "measured": measured})
     return rows
 
 
-def given_back(found, result):
-    """How much memory the ResNet's page faults of a step are, also in results of so many bytes."""
-    pages = found["models"]["resnet"]["returned"]["faults"]
-    size = pages * mmap.PAGESIZE
-    return (f"{pages:,.0f} pages of {mmap.PAGESIZE // 1024} KiB are {size / 2**20:.0f} MiB: in each step, memory for "
-            f"{size / result:.1f} such results is given back and asked for again.")
-
-
-def can_keep(found):
-    return "" if found["can_keep"] else ("**This system's C library cannot be told to keep memory: both processes did "
-                                         "the same, and what differs is noise.**")
-
-
-def waiting(run, model):
+def waiting(run: dict, model: str) -> float:
     """Percent of a profiled step in which a rank has nothing left to compute, the median."""
     profile = run["models"][model]
     return 100 * profile["medians"]["wait"] / under_profiler(profile)
 
 
-def waits(run):
-    """A row for each model: the parts of a step with several ranks."""
-    return [{"model": NAMES[model],
-             **{f"{name}, ms": f"{profile['medians'][name]:.1f}" for name in (*gains.LABELS, "wait", "all-reduce")},
-             "waits": f"{waiting(run, model):.0f}%",
-             "if it never waited": f"{gains.amdahl(waiting(run, model) / 100, math.inf):.2f}× as fast"}
-            for model, profile in run["models"].items()]
-
-
-def messages(run):
+def messages(run: dict) -> list[dict]:
     """A row for each model and format: what a step sends, and how long an all-reduce of so much takes alone."""
     rows = []
     for model, profile in run["models"].items():
@@ -132,86 +109,64 @@ def messages(run):
                      "all-reduce alone, ms": "–", "of float32's time": "–"})
     return rows
 
-
 # ---------------------------------------------------------------------------------------------- changes
 
 
-def predicted(run, model, name):
+def predicted(run: dict, model: str, name: str) -> tuple[float | None, str]:
     """(gain, how it was computed), from the profile alone."""
     return gains.predict(name, run["models"][model] | {"world_size": run["world_size"], "cores": run["cores"]})
 
 
-def predictions(run, changes, names):
+def predictions(run: dict, changes: dict, names: str) -> list[dict]:
     """A row for each change: the predicted gain of each model, and how it was computed."""
     rows = []
     for name in names.split()[1:]:
-        told = {model: predicted(run, model, name) for model in run["models"]}
+        of_models = {model: predicted(run, model, name) for model in run["models"]}
         rows.append({"change": changes[name].text,
-                     **{NAMES[model]: f"{gain:.2f}" if gain else "–" for model, (gain, _) in told.items()},
-                     "how": next(iter(told.values()))[1]})
+                     **{NAMES[model]: f"{gain:.2f}" if gain else "–" for model, (gain, _) in of_models.items()},
+                     "how": next(iter(of_models.values()))[1]})
     return rows
 
 
-def judged(measured, run, changes, names):
-    """{model's name: table}, as pictures.changes takes it, with the verdict on each change."""
+def judged(measured: dict, run: dict, changes: dict, names: list[str]) -> dict[str, pd.DataFrame]:
+    """{model's name: table with the verdict on each change}, as `compared` draws it."""
     tables = {}
-    for model, of in measured.items():
+    for model, of_model in measured.items():
         rows = []
         for name in names:
-            row = of.get(name, {"error": "not tried"})
-            said = "did not run" if name in of else "not tried"
+            row = of_model.get(name, {"error": "not tried"})
+            verdict = (gains.verdict(row, of_model["nothing"]) if "gain" in row else
+                       "did not run" if name in of_model else "not tried")
             rows.append({"change": name, "text": changes[name].text, "predicted": predicted(run, model, name)[0],
-                         **row, "verdict": gains.verdict(row, of["nothing"]) if "gain" in row else said})
+                         **row, "verdict": verdict})
         tables[NAMES[model]] = pd.DataFrame(rows, columns=[
             "change", "text", "predicted", "gain", "low", "high", "quartiles", "error", "verdict", "losses",
             "gradient_off"])
     return tables
 
 
-def gain(tables, model, name):
-    """What a change gained; or why nobody knows."""
+def gain(tables: dict, model: str, name: str) -> float | str:
+    """The measured gain of a change; or, where there is none, its verdict."""
     row = tables[NAMES[model]].set_index("change").loc[name]
     return row["verdict"] if pd.isna(row["gain"]) else row["gain"]
 
 
-def instructions(cpuinfo):
-    """Which bf16 instructions Linux says that the processor has; `cpuinfo`: what stands in /proc/cpuinfo, if it is."""
-    names = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in cpuinfo.split()]
-    if not cpuinfo:
-        return "Whether this processor has bf16 instructions, this system does not tell."
-    return f"This processor has bf16 instructions: {', '.join(names)}." if names else (
-        "This processor names **no bf16 instructions**.")
-
-
-def furthest(tables):
-    """The change whose measured gain is furthest from the predicted one."""
-    known = pd.concat([table.assign(model=model) for model, table in tables.items()])
-    known = known[known["change"] != "nothing"].dropna(subset=["gain", "predicted"])
-    off = (known["gain"] / known["predicted"]).map(math.log).abs()
-    worst = known.iloc[off.argmax()]
-    return (f"Furthest from its prediction: **{worst['text']}**, {worst['model']}: predicted {worst['predicted']:.2f}, "
-            f"measured {worst['gain']:.2f}.")
-
-
-def pays(found, nothing):
-    return bool(gains.saved(found)) and gains.verdict(found, nothing) == "pays"
-
-
-def compiled(found, nothing):
-    """When the start of torch.compile is paid back. `found` is None where it was not tried in this run."""
-    if not gains.saved(found):
-        return ("Not tried in this run: compiling takes too long for it. Put `compile` into `alone` at the top."
-                if found is None else f"It did not run here: {found['error']} It needs a C++ compiler.")
-    before, after = found["first_update_seconds"]
+def compiled(change: dict | None, nothing: dict) -> str:
+    """When the start of torch.compile is paid back. `change` is None where it was not tried in this run."""
+    if change is None:
+        return "Not tried in this run: compiling takes too long for it. Put `compile` into `alone` at the top."
+    if "error" in change:
+        return f"It did not run here: {change['error']} It needs a C++ compiler."
+    before, after = change["first_update_seconds"]
     start = f"The first update takes {before:.2f} s, and compiled **{after:.0f} s**."
-    seen = gains.verdict(found, nothing)
-    if seen != "pays":
-        return f"{start} After that the verdict is *{seen}*: the start is not known to be **ever** paid back."
-    updates = gains.payback(before, after, statistics.median(gains.saved(found)), 0)
+    verdict = gains.verdict(change, nothing)
+    if verdict != "pays":
+        return f"{start} After that the verdict is *{verdict}*: the start is not known to be **ever** paid back."
+    updates = gains.payback(before, after, statistics.median(gains.saved(change)), 0)
     return f"{start} By the median of the rounds it is paid back after **{updates:,} updates**."
 
 
-def numerics(*results):
+def numerics(*results: dict) -> list[dict]:
     """A row for each change whose first gradient differs by more than rounding; then one for all others.
 
     `results`: tables by model, as `judged` gives them.
@@ -230,13 +185,122 @@ def numerics(*results):
                     "loss without it": "–", "with it": "–"}]
 
 
-def decided(changes, *results):
+def decided(changes: dict, *results: dict) -> list[dict]:
     """A row for each change: how often it paid and cost in `results`, tables by model; and where main.py has it."""
-    seen = pd.concat([table for tables in results for table in tables.values()]).groupby("change")["verdict"].agg(list)
-    rows = []
+    tables = pd.concat([table for tables in results for table in tables.values()])
+    verdicts, rows = tables.groupby("change")["verdict"].agg(list), []
     for name, place in IN_MAIN.items():
-        if name in seen:
-            tried = [verdict for verdict in seen[name] if verdict not in ("did not run", "not tried")]
+        if name in verdicts:
+            tried = [verdict for verdict in verdicts[name] if verdict not in ("did not run", "not tried")]
             rows.append({"change": changes[name].text, "tried": len(tried), "paid": tried.count("pays"),
                          "cost": tried.count("costs"), "in main.py": place})
     return rows
+
+# ---------------------------------------------------------------------------------------------- pictures
+
+
+def operators(rows: list[dict], ax: Axes, most: int = 8) -> Axes:
+    """A bar for each of the `most` operators with the largest self time, and one for everything else; `rows` as
+    step_profile.py writes them."""
+    total, names, colours = sum(row["ms"] for row in rows), [], []
+    for name in (row["name"] for row in rows[:most]):
+        kind = ("convolution or matrix product" if gains.is_product(name) else
+                "other operator" if gains.is_operator(name) else "between operators")
+        colours.append(KINDS[kind])
+        short = name.removeprefix("aten::").split("#")[-1].replace("autograd::engine::evaluate_function: ", "engine: ")
+        names.append(f"{name} (between operators)" if name in gains.LABELS else short[:38])
+    ms = [row["ms"] for row in rows[:most]]
+    if rest := rows[most:]:
+        names.append(f"everything else ({len(rest)} names)")
+        ms.append(sum(row["ms"] for row in rest))
+        colours.append(GREY)
+    bars = ax.barh(range(len(names)), ms, height=0.7, color=colours)
+    ax.bar_label(bars, [f"{time / total:.0%}" for time in ms], padding=10, fontweight="bold")
+    name_rows(ax, names)
+    ax.margins(x=0.12)
+    ax.set_xlabel("milliseconds of self time in a step")
+    return ax
+
+
+def profiles(models: dict) -> Figure:
+    """{title: rows of `operators`}: side by side, with one key."""
+    fig, axes = plt.subplots(1, len(models), figsize=(20, 7))
+    for ax, (title, rows) in zip(axes, models.items(), strict=True):
+        operators(rows, ax).set_title(title)
+    key_below(fig, KINDS)
+    return fig
+
+
+def limits(*tables: pd.DataFrame) -> tuple[float, float]:
+    """Limits of the axis that `changes` draws on: single rounds beyond the middle half do not widen it."""
+    marks = [0.8, 1.25]
+    for table in tables:
+        ran, noise = table[table["gain"].notna()], gains.noise(table.iloc[0])
+        marks += [*ran["gain"], *ran["predicted"].dropna(), *ran["quartiles"].explode(), 1 / noise, noise]
+    return max(min(marks) / 1.08, 0.4), min(max(marks) * 1.08, 3)
+
+
+def changes(table: pd.DataFrame, ax: Axes, title: str, low: float, high: float) -> Axes:
+    """A line a change: a hollow diamond predicted, a dot measured, with the middle half (thick) and all rounds (thin).
+
+    Columns: `text`, `predicted` (or nothing), `gain`, `low`, `high`, `quartiles`, `verdict`; `error` where it did not
+    run. The first row has nothing changed: the grey band is the noise, its largest gain or loss on both sides. The axis
+    goes from `low` to `high`; a dot beyond stands at its edge, as a triangle.
+    """
+    table = table.reset_index(drop=True)
+    noise = gains.noise(table.iloc[0])
+    ax.axvspan(1 / noise, noise, color=PALE, zorder=0, linewidth=0)
+    ax.axvline(1, color=GREY, linewidth=2, zorder=1)
+    for y, row in table.iterrows():
+        pays = row["verdict"] in ("pays", "costs")
+        beside = {"va": "center", "transform": ax.get_yaxis_transform(), "color": "black" if pays else GREY}
+        if pd.isna(row["gain"]):
+            ax.text(1.03, y, row["verdict"], **beside)
+            continue
+        colour = COLOURS[0] if y else GREY
+        ax.plot([row["low"], row["high"]], [y, y], color=colour, linewidth=2)
+        ax.plot(row["quartiles"], [y, y], color=colour, linewidth=7, solid_capstyle="butt", alpha=0.6)
+        mark = "<" if row["gain"] < low else ">" if row["gain"] > high else "o"
+        ax.plot(min(max(row["gain"], low), high), y, mark, color=colour, markersize=12, clip_on=False)
+        if pd.notna(row["predicted"]) and y:
+            ax.plot(min(max(row["predicted"], low), high), y, clip_on=False, **PREDICTED)
+        ax.text(1.03, y, f"{row['gain']:.2f}×" + (f" {row['verdict']}" if y else ""), **beside,
+                fontweight="bold" if pays else "normal")
+    name_rows(ax, table["text"])
+    ax.set(xscale="log", xlabel="times as fast as without the change", title=title)
+    ticks(ax, [value for value in TICKS if low <= value <= high])
+    ax.set_xlim(low, high)
+    return ax
+
+
+def compared(tables: dict, title: str) -> Figure:
+    """{model: table of `changes`}: side by side, with one key."""
+    rows = max(map(len, tables.values()))
+    fig, axes = plt.subplots(1, len(tables), figsize=(20, 3.2 + 0.62 * rows), sharey=True, squeeze=False)
+    for ax, (name, table) in zip(axes[0], tables.items(), strict=True):
+        changes(table, ax, f"{name}, {title}", *limits(*tables.values()))
+    measured = line_key("measured: median, middle half, all rounds", marker="o", color=COLOURS[0], markersize=12)
+    key_below(fig, [line_key("predicted", **PREDICTED), measured, *handles({"nothing changed: noise": PALE})])
+    return fig
+
+
+def paid_back(change: dict, title: str) -> Figure:
+    """When a slower first update is paid back by what the others save, for one change as compare_changes.py found it.
+
+    The line is computed from the median, the band from the middle half of the rounds.
+    """
+    before, after = change["first_update_seconds"]
+    extra = after - before
+    low, middle, high = np.percentile(gains.saved(change), [25, 50, 75])
+    updates = np.linspace(0, 2 * extra / middle if middle > 0 else 20_000, 2)
+    fig, ax = plt.subplots(figsize=(12, 5.5))
+    ax.fill_between(updates, updates * low - extra, updates * high - extra, color=COLOURS[0], alpha=0.2, linewidth=0)
+    ax.plot(updates, updates * middle - extra, color=COLOURS[0], linestyle=LINES["predicted"])
+    ax.axhline(0, color=GREY, linewidth=2)
+    beside = {"textcoords": "offset points", "fontweight": "bold", "path_effects": halo()}
+    ax.annotate("as long as without it", (0, 0), (0, 6), color=GREY, **beside)
+    ax.annotate("computed from the median round; band: from the middle half", (updates[1], updates[1] * middle - extra),
+                (0, 10), color=COLOURS[0], ha="right", **beside)
+    ax.set(xlabel="updates", ylabel="seconds saved since the start", title=title)
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    return fig

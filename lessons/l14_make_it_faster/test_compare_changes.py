@@ -1,13 +1,11 @@
 """What notebook 14 relies on: the profile of real ranks, the predictions' arithmetic, and each change as it is made."""
 
 import json
-import math
 import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import psutil
 import pytest
@@ -18,7 +16,7 @@ import launch
 import shortcuts
 from course import adjustable_training, processes
 from course.adjustable_training import Setting, Training
-from lessons.l14_make_it_faster import compare_changes, gains, pictures, step_profile
+from lessons.l14_make_it_faster import compare_changes, gains, step_profile
 from tests import runner
 
 
@@ -262,21 +260,6 @@ def test_powersgd_sends_as_many_values_as_torch_counts():
 # ---------------------------------------------------------------------------------------------- arithmetic, and input
 
 
-def test_amdahl_and_payback():
-    assert gains.amdahl(0.5, 2) == pytest.approx(4 / 3)
-    assert gains.amdahl(0.1, math.inf) == pytest.approx(10 / 9)
-    assert gains.payback(1, 31, 0.02, 0.01) == 3000
-    assert gains.payback(1, 31, 0.01, 0.02) == gains.payback(1, 31, 0.01, 0.01) == math.inf
-
-
-def test_a_gain_within_the_noise_is_none():
-    noise = compare_changes.summary([0.9, 1.0, 1.1, 1.2, 0.95])
-    assert gains.verdict(compare_changes.summary([1.01, 1.02, 1.03]), noise) == "no difference seen"
-    assert gains.verdict(compare_changes.summary([1.5, 1.6, 1.7]), noise) == "pays"
-    assert gains.verdict(compare_changes.summary([0.5, 0.6, 0.7]), noise) == "costs"
-    assert gains.verdict(compare_changes.summary([0.5, 1.6, 1.7]), noise) == "pays", "one was disturbed"
-
-
 def settings(**changes):
     return SimpleNamespace(**{"change": None, "rounds": 3, "out": SimpleNamespace()} | changes)
 
@@ -295,35 +278,6 @@ def test_what_cannot_work_is_said_before_any_rank_waits(ranks, changes, told):
 def test_bad_input_is_one_line(script, tmp_path):
     done = run(0, script, "--out", tmp_path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "folder" in done.stderr
-
-
-def test_pictures_hold_what_did_not_run_and_what_is_beyond_the_axis():
-    rows = [{"text": "nothing changed", "predicted": 1.0, **compare_changes.summary([0.9, 1.0, 1.05]), "verdict": "-"},
-            {"text": "threads", "predicted": None, **compare_changes.summary([0.1, 0.1, 0.2]), "verdict": "costs"},
-            {"text": "compile", "predicted": 1.5, "error": "no compiler", "verdict": "did not run"}]
-    figure = pictures.compared({"LeNet": pd.DataFrame(rows)}, "one rank")
-    ax = figure.axes[0]
-    assert [text.get_text() for text in ax.texts] == ["1.00×", "0.10× costs", "did not run"]
-    assert ax.get_xlim()[0] == 0.4 and "<" in [line.get_marker() for line in ax.lines]
-    plt.close("all")
-
-
-def test_operators_and_everything_else_add_up():
-    rows = [{"name": "aten::mm", "ms": 3, "calls": 1}, {"name": "backward", "ms": 1, "calls": 1},
-            {"name": "aten::add", "ms": 0.5, "calls": 1}, {"name": "aten::mul", "ms": 0.5, "calls": 1}]
-    ax = pictures.operators(rows, plt.subplots()[1], most=2)
-    assert [label.get_text() for label in ax.get_yticklabels()] == [
-        "mm", "backward (between operators)", "everything else (2 names)"]
-    assert sum(bar.get_width() for bar in ax.patches) == 5
-    plt.close("all")
-
-
-def test_the_start_is_paid_back_where_the_line_crosses_zero():
-    found = {"first_update_seconds": [1, 11], "images_an_update": [64, 64], "seconds_an_image": [[3 / 64, 1 / 64]] * 3}
-    line = pictures.paid_back(found, "title").axes[0].lines[0]
-    assert list(line.get_xdata()) == [0, 10] and list(line.get_ydata()) == pytest.approx([-10, 10])
-    assert gains.saved({"error": "no compiler"}) == gains.saved(None) == []
-    plt.close("all")
 
 
 @pytest.mark.parametrize("module", [compare_changes, step_profile])

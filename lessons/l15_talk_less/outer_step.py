@@ -7,7 +7,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 @torch.no_grad()
 def outer_step(model, agreed, outer):
-    """`agreed` are the weights that all ranks had last, one long vector; `outer` is its optimizer."""
+    """`agreed`: one long vector, the weights that all ranks had after the last outer step; `outer`: its optimizer."""
     agreed.grad = agreed - parameters_to_vector(model.parameters())
     dist.all_reduce(agreed.grad)
     agreed.grad /= dist.get_world_size()

@@ -1,43 +1,106 @@
-"""Lesson 15: how fast ways that talk less are, what they send, and what they learn.
+"""Lesson 15: what ways that talk less send, how fast they are, and what they learn.
 
-`found` is the JSON of lessons/l15_talk_less/talk_less.py.
+`results` is the JSON of lessons/l15_talk_less/talk_less.py. A way is its name there, `way`, and `every`, the number of
+batches after which its ranks talk. The forecast is lesson 08's first model, with fewer or shorter messages.
 """
 
 import math
 from statistics import median
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from lessons.l15_talk_less import predict as talking
+from course.plots.labels import BESIDE_AN_END, write_beside
+from course.plots.style import COLOURS, GREY, PALE, PREDICTED, handles, head, key_below, line_key, line_style, name_rows
+from course.predict.fit import BUS_FACTORS
 
 WORDS = {"never": "never", "ddp": "DDP", "accumulate": "accumulate", "local": "local SGD", "diloco": "DiLoCo",
          "fp16": "DDP, fp16", "bf16": "DDP, bf16", "powersgd": "DDP, PowerSGD"}
 TRAININGS = ["never", "ddp", "accumulate", "local", "diloco"]  # each learns in its own way; the rest are DDP's, nearly
 CLOSE = 0.95  # of the images a second of ranks that never talk
+FLOAT = 4  # bytes
+POWERSGD_RANK = 2  # columns, as talk_ways.py asks for
 
 
-def name(one):
-    """How a way is called in tables and pictures."""
-    return WORDS[one["way"]] + (f", each {one['every']}" if one["every"] > 1 else "")
+def name(way: str, every: int) -> str:
+    """A way's name in tables and pictures."""
+    return WORDS[way] + (f", each {every}" if every > 1 else "")
 
 
-def rounds(found):
+# ------------------------------------------------------------------------------------------------ predicted
+
+
+def messages(way: str, shapes: list) -> tuple[int, int]:
+    """(number, bytes of all) of the all-reduces that a rank takes part in when it talks; `shapes` of the tensors."""
+    whole = FLOAT * sum(map(math.prod, shapes))
+    if way == "never":
+        return 0, 0
+    if way in ("fp16", "bf16"):
+        return 1, whole // 2
+    if way == "powersgd":
+        return 3, FLOAT * sum(map(thin, shapes))  # what stays whole, all P, all Q
+    return 1, whole
+
+
+def thin(shape: tuple) -> int:
+    """Values that PowerSGD sends for a tensor: an n x m matrix as n x r and m x r, where that halves it; one of one
+    dimension whole (Vogels et al. 2019, arXiv 1905.13727; torch's min_compression_rate is 2)."""
+    rows, columns = shape[0], math.prod(shape[1:])
+    rank = min(rows, columns, POWERSGD_RANK)
+    short = (rows + columns) * rank
+    return short if len(shape) > 1 and 2 * short < rows * columns else rows * columns
+
+
+def sent(way: str, every: int, shapes: list, ranks: int) -> float:
+    """Bytes that each rank sends a batch, by a ring's formula: 2 (W - 1) / W times the message."""
+    return BUS_FACTORS["all_reduce"](ranks) * messages(way, shapes)[1] / every
+
+
+def forecast(text: str, results: dict, alpha: float, beta: float) -> pd.DataFrame:
+    """A row for each way of `text`, a --ways, without `never`: `count` of its messages, `message`, the bytes of all,
+    and `share` of the images a second of ranks that never talk, whose time stands in `results`.
+
+    A message of n bytes takes alpha + beta * n seconds, once in `every` batches.
+    """
+    alone = median(row["seconds"] for row in results["rounds"] if row["way"] == "never") / results["steps"]
+    rows = []
+    for way, _, every in (word.partition(":") for word in text.split()):
+        every, (count, size) = int(every or 1), messages(way, results["shapes"])
+        if count:
+            rows.append({"way": way, "every": every, "name": name(way, every), "count": count, "message": size,
+                         "share": alone / (alone + (count * alpha + beta * size) / every)})
+    return pd.DataFrame(rows)
+
+
+def forecasts(table: pd.DataFrame) -> list[dict]:
+    """A row a way of a forecast: what it sends, when, and how fast that lets it be."""
+    return [{"way": row.name, "talks after batches": row.every, "messages": row.count,
+             "their bytes": f"{row.message:,}", "predicted, % of the ceiling": f"{100 * row.share:.0f}"}
+            for row in table.itertuples(index=False)]
+
+
+# ------------------------------------------------------------------------------------------------ measured
+
+
+def rounds(results: dict) -> pd.DataFrame:
     """A row for each round of each way: its `name`, images a second as a `share` of what ranks that never talk reached
     in the same round, and `elapsed`, seconds of training since the start of this seed."""
-    table = pd.DataFrame(found["rounds"])
-    table["name"] = [name(one) for one in found["rounds"]]
+    table = pd.DataFrame(results["rounds"])
+    table["name"] = [name(row["way"], row["every"]) for row in results["rounds"]]
     never = table[table["way"] == "never"].set_index(["seed", "round"])["seconds"]
-    table["share"] = [never[one.seed, one.round] / one.seconds for one in table.itertuples()]
-    table["synthetic"] = found["dataset"] == "synthetic"
+    table["share"] = [never[row.seed, row.round] / row.seconds for row in table.itertuples()]
+    table["synthetic"] = results["dataset"] == "synthetic"
     table["elapsed"] = table.groupby(["seed", "name"], sort=False)["seconds"].cumsum()
     return table
 
 
-def ways(found):
+def ways(results: dict) -> pd.DataFrame:
     """A row a way: `share` (median), `low`, `high` over all rounds; `accuracy` and `sd` over the seeds after the last
     round; `sent`, bytes a batch and rank, the lowest of the rounds: other programs talk, too."""
-    table = rounds(found)
+    table = rounds(results)
     of_ways = table.groupby(["name", "way", "every"], sort=False)
     last = table[table["round"] == table["round"].max()].groupby(["name", "way", "every"], sort=False)["accuracy"]
     return pd.DataFrame({"share": of_ways["share"].median(), "low": of_ways["share"].min(),
@@ -45,132 +108,80 @@ def ways(found):
                          "sent": of_ways["sent"].min(), "synthetic": of_ways["synthetic"].first()}).reset_index()
 
 
-def in_time(found, seconds):
+def in_time(results: dict, seconds: float) -> dict[str, float]:
     """{way's name: mean accuracy over the seeds after so many seconds of training}, between two rounds on a line; nan
-    where nobody judged it so early."""
+    before the end of the first round, when no accuracy is known."""
     return {name: rows.groupby("seed")[["elapsed", "accuracy"]].apply(
         lambda run: np.interp(seconds, run["elapsed"], run["accuracy"], left=np.nan)).mean(skipna=False)
-        for name, rows in rounds(found).groupby("name", sort=False)}
+        for name, rows in rounds(results).groupby("name", sort=False)}
 
 
-def all_had(found):
+def all_had(results: dict) -> float:
     """Seconds of training that each way has had with every seed: those of the fastest."""
-    return rounds(found).groupby(["name", "seed"])["elapsed"].max().min()
+    return rounds(results).groupby(["name", "seed"])["elapsed"].max().min()
 
 
-def asked(text):
-    """The ways of a --ways, as dicts."""
-    return [{"way": way, "every": int(every or 1)} for way, _, every in (word.partition(":") for word in text.split())]
+def of_ceiling(row) -> dict[str, str]:
+    """Two columns of a table: how fast a way is, from its row of `ways`."""
+    return {"% of the ceiling": f"{100 * row.share:.0f}",
+            "lowest to highest round": f"{100 * row.low:.0f} to {100 * row.high:.0f}"}
 
 
-def forecast(text, found, alpha, beta):
-    """A row for each way of a --ways but `never`: `count` of its messages and `message`, bytes of all of them; and by
-    lesson 08's model `share`, of the images a second of ranks that never talk, whose time stands in `found`."""
-    alone = median(one["seconds"] for one in found["rounds"] if one["way"] == "never") / found["steps"]
-    rows = []
-    for one in asked(text):
-        count, size = talking.messages(one["way"], found["shapes"])
-        if count:
-            rows.append(one | {"name": name(one), "count": count, "message": size,
-                               "share": alone / talking.seconds(one, found["shapes"], alone, alpha, beta)})
-    return pd.DataFrame(rows)
-
-
-def forecasts(table):
-    """A row a way: what it sends, when, and how fast that lets it be."""
-    return [{"way": one.name, "talks after batches": one.every, "messages": one.count,
-             "their bytes": f"{one.message:,}", "predicted, % of the ceiling": f"{100 * one.share:.0f}"}
-            for one in table.itertuples(index=False)]
-
-
-def compared(found, table):
-    """A row a way: its speed, predicted by `table` and measured, and what it had learnt, by images and by time."""
-    expected, seconds = table.set_index("name")["share"], all_had(found)
-    timely = in_time(found, seconds)
-    return [{"way": one.name, "predicted": f"{100 * expected[one.name]:.0f}" if one.name in expected else "–",
-             **of_ceiling(one), "test accuracy": f"{one.accuracy:.3f} ± {one.sd:.3f}",
-             f"after {seconds:.1f} s": f"{timely[one.name]:.3f}"} for one in ways(found).itertuples(index=False)]
-
-
-def of_ceiling(one):
-    return {"% of the ceiling": f"{100 * one.share:.0f}",
-            "lowest to highest round": f"{100 * one.low:.0f} to {100 * one.high:.0f}"}
-
-
-def worst(found):
-    """Which of TRAININGS has the lowest accuracy after the same images, however seldom it talks."""
-    return WORDS[ways(found).query("way in @TRAININGS").set_index("way")["accuracy"].idxmin()]
-
-
-def how_long(found):
-    """How much training that is, of which the ways are judged."""
-    images = max(one["images"] for one in found["rounds"])
-    batches = max(one["round"] for one in found["rounds"]) * found["steps"]
-    seldom = max(found["rounds"], key=lambda one: one["every"])
-    return (f"Each way learnt from {images:,} images, {images / found['samples']:.2g} of an epoch: {batches} batches "
-            f"of each rank, and with {name(seldom)}, {batches // seldom['every']} messages.")
-
-
-def both(found):
-    """Which ways are as fast as ranks that never talk, nearly, and learn as DDP does; or how far the nearest is off."""
-    table = ways(found).set_index("name")
+def both(results: dict) -> str:
+    """The ways that are nearly as fast as ranks that never talk, and those of them whose accuracy after the same images
+    is not told apart from DDP's: at most one standard deviation below it."""
+    table = ways(results).set_index("name")
     ddp, others = table.loc["DDP"], table[~table["way"].isin(["never", "ddp"])]
     fast = others[others["share"] >= CLOSE]
     learnt = fast[fast["accuracy"] >= ddp["accuracy"] - ddp["sd"]]
-    floor = f"{100 * CLOSE:.0f} % of the ceiling's images a second"
-    if math.isnan(ddp["sd"]):
-        return "With one seed nobody can say what is chance: take two or more."
-    if len(learnt):
-        return (f"**{' and '.join(learnt.index)}**: at least {floor}, and after the same images DDP's accuracy within "
-                f"one standard deviation ({ddp['accuracy']:.3f} − {ddp['sd']:.3f}), or above it. DDP itself reaches "
-                f"{100 * ddp['share']:.0f} %.")
-    if len(fast):
-        nearest = fast.loc[fast["accuracy"].idxmax()]
-        return (f"At least {floor}: {' and '.join(fast.index)}. None of them learns as DDP does after the same images: "
-                f"the nearest, {nearest.name}, has {nearest['accuracy']:.3f}; DDP has {ddp['accuracy']:.3f} ± "
-                f"{ddp['sd']:.3f}.")
-    nearest = others.loc[others["share"].idxmax()]
-    return (f"No way reaches {floor} here. The nearest is {nearest.name} with {100 * nearest['share']:.0f} %, in "
-            f"single rounds {100 * nearest['low']:.0f} to {100 * nearest['high']:.0f} %: other programs run beside, "
-            "or a message costs more than it saves.")
+    return (f"At least {100 * CLOSE:.0f} % of the ceiling's images a second: {' and '.join(fast.index) or 'no way'}. "
+            f"Of these, after the same images, not told apart from DDP's accuracy of {ddp['accuracy']:.3f} ± "
+            f"{ddp['sd']:.3f}, or above it: **{' and '.join(learnt.index) or 'none'}**.")
 
 
-def over_link(found, table):
-    """A row a way: messages a batch; bytes a batch and rank, by the formula and as the network interface counted them;
-    the speed, predicted by `table` and measured."""
-    expected, rows = table.set_index("name")["share"], []
-    for one in ways(found).itertuples(index=False):
-        count, _ = talking.messages(one.way, found["shapes"])
-        formula = talking.sent(one._asdict(), found["shapes"], found["world_size"])
-        rows.append({"way": one.name, "messages a batch": f"{count / one.every:.2g}",
-                     "bytes: formula": f"{formula:,.0f}", "counted": f"{one.sent:,.0f}",
-                     "counted / formula": f"{one.sent / formula:.2f}" if formula else "–",
-                     "predicted": f"{100 * expected[one.name]:.0f}" if one.name in expected else "–",
-                     **of_ceiling(one)})
-    return rows
+# ------------------------------------------------------------------------------------------------ pictures
 
 
-def share(found, wanted):
-    """Percent of the ceiling that a way reaches."""
-    return 100 * ways(found).set_index("name").loc[wanted, "share"]
+def fast_and_good(results: dict, forecast: pd.DataFrame, title: str) -> Figure:
+    """A line a way. Left: images a second, in percent of ranks that never talk, predicted and measured; right: test
+    accuracy after the same images, and DDP's band."""
+    table = ways(results)
+    fig, (left, right) = plt.subplots(1, 2, figsize=(18, 3 + 0.65 * len(table)), sharey=True)
+    expected, ddp = forecast.set_index("name")["share"], table.set_index("name").loc["DDP"]
+    left.axvline(100, color=GREY, linewidth=2, zorder=1)
+    right.axvspan(ddp["accuracy"] - ddp["sd"], ddp["accuracy"] + ddp["sd"], color=PALE, zorder=0, linewidth=0)
+    for y, row in enumerate(table.itertuples(index=False)):
+        left.plot([100 * row.low, 100 * row.high], [y, y], color=COLOURS[0], linewidth=2)
+        left.plot(100 * row.share, y, "o", color=COLOURS[0], markersize=13)
+        if row.name in expected:
+            left.plot(100 * expected[row.name], y, **PREDICTED)
+        right.plot([row.accuracy - row.sd, row.accuracy + row.sd], [y, y], color=COLOURS[2], linewidth=4)
+        right.plot(row.accuracy, y, "s", color=COLOURS[2], markersize=12)
+        right.text(1.02, y, f"{row.accuracy:.3f}", va="center", transform=right.get_yaxis_transform())
+    name_rows(left, table["name"])
+    left.set(xlabel="images a second, % of ranks that never talk")
+    head(left, title, table.rename(columns={"name": "label"}), key=[])
+    right.set(xlabel="test accuracy after the same images")
+    key_below(fig, [line_key("predicted", **PREDICTED),
+                    line_key("measured: median, all rounds", marker="o", color=COLOURS[0], markersize=13),
+                    line_key("mean and deviation of the seeds", marker="s", color=COLOURS[2], markersize=12),
+                    *handles({"DDP's deviation": PALE})])
+    return fig
 
 
-def slower(near, far):
-    """What a slow link costs DDP and the way that suffers least from it."""
-    here, there = (ways(found).set_index("name")["share"] for found in (near, far))
-    least = there.drop("never").idxmax()
-    return (f"DDP: {100 * here['DDP']:.0f} % of the ceiling between processes of one machine, "
-            f"{100 * there['DDP']:.0f} % over the link. **{least}**: {100 * there[least]:.0f} % over the link.")
-
-
-def delayed(why_not):
-    """Whether a link with a latency can be had here."""
-    if why_not is None:
-        return "This machine can make such a link: try it."
-    return f"Not to be had here: {why_not.rstrip('.')}."
-
-
-def shown(found):
-    """The ways whose learning is drawn over time: of each of TRAININGS the one that talks most seldom."""
-    table = ways(found).query("way in @TRAININGS")
-    return list(table.loc[table.groupby("way", sort=False)["every"].idxmax(), "name"])
+def by_time(results: dict, title: str) -> Axes:
+    """Test accuracy by seconds of training: the mean over the seeds of each round; of each of TRAININGS the way that
+    talks most seldom."""
+    ax = plt.subplots(figsize=(13, 7))[1]
+    table, of_ways = rounds(results), ways(results).query("way in @TRAININGS")
+    means = table.groupby(["name", "round"], sort=False)[["elapsed", "accuracy"]].mean()
+    notes = []
+    for number, name in enumerate(of_ways.loc[of_ways.groupby("way", sort=False)["every"].idxmax(), "name"]):
+        of_way = means.loc[name]
+        style = line_style(number)
+        ax.plot(of_way["elapsed"], of_way["accuracy"], **style)
+        notes.append((of_way["elapsed"].iloc[-1], of_way["accuracy"].iloc[-1], name, style["color"]))
+    ax.set(xlabel="seconds of training (a marker is a round)", ylabel="test accuracy", xlim=(0, None))
+    head(ax, title, table.rename(columns={"name": "label"}), key=[])
+    write_beside(ax, notes, BESIDE_AN_END)
+    return ax

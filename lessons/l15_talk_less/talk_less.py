@@ -4,15 +4,14 @@
     torchrun --nproc_per_node=2 lessons/l15_talk_less/talk_less.py --ways never ddp diloco:32 --out results/live/15.json
 
 A way is a name of lessons/l15_talk_less/talk_ways.py, with `:N` where its ranks talk after each N batches. `never` is
-the
-ceiling: nobody talks. With each seed all ways start from the same weights. They take turns: in a round each learns from
---steps batches, and is then judged on the test set, which does not count as time.
+the ceiling: nobody talks. With each seed all ways start from the same weights. They take turns: in a round each learns
+from --steps batches, and is then judged on the test set, which does not count as time.
 
 The file is one JSON object: who measured, `model`, `shapes` of its tensors, `samples` (training images), `batch_size`
 of each rank, `steps` (batches of a round), and `rounds`, one object for each way, seed and round: `images` seen so far
 by all ranks, `seconds` of this round, `accuracy` (of `never` the mean over the ranks' models), and `sent`, bytes a
-batch that each rank sent: what the network interfaces of rank 0's machine counted, other programs' bytes, too; None for
-GPUs, which may use no network.
+batch that each rank sent, as the network interfaces of rank 0's machine counted them, with other programs' bytes; None
+for GPUs, which may use no network.
 """
 
 import itertools
@@ -36,27 +35,22 @@ DEFAULT = ["never", "ddp", "accumulate:8", "local:8", "local:32", "diloco:32", "
 
 
 def way(text):
-    """(name, every) of NAME or NAME:N; ValueError for another text, which argparse words."""
+    """(name, every) of NAME or NAME:N; ValueError for another text, of which argparse makes a message."""
     name, _, every = text.partition(":")
     if name not in WAYS or (every and not (every.isdecimal() and int(every) > 0)):
         raise ValueError(text)
     return name, int(every or 1)
 
 
-def label(one):
-    """The way, as --ways takes it, of a dict with `way` and `every`."""
-    return one["way"] if one["every"] == 1 else f"{one['way']}:{one['every']}"
-
-
 class Training:
     """A model that learns in one way, from this rank's share of the images."""
 
-    def __init__(self, name, every, seed, args, train_set, here):
+    def __init__(self, name, every, seed, args, train_set, placement):
         torch.manual_seed(seed)
-        self.device = here.device
-        self.model = models.make_model(args, train_set, here.device)
+        self.device = placement.device
+        self.model = models.make_model(args, train_set, placement.device)
         self.update = WAYS[name](self.model, every)
-        self.sampler = DistributedSampler(train_set, here.world_size, here.rank, seed=seed)
+        self.sampler = DistributedSampler(train_set, placement.world_size, placement.rank, seed=seed)
         self.batches = self.endless(DataLoader(train_set, args.batch_size, sampler=self.sampler, drop_last=True,
                                                collate_fn=train_set.collate))
 
@@ -75,42 +69,42 @@ class Training:
         return time.perf_counter() - start, psutil.net_io_counters().bytes_sent - before
 
 
-def measure(args, train_set, test_set, here):
+def measure(args, train_set, test_set, placement):
     """Yields a dict for each seed, round and way."""
     for seed in args.seeds:
-        trainings = [Training(*one, seed, args, train_set, here) for one in args.ways]
+        trainings = [Training(*name_every, seed, args, train_set, placement) for name_every in args.ways]
         for number in range(1, args.rounds + 1):
             for (name, every), training in zip(args.ways, trainings, strict=True):
                 seconds, sent = training.round(args.steps)
-                _, accuracy = utils.evaluate(training.model, test_set, here)
+                _, accuracy = utils.evaluate(training.model, test_set, placement)
                 training.model.train()
                 yield {"way": name, "every": every, "seed": seed, "round": number, "seconds": seconds,
-                       "images": number * args.steps * args.batch_size * here.world_size,
+                       "images": number * args.steps * args.batch_size * placement.world_size,
                        "accuracy": float(accuracy),
-                       "sent": sent / args.steps / here.local_world_size if here.backend == "gloo" else None}
+                       "sent": sent / args.steps / placement.local_world_size if placement.backend == "gloo" else None}
 
 
-def check(args, here):
-    """(training set, test set); ValueError, one line, for what cannot work, before any rank waits for another."""
+def check(args, placement):
+    """(training set, test set); ValueError, one line, for options that cannot work. No rank waits before it."""
     check_output("--out", args.out)
-    if here.world_size < 2:
+    if placement.world_size < 2:
         raise ValueError("one rank has nobody to talk to: torchrun --nproc_per_node=2 talk_less.py")
     for name, every in args.ways:
         if args.steps % every:
             raise ValueError(f"{name}:{every} talks after {every} batches, and --steps {args.steps} is no multiple of "
                              "that: ranks would be judged while their weights differ")
-    train_set, test_set = (part.first(count, here.device) for part, count in
+    train_set, test_set = (part.first(count, placement.device) for part, count in
                            zip(rank_program.dataset(args), (None, args.test_samples), strict=True))
-    if len(train_set) // here.world_size < args.batch_size:
-        raise ValueError(f"{len(train_set)} images are no batch of {args.batch_size} for each of {here.world_size} "
-                         "ranks")
+    if len(train_set) // placement.world_size < args.batch_size:
+        raise ValueError(f"{len(train_set)} images are no batch of {args.batch_size} for each of "
+                         f"{placement.world_size} ranks")
     return train_set, test_set
 
 
 def main():
     parser = rank_program.parser(__doc__, out="write the figures to this file, as JSON", dataset=True, timeout=60)
     add = parser.add_argument
-    add("--ways", type=way, nargs="+", default=[way(one) for one in DEFAULT], metavar="WAY[:N]",
+    add("--ways", type=way, nargs="+", default=[way(text) for text in DEFAULT], metavar="WAY[:N]",
         help=f"default: {' '.join(DEFAULT)}")
     add("--seeds", type=from_zero, nargs="+", default=[0, 1, 2], metavar="S",
         help="of weights and order; default: 0 1 2")
@@ -122,23 +116,23 @@ def main():
     parser.set_defaults(channels_last=False)  # diloco reads the weights as one vector
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement()
-        train_set, test_set = check(args, here)
-    torch.set_num_threads(launch.threads_per_rank(here))
+        placement = launch.find_placement()
+        train_set, test_set = check(args, placement)
+    torch.set_num_threads(launch.threads_per_rank(placement))
     shortcuts.keep_memory()
     shortcuts.defer_compiler()
-    with rank_program.ranks(here, args.timeout):
+    with rank_program.ranks(placement, args.timeout):
         rounds = []
-        for one in measure(args, train_set, test_set, here):
-            rounds.append(one)
-            if here.rank == 0:
-                speed = one["images"] / one["round"] / one["seconds"]
-                print(f"seed {one['seed']}, round {one['round']}: {label(one):14} {speed:8,.0f} "
-                      f"images/s, test accuracy {one['accuracy']:.3f}", flush=True)
-        if here.rank == 0:
-            shapes = [list(p.shape) for p in models.make_model(args, train_set, here.device).parameters()]
+        for row in measure(args, train_set, test_set, placement):
+            rounds.append(row)
+            if placement.rank == 0:
+                speed = row["images"] / row["round"] / row["seconds"]
+                print(f"seed {row['seed']}, round {row['round']}: {row['way']:>10}:{row['every']:<3} {speed:8,.0f} "
+                      f"images/s, test accuracy {row['accuracy']:.3f}", flush=True)
+        if placement.rank == 0:
+            shapes = [list(p.shape) for p in models.make_model(args, train_set, placement.device).parameters()]
             rank_program.write_json(args.out, {
-                **rank_program.measured_on(here), "dataset": train_set.name, "samples": len(train_set),
+                **rank_program.measured_on(placement), "dataset": train_set.name, "samples": len(train_set),
                 "model": args.model, "shapes": shapes, "batch_size": args.batch_size, "steps": args.steps,
                 "time": time.time(), "rounds": rounds})
 

@@ -1,6 +1,6 @@
 """Ways to train one model on several ranks that talk less than DDP. Each is a few lines; talk_less.py compares them.
 
-A way takes the model, the same on every rank, and `every`, after how many batches the ranks talk. It hands back
+A way takes the model, the same on every rank, and `every`, the number of batches after which the ranks talk. It returns
 `update(images, labels)`, which learns from one batch of this rank.
 """
 
@@ -45,7 +45,7 @@ def ddp(model, every, hook=None, state=None):
 
 
 def powersgd(model, every):
-    """DDP, which sends two thin matrices for each large one, and keeps what they miss for the next step."""
+    """DDP, which sends two thin matrices for each large one, and adds the error to the next gradient."""
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)
     return ddp(model, every, powerSGD_hook.powerSGD_hook, state)
 
@@ -73,7 +73,7 @@ def local_sgd(model, every):
 
 
 def diloco(model, every):
-    """Each rank learns alone; an outer optimizer takes the mean of how far they came for a gradient."""
+    """Each rank learns alone; the gradient of an outer optimizer is the ranks' mean change of the weights, negated."""
     inner, batches = adamw(model), itertools.count(1)
     agreed = parameters_to_vector(model.parameters()).detach().clone()  # the weights that all ranks had last
     outer = torch.optim.SGD([agreed], lr=0.7, momentum=0.9, nesterov=True)

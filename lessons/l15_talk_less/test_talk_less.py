@@ -1,19 +1,17 @@
 """Lesson 15: each way trains what it says, on ranks and in one process; what it sends; what the program refuses."""
 
 import json
-from types import SimpleNamespace
+import math
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from course.hosts import Cluster
-from course.on_ranks import Answers
-from lessons.l15_talk_less import pictures, show, talk_ways
-from lessons.l15_talk_less import predict as talking
+from course.on_ranks import Measurement
+from lessons.l15_talk_less import show, talk_ways
 from tests import runner
 
 WHY_NOT = Cluster.available()
@@ -53,44 +51,51 @@ def trained(way, given, every=EVERY):
     return weights(mine)
 
 
-def measure(way, here):
-    return {"weights": trained(way, batches(here.rank)).tolist()}
+def measure(way, context, count=BATCHES):
+    return {"weights": trained(way, batches(context.rank, count)).tolist()}
 
 
-def measure_longer(way, here):
-    return {"weights": trained(way, batches(here.rank, ROUGH)).tolist()}
+def measure_longer(way, context):
+    return measure(way, context, ROUGH)
+
+
+def on_ranks(way, ranks, measure=measure):
+    """[ranks, values]: the weights with which each rank ends."""
+    (measured,) = Measurement(measure, way).run([talk_ways.WAYS[way]], ranks)
+    return torch.tensor([rank_result["weights"] for rank_result in measured])
 
 
 def one_process(ranks, together, count=BATCHES):
     """The updates of one process whose batch is `together` batches of all ranks."""
     of_ranks = [batches(rank, count) for rank in range(ranks)]
-    return trained(talk_ways.never, [joined([one for own in of_ranks for one in own[first:first + together]])
+    return trained(talk_ways.never, [joined([batch for own in of_ranks for batch in own[first:first + together]])
                                      for first in range(0, count, together)])
 
 
 def walked_apart(ranks, agree):
     """All ranks in one process: after EVERY batches all go on from agree(mean of the weights, weights before)."""
     models = [model() for _ in range(ranks)]
-    updates = [talk_ways.never(one, EVERY) for one in models]
+    updates = [talk_ways.never(mine, EVERY) for mine in models]
     before = weights(models[0])
     for number in range(BATCHES):
         for rank, update in enumerate(updates):
             update(*batches(rank)[number])
         if (number + 1) % EVERY == 0:
-            before = agree(torch.stack([weights(one) for one in models]).mean(0), before)
-            for one in models:
-                vector_to_parameters(before.clone(), one.parameters())
+            before = agree(torch.stack([weights(mine) for mine in models]).mean(0), before)
+            for mine in models:
+                vector_to_parameters(before.clone(), mine.parameters())
     return before
 
 
 def nesterov(momentum=0.9, rate=0.7):
     """DiLoCo's outer step by its formula (Sutskever et al. 2013, as PyTorch has it), not by torch.optim."""
-    kept = SimpleNamespace(velocity=0)
+    velocity = 0
 
     def agree(mean, before):
+        nonlocal velocity
         gradient = before - mean
-        kept.velocity = momentum * kept.velocity + gradient
-        return before - rate * (gradient + momentum * kept.velocity)
+        velocity = momentum * velocity + gradient
+        return before - rate * (gradient + momentum * velocity)
     return agree
 
 
@@ -103,11 +108,11 @@ EXPECTED = {
 }
 
 
+@pytest.mark.promise("one model")
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("way", talk_ways.WAYS)
 def test_each_way_is_the_training_that_it_says(way, ranks):
-    found = Answers({way: measure}).on_each(way, talk_ways.WAYS[way], ranks)
-    mine = torch.tensor([one["weights"] for one in found])
+    mine = on_ranks(way, ranks)
     apart = (mine - mine[0]).abs().max()
     if way == "never":
         assert apart > 1e-4
@@ -123,8 +128,7 @@ def test_each_way_is_the_training_that_it_says(way, ranks):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_powersgd_is_rough_after_its_first_ten_steps_and_all_ranks_agree(ranks):
     """Of the layer with 8 x 12 weights, two columns are sent: (8 + 12) * 2 values."""
-    found = Answers({"powersgd": measure_longer}).on_each("powersgd", talk_ways.WAYS["powersgd"], ranks)
-    mine = torch.tensor([one["weights"] for one in found])
+    mine = on_ranks("powersgd", ranks, measure_longer)
     exact = one_process(ranks, 1, ROUGH)
     assert (mine - mine[0]).abs().max() == 0
     assert 1e-3 < (mine[0] - exact).norm() / (exact - weights(model())).norm() < 0.5
@@ -133,96 +137,95 @@ def test_powersgd_is_rough_after_its_first_ten_steps_and_all_ranks_agree(ranks):
 # ------------------------------------------------------------------------------------------------------- the program
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids="{} ranks".format)
-def found(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp("talk") / "found.json"
-    ways = ["never", "ddp", "accumulate:2", "local:4", "diloco:4", "fp16"]
-    done = runner.run(request.param, "--ways", *ways, *SMALL, "--out", out, script=SCRIPT)
+def test_each_way_is_judged_in_each_round(tmp_path):
+    out, ways = tmp_path / "x.json", ["never", "ddp", "accumulate:2", "local:4", "diloco:4", "fp16"]
+    done = runner.run(3, "--ways", *ways, *SMALL, "--out", out, script=SCRIPT)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2 * 2 * len(ways)
-    return json.loads(out.read_text())
-
-
-def test_each_way_is_judged_in_each_round(found):
-    table = show.rounds(found)
-    assert len(table) == 24 and set(table["round"]) == {1, 2} and set(table["seed"]) == {0, 1}
-    assert table["images"].max() == 2 * 4 * 5 * found["world_size"]
+    results = json.loads(out.read_text())
+    table = show.rounds(results)
+    assert len(table) == 2 * 2 * len(ways) and set(table["round"]) == {1, 2} and set(table["seed"]) == {0, 1}
+    assert table["images"].max() == 2 * 4 * 5 * 3
     assert (table["seconds"] > 0).all() and table["accuracy"].between(0, 1).all()
     assert (table[table["way"] == "never"]["share"] == 1).all()
-    assert list(show.ways(found)["name"]) == ["never", "DDP", "accumulate, each 2", "local SGD, each 4",
-                                              "DiLoCo, each 4", "DDP, fp16"]
-
-
-def test_pictures_and_tables_are_made_of_it(found):
-    forecast = show.forecast("ddp local:4 fp16", found, 1e-4, 1e-9)
-    fig = pictures.fast_and_good(show.ways(found), forecast, "title")
-    assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == list(show.ways(found)["name"])
-    ax = pictures.by_time(show.rounds(found), show.shown(found), plt.subplots()[1], "title")
-    assert {text.get_text() for text in ax.texts} == {
-        "SYNTHETIC DATA", "never", "DDP", "accumulate, each 2", "local SGD, each 4", "DiLoCo, each 4"}
-    for each in (fig.axes[0], ax):
-        assert [text.get_text() for text in each.texts if "SYNTHETIC" in text.get_text()] == ["SYNTHETIC DATA"]
-    assert len(show.compared(found, forecast)) == 6
+    left = show.fast_and_good(results, show.forecast("ddp local:4 fp16", results, 1e-4, 1e-9), "title").axes[0]
+    names = [text.get_text() for text in left.get_yticklabels()]
+    assert names == ["never", "DDP", "accumulate, each 2", "local SGD, each 4", "DiLoCo, each 4", "DDP, fp16"]
+    assert {text.get_text() for text in show.by_time(results, "title").texts} == {"SYNTHETIC DATA", *names[:-1]}
     plt.close("all")
 
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
 def test_the_network_counts_the_bytes_of_the_formula(tmp_path):
     """On hosts of their own, whose links nobody else uses."""
-    out = tmp_path / "found.json"
+    out = tmp_path / "x.json"
     job = ["torchrun", "--nnodes=2", "--master-addr=node0", "--master-port=29500"]
     program = [SCRIPT, "--ways", "never", "ddp", "bf16", "powersgd", "diloco:32", *SMALL[:-1], 32, "--out", out]
     with Cluster(2) as hosts:
         running = [hosts.start(node, [*job, f"--node-rank={node}", *program], cwd=runner.ROOT,
                                env=runner.environment(OMP_NUM_THREADS="1")) for node in range(2)]
         assert [process.wait(runner.LIMIT) for process in running] == [0, 0]
-    read = json.loads(out.read_text())
-    rows = {row["way"]: row for row in show.over_link(read, show.forecast("ddp", read, 0, 0))}
-    assert int(rows["never"]["counted"].replace(",", "")) < 1000
-    for way in ("DDP", "DDP, bf16", "DiLoCo, each 32"):
-        assert 1 <= float(rows[way]["counted / formula"]) < 1.1, rows
-    counted, formula = (int(rows["DDP, PowerSGD"][name].replace(",", "")) for name in ("counted", "bytes: formula"))
-    over = counted - formula
+    results = json.loads(out.read_text())
+    rows = {row.way: row for row in show.ways(results).itertuples()}
+    formula = {way: show.sent(way, row.every, results["shapes"], 2) for way, row in rows.items()}
+    assert rows["never"].sent < 1000
+    for way in ("ddp", "bf16", "diloco"):
+        assert 1 <= rows[way].sent / formula[way] < 1.1, rows
+    over = rows["powersgd"].sent - formula["powersgd"]
     assert 0 < over < 3 * 2500, "three messages, and the headers of each; whole gradients would be 230,000 bytes more"
 
 
-@pytest.mark.parametrize(("ranks", "options", "said"), [
+@pytest.mark.promise("one line")
+@pytest.mark.parametrize(("ranks", "options", "message"), [
     (0, [], "one rank has nobody to talk to"),
     (0, ["--ways", "gossip"], "--ways: invalid way value: 'gossip'"),
     (0, ["--ways", "local:0"], "invalid way value"),
     (2, ["--ways", "local:3"], "local:3 talks after 3 batches, and --steps 4 is no multiple"),
     (2, ["--ways", "ddp", "--batch-size", 100_000], "are no batch of 100000 for each of 2 ranks"),
 ])
-def test_bad_input_is_one_line(ranks, options, said, tmp_path):
-    done = runner.run(ranks, *SMALL, *options, "--out", tmp_path / "found.json", script=SCRIPT)
+def test_bad_input_is_one_line(ranks, options, message, tmp_path):
+    done = runner.run(ranks, *SMALL, *options, "--out", tmp_path / "x.json", script=SCRIPT)
     assert done.returncode == 2 and len(done.stderr.splitlines()) <= max(1, ranks), done.stderr
-    assert all(said in line for line in done.stderr.splitlines()), done.stderr
+    assert all(message in line for line in done.stderr.splitlines()), done.stderr
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------------- prediction
+# ------------------------------------------------------------------------------------------------------- show.py
 
 
 def test_messages_are_counted_by_hand_for_lenet():
     shapes = [(6, 3, 5, 5), (6,), (16, 6, 5, 5), (16,), (120, 400), (120,), (84, 120), (84,), (10, 84), (10,)]
-    assert talking.messages("ddp", shapes) == (1, 248_024) and talking.messages("bf16", shapes) == (1, 124_012)
+    assert show.messages("ddp", shapes) == (1, 248_024) and show.messages("bf16", shapes) == (1, 124_012)
     thin = 2 * ((6 + 75) + (16 + 150) + (120 + 400) + (84 + 120) + (10 + 84)) + 6 + 16 + 120 + 84 + 10
-    assert talking.messages("powersgd", shapes) == (3, 4 * thin) and talking.messages("never", shapes) == (0, 0)
-    assert talking.thin((3, 4)) == 12, "two columns would be longer than the matrix"
-    assert talking.sent({"way": "local", "every": 8}, shapes, 3) == pytest.approx(4 / 3 * 248_024 / 8)
-    assert talking.seconds({"way": "local", "every": 8}, shapes, 0.01, 8e-4, 0) == pytest.approx(0.0101)
+    assert show.messages("powersgd", shapes) == (3, 4 * thin) and show.messages("never", shapes) == (0, 0)
+    assert show.thin((3, 4)) == 12, "two columns would be longer than the matrix"
+    assert show.sent("local", 8, shapes, 3) == pytest.approx(4 / 3 * 248_024 / 8)
+
+
+def made(**of_ways):
+    """Results of two seeds and two rounds; {way_every: (seconds of a round, accuracy at the end)}."""
+    rounds = [{"way": name.split("_")[0], "every": int(name.partition("_")[2] or 1), "seed": seed, "round": number,
+               "seconds": seconds, "accuracy": accuracy * number / 2 + 0.01 * seed, "sent": 1000.0 * number}
+              for seed in (0, 1) for number in (1, 2) for name, (seconds, accuracy) in of_ways.items()]
+    return {"rounds": rounds, "shapes": [(250,)], "world_size": 2, "dataset": "cifar10", "steps": 10}
 
 
 def test_the_forecast_is_a_share_of_ranks_that_never_talk():
-    never = {"steps": 10, "shapes": [(250,)], "rounds": [{"way": "never", "every": 1, "seconds": 0.1}]}
-    table = show.forecast("never ddp diloco:4", never, 0.009, 1e-6)
+    table = show.forecast("never ddp diloco:4", made(never=(0.1, 0.5)), 0.009, 1e-6)
     assert list(table["name"]) == ["DDP", "DiLoCo, each 4"]
     assert list(table["share"]) == pytest.approx([0.5, 0.8])
-    assert show.forecasts(table)[0] == {"way": "DDP", "talks after batches": 1, "messages": 1,
-                                        "their bytes": "1,000", "predicted, % of the ceiling": "50"}
 
 
-def test_no_row_is_lost_where_no_way_was_predicted():
-    table = pd.DataFrame(columns=["name", "share"])
-    never = {"way": "never", "every": 1, "seed": 0, "round": 1, "seconds": 1.0, "accuracy": 0.5, "sent": 0.0}
-    assert show.compared({"rounds": [never], "dataset": "cifar10"}, table)[0]["predicted"] == "–"
+@pytest.mark.parametrize(("diloco", "fast", "learnt"), [
+    ((1.02, 0.60), "DiLoCo, each 32", "DiLoCo, each 32"), ((1.02, 0.50), "DiLoCo, each 32", "none"),
+    ((1.20, 0.60), "no way", "none")])
+def test_speed_and_learning_are_judged_together(diloco, fast, learnt):
+    text = show.both(made(never=(1.0, 0.55), ddp=(1.5, 0.6), diloco_32=diloco))
+    assert f"second: {fast}." in text and f"**{learnt}**" in text
+
+
+def test_ways_are_compared_after_the_same_time():
+    results = made(never=(1.0, 0.4), ddp=(2.0, 0.6))
+    assert show.all_had(results) == 2
+    assert show.in_time(results, 2) == pytest.approx({"never": 0.405, "DDP": 0.305})
+    assert math.isnan(show.in_time(results, 1.5)["DDP"]), "nobody judged DDP before its first round was over"
+    assert list(show.ways(results)["share"]) == [1, 0.5]

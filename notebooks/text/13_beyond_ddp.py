@@ -40,8 +40,11 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 import json, os
 from pathlib import Path
 
-from course import plots, predict
-from lessons.l13_beyond_ddp import check, compiled_graphs, pictures, shard_in_use, shard_ways, show
+import pandas as pd
+
+from course import plots
+from course.predict import memory
+from lessons.l13_beyond_ddp import check, compiled_graphs, shard_in_use, shard_ways, show
 from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
 
 # %% tags=["parameters"]
@@ -66,7 +69,7 @@ devices = 8  # … on so many GPUs of 80 GB; above 8 a multiple of 8, the size o
 my_gigabytes = None  # GB on each GPU
 
 # %%
-states = predict.memory.model_states(7e9, 8, stage=0, size=predict.memory.AUTOCAST)
+states = memory.model_states(7e9, 8, stage=0, size=memory.AUTOCAST)
 lesson.predicted(my_gigabytes, sum(states.values()) / 1e9, "GB")
 
 # %% [markdown]
@@ -83,9 +86,9 @@ lesson.predicted(my_gigabytes, sum(states.values()) / 1e9, "GB")
 # activations of one sequence of 4,096 tokens.
 
 # %%
-rows = predict.memory.shared_out(parameters, devices)
-title = f"{pictures.short(parameters)} parameters on {devices} devices"
-plots.picture(pictures.states(rows, 80e9, title))
+rows = memory.shared_out(parameters, devices)
+title = f"{show.short(parameters)} parameters on {devices} devices"
+plots.picture(show.states(rows, 80e9, title))
 
 
 # %% [markdown]
@@ -138,10 +141,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
 # !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
 #     --out results/live/13_two.json
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 two = json.loads(Path("results/live/13_two.json").read_text())
-lesson.predicted(my_difference, show.farthest(two))
-lesson.table(show.trained(two))
+lesson.predicted(my_difference, max(result["weights_off"] for result in two["ways"].values()))
+lesson.table([{"way": show.NAMES[way], "last loss": f"{result['losses'][-1]:.4f}",
+               "loss off by": f"{result['loss_off']:.0e}",
+               "weights off by": f"{result['weights_off']:.0e}"}
+              for way, result in two["ways"].items() if way != "one"])
 
 # %% [markdown]
 # Differences near 1e-6 are rounding: the same sums in another order, and 32 bits have 7 digits. A way that computed
@@ -150,7 +156,7 @@ lesson.table(show.trained(two))
 # ## ZeRO-1: the optimizer's state
 #
 # Each rank updates some of the parameters, and sends them to the others. First DDP, then ZeRO-1: one other optimizer.
-# (`here` knows the rank's number, and `own_share` gives each rank its share of the sequences. A `Setup` holds the model,
+# (`placement` knows the rank's number, and `own_share` gives each rank its share of the sequences. A `Setup` holds the model,
 # its optimizer, and the function that runs forward and backward. Without
 # `gradient_as_bucket_view=True` DDP keeps the gradients twice.)
 
@@ -272,8 +278,10 @@ lesson.code(shard_ways.tp, shard_ways.split_matrices)
 # %%
 my_share = None  # "less than half", "half" or "more than half"
 
-# %%
-lesson.predicted(my_share, show.share(two, "tp", "activations"))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+tp, alone = (two["ways"][way]["ranks"][0]["activations"] for way in ("tp", "one"))
+share = "more than half" if tp > 0.51 * alone else "half" if tp > 0.49 * alone else "less than half"
+lesson.predicted(my_share, share)
 lesson.table(show.held(two, "tp"))
 
 # %% [markdown]
@@ -322,11 +330,14 @@ lesson.code(shard_ways.pipeline)
 # %%
 my_bubble = None  # percent
 
-# %%
-lesson.predicted(my_bubble, 100 * predict.memory.bubble(2, 4), "%")
-lesson.table(show.bubbles(two))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.predicted(my_bubble, 100 * memory.bubble(2, 4), "%")
+equation = memory.bubble(two["world_size"], two["micro_batches"])
+lesson.table([{"schedule": name, "waits, by the equation": f"{equation:.0%}",
+               "waits, measured": f"{waits:.0%}", "the step took, ms": f"{milliseconds:.0f}"}
+              for name, (milliseconds, waits) in show.lengths(two).items()])
 lesson.verdict(show.as_long(two))
-plots.picture(pictures.schedules(two))
+plots.picture(show.schedules(two))
 
 # %% [markdown]
 # With p ranks and m micro-batches it is (p − 1) / (m + p − 1), for both schedules. What is measured also has the time
@@ -337,7 +348,7 @@ plots.picture(pictures.schedules(two))
 # there are ranks; on the last rank it is one. Here is what all the ways keep:
 
 # %%
-plots.picture(pictures.memory(two))
+plots.picture(show.kept(two))
 
 # %% [markdown]
 # Without several processes it looks simpler: one process puts half of the layers on `cuda:0` and half on `cuda:1`. Then
@@ -351,8 +362,17 @@ plots.picture(pictures.memory(two))
 #
 # Is the memory as predicted? `predict.memory.count` knows shapes, and how each way cuts them. All bytes of all ranks:
 
-# %%
-lesson.table(show.against(two, SHAPE))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+rows = []
+for way, result in two["ways"].items():
+    expected = memory.count(SHAPE, way, two["world_size"], two["batch"], two["micro_batches"])
+    ranks = 1 if way == "one" else two["world_size"]
+    counted, expected = (pd.DataFrame(of_ranks[:ranks])[list(show.PARTS)]
+                         for of_ranks in (result["ranks"], expected))
+    rows.append({"way": show.NAMES[way], "counted, bytes": f"{counted.to_numpy().sum():,}",
+                 "predicted, bytes": f"{expected.to_numpy().sum():,}",
+                 "farthest off": f"{(counted - expected).abs().to_numpy().max():,}"})
+lesson.table(rows)
 
 # %% [markdown]
 # *Farthest off* is the largest difference of any part on any rank. Where it is 0, the model of the memory is right to
@@ -373,7 +393,7 @@ lesson.code(shard_ways.fsdp_tp)
 # %%
 four = json.loads(Path("results/live/13_four.json").read_text())
 weights = ["head.weight", "blocks.0.up.weight", "blocks.0.down.weight", "blocks.3.query.weight"]
-plots.picture(pictures.pieces(four, list(show.working(four)), weights))
+plots.picture(show.pieces(four, weights))
 
 # %% [markdown]
 # Each rank looked for its own values in the whole weight; nothing here is drawn by hand. FSDP cuts rows. TP cuts `up`
@@ -382,8 +402,9 @@ plots.picture(pictures.pieces(four, list(show.working(four)), weights))
 #
 # What does not work is said by an error. Two mistakes, tried on the two ranks above:
 
-# %%
-lesson.table(show.limits(two))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table([{"tried": mistake, "PyTorch says": message}
+              for mistake, message in two["limits"].items()])
 
 # %% [markdown]
 # TP needs sizes that its ranks divide, attention heads and MLP, and 1F1B at least as many micro-batches as ranks. FSDP and
@@ -417,17 +438,23 @@ lesson.code(shard_in_use.mixed)
 # %%
 my_bytes = None  # percent
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 in_use = json.loads(Path("results/live/13_in_use.json").read_text())
-lesson.predicted(my_bytes, show.sent_share(in_use), "%")
+in_16, in_32 = (sum(row["bytes"] for row in show.messages(in_use, way))
+                for way in ("mixed", "fsdp"))
+lesson.predicted(my_bytes, 100 * in_16 / in_32, "%")
 lesson.table(show.beside(in_use, "mixed"))
-lesson.verdict(show.rounded(in_use))
+mixed = in_use["ways"]["mixed"]
+lesson.verdict(f"The first gradient is off by {mixed['gradient_off']:.1%} of its length, and the "
+               f"change that training made in the weights by {mixed['change_off']:.1%}.")
 
 # %% [markdown]
 # What is kept has 32 bits: parameters, gradients, Adam's averages. What is there *for a moment* has 16, and so have most
 # activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast them.)
 #
-# bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %.
+# bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %. The weights are off
+# by more: Adam moves each weight by about its learning rate a step, however small the gradient. Where a gradient is near
+# 0, rounding may change its sign.
 #
 # ### Recomputed activations
 #
@@ -437,9 +464,15 @@ lesson.verdict(show.rounded(in_use))
 # %%
 lesson.code(shard_in_use.recomputed)
 lesson.table(show.beside(in_use, "recomputed"))
-lesson.verdict(show.made_again(in_use, SHAPE))
+counted, predicted = show.recomputed(in_use, SHAPE)
+lesson.verdict(f"Recomputing adds **{counted:.0%}** to the operations of a step; predicted: "
+               f"{predicted:.0%}.")
 
 # %% [markdown]
+# All of forward once more would be a third, because backward has two products for each product of forward. But the
+# output layer is not made again, and neither is the last product of a block, `down`: nothing in the block's backward
+# needs its output.
+#
 # *Activations* are what forward keeps; *most tensors at one time* also has one block's activations, made again, and the
 # gradients. Nothing more is sent: backward has gathered the block anyhow.
 #
@@ -450,8 +483,19 @@ lesson.verdict(show.made_again(in_use, SHAPE))
 
 # %%
 lesson.code(shard_in_use.hsdp)
-lesson.table(show.sent(in_use, SHAPE))
-lesson.verdict(show.between_nodes(in_use))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+arguments = {"fsdp": {"shards": 4}, "mixed": {"shards": 4, "gathered": 2},
+             "recomputed": {"shards": 4}, "hsdp": {"shards": 2, "copies": 2}}
+predicted = {way: memory.sent_by_fsdp(SHAPE, **arguments[way]) for way in arguments}
+lesson.table([{"way": show.IN_USE[way], "collective": row["collective"], "type": row["type"],
+               "ranks": " ".join(map(str, row["ranks"])),
+               "rank 0 sends in a step, bytes": f"{row['bytes']:,}",
+               "predicted, bytes": f"{predicted[way][row['collective']]:,}"}
+              for way in predicted for row in show.messages(in_use, way)])
+plain, hybrid = (show.crossing(in_use, way) for way in ("fsdp", "hsdp"))
+lesson.verdict(f"All ranks together send {plain:,} bytes a step from node to node with FSDP2, and "
+               f"{hybrid:,} with HSDP: **{hybrid / plain:.0%}** of it.")
 
 # %% [markdown]
 # With FSDP2 all that is sent goes between all ranks. With HSDP weights are gathered within a node. Between nodes only
@@ -469,7 +513,14 @@ lesson.verdict(show.between_nodes(in_use))
 
 # %%
 lesson.code(shard_in_use.clip, shard_in_use.clip_own_shards)
-lesson.table(show.clipped(in_use))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table([{"": "one process" if name == "one" else name, "type of the norm": result["type"],
+               "the norm, rank by rank": "  ".join(f"{norm:.3f}" for norm in result["norms"][
+                   :1 if name == "one" else None]),
+               "sent, bytes": f"{result['sent']:,}",
+               "any weight, off by": f"{result['weights_off']:.0e}"}
+              for name, result in in_use["clip"].items()])
 
 # %% [markdown]
 # With `clip` the norm is a DTensor, too: PyTorch adds up over the ranks. To print it, call `full_tensor()` on all ranks,
@@ -477,8 +528,11 @@ lesson.table(show.clipped(in_use))
 # multiple of the gradient. (The squares of its four norms add up to the square of the right one. The optimizer is SGD
 # here. Adam divides the length out again, so the mistake hides longer.)
 
-# %%
-lesson.verdict(show.made_whole(in_use))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+clip = in_use["clip"]["clip"]
+lesson.verdict(f"For the norm each rank sends {clip['sent']:,} bytes, in {clip['calls']} "
+               f"all-reduce of {clip['parameters']} numbers, one for each parameter. For "
+               f"full_tensor() of all gradients it sends {clip['all_gathered']:,} bytes.")
 
 # %% [markdown]
 # ### Checkpoints
@@ -488,8 +542,15 @@ lesson.verdict(show.made_whole(in_use))
 
 # %%
 lesson.code(shard_in_use.state_of, shard_in_use.load)
-loaded = json.loads(Path("results/live/13_loaded.json").read_text())
-lesson.table(show.went_on(in_use, loaded))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+loaded = json.loads(Path("results/live/13_loaded.json").read_text())["loaded"]
+lesson.table([{"run": run, "ranks": len(result["rows"]),
+               "rows of the output layer": " ".join(map(str, result["rows"])),
+               "checksum of all weights": result["checksum"], "in the end off by": off}
+              for run, result, off in (
+                  ("saved", in_use["saved"], "–"),
+                  ("loaded, trained on", loaded, f"{loaded['weights_off']:.0e}"))])
 
 # %% [markdown]
 # `async_save` returns as soon as it has copied the state. A thread writes the copy, and training goes on. What becomes
@@ -503,6 +564,8 @@ lesson.table(show.held_up(in_use, between))
 lesson.verdict(show.meanwhile(in_use))
 
 # %% [markdown]
+# The checkpoint holds the weights of the moment of the call, whatever training does meanwhile.
+#
 # Ranks on a CPU share their cores with the threads that write. Where GPUs train, the CPU has more time to write.
 #
 # To be whole only later has a price, too: a failure before that goes back to the checkpoint before. On average that
@@ -519,11 +582,18 @@ lesson.verdict(show.meanwhile(in_use))
 # cuts the graph at DDP's buckets (the *DDPOptimizer*).
 
 # %%
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py --out results/live/13_compiled.json
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py \
+#     --out results/live/13_compiled.json
 
 # %%
 lesson.code(compiled_graphs.ddp, compiled_graphs.fsdp_blocks)
-lesson.table(show.graphs(json.loads(Path("results/live/13_compiled.json").read_text())))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+compiled = json.loads(Path("results/live/13_compiled.json").read_text())
+lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
+               "operations in each": " ".join(map(str, result["graphs"])) or "–",
+               "gradient, off by": result.get("error") or f"{result['off']:.0e}"}
+              for name, result in compiled.items()])
 
 # %% [markdown]
 # (This is the larger model of the checkpoints, so that there are several buckets. For the first bucket the DDPOptimizer
@@ -558,15 +628,18 @@ lesson.table(show.graphs(json.loads(Path("results/live/13_compiled.json").read_t
 my_way = None  # "DDP", "ZeRO-1", "FSDP", "TP + FSDP" or "TP + PP + ZeRO-1"
 
 # %%
-chosen, fits = predict.memory.choose(parameters, predict.memory.Cluster(devices))
-lesson.predicted(my_way, chosen and chosen.way)
-lesson.table(show.plans(chosen, fits))
+chosen, fits = memory.choose(parameters, memory.Cluster(devices))
+lesson.predicted(my_way, chosen.way if chosen else "none fits")
+lesson.table([{"way": way, "GB a device": f"{sum(plan.bytes.values()) / 1e9:.0f}",
+               "seconds a step": f"{plan.seconds:.2f}", "": "take this" if plan is chosen else ""}
+              for way, plan in fits.items()]
+             or [{"way": "none", "": "nothing fits: take more devices"}])
 
 # %%
 counts, sizes = [2**i for i in range(11)], [10 ** (8 + i / 8) for i in range(33)]
 links = {"InfiniBand, 400 Gbit/s a device": 50e9,  # bytes a second for each device
          "Ethernet, 100 Gbit/s a node": 100e9 / 8 / 8}
-plots.picture(pictures.maps(links, counts, sizes, yours=(devices, parameters)))
+plots.picture(show.maps(links, counts, sizes, yours=(devices, parameters)))
 
 # %% [markdown]
 # Read it from below. As long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow

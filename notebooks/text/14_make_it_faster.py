@@ -39,7 +39,7 @@ here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-para
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
 # %%
-import json, os
+import json, math, mmap, os
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -53,7 +53,7 @@ from torch.profiler import ProfilerActivity, profile
 import data, models
 from course import plots
 from course.adjustable_training import CHANGES
-from lessons.l14_make_it_faster import check, pictures, show
+from lessons.l14_make_it_faster import check, gains, show
 
 # %% tags=["parameters"]
 ranks = 2  # processes of the runs with several; 2 or more
@@ -115,12 +115,17 @@ print(profiler.key_averages().table("self_cpu_time_total", row_limit=5, max_name
 # !python lessons/l14_make_it_faster/step_profile.py --model lenet resnet --steps {steps} \
 #     --out results/live/14_profile_one.json
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 one = json.loads(Path("results/live/14_profile_one.json").read_text())
-lesson.predicted(my_most, show.most(one, "lenet"))
-lesson.table(show.steps(one))
-plots.picture(pictures.profiles({show.NAMES[name]: p["operators"]
-                                      for name, p in one["models"].items()}))
+shares = {show.NAMES[model]: show.shares(p) for model, p in one["models"].items()}
+named = {part: share for part, share in shares["LeNet"].items() if part != "everything else"}
+lesson.predicted(my_most, max(named, key=named.get))
+lesson.table([{"model": show.NAMES[model], "before, ms": f"{p['halves'][0]:.1f}",
+               "with the profiler, ms": f"{show.under_profiler(p):.1f}",
+               "after, ms": f"{p['halves'][1]:.1f}", "": show.disturbed(p)}
+              for model, p in one["models"].items()])
+plots.picture(show.profiles({show.NAMES[model]: p["operators"]
+                             for model, p in one["models"].items()}))
 
 # %% [markdown]
 # The number of weights says little about the time. A convolution uses each weight at every place of every image, a
@@ -130,8 +135,14 @@ plots.picture(pictures.profiles({show.NAMES[name]: p["operators"]
 # times as fast. This is **Amdahl's law** ([1967](https://doi.org/10.1145/1465482.1465560)). A part that takes a tenth
 # gives 1.11 at most, however fast it becomes:
 
-# %%
-lesson.table(show.parts(one))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+rows = []
+for part in shares["LeNet"]:
+    of_models = {model: parts[part] for model, parts in shares.items()}
+    rows.append({"part": part} | {model: f"{share:.0%}" for model, share in of_models.items()} | {
+        f"{model}, if it took no time": f"{gains.amdahl(share, math.inf):.2f}× as fast"
+        for model, share in of_models.items()})
+lesson.table(rows)
 
 
 # %% [markdown]
@@ -174,12 +185,17 @@ my_faults = None  # page faults a step
 # !python lessons/l14_make_it_faster/page_faults.py --model resnet --rounds {rounds} --steps 5 \
 #     --out results/live/14_pages.json
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 pages = json.loads(Path("results/live/14_pages.json").read_text())
-lesson.predicted(my_faults, pages["models"]["resnet"]["returned"]["faults"], "page faults")
-lesson.table(show.pages(pages))
-lesson.verdict(show.given_back(pages, result=4 * 2**20))
-lesson.verdict(show.can_keep(pages))
+faults = pages["models"]["resnet"]["returned"]["faults"]
+lesson.predicted(my_faults, faults, "page faults")
+lesson.table(show.page_faults(pages))
+size = faults * mmap.PAGESIZE / 2**20
+lesson.verdict(f"{faults:,.0f} pages of {mmap.PAGESIZE // 1024} KiB are {size:.0f} MiB: in each "
+               f"step, memory for {size / 4:.1f} such results is given back and asked for again.")
+if not pages["can_keep"]:
+    lesson.verdict("**This system's C library cannot be told to keep memory: both processes did "
+                   "the same, and their difference is noise.**")
 
 # %% [markdown]
 # The column *predicted* counts the time inside the operating system alone. A page that is cleared also pushes other
@@ -201,12 +217,18 @@ my_waiting = None  # percent
 # !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/step_profile.py --model lenet wide \
 #     --steps {steps} --out results/live/14_profile_ranks.json
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 many = json.loads(Path("results/live/14_profile_ranks.json").read_text())
-lesson.predicted(my_waiting, show.waiting(many, "wide"), "%")
-lesson.table(show.waits(many))
-plots.timelines.one_below_another({show.NAMES[name]: pd.DataFrame(p["events"])
-                                   for name, p in many["models"].items()})
+waiting = {model: show.waiting(many, model) for model in many["models"]}
+lesson.predicted(my_waiting, waiting["wide"], "%")
+parts = (*gains.LABELS, "wait", "all-reduce")
+lesson.table([{"model": show.NAMES[model]}
+              | {f"{part}, ms": f"{p['medians'][part]:.1f}" for part in parts}
+              | {"waits": f"{waiting[model]:.0f}%", "if it never waited":
+                 f"{gains.amdahl(waiting[model] / 100, math.inf):.2f}× as fast"}
+              for model, p in many["models"].items()])
+plots.timelines.one_below_another({show.NAMES[model]: pd.DataFrame(p["events"])
+                                   for model, p in many["models"].items()})
 plt.show()
 
 # %% [markdown]
@@ -282,32 +304,42 @@ check.fair(my_gain)
 # compare with.)
 
 # %%
-# !python lessons/l14_make_it_faster/compare_changes.py --model lenet --change {alone} --rounds {rounds} \
-#     --seconds {seconds} --out results/live/14_lenet.json
+# !python lessons/l14_make_it_faster/compare_changes.py --model lenet --change {alone} \
+#     --rounds {rounds} --seconds {seconds} --out results/live/14_lenet.json
 # !python lessons/l14_make_it_faster/compare_changes.py --model resnet --change {alone_resnet} \
 #     --rounds {rounds} --seconds {seconds} --out results/live/14_resnet.json
 
-# %%
-alone_found = {name: json.loads(Path(f"results/live/14_{name}.json").read_text())["models"][name]
-               for name in ("lenet", "resnet")}
-on_one = show.judged(alone_found, one, CHANGES, alone.split())
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lenet, resnet = (json.loads(Path(f"results/live/14_{name}.json").read_text())["models"]
+                 for name in ("lenet", "resnet"))
+alone_measured = lenet | resnet
+on_one = show.judged(alone_measured, one, CHANGES, alone.split())
 lesson.predicted(my_bf16, show.gain(on_one, "lenet", "bf16"), "times as fast")
-cpu = Path("/proc/cpuinfo")
-lesson.verdict([show.furthest(on_one), show.instructions(cpu.read_text() if cpu.exists() else "")])
-plots.picture(pictures.compared(on_one, "one rank"))
+table = pd.concat([table.assign(model=model) for model, table in on_one.items()], ignore_index=True)
+off = (table["gain"] / table["predicted"])[table["change"] != "nothing"].dropna()
+off = off.map(math.log).abs()
+worst = table.loc[off.idxmax()]
+cpu = Path("/proc/cpuinfo")  # Linux
+words = cpu.read_text().split() if cpu.exists() else []
+bf16 = [word for word in ("amx_bf16", "avx512_bf16", "bf16") if word in words]
+lesson.verdict([f"Furthest from its prediction: **{worst['text']}**, {worst['model']}: predicted "
+                f"{worst['predicted']:.2f}, measured {worst['gain']:.2f}.",
+                "bf16 instructions that Linux names for this processor: "
+                f"{', '.join(bf16) or '**none**'}."])
+plots.picture(show.compared(on_one, "one rank"))
 
 # %% [markdown]
 # Right of the line at 1: faster. The dot is the median of the rounds, the thick line their middle half, the thin line
 # all of them. **What lies in the grey is no gain**, whatever its median. *Pays* means: the middle half lies above 1,
 # and the median is right of the grey.
 #
-# (The grey is as wide to the left as to the right: what chance can give it can take.)
+# (The grey is as wide to the left as to the right: noise makes a training slower as easily as faster.)
 #
 # Where prediction and measurement differ, a reason was wrong:
 #
 # - **Threads** meet at the end of every operator, and wait for the last. Amdahl does not count that.
-# - **Batch 256**: fixed costs come a quarter as often, but larger results may not fit into the caches. And it is another
-#   training (lesson [09](09_large_batch.ipynb)).
+# - **Batch 256**: fixed costs come a quarter as often, but larger results may not fit into the caches. And the
+#   result is different (lesson [09](09_large_batch.ipynb)).
 # - **torch.compile**: the prediction is an upper limit, as if all but the products vanished.
 # - **bf16** halves the bytes, but without bf16 instructions the processor computes in another way, slowly. Autocast also
 #   casts the inputs of each product: small products may not pay that back.
@@ -316,11 +348,11 @@ plots.picture(pictures.compared(on_one, "one rank"))
 #
 # The first update waits for the compiler. Here it begins with an empty cache, as on a new machine.
 
-# %%
-compiled = alone_found["lenet"].get("compile")
-lesson.verdict(show.compiled(compiled, alone_found["lenet"]["nothing"]))
-pays = show.pays(compiled, alone_found["lenet"]["nothing"])
-plots.picture(pictures.paid_back(compiled, "Compiling LeNet")) if pays else None
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+compiled, nothing = (alone_measured["lenet"].get(change) for change in ("compile", "nothing"))
+lesson.verdict(show.compiled(compiled, nothing))
+if compiled and "gain" in compiled and gains.verdict(compiled, nothing) == "pays":
+    plots.picture(show.paid_back(compiled, "Compiling LeNet"))
 
 # %% [markdown]
 # `torch.compile(model)` wraps the model, and its weights get other names; `model.compile()` keeps them:
@@ -342,14 +374,15 @@ next(iter(wrapped.state_dict())), next(iter(model.state_dict()))
 # The same program under `torchrun`. What counts is the slowest rank.
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/compare_changes.py --model lenet wide \
-#     --change {together} --rounds {rounds} --seconds {seconds} --out results/live/14_ranks.json
+# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/compare_changes.py \
+#     --model lenet wide --change {together} --rounds {rounds} --seconds {seconds} \
+#     --out results/live/14_ranks.json
 
-# %%
-many_found = json.loads(Path("results/live/14_ranks.json").read_text())["models"]
-on_many = show.judged(many_found, many, CHANGES, together.split())
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+many_measured = json.loads(Path("results/live/14_ranks.json").read_text())["models"]
+on_many = show.judged(many_measured, many, CHANGES, together.split())
 lesson.predicted(my_half, show.gain(on_many, "wide", "bf16-hook"), "times as fast")
-plots.picture(pictures.compared(on_many, f"{ranks} ranks"))
+plots.picture(show.compared(on_many, f"{ranks} ranks"))
 
 # %%
 lesson.table(show.messages(many))

@@ -49,7 +49,7 @@ import matplotlib.pyplot as plt
 from course import plots, processes
 from course.hosts import Cluster, where
 from course.predict import fit
-from lessons.l15_talk_less import check, pictures, show, talk_ways
+from lessons.l15_talk_less import check, show, talk_ways
 
 # %% tags=["parameters"]
 ranks = 2  # each should have a core of its own, or a GPU
@@ -78,7 +78,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 folder = Path("results/live/15")
 
 
-def found(name):
+def read(name):
     return json.loads(Path(folder, f"{name}.json").read_text())
 
 
@@ -114,10 +114,10 @@ lesson.code(talk_ways.learn, talk_ways.accumulate, talk_ways.local_sgd)
 # How fast will they be? Lesson [08](08_predict_scaling.ipynb)'s first model: a batch takes what it takes without talking,
 # and each message α + β · bytes, once in N batches. PowerSGD sends three: what stays whole, and the two kinds of matrices.
 
-# %%
-link = found("messages")["ops"]["all_reduce"]
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+link = read("messages")["ops"]["all_reduce"]
 lesson.verdict(fit.line(link["points"], link["alpha"], link["beta"]))
-forecast = show.forecast(ways, found("never"), link["alpha"], link["beta"])
+forecast = show.forecast(ways, read("never"), link["alpha"], link["beta"])
 lesson.table(show.forecasts(forecast))
 
 # %% [markdown]
@@ -148,7 +148,7 @@ check.outer("results/live/15_outer.py")
 # %% [markdown]
 # ## Speed, and learning
 #
-# A way that talks less computes another training. So each is measured twice: how many images a second, and **what it
+# A way that talks less trains a different model. So each is measured twice: how many images a second, and **what it
 # has learnt** from the same images. All ways start from the same weights, with each seed, and take turns. A round goes
 # on where the way's last one ended.
 #
@@ -158,23 +158,33 @@ check.outer("results/live/15_outer.py")
 my_least = None  # "never", "DDP", "accumulate", "local SGD" or "DiLoCo"
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways {ways} --seeds {seeds} \
-#     --rounds {rounds} --steps {steps} --test-samples {tested} --out {folder}/ways.json \
-#     > {folder}/ways.txt
+# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways {ways} \
+#     --seeds {seeds} --rounds {rounds} --steps {steps} --test-samples {tested} \
+#     --out {folder}/ways.json > {folder}/ways.txt
 
-# %%
-near = found("ways")
-lesson.predicted(my_ddp, show.share(near, "DDP"), "%")
-lesson.predicted(my_least, show.worst(near))
-lesson.verdict(show.how_long(near))
-plots.picture(pictures.fast_and_good(show.ways(near), forecast, f"LeNet, {ranks} ranks"))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+near = read("ways")
+table = show.ways(near).set_index("name")
+least = table[table["way"].isin(show.TRAININGS)].set_index("way")["accuracy"].idxmin()
+lesson.predicted(my_ddp, 100 * table.loc["DDP", "share"], "%")
+lesson.predicted(my_least, show.WORDS[least])
+images, batches = max(row["images"] for row in near["rounds"]), rounds * steps
+most = table["every"].max()
+lesson.verdict(f"Each way learnt from {images:,} images, {images / near['samples']:.2g} of an "
+               f"epoch: {batches} batches of each rank. A way that talks each {most} batches "
+               f"sent {batches // most} messages.")
+plots.picture(show.fast_and_good(near, forecast, f"LeNet, {ranks} ranks"))
 
-# %%
-lesson.table(show.compared(near, forecast))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+expected, seconds = forecast.set_index("name")["share"], show.all_had(near)
+timely = show.in_time(near, seconds)
+lesson.table([{"way": name, "predicted": f"{100 * expected[name]:.0f}" if name in expected else "–",
+               **show.of_ceiling(row), "test accuracy": f"{row.accuracy:.3f} ± {row.sd:.3f}",
+               f"after {seconds:.1f} s": f"{timely[name]:.3f}"} for name, row in table.iterrows()])
 lesson.verdict(show.both(near))
 
 # %% [markdown]
-# Read it so: a way is good that stands far to the right in **both** pictures.
+# A good way stands far to the right in **both** pictures.
 #
 # - **never**: the accuracy is the mean of the ranks' models. Each has seen its own share of the images only. That is what
 #   talking is for.
@@ -184,7 +194,7 @@ lesson.verdict(show.both(near))
 # - **DiLoCo** walks alone just as long. Its momentum goes on where the ranks agree.
 # - **16 bits and PowerSGD** still talk at each step. They save the time that bytes take, which here is short, and no waiting.
 #
-# Two ways whose accuracies differ by less than their ± may be equally good: with three seeds one cannot tell.
+# Two ways whose accuracies differ by less than their ± are not told apart: with three seeds either may be the better.
 #
 # Where the prediction is off, the model of lesson [08](08_predict_scaling.ipynb) forgets the same as there: ranks wait
 # for each other, and DDP costs something itself. Both are divided by N, too: compare the rows with N = 1 and N = 32.
@@ -192,8 +202,7 @@ lesson.verdict(show.both(near))
 # "After the same images" is one way to be fair. "After the same time" is the other one: who talks less has seen more.
 
 # %%
-shown, ax = show.shown(near), plt.subplots(figsize=(13, 7))[1]
-pictures.by_time(show.rounds(near), shown, ax, f"LeNet, {ranks} ranks")
+show.by_time(near, f"LeNet, {ranks} ranks")
 plt.show()
 
 # %% [markdown]
@@ -216,13 +225,26 @@ job = ("torchrun --nnodes=2 --node-rank=$NODE --master-addr=$MASTER --master-por
 lesson.verdict(where(why_not, recorded))
 if not why_not:
     processes.said(f"scripts/cluster/lab_cluster.py --nodes 2 --rate 50mbit -- '{job}'")
-far = json.loads(recorded.read_text()) if why_not else found("link")
+far = json.loads(recorded.read_text()) if why_not else read("link")
 
-# %%
-lesson.predicted(my_linked, show.share(far, "DDP"), "%")
-over_link = show.forecast(link_ways, far, link["alpha"], beta=8 / 50e6)
-lesson.table(show.over_link(far, over_link))
-lesson.verdict(show.slower(near, far))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+over_link = show.ways(far).set_index("name")
+lesson.predicted(my_linked, 100 * over_link.loc["DDP", "share"], "%")
+expected = show.forecast(link_ways, far, link["alpha"], beta=8 / 50e6).set_index("name")["share"]
+rows = []
+for name, row in over_link.iterrows():
+    count, _ = show.messages(row.way, far["shapes"])
+    formula = show.sent(row.way, row.every, far["shapes"], far["world_size"])
+    rows.append({"way": name, "messages a batch": f"{count / row.every:.2g}",
+                 "bytes: formula": f"{formula:,.0f}", "counted": f"{row.sent:,.0f}",
+                 "counted / formula": f"{row.sent / formula:.2f}" if formula else "–",
+                 "predicted": f"{100 * expected[name]:.0f}" if name in expected else "–",
+                 **show.of_ceiling(row)})
+lesson.table(rows)
+shares = over_link["share"].drop("never")
+lesson.verdict(f"DDP: {table.loc['DDP', 'share']:.0%} of the ceiling between processes of one "
+               f"machine, {shares['DDP']:.0%} over the link. **{shares.idxmax()}**: "
+               f"{shares.max():.0%} over the link.")
 
 # %% [markdown]
 # Here bytes are most of the time, so who sends fewer of them gains, too. In a ring of W ranks each sends 2 (W − 1) / W
@@ -236,8 +258,8 @@ lesson.verdict(show.slower(near, far))
 # its way, 50 ms there and back, however many bytes the link carries. `lab_cluster.py --rate 1gbit --delay 25ms` makes such
 # a link where the kernel has `netem`. By the model, with α = 50 ms and 1 Gbit/s:
 
-# %%
-lesson.verdict(show.delayed(Cluster.available(delay="25ms")))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.verdict(Cluster.available(delay="25ms") or "This machine can make such a link: try it.")
 lesson.table(show.forecasts(show.forecast(link_ways, far, alpha=0.05, beta=8 / 1e9)))
 
 
@@ -320,7 +342,7 @@ check.average("results/live/15_average.py")
 #
 # 1. Messages can be shorter or fewer. Shorter ones save the time that bytes take, much on a slow link. Only fewer save
 #    latency and waiting, too.
-# 2. Talking less is another training: compare accuracy after the same images **and** after the same time.
+# 2. Talking less gives a different result: compare accuracy after the same images **and** after the same time.
 # 3. After local steps ranks differ in more than their weights: BatchNorm's statistics, and the optimizer's state.
 #
 # **Next:** your own job. How long is its step, and how long its message? If talking takes a few percent, leave it.

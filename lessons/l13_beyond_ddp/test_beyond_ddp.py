@@ -1,0 +1,326 @@
+"""Lesson 13: each way trains the model of one process, and holds and sends the bytes that are predicted."""
+
+import json
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from course.predict import memory
+from lessons.l13_beyond_ddp import shard_model, shard_ways, show, tiny_transformer
+from tests import runner
+
+FOLDER = "lessons/l13_beyond_ddp"
+RUNS = {2: [], 3: [], 4: ["--way", "fsdp", "fsdp_tp", "gpipe", "1f1b"]}  # four ranks: what two and three cannot show
+SHAPE, STEPS = tiny_transformer.SHAPE, 3
+
+
+# ------------------------------------------------------------------------------------------------ shard_model.py
+
+
+@pytest.fixture(scope="module", params=RUNS, ids="{} ranks".format)
+def results(request, tmp_path_factory):
+    out = tmp_path_factory.mktemp("sharded") / "x.json"
+    done = runner.run(request.param, *RUNS[request.param], "--steps", STEPS, "--out", out,
+                      script=f"{FOLDER}/shard_model.py")
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+@pytest.mark.promise("one model")
+def test_each_way_trains_the_model_of_one_process(results):
+    for way, result in results["ways"].items():
+        assert result["weights_off"] < 1e-5 and result["loss_off"] < 1e-5, way
+        assert result["losses"][-1] < result["losses"][0] - 0.1, "it has learnt, else nothing would be shown"
+
+
+def test_counted_bytes_are_those_of_the_memory_model(results):
+    for way, result in results["ways"].items():
+        expected = memory.count(SHAPE, way, results["world_size"], results["batch"], results["micro_batches"])
+        counted = [{part: held[part] for part in expected[0]} for held in result["ranks"]]
+        assert counted == expected, way
+
+
+def test_the_paper_s_equations_are_the_counts_but_for_whole_tensors(results):
+    """ZeRO shares out single values; PyTorch whole tensors (ZeRO-1) and whole rows (FSDP)."""
+    parameters = sum(map(memory.values, SHAPE.tensors().values()))
+    for way, stage in {"ddp": 0, "zero1": 1, "fsdp": 3}.items():
+        if way in results["ways"]:
+            for part, size in memory.model_states(parameters, results["world_size"], stage, memory.FLOAT32).items():
+                fullest = max(held[part] for held in results["ways"][way]["ranks"])
+                assert size <= fullest <= 1.05 * size, (way, part)
+
+
+def test_pieces_cover_each_weight(results):
+    for way, result in results["ways"].items():
+        for name, shape in results["shapes"].items():
+            pieces = [piece for piece in result["pieces"][name] if piece]
+            whole = torch.Size(shape).numel()
+            if all(piece["shape"] == shape for piece in pieces):
+                assert pieces, "replicated, or of one pipeline stage"
+                continue
+            assert sum(torch.Size(piece["shape"]).numel() for piece in pieces) in (whole, 2 * whole), (way, name)
+            seen = torch.zeros(shape)
+            for piece in pieces:
+                if piece["first"]:
+                    (top, left), (rows, columns) = piece["first"], piece["shape"]
+                    seen[top:top + rows, left:left + columns] += 1
+            if len(shape) == 2:  # twice: FSDP shares out what TP leaves whole, on each of two ranks
+                assert seen.unique().tolist() in ([1], [2]), (way, name)
+    if zero1 := results["ways"].get("zero1"):
+        dealt = memory.greedy(SHAPE.tensors(), results["world_size"])
+        assert [sorted(names) for names in zero1["state_of"]] == [sorted(names) for names in dealt]
+
+
+def test_pipelines_do_each_micro_batch_once_and_1f1b_goes_back_sooner(results):
+    for way in ("gpipe", "1f1b"):
+        for rank in range(results["world_size"]):
+            events = [event for event in results["ways"][way]["timeline"] if event["rank"] == rank]
+            for name in ("forward", "backward"):
+                assert [event["text"] for event in events if event["event"] == name] == ["0", "1", "2", "3"]
+            order = "".join(event["event"][0] for event in events)
+            ahead = results["micro_batches"] if way == "gpipe" else results["world_size"] - rank
+            assert order.index("b") == min(ahead, results["micro_batches"])
+            assert all(a["end"] <= b["start"] for a, b in zip(events, events[1:], strict=False))
+
+
+def test_torch_refuses_both_mistakes(results):
+    if "limits" in results:
+        width, few = results["limits"].values()
+        assert "reduction dim" in width or "shape" in width.lower() or "Sharding" in width
+        assert f"({results['world_size'] - 1}) must be greater than or equal" in few
+
+
+def test_pictures_show_what_was_counted(results):
+    if "one" in results["ways"]:
+        drawn = {round(bar.get_width() * 1e6) for bar in show.kept(results).axes[0].patches}
+        assert drawn >= {held[part] for result in results["ways"].values() for held in result["ranks"][:1]
+                         for part in show.PARTS if part != "activations" and held[part]}
+    ax = show.pieces(results, ["head.weight"]).axes[list(results["ways"]).index("fsdp")]
+    ranks = results["world_size"]
+    assert [patch.get_height() for patch in ax.patches] == [memory.rows((97, 48), rank, ranks)[0]
+                                                            for rank in range(ranks)]
+    assert len({ax.get_xlim() for ax in show.schedules(results).axes}) == 1, "one axis of time"
+    plt.close("all")
+
+
+@pytest.mark.parametrize(("way", "ranks", "nodes", "message"), [
+    (None, 1, 1, "2 to 4 ranks"), (None, 5, 1, "2 to 4 ranks"), (None, 4, 2, "one machine"),
+    (["fsdp_tp"], 2, 1, "--nproc_per_node=4")])
+def test_ranks_that_a_way_cannot_have_are_refused(way, ranks, nodes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        shard_model.check(SimpleNamespace(way=way, out=tmp_path / "x.json"),
+                          SimpleNamespace(world_size=ranks, nodes=nodes))
+
+
+@pytest.mark.promise("bounded waits")
+def test_a_wait_without_end_is_ended_and_says_where():
+    code = """
+import sys, time
+sys.argv[0] = "lessons/l13_beyond_ddp/shard_model.py"
+from types import SimpleNamespace
+from lessons.l13_beyond_ddp import shard_model
+dog = shard_model.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.0)
+for step in range(4):  # longer than the limit in all, but alive
+    dog.beat(f"fsdp_tp, step {step}")
+    time.sleep(0.4)
+print("alive", flush=True)
+time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=runner.ROOT, text=True, capture_output=True, timeout=50)
+    assert (done.returncode, done.stdout) == (2, "alive\n")
+    assert "rank 1 of 3" in done.stderr and "fsdp_tp, step 3" in done.stderr
+
+
+def test_a_piece_that_is_nowhere_in_the_weight_is_an_error():
+    weight = torch.arange(12.0).reshape(4, 3)
+    assert shard_model.piece(weight[2:, 1:], weight) == {"shape": [2, 2], "first": [2, 1]}
+    assert shard_model.piece(weight[:0], weight) == {"shape": [0, 3], "first": None}
+    with pytest.raises(RuntimeError, match="nowhere"):
+        shard_model.piece(weight[2:, 1:] + 1, weight)
+
+
+def test_saved_bytes_are_counted_once_and_let_go_after_backward():
+    model = torch.nn.Linear(5, 7)
+    saved = tiny_transformer.SavedForBackward(model)
+    x = torch.zeros(3, 5, requires_grad=True)
+    with saved:
+        y = model(x).exp()
+        loss = (y * y).sum()
+        # y is kept by exp and, twice, by the product: counted once. The weight is no activation.
+        assert saved.now == x.nbytes + y.nbytes
+        loss.backward()
+    assert (saved.now, saved.most) == (0, x.nbytes + y.nbytes)
+    with saved:
+        y = model(x).softmax(1)
+        del y
+    assert saved.now == 0, "a result that is dropped without a backward is let go, too"
+
+
+def test_text_gives_the_tokens_that_follow():
+    tokens, targets = next(tiny_transformer.batches(1))
+    assert tokens.shape == targets.shape == (tiny_transformer.BATCH, SHAPE.sequence)
+    assert torch.equal(tokens[:, 1:], targets[:, :-1]) and {*tokens.unique().tolist()} <= {*range(SHAPE.vocabulary)}
+    for ranks in (2, 3, 4):
+        assert tiny_transformer.BATCH % ranks == 0 and SHAPE.vocabulary % ranks
+
+
+def test_maps_show_what_the_model_chooses():
+    devices, parameters, links = [1, 8, 64], [1e8, 1e9, 1e10, 1e11], {"fast": 50e9, "slow": 1e9}
+    axes = show.maps(links, devices, parameters, yours=(8, 1e10)).axes
+    names = [None, *show.WAYS]
+    for ax, between in zip(axes, links.values(), strict=True):
+        plans = [memory.choose(size, memory.Cluster(count, between=between))[0]
+                 for size in parameters for count in devices]
+        assert ax.collections[0].get_array().ravel().tolist() == [names.index(plan and plan.way) for plan in plans]
+        assert ax.lines[0].get_xydata().tolist() == [[1.5, 2.5]], "yours, in the middle of its cell"
+    plt.close("all")
+
+
+def test_states_stand_beside_the_memory_of_a_device():
+    rows = memory.shared_out(7e9, 8)
+    (ax,) = show.states(rows, 80e9, "title").axes
+    parts = [size for held in rows.values() for size in held.values() if size]
+    numbers = [text.get_text() for text in ax.texts if text.get_text().isdigit()]
+    assert sorted(numbers) == sorted(f"{size / 1e9:.0f}" for size in parts), "each part has its number, small ones too"
+    assert ax.lines[0].get_xdata() == [80, 80]
+    assert sum(bar.get_width() for bar in ax.patches) == pytest.approx(sum(parts) / 1e9)
+    plt.close("all")
+
+
+# ------------------------------------------------------------------------------------------------ shard_in_use.py
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("in_use")
+
+
+@pytest.fixture(scope="module")
+def in_use(folder):
+    done = runner.run(4, "--save", folder / "dcp", "--steps", STEPS, "--out", folder / "four.json",
+                      script=f"{FOLDER}/shard_in_use.py")
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "four.json").read_text())
+
+
+@pytest.mark.parametrize("way", ["fsdp", "recomputed", "hsdp"])
+def test_what_stays_in_32_bits_trains_the_model_of_one_process(in_use, way):
+    assert in_use["ways"][way]["gradient_off"] < 1e-5 and in_use["ways"][way]["weights_off"] < 1e-5
+
+
+def test_16_bits_are_gathered_and_32_are_stored(in_use):
+    mixed, plain = (in_use["ways"][way] for way in ("mixed", "fsdp"))
+    # bfloat16 rounds each value by up to 2^-8; Adam moves a weight by about its rate, whatever the gradient's size.
+    assert 1e-4 < mixed["gradient_off"] < 0.02
+    assert mixed["weights_off"] < 2 * STEPS * tiny_transformer.ADAM["lr"]
+    assert plain["change_off"] < 1e-5 < mixed["gradient_off"] < mixed["change_off"] < 0.2
+    for counted, other in zip(mixed["ranks"], plain["ranks"], strict=True):
+        assert set(counted["types"].values()) == {"float32"}
+        types = {(row["collective"], row["type"]) for row in counted["sent"] if row["bytes"] > 100}
+        assert types == {("all_gather", "bfloat16"), ("reduce_scatter", "float32")}
+        assert counted["held"]["activations"] < 0.6 * other["held"]["activations"]
+        assert 2 * counted["held"][memory.MOMENT] == other["held"][memory.MOMENT]
+
+
+@pytest.mark.parametrize(("way", "arguments"), [
+    ("fsdp", {"shards": 4}), ("mixed", {"shards": 4, "gathered": 2}), ("recomputed", {"shards": 4}),
+    ("hsdp", {"shards": 2, "copies": 2})])
+def test_the_bytes_sent_are_those_predicted(in_use, way, arguments):
+    predicted = memory.sent_by_fsdp(SHAPE, **arguments)
+    sent = [{row["collective"]: row["bytes"] for row in show.messages(in_use, way, rank)} for rank in range(4)]
+    assert sent == [predicted] * 4
+
+
+def test_recomputing_keeps_the_input_of_each_block_and_one_block_at_a_time(in_use):
+    for counted, other in zip(in_use["ways"]["recomputed"]["ranks"], in_use["ways"]["fsdp"]["ranks"], strict=True):
+        layer, its_input = (memory.activations(SHAPE, in_use["batch"] // 4, recompute=part, dropout=False, size=4,
+                                               stats=True) for part in ("none", "all"))
+        saves = other["held"]["activations"] - counted["held"]["activations"]
+        assert saves == SHAPE.layers * (layer - its_input)
+        assert counted["alive"] < 0.6 * other["alive"], "the blocks do not all live at the same time"
+    counted, predicted = show.recomputed(in_use, SHAPE)
+    assert counted == pytest.approx(predicted, abs=0.01) and 0.15 < counted < 1 / 3
+
+
+def test_hsdp_adds_up_over_the_copies(in_use):
+    for rank, counted in enumerate(in_use["ways"]["hsdp"]["ranks"]):
+        ranks_of = {row["collective"]: row["ranks"] for row in show.messages(in_use, "hsdp", rank)}
+        node = [0, 1] if rank < 2 else [2, 3]
+        assert ranks_of == {"all_gather": node, "reduce_scatter": node, "all_reduce": [rank % 2, rank % 2 + 2]}
+        on_two = memory.count(SHAPE, "fsdp", 2, in_use["batch"])[rank % 2]
+        assert counted["held"]["parameters"] == on_two["parameters"]
+    sent = sum(memory.sent_by_fsdp(SHAPE, shards=4).values())
+    assert show.crossing(in_use, "fsdp") == 2 * sent, "of a ring of four ranks two links cross"
+    assert show.crossing(in_use, "hsdp") == 4 * memory.sent_by_fsdp(SHAPE, shards=2, copies=2)["all_reduce"]
+
+
+def test_a_norm_of_all_shards_clips_as_one_process_and_that_of_its_own_does_not(in_use):
+    alone, right, wrong = (in_use["clip"][name] for name in ("one", "clip", "clip_own_shards"))
+    assert right["type"] == "DTensor" and right["norms"] == pytest.approx(alone["norms"], rel=1e-5)
+    assert right["weights_off"] < 1e-5 and wrong["weights_off"] > 1e-3
+    assert len(set(wrong["norms"])) == 4, "each rank divides by a norm of its own"
+    assert sum(norm**2 for norm in wrong["norms"]) == pytest.approx(alone["norms"][0]**2, rel=1e-5), "its part"
+    assert (right["calls"], right["sent"]) == (1, 2 * 3 / 4 * 4 * right["parameters"]), "a number for each parameter"
+    assert wrong["calls"] == wrong["sent"] == 0
+    gathered = memory.sent_by_fsdp(SHAPE, 4)["reduce_scatter"]
+    assert right["all_gathered"] == gathered, "full_tensor() of all gradients sends as much as their reduce_scatter"
+
+
+def test_four_ranks_save_and_two_go_on(in_use, folder):
+    done = runner.run(2, "--load", folder / "dcp", "--steps", STEPS, "--out", folder / "two.json",
+                      script=f"{FOLDER}/shard_in_use.py")
+    assert done.returncode == 0, done.stderr
+    loaded = json.loads((folder / "two.json").read_text())["loaded"]
+    assert loaded["checksum"] == in_use["saved"]["checksum"], "bit for bit"
+    assert (in_use["saved"]["rows"], loaded["rows"]) == ([25, 25, 25, 22], [49, 48])
+    assert loaded["weights_off"] < 1e-5, "and its optimizer's state came with it"
+    assert not [path for path in (folder / "dcp").iterdir() if path.is_dir()], "the timed checkpoints are gone"
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_it(in_use):
+    assert in_use["timed"]["steps"] >= 1 and in_use["timed"]["as it was"]
+
+
+def test_delta_is_all_that_a_checkpoint_takes_from_training():
+    timed = {"timed": {"bytes": 1e6, "save": 0.4, "async_save": 0.1, "until whole": 1.1, "slower": 0.1, "steps": 3}}
+    assert show.deltas(timed) == {"save": (0.4, 0), "async_save": (0.2, 1.0)}
+    save, meanwhile = show.held_up(timed, between=5000)
+    assert (save["δ: both, ms"], save["best interval, s"]) == ("400", f"{math.sqrt(2 * 0.4 * 5000):.0f}")
+    shares = 2 * 0.2 / math.sqrt(2 * 0.2 * 5000) + 1.0 / 5000  # an interval more, where it was not yet whole
+    assert meanwhile["lost, %"] == f"{100 * shares:.2f}"
+
+
+# ------------------------------------------------------------------------------------------------ the three programs
+
+
+@pytest.mark.weekly
+def test_ddp_splits_at_buckets_and_fsdp_at_blocks(tmp_path):
+    done = runner.run(2, "--out", tmp_path / "x.json", script=f"{FOLDER}/compiled_graphs.py")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "x.json").read_text()).values()
+    default, small, uncut, blocks, whole, refused = (result["graphs"] for result in results)
+    assert len(uncut) == 1 < len(default) < len(small)
+    assert len(blocks) == len(whole) == 1, "four blocks, all alike: they share a graph"
+    assert sum(uncut) <= sum(small) <= sum(uncut) + len(small)
+    assert all(result["off"] < 1e-5 for result in results if "error" not in result)
+    assert refused == [] and "disable" in [*results][-1]["error"]
+
+
+@pytest.mark.promise("one line")
+@pytest.mark.parametrize(("program", "arguments", "message"), [
+    ("shard_model", [], "torchrun --nproc_per_node=2"), ("compiled_graphs", [], "2 ranks or more"),
+    ("shard_in_use", ["--save", "dcp"], "for 4 ranks"), ("shard_in_use", ["--load", "nowhere"], "2 ranks or more"),
+    ("shard_in_use", [], "required"), ("shard_in_use", ["--save", "dcp", "--steps", "1"], "two or more")])
+def test_bad_input_is_one_line_and_status_2(program, arguments, message, tmp_path):
+    done = runner.run(0, *arguments, "--out", tmp_path / "x.json", script=f"{FOLDER}/{program}.py")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert message in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_every_way_of_the_programs_has_a_name():
+    assert set(show.NAMES) == set(shard_ways.WAYS) and set(show.WAYS) == set(memory.WAYS)

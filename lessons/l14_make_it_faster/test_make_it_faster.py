@@ -1,0 +1,101 @@
+"""Lesson 14: what a gain is predicted to be, which verdict a measurement gets, and the tables and pictures of both."""
+
+import math
+from types import SimpleNamespace
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from lessons.l14_make_it_faster import gains, show
+from lessons.l14_make_it_faster.compare_changes import summary
+
+CHANGES = {name: SimpleNamespace(text=name.upper()) for name in ("nothing", "bf16", "compile", "channels-last")}
+NOISE = {"gain": 1.0, "low": 0.95, "high": 1.05, "quartiles": [0.99, 1.01]}
+SLOW_START = {"first_update_seconds": [1, 21], "images_an_update": [64, 64], "seconds_an_image": [[2 / 64, 1 / 64]] * 3}
+
+
+def profile(**changes):
+    names = {"aten::convolution_backward": 5, "aten::addmm": 1, "Optimizer.step#Adam.step": 1, "aten::relu": 2,
+             "aten::index_select": 1}
+    return {"operators": [{"name": name, "ms": ms, "calls": 1} for name, ms in names.items()],
+            "phases": {"data": 1, "forward": 4, "backward": 4, "update": 1}, "halves": [10, 10.5],
+            "medians": {"data": 1, "forward": 4, "backward": 4, "update": 1, "wait": 1, "least wait": 0.5},
+            "batch_size": 64, "small_batch": 16, "small_batch_step": 4, "one_by_one_data": 6} | changes
+
+
+def tables(**changes):
+    row = {"gain": 1.5, "low": 1.4, "high": 1.6, "quartiles": [1.45, 1.55], "losses": [2.1, 2.2], "gradient_off": 0.05}
+    measured = {"nothing": NOISE | {"losses": [2.1, 2.1], "gradient_off": 0.0}, "bf16": row | changes}
+    run = {"models": {"lenet": profile()}, "world_size": 1, "cores": 2}
+    return show.judged({"lenet": measured}, run, CHANGES, ["nothing", "bf16", "compile"])
+
+
+def test_amdahl_and_payback():
+    assert gains.amdahl(0.5, 2) == pytest.approx(4 / 3)
+    assert gains.amdahl(0.1, math.inf) == pytest.approx(10 / 9)
+    assert gains.payback(1, 31, 0.02, 0.01) == 3000
+    assert gains.payback(1, 31, 0.01, 0.02) == gains.payback(1, 31, 0.01, 0.01) == math.inf
+
+
+def test_a_gain_within_the_noise_is_none():
+    noise = summary([0.9, 1.0, 1.1, 1.2, 0.95])
+    assert gains.verdict(summary([1.01, 1.02, 1.03]), noise) == "no difference seen"
+    assert gains.verdict(summary([1.5, 1.6, 1.7]), noise) == "pays"
+    assert gains.verdict(summary([0.5, 0.6, 0.7]), noise) == "costs"
+    assert gains.verdict(summary([0.5, 1.6, 1.7]), noise) == "pays", "one was disturbed"
+
+
+def test_shares_add_up_with_everything_else():
+    shares = show.shares(profile())
+    assert math.isclose(sum(shares.values()), 1) and shares["everything else"] == pytest.approx(0.3 - 1 / 11)
+
+
+def test_a_profiler_that_makes_faster_is_a_disturbance():
+    assert show.disturbed(profile()) == ""
+    assert show.disturbed(profile(halves=[12, 13])) and show.disturbed(profile(halves=[8, 11]))
+
+
+def test_each_change_is_judged_or_not_tried():
+    assert list(tables()["LeNet"]["verdict"]) == ["no difference seen", "pays", "not tried"]
+    assert show.gain(tables(), "lenet", "bf16") == 1.5 and show.gain(tables(), "lenet", "compile") == "not tried"
+    assert [(row["change"], row["tried"], row["paid"]) for row in show.decided(CHANGES, tables())] == [
+        ("BF16", 1, 1), ("COMPILE", 0, 0)]
+
+
+def test_gradients_that_differ_by_rounding_are_one_row():
+    assert [row["change"] for row in show.numerics(tables())] == ["BF16", "all others here"]
+    assert [row["change"] for row in show.numerics(tables(gradient_off=3e-7))] == ["all others here"]
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    (None, "Not tried"), ({"error": "InductorError: no compiler."}, "InductorError"), (NOISE | SLOW_START, "**ever**"),
+    (summary([2, 2, 2]) | SLOW_START, "**20 updates**")])
+def test_when_compiling_is_paid_back(change, text):
+    assert text in show.compiled(change, NOISE)
+
+
+def test_the_start_is_paid_back_where_the_line_crosses_zero():
+    line = show.paid_back(SLOW_START, "title").axes[0].lines[0]
+    assert list(line.get_xdata()) == [0, 40] and list(line.get_ydata()) == pytest.approx([-20, 20])
+    plt.close("all")
+
+
+def test_a_change_that_did_not_run_and_a_dot_beyond_the_axis_are_drawn():
+    rows = [{"text": "nothing changed", "predicted": 1.0, **summary([0.9, 1.0, 1.05]), "verdict": "-"},
+            {"text": "threads", "predicted": None, **summary([0.1, 0.1, 0.2]), "verdict": "costs"},
+            {"text": "compile", "predicted": 1.5, "error": "no compiler", "verdict": "did not run"}]
+    ax = show.compared({"LeNet": pd.DataFrame(rows)}, "one rank").axes[0]
+    assert [text.get_text() for text in ax.texts] == ["1.00×", "0.10× costs", "did not run"]
+    assert ax.get_xlim()[0] == 0.4 and "<" in [line.get_marker() for line in ax.lines]
+    plt.close("all")
+
+
+def test_operators_and_everything_else_add_up():
+    rows = [{"name": "aten::mm", "ms": 3, "calls": 1}, {"name": "backward", "ms": 1, "calls": 1},
+            {"name": "aten::add", "ms": 0.5, "calls": 1}, {"name": "aten::mul", "ms": 0.5, "calls": 1}]
+    ax = show.operators(rows, plt.subplots()[1], most=2)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "mm", "backward (between operators)", "everything else (2 names)"]
+    assert sum(bar.get_width() for bar in ax.patches) == 5
+    plt.close("all")
