@@ -17,7 +17,7 @@ from lessons.l02_data_parallel import pictures as l02_pictures
 from lessons.l04_collectives import pictures as l04_pictures
 from lessons.l05_distributed_sampler import pictures as l05_pictures
 from lessons.l09_large_batch import pictures as l09_pictures
-from lessons.l11_fault_tolerance import pictures as l11_pictures
+from lessons.l11_fault_tolerance import show as l11_show
 from lessons.l14_make_it_faster import pictures as l14_pictures
 from tests import runner
 
@@ -90,10 +90,10 @@ def test_pictures_that_no_other_test_draws():
     box = {"step": "1 scatter", "device": 0, "has": "64 rows", "source": []}
     runs = pd.DataFrame({"label": "a", "path": "a", "epoch": [0, 1], "samples": 100, "world_size": 1, "batch_size": 10,
                          "seconds": 1.0, "val_accuracy": 0.5})
-    drawn = [l11_pictures.killed(whole, again, 1, 1, 1.5)[0],
-             l11_pictures.elastic(again, {"node1 is killed": 2.0}, True),
-             l11_pictures.interval(0.02, 10_000, 10, 20),
-             l11_pictures.stored([{"name": "fc1.weight", "file": "__0_0", "bytes": 200_000, "first": None}]),
+    drawn = [l11_show.killed(whole, again, 1, 1, 1.5)[0],
+             l11_show.elastic(again, {"node1 is killed": 2.0}, True),
+             l11_show.interval(0.02, 10_000, 10, 20),
+             l11_show.stored([{"name": "fc1.weight", "file": "__0_0", "bytes": 200_000, "first": None}]),
              l02_pictures.steps([box, box | {"device": 1, "source": [0]}]), l09_pictures.for_the_same(runs)[0]]
     profile = l14_pictures.profiles({name: [{"name": "aten::add", "ms": 1.0}] for name in ("LeNet", "ResNet")})
     words = [alt_text.describe(figure) for figure in (*(ax.figure for ax in drawn), profile)]
