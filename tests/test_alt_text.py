@@ -13,7 +13,7 @@ from PIL import Image
 
 import layout
 from course import alt_text, plots, twins
-from lessons.l02_data_parallel import pictures as l02_pictures
+from lessons.l02_data_parallel import show as l02
 from lessons.l04_collectives import pictures as l04_pictures
 from lessons.l05_distributed_sampler import pictures as l05_pictures
 from lessons.l09_large_batch import pictures as l09_pictures
@@ -39,7 +39,7 @@ def test_lines_are_told_with_their_axes_and_the_names_at_their_ends():
 
 
 def test_a_row_is_told_with_what_stands_in_it_and_a_part_by_the_keys_word_for_its_colour():
-    assert alt_text.describe(l02_pictures.memory([{"weights": 3e6, "outputs": 30e6}, {"weights": 8e6}]).figure
+    assert alt_text.describe(l02.memory([{"weights": 3e6, "outputs": 30e6}, {"weights": 8e6}]).figure
                              ).startswith("What each device holds. Horizontal bars; across: MB (million bytes). Rows: "
                                           "device 0 (weights: 3; outputs: 30; 33.0 MB); device 1 (weights: 8; 8.0 MB).")
     held = {"states": [{"label": "before", "cells": [[1, 2], [10, 20]]}, {"label": "after", "cells": [[11, 22]] * 2}]}
@@ -87,14 +87,13 @@ def log(*moments):
 def test_pictures_that_no_other_test_draws():
     whole, again = log(1.0, 2.0, 3.0), log(1.0, 5.0, 6.0)
     again.insert(2, {"kind": "restart", "time": 4.0, "world_size": 1})
-    box = {"step": "1 scatter", "device": 0, "has": "64 rows", "source": []}
     runs = pd.DataFrame({"label": "a", "path": "a", "epoch": [0, 1], "samples": 100, "world_size": 1, "batch_size": 10,
                          "seconds": 1.0, "val_accuracy": 0.5})
     drawn = [l11_show.killed(whole, again, 1, 1, 1.5)[0],
              l11_show.elastic(again, {"node1 is killed": 2.0}, True),
              l11_show.interval(0.02, 10_000, 10, 20),
              l11_show.stored([{"name": "fc1.weight", "file": "__0_0", "bytes": 200_000, "first": None}]),
-             l02_pictures.steps([box, box | {"device": 1, "source": [0]}]), l09_pictures.for_the_same(runs)[0]]
+             l02.steps(2, rows=64), l09_pictures.for_the_same(runs)[0]]
     profile = l14_pictures.profiles({name: [{"name": "aten::add", "ms": 1.0}] for name in ("LeNet", "ResNet")})
     words = [alt_text.describe(figure) for figure in (*(ax.figure for ax in drawn), profile)]
     assert all(".." not in each and len(each) > 80 for each in words)  # what they say of their axes: conftest.py

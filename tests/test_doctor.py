@@ -62,7 +62,8 @@ SMALL = ["--dataset", "synthetic", "--samples", 301, "--test-samples", 101, "--e
 
 PROGRAMS = [
     ("main.py", SMALL), ("main.py", [*SMALL, "--strategy", "ddp", "--comm-hook", "bf16"]),
-    ("scripts/rivals/fabric_loop.py", SMALL), ("scripts/rivals/accelerate_loop.py", SMALL),
+    pytest.param("scripts/rivals/fabric_loop.py", SMALL, marks=pytest.mark.weekly),
+    pytest.param("scripts/rivals/accelerate_loop.py", SMALL, marks=pytest.mark.weekly),
     ("scripts/minimal_ddp.py", [])]
 
 
@@ -287,11 +288,12 @@ CAPSTONE = {
 
 def on_small_sets(program, folder):
     """The program with the 151 images that the capstone's check gives it, saving there."""
-    small = ("import data\nfrom course.exercise import capstone_rank\n"
+    small = ("import data\nfrom lessons.l06_ddp import capstone_rank\n"
              "data.get_dataset = lambda _: capstone_rank.small_sets()\n")
     return written(folder, program.replace("import data\n", small).replace("SAVE)", f"{str(folder / 'saved.pt')!r})"))
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", CAPSTONE)
 def test_a_mistake_in_the_capstone_is_the_one_finding(name, tmp_path):
     program = test_capstone.edited(test_capstone.MISTAKES[name][0])
@@ -299,6 +301,7 @@ def test_a_mistake_in_the_capstone_is_the_one_finding(name, tmp_path):
     assert found == [CAPSTONE[name]] and done.returncode, done.stderr
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", test_capstone.RIGHT)
 def test_a_right_capstone_gets_none(name, tmp_path):
     start = runner.torchrun if "in parallel" in name else runner.run  # forked ranks cannot have workers
