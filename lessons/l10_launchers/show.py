@@ -22,7 +22,7 @@ MORE = {
     "ROLE_NAME": "the role", "TORCHELASTIC_SIGNALS_TO_HANDLE": "on these torchrun ends its ranks",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a failed NCCL collective ends the rank"}
 CALLS = {"print": "print(line)", "write": 'sys.stdout.write(line + "\\n")'}
-ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?::\s.*)?$", re.MULTILINE)
+ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): \S.*$", re.MULTILINE)
 
 
 def variables(environment: dict) -> list[dict]:
@@ -48,9 +48,9 @@ def in_a_notebook(first: str, cell: str, seconds: float) -> tuple[str, str]:
         command = ["papermill", "--kernel=python3", "--log-output", "--no-progress-bar",
                    f"--execution-timeout={seconds}", file, file]
         status, output = processes.run_and_read(command, 60 + 3 * seconds, uuid.uuid4().hex)
-        printed = "".join(part.get("text", "") for each in nbformat.read(file, 4).cells for part in each.outputs)
-    if status == 0:
-        return "worked", printed.strip()
+        if status == 0:
+            outputs = nbformat.read(file, 4).cells[1].outputs
+            return "worked", "".join(part.get("text", "") for part in outputs).strip()
     if status is None or "CellTimeoutError" in output:
         return "hung", f"no end within {seconds} s: killed"
     return "failed", ERROR_LINE.findall(output)[0]

@@ -175,7 +175,7 @@ def running(tmp_path):
 
 @pytest.mark.parametrize(("send", "sign"), [
     (os.killpg, signal.SIGINT),  # Ctrl-C in a terminal: the ranks get it, too
-    (os.kill, signal.SIGINT), (os.kill, signal.SIGTERM), (os.kill, signal.SIGKILL),
+    (os.kill, signal.SIGTERM), (os.kill, signal.SIGKILL),
 ])
 def test_ranks_end_with_their_parent(send, sign, running):
     process, family, console = running

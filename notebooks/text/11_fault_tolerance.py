@@ -569,7 +569,8 @@ my_copies = None  # times
 
 # %%
 # !rm -rf results/live/11_dcp
-# !torchrun --nproc_per_node=2 lessons/l11_fault_tolerance/sharded_checkpoint.py --save results/live/11_dcp
+# !torchrun --nproc_per_node=2 lessons/l11_fault_tolerance/sharded_checkpoint.py \
+#     --save results/live/11_dcp
 
 # %%
 pieces = sharded_checkpoint.contents(live / "11_dcp")
