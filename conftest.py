@@ -80,8 +80,8 @@ def chromium():
         browser.close()
 
 
-ONE_BY_ONE = {"test_notebooks_run.py", "test_torture.py"}  # their tests share nothing, and each takes its time
-LONGEST = ["notebooks_run", "torture", "slurm", "checks", "broken", "fault_tolerance", "main", "spawn_mnist",
+ONE_BY_ONE = {"test_notebooks_run.py"}  # its tests share nothing, and each takes its time
+LONGEST = ["notebooks_run", "slurm", "checks", "broken", "fault_tolerance", "main", "checkpoint", "spawn_mnist",
            "capstone", "launchers", "lab_cluster", "collectives", "compare_changes", "sweep", "doctor", "browser",
            "run_notebooks", "grade", "learner_copy"]
 

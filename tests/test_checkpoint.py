@@ -2,7 +2,11 @@
 
 import errno
 import json
+import multiprocessing
 import os
+import random
+import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -14,11 +18,11 @@ import pytest
 import torch
 
 import checkpoint
+import data
 import launch
 import utils
 from course import runs
 from run import Stopped
-from scripts.cluster.torture import read, write
 from tests import runner
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--epochs", 4, "--global-batch-size", 96]
@@ -150,17 +154,39 @@ main.main()
 
 
 @pytest.mark.promise("undisturbed")
-def test_killed_rank_is_restarted_and_the_run_is_the_undisturbed_one(undisturbed, tmp_path):
-    log, model, file = tmp_path / "run.jsonl", tmp_path / "model.pt", tmp_path / "c"
-    process = runner.start(3, *JOB, "--log-file", log, "--save-model", model, "--checkpoint", file,
-                           "--checkpoint-every", 5, torchrun=["--max-restarts=2"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.weekly) for seed in range(1, 20))])
+def test_a_rank_killed_at_a_random_moment_is_restarted_and_the_run_is_the_undisturbed_one(seed, undisturbed, tmp_path):
+    log, model, moments = tmp_path / "run.jsonl", tmp_path / "model.pt", random.Random(seed)
+    process = runner.start(3, *JOB, "--log-file", log, "--save-model", model, "--checkpoint", tmp_path / "c",
+                           "--checkpoint-every", moments.choice((1, 5, 13)), torchrun=["--max-restarts=2"])
     runner.wait_for(lambda: epochs_logged(log), "the first epoch")
+    (first,) = runs.read_run(log)["seconds"][:1]
+    time.sleep(2 * first * moments.random())  # the run has three more epochs
     ranks = ranks_of(process)
-    ranks[1].kill()
+    moments.choice(ranks).kill()
     output, _ = process.communicate(timeout=runner.LIMIT)
     assert process.returncode == 0, output
     assert psutil.wait_procs(ranks, timeout=30)[1] == []
     assert is_the_undisturbed(3, undisturbed, model, log)["restarts"][0] == 1
+
+
+@pytest.mark.promise("bounded waits")
+def test_a_rank_that_hangs_is_named_by_the_others(tmp_path):
+    """SIGSTOP: the process lives, keeps its connections, and does nothing. --timeout bounds the wait of the others."""
+    log = tmp_path / "run.jsonl"
+    process = runner.start(3, *JOB, "--epochs", 1000, "--timeout", 10, "--log-file", log)
+    try:
+        runner.wait_for(lambda: epochs_logged(log), "the first epoch")
+        victim = ranks_of(process)[-1]
+        rank = int(victim.environ()["RANK"])
+        victim.suspend()
+        output, _ = process.communicate(timeout=120)  # torchrun waits 30 s for the stopped rank before it kills it
+    finally:
+        if process.poll() is None:
+            runner.end(process, signal.SIGKILL)
+    others = ", ".join(str(other) for other in range(3) if other != rank)
+    assert process.returncode == 1
+    assert f"rank(s) {others} waited in epoch" in output and f"no word from rank(s) {rank}" in output, output
 
 
 def test_other_world_size_goes_on_with_the_same_global_batches(undisturbed, forked_python, tmp_path):
@@ -213,7 +239,76 @@ def test_second_job_on_one_checkpoint_refuses_and_the_lock_dies_with_the_first(t
     assert runner.run(0, *JOB, "--checkpoint", tmp_path / "c").returncode == 0
 
 
+# ------------------------------------------------------------------------------------------- the disk
+
+
+def test_a_log_that_can_grow_no_more_is_one_line(tmp_path):
+    program = shlex.join(map(str, [sys.executable, "main.py", *JOB, "--log-file", tmp_path / "log"]))
+    done = subprocess.run(["bash", "-c", f"ulimit -f 1; {program}"], cwd=runner.ROOT, env=runner.environment(),
+                          capture_output=True, text=True, timeout=runner.LIMIT)
+    assert done.returncode == 2 and "File too large" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("size", "cover", "uncover", "reason"), [
+    ("1200k", "", "", "No space left on device"),
+    ("9m", 'mount -t tmpfs -o ro tmpfs "$1"', 'umount "$1"', "Read-only file system")], ids=["full", "read-only"])
+def test_a_disk_that_fails_during_a_run_is_one_line_and_leaves_the_last_checkpoint(size, cover, uncover, reason,
+                                                                                   tmp_path):
+    if not shutil.which("unshare"):
+        pytest.skip("no unshare")
+    data.get_dataset("synthetic", runner.ROOT / "data")  # else the run would write that first
+    disk, kept = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    script = f"""mount -t tmpfs -o size={size} tmpfs "$1" || exit 99
+        {sys.executable} main.py {" ".join(map(str, JOB))} --epochs 200 --checkpoint "$1/c" & run=$!
+        while [ ! -e "$1/c" ] && kill -0 $run; do sleep 0.1; done
+        {cover}
+        wait $run; status=$?
+        {uncover}
+        mkdir "$2"; cp "$1"/c* "$2"; exit $status"""
+    as_root = ["--map-root-user"] if os.getuid() else []
+    done = subprocess.run(["unshare", "--mount", *as_root, "bash", "-c", script, "_", disk, kept], cwd=runner.ROOT,
+                          env=runner.environment(), capture_output=True, text=True, timeout=runner.LIMIT)
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip(f"no disk of its own: {done.stderr}")
+    assert done.returncode == 2 and reason in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert "parts" in read(kept / "c")
+
+
 # ------------------------------------------------------------------------------------------- the file itself
+
+
+def write(path, value):
+    keeper = checkpoint.Checkpoint(path)
+    with keeper.lock:
+        keeper.write({"value": value, "weights": torch.arange(500.0)})
+
+
+def read(path):
+    keeper = checkpoint.Checkpoint(path)
+    with keeper.lock:
+        return keeper.read()
+
+
+def write_for_ever(path, written):
+    for value in range(10**9):
+        write(path, value)
+        written.value = value
+
+
+def test_a_kill_at_any_moment_of_a_write_leaves_a_whole_checkpoint(tmp_path):
+    """Until the rename the old checkpoint is found, and the new one after it. Nothing that was written is lost."""
+    moments, fork = random.Random(0), multiprocessing.get_context("fork")
+    for number in range(30):
+        written = fork.RawValue("q", -1)
+        writer = fork.Process(target=write_for_ever, args=(tmp_path / f"{number}", written))
+        writer.start()
+        runner.wait_for(lambda written=written: written.value >= 0, "the first checkpoint", 60)
+        time.sleep(0.05 * moments.random())
+        writer.kill()
+        writer.join()
+        assert read(tmp_path / f"{number}")["value"] - written.value in (0, 1)
+
 
 STATE = {"options": {"model": "lenet"}, "progress": {}, "ranks": [], "parts": {"model": {"w": torch.arange(1000.0)}}}
 

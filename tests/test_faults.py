@@ -29,7 +29,7 @@ FAULTS = {
     "bounded waits": Fault(
         "the ranks wait for each other as long as gloo likes", "launch.py",
         "timeout=bound, store=store,\n", "store=store,\n",
-        "test_torture.py::test_a_few_of_each_attack[hang-a-rank]"),
+        "test_checkpoint.py::test_a_rank_that_hangs_is_named_by_the_others"),
     "loud commands": Fault(
         "a cell swallows the exit status of its command", "course/lesson.py",
         "system_raise_on_error = True", "system_raise_on_error = False",

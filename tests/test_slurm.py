@@ -30,6 +30,7 @@ LONG = [*SMALL, "--epochs", 1_000_000, "--batch-size", 48]
 
 installed = pytest.mark.skipif(bool(slurm_lab.missing()), reason=str(slurm_lab.missing()))
 each_file = pytest.mark.parametrize("file", FILES)
+one_weekly = pytest.mark.parametrize("file", ["ranks", pytest.param("torchrun", marks=pytest.mark.weekly)])
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +76,14 @@ def wait_for_end(slurm, job, seconds=runner.LIMIT):
 
 def processes(**wanted):
     """All processes on this machine with these values in their environment."""
-    found = []
+    matching = []
     for process in psutil.process_iter():
         try:
             if wanted.items() <= process.environ().items():
-                found.append(process)
-        except (psutil.AccessDenied, psutil.NoSuchProcess):  # another user's; one that has just ended
+                matching.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess):  # another user's; it has just ended
             continue
-    return found
+    return matching
 
 
 def of_job(slurm, job, **wanted):
@@ -149,8 +150,8 @@ def one_process(tmp_path_factory):
 def test_all_ranks_train_the_model_of_one_process(file, local_ranks, sbatch, env, slurm, course, one_process):
     job = submit(slurm, course, file, *SMALL, "--batch-size", 96 // sum(local_ranks), "--save-model", "model.pt",
                  sbatch=sbatch, **env)
-    told = wait_for_end(slurm, job)
-    assert (told["JobState"], told["NodeList"]) == ("COMPLETED", "node[1-2]"), output(course, job)
+    job_facts = wait_for_end(slurm, job)
+    assert (job_facts["JobState"], job_facts["NodeList"]) == ("COMPLETED", "node[1-2]"), output(course, job)
 
     epochs = runs.read_runs(course / "results" / "live")  # one run: Slurm's own output is not read as another
     assert set(epochs["path"]) == {str(log_of(course, job))} and set(epochs["status"]) == {"completed"}
@@ -177,10 +178,10 @@ def test_two_jobs_on_the_same_nodes_do_not_meet_each_other(slurm, course):
     first = submit(slurm, course, "ranks", *LONG)
     wait_for_epoch(course, first)
     second = submit(slurm, course, "torchrun", *LONG, "--epochs", 1)
-    told = wait_for_end(slurm, second)
-    assert told["JobState"] == "COMPLETED", output(course, second)
+    job_facts = wait_for_end(slurm, second)
+    assert job_facts["JobState"] == "COMPLETED", output(course, second)
     still = facts(slurm, first)
-    assert (still["JobState"], still["NodeList"]) == ("RUNNING", told["NodeList"])
+    assert (still["JobState"], still["NodeList"]) == ("RUNNING", job_facts["NodeList"])
     assert port_from_number(first) in ports(slurm, 1) and port_from_number(first) != port_from_number(second)
 
     assert of_job(slurm, first)
@@ -194,8 +195,8 @@ def test_a_gpu_bound_to_each_task_is_its_own(slurm, tmp_path):
     (tmp_path / "who.py").write_text("""import os, torch, launch
 torch.accelerator.is_available, torch.accelerator.current_accelerator = lambda: True, lambda: torch.device("cuda")
 torch.accelerator.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
-here = launch.find_placement()
-print(here.local_rank, os.environ["CUDA_VISIBLE_DEVICES"], here.device, here.backend)
+placement = launch.find_placement()
+print(placement.local_rank, os.environ["CUDA_VISIBLE_DEVICES"], placement.device, placement.backend)
 """)
     for bind, expected in ((["--gpu-bind=single:1"], ["0 0 cuda:0 nccl", "1 1 cuda:0 nccl"]),
                            ([], ["0 0,1 cuda:0 nccl", "1 0,1 cuda:1 nccl"])):
@@ -204,7 +205,7 @@ print(here.local_rank, os.environ["CUDA_VISIBLE_DEVICES"], here.device, here.bac
         assert sorted(done.stdout.splitlines()) == expected, done.stderr
 
 
-@each_file
+@one_weekly
 def test_a_node_where_nothing_starts_ends_the_job(file, slurm, course):
     """The other node's ranks, or its torchrun, would wait ten minutes for it: it must be srun that ends them."""
     own_python(course, f"""
@@ -213,8 +214,8 @@ case $0 in */torchrun) set -- -m torch.distributed.run "$@" ;; esac
 exec '{sys.executable}' "$@"
 """)
     job = submit(slurm, course, file, *LONG)
-    told = wait_for_end(slurm, job, 100)
-    assert (told["JobState"], told["Reason"]) == ("FAILED", "NonZeroExitCode"), output(course, job)
+    job_facts = wait_for_end(slurm, job, 100)
+    assert (job_facts["JobState"], job_facts["Reason"]) == ("FAILED", "NonZeroExitCode"), output(course, job)
     assert "task 1: Exited with exit code 3" in output(course, job)
     runner.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
 
@@ -225,8 +226,8 @@ def test_a_killed_rank_ends_the_job(file, slurm, course):
     wait_for_epoch(course, job)
     rank_1 = max(of_job(slurm, job, SLURM_NODEID="1"), key=psutil.Process.create_time)  # a torchrun is older
     rank_1.kill()
-    told = wait_for_end(slurm, job, 100)
-    assert (told["JobState"], told["Reason"]) == ("FAILED", "NonZeroExitCode"), output(course, job)
+    job_facts = wait_for_end(slurm, job, 100)
+    assert (job_facts["JobState"], job_facts["Reason"]) == ("FAILED", "NonZeroExitCode"), output(course, job)
     runner.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
     # Rank 0 loses its neighbour, and writes so, unless Slurm's signal is faster.
     assert runs.read_run(log_of(course, job))["status"][0] in ("failed", "unfinished")
@@ -242,13 +243,14 @@ def test_a_job_that_is_warned_is_queued_again_and_goes_on(file, slurm, course):
     runner.wait_for(lambda: len(runs.read_run(log_of(course, job))) > before, "another epoch")
     slurm.run(["scancel", job])
     runner.wait_for(lambda: not of_job(slurm, job), "the cancelled job's processes to end", 60)
-    told, epochs = wait_for_end(slurm, job), runs.read_run(log_of(course, job))
-    assert (told["JobState"], told["Restarts"]) == ("CANCELLED", "1"), "who cancels a job does not want it back"
+    job_facts, epochs = wait_for_end(slurm, job), runs.read_run(log_of(course, job))
+    assert (job_facts["JobState"], job_facts["Restarts"]) == ("CANCELLED", "1"), "a cancelled job is not queued again"
     assert list(epochs["epoch"]) == list(range(len(epochs))) and set(epochs["restarts"]) == {1}
     records = [json.loads(line) for line in log_of(course, job).read_text().splitlines()]
     assert [r["epoch"] for r in records if r["kind"] == "epoch"] == list(epochs["epoch"]), "an epoch stands twice"
 
 
+@pytest.mark.weekly
 def test_a_job_that_fails_again_at_its_start_is_not_queued_for_ever(slurm, course):
     """The log still ends with the record of the time before."""
     own_python(course, f"[ $SLURM_RESTART_COUNT ] && exit 3; exec '{sys.executable}' \"$@\"")
@@ -256,11 +258,12 @@ def test_a_job_that_fails_again_at_its_start_is_not_queued_for_ever(slurm, cours
     wait_for_epoch(course, job)
     slurm.run(["scancel", "--signal=USR1", job])
     runner.wait_for(lambda: facts(slurm, job)["Restarts"] == "1", f"job {job} to be queued again")
-    told = wait_for_end(slurm, job)
-    assert (told["JobState"], told["Restarts"]) == ("FAILED", "1"), output(course, job)
+    job_facts = wait_for_end(slurm, job)
+    assert (job_facts["JobState"], job_facts["Restarts"]) == ("FAILED", "1"), output(course, job)
     assert runs.read_run(log_of(course, job))["status"][0] == "resumable"
 
 
+@pytest.mark.weekly
 def test_master_address_and_port_that_are_set_win(slurm, course):
     """torchrun's store opens on the second node here; main.py's ranks name an address that nobody has."""
     job = submit(slurm, course, "torchrun", *LONG, MASTER_ADDR="node2", MASTER_PORT="23456")
@@ -283,10 +286,10 @@ os.write(1, f"{' '.join(said)}\n".encode())  # in one go: the ranks of a torchru
     cores = ["--ntasks-per-node=2", "--cpus-per-task=3"] if file == "ranks" else ["--cpus-per-task=6"]
     job = submit(slurm, tmp_path, file, "--epochs", 7, sbatch=["--gpus-per-node=2", *cores], SBATCH_PARTITION="spare",
                  SBATCH_ACCOUNT="vision")
-    told = wait_for_end(slurm, job)
-    assert told["JobState"] == "COMPLETED", output(tmp_path, job)
-    assert (told["Partition"], told["Account"]) == ("spare", "vision")
-    assert (told["Requeue"], told["TimeLimit"], told["NumCPUs"]) == ("1", "01:00:00", "12")
+    job_facts = wait_for_end(slurm, job)
+    assert job_facts["JobState"] == "COMPLETED", output(tmp_path, job)
+    assert (job_facts["Partition"], job_facts["Account"]) == ("spare", "vision")
+    assert (job_facts["Requeue"], job_facts["TimeLimit"], job_facts["NumCPUs"]) == ("1", "01:00:00", "12")
     said = sorted(line.partition(": ")[2] for line in output(tmp_path, job).splitlines() if "--epochs" in line)
     logs = f"--log-file results/live/slurm-{job}.jsonl --checkpoint results/live/slurm-{job}.pt"
     assert said == [f"{logs} --epochs 7 0,1 3 {rank} {sys.executable}" for rank in range(4)]
@@ -301,7 +304,7 @@ def test_the_files_as_they_stand_are_accepted(file, slurm):
     assert re.search(r"signal +: USR1@120", done.stderr)
 
 
-@each_file
+@one_weekly
 def test_the_courses_own_environment_comes_first(file, slurm, course):
     own_python(course, "echo $0 $1")
     job = submit(slurm, course, file)
@@ -310,26 +313,19 @@ def test_the_courses_own_environment_comes_first(file, slurm, course):
     assert sorted(output(course, job).splitlines()) == [f"0: {said}", f"1: {said}"]
 
 
-@each_file
+@one_weekly
 def test_submitted_elsewhere_it_says_so(file, slurm, tmp_path):
     job = submit(slurm, tmp_path, file)
-    told = wait_for_end(slurm, job)
-    assert (told["JobState"], told["ExitCode"]) == ("FAILED", "2:0")
+    job_facts = wait_for_end(slurm, job)
+    assert (job_facts["JobState"], job_facts["ExitCode"]) == ("FAILED", "2:0")
     said = f"{file}.sbatch: no main.py in {tmp_path}: submit in the course's root folder\n"
     assert output(tmp_path, job) == said
 
 
-@pytest.mark.parametrize("missing", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"])
-def test_a_missing_slurm_variable_is_one_line_and_status_2(missing, slurm, course):
-    command = ["srun", "--ntasks=1", "env", "-u", missing, sys.executable, "main.py"]
-    done = slurm.run(command, cwd=course, env=environment())
-    said = [line for line in done.stderr.splitlines() if not line.startswith("srun: ")]
-    assert done.returncode == 2
-    assert said == [f"main.py: error: {missing} is not set: start with torchrun, or with srun in a Slurm job"]
-
 # -------------------------------------------------------------------------------------------------------------- the lab
 
 
+@pytest.mark.weekly
 def test_a_second_lab_without_gpus_beside_the_first(slurm, tmp_path):
     script(tmp_path, "print('CUDA_VISIBLE_DEVICES' in os.environ, flush=True)")
     path = runner.ROOT / "scripts" / "cluster" / "ranks.sbatch"
@@ -365,20 +361,3 @@ def test_a_lab_ends_with_the_status_of_its_command():
     done = subprocess.run([*SCRIPT, *command], cwd=runner.ROOT, env=environment(), capture_output=True, text=True,
                           timeout=60)
     assert (done.returncode, done.stdout) == (7, "node1\n")
-
-
-@pytest.mark.parametrize(("options", "said"), [
-    (["--nodes", "0", "--", "true"], "--nodes 0: it must be 1 to 99"),
-    (["--gpus", "-1", "--", "true"], "--gpus -1: it must be 0 to 99"),
-    ([], "the following arguments are required: COMMAND"),
-])
-def test_bad_input_to_the_lab_is_one_line_and_status_2(options, said):
-    done = subprocess.run([*SCRIPT, *options], cwd=runner.ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, f"slurm_lab.py: error: {said}\n")
-
-
-def test_where_slurm_is_missing_the_lab_names_the_packages(monkeypatch):
-    monkeypatch.setattr(slurm_lab, "TOOLS", "/nowhere")
-    assert slurm_lab.missing().endswith("apt-get install slurmctld slurmd slurm-client munge")
-    with pytest.raises(slurm_lab.ClusterError, match="Slurm is not installed here"):
-        slurm_lab.Slurm()

@@ -13,12 +13,6 @@ def lost(every, write, between, restart):
     return {"writing": write / every, "work made again": every / (2 * between), "restarts": restart / between}
 
 
-def alone(between, restart, gap, groups):
-    """The same where only the group that failed starts again, one of `groups` that are alike. `gap`: seconds until the
-    others go on without it; what the missing group would have done is lost, too."""
-    return {"all wait": gap / between, "one group is missing": restart / groups / between}
-
-
 def drawn(every, write, between, restart, failures=5000, seed=0):
     """The share by chance instead: failures at random moments. Of the time until each, whole intervals are kept."""
     until = np.random.default_rng(seed).exponential(between, failures)

@@ -1,4 +1,4 @@
-"""A rank that says who it is and what its launcher told it, and no more. Notebook 10 starts it in every way.
+"""A rank that says who it is and which variables its launcher gave it, and no more. Notebook 10 starts it in every way.
 
     torchrun --nproc_per_node=2 lessons/l10_launchers/hello_rank.py
     python -m torch.distributed.launch --nproc_per_node=2 lessons/l10_launchers/hello_rank.py
@@ -24,19 +24,20 @@ from files import check_output
 from options import from_zero, nonempty_path, positive
 
 
-def told_by_launcher():
-    """What this process finds in its environment, and its parent, the launcher, did not find in its own."""
-    theirs = psutil.Process(os.getppid()).environ()
-    return {name: value for name, value in sorted(os.environ.items()) if theirs.get(name) != value}
+def variables_of_launcher():
+    """The environment variables that the launcher, this process's parent, has set or changed for it."""
+    parent = psutil.Process(os.getppid()).environ()
+    return {name: value for name, value in sorted(os.environ.items()) if parent.get(name) != value}
 
 
 def hello(number, args):
     """The life of a rank. `number` is what mp.spawn passes to its function; None from the other launchers."""
     rank, attempt = int(os.environ.get("RANK", number or 0)), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     record = {"rank": rank, "attempt": attempt, "pid": os.getpid(), "first_line": first_line, "passed": number,
-              "arguments": [word for word in sys.argv if word.startswith("--local")], "told": told_by_launcher()}
+              "arguments": [word for word in sys.argv if word.startswith("--local")],
+              "variables": variables_of_launcher()}
     passed = record["arguments"] + [f"the number {number}"] * (number is not None)
-    print(f"rank {rank}, attempt {attempt}, process {os.getpid()}: told {len(record['told'])} variables", *passed,
+    print(f"rank {rank}, attempt {attempt}, process {os.getpid()}: got {len(record['variables'])} variables", *passed,
           sep=" and ", flush=True)
     try:
         if args.fail is not None:
@@ -67,7 +68,7 @@ def main():
     parser.add_argument("--spawn", type=positive(int), metavar="N", help="start N ranks with mp.spawn")
     parser.add_argument("--fail", type=from_zero, metavar="RANK", help="this rank fails at its first attempt")
     parser.add_argument("--out", type=nonempty_path, metavar="FILE",
-                        help="append what each rank found to this file, JSON lines")
+                        help="append a record of each rank to this file, JSON lines")
     # torch.distributed.launch gives it
     parser.add_argument("--local-rank", "--local_rank", type=from_zero, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,12 +1,16 @@
-"""Lesson 10: what launchers tell a rank, what ranks print, what torchrun makes of its options, what nodes say."""
+"""Lesson 10: the variables of a rank, lines that ranks print at once, attempts in a notebook, torchrun's options."""
 
-import json
-import math
 import re
-import statistics
-import time
+import socket
+import tempfile
+import uuid
 from pathlib import Path
+from unittest import mock
 
+import nbformat
+from torch.distributed import run as torchrun
+
+from course import processes
 from course.rendezvous import MEANING
 
 MORE = {
@@ -17,37 +21,62 @@ MORE = {
     "ROLE_RANK": "as RANK, where all ranks have one role", "ROLE_WORLD_SIZE": "as WORLD_SIZE, likewise",
     "ROLE_NAME": "the role", "TORCHELASTIC_SIGNALS_TO_HANDLE": "on these torchrun ends its ranks",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a failed NCCL collective ends the rank"}
-SAID = re.compile(r"(print|write): rank \d+, step \d+")  # by chatter.py
-ORDERS = (1, 3, 10, 30)  # among which a learner is asked to choose
 CALLS = {"print": "print(line)", "write": 'sys.stdout.write(line + "\\n")'}
+ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): \S.*$", re.MULTILINE)
 
 
-def variables(told, hosts):
-    """Rows: what each variable that a rank was told says, and its value. `hosts`: this one's names, not to be shown."""
-    def value(text):
-        name = "this machine" if text in hosts else f"…/{Path(text).name}" if text.startswith("/") else text
+def variables(environment: dict) -> list[dict]:
+    """Rows: what each variable that a launcher gave a rank says, and its value. No host and no folder is shown."""
+    def shown(text):
+        name = ("this machine" if text in (socket.gethostname(), socket.getfqdn()) else
+                f"…/{Path(text).name}" if text.startswith("/") else text)
         return name if len(name) < 31 else f"{name[:28]}…"
 
     meaning = MEANING | MORE
-    names = sorted(told, key=lambda name: (list(meaning).index(name) if name in meaning else 99, name))
-    return [{"variable": f"`{name}`", "says": meaning.get(name, ""), f"rank {told['RANK']}": value(told[name])}
-            for name in names]
+    names = sorted(environment, key=lambda name: (list(meaning).index(name) if name in meaning else 99, name))
+    return [{"variable": f"`{name}`", "says": meaning.get(name, ""),
+             f"rank {environment['RANK']}": shown(environment[name])} for name in names]
 
 
-def glued(screen):
-    """Rows: of the lines that the ranks of `chatter` printed, with each call, how many did not stay whole."""
+def in_a_notebook(first: str, cell: str, seconds: float) -> tuple[str, str]:
+    """How a notebook of these two cells ends, where each may take so many seconds: "worked", "failed" or "hung", and
+    what it prints, or the first error. Nothing that it started is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        notebook, file = nbformat.v4.new_notebook(), Path(folder, "attempt.ipynb")
+        notebook.cells = [nbformat.v4.new_code_cell(source) for source in (first, cell)]
+        nbformat.write(notebook, file)
+        command = ["papermill", "--kernel=python3", "--log-output", "--no-progress-bar",
+                   f"--execution-timeout={seconds}", file, file]
+        status, output = processes.run_and_read(command, 60 + 3 * seconds, uuid.uuid4().hex)
+        if status == 0:
+            outputs = nbformat.read(file, 4).cells[1].outputs
+            return "worked", "".join(part.get("text", "") for part in outputs).strip()
+    if status is None or "CellTimeoutError" in output:
+        return "hung", f"no end within {seconds} s: killed"
+    return "failed", ERROR_LINE.findall(output)[0]
+
+
+def glued(screen: list[str]) -> list[dict]:
+    """Rows: of the lines that the ranks of 10_chatter.py printed, with each call, how many did not stay whole."""
     rows = []
     for call, shown in CALLS.items():
-        found = [[one[1] for one in SAID.finditer(line)] for line in screen]
-        with_it = [(line, calls) for line, calls in zip(screen, found, strict=True) if call in calls]
-        several = [line for line, calls in with_it if len(calls) > 1]
-        rows.append({"written with": f"`{shown}`", "lines printed": sum(calls.count(call) for _, calls in with_it),
-                     "lines on the screen": len(with_it), "of these hold several": len(several),
+        counts = {line: len(re.findall(rf"{call}: rank \d+, step \d+", line)) for line in screen}
+        several = [line for line, count in counts.items() if count > 1]
+        rows.append({"written with": f"`{shown}`", "lines printed": sum(counts.values()),
+                     "lines on the screen": sum(count > 0 for count in counts.values()),
+                     "of these hold several": len(several),
                      "for example": f"`{several[0].strip()}`" if several else "–"})
     return rows
 
 
-def rendezvous(config):
+def launch_config(options: str):
+    """The LaunchConfig that `torchrun OPTIONS main.py` would work with. Nothing is started."""
+    with mock.patch.object(torchrun, "elastic_launch") as launch:
+        torchrun.run(torchrun.parse_args([*options.split(), "main.py"]))
+    return launch.call_args.kwargs["config"]
+
+
+def rendezvous(config) -> dict:
     """Cells of a row: what a torchrun with this LaunchConfig waits for, and where."""
     nodes = {config.min_nodes, config.max_nodes}
     return {"nodes": " to ".join(map(str, sorted(nodes))), "rendezvous": config.rdzv_backend,
@@ -55,49 +84,6 @@ def rendezvous(config):
             "name of the job": config.run_id if len(config.run_id) < 9 else f"{config.run_id[:8]}…"}
 
 
-def attempts(processes):
-    """Bars of a timeline: the life of each process of hello_rank.py, in milliseconds from the first one's start."""
-    begin = min(process["first_line"] for process in processes)
-    return [{"rank": process["rank"], "event": f"attempt {process['attempt']}",
-             "text": process["end"].split(" ", 2)[2], "start": 1000 * (process["first_line"] - begin),
-             "end": 1000 * (process["ready"] - begin)} for process in processes]
-
-
-def essential(console):
+def essential(console: str) -> str:
     """The lines of main.py on a console that say who trains, and each epoch; no more than 150 characters of each."""
     return "\n".join(line[:150] for line in console.splitlines() if re.search(r"rank\(s\) x batch|Epoch: \d", line))
-
-
-def ray_order(file):
-    """Which of ORDERS is nearest to how many times as long two ranks take under Ray as under torchrun until a step is
-    done. `file`: what scripts/measure/benchmark.py --only ray wrote."""
-    times = statistics.median(_ratios(file))
-    return min(ORDERS, key=lambda order: abs(math.log(order / times)))
-
-
-def ray_start(file):
-    """Rows: seconds of each round until a step is done, and their ratio, the smallest first."""
-    rounds = _measured(file)["rounds"]["ray"]
-    rows = [{"round": number, "torchrun, seconds": f"{one['torchrun start s']:.2f}",
-             "Ray Train, seconds": f"{one['ray start s']:.2f}", "Ray / torchrun": f"{one['ray / torchrun start']:.1f}"}
-            for number, one in enumerate(rounds, 1)]
-    return [row for _, row in sorted(zip(_ratios(file), rows, strict=True), key=lambda pair: pair[0])]
-
-
-def ray_where(file):
-    """The median of the ratios; when, on what and how they were measured."""
-    found, ratios = _measured(file), _ratios(file)
-    day, versions = time.strftime("%Y-%m-%d", time.gmtime(found["time"])), found["versions"]
-    whole = statistics.median(one["torchrun whole s"] + one["ray whole s"] for one in found["rounds"]["ray"])
-    middle = f"Sorted by the ratio; its median is **{statistics.median(ratios):.1f}**. " if len(ratios) > 1 else ""
-    return (f"{middle}Recorded on {day}, on a machine with {found['machine']['cores']} cores, PyTorch "
-            f"{versions['torch']}, Ray {versions['ray']} (`{file}`). A round, until both prompts were back, took about "
-            f"{whole:.0f} s.")
-
-
-def _ratios(file):
-    return [one["ray / torchrun start"] for one in _measured(file)["rounds"]["ray"]]
-
-
-def _measured(file):
-    return json.loads(Path(file).read_text(encoding="utf-8"))

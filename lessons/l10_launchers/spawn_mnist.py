@@ -68,31 +68,31 @@ def be_rank(rank, args, port):
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: the parent serves it
     })
-    here = launch.find_placement(args.device)
-    torch.set_num_threads(launch.threads_per_rank(here))
-    launch.init_distributed_mode(here, timeout=args.timeout)
+    placement = launch.find_placement(args.device)
+    torch.set_num_threads(launch.threads_per_rank(placement))
+    launch.init_distributed_mode(placement, timeout=args.timeout)
     try:
-        train(here, args)
+        train(placement, args)
     finally:
         launch.end_distributed_mode()
-    if here.backend == "gloo":
+    if placement.backend == "gloo":
         shortcuts.exit_now()  # a thread of gloo may abort Python's own ending
 
 
-def train(here, args):
-    torch.manual_seed(here.rank)  # dropout must differ between ranks; the first weights not: DDP sends rank 0's to all
-    if here.device.type == "cpu":
+def train(placement, args):
+    torch.manual_seed(placement.rank)  # dropout must differ between ranks; DDP sends rank 0's first weights to all
+    if placement.device.type == "cpu":
         shortcuts.defer_compiler()  # nothing is compiled here
-    train_set, test_set = data.load(args, here)
-    raw_model = models.ConvNet(channels=1, image_size=28).to(here.device)
-    model = DistributedDataParallel(raw_model, device_ids=[here.device] if here.device.type == "cuda" else None)
+    device, (train_set, test_set) = placement.device, data.load(args, placement)
+    raw_model = models.ConvNet(channels=1, image_size=28).to(device)
+    model = DistributedDataParallel(raw_model, device_ids=[device] if device.type == "cuda" else None)
     sampler = DistributedSampler(train_set)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, fused=True)
     for epoch in range(args.epochs):
         model.train()
         sampler.set_epoch(epoch)
-        start, sums = time.perf_counter(), torch.zeros(3, dtype=torch.float64, device=here.device)
+        start, sums = time.perf_counter(), torch.zeros(3, dtype=torch.float64, device=device)
         for images, labels in loader:
             logits = model(images)
             loss = torch.nn.functional.cross_entropy(logits, labels)
@@ -102,11 +102,11 @@ def train(here, args):
             optimizer.step()
         loss, hits, images = utils.all_sum(sums)  # over all ranks
         seconds = time.perf_counter() - start
-        val_loss, val_accuracy = utils.evaluate(model.module, test_set, here)  # each test image once, over all ranks
-        if here.rank == 0:
+        val_loss, val_accuracy = utils.evaluate(model.module, test_set, placement)  # over all ranks
+        if placement.rank == 0:
             print(f"Epoch: {epoch}, Loss: {loss / images:.4f}, acc: {hits / images:.4f}, time cost: {seconds:.2f}s, "
                   f"val loss: {val_loss:.4f}, val acc: {val_accuracy:.4f}", flush=True)
-    if args.save_model and here.rank == 0:  # not model.state_dict(): its names begin with "module."
+    if args.save_model and placement.rank == 0:  # not model.state_dict(): its names begin with "module."
         checkpoint.save_model(model.module, args.save_model)
 
 

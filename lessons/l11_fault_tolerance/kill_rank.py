@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import files
 import options
@@ -27,8 +28,8 @@ from course import processes, rank_program
 POLL = 0.05  # seconds between two looks at the log
 
 
-def records(log, begin=0):
-    """The log's whole records from byte `begin` on; what an earlier run wrote stands before it."""
+def records(log: Path, begin: int = 0) -> list[dict]:
+    """The log's whole records from byte `begin` on: the records of an earlier run stand before it."""
     raw = log.read_bytes()[begin:] if log.exists() else b""
     return [json.loads(line) for line in raw.splitlines(keepends=True) if line.endswith(b"\n")]
 
@@ -38,7 +39,7 @@ class Killer(threading.Thread):
 
     def __init__(self, plan, log, mark):
         super().__init__(daemon=True)
-        self.plan, self.log, self.mark = sorted(plan, key=lambda one: one[1]), log, mark
+        self.plan, self.log, self.mark = sorted(plan, key=lambda kill: kill[1]), log, mark
         self.begin = log.stat().st_size if log.exists() else 0
         self.over, self.done, self.error = threading.Event(), [], None
 
@@ -58,16 +59,18 @@ class Killer(threading.Thread):
             self.done.append({"rank": rank, "epoch": epoch, "time": time.time()})
 
     def wait_for(self, condition):
-        """What the condition gives, once it gives something; None when the run is over first."""
+        """The result of the condition, once it is not None; None where the run is over first."""
         while not self.over.wait(POLL):
-            if (found := condition()) is not None:
-                return found
+            if (result := condition()) is not None:
+                return result
 
     def finished(self, epoch):
-        return {one["epoch"]: one for one in records(self.log, self.begin) if one["kind"] == "epoch"}.get(epoch)
+        return {record["epoch"]: record for record in records(self.log, self.begin)
+                if record["kind"] == "epoch"}.get(epoch)
 
     def world_size(self):
-        return [one["world_size"] for one in records(self.log, self.begin) if one["kind"] in ("run", "restart")][-1]
+        return [record["world_size"] for record in records(self.log, self.begin)
+                if record["kind"] in ("run", "restart")][-1]
 
 
 def main():
@@ -94,16 +97,16 @@ def main():
             files.check_output("--out", args.out)
         killer.start()
         try:
-            status, said = processes.run_and_read(args.command, args.within, mark)
+            status, output = processes.run_and_read(args.command, args.within, mark)
             if args.again and status and len(killer.done) == len(args.kill):
-                status, more = processes.run_and_read(args.command, args.within, mark)
-                said += more
+                status, again = processes.run_and_read(args.command, args.within, mark)
+                output += again
         finally:
             killer.over.set()
             killer.join()
-    print(said, end="", flush=True)
+    print(output, end="", flush=True)
     if args.out:
-        rank_program.write_json(args.out, {"kills": killer.done, "said": said.splitlines()})
+        rank_program.write_json(args.out, {"kills": killer.done, "said": output.splitlines()})
     if status is None:
         killer.error = f"not done within {args.within:g} s, and ended"
     missing = [f"rank {rank} at epoch {epoch:g}" for rank, epoch in killer.plan[len(killer.done):]]

@@ -37,14 +37,14 @@ SWITCH = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # without it torch 2.14 and 2.15 
 
 
 class Trouble(RuntimeError):
-    """What was waited for did not happen. One line says who waited for what."""
+    """A wait was in vain. One line says who waited for what."""
 
 
 def last_words(console):
     """Why a program failed, in one line, from the file of what it said."""
-    said = processes.without_folders(console.read_text())
-    found = explain(said)
-    return found[1] if found else (said.splitlines() or ["it said nothing"])[-1]
+    output = processes.without_folders(console.read_text())
+    explained = explain(output)
+    return explained[1] if explained else (output.splitlines() or ["it said nothing"])[-1]
 
 
 class Lab:

@@ -60,8 +60,8 @@ class Groups:
         return self.folder / f"group{group}.jsonl"
 
     def wait(self, condition, what):
-        """What the condition gives, once it gives something. Trouble where --within is over or a process has failed."""
-        while not (found := condition()):
+        """The result of the condition, once it is true. Trouble where --within is over or a process has failed."""
+        while not (result := condition()):
             for who, process in self.started.items():
                 if process.poll():
                     raise Trouble(f"waited for {what}, and {self.name(who)} ended: {last_words(self.console(who))}")
@@ -70,7 +70,7 @@ class Groups:
             if time.monotonic() > self.give_up:
                 raise Trouble(f"waited for {what}, and --within {self.args.within:g} s are over")
             time.sleep(0.05)
-        return found
+        return result
 
     def console(self, who):
         return self.folder / f"{self.name(who)}.out"
@@ -82,7 +82,8 @@ class Groups:
         """The moment at which the victim was killed."""
         victim, step = self.args.kill
         other = GROUPS[1 - victim]
-        self.wait(lambda: any(one["kind"] == "step" and one["step"] >= step for one in records(self.log(other))),
+        self.wait(lambda: any(record["kind"] == "step" and record["step"] >= step
+                              for record in records(self.log(other))),
                   f"step {step:g} of group{other}")
         self.wait(lambda: processes.find_rank(self.marks[victim], 0), f"the rank of group{victim}").kill()
         killed = time.time()

@@ -77,10 +77,10 @@ def main():
             raise ValueError(f"--load {args.load}: no checkpoint there (no .metadata); write one with --save")
         if args.save and (args.save / ".metadata").exists():  # overwritten file by file, it would be neither in between
             raise ValueError(f"--save {args.save}: holds a checkpoint already; name a folder of its own for each")
-        here = launch.find_placement("cpu", "gloo")
+        placement = launch.find_placement("cpu", "gloo")
         if args.save:
             check_writable("--save", args.save)
-    with rank_program.ranks(here, args.timeout):
+    with rank_program.ranks(placement, args.timeout):
         state = state_of_this_rank(expected())
         if args.save:
             dcp.save(state, storage_writer=dcp.FileSystemWriter(args.save))
@@ -88,8 +88,8 @@ def main():
             loaded = load(args.load)
             for name, value in state.items():
                 if not torch.equal(local(loaded[name]), local(value)):
-                    raise RuntimeError(f"rank {here.rank}: {name} is not what was saved")
-        held = {"rank": here.rank, "rows of the table": len(local(state["table"])), "of": ROWS}
+                    raise RuntimeError(f"rank {placement.rank}: {name} is not what was saved")
+        held = {"rank": placement.rank, "rows of the table": len(local(state["table"])), "of": ROWS}
         print(("saved " if args.save else "loaded, bit for bit the same: ") + json.dumps(held), flush=True)
 
 

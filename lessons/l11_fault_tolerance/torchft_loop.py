@@ -84,11 +84,11 @@ def learn(manager, model, optimizer, batch, steps, log):
                   loss=loss.item())
 
 
-def train(args, here):
-    torch.set_num_threads(launch.threads_per_rank(here))
+def train(args, placement):
+    torch.set_num_threads(launch.threads_per_rank(placement))
     torch.manual_seed(args.seed)
-    train_set, test_set = data.load(args, here)
-    raw_model = models.make_model(args, train_set, here.device)
+    train_set, test_set = data.load(args, placement)
+    raw_model = models.make_model(args, train_set, placement.device)
     manager, optimizer = managed(args, raw_model, utils.make_optimizer(raw_model.parameters(), args))
     sampler = DistributedSampler(train_set, args.groups, args.group, shuffle=args.shuffle, seed=args.seed)
     per_epoch = math.ceil(len(sampler) / args.batch_size)
@@ -103,11 +103,11 @@ def train(args, here):
         return train_set.__getitems__(order(epoch)[place * args.batch_size:][:args.batch_size])
 
     with run_log.RunLog(args.log_file) as log:
-        run_log.describe(args, dataclasses.replace(here, rank=args.group, world_size=args.groups), sampler, log)
+        run_log.describe(args, dataclasses.replace(placement, rank=args.group, world_size=args.groups), sampler, log)
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":  # one that comes back joins whoever is there
             wait_for_all(manager, args.groups, args.timeout)
         learn(manager, raw_model, optimizer, batch, args.epochs * per_epoch, log)
-        loss, accuracy = utils.evaluate(raw_model, test_set, here)
+        loss, accuracy = utils.evaluate(raw_model, test_set, placement)
         log.write("result", val_loss=float(loss), val_accuracy=float(accuracy))
     if args.save_model:
         checkpoint.save_model(raw_model, args.save_model)
@@ -120,16 +120,16 @@ def main():
     parser.add_argument("--groups", type=options.positive(int), default=2, help="how many there are; default: 2")
     args = framework_run.parse(parser, "torchft")
     with parser.one_line():
-        here = framework_run.resolve(args)
-        if here.world_size != 1:
-            raise ValueError(f"a group is one rank here, and torchrun started {here.world_size}: --nproc_per_node=1")
+        placement = framework_run.resolve(args)
+        if placement.world_size != 1:
+            raise ValueError(f"a group is one rank, and torchrun started {placement.world_size}: --nproc_per_node=1")
         if args.group >= args.groups:
             raise ValueError(f"--group {args.group}: groups count from 0, and there are {args.groups}")
-        if here.launcher != "torchrun":
+        if placement.launcher != "torchrun":
             raise ValueError("without a torchrun of its own a group has nowhere to meet: start it as --help says")
         if "TORCHFT_LIGHTHOUSE" not in os.environ:
             raise ValueError("TORCHFT_LIGHTHOUSE is not set: start torchft_lighthouse, and set it as --help says")
-    train(args, here)
+    train(args, placement)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ def training(fault):
         own = (sums[0] / sums[1]).item()
         if fault != "rank_0_loss":
             dist.all_reduce(sums)
-        told = [None] * ranks
-        dist.all_gather_object(told, {"first_images": mine[:8].tolist(), "updates": updates, "images": len(mine),
+        tables = [None] * ranks
+        dist.all_gather_object(tables, {"first_images": mine[:8].tolist(), "updates": updates, "images": len(mine),
                                       "loss": own, "weight_norm": model.module.weight.norm().item()})
-        epochs.append({"loss": (sums[0] / sums[1]).item(), "ranks": told})
+        epochs.append({"loss": (sums[0] / sums[1]).item(), "ranks": tables})
     shard = list(DistributedSampler(range(TESTS), shuffle=False) if fault == "padded_evaluation"
                  else range(rank, TESTS, ranks))
     right = (model.module(data[SAMPLES:][shard]).flatten() > 0).float() == labels[SAMPLES:][shard]
@@ -66,10 +66,10 @@ def text(letter, log):
     lines = [f"run {letter}"]
     for epoch, record in enumerate(log["epochs"]):
         lines.append(f"  Epoch {epoch}: loss {record['loss']:.4f}")
-        for rank, told in enumerate(record["ranks"]):
-            first = " ".join(map(str, told["first_images"]))
-            lines.append(f"    rank {rank}: {told['updates']} updates, {told['images']} images ({first} …), "
-                         f"loss {told['loss']:.4f}, weight norm {told['weight_norm']:.5f}")
+        for rank, table in enumerate(record["ranks"]):
+            first = " ".join(map(str, table["first_images"]))
+            lines.append(f"    rank {rank}: {table['updates']} updates, {table['images']} images ({first} …), "
+                         f"loss {table['loss']:.4f}, weight norm {table['weight_norm']:.5f}")
     return "\n".join([*lines, f"  Test: accuracy {log['accuracy']:.4f}, {log['test_images']} images"])
 
 

@@ -38,22 +38,21 @@ here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-para
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
 # %%
+import inspect
 import os
-import socket
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+import torch.multiprocessing as mp
+from IPython.core.magic import register_cell_magic
 
-import launch
 import data
 import models
 from course import plots, processes, slurm
 from course.hosts import Cluster, where
 from lessons.l10_launchers import check, show
-from lessons.l10_launchers.commands import launch_config
-from lessons.l10_launchers.notebook_kernel import SecondKernel
 
 # %% tags=["parameters"]
 samples = 6000  # training images of MNIST
@@ -84,12 +83,12 @@ for old in live.glob("10_*"):
 # !torchrun --nproc_per_node=2 {lessons}/hello_rank.py --out {live}/10_torchrun.txt
 # !python {lessons}/hello_rank.py --spawn 2 --out {live}/10_spawn.txt
 
-# %%
-by_torchrun, by_spawn = (pd.read_json(live / f"10_{name}.txt", lines=True)["told"]
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+by_torchrun, by_spawn = (pd.read_json(live / f"10_{name}.txt", lines=True)["variables"]
                          for name in ("torchrun", "spawn"))
 lesson.predicted(my_torchrun, len(needed & set(by_torchrun[0])), "from torchrun")
 lesson.predicted(my_spawn, len(needed & set(by_spawn[0])), "from mp.spawn")
-lesson.table(show.variables(by_torchrun[0], {socket.gethostname(), socket.getfqdn()}))
+lesson.table(show.variables(by_torchrun[0]))
 
 # %% [markdown]
 # The first eight are those of [03](03_processes_and_ranks.ipynb). (Meanings after [torchrun's
@@ -106,8 +105,8 @@ lesson.table(show.variables(by_torchrun[0], {socket.gethostname(), socket.getfqd
 # You sit in a notebook and want two ranks, quickly. One process can start another in two ways: **spawn** starts a new
 # Python, which must be told everything; **fork** (Linux, macOS) makes a copy of the process that runs.
 #
-# Some of what follows fails, or never ends. So it runs in a **second kernel**: a notebook like this one that nobody
-# looks at. A cell that begins with `%%attempt` runs there, and is ended after a time limit.
+# Some of these attempts fail, or never end. So each runs in a **notebook of its own**, which has the function `add_up`.
+# It is ended, with all that it started, where the cell takes longer than its seconds.
 #
 # 1. `mp.spawn` with a function of the notebook.
 # 2. The same function, but the processes are started by `fork`.
@@ -118,33 +117,41 @@ lesson.table(show.variables(by_torchrun[0], {socket.gethostname(), socket.getfqd
 # %%
 my_working = None  # a list, such as [1, 2]
 
-# %%
-second = SecondKernel()
-second.register()
 
 # %%
-# %%attempt 1
-from torch import arange, multiprocessing as mp, set_num_threads
-
 def add_up(rank):
-    print("rank", rank, arange(1_000_000).sum().item(), flush=True)
+    torch.arange(1_000_000).sum()
 
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+how = {}  # how each attempt ended
+
+
+@register_cell_magic
+def attempt(line, cell):
+    """%%attempt NUMBER SECONDS: run the cell below `add_up` in a notebook of its own."""
+    first = "import torch\nimport torch.multiprocessing as mp\n" + inspect.getsource(add_up)
+    number, seconds = map(int, line.split())
+    how[number], output = show.in_a_notebook(first, cell, seconds)
+    print(*filter(None, (how[number], output)), sep=": ")
+
+
+# %%
+# %%attempt 1 60
 mp.spawn(add_up, nprocs=2)
 
 # %%
-# %%attempt 2
+# %%attempt 2 60
 mp.start_processes(add_up, nprocs=2, start_method="fork")
 
 # %%
-# %%attempt --limit 5 3
-set_num_threads(2)
-arange(1_000_000).sum()
+# %%attempt 3 20
+torch.set_num_threads(2)
+torch.arange(1_000_000).sum()
 mp.start_processes(add_up, nprocs=2, start_method="fork")
 
 # %%
-worked = [int(way) for way, outcome in second.outcomes.items() if outcome.worked]
-second.end()
-lesson.predicted(my_working, worked)
+lesson.predicted(my_working, [number for number, end in how.items() if end == "worked"])
 
 # %% [markdown]
 # - **spawn** starts a new Python, which must *import* the function by its name. What stands in a cell cannot be
@@ -154,8 +161,8 @@ lesson.predicted(my_working, worked)
 #   thread in each rank, `torch.set_num_threads(1)`, avoids it.) After the notebook has used a GPU, fork fails: *Cannot
 #   re-initialize CUDA in forked subprocess*.
 #
-# So: a function that stands **in a file**, and spawn. Here is one, and it fails, too. Why? (`why_it_failed.py` runs a
-# command, and shows of all that it says the line that matters.)
+# So put the function **in a file**, and use spawn. This file fails, too. Why? (`why_it_failed.py` runs a command, and
+# shows the line of its output that matters.)
 
 # %%
 # %%writefile results/live/10_guard.py
@@ -251,13 +258,27 @@ check.spawned(live / "10_be_rank.py")
 # All ranks write to the same screen. Four ranks print 20 lines each with `print(line)`, then 20 with one `write`, all
 # at the same moments, as ranks do at the end of a step.
 #
+
+# %%
+# %%writefile results/live/10_chatter.py
+import os
+import sys
+import time
+
+time.sleep(2 - time.time() % 2)  # all ranks begin at an even second
+for name, say in ("print", print), ("write", lambda line: sys.stdout.write(line + "\n")):
+    for step in range(20):
+        time.sleep(0.02 - time.time() % 0.02)  # a step takes 20 ms
+        say(f"{name}: rank {os.environ['RANK']}, step {step}")
+
+# %% [markdown]
 # **Predict.** How many lines of the screen hold the words of several ranks, with `print`?
 
 # %%
 my_glued = None  # lines; 80 are printed
 
 # %%
-screen = processes.said(f"torchrun --nproc_per_node=4 {lessons}/chatter.py").splitlines()
+screen = processes.said(f"torchrun --nproc_per_node=4 {live}/10_chatter.py").splitlines()
 glued = show.glued(screen)
 lesson.predicted(my_glued, glued[0]["of these hold several"], "lines")
 lesson.table(glued)
@@ -355,7 +376,14 @@ my_processes = None  # processes
 # %%
 started = pd.read_json(live / "10_restart.txt", lines=True).to_dict("records")
 lesson.predicted(my_processes, len(started), "processes")
-plots.timeline(pd.DataFrame(show.attempts(started)), plt.subplots(figsize=(14, 5))[1])
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+begin = min(process["first_line"] for process in started)
+plots.timeline(pd.DataFrame([
+    {"rank": process["rank"], "event": f"attempt {process['attempt']}",
+     "text": process["end"].split(" ", 2)[2],  # without "rank N"
+     "start": 1000 * (process["first_line"] - begin), "end": 1000 * (process["ready"] - begin)}
+    for process in started]), plt.subplots(figsize=(14, 5))[1])
 plt.show()
 
 # %% [markdown]
@@ -372,7 +400,7 @@ plt.show()
 # %%
 c10d = "--rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=7"
 ways = ["--nnodes=1", "--master-port=29500", f"--nnodes=2 {c10d}", f"--nnodes=1:2 {c10d}"]
-lesson.table([{"torchrun": f"`{way}`"} | show.rendezvous(launch_config(way)) for way in ways])
+lesson.table([{"torchrun": f"`{way}`"} | show.rendezvous(show.launch_config(way)) for way in ways])
 
 # %% [markdown]
 # There are two kinds:
@@ -394,7 +422,7 @@ lesson.table([{"torchrun": f"`{way}`"} | show.rendezvous(launch_config(way)) for
 my_patience = None  # seconds
 
 # %%
-static = launch_config("--nnodes=2 --master-addr=node0")
+static = show.launch_config("--nnodes=2 --master-addr=node0")
 lesson.predicted(my_patience, static.rdzv_configs["timeout"], "seconds")
 
 # %% [markdown]
@@ -403,12 +431,12 @@ lesson.predicted(my_patience, static.rdzv_configs["timeout"], "seconds")
 #
 # ### Exercise 2: three launches that failed
 #
-# This is what torchrun printed. Most lines only say through which functions of torch the error came. What is the cause
-# of each? Answer with `port` (another program has it), `node` (one has not come), `rank 0` or `rank 1` (that rank failed
-# first), or `option` (torchrun does not know one).
+# This is what torchrun printed. (`grep` leaves out the lines that only say through which functions of torch the error
+# came.) What is the cause of each? Answer with `port` (another program has it), `node` (one has not come), `rank 0` or
+# `rank 1` (that rank failed first), or `option` (torchrun does not know one).
 
 # %%
-# !tail -n +1 {recorded}/failed-launches/*.out
+# !tail -n +1 {recorded}/failed-launches/*.out | grep -vE '^    |^  File "…'
 
 # %%
 my_causes = None  # a dict: {"A": "port", …}
@@ -501,70 +529,31 @@ print(show.essential("".join(file.read_text() for file in files) if no_slurm els
 # `torchrun.sbatch`. The weights of every launch of this lesson, beside those of one process:
 
 # %%
-found = {path.stem[3:]: torch.load(path) for path in sorted(live.glob("10_*.pt"))}
+trained = {path.stem[3:]: torch.load(path) for path in sorted(live.glob("10_*.pt"))}
 lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights):.0e}"}
-              for way, weights in found.items()])
+              for way, weights in trained.items()])
 
 # %% [markdown]
 # ## Where there is no Slurm
 #
-# Many jobs run on **Kubernetes**, which starts *pods* (a program with all that it needs) on the machines of a cluster;
-# Kubeflow Trainer starts a training there. **SkyPilot** rents machines of a cloud, sets them up, and gives them back.
-# On each machine both start a torchrun. These are the lines that count. *Neither was ever run here.*
+# **Kubernetes** starts *pods* (a program with all that it needs) on the machines of a cluster, and Kubeflow Trainer starts
+# a training in them. **SkyPilot** rents machines of a cloud, sets them up, and gives them back. Both start a torchrun on
+# each machine, as `torchrun.sbatch` does. *Neither was ever run here.* Two things to know:
 #
-# ```yaml
-# # Kubeflow Trainer 2: a TrainJob
-# trainer:
-#   numNodes: 2
-#   numProcPerNode: 8
-#   command: [torchrun]
-#   args: [/course/main.py, --log-file, /results/trainjob.jsonl, --checkpoint, /results/trainjob.pt]
-#
-# # SkyPilot: a task
-# file_mounts: {/results: {name: course-results, mode: MOUNT_CACHED}}
-# run: |
-#   torchrun --nnodes="$SKYPILOT_NUM_NODES" --nproc-per-node="$SKYPILOT_NUM_GPUS_PER_NODE" --rdzv-backend=c10d \
-#     --rdzv-id="$SKYPILOT_TASK_ID" --rdzv-endpoint="$(sed -n 1p <<< "$SKYPILOT_NODE_IPS"):29400" \
-#     main.py --log-file /results/sky.jsonl --checkpoint /results/sky.pt
-# ```
-#
-# The second command has the options of `torchrun.sbatch`, with SkyPilot's variables in place of Slurm's (`sed -n 1p`
-# takes the first address of the list: all nodes meet there). The first command has no such options. torchrun looks for
-# each option in the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [sets these
-# variables](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
-# with `PET_NODE_RANK` and `PET_MASTER_ADDR`: a static rendezvous. The disk of a pod or of a rented machine is lost when
-# it ends. So `/results` must be a volume of the cluster, or a bucket of the cloud (`file_mounts`).
+# - torchrun looks for each option in the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [sets these
+#   variables](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
+#   so its command is `torchrun main.py`. SkyPilot sets variables of its own, such as `SKYPILOT_NODE_IPS`, for you to
+#   write into torchrun's options.
+# - The disk of a pod or of a rented machine is lost when it ends. Write logs and checkpoints to a volume of the cluster,
+#   or to a bucket of the cloud.
 #
 # **Ray Train** needs no torchrun. [Ray](https://docs.ray.io/en/latest/cluster/key-concepts.html) makes a cluster of its
-# own, of a *head node*, which knows what is free where, and *workers*. On these it starts *actors*: Python objects, each
-# in a process of its own, that do what others ask. The training becomes a function, and each rank an actor that runs
-# it: `scripts/rivals/ray_loop.py`, with `main.py`'s weights at the end (a test compares them). What Ray adds:
-#
-# - *placement*: it gives each rank cores and GPUs that no other job has;
-# - *restart*: torchrun, too, starts all ranks again when one fails. But when a machine is lost, it waits until somebody
-#   starts a torchrun on another (or goes on with fewer, with `--nnodes=1:2`); [Ray finds
-#   another](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html) in its cluster by itself, unless [the
-#   head](https://docs.ray.io/en/latest/ray-core/fault_tolerance/nodes.html) is lost;
-# - *data*: [other processes](https://docs.ray.io/en/latest/train/user-guides/data-loading-preprocessing.html), on other
-#   machines if you like, prepare the batches.
-#
-# **Predict.** Two ranks of `main.py`, one step, on one machine that has no Ray yet. torchrun starts two processes. Ray
-# starts seven of its own (Ray 2.60, counted with `ps`), then actors that watch, and then the two. How many times as long
-# does it take until the step is done: 1, 3, 10 or 30?
-
-# %%
-my_times = None  # 1, 3, 10 or 30
-
-# %%
-ray = recorded / "ray-start/benchmark.json"
-lesson.predicted(my_times, show.ray_order(ray), "times")
-lesson.table(show.ray_start(ray))
-lesson.verdict(show.ray_where(ray))
-
-# %% [markdown]
-# A training of hours does not notice; whoever tries a small change every minute does. (Where a Ray runs already, part
-# of it is saved.) On your machine: `pip install -e '.[rivals]'`, then
-# `python scripts/measure/benchmark.py --only ray --rounds 1`.
+# own. The training becomes a function, and each rank an *actor* (a Python object in a process of its own) that runs it:
+# `scripts/rivals/ray_loop.py`, with `main.py`'s weights at the end (a test compares them). Ray gives each rank cores and
+# GPUs that no other job has, [finds another machine](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html)
+# when one is lost, and lets [other
+# processes](https://docs.ray.io/en/latest/train/user-guides/data-loading-preprocessing.html) prepare the batches. To start
+# a Ray takes time: `results/recorded/ray-start` has seconds beside torchrun's.
 #
 # ## Which one?
 #

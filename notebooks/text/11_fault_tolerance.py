@@ -42,7 +42,7 @@ here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-para
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
 # %%
-import json, math, os
+import importlib.util, json, math, os, re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -54,7 +54,7 @@ import data
 import options
 from course import plots, processes
 from course.hosts import Cluster, where
-from lessons.l11_fault_tolerance import check, lose_node, pictures, sharded_checkpoint, show, torchft_loop
+from lessons.l11_fault_tolerance import check, lose_node, sharded_checkpoint, show, torchft_loop
 from lessons.l11_fault_tolerance.kill_rank import records
 from run import Run
 
@@ -93,13 +93,18 @@ my_second = None  # "ends well" or "fails"
 #     torchrun --nproc_per_node=2 --max-restarts=1 --log-dir=results/live/11_errors \
 #     main.py --device cpu --samples 500 --test-samples 100 --epochs 1 --lr 1e30
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 job = max((live / "11_errors").iterdir(), key=os.path.getmtime)  # torchrun makes one for each job
-processes_of_job = [str(folder.relative_to(job)) for folder in sorted(job.glob("attempt_*/*"))]
-said = {one: json.loads((job / one / "error.json").read_text())["message"]["message"]
-        for one in processes_of_job if (job / one / "error.json").exists()}
-lesson.predicted(my_second, show.second_attempt(said))
-lesson.table(show.error_files(processes_of_job, said))
+rows = []
+for folder in sorted(job.glob("attempt_*/*")):  # attempt_0/1: attempt 0, rank 1
+    file, message = folder / "error.json", "(there is none)"
+    if file.exists():
+        message = json.loads(file.read_text())["message"]["message"]
+    rows.append({"attempt": folder.parent.name[-1], "rank": folder.name,
+                 "`error.json` says": message})
+second_failed = any(job.glob("attempt_1/*/error.json"))
+lesson.predicted(my_second, "fails" if second_failed else "ends well")
+lesson.table(rows)
 
 # %% [markdown]
 # **A restart cures an accident, and repeats a mistake.**
@@ -151,14 +156,15 @@ my_difference = None  # largest difference of a weight
 # %%
 kill = json.loads((live / "11_kill.json").read_text())
 whole, killed = records(live / "11_whole.jsonl"), records(live / "11_killed.jsonl")
-pictures.killed(whole, killed, victim, moment, kill["kills"][0]["time"])
+show.killed(whole, killed, victim, moment, kill["kills"][0]["time"])
 plt.show()
 
 # %%
 a, b = (torch.load(live / f"11_{name}.pt", weights_only=True) for name in ("whole", "killed"))
 largest = max((a[name] - b[name]).abs().max().item() for name in a)
 lesson.predicted(my_difference, largest)
-lesson.verdict(show.apart(whole, killed, largest))
+losses = [[record["loss"] for record in show.of_kind(log, "epoch")] for log in (whole, killed)]
+print("the losses of all epochs are equal:", losses[0] == losses[1])
 
 # %% [markdown]
 # Equal bits do not come by themselves. The checkpoint must hold *all* that the next step depends on: also the learning
@@ -169,12 +175,14 @@ lesson.verdict(show.apart(whole, killed, largest))
 #
 # What did the kill cost?
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 steps = math.ceil(samples / 64)  # of an epoch
 again, cost = show.kill_cost(killed, kill, steps)
 lesson.predicted(my_seconds, sum(cost.values()), "s")
 lesson.predicted(my_steps, again, "steps")
-lesson.table(show.cost_rows(again, cost))
+cost_of_all = {**cost, f"**together, with {again} steps made again**": sum(cost.values())}
+lesson.table([{"after the kill": part, "seconds": f"{seconds:.2f}"}
+              for part, seconds in cost_of_all.items()])
 
 
 # %% [markdown]
@@ -227,7 +235,7 @@ check.never_half(my_save)
 write = show.write_seconds(killed, steps, every)  # δ
 restart = sum(cost.values()) - cost.get("steps made again", 0)  # R
 between = 54 * 24 * 3600 / 419  # M, as published
-lesson.verdict(show.three(write, restart, between))
+print(f"δ = {1000 * write:.0f} ms, R = {restart:.1f} s, M = {between / 3600:.1f} h")
 
 # %% [markdown]
 # **Predict.** How many seconds between two checkpoints are best?
@@ -238,7 +246,7 @@ my_interval = None  # seconds
 # %%
 best = math.sqrt(2 * write * between)
 lesson.predicted(my_interval, best, "s")
-pictures.interval(write, between, restart, best)
+show.interval(write, between, restart, best)
 plt.show()
 
 # %% [markdown]
@@ -288,13 +296,19 @@ print(lose_node.ELASTIC, "main.py …")
 # %%
 log = records(nodes / "rejoin/run.jsonl")
 moments = json.loads((nodes / "rejoin/moments.json").read_text())
-pictures.elastic(log, moments, recorded=bool(why_not))
+show.elastic(log, moments, recorded=bool(why_not))
 plt.show()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 console = (nodes / "rejoin/node0.out").read_text()
-lesson.predicted(my_images, show.images_alone(console), "images a step")
-lesson.table(show.changes(log, moments))
+alone = re.search(r"\b1 rank\(s\) x batch (\d+)", console)
+lesson.predicted(my_images, int(alone[1]), "images a step")
+lesson.table([
+    {"": event, "trains again after, s": f"{record['time'] - moments[event]:.1f}",
+     "nodes": record["world_size"], "goes on in epoch": record["epoch"],
+     "after step": record["step"]}
+    for event, record in zip(("node1 is killed", "node1 is started again"),
+                             show.of_kind(log, "restart")[-2:], strict=True)])
 print(show.essential(console))
 
 # %% [markdown]
@@ -396,7 +410,7 @@ check.resumed("results/live/11_resume.py")
 # - A small program, the **lighthouse**, gets a sign of life (a *heartbeat*) from each group. Who gives none for 1.5 s
 #   counts as dead: that is our setting, `--heartbeat_timeout_ms`.
 # - In each step the groups that are alive form a **quorum**. They average their gradients over as many as they are.
-# - A step counts only if each group of the quorum came through it. Else those that are left make it again.
+# - A step counts only if each group of the quorum came through it. Otherwise the groups that are left make it again.
 # - A group that comes back is sent the weights and the optimizer's state by a living one, over the network, and joins
 #   at the step where the others are.
 #
@@ -421,7 +435,8 @@ my_twice = None  # steps
 my_same = None  # True or False
 
 # %%
-why_not = show.without_torchft() if one_alone else "one_alone is False"
+torchft = importlib.util.find_spec("torchft")
+why_not = (None if torchft else "torchft is not installed") if one_alone else "one_alone is False"
 kept = Path("results/recorded/restart-nothing") if why_not else live
 second = f"{kept}/11_again"
 queue = (f"kill_rank.py --again --kill {victim}@{moment} --out {second}.json --"
@@ -430,21 +445,32 @@ queue = (f"kill_rank.py --again --kill {victim}@{moment} --out {second}.json --"
 groups = (f"restart_nothing.py --kill {victim}@{int(moment * steps)} --out {kept}/11_groups"
           f" --compare {kept}/11_whole.pt -- {training.removeprefix('main.py')}")
 for command in [] if why_not else [queue, groups]:
-    processes.said(f"python scripts/cluster/{command}", 320)
-lesson.verdict(show.which_groups(why_not, kept))
+    processes.said(f"python lessons/l11_fault_tolerance/{command}", 320)
+lesson.verdict(f"{where(why_not, kept)} There each run had 12 epochs." if why_not else
+               "Live, on this machine, one after the other.")
 
 # %%
 ways, moments = show.ways(kept, batch=32)
-pictures.recoveries(ways, batch=64, recorded=bool(why_not))
+show.recoveries(ways, batch=64, recorded=bool(why_not))
 plt.show()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 alone = ways[show.ALONE]
 lesson.predicted(my_gap, alone["gap"], "s")
 lesson.predicted(my_twice, alone["again"], "step(s)")
 lesson.predicted(my_same, moments["off"] == 0)
-lesson.table(show.recovery_rows(ways, moments["loss"]))
-lesson.verdict(show.came_back(alone, moments))
+rows = [{"after the kill": name, "steps/s before it": f"{way['speed']:.0f}",
+         "no step for, s": f"{way['gap']:.1f}", "steps made twice": way["again"],
+         "images never seen": f"{way['unseen']:,}", "test loss, end": f"{way['loss']:.6f}"}
+        for name, way in ways.items()]
+undisturbed = dict.fromkeys(rows[0], "–") | {"after the kill": "(undisturbed)",
+                                             "test loss, end": f"{moments['loss']:.6f}"}
+lesson.table([*rows, undisturbed])
+lesson.verdict(
+    f"The killed group trained again {alone['back']:.1f} s after the kill. In between the other "
+    f"made {alone['alone']:,} steps alone. At the end the weights of both groups differ by "
+    f"{moments['apart']:.1g}. From the weights of the undisturbed run they differ by up to "
+    f"{moments['off']:.2g}: {100 * moments['off'] / moments['largest']:.0f} % of the largest.")
 
 # %% [markdown]
 # How many steps are made twice after a restart is chance: as many as were made since the last checkpoint, fewer than `every`.
@@ -462,7 +488,7 @@ lesson.verdict(show.came_back(alone, moments))
 
 # %%
 for seconds in (write, restart), (60, 600):  # δ and R: here, and what if the model were large?
-    lesson.verdict(show.costs(*seconds))
+    lesson.verdict("**δ = {:.2g} s, R = {:.3g} s**".format(*seconds))
     lesson.table(show.both_ways((8, 64, 2048), *seconds, node_hours, alone["gap"]))
 
 
@@ -493,7 +519,7 @@ check.recovery(my_recovery)
 #
 # With gloo, which talks over TCP, a process that dies closes its connections, and the others hear of it at once. (With
 # NCCL they may not: there `torchrun` notices that its child is dead, and ends the rest.) When a *cable* is cut, nothing
-# is closed. The packets are lost, and nobody is show.
+# is closed. The packets are lost, and nobody is told.
 #
 # So only the clock helps: `init_process_group(timeout=…)`, in `main.py` `--timeout`. Node1's link was cut while the
 # second pair of nodes trained with `--timeout 5`.
@@ -504,7 +530,7 @@ check.recovery(my_recovery)
 # %%
 my_hours = None  # GPU hours
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 at = json.loads((nodes / "cut/moments.json").read_text())
 nccl = defaults.default_pg_nccl_timeout  # None where torch has no NCCL
 waits = {"`--timeout 5`, seen": at["node0 gives up"] - at["the link of node1 is cut"],
@@ -512,7 +538,9 @@ waits = {"`--timeout 5`, seen": at["node0 gives up"] - at["the link of node1 is 
          "PyTorch's default, NCCL": nccl and nccl.total_seconds(),
          "PyTorch's default, gloo": defaults.default_pg_timeout.total_seconds()}
 lesson.predicted(my_hours, 64 * waits["PyTorch's default, gloo"] / 3600, "GPU hours")
-lesson.table(show.waits(waits))
+lesson.table([{"timeout": name, "seconds": f"{wait:,.1f}",
+               "GPU hours, 64 GPUs wait": f"{64 * wait / 3600:.2g}"}
+              for name, wait in waits.items() if wait is not None])
 print(show.essential((nodes / "cut/node0.out").read_text()))
 
 # %% [markdown]
@@ -541,12 +569,13 @@ my_copies = None  # times
 
 # %%
 # !rm -rf results/live/11_dcp
-# !torchrun --nproc_per_node=2 lessons/l11_fault_tolerance/sharded_checkpoint.py --save results/live/11_dcp
+# !torchrun --nproc_per_node=2 lessons/l11_fault_tolerance/sharded_checkpoint.py \
+#     --save results/live/11_dcp
 
 # %%
 pieces = sharded_checkpoint.contents(live / "11_dcp")
 lesson.predicted(my_copies, sum(piece["name"] == "fc1.weight" for piece in pieces), "time(s)")
-pictures.stored(pieces)
+show.stored(pieces)
 plt.show()
 
 # %% [markdown]

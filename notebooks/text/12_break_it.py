@@ -64,10 +64,15 @@ until = 8  # patients that come today, 1 to 8
 # in doubt, as you would at work. But guess before you run the diagnosis: a wrong guess that you correct is what you
 # remember.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 page = "../TROUBLESHOOTING.md"
 patients = gallery_table.read_patients()
-lesson.table(show.suspects(gallery_table.read_table().values(), page))
+links = [f"[{entry.heading}]({page}#{entry.anchor})"
+         for entry in gallery_table.read_table().values()]
+height = -(-len(links) // 3)  # three columns, read downwards
+links += [""] * (3 * height - len(links))
+lesson.table([{"suspects": links[row], " ": links[row + height], "  ": links[row + 2 * height]}
+              for row in range(height)])
 
 # %% [markdown]
 # ## Patient 1: it does not start
@@ -195,13 +200,9 @@ lesson.predicted(my_guess_4, patients[4].number)
 # images for ever. Both scripts once more, a point a batch:
 
 # %%
-mistake = get_ipython().getoutput("python scripts/broken/set_epoch.py")
-repair = get_ipython().getoutput("python scripts/broken/set_epoch_repaired.py")
-
-# %%
 show.rhythm({
-    "Nobody calls set_epoch": show.losses(mistake),
-    "set_epoch before each epoch": show.losses(repair),
+    "Nobody calls set_epoch": show.losses("set_epoch"),
+    "set_epoch before each epoch": show.losses("set_epoch_repaired"),
 })
 plt.show()
 
