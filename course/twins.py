@@ -3,7 +3,6 @@
 All paths are relative to the root of the course, so that no path of this machine gets into a notebook.
 """
 
-import base64
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,6 @@ import nbformat
 from jupytext.combine import combine_inputs_with_outputs
 
 import files
-from course.png import small_png
 
 NOTEBOOKS = Path("notebooks")
 TWINS = NOTEBOOKS / "text"
@@ -68,9 +66,6 @@ def as_committed(notebook, twin):
 def commit(notebook, name):
     """Writes the notebook, and its twin with the blank lines that jupytext would write: JupyterLab refuses to open a
     notebook that is newer than its twin (as one is after `git pull`) while their texts differ in even one of them."""
-    for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])):
-        if picture := data.get("image/png"):
-            data["image/png"] = base64.b64encode(small_png(base64.b64decode(picture))).decode()
     write(notebook, NOTEBOOKS / f"{name}.ipynb")
     twin = TWINS / f"{name}.py"
     if [cell.source for cell in jupytext.read(twin).cells] == [cell.source for cell in notebook.cells]:

@@ -1,5 +1,6 @@
 """Executes a lesson with papermill: shows how far it is, says what failed, and leaves nothing running."""
 
+import base64
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert.filters import strip_ansi
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
-from course import processes, twins
+from course import png, processes, twins
 
 EXECUTED = Path("build/notebooks")
 MARK = uuid.uuid4().hex  # finds what a notebook left running
@@ -109,7 +110,7 @@ def execute(name, label, quick, in_place, timeout):
     result.seconds, result.finished = round(progress.seconds, 1), f"{datetime.now():%Y-%m-%d %H:%M}"
     # where the source itself could not be read, there is no target
     notebook = nbformat.read(target, as_version=4) if target.exists() else nbformat.v4.new_notebook()
-    tidy_streams(notebook)
+    tidy(notebook)
     if error:
         result.cell, result.error = failure(notebook, error, progress.cell, timeout)
     progress.say(f"{result.status.upper()} in cell [{result.cell}]" if error else result.status, last=True)
@@ -125,12 +126,15 @@ def title_of(notebook, name):
     return next((found[1].strip() for found in headings if found), name)
 
 
-def tidy_streams(notebook):
-    """Merges what a cell printed in pieces, and leaves of a line rewritten in place (a progress bar) its end."""
+def tidy(notebook):
+    """Merges the pieces of a cell's printed text, keeps only the end of a line rewritten in place (a progress bar), and
+    makes pictures small."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "stream":
                 output.text = re.sub(r"\r+\n", "\n", output.text)  # `!command` runs on a pseudo-terminal
+            elif picture := output.get("data", {}).get("image/png"):
+                output.data["image/png"] = base64.b64encode(png.small_png(base64.b64decode(picture))).decode()
     CoalesceStreamsPreprocessor().preprocess(notebook, {})
 
 

@@ -135,29 +135,8 @@ def parsed(cell):
     return ast.parse(re.sub(r"^([ \t]*)[!%](?:.*\\\n)*.*|(?<== )!.*", r"\1...", cell.source, flags=re.MULTILINE))
 
 
-def words_in_strings(cell):
-    """How many words stand in strings of four words and more: text that nobody can read, translate or edit there."""
-    texts, inside = [], set()
-    for node in ast.walk(parsed(cell)):
-        if isinstance(node, ast.JoinedStr):
-            parts = [part for part in node.values if isinstance(part, ast.Constant)]
-            inside |= {id(part) for part in parts}
-            texts.append(" ".join(part.value for part in parts))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
-            texts.append(node.value)
-    counts = [len(re.findall(r"[A-Za-z][\w'’-]*", text)) for text in texts]
-    return sum(count for count in counts if count >= 4)
-
-
 def visible_lines(path):
     return [line for cell in code_cells(path) for line in cell.source.splitlines() if line.strip()]
-
-
-def test_the_lessons_together_show_the_subject_and_little_else():
-    lines = {path.stem: len(visible_lines(path)) for path in NOTEBOOKS}
-    words = {path.stem: sum(map(words_in_strings, code_cells(path))) for path in NOTEBOOKS}
-    assert sum(lines.values()) <= 2400, lines
-    assert sum(words.values()) <= 700, words
 
 
 def test_the_performance_notebook_starts_eight_ranks_as_a_reader_would():

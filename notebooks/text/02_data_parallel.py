@@ -48,7 +48,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 import utils
 from course import plots
 from lessons.l02_data_parallel import check, pictures, show
-from lessons.l02_data_parallel.pretend_devices import bytes_of, kept_for_backward, parallel_apply, replicate
+from lessons.l02_data_parallel.pretend_devices import (
+    bytes_of, kept_for_backward, parallel_apply, replicate)
 
 # %% tags=["parameters"]
 devices = 4  # pretend devices, at least 2: each is a thread of this process

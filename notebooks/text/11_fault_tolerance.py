@@ -54,7 +54,8 @@ import data
 import options
 from course import plots, processes
 from course.hosts import Cluster, where
-from lessons.l11_fault_tolerance import check, lose_node, pictures, sharded_checkpoint, show, torchft_loop
+from lessons.l11_fault_tolerance import check, lose_node, pictures, show
+from lessons.l11_fault_tolerance import sharded_checkpoint, torchft_loop
 from lessons.l11_fault_tolerance.kill_rank import records
 from run import Run
 
@@ -541,7 +542,8 @@ my_copies = None  # times
 
 # %%
 # !rm -rf results/live/11_dcp
-# !torchrun --nproc_per_node=2 lessons/l11_fault_tolerance/sharded_checkpoint.py --save results/live/11_dcp
+# !torchrun --nproc_per_node=2 lessons/l11_fault_tolerance/sharded_checkpoint.py \
+#     --save results/live/11_dcp
 
 # %%
 pieces = sharded_checkpoint.contents(live / "11_dcp")

@@ -519,7 +519,8 @@ lesson.verdict(show.meanwhile(in_use))
 # cuts the graph at DDP's buckets (the *DDPOptimizer*).
 
 # %%
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py --out results/live/13_compiled.json
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py \
+#     --out results/live/13_compiled.json
 
 # %%
 lesson.code(compiled_graphs.ddp, compiled_graphs.fsdp_blocks)

@@ -282,8 +282,8 @@ check.fair(my_gain)
 # compare with.)
 
 # %%
-# !python lessons/l14_make_it_faster/compare_changes.py --model lenet --change {alone} --rounds {rounds} \
-#     --seconds {seconds} --out results/live/14_lenet.json
+# !python lessons/l14_make_it_faster/compare_changes.py --model lenet --change {alone} \
+#     --rounds {rounds} --seconds {seconds} --out results/live/14_lenet.json
 # !python lessons/l14_make_it_faster/compare_changes.py --model resnet --change {alone_resnet} \
 #     --rounds {rounds} --seconds {seconds} --out results/live/14_resnet.json
 
@@ -342,8 +342,9 @@ next(iter(wrapped.state_dict())), next(iter(model.state_dict()))
 # The same program under `torchrun`. What counts is the slowest rank.
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/compare_changes.py --model lenet wide \
-#     --change {together} --rounds {rounds} --seconds {seconds} --out results/live/14_ranks.json
+# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/compare_changes.py \
+#     --model lenet wide --change {together} --rounds {rounds} --seconds {seconds} \
+#     --out results/live/14_ranks.json
 
 # %%
 many_found = json.loads(Path("results/live/14_ranks.json").read_text())["models"]

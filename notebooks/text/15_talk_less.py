@@ -158,9 +158,9 @@ check.outer("results/live/15_outer.py")
 my_least = None  # "never", "DDP", "accumulate", "local SGD" or "DiLoCo"
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways {ways} --seeds {seeds} \
-#     --rounds {rounds} --steps {steps} --test-samples {tested} --out {folder}/ways.json \
-#     > {folder}/ways.txt
+# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways {ways} \
+#     --seeds {seeds} --rounds {rounds} --steps {steps} --test-samples {tested} \
+#     --out {folder}/ways.json > {folder}/ways.txt
 
 # %%
 near = found("ways")
