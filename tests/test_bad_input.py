@@ -1,4 +1,4 @@
-"""Bad input is refused in one line, with status 2, and leaves nothing: by main.py (its own main() in this process, until
+"""Bad input is refused in one line, with status 2, and leaves nothing: by main.py (its own main() in this process, till
 ranks would meet), and by each program of scripts/, lessons/ and teach/ that has options."""
 
 import argparse
