@@ -192,16 +192,6 @@ def test_a_command_that_takes_too_long_is_ended_with_its_ranks(tmp_path):
     assert len(pids) == 2 and not running
 
 
-def test_stopped_itself_it_leaves_nothing(tmp_path):
-    script = write_rank(tmp_path, "pass")
-    process = subprocess.Popen([*WHY, "--within=100", "--", *torchrun(2, script)],
-                               cwd=runner.ROOT, env=runner.environment(), stdout=subprocess.PIPE, text=True)
-    runner.wait_for(lambda: len(started(tmp_path)[0]) == 2, "two ranks")
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 130 and not started(tmp_path)[1]
-
-
 def test_success_and_an_unknown_cause_are_no_expected_failure():
     assert ask("true")[1] == 1
     found, status = ask(sys.executable, "-c", "raise SystemExit('no')")

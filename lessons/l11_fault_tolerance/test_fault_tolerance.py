@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from course import processes, rendezvous, runs
+from course import rendezvous, runs
 from course.hosts import Cluster
 from lessons.l11_fault_tolerance import check as lesson_11
 from lessons.l11_fault_tolerance import kill_rank, lose_node, sharded_checkpoint
@@ -117,17 +116,6 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path):
     done = script(KILL, "--kill=0@900", "--within", 12, "--", *torchrun(2, "main.py", *JOB, "--epochs", 10**6,
                                                                               "--log-file", tmp_path / "run.jsonl"))
     assert done.returncode == 124 and "not done within 12 s" in done.stderr
-    assert processes_of(tmp_path) == []
-
-
-def test_a_stop_from_outside_leaves_nothing(tmp_path):
-    log = tmp_path / "run.jsonl"
-    process = subprocess.Popen([sys.executable, KILL, "--kill=0@900", "--", *map(str, torchrun(
-        2, "main.py", *JOB, "--epochs", 10**6, "--log-file", log))], cwd=runner.ROOT, env=runner.environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    runner.wait_for(lambda: log.exists() and '"epoch", "time"' in log.read_text(), "the first epoch")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(2 * processes.GRACE) == 130
     assert processes_of(tmp_path) == []
 
 
