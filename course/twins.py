@@ -26,9 +26,9 @@ KERNEL = {
 
 def set_address():
     """Writes into every twin's first cell what CITATION.cff says: where a lone notebook gets the course, and which."""
-    cited = Path("CITATION.cff").read_text(encoding="utf-8")
-    told = dict(re.findall(r'^(version|repository-code): "(.+)"', cited, re.M))
-    address = f"v{told['version']} --depth 1 {told['repository-code']}"
+    citation = Path("CITATION.cff").read_text(encoding="utf-8")
+    cited = dict(re.findall(r'^(version|repository-code): "(.+)"', citation, re.M))
+    address = f"v{cited['version']} --depth 1 {cited['repository-code']}"
     for twin in TWINS.glob("*.py"):
         text = twin.read_text(encoding="utf-8")
         changed = re.sub(r'(?<=os.system\("git clone -qb )[^"]+', address, text)

@@ -27,15 +27,15 @@ MARK = uuid.uuid4().hex  # finds what a notebook left running
 
 @dataclass
 class Result:
-    """What came of one notebook; kept in the executed notebook's metadata, where the index finds it."""
+    """The outcome of one notebook; kept in the executed notebook's metadata, where the index reads it."""
 
     name: str
     title: str
     tier: str
     status: str = "passed"  # passed, failed or stopped
     seconds: float = 0.0
-    cell: int = 0  # number of the failing one, as in `In [cell]`; 0 when none ran
-    error: list[str] = field(default_factory=list)  # the last lines of what it said, without colour codes
+    cell: int = 0  # number of the failing cell, as in `In [cell]`; 0 when none ran
+    error: list[str] = field(default_factory=list)  # the last lines of its output, without colour codes
     finished: str = ""
 
 
@@ -123,7 +123,7 @@ def execute(name, label, quick, in_place, timeout):
 
 def title_of(notebook, name):
     headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in notebook.cells if cell.cell_type == "markdown")
-    return next((found[1].strip() for found in headings if found), name)
+    return next((heading[1].strip() for heading in headings if heading), name)
 
 
 def tidy(notebook):
@@ -139,7 +139,7 @@ def tidy(notebook):
 
 
 def failure(notebook, error, cell, timeout):
-    """Number of the failing cell and the last lines of what it said, without colour codes."""
+    """Number of the failing cell and the last lines of its output, without colour codes."""
     if isinstance(error, CellTimeoutError):
         return cell, [f"the cell took longer than {timeout} s and was stopped (--timeout sets the limit)"]
     if isinstance(error, DeadKernelError):
