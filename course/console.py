@@ -1,25 +1,24 @@
-"""Reads the console text of a run, as any launcher wrote it: banners, `[rank0]:` and `0: ` prefixes, colour codes,
-lines glued together, a last line cut off. A number that may have been cut is no number."""
+"""Reads the console text of a run as launchers write it: banners, `[rank0]:` and `0: ` prefixes, colour codes, lines
+glued together, a last line cut off. A number that may have been cut is no number."""
 
 import io
-import json
 import re
-from contextlib import suppress
 
 from course import log_fields
 from course.lesson import some
 
-ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
+COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 HEADER = re.compile(r"#[ \t]*([A-Za-z][\w ]*?)[ \t]*:[ \t]*(.*?)[ \t]*\n")
+READ_AS = {"string": str, "Int64": int, "float64": float,
+           "boolean": lambda word: {"true": True, "false": False}[word.lower()]}
 # `[rank0]:` (PyTorch), `[default0]:` (torchrun --tee), `0: ` (srun --label), alone or one after the other
 PREFIX = r"\[[A-Za-z]+[0-9]+\]:?[ \t]*|[0-9]+:[ \t]+"
 RANK = re.compile(rf"(?:^[ \t]*|(?<=[0-9]s)|(?<=[0-9])(?=\[))((?:{PREFIX})+)")
 EPOCH = re.compile(r"[ \t]*([0-9]{1,9}),")
-NUMBER = r"[-+]?(?:[0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][-+]?[0-9]{1,3})?|[nN]a[nN]|inf|Infinity)"
-# A number counts only with what shows that it was written to its end: its unit, a comma, or the line's end.
+NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|nan|inf)"
+# A number counts only if the text behind it shows that it was written to its end: a unit, a comma, or the line's end.
 FIELD = re.compile(
-    rf",[ \t]+([A-Za-z][A-Za-z /_]{{0,30}}?)[ \t]*:[ \t]*({NUMBER})"
-    rf"(?:(s)(?=,?\s|\Z|Epoch:|\[|{PREFIX})|(?=(,\s|[ \t]*\n)))"
+    rf",[ \t]+([A-Za-z][A-Za-z /_]*?)[ \t]*:[ \t]*({NUMBER})(?:(s)(?=,?\s|\Z|Epoch:|\[|{PREFIX})|(?=(,\s|[ \t]*\n)))"
 )
 NAMES = {"loss": "loss", "acc": "accuracy", "accuracy": "accuracy", "time cost": "seconds", "val loss": "val_loss",
          "val acc": "val_accuracy", "images/s": "images_per_second"}
@@ -27,16 +26,16 @@ ALWAYS_THERE = ("loss", "accuracy", "seconds")
 
 
 def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
-    """What the text says of its run, and {epoch: the figures of its line}; what is in doubt is added to `notes`."""
-    info, body = _header(ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n"), notes)
+    """(the fields of the run, {epoch: the numbers of its line}) of console text; doubts are added to `notes`."""
+    info, body = _header(COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n"), notes)
     printed = []  # (rank or None, row), as they stand in the file
     in_part = 0
     for line in io.StringIO(body):
-        before, *pieces = re.split("(?<=Epoch:)", line)  # each with what follows it, which shows that it is whole
+        before, *pieces = re.split("(?<=Epoch:)", line)  # each with the text behind it, which shows that it is whole
         rank = _rank(before)
         for piece in pieces:
             row = _row(piece)
-            if len(row) > 1:  # an epoch number without any figure says nothing
+            if len(row) > 1:  # an epoch number alone says nothing
                 printed.append((rank, row))
             in_part += not _is_whole(row)
             rank = _rank(piece) or rank
@@ -67,20 +66,17 @@ def _header(text: str, notes: list[str]) -> tuple[dict, str]:
         end = match.end()
         name, value = match[1].lower().replace(" ", "_"), match[2]
         name = "origin" if name == "source" else name
-        if name not in log_fields.RUN:
-            notes.append(f"header {name} is not a field of a run")
-            continue
-        if log_fields.RUN[name] != log_fields.TEXT:
-            with suppress(ValueError, RecursionError):
-                value = json.loads(value.lower())  # a number, true or false
-        log_fields.put(info, name, value, notes)
+        try:
+            info[name] = READ_AS[log_fields.RUN[name]](value)
+        except (KeyError, ValueError):  # typed by hand: no such field, or no such value
+            notes.append(f"header left out: {name}: {value}")
     return info, text[end:]
 
 
 def _rank(before: str) -> tuple[int, ...] | None:
-    """The rank that a line says it came from; with srun and torchrun both at work, (node, local rank)."""
+    """The rank in the prefix of a line; (node, local rank) where srun and torchrun both put a prefix."""
     prefixes = RANK.findall(before)
-    return tuple(int(n[-9:]) for n in re.findall(r"[0-9]+", prefixes[-1])) if prefixes else None
+    return tuple(map(int, re.findall(r"[0-9]+", prefixes[-1]))) if prefixes else None
 
 
 def _row(piece: str) -> dict:
@@ -94,7 +90,7 @@ def _row(piece: str) -> dict:
         whole = unit if column == "seconds" else not unit and (after[0] == "," or column not in ALWAYS_THERE)
         if column and whole:
             row.setdefault(column, float(value))
-    return log_fields.epoch_row(row) or {}
+    return row
 
 
 def _is_whole(row: dict) -> bool:
@@ -118,13 +114,13 @@ def _one_row_an_epoch(printed: list[tuple], notes: list[str]) -> dict[int, dict]
 
 
 def _count_ranks(body: str, info: dict, notes: list[str]) -> None:
-    said = re.findall(r"distributed init \(rank ([0-9]{1,6})\): (\w+://)", body)
-    if not said:
+    announced = re.findall(r"distributed init \(rank ([0-9]+)\): (\w+://)", body)
+    if not announced:
         return
-    distinct = {int(rank) for rank, _ in said}
-    # A line that other output has torn apart leaves one of these without the others.
-    whole = all(body.count(piece) == len(said) for piece in ("distributed init", "(rank ", said[0][1]))
-    if not whole or distinct != set(range(len(distinct))):
+    ranks = {int(rank) for rank, _ in announced}
+    # A line that other output has torn apart leaves one of these pieces without the others.
+    whole = all(body.count(piece) == len(announced) for piece in ("distributed init", "(rank ", announced[0][1]))
+    if not whole or ranks != set(range(len(ranks))):
         notes.append("the list of ranks is not whole")
-    elif info.setdefault("world_size", len(distinct)) != len(distinct):
-        notes.append(f"{some(len(distinct), 'rank')} announced themselves")
+    elif info.setdefault("world_size", len(ranks)) != len(ranks):
+        notes.append(f"{some(len(ranks), 'rank')} announced themselves")

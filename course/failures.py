@@ -1,4 +1,4 @@
-"""Why a launch failed: what its console gives away, and what to do."""
+"""Why a launch failed: the cause that its console shows, and the cure."""
 
 import re
 
@@ -41,12 +41,12 @@ CAUSES = {
 
 
 def explain(output: str) -> tuple[str, str] | None:
-    """(the text that gives it away, cause and cure) of a failed run's output, or None where the cause is not known."""
+    """(the line that shows the cause, cause and cure) of a failed run's output; None where the cause is not known."""
     output = re.sub(r"\[[^\s\]]*/\S+:\d+\] ", "", output)  # without places in gloo's source
     root_cause = output.partition("Root Cause")[2]  # torchrun knows which rank failed first; the others' errors follow
     for pattern, meaning in CAUSES.items():
         for text in (root_cause, output):
-            if found := re.search(pattern, text):
-                groups = [group for group in found.groups() if group is not None]
-                return found[0].splitlines()[-1].strip(), meaning.format(None, *groups)
+            if match := re.search(pattern, text):
+                groups = [group for group in match.groups() if group is not None]
+                return match[0].splitlines()[-1].strip(), meaning.format(None, *groups)
     return None

@@ -55,15 +55,15 @@ def run(argv, ranks, env, out, err, limit, stop=None):
 
 
 def _first_failure(processes, limit, stop):
-    give_up, told, failure = time.monotonic() + limit, False, 0
+    give_up, ending, failure = time.monotonic() + limit, False, 0
     while time.monotonic() < give_up and not (stop and stop.is_set()):
         with ONE_AT_A_TIME:
             statuses = [process.exitcode for process in processes]
         failure = failure or next((status for status in statuses if status), 0)
         if None not in statuses:
             return failure
-        if failure and not told:
-            told, give_up = True, min(give_up, time.monotonic() + GRACE)
+        if failure and not ending:
+            ending, give_up = True, min(give_up, time.monotonic() + GRACE)
             for process in processes:
                 process.terminate()
         time.sleep(0.03)

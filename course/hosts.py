@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-LIMIT = 20  # seconds for what takes some hundredths: starting a host, ending one
+LIMIT = 20  # seconds to start or end a host, which takes some hundredths of a second
 TOOLS = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"  # not every user's PATH goes where `ip` is
 
 # Namespaces live as long as a process is in them. The first process of the switch, and of each host, becomes a `cat`
@@ -36,7 +36,7 @@ exec cat
 
 
 class ClusterError(OSError):
-    """What cannot be done; one line says why."""
+    """The system does not permit hosts, or lacks a tool for them. The message is one line and says which."""
 
 
 class Process(subprocess.Popen):
@@ -52,14 +52,14 @@ class Process(subprocess.Popen):
 
 
 class Cluster(contextlib.AbstractContextManager):
-    """Hosts 0 to nodes-1. They, and all that runs on them, end with the `with` block, or with this process.
+    """Hosts 0 to nodes-1. They, and all processes on them, end with the `with` block, or with this process.
 
-    `as_root=False` makes them in a user namespace, as any user can; default: whether we are root. `rate`: bits a second
-    that each host's link carries, in the words of `tc` ("100mbit"); `delay`: how long a packet is on its way ("25ms").
-    Raises ClusterError where the system does not permit it, or cannot do that.
+    `as_root=False` makes them in a user namespace, as any user can; by default root makes them as root. `rate`: the
+    bits a second of each host's link, in the words of `tc` ("100mbit"); `delay`: a packet's time on its way ("25ms").
+    Raises ClusterError where the system does not permit hosts, or lacks a tool.
     """
 
-    def __init__(self, nodes, as_root=None, rate=None, delay=None):
+    def __init__(self, nodes: int, as_root: bool | None = None, rate: str | None = None, delay: str | None = None):
         # netem holds packets back, and not every kernel has it. tbf only takes its time for each byte.
         limit = "" if rate is None else f"rate {rate}"
         self.link = f"netem delay {delay} {limit}" if delay is not None else (
@@ -80,8 +80,8 @@ class Cluster(contextlib.AbstractContextManager):
             raise
 
     @classmethod
-    def available(cls, **link):
-        """None where hosts can be made, with a link of such a `rate` and `delay`; else one line: why not."""
+    def available(cls, **link: str) -> str | None:
+        """None where hosts can be made, with a link of this `rate` and `delay`; else a line that says why not."""
         try:
             cls(1, **link).close()
         except ClusterError as error:
@@ -114,10 +114,12 @@ class Cluster(contextlib.AbstractContextManager):
         for setting in (f"address add 10.0.0.{node + 1}/24 dev eth0", "link set eth0 up"):
             _run([*self._enter_host(node), "ip", *setting.split()])
 
-    def start(self, node, command, env=None, cwd=None, **options):
-        """Start `command`, a list of words, on a host; a Popen. `options` are those of subprocess.Popen.
+    def start(self, node: int, command: list, env: dict | None = None, cwd: str | os.PathLike | None = None,
+              **options) -> Process:
+        """Start `command`, a list of words, on a host. `options` are those of subprocess.Popen.
 
-        It has NODE and MASTER in its environment, and finds the programs beside this Python first (torchrun).
+        The command has NODE and MASTER in its environment, and finds the programs beside this Python first (torchrun).
+        Raises ClusterError where the host is down.
         """
         path = f"{Path(sys.executable).parent}:{(env or os.environ).get('PATH', os.defpath)}"
         setting = ["env", f"--chdir={cwd or os.getcwd()}", f"NODE={node}", "MASTER=node0", f"PATH={path}"]
@@ -127,14 +129,15 @@ class Cluster(contextlib.AbstractContextManager):
             time.sleep(0.002)
         return process
 
-    def cut(self, node):
-        """Pull the host's cable: packets from and to it are lost, and nobody is told."""
+    def cut(self, node: int) -> None:
+        """Pull the host's cable: packets from and to it are lost, and no connection is closed."""
         self._on_switch(f"ip link set port{node} down")
 
-    def mend(self, node):
+    def mend(self, node: int) -> None:
+        """Plug the cable in again."""
         self._on_switch(f"ip link set port{node} up")
 
-    def kill(self, node):
+    def kill(self, node: int) -> None:
         """Kill everything on the host at once. Its connections close, so that the others notice, as in a reboot.
 
         `cut` it first for a loss of power: the others then hear nothing.
@@ -148,12 +151,13 @@ class Cluster(contextlib.AbstractContextManager):
             # The kernel removes the link some time after the host's last process. It may have done so: no check.
             self._on_switch(f"ip link delete port{node}", check=False)
 
-    def restart(self, node):
-        """Start the host again, with its link; nothing runs on it."""
+    def restart(self, node: int) -> None:
+        """Start the host again, with its link and without its processes."""
         self.kill(node)
         self._boot(node)
 
-    def close(self, *_):
+    def close(self, *_) -> None:
+        """End all hosts, and all processes on them."""
         for node in range(self.nodes):
             self.kill(node)
         _end(self.switch, "the switch")
@@ -166,17 +170,17 @@ def _spawn(name, command, **env):
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                text=True, env={**os.environ, "PATH": TOOLS, **env},
                                start_new_session=True)  # Ctrl-C is for us alone
-    said = "it was stopped"
+    answer = "it was stopped"
     try:
-        heard = select.select([process.stdout], [], [], LIMIT)[0]
-        said = process.stdout.readline().strip() if heard else f"it did not answer within {LIMIT} s"
+        ready = select.select([process.stdout], [], [], LIMIT)[0]
+        answer = process.stdout.readline().strip() if ready else f"it did not answer within {LIMIT} s"
     finally:
-        if said != "up":
+        if answer != "up":
             process.kill()
             process.communicate()
-    if said != "up":
-        raise ClusterError(f"the namespaces of {name} cannot be made here ({said}): try as root on the machine itself, "
-                           "or in a container that is started with --privileged")
+    if answer != "up":
+        raise ClusterError(f"the namespaces of {name} cannot be made here ({answer}): try as root on the machine "
+                           "itself, or in a container that is started with --privileged")
     return process
 
 
@@ -196,14 +200,14 @@ def _end(process, name):
     process.stdout.close()
 
 
-# what a recorded run does not share with the live one
+# How a recorded run differs from the live run in its place
 OTHERWISE = {"two-nodes-namespaces": " There the nodes met in the static way, and trained on CIFAR-10.",
              "slurm-two-nodes": " There they trained on CIFAR-10."}
 
 
-def where(missing, recorded):
-    """Which run stands below: one of this machine, or, where something is missing for it, a recorded one."""
+def where(missing: str | None, recorded: str | os.PathLike) -> str:
+    """Say which run a cell shows: a live run, or the `recorded` run because of what is `missing` here."""
     if missing:
-        otherwise = "".join(told for folder, told in OTHERWISE.items() if folder in str(recorded))
+        otherwise = "".join(text for folder, text in OTHERWISE.items() if folder in str(recorded))
         return f"**Recorded on another machine** (`{recorded}`), because {missing}.{otherwise}"
     return "Live, on hosts that this machine makes for it."

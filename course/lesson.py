@@ -1,5 +1,4 @@
-"""How a lesson begins, asks for a prediction, and shows a table, a verdict or a function. What is taught stays in the
-notebook."""
+"""How a lesson begins, compares a prediction, and shows a table, a verdict or a function."""
 
 import difflib
 import inspect
@@ -10,19 +9,24 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def begin():
-    """Make a cell's surroundings the course's: the folder, this environment's programs, and commands that fail loudly.
+def begin() -> None:
+    """Set the folder, the programs on PATH and the import path of all cells, and let commands that fail raise.
 
-    The first cell of every lesson calls it, from the root or from notebooks/, any number of times. It prints what a
-    reader of the outputs wants to know: on what, with which versions, and when they were made.
+    The first cell of every lesson calls it, from the root or from notebooks/, any number of times. It prints the
+    machine, the versions and the date of the outputs that follow. Raises UsageError on Windows.
     """
     if sys.platform == "win32":
         from IPython.core.error import UsageError  # shown as one line
@@ -67,7 +71,7 @@ def alt_text(figure) -> str:
     return (text if len(text) <= 400 else f"{text[:399]}…") or "A picture without words."
 
 
-def _machine():
+def _machine() -> str:
     """Versions, cores, processor or GPUs, and the day, in one line: no name and no path of the machine.
 
     torch is not asked (nor launch.py, which brings it): a lesson may set variables before it imports torch, and
@@ -88,8 +92,8 @@ def _machine():
                       str(date.today())])
 
 
-def table(rows):
-    """Show a table: a DataFrame, or a list with a dict a row. Columns of figures stand to the right."""
+def table(rows: "pd.DataFrame | list[dict]") -> None:
+    """Show a table: a DataFrame, or a list with a dict a row. Columns of figures are aligned to the right."""
     rows = rows if isinstance(rows, list) else rows.to_dict("records")
     cells = [[str(cell).replace("|", "\\|") for cell in line] for line in (rows[0], *(row.values() for row in rows))]
     columns = zip(*cells[1:], strict=True)
@@ -98,45 +102,45 @@ def table(rows):
     _show("\n".join(f"| {' | '.join(line)} |" for line in cells))
 
 
-def code(*functions):
+def code(*functions: Callable) -> None:
     """Show the source of functions as it stands in their files."""
     _show("```python\n" + "\n\n".join(inspect.getsource(function).rstrip() for function in functions) + "\n```")
 
 
-def difference(old, new):
-    """Show what the source of a function adds (+) to that of another, and leaves out (-)."""
+def difference(old: Callable, new: Callable) -> None:
+    """Show how the source of `new` differs from that of `old`: lines that it adds (+) and leaves out (-)."""
     before, after = (inspect.getsource(function).rstrip().splitlines() for function in (old, new))
     lines = list(difflib.unified_diff(before, after, n=100, lineterm=""))[3:]
     _show("```diff\n" + "\n".join(lines) + "\n```")
 
 
-def predicted(mine, found, unit=""):
-    """Put what was predicted beside what came out, in one line. None: nothing was predicted.
+def predicted(mine: object, measured: object, unit: str = "") -> None:
+    """Show a prediction beside the measured value, in one line. `mine` is None where nothing was predicted.
 
-    Figures are shown to three digits, with `unit` behind them; all else as it is.
+    Numbers are rounded to three digits and followed by `unit`; every other value is shown as it is.
     """
     if mine is None:
-        _show(f"Nothing predicted yet: replace `None` above. Here it is **{_told(found, unit)}**.")
-    elif mine == found or _told(mine, unit) == _told(found, unit):
-        _show(f"You predicted **{_told(mine, unit)}**, and that is what came out.")
+        _show(f"Nothing predicted yet: replace `None` above. Here it is **{_figure(measured, unit)}**.")
+    elif mine == measured or _figure(mine, unit) == _figure(measured, unit):
+        _show(f"You predicted **{_figure(mine, unit)}**, and that is what came out.")
     else:
-        _show(f"You predicted **{_told(mine, unit)}**. Here it is **{_told(found, unit)}**.")
+        _show(f"You predicted **{_figure(mine, unit)}**. Here it is **{_figure(measured, unit)}**.")
 
 
-def verdict(text):
+def verdict(text: str | list[str]) -> None:
     """Show a message as Markdown: a line, or a list of lines."""
     _show(text if isinstance(text, str) else "\n".join(f"- {line}" for line in text))
 
 
-def sign(name):
-    """Keep what the class's board shall call this machine, beside the logs; None: it stays without a name."""
+def sign(name: str | None) -> None:
+    """Write the name of this machine for the class's board beside the logs; None leaves it without a name."""
     if name is not None:
         (ROOT / "results" / "live" / "name.txt").write_text(f"{name}\n", encoding="utf-8")
         print(f"signed: {name}")
 
 
-def interactive(name):
-    """Show a page of course/interactive/ to try things on, in a frame: its style and the notebook's do not meet."""
+def interactive(name: str) -> None:
+    """Show the page `name` of course/interactive/ in a frame, which keeps its style and the notebook's apart."""
     from IPython.display import display
 
     from course.interactive import TITLES, page
@@ -147,18 +151,18 @@ def interactive(name):
     display({"text/html": frame + absent, "text/plain": TITLES[name]}, raw=True)  # the page hides the line below it
 
 
-def _told(value, unit):
-    figure = isinstance(value, int | float) and not isinstance(value, bool)
-    told = f"{value}" if not figure else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{told} {unit}".strip()
+def _figure(value: object, unit: str) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = f"{value}" if not is_number else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{text} {unit}".strip()
 
 
-def some(number, what):
+def some(number: int, noun: str) -> str:
     """"1 rank", "8 ranks", "50,000 images"."""
-    return f"{number:,} {what}{'s' if number != 1 else ''}"
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
-def _show(text):
+def _show(text: str) -> None:
     from IPython.display import Markdown, display  # late: whoever only wants `some` needs no notebook
 
     display(Markdown(text))

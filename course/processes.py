@@ -1,4 +1,4 @@
-"""Run a command, wait so long and no longer, and leave no process behind."""
+"""Run a command within a time limit, and leave no process behind."""
 
 import os
 import shlex
@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +18,12 @@ MARK = "COURSE_BOUNDED_RUN"
 GRACE = 20  # seconds that a command has after Ctrl-C, for main.py to end its log
 
 
-def run(command, seconds, mark, env=None, **popen):
-    """Exit status of `command`; None where it took longer than `seconds` and was killed.
+def run(command: list[str], seconds: float, mark: object, env: Mapping[str, str] | None = None, **popen) -> int | None:
+    """The exit status of `command`; None where it took longer than `seconds` and was killed.
 
-    Nothing that it started is left, whatever happens. torchrun's ranks are sessions of their own, which outlive it: a
-    `mark`, any text, in their environment finds them. Ctrl-C is passed on before it goes on here.
+    No process that it started is left, whatever happens. torchrun's ranks are sessions of their own and outlive it, so
+    they are found by `mark`, any text, in their environment. Ctrl-C reaches the command before it is raised here.
+    `popen`: options of subprocess.Popen, which also raises its errors.
     """
     process = None
     try:
@@ -46,15 +48,15 @@ def run(command, seconds, mark, env=None, **popen):
             process.wait()
 
 
-def environment(mark, env=None):
-    """`env`, or else this process's environment, with `mark`: beside the marks of whoever started this process."""
+def environment(mark: object, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """`env`, or this process's environment, with `mark` added to the marks of the processes that started this one."""
     env = os.environ if env is None else env
     return {**env, MARK: f"{env.get(MARK, '')}\n{mark}"}
 
 
-def wait_for_marks(seconds=5):
-    """Until each child of this process can be found by its mark, but no longer: while a program is being loaded, its
-    environment reads as empty."""
+def wait_for_marks(seconds: float = 5) -> None:
+    """Wait until each child of this process can be found by its mark, at most `seconds`: while the system loads a
+    program, its environment reads as empty."""
     give_up = time.monotonic() + seconds
     for child in psutil.Process().children():
         with suppress(psutil.Error):  # it has ended
@@ -62,21 +64,21 @@ def wait_for_marks(seconds=5):
                 time.sleep(0.01)
 
 
-def marked(mark):
-    """The processes with this mark, but for this one. `info["environ"]` of each is its environment."""
-    found = psutil.process_iter(["environ"], ad_value={})  # {}: another user's
-    return [process for process in found if process.pid != os.getpid()
+def marked(mark: object) -> list[psutil.Process]:
+    """The processes with this mark, without this one. `info["environ"]` of each is its environment."""
+    readable = psutil.process_iter(["environ"], ad_value={})  # {}: another user's
+    return [process for process in readable if process.pid != os.getpid()
             and str(mark) in filter(None, process.info["environ"].get(MARK, "").split("\n"))]
 
 
-def find_rank(mark, rank):
-    """The process with this mark that its launcher told to be this rank; None where there is none."""
+def find_rank(mark: object, rank: int) -> psutil.Process | None:
+    """The process with this mark whose RANK is `rank`; None where there is none."""
     return next((process for process in marked(mark) if process.info["environ"].get("RANK") == str(rank)), None)
 
 
-def end(mark, seconds=10, spared=()):
-    """Kill every process with this mark, but for those `spared`; their number. RuntimeError where one is still there
-    after `seconds`."""
+def end(mark: object, seconds: float = 10, spared: Iterable[psutil.Process] = ()) -> int:
+    """Kill every process with this mark that is not `spared`, and return their number. RuntimeError where a process is
+    still there after `seconds`."""
     give_up, killed = time.monotonic() + seconds, set()
     while left := set(marked(mark)) - set(spared):
         if time.monotonic() > give_up:
@@ -89,16 +91,16 @@ def end(mark, seconds=10, spared=()):
     return len(killed)
 
 
-def run_and_read(command, seconds, mark):
-    """(exit status as a shell gives it, or None; what was printed, without folders) of `run`."""
-    with tempfile.TemporaryFile("w+", errors="replace") as said:  # a pipe stays open as long as a stray rank holds it
-        status = run(command, seconds, mark, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
-        said.seek(0)
-        return 128 - status if status and status < 0 else status, without_folders(said.read())
+def run_and_read(command: list[str], seconds: float, mark: object) -> tuple[int | None, str]:
+    """(the exit status as a shell gives it, or None; the output without this machine's folders) of `run`."""
+    with tempfile.TemporaryFile("w+", errors="replace") as output:  # a pipe stays open as long as a stray rank holds it
+        status = run(command, seconds, mark, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        output.seek(0)
+        return 128 - status if status and status < 0 else status, without_folders(output.read())
 
 
-def said(command, seconds=100):
-    """What a command, one line, printed. RuntimeError where it failed, or was not done in time."""
+def said(command: str, seconds: float = 100) -> str:
+    """The output of a command line. RuntimeError where it failed, or took longer than `seconds`."""
     status, text = run_and_read(shlex.split(command), seconds, uuid.uuid4().hex)
     if status != 0:
         how = f"not done within {seconds} s" if status is None else f"exit status {status}"
@@ -106,6 +108,6 @@ def said(command, seconds=100):
     return text
 
 
-def without_folders(text):
-    """Paths as seen from here, and shorter: every line of a traceback has one."""
+def without_folders(text: str) -> str:
+    """The text with paths relative to this folder: each line of a traceback has a path, and names this machine."""
     return text.replace(f"{Path.cwd()}/", "").replace(sys.prefix, "(python)")

@@ -23,26 +23,25 @@ import pandas as pd
 from course import console, log_fields
 from course.lesson import some
 
-READER_FIELDS = dict.fromkeys(["path", "source", "machine", "status", "note"], log_fields.TEXT)
 LOG_ENDINGS = {".jsonl", ".txt", ".log"}
 RUN_KEYS = ["label", "path"]  # together they name one run
 
 
 class RunError(ValueError):
-    """A log, or a comparison of runs, that cannot be made sense of. One line says why."""
+    """A log that cannot be read, or runs that cannot be compared. The message is one line and says why."""
 
 
 # ---------------------------------------------------------------- reading
 
 
 def read_run(path: str | os.PathLike, label: str | None = None) -> pd.DataFrame:
-    """Reads the last run of a log: one row an epoch, what belongs to the whole run repeated in each row.
+    """Read the last run of a log: one row an epoch; the fields of the whole run are repeated in each row.
 
-    `label` names the run; without it the log's own `label`, or else the file's name, does.
+    `label` names the run; without it the log's own `label` does, or else the file's name.
 
     Epoch columns: `epoch` (from 0), `loss`, `accuracy` (0 to 1), `seconds` (training alone),
     `images_per_second` (all ranks), `data_seconds`, `forward_seconds`, `backward_seconds`, `update_seconds`,
-    `val_loss`, `val_accuracy`, and whatever other number the epoch records hold.
+    `val_loss`, `val_accuracy`, and every other number in the epoch records.
     Run columns: every field of the run record, and
     `source`  "live", or "recorded" for a log under results/recorded;
     `machine` the folder under results/recorded, else "this machine";
@@ -58,7 +57,7 @@ def read_run(path: str | os.PathLike, label: str | None = None) -> pd.DataFrame:
 
 
 def read_runs(paths: str | os.PathLike | Iterable | Mapping) -> pd.DataFrame:
-    """Reads many logs into one table, see `read_run`.
+    """Read many logs into one table, see `read_run`.
 
     `paths`: a file, a folder (every *.jsonl, *.txt and *.log in it and below, READMEs aside), a glob, a list
     of these, or `{label: path}`. Two runs with one label are told apart by their folder. A log that cannot be
@@ -67,8 +66,8 @@ def read_runs(paths: str | os.PathLike | Iterable | Mapping) -> pd.DataFrame:
     if isinstance(paths, Mapping):
         wanted = [(path, label) for label, path in paths.items()]
     else:
-        many = [paths] if isinstance(paths, str | os.PathLike) else paths
-        wanted = [(path, None) for path in dict.fromkeys(p for one in many for p in _files(one))]
+        names = [paths] if isinstance(paths, str | os.PathLike) else paths
+        wanted = [(path, None) for path in dict.fromkeys(path for name in names for path in _files(name))]
     parsed, problems = [], []
     for path, label in wanted:
         try:
@@ -84,34 +83,34 @@ def read_runs(paths: str | os.PathLike | Iterable | Mapping) -> pd.DataFrame:
 
 
 def _files(path) -> list[str]:
-    """The logs that a path, folder or glob stands for."""
+    """The logs that a path, folder or glob stands for; the path itself where there are none, for _parse to refuse."""
     name = os.fsdecode(path)
     if os.path.isdir(name):
         logs = [p for p in sorted(Path(name).rglob("*")) if p.suffix in LOG_ENDINGS and p.is_file()]
-        found = [str(p) for p in logs if not p.name.lower().startswith("readme")]
-        return found or [name]  # reading the folder itself then says what is wrong
+        return [str(p) for p in logs if not p.name.lower().startswith("readme")] or [name]
     if os.path.lexists(name):  # before globbing: a file's name may hold a bracket
         return [name]
     return sorted(glob.glob(name, recursive=True)) or [name]
 
 
 def _make_labels_unique(infos: list[dict]) -> None:
-    for told_apart in ("{folder}/{label}", "{label} #{number}"):
+    for form in ("{folder}/{label}", "{label} #{number}"):
         runs_of, number = Counter(info["label"] for info in infos), Counter()
         for info in infos:
             label, folder = info["label"], Path(info["path"]).absolute().parent.name
             if runs_of[label] > 1:
                 number[label] += 1
-                info["label"] = told_apart.format(folder=folder, label=label, number=number[label])
+                info["label"] = form.format(folder=folder, label=label, number=number[label])
 
 
 def _parse(path, label) -> tuple[dict, list[dict]]:
-    """One log as (what belongs to the run, one dict an epoch)."""
+    """One log as (the fields of the whole run, one dict an epoch)."""
     name = os.fsdecode(path)
     text = _text(name)
     notes: list[str] = []
-    records, looks_like_json = _json_records(text, notes)
-    info, rows = _read_json(records, notes) if looks_like_json else console.read(text, notes)
+    records = _json_records(text, notes)
+    is_json = records or text.lstrip().startswith("{")
+    info, rows = _read_json(records, notes) if is_json else console.read(text, notes)
     if not info and not rows:
         raise RunError(f"{name}: neither a run record nor an epoch line in it; is it a run log?")
 
@@ -135,28 +134,24 @@ def _parse(path, label) -> tuple[dict, list[dict]]:
 
 def _text(name: str) -> str:
     if os.path.isdir(name):
-        empty = _files(name) == [name]
-        what = "no run log (*.jsonl, *.txt, *.log) in this folder" if empty else "a folder, not a log"
-        raise RunError(f"{name}: {what}")
-    if os.path.exists(name) and not os.path.isfile(name):  # a pipe or a device could make us wait for ever
+        raise RunError(f"{name}: a folder without a run log (*.jsonl, *.txt, *.log), or where one log is wanted")
+    if os.path.exists(name) and not os.path.isfile(name):  # reading a pipe or a device may never end
         raise RunError(f"{name}: not a regular file")
     try:
-        raw = Path(name).read_bytes()
+        text = Path(name).read_text(encoding="utf-8-sig", errors="replace")
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise RunError(f"{name}: cannot be read: {getattr(error, 'strerror', error)}") from error
-    if not raw.strip():
+    if not text.strip():
         raise RunError(f"{name}: empty: the run wrote nothing, or has not begun")
-    # PowerShell's `>` writes UTF-16.
-    return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
+    return text
 
 
 def _frame(parsed: list[tuple[dict, list[dict]]]) -> pd.DataFrame:
-    """All runs in one go: a table a run, concatenated, would take most of the time."""
-    known = READER_FIELDS | log_fields.RUN | log_fields.END
+    """All runs in one go: building a table for each run and concatenating them would take most of the time."""
+    known = log_fields.READER | log_fields.RUN | log_fields.END
     infos = pd.DataFrame([info for info, _ in parsed], dtype=object)
     others = infos[[name for name in infos if name not in known]].convert_dtypes()
-    infos = infos.reindex(columns=[*known]).astype({name: log_fields.COLUMNS[kind] for name, kind in known.items()})
-    infos = infos.join(others)
+    infos = infos.reindex(columns=[*known]).astype(known).join(others)
 
     epochs = pd.DataFrame([row for _, rows in parsed for row in rows or [{}]])
     names = dict.fromkeys(["epoch", *log_fields.EPOCH, *epochs])
@@ -169,59 +164,46 @@ def _frame(parsed: list[tuple[dict, list[dict]]]) -> pd.DataFrame:
 
 # ---------------------------------------------------------------- JSON lines
 
-DECODER = json.JSONDecoder()
-RECORD_START = re.compile(r'\{\s*"kind"')
-CHECKSUM = re.compile(r', "crc": (\d+)\}\s*$')
-NAME = re.compile(r"[A-Za-z]\w*")
 
-
-def _json_records(text: str, notes: list[str]) -> tuple[list[dict], bool]:
-    """Every whole record of the log, and whether this is a JSON log at all."""
-    found, damaged = [], []  # (line number, record)
-    lines = text.split("\n")  # not splitlines(): a JSON string may hold other line separators
+def _json_records(text: str, notes: list[str]) -> list[dict]:
+    """Every whole record of the log; damaged lines are noted."""
+    records, damaged = [], set()
+    lines = text.split("\n")
     for number, line in enumerate(lines, 1):
-        line = line.strip()
-        inside = _whole_records(line)
-        found += [(number, record) for record, _ in inside]
-        if line and [length for _, length in inside] != [len(line)]:
-            damaged.append(number)
-    if not found and not text.lstrip().startswith("{"):
-        return [], False
-    if any("crc" in record for _, record in found):  # then one without it is damaged, too
-        damaged = sorted({*damaged, *(number for number, record in found if "crc" not in record)})
-        found = [(number, record) for number, record in found if record.pop("crc", None) is not None]
-    if damaged and damaged[-1] == len(lines):
+        # A run that was killed leaves half a record; the next run's first record is then glued to it.
+        for piece in filter(None, re.split(r'(?=\{"kind")', line.strip())):
+            if record := _record(piece):
+                records.append((number, record))
+            else:
+                damaged.add(number)
+    if any("crc" in record for _, record in records):  # then a record without a checksum has lost it
+        damaged |= {number for number, record in records if "crc" not in record}
+        records = [(number, record) for number, record in records if "crc" in record]
+    if records and len(lines) in damaged:
         notes.append("last line cut off")
-        damaged.pop()
-    if damaged:
-        shown = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
+        damaged.remove(len(lines))
+    if records and damaged:
+        shown = ", ".join(map(str, sorted(damaged)[:5])) + (", …" if len(damaged) > 5 else "")
         notes.append(f"{some(len(damaged), 'damaged line')} ({shown})")
-    return [record for _, record in found], True
+    return [record for _, record in records]
 
 
-def _whole_records(line: str) -> list[tuple[dict, int]]:
-    """Each record in the line, and its length. A run that was killed leaves half a record; the next run's first one is
-    then glued to it."""
-    found, end = [], 0
-    for start in (0, *(match.start() for match in RECORD_START.finditer(line, 1))):
-        if start >= end:
-            with suppress(ValueError, RecursionError):
-                record, stop = DECODER.raw_decode(line, start)
-                if type(record) is dict:
-                    end = stop
-                    if _is_record(line[start:end], record):
-                        found.append((record, end - start))
-    return found
+def _record(text: str) -> dict | None:
+    """The record that the text holds; None where it is damaged or not a record.
 
-
-def _is_record(line: str, record: dict) -> bool:
-    """A flipped digit is still JSON: main.py's records end with a CRC-32 of what stands before it."""
-    found = CHECKSUM.match(line, max(0, line.rfind(', "crc"')))
-    intact = "crc" not in record if not found else int(found[1]) == zlib.crc32(line[: found.start()].encode())
-    return intact and type(record.get("kind")) is str
+    A flipped digit is still JSON, so main.py ends each record with a CRC-32 of the text before it. Logs of earlier
+    versions have none.
+    """
+    body, _, checksum = text.rpartition(', "crc": ')
+    with suppress(ValueError):
+        record = json.loads(text) if text.startswith('{"kind"') else {}
+        if record and ("crc" not in record or checksum == f"{zlib.crc32(body.encode())}}}"):
+            return record
+    return None
 
 
 def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, dict]]:
+    """(the fields of the last run in the file, {epoch: its numbers})"""
     if not records:
         return {}, {}
     starts = [i for i, record in enumerate(records) if record["kind"] == "run"]
@@ -230,32 +212,29 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
     elif earlier := len(starts) - 1 + any(record["kind"] == "epoch" for record in records[: starts[0]]):
         notes.append(f"{some(earlier, 'earlier run')} in this file left out")
     head, *body = records[starts[-1] :] if starts else [{}, *records]
-    epochs = [record for record in body if record["kind"] == "epoch"]
-    run_id = head.get("run_id", epochs[-1].get("run_id") if epochs else None)
+    run_id = (head or records[-1]).get("run_id")
 
-    info = _run_fields(head, notes) | {"status": "unfinished", "restarts": 0}
-    if "started" not in info and log_fields.is_a(head.get("time"), log_fields.REAL) and 0 <= head["time"] < 1e10:
-        info["started"] = datetime.fromtimestamp(int(head["time"]), UTC).isoformat()
+    info = {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in head.items()
+            if name not in ("kind", "time", "crc") and value is not None}
+    info |= {"status": "unfinished", "restarts": 0}
+    if "time" in head:
+        info.setdefault("started", datetime.fromtimestamp(int(head["time"]), UTC).isoformat())
     end, sizes = None, [info.get("world_size")]
     rows: dict[int, dict] = {}
     left_out = Counter()
     for record in body:
-        kind = record["kind"]
-        if run_id is not None and record.get("run_id", run_id) != run_id:
+        if record.get("run_id", run_id) != run_id:
             left_out["of another run"] += 1
-        elif kind == "epoch":
-            row = log_fields.epoch_row(record)
-            if row is None:
-                left_out["with an impossible value"] += 1
-            elif rows.setdefault(row["epoch"], row) is not row:
+        elif record["kind"] == "epoch":
+            row = {name: value for name, value in record.items() if isinstance(value, int | float) and name != "crc"}
+            if rows.setdefault(row["epoch"], row) is not row:
                 left_out["repeating an epoch"] += 1
-        elif kind == "end":
+        elif record["kind"] == "end":
             end = record
-        elif kind == "restart":  # the run went on: what ended before was not its end
+        elif record["kind"] == "restart":  # the run went on: an earlier `end` was not its end
             end, info["restarts"] = None, info["restarts"] + 1
-            sizes += [size] if log_fields.is_a(size := record.get("world_size"), log_fields.COUNT) else []
-            if log_fields.is_a(record.get("epochs"), log_fields.COUNT):
-                info["epochs"] = record["epochs"]  # a run that goes on may be asked for more
+            sizes.append(record.get("world_size", sizes[-1]))
+            info |= {"epochs": record["epochs"]} if "epochs" in record else {}  # it may be asked for more of them
         else:
             left_out["of unknown kind"] += 1
     notes += [f"left out {some(n, 'record')} {why}" for why, n in left_out.items()]
@@ -263,38 +242,14 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
         notes.append(f"went on from a checkpoint {some(info['restarts'], 'time')}")
     if len(set(sizes)) > 1:
         notes.append(f"world size changed: {', '.join(map(str, sizes))}")
-    if end:
-        _put_end(end, info, notes)
-    else:
+    if not end:
         notes.append("no end record")
-    return info, rows
-
-
-def _run_fields(head: dict, notes: list[str]) -> dict:
-    info = {}
-    for name, value in head.items():
-        if name in ("kind", "time") or value is None:
-            continue
-        if name in log_fields.RUN:
-            log_fields.put(info, name, value, notes)
-        elif name in {"epoch", *READER_FIELDS, *log_fields.END, *log_fields.EPOCH}:
-            notes.append(f"field {name} of the run record left out")
-        elif NAME.fullmatch(name) and (type(value) is not int or abs(value) < log_fields.LARGEST_INT):
-            info[name] = json.dumps(value) if type(value) in (dict, list) else value
-    return info
-
-
-def _put_end(record: dict, info: dict, notes: list[str]) -> None:
-    if record.get("status") in log_fields.STATUSES:
-        info["status"] = record["status"]
-    else:
-        notes.append("the end record has no known status")
-    for name, kind in log_fields.END.items():
-        value = record.get("seconds" if name == "total_seconds" else name)
-        if log_fields.is_a(value, kind) and (kind == log_fields.TEXT or value >= 0):
-            info[name] = value
-    if info["status"] == "failed" and "error" in info:
+        return info, rows
+    info |= {"status": end["status"], "total_seconds": end.get("seconds"), "error": end.get("error"),
+             "peak_memory_bytes": end.get("peak_memory_bytes")}
+    if info["error"]:
         notes.append(" ".join(info["error"].split())[:200])
+    return info, rows
 
 
 # ---------------------------------------------------------------- comparing
@@ -307,10 +262,10 @@ TABLE_COLUMNS = [
 
 
 def seconds_per_epoch(df: pd.DataFrame) -> pd.DataFrame:
-    """One row a run, from a table of `read_run` or `read_runs`.
+    """One row a run, from a table of `read_run` or `read_runs`; its columns are TABLE_COLUMNS.
 
     `epochs`: how many were read. `seconds` (training, an epoch) and `images_per_second` (all ranks): the
-    median over the epochs, without the first one, which warms up, if there are more. `images_per_second`
+    median over the epochs, without the first epoch, which warms up, if there are more. `images_per_second`
     is samples / seconds where the log does not hold it. `loss`, `accuracy`, `val_accuracy`: the last epoch's.
     """
     df = df.reset_index(drop=True)
@@ -329,11 +284,12 @@ def seconds_per_epoch(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def command_parts(df: pd.DataFrame) -> pd.DataFrame:
-    """Where the seconds of whole commands went, one row a run. `df`, of `read_runs`, needs one more column:
-    `command_seconds`, what the clock said of the whole command, for a log knows nothing of what was before it.
+    """Where the seconds of whole commands went, one row a run.
 
-    `training`, `evaluating` (and logging): of all epochs; `once`: the rest, start and end; `epoch`: the median of an
-    epoch with its evaluation. Missing where the log holds fewer than two epochs.
+    `df`, of `read_runs`, needs one more column, `command_seconds`: the duration of the whole command, of which a log
+    knows only the part after it was opened. Columns of the result, in seconds: `training`, `evaluating` (and logging):
+    sums over all epochs; `once`: the rest, start and end; `whole`: `command_seconds`; `epoch`: the median of an epoch
+    with its evaluation. Missing where the log holds fewer than two epochs.
     """
     rows = []
     for _, epochs in df.groupby([key for key in RUN_KEYS if key in df], sort=False, dropna=False):
@@ -385,8 +341,8 @@ def _baseline(runs: pd.DataFrame, named: list[str], where: str) -> pd.Series:
         one_rank = runs["world_size"].eq(1).fillna(False) & runs["strategy"].ne("dp").fillna(True)
         chosen = runs[one_rank & runs["seconds"].notna()]
     if len(chosen) != 1:
-        found = f"several baselines ({', '.join(chosen['label'])})" if len(chosen) else "no timed run with world size 1"
-        raise RunError(f"{where}: {found}; name the one to compare with, out of: {', '.join(runs['label'])}")
+        problem = "several baselines" if len(chosen) else "no timed run with world size 1"
+        raise RunError(f"{where}: {problem}; name the run to compare with, out of: {', '.join(runs['label'])}")
     if chosen["seconds"].isna().all():
         raise RunError(f"baseline {chosen['label'].iloc[0]!r} has no timed epoch")
     return chosen.iloc[0]
@@ -406,36 +362,8 @@ def _compare(run: pd.Series, base: pd.Series) -> tuple[float, float, str, str]:
     elif pd.isna(run["samples"]) or pd.isna(base["samples"]) or run["samples"] != base["samples"]:
         before, after = 1 / base["images_per_second"], 1 / run["images_per_second"]
     speedup = before / after if after else math.nan
-    for one, whose in [(run, "this run")] + [(base, "the baseline")] * (not is_base):
-        if one["status"] in ("unfinished", "failed", "resumable"):
-            notes.append(f"{whose} {one['status']}: from {some(one['epochs'], 'epoch')}")
-    spread = pd.isna(run["world_size"]) or (pd.notna(run["strategy"]) and run["strategy"] == "dp")
-    return speedup, math.nan if spread else speedup / run["world_size"], base["label"], "; ".join(notes)
-
-
-def format_table(table: pd.DataFrame) -> str:
-    """A table of `speedup_table` or `seconds_per_epoch` as text for people, rounded, the notes below it."""
-    table = table.reindex(columns=[*dict.fromkeys([*table, "speedup", "efficiency", "oversubscribed"])])
-
-    def told(column, form="{}"):
-        return ["-" if pd.isna(value) else form.format(value) for value in table[column]]
-
-    shown = pd.DataFrame({
-        "run": told("label"),
-        "source": table["source"].where(table["source"] == "live", table["source"] + ": " + table["machine"]),
-        "data": np.where(table["synthetic"].fillna(False), "synthetic", told("dataset")),
-        "ranks": told("world_size"),
-        "threads": told("threads"),
-        "epochs": told("epochs"),
-        "s/epoch": told("seconds", "{:,.2f}"),
-        "images/s": told("images_per_second", "{:,.0f}"),
-        "speed-up": told("speedup", "{:,.2f}"),
-        "efficiency": told("efficiency", "{:.0%}"),
-        "status": told("status"),
-    })
-    lines = [shown.to_string(index=False), ""]
-    for _, run in table.iterrows():
-        notes = [f"more ranks than cores ({run['cores']})"] if run["oversubscribed"] is True else []
-        notes += [run["note"]] if run["note"] else []
-        lines += [f"{run['label']}: {'; '.join(notes)}"] if notes else []
-    return "\n".join(lines).rstrip()
+    for compared, whose in [(run, "this run")] + [(base, "the baseline")] * (not is_base):
+        if compared["status"] in ("unfinished", "failed", "resumable"):
+            notes.append(f"{whose} {compared['status']}: from {some(compared['epochs'], 'epoch')}")
+    no_ranks = pd.isna(run["world_size"]) or (pd.notna(run["strategy"]) and run["strategy"] == "dp")
+    return speedup, math.nan if no_ranks else speedup / run["world_size"], base["label"], "; ".join(notes)

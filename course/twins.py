@@ -3,7 +3,6 @@
 All paths are relative to the root of the course, so that no path of this machine gets into a notebook.
 """
 
-import base64
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,6 @@ import nbformat
 from jupytext.combine import combine_inputs_with_outputs
 
 import files
-from course.png import small_png
 
 NOTEBOOKS = Path("notebooks")
 TWINS = NOTEBOOKS / "text"
@@ -28,9 +26,9 @@ KERNEL = {
 
 def set_address():
     """Writes into every twin's first cell what CITATION.cff says: where a lone notebook gets the course, and which."""
-    cited = Path("CITATION.cff").read_text(encoding="utf-8")
-    told = dict(re.findall(r'^(version|repository-code): "(.+)"', cited, re.M))
-    address = f"v{told['version']} --depth 1 {told['repository-code']}"
+    citation = Path("CITATION.cff").read_text(encoding="utf-8")
+    cited = dict(re.findall(r'^(version|repository-code): "(.+)"', citation, re.M))
+    address = f"v{cited['version']} --depth 1 {cited['repository-code']}"
     for twin in TWINS.glob("*.py"):
         text = twin.read_text(encoding="utf-8")
         changed = re.sub(r'(?<=os.system\("git clone -qb )[^"]+', address, text)
@@ -70,9 +68,6 @@ def as_committed(notebook, twin):
 def commit(notebook, name):
     """Writes the notebook, and its twin with the blank lines that jupytext would write: JupyterLab refuses to open a
     notebook that is newer than its twin (as one is after `git pull`) while their texts differ in even one of them."""
-    for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])):
-        if picture := data.get("image/png"):
-            data["image/png"] = base64.b64encode(small_png(base64.b64decode(picture))).decode()
     write(notebook, NOTEBOOKS / f"{name}.ipynb")
     twin = TWINS / f"{name}.py"
     if [cell.source for cell in jupytext.read(twin).cells] == [cell.source for cell in notebook.cells]:

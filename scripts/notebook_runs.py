@@ -1,5 +1,6 @@
 """Executes a lesson with papermill: shows how far it is, says what failed, and leaves nothing running."""
 
+import base64
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert.filters import strip_ansi
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
-from course import processes, twins
+from course import png, processes, twins
 
 EXECUTED = Path("build/notebooks")
 MARK = uuid.uuid4().hex  # finds what a notebook left running
@@ -26,15 +27,15 @@ MARK = uuid.uuid4().hex  # finds what a notebook left running
 
 @dataclass
 class Result:
-    """What came of one notebook; kept in the executed notebook's metadata, where the index finds it."""
+    """The outcome of one notebook; kept in the executed notebook's metadata, where the index reads it."""
 
     name: str
     title: str
     tier: str
     status: str = "passed"  # passed, failed or stopped
     seconds: float = 0.0
-    cell: int = 0  # number of the failing one, as in `In [cell]`; 0 when none ran
-    error: list[str] = field(default_factory=list)  # the last lines of what it said, without colour codes
+    cell: int = 0  # number of the failing cell, as in `In [cell]`; 0 when none ran
+    error: list[str] = field(default_factory=list)  # the last lines of its output, without colour codes
     finished: str = ""
 
 
@@ -109,7 +110,7 @@ def execute(name, label, quick, in_place, timeout):
     result.seconds, result.finished = round(progress.seconds, 1), f"{datetime.now():%Y-%m-%d %H:%M}"
     # where the source itself could not be read, there is no target
     notebook = nbformat.read(target, as_version=4) if target.exists() else nbformat.v4.new_notebook()
-    tidy_streams(notebook)
+    tidy(notebook)
     if error:
         result.cell, result.error = failure(notebook, error, progress.cell, timeout)
     progress.say(f"{result.status.upper()} in cell [{result.cell}]" if error else result.status, last=True)
@@ -122,20 +123,23 @@ def execute(name, label, quick, in_place, timeout):
 
 def title_of(notebook, name):
     headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in notebook.cells if cell.cell_type == "markdown")
-    return next((found[1].strip() for found in headings if found), name)
+    return next((heading[1].strip() for heading in headings if heading), name)
 
 
-def tidy_streams(notebook):
-    """Merges what a cell printed in pieces, and leaves of a line rewritten in place (a progress bar) its end."""
+def tidy(notebook):
+    """Merges the pieces of a cell's printed text, keeps only the end of a line rewritten in place (a progress bar), and
+    makes pictures small."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "stream":
                 output.text = re.sub(r"\r+\n", "\n", output.text)  # `!command` runs on a pseudo-terminal
+            elif picture := output.get("data", {}).get("image/png"):
+                output.data["image/png"] = base64.b64encode(png.small_png(base64.b64decode(picture))).decode()
     CoalesceStreamsPreprocessor().preprocess(notebook, {})
 
 
 def failure(notebook, error, cell, timeout):
-    """Number of the failing cell and the last lines of what it said, without colour codes."""
+    """Number of the failing cell and the last lines of its output, without colour codes."""
     if isinstance(error, CellTimeoutError):
         return cell, [f"the cell took longer than {timeout} s and was stopped (--timeout sets the limit)"]
     if isinstance(error, DeadKernelError):

@@ -31,12 +31,12 @@ QUICK = "--epochs 2 --samples 640 --test-samples 200"
 
 
 def commands(folder, quick):
-    """{what it is: a command line}, in the order in which they run. `folder`: where their files go."""
+    """{name: a command line}, in the order in which they run. `folder`: where their files go."""
     ranks, training = (2, QUICK) if quick else (8, TRAINING)
     log = f"main.py {training} --log-file {folder}"
     runs = {f"{n} ranks": f"torchrun --nproc_per_node={n} {log}/{n}-ranks.jsonl" for n in (2, 4, 8) if n <= ranks}
-    # these files alone: the others would want packages that a machine of somebody else's may not have
-    tests = sorted(str(path) for path in Path("tests").glob("test_*.py")
+    # only files with such tests: the others want packages that somebody else's machine may not have
+    tests = sorted(str(path) for room in ("lessons", "tests") for path in Path(room).rglob("test_*.py")
                    if re.search(r"[@[]pytest\.mark\.gpu", path.read_text(encoding="utf-8")))
     benchmark = "--only epoch --rounds 1 --samples 256" if quick else "--only epoch --only ranks --rounds 3"
     return {
@@ -49,7 +49,7 @@ def commands(folder, quick):
 
 
 def run(command, may_fail):
-    """What the command printed, without paths and the host's name. Ends this program where it fails, and may not."""
+    """The output of a command, without paths and the host's name. A failure ends this program unless it `may_fail`."""
     words = shlex.split(command)
     program = [sys.executable, *words[1:]]
     if words[0] == "torchrun":
@@ -64,14 +64,14 @@ def run(command, may_fail):
 
 
 def without_names(text):
-    """Without the host's name, and folders that torch, pytest or the user's home put into messages."""
+    """The text without the host's name, and without the folders that messages of torch and pytest name."""
     for folder in {str(Path.home()), tempfile.gettempdir()} - {"/"}:
         text = text.replace(f"{folder}/", "")
     return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "(host)", text)
 
 
 def machine():
-    """{what: value} of the README's first lines."""
+    """{heading: value} of the README's first lines."""
     import torch
 
     import launch
@@ -89,9 +89,9 @@ def machine():
             "Date": str(date.today())}
 
 
-def readme(name, told, quick, facts):
-    """`told`: what the tests and the benchmark printed."""
-    summary = told["tests"].strip().splitlines()[-1].strip("= ")
+def readme(name, printed, quick, facts):
+    """The README of a recording. `printed`: {name of a command: its output}; `facts`: of `machine`."""
+    summary = printed["tests"].strip().splitlines()[-1].strip("= ")
     lines = "\n".join(f"- **{what}**: {value}." for what, value in facts.items())
     quick_line = "\n- **The times say nothing**: recorded with `--quick`, to try the recording out." if quick else ""
     return f"""# {name}
@@ -135,14 +135,14 @@ def main():
     with rank_program.stoppable(parser):
         live.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=live, prefix=f"{args.name}-") as made:
-            folder, told = Path(made) / args.name, {}
+            folder, printed = Path(made) / args.name, {}
             folder.mkdir()  # one inside: the outer one is for its owner alone
             for what, command in commands(folder, args.quick).items():
                 print(f"{what:10} ", end="", flush=True)
-                told[what] = run(command, may_fail=what == "tests")
-            (folder / "gpu-tests.out").write_text(told["tests"], encoding="utf-8")
-            (folder / "benchmark.out").write_text(told["benchmark"].partition("every figure:")[0], encoding="utf-8")
-            (folder / "README.md").write_text(readme(args.name, told, args.quick, machine()), encoding="utf-8")
+                printed[what] = run(command, may_fail=what == "tests")
+            (folder / "gpu-tests.out").write_text(printed["tests"], encoding="utf-8")
+            (folder / "benchmark.out").write_text(printed["benchmark"].partition("every figure:")[0], encoding="utf-8")
+            (folder / "README.md").write_text(readme(args.name, printed, args.quick, machine()), encoding="utf-8")
             folder.rename(target)
     print(f"\n{target}: look at its README.md, write there whatever was odd, and add a line to {RECORDED}/README.md. "
           "Then send it: a pull request, or an archive of the folder.")

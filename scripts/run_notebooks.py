@@ -22,16 +22,16 @@ from course.lesson import ROOT
 
 
 def choose(wanted, available):
-    """Those of `available` (stems, sorted) that `wanted` names, as `07`, `07_name` or a path; without names, all.
+    """The stems of `available` (sorted) that `wanted` names, as `07`, `07_name` or a path; all of them without names.
 
     Raises ValueError with a line for the user when a name fits none.
     """
     chosen = set()
     for name in wanted:
-        found = {have for have in available if Path(name).stem in (have, have.split("_")[0])}
-        if not found:
+        matching = {have for have in available if Path(name).stem in (have, have.split("_")[0])}
+        if not matching:
             raise ValueError(f"no notebook {name!r}; there are: {', '.join(available) or 'none'}")
-        chosen |= found
+        chosen |= matching
     return sorted(chosen or available)
 
 
@@ -63,7 +63,7 @@ def main():
     os.chdir(ROOT)
     args = parse()
     from course import twins
-    from scripts import notebook_runs  # late: bad input is told at once, and these take seconds
+    from scripts import notebook_runs  # late: importing these takes seconds, and bad input is refused at once
 
     if args.build:
         twins.set_address()
@@ -73,7 +73,7 @@ def main():
         return 0
 
     sys.stdout.reconfigure(errors="replace")  # a notebook's error may hold what this terminal cannot show
-    logging.getLogger("papermill").addHandler(logging.NullHandler())  # failures are told below, once
+    logging.getLogger("papermill").addHandler(logging.NullHandler())  # failures are printed below, once
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop from outside leaves nothing running either
     notebook_runs.EXECUTED.mkdir(parents=True, exist_ok=True)
     notebook_runs.use_this_python()

@@ -11,9 +11,40 @@ import sys
 import warnings
 from functools import partial
 
+import numpy as np
+import pandas as pd
+
 import files
 import options
 from course import rank_program, runs
+
+
+def format_table(table: pd.DataFrame) -> str:
+    """A table of `runs.speedup_table` or `runs.seconds_per_epoch` as text, rounded, with the notes below it."""
+    table = table.reindex(columns=[*dict.fromkeys([*table, "speedup", "efficiency", "oversubscribed"])])
+
+    def column(name, form="{}"):
+        return ["-" if pd.isna(value) else form.format(value) for value in table[name]]
+
+    shown = pd.DataFrame({
+        "run": column("label"),
+        "source": table["source"].where(table["source"] == "live", table["source"] + ": " + table["machine"]),
+        "data": np.where(table["synthetic"].fillna(False), "synthetic", column("dataset")),
+        "ranks": column("world_size"),
+        "threads": column("threads"),
+        "epochs": column("epochs"),
+        "s/epoch": column("seconds", "{:,.2f}"),
+        "images/s": column("images_per_second", "{:,.0f}"),
+        "speed-up": column("speedup", "{:,.2f}"),
+        "efficiency": column("efficiency", "{:.0%}"),
+        "status": column("status"),
+    })
+    lines = [shown.to_string(index=False), ""]
+    for _, run in table.iterrows():
+        notes = [f"more ranks than cores ({run['cores']})"] if run["oversubscribed"] is True else []
+        notes += [run["note"]] if run["note"] else []
+        lines += [f"{run['label']}: {'; '.join(notes)}"] if notes else []
+    return "\n".join(lines).rstrip()
 
 
 def main():
@@ -49,7 +80,7 @@ def main():
             drawn = plots.write_all(df, table, args.plots, say)
             if not drawn:
                 raise ValueError("nothing could be drawn")
-    print(runs.format_table(table), *drawn, sep="\n")
+    print(format_table(table), *drawn, sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ it. Lesson 12 starts all of them by torchrun.
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tomllib
@@ -199,21 +198,6 @@ def test_a_run_that_never_ends_is_stopped_with_all_that_it_started(tmp_path):
     assert len(outcome.output.split()) == 2 and not any(map(alive, outcome.output.split()))
     said = gallery.complaints(entry, outcome, outcome)
     assert f"broken: it did not end within {gallery.LIMIT} s" in said
-
-
-def test_a_stop_leaves_no_process():
-    process = subprocess.Popen([*GALLERY, "show", "hang_rank_0"], cwd=runner.ROOT, text=True,
-                               env=runner.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    gallery_itself = psutil.Process(process.pid)
-    try:
-        runner.wait_for(lambda: len(gallery_itself.children(recursive=True)) >= 4, "the ranks of the two forms", 60)
-        family = gallery_itself.children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-        assert process.returncode == 130
-        assert psutil.wait_procs(family, timeout=30)[1] == []
-    finally:
-        process.kill()
 
 
 def test_bad_input_is_one_line():

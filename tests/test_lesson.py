@@ -21,7 +21,7 @@ from tests import runner
 
 TWIN = sorted(Path(runner.ROOT, "notebooks/text").glob("*.py"))[0]
 FIRST_CELL = next(cell.source for cell in jupytext.read(TWIN).cells if cell.cell_type == "code")
-TOLD = """
+SURROUNDINGS = """
 import json, os, shutil
 print(json.dumps([os.getcwd(), sys.path[0], sys.path.count(os.getcwd()), sys.executable, shutil.which("python"),
                   os.environ["PATH"].split(os.pathsep), os.environ["PYTHONPATH"].split(os.pathsep),
@@ -34,14 +34,14 @@ print(json.dumps([os.getcwd(), sys.path[0], sys.path.count(os.getcwd()), sys.exe
 def test_a_lesson_begins_from_anywhere_any_number_of_times(place, times, tmp_path):
     (tmp_path / "clone").symlink_to(runner.ROOT)
     folder = {"the root": runner.ROOT, "notebooks": runner.ROOT / "notebooks"}.get(place, tmp_path)
-    code = (FIRST_CELL + "\n") * times + TOLD
+    code = (FIRST_CELL + "\n") * times + SURROUNDINGS
     env = runner.environment(PYTHONPATH="/elsewhere", PATH="/usr/bin:/bin", IPYTHONDIR=str(tmp_path))
     done = subprocess.run([sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code], cwd=folder, env=env,
                           capture_output=True, text=True, timeout=runner.LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
-    here, first, count, python, found, paths, python_paths, raises = json.loads(done.stdout.splitlines()[-1])
-    assert here == first == str(runner.ROOT) and count == 1
-    assert Path(found).parent == Path(python).parent, "commands of cells are this environment's"
+    folder, first, count, python, program, paths, python_paths, raises = json.loads(done.stdout.splitlines()[-1])
+    assert folder == first == str(runner.ROOT) and count == 1
+    assert Path(program).parent == Path(python).parent, "commands of cells are this environment's"
     assert paths == [str(Path(python).parent), "/usr/bin", "/bin"]
     assert python_paths == [str(runner.ROOT), "/elsewhere"]
     assert raises is True
@@ -71,7 +71,7 @@ def test_a_lone_notebook_gets_the_course(tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
     published = {f"url.{(tmp_path / 'published').as_uri()}.insteadOf": CITED["repository-code"]}
-    began = first_cell(folder, FIRST_CELL + "\n" + FIRST_CELL + TOLD, **published)
+    began = first_cell(folder, FIRST_CELL + "\n" + FIRST_CELL + SURROUNDINGS, **published)
     assert began.returncode == 0, began.stdout + began.stderr
     assert began.stderr.startswith("Note: switching to "), "git says that a release is not a branch, and no more"
     (clone,) = (path for path in folder.iterdir() if path.name != "ipython")
@@ -85,8 +85,8 @@ def test_where_the_course_cannot_be_had_one_line_says_why(tmp_path):
     failed = first_cell(tmp_path, **{"http.proxy": "http://127.0.0.1:1"})
     assert failed.returncode == 1
     assert re.fullmatch(f"fatal: .*{CITED['repository-code']}.*\n", failed.stderr)
-    told = failed.stdout.strip().splitlines()
-    assert told[-1] == "ModuleNotFoundError: No module named 'course'" and len(told) < 10, "no flood of frames"
+    lines = failed.stdout.strip().splitlines()
+    assert lines[-1] == "ModuleNotFoundError: No module named 'course'" and len(lines) < 10, "no flood of frames"
 
 
 def test_the_first_cell_names_the_release_that_is_cited():
@@ -116,12 +116,12 @@ def test_a_lesson_says_on_what_it_ran_and_names_no_machine(monkeypatch, tmp_path
     monkeypatch.setenv("PATH", "/nowhere")
     without = lesson._machine()
     monkeypatch.setenv("PATH", str(tmp_path))
-    told = lesson._machine()
-    assert re.fullmatch(r"Python 3[.\d]+, PyTorch 2\S+, \d+ cores? of [^,]+, 2 × Tesla T4, 20\d\d-\d\d-\d\d", told)
-    assert without == told.replace("2 × Tesla T4", "no NVIDIA GPU")
+    machine = lesson._machine()
+    assert re.fullmatch(r"Python 3[.\d]+, PyTorch 2\S+, \d+ cores? of [^,]+, 2 × Tesla T4, 20\d\d-\d\d-\d\d", machine)
+    assert without == machine.replace("2 × Tesla T4", "no NVIDIA GPU")
     gpus.write_text("#!/bin/sh\necho no driver\nexit 9\n")
     assert lesson._machine() == without
-    assert socket.gethostname() not in told and "/" not in told
+    assert socket.gethostname() not in machine and "/" not in machine
 
 
 def test_a_lesson_on_windows_is_refused_in_one_line(monkeypatch):
@@ -130,7 +130,7 @@ def test_a_lesson_on_windows_is_refused_in_one_line(monkeypatch):
         lesson.begin()
 
 
-@pytest.mark.parametrize(("mine", "found", "unit", "said"), [
+@pytest.mark.parametrize(("mine", "measured", "unit", "message"), [
     (None, 1.5, "ms", "Nothing predicted yet: replace `None` above. Here it is **1.5 ms**."),
     (3, 1234.5678, "µs", "You predicted **3 µs**. Here it is **1,235 µs**."),
     (3.0, 3, "", "You predicted **3**, and that is what came out."),
@@ -139,9 +139,9 @@ def test_a_lesson_on_windows_is_refused_in_one_line(monkeypatch):
     ([10, 20], [10, 20], "", "You predicted **[10, 20]**, and that is what came out."),
     (False, True, "", "You predicted **False**. Here it is **True**."),
 ])
-def test_a_prediction_stands_beside_what_came_out(mine, found, unit, said, shown):
-    lesson.predicted(mine, found, unit)
-    assert shown == [said]
+def test_a_prediction_stands_beside_what_came_out(mine, measured, unit, message, shown):
+    lesson.predicted(mine, measured, unit)
+    assert shown == [message]
 
 
 @pytest.fixture
@@ -171,9 +171,10 @@ def test_columns_of_figures_stand_to_the_right(shown):
 
 
 def test_code_is_shown_as_it_stands_in_its_file(shown):
-    lesson.code(lesson.some, lesson.code)
-    assert shown[0].startswith('```python\ndef some(number, what):\n    """"1 rank"')
-    assert shown[0].endswith("\n```") and "\n\ndef code(*functions):" in shown[0]
+    lesson.code(runner.wait_for, first_cell)
+    source = Path(runner.__file__).read_text()
+    wait_for, first = shown[0].removeprefix("```python\n").removesuffix("\n```").split("\n\ndef first_cell(")
+    assert f"\n\n{wait_for}\n\n\n" in source and first.startswith("folder, code=FIRST_CELL")
 
 
 def test_some_words_a_number():

@@ -408,11 +408,6 @@ def test_what_cannot_be_drawn_is_said_and_left_out(tmp_path):
     assert all("nothing to draw" in line for line in said)
 
 
-def test_drawing_needs_no_torch():
-    code = "import sys; import course.plots; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
-
-
 def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):
     plots.loss_by_epoch(pd.DataFrame({"epoch": [0, 1], "loss": [2.0, 1.0]})).figure.savefig(tmp_path / "plot.png")
     plt.imsave(tmp_path / "noise.png", np.random.default_rng(0).random((64, 64, 3)))
@@ -440,19 +435,6 @@ def test_the_command_leaves_out_what_cannot_be_drawn(tmp_path):
     assert [line.split(":")[1].strip() for line in err.splitlines()] == [
         "no speed-up, no efficiency", "phases", "accuracy_twice", "speedup", "efficiency",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("arguments", [["none.jsonl"], [RECORDED, "--baseline", "x"]])
-def test_bad_input_gives_one_line_and_status_2(arguments, tmp_path):
-    code, out, err = command(*arguments, "--plots", tmp_path / "plots")
-    assert (code, out, err.count("\n")) == (2, [], 1) and err.startswith("runs.py: ")
-    assert not (tmp_path / "plots").exists()
-
-
-def test_pictures_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    code, out, err = command(RECORDED, "--plots", tmp_path / "file/plots")
-    assert (code, out, err.count("\n")) == (2, [], 1)
 
 
 def test_a_curve_made_by_hand_needs_only_what_is_drawn():

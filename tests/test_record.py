@@ -44,9 +44,9 @@ def test_a_machine_is_recorded_and_no_machine_named(recorded, monkeypatch, capsy
     assert json.loads((made / "ceiling.json").read_text())["ceilings"][0]["ranks"] == 2
     assert re.search(r"\d+ (skipped|passed)", (made / "gpu-tests.out").read_text())
     assert "main.py / textbook" in (made / "benchmark.out").read_text()
-    told = (made / "README.md").read_text()
-    assert f"torchrun --nproc_per_node=2 main.py {record.QUICK} --log-file {made}/2-ranks.jsonl" in told
-    assert "**The times say nothing**" in told
+    readme = (made / "README.md").read_text()
+    assert f"torchrun --nproc_per_node=2 main.py {record.QUICK} --log-file {made}/2-ranks.jsonl" in readme
+    assert "**The times say nothing**" in readme
     text = "".join(path.read_text() for path in made.iterdir())
     assert socket.gethostname() not in text and str(runner.ROOT) not in text and str(Path.home()) + "/" not in text
     with pytest.raises(SystemExit) as ended:
@@ -91,10 +91,10 @@ def test_the_runs_are_those_of_lesson_07():
 
 
 def test_the_tests_are_all_that_are_marked_gpu():
-    told = record.commands(Path("x"), quick=False)["tests"]
-    for path in (runner.ROOT / "tests").glob("test_*.py"):
+    command = record.commands(Path("x"), quick=False)["tests"]
+    for path in (path for room in ("tests", "lessons") for path in (runner.ROOT / room).rglob("test_*.py")):
         marked = "mark.gpu" in path.read_text() and path.name != "test_record.py"
-        assert marked == (f"tests/{path.name}" in told)
+        assert marked == (str(path.relative_to(runner.ROOT)) in command.split())
 
 
 def test_what_names_the_machine_is_left_out(monkeypatch):

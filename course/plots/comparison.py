@@ -70,7 +70,7 @@ def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes, m
     runs = table.sort_values("world_size").astype({"world_size": float, "speedup": float})
     sizes, measured = runs["world_size"].to_numpy(), runs["speedup"].to_numpy()
     limit, most = np.minimum(sizes, devices), sizes.max()
-    known = {1: 1.0} | {ranks: found["ceiling"] for ranks, found in ceilings.items()}
+    known = {1: 1.0} | {ranks: limits["ceiling"] for ranks, limits in ceilings.items()}
     ceiling = np.interp(sizes, list(known), list(known.values()))
     for lost, (low, high) in {"take turns": (limit, sizes), "share": (np.minimum(ceiling, limit), limit),
                               "talk": (np.minimum(measured, ceiling), ceiling)}.items():
@@ -78,7 +78,7 @@ def under_ceiling(table: pd.DataFrame, ceilings: dict, devices: int, ax: Axes, m
     ax.plot(sizes, sizes, "--", color=GREY, linewidth=2)
     ax.plot(sizes, limit, color="black", linewidth=2)
     ax.plot(sizes, ceiling, color=COLOURS[2], linewidth=2)
-    ax.vlines(list(ceilings), *([found[end] for found in ceilings.values()] for end in ("low", "high")),
+    ax.vlines(list(ceilings), *([limits[end] for limits in ceilings.values()] for end in ("low", "high")),
               color=COLOURS[2])
     ax.plot(sizes, measured, **line_style(0, source_of(runs.iloc[0])))
     ends = [(most, most, "ideal", GREY), (most, limit[-1], f"a device each: {limit[-1]:g}", "#000000"),

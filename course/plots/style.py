@@ -155,7 +155,7 @@ def head(ax: Axes, title: str, table: pd.DataFrame | None = None, key: list | di
 
 
 def key_of(table: pd.DataFrame, bars: bool = False) -> list:
-    """What solid, dashed and dotted stand for; nothing where all was measured here."""
+    """The meaning of solid, dashed and dotted; empty where all runs were measured on this machine."""
     runs = [rows.iloc[0] for rows in by_machine(table)]
     if [source_of(run) for run in runs] == ["live"]:
         return []
@@ -165,7 +165,7 @@ def key_of(table: pd.DataFrame, bars: bool = False) -> list:
 
 
 def handles(key: list | dict) -> list:
-    """Those of a key, which may be told as {name: colour}."""
+    """The handles of a key, which may also be given as {name: colour}."""
     return [Patch(color=colour, label=name) for name, colour in key.items()] if isinstance(key, dict) else key
 
 

@@ -1,12 +1,14 @@
-"""What a table says of its runs. Tables come from course/runs.py; one made by hand needs only the columns drawn."""
+"""The names, sources and gaps of a table's runs. A table made by hand needs only the columns that are drawn."""
 
+from collections.abc import Callable
 from textwrap import fill
 
 import pandas as pd
 
 
-def need(table: pd.DataFrame, *columns: str, enough=all) -> None:
-    """ValueError where nothing can be drawn: no rows, or columns without a value. `enough=any`: one column will do."""
+def need(table: pd.DataFrame, *columns: str, enough: Callable = all) -> None:
+    """Raise ValueError where nothing can be drawn: no rows, or columns without a value. `enough=any`: one column of the
+    named columns will do."""
     if table.empty:
         raise ValueError("nothing to draw: the table has no rows")
     known = {name: name in table and table[name].notna().any() for name in columns}
@@ -58,7 +60,7 @@ def unfinished(run: pd.Series) -> str:
 
 
 def made_up(table: pd.DataFrame) -> str:
-    """Says which runs did not train on real images, if any."""
+    """A warning that names the runs that did not train on real images; "" where there are none."""
     runs = [rows.iloc[-1] for rows in by_run(table) if source_of(rows.iloc[-1]) != "predicted"]
     fakes = [plain(field(run, "label", "run")) for run in runs if field(run, "synthetic", False)]
     if not fakes or len(fakes) == len(runs):

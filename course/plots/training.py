@@ -79,10 +79,10 @@ def curves(df: pd.DataFrame, x: str, y: str, title: str, xlabel: str, ylabel: st
     return ax
 
 
-def phases(df: pd.DataFrame, ax: Axes | None = None, xlabel="seconds an epoch", unit="") -> Axes:
+def phases(df: pd.DataFrame, ax: Axes | None = None, xlabel: str = "seconds an epoch", unit: str = "") -> Axes:
     """Where an epoch's seconds go: data, forward, backward, update, stacked, one bar a run.
 
-    Medians over the epochs, without the first one, which warms up, if there are more.
+    Medians over the epochs, without the first epoch, which warms up, if there are more.
     """
     columns = {f"{phase}_seconds": phase for phase in PHASES}
     need(df, *columns, enough=any)
@@ -94,7 +94,10 @@ def phases(df: pd.DataFrame, ax: Axes | None = None, xlabel="seconds an epoch", 
 
 
 def whole_command(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """From typing a command to its end, `runs.command_parts`: one bar a run."""
+    """The parts of whole commands, from start to end, one bar a run.
+
+    `df`: of `runs.read_runs`, with the column `command_seconds` that `runs.command_parts` needs.
+    """
     need(df, "command_seconds", "time", "seconds")
     parts = command_parts(df)[["once", "training", "evaluating"]].set_axis(list(COMMAND), axis=1)
     bars = [{} if row.isna().any() else row.to_dict() for _, row in parts.iterrows()]  # a part alone would look whole

@@ -2,14 +2,12 @@
 
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,10 +23,6 @@ DEMO, HANG = (f"lessons/l04_collectives/{name}.py" for name in ("collectives_sho
 
 def run(ranks, script, *arguments, **env):
     return runner.run(ranks, *arguments, script=script, **env)
-
-
-def stray(script):
-    return runner.living(str(script))
 
 
 def written(done, path):
@@ -386,24 +380,3 @@ def test_detail_names_both_collectives_before_anybody_waits(hung):
     for rank in hung["detail"]:
         assert "ALLREDUCE" in rank["error"] and "BROADCAST" in rank["error"]
         assert "Rank" in rank["error"] and rank["stack"] == []
-
-
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_hang_that_is_stopped_leaves_nothing(sign, tmp_path):
-    out = tmp_path / "found.json"
-    process = subprocess.Popen(runner.command(3, HANG, "--timeout", 30, "--out", out), cwd=runner.ROOT,
-                               env=runner.environment(PYTHONUNBUFFERED="1"), stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        runner.wait_for(lambda: len(stray(HANG)) == 4, "torchrun and three ranks")
-        ranks = [member for member in stray(HANG) if member.pid != process.pid]
-        # a torchrun that gets SIGTERM while it still starts its ranks ends, and leaves them
-        runner.wait_for(lambda: all(rank.net_connections() for rank in ranks), "ranks that have met")
-        process.send_signal(sign)
-        assert process.wait(60) != 0 and psutil.wait_procs(ranks, timeout=30)[1] == []
-    finally:
-        for left in stray(HANG):
-            left.kill()
-    assert not list(tmp_path.iterdir())
-
-

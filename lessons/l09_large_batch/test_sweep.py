@@ -1,14 +1,11 @@
 """The sweep: what is finished stays, what failed is named, and whatever ends it leaves no process behind."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
 
-import psutil
 import pytest
 
 from course import processes, runs
@@ -163,38 +160,6 @@ def test_a_killed_sweep_lets_go_of_its_lock_and_the_next_ends_what_it_left(tmp_p
     assert not marked(tmp_path)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP])
-def test_kill_and_a_closed_terminal_are_like_ctrl_c(tmp_path, ending):
-    out = tmp_path / f"{ending}"
-    going = subprocess.Popen(command(out, "--world-sizes", 1, *ENDLESS[2:]), cwd=runner.ROOT, text=True,
-                             env=runner.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        runner.wait_for(lambda: marked(out), "the first run")
-        going.send_signal(ending)
-        said, _ = going.communicate(timeout=60)
-        assert going.returncode == 130 and "the same command goes on from here" in said and not marked(out)
-    finally:  # where it fails, its endless run must not trouble the tests after it
-        going.kill()
-        for process in marked(out):
-            process.kill()
-
-
-@pytest.mark.parametrize("loading", [0, 1])
-def test_ctrl_c_while_a_program_starts_leaves_no_process(loading, tmp_path, monkeypatch):
-    start, environ, shown = subprocess.Popen, psutil.Process.environ, time.monotonic() + loading
-
-    def interrupted(*command, **options):
-        start(*command, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
-    monkeypatch.setattr(psutil.Process, "environ", lambda self: environ(self) if time.monotonic() > shown else {})
-    with pytest.raises(KeyboardInterrupt):
-        processes.run(["sleep", "1000"], 100, tmp_path)
-    monkeypatch.undo()
-    assert not processes.marked(tmp_path)
-
-
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--world-sizes", "0"], "0 is not a positive number"),
     (["--models", "vgg"], "invalid choice: 'vgg'"),
@@ -232,24 +197,3 @@ def test_the_time_left_comes_from_runs_that_are_alike():
     assert sweep.time_left([one._replace(seed=2), two._replace(seed=5)], known) == "; about 75 s left"
     assert sweep.time_left([one._replace(model="resnet")], known) == "; about 30 s left"  # the mean of all
     assert sweep.time_left([one], {}) == sweep.time_left([], known) == ""
-
-
-def test_a_run_with_a_limit_ends_sessions_of_their_own_and_spares_others(tmp_path):
-    pids = tmp_path / "pids"
-    child = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
-    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True); "
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
-                             env={**os.environ, processes.MARK: "another mark"})
-    try:
-        status = processes.run([sys.executable, "-c", f"{parent}{child}"], 10, "a mark")
-        assert status is None
-        started = list(map(int, pids.read_text().split()))
-        assert len(started) == 2 and not [pid for pid in started if psutil.pid_exists(pid)
-                                          and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-        # a command that ends by itself, and leaves a child
-        assert processes.run([sys.executable, "-c", parent + "raise SystemExit(3)"], 60, "a mark") == 3
-        assert not [p for p in psutil.process_iter(["cmdline"]) if str(pids) in " ".join(p.info["cmdline"] or [])]
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from course import processes, rendezvous, runs
+from course import rendezvous, runs
 from course.hosts import Cluster
 from course.predict import checkpoints
 from lessons.l11_fault_tolerance import check, kill_rank, restart_nothing, sharded_checkpoint, show
@@ -118,17 +117,6 @@ def test_a_kill_that_cannot_be_is_said(kill, said, forked_python, tmp_path):
                                                 tmp_path / "run.jsonl", python=forked_python),
                   PYTHON_EXEC=forked_python)
     assert done.returncode not in (0, 2) and done.stderr.splitlines() == [f"kill_rank.py: {said}"]
-    assert processes_of(tmp_path) == []
-
-
-def test_a_stop_from_outside_leaves_nothing(tmp_path):
-    log = tmp_path / "run.jsonl"
-    process = subprocess.Popen([sys.executable, KILL, "--kill=0@900", "--", *map(str, torchrun(
-        2, "main.py", *JOB, "--epochs", 10**6, "--log-file", log))], cwd=runner.ROOT, env=runner.environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    runner.wait_for(lambda: log.exists() and '"epoch", "time"' in log.read_text(), "the first epoch")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(2 * processes.GRACE) == 130
     assert processes_of(tmp_path) == []
 
 

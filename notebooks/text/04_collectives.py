@@ -41,7 +41,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from course import plots
-from lessons.l04_collectives import check, collectives_shown as shown, hang_on_purpose, pictures, show
+from lessons.l04_collectives import check, hang_on_purpose, pictures, show
+from lessons.l04_collectives import collectives_shown as shown
 
 # %% tags=["parameters"]
 ranks = 4  # of most runs below; 2 to 7

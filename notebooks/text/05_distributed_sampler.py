@@ -195,7 +195,8 @@ lesson.table(rows)
 
 # %%
 pictures.sampler_map(dealt(21, 2, shuffle=False), 21, title="21 items on 2 ranks: padded")
-pictures.sampler_map(dealt(21, 2, shuffle=False, drop_last=True), 21, title="drop_last=True: dropped")
+pictures.sampler_map(dealt(21, 2, shuffle=False, drop_last=True), 21,
+                     title="drop_last=True: dropped")
 plt.show()
 
 # %% [markdown]

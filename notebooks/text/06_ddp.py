@@ -50,7 +50,8 @@ import torch
 import data
 import models
 from course import plots
-from lessons.l06_ddp import capstone, check, ddp_from_scratch as loops, ddp_questions as questions, pictures, show
+from lessons.l06_ddp import capstone, check, pictures, show
+from lessons.l06_ddp import ddp_from_scratch as loops, ddp_questions as questions
 
 # %% tags=["parameters"]
 ranks = 2  # processes of every run below; 2 or more

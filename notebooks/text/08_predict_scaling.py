@@ -286,8 +286,8 @@ lesson.verdict(show.missing(parts, first))
 # turns, once for each seed.
 
 # %%
-# !python lessons/l09_large_batch/sweep.py --out {folder}/main --world-sizes 1 {ranks} --seeds {seeds} \
-#     --batch-sizes {batch_size} --threads 1 -- \
+# !python lessons/l09_large_batch/sweep.py --out {folder}/main --world-sizes 1 {ranks} \
+#     --seeds {seeds} --batch-sizes {batch_size} --threads 1 -- \
 #     --epochs {epochs} --samples {samples} --test-samples 100
 
 # %%
