@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from course import rendezvous, runs
+from course import processes, rendezvous, runs
 from course.hosts import Cluster
 from course.predict import checkpoints
 from lessons.l11_fault_tolerance import check, kill_rank, restart_nothing, sharded_checkpoint, show
