@@ -30,12 +30,12 @@ class Unusable(ValueError):
 class Checkpoint:
     """The file, and the one before it. BlockingIOError where another run has it."""
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path):
         self.path = Path(path)
         self.lock = open(f"{path}.lock", "a")  # noqa: SIM115 - held until this process ends, however it ends
         files.lock(self.lock)
 
-    def write(self, state):
+    def write(self, state: dict) -> None:
         """Replace the file by `state`. At every moment PATH or PATH.previous is whole: the new file is flushed to the
         disk before it takes the name. Unwritable, and no change, where it cannot be written."""
         buffer = io.BytesIO()
@@ -58,7 +58,7 @@ class Checkpoint:
                 os.fsync(folder)  # the names, too, must reach the disk
             os.close(folder)
 
-    def read(self):
+    def read(self) -> dict | None:
         """The newest whole state, or None where there is no file. Unusable where there are only damaged ones."""
         damaged = []
         for path in (self.path, Path(f"{self.path}.previous")):
@@ -80,7 +80,7 @@ class Checkpoint:
         return None
 
 
-def parse(raw):
+def parse(raw: bytes) -> dict:
     """The state in a file's bytes; Unusable where one of them is wrong or missing."""
     head, _, body = raw.partition(b"\n")
     if not head.startswith(MAGIC):
@@ -93,7 +93,7 @@ def parse(raw):
         raise Unusable(f"holds what weights_only=True does not load ({str(error).splitlines()[0]})") from None
 
 
-def save_model(raw_model, path):
+def save_model(raw_model: torch.nn.Module, path: str | Path) -> None:
     """The raw model's weights, whole or not at all. DDP's own names begin with "module.".
 
     Where `path` cannot be written after all, they go to a file beside it, or to the system's folder for such files;
@@ -108,7 +108,7 @@ def save_model(raw_model, path):
         raise files.Unwritable(f"--save-model {path}: {why}. {rescue(weights, path)}") from None
 
 
-def rescue(weights, path):
+def rescue(weights: dict, path: str | Path) -> str:
     """Write the weights beside `path`, or else where the system keeps such files, and say where they are."""
     for folder in (Path(path).parent, tempfile.gettempdir()):
         file = Path(folder, f"rescued-{uuid.uuid4().hex}.pt")  # nobody else's, in a folder for all

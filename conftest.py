@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,22 +35,6 @@ def pytest_configure():
 def as_in_a_fresh_process():
     """Where a test played rank 1 in this process, the logger has been told to say errors only."""
     logging.getLogger("course").setLevel(logging.NOTSET)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call():
-    """Each picture that a test has drawn and left open has words (course/alt_text.py), which name its axes."""
-    result = yield
-    if pyplot := sys.modules.get("matplotlib.pyplot"):
-        from course import alt_text
-
-        for figure in map(pyplot.figure, pyplot.get_fignums()):
-            words = alt_text.describe(figure)
-            labels = [label for ax in figure.axes if ax.axison and ax.has_data()
-                      for label in (ax.get_xlabel(), ax.get_ylabel())]
-            assert words and len(words) <= alt_text.LONGEST
-            assert all(" ".join(label.split()) in words for label in labels), (labels, words)
-    return result
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ class ImageSet(torch.utils.data.Dataset):
     give the loader `collate_fn=ImageSet.collate`.
     """
 
-    def __init__(self, name, images, labels):
+    def __init__(self, name: str, images: torch.Tensor, labels: torch.Tensor):
         self.name, self.images, self.labels = name, images, labels
         mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1)
                      for values in (DATASETS[name].mean, DATASETS[name].std))
@@ -73,7 +73,7 @@ class ImageSet(torch.utils.data.Dataset):
         return images[0], labels[0]
 
     @staticmethod
-    def collate(batch):
+    def collate(batch: tuple) -> tuple:
         return batch
 
     def first(self, count, device="cpu"):
@@ -81,7 +81,7 @@ class ImageSet(torch.utils.data.Dataset):
         return ImageSet(self.name, self.images[:count].to(device), self.labels[:count].to(device))
 
 
-def get_dataset(name, path=FOLDER, verify=True):
+def get_dataset(name: str, path: str | Path = FOLDER, verify: bool = True) -> list["ImageSet"]:
     """The training and test ImageSet of "cifar10", "mnist" or "synthetic", mapped from `path`/name.pt.
 
     "auto" is cifar10 where it can be had, else synthetic: look at `.name`. A missing or damaged file is built by one
@@ -101,10 +101,10 @@ def get_dataset(name, path=FOLDER, verify=True):
     return [ImageSet(name, arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in ("train", "test")]
 
 
-def load(args, here):
+def load(args, placement):
     """(training set, test set) on the rank's device; the same on every rank: `auto` is what all nodes can have."""
     found = None
-    if here.local_rank == 0:  # one rank of each node prepares and checks the file, and vouches for it
+    if placement.local_rank == 0:  # one rank of each node prepares and checks the file, and vouches for it
         try:
             found = get_dataset(args.dataset, args.data_path)[0].name
         except OSError as error:
@@ -112,18 +112,18 @@ def load(args, here):
             found = "none"
     of_ranks = [found]
     if dist.is_initialized():
-        of_ranks = [None] * here.world_size
+        of_ranks = [None] * placement.world_size
         dist.all_gather_object(of_ranks, found)  # no rank maps a file before its node's first rank has looked at it
     names = {name for name in of_ranks if name}
     if "none" in names:
         sys.exit(2)
     if len(names) > 1:  # `auto`, and a node could not have the real one
         names = {"synthetic"}
-        if here.local_rank == 0:
+        if placement.local_rank == 0:
             get_dataset("synthetic", args.data_path)
         dist.barrier()
     train_set, test_set = get_dataset(names.pop(), args.data_path, verify=False)
-    return train_set.first(args.samples, here.device), test_set.first(args.test_samples, here.device)
+    return train_set.first(args.samples, placement.device), test_set.first(args.test_samples, placement.device)
 
 # ----------------------------------------------------------------------------------------------- made and checked
 
@@ -232,7 +232,7 @@ def synthetic(seed):
     return arrays
 
 
-def digest(arrays):
+def digest(arrays: dict[str, torch.Tensor]) -> str:
     """SHA-256 over the bytes of train_images, train_labels, test_images and test_labels, in that order."""
     sha = hashlib.sha256()
     for key in ("train_images", "train_labels", "test_images", "test_labels"):
@@ -240,7 +240,7 @@ def digest(arrays):
     return sha.hexdigest()
 
 
-def check(name, arrays):
+def check(name: str, arrays: dict[str, torch.Tensor]) -> None:
     """Raise ValueError, which says what is wrong, unless the arrays are the whole set `name`."""
     info = DATASETS[name]
     for split, count in zip(("train", "test"), info.sizes, strict=True):
@@ -253,7 +253,7 @@ def check(name, arrays):
         raise ValueError("the SHA-256 of its arrays is not the expected one")
 
 
-def prepare(name, file):
+def prepare(name: str, file: str | Path) -> dict[str, torch.Tensor]:
     """See to it that `file` holds the set `name`, whole. One process builds it; all others wait and find it.
 
     A damaged or foreign file of that name is kept beside it as .damaged-1. Raises ConnectionError where no source

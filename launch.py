@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +24,7 @@ RESUMABLE = 75  # exit status of a run that a signal stopped, and that goes on f
 
 @dataclass(frozen=True)
 class Placement:
-    """Who this process is among all processes of the job, and what it computes on."""
+    """Which process of the job this one is, and what it computes on."""
 
     rank: int
     local_rank: int  # among the processes of this node
@@ -35,8 +36,8 @@ class Placement:
     backend: str  # gloo or nccl
 
 
-def adopt_slurm(env):
-    """Write what srun tells a task under the names that torchrun uses, so that the rest reads one set of names."""
+def adopt_slurm(env: MutableMapping[str, str]) -> None:
+    """Copy srun's variables to torchrun's names, so that the rest of the code reads one set of names."""
     first = re.match(r"(?:[^,[]|\[[^]]*\])*", env["SLURM_STEP_NODELIST"])[0]  # up to a comma outside of brackets
     tasks, node = [], int(env["SLURM_NODEID"])
     for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"]):  # 2(x3),1 -> 2 2 2 1
@@ -52,11 +53,12 @@ def adopt_slurm(env):
     env.setdefault("MASTER_PORT", str(20_000 + step % 12_000))  # the same on all ranks, asking nobody
 
 
-def find_placement(device="auto", backend="auto", env=os.environ, ddp=False):
-    """Read from `env` who this process is, as torchrun or srun says, and choose its device and backend.
+def find_placement(device: str = "auto", backend: str = "auto", env: MutableMapping[str, str] = os.environ,
+                   ddp: bool = False) -> Placement:
+    """Read the rank from the variables of torchrun or srun in `env`, and choose a device and a backend.
 
-    NCCL where each local rank has a GPU of its own; gloo where ranks share GPUs, and on a CPU. `ddp`: DDP is wanted of
-    a process that nobody launched, too. Raises ValueError, one line, where the request cannot be met.
+    The backend is NCCL if each local rank has its own GPU, and gloo if ranks share GPUs or compute on a CPU. `ddp`:
+    a process without a launcher wants DDP, too. ValueError, in one line, for a request that cannot be met.
     """
     launcher = "torchrun" if "RANK" in env else "srun" if "SLURM_STEP_ID" in env else "python"
     try:
@@ -90,7 +92,7 @@ def find_placement(device="auto", backend="auto", env=os.environ, ddp=False):
             raise ValueError("--device mps is for one process, without a launcher and without DDP: use --device cpu")
         kind = "cpu"
     gpus = torch.accelerator.device_count() if kind != "cpu" else 0
-    # Slurm may show each task only its own: then all tasks of the node together see no more than the node's.
+    # Slurm may show each task its own GPU only: then the tasks of a node together see no more GPUs than the node has.
     own = gpus >= local_world_size or 0 < gpus * local_world_size <= of_node
     nccl = kind == "cuda" and own
     if backend == "nccl" and not nccl:
@@ -102,13 +104,13 @@ def find_placement(device="auto", backend="auto", env=os.environ, ddp=False):
     return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, device, backend)
 
 
-def cores():
+def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def device_name(device):
-    """What the maker calls the GPU or the processor."""
+def device_name(device: torch.device) -> str:
+    """The maker's name of the GPU or the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")  # Linux; elsewhere the kind of processor has to do
@@ -116,8 +118,8 @@ def device_name(device):
     return found[1] if found else platform.machine()
 
 
-def threads_per_rank(here, env=os.environ):
-    """Cores divided by the ranks of this node, at least 1. OMP_NUM_THREADS wins where the user has set it."""
+def threads_per_rank(placement: Placement, env: Mapping[str, str] = os.environ) -> int:
+    """Cores divided by the ranks of this node, at least 1. A value of OMP_NUM_THREADS that the user has set wins."""
     by_user = True
     if "TORCHELASTIC_RUN_ID" in env:  # torchrun's rank: it sets 1, unless the user has started it with another number
         try:
@@ -126,45 +128,46 @@ def threads_per_rank(here, env=os.environ):
             by_user = env.get("OMP_NUM_THREADS") != "1"
     if by_user and env.get("OMP_NUM_THREADS", "").isdigit():
         return max(1, int(env["OMP_NUM_THREADS"]))
-    if here.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
+    if placement.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
         return int(env["SLURM_CPUS_PER_TASK"])
-    return max(1, cores() // here.local_world_size)
+    return max(1, cores() // placement.local_world_size)
 
 
 # ------------------------------------------------------------------------------------------------------- process group
 
-def init_distributed_mode(here, dist_url="env://", timeout=600):
+def init_distributed_mode(placement: Placement, dist_url: str = "env://", timeout: float = 600) -> dist.Store:
     """Join the process group. Every later wait for another rank ends after `timeout` seconds with an error.
 
-    A process that nobody launched makes a group of one. Returns the store that the ranks share: small facts by name.
-    Raises ConnectionError, one line, if the others do not come.
+    A process without a launcher makes a group of one. Returns the store that the ranks share, a dictionary of small
+    facts. ConnectionError, in one line, if the others do not come.
     """
-    if here.device.type != "cpu":
-        torch.accelerator.set_device_index(here.device)
+    if placement.device.type != "cpu":
+        torch.accelerator.set_device_index(placement.device)
     place, bound = dist_url, timedelta(seconds=timeout)
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens already
-    if dist_url == "env://" and here.launcher != "python":
+    if dist_url == "env://" and placement.launcher != "python":
         place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        if here.rank and not agent:
-            reach_master(here, place, timeout)
-    who = f"rank {here.rank} of {here.world_size}"
-    # All else here has a bound of its own, `timeout`: name_start(), and then the group.
+        if placement.rank and not agent:
+            reach_master(placement, place, timeout)
+    who = f"rank {placement.rank} of {placement.world_size}"
+    # name_start() and the group have a bound of their own, `timeout`; a store that is not ours has none.
     watchdog = threading.Timer(2 * timeout + 30, give_up, [f"{who}: what answers at {place} is not rank 0 of this job: "
                                                        "choose another MASTER_PORT"])
     watchdog.daemon = True
     watchdog.start()
     try:
-        if dist_url == "env://" and here.launcher == "python":
+        if dist_url == "env://" and placement.launcher == "python":
             store = dist.HashStore()
         elif dist_url == "env://" and agent:
             store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
                                   timeout=bound)
             # torchrun's store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
-            store = dist.PrefixStore(name_start(store, here, timeout), store)
+            store = dist.PrefixStore(name_start(store, placement, timeout), store)
         else:
-            store, *_ = next(dist.rendezvous(dist_url, here.rank, here.world_size, timeout=bound))
-        dist.init_process_group(here.backend, rank=here.rank, world_size=here.world_size, timeout=bound, store=store,
-                                device_id=here.device if here.backend == "nccl" else None)  # connects now
+            store, *_ = next(dist.rendezvous(dist_url, placement.rank, placement.world_size, timeout=bound))
+        dist.init_process_group(placement.backend, rank=placement.rank, world_size=placement.world_size,
+                                timeout=bound, store=store,
+                                device_id=placement.device if placement.backend == "nccl" else None)  # connects now
         return store
     except (RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error):
@@ -177,29 +180,29 @@ def init_distributed_mode(here, dist_url="env://", timeout=600):
         watchdog.cancel()
 
 
-def name_start(store, here, timeout):
-    """A name for this start of all ranks, chosen by rank 0, and not known to ranks of an earlier one.
+def name_start(store: dist.Store, placement: Placement, timeout: float) -> str:
+    """A name for this start of the job, chosen by rank 0 and unknown to the ranks of an earlier start.
 
-    TORCHELASTIC_RESTART_COUNT is none: each node's torchrun counts for itself, and not all restarts. RuntimeError after
-    `timeout` seconds.
+    TORCHELASTIC_RESTART_COUNT will not do: each node's torchrun counts its own restarts. RuntimeError after `timeout`
+    seconds.
     """
     me, end = uuid.uuid4().hex, time.monotonic() + timeout
-    if here.rank:
-        store.set(f"rank {here.rank} asks", me)
+    if placement.rank:
+        store.set(f"rank {placement.rank} asks", me)
         name = store.get(f"answer to {me}").decode()
         store.add(f"{name} is known", 1)
         return name
-    while (known := store.add(f"{me} is known", 0)) < here.world_size - 1:
+    while (known := store.add(f"{me} is known", 0)) < placement.world_size - 1:
         if time.monotonic() > end:
-            raise RuntimeError(f"{here.world_size - 1 - known} of them did not come")
-        for asks in (f"rank {rank} asks" for rank in range(1, here.world_size)):
-            if store.check([asks]):  # the question of a rank that is dead by now may be answered: it does no harm
+            raise RuntimeError(f"{placement.world_size - 1 - known} of them did not come")
+        for asks in (f"rank {rank} asks" for rank in range(1, placement.world_size)):
+            if store.check([asks]):  # an answer to a rank that has died does no harm
                 store.set(f"answer to {store.get(asks).decode()}", me)
         time.sleep(0.05)
     return me
 
 
-def reach_master(here, place, timeout):
+def reach_master(placement: Placement, place: str, timeout: float) -> None:
     """Wait until rank 0 listens: torch's own attempt ends in pages of C++ frames that hide the reason."""
     address, port = place.rsplit(":", 1)
     end = time.monotonic() + timeout
@@ -208,20 +211,20 @@ def reach_master(here, place, timeout):
             return socket.create_connection((address, int(port)), timeout=5).close()
         except (OSError, ValueError) as error:
             if time.monotonic() > end or isinstance(error, ValueError):
-                raise ConnectionError(f"rank {here.rank} of {here.world_size} waited for rank 0 at {place}, {timeout} "
-                                      f"s at most: {error}. Is rank 0 running there? MASTER_ADDR and MASTER_PORT must "
-                                      "be rank 0's") from None
+                raise ConnectionError(f"rank {placement.rank} of {placement.world_size} waited for rank 0 at {place}, "
+                                      f"{timeout} s at most: {error}. Is rank 0 running there? MASTER_ADDR and "
+                                      "MASTER_PORT must be rank 0's") from None
             time.sleep(0.2)
 
 
-def give_up(message):
-    """End this process at once, from a thread: the main one sits in a wait that has no bound of its own."""
+def give_up(message: str) -> None:
+    """End this process at once, from a thread: the main thread is in a wait that has no bound."""
     log.error(message)
     os._exit(2)
 
 
-def end_distributed_mode():
-    """Leave the process group. Not NCCL's after an error: it would wait for the other ranks, and hide the error."""
+def end_distributed_mode() -> None:
+    """Leave the process group, unless it is NCCL's after an error: it would wait for the other ranks and hide it."""
     error = sys.exc_info()[1]
     together = error is None or getattr(error, "code", None) == RESUMABLE
     if dist.is_initialized() and (together or dist.get_backend() != "nccl"):

@@ -10,6 +10,8 @@ A Slurm job, a task a rank     srun --ntasks-per-node=8 --kill-on-bad-exit=1 pyt
 It needs no GPU: without one the ranks are processes on the CPU, and gloo carries their gradients.
 """
 
+import argparse
+
 import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -19,18 +21,18 @@ from torch.utils.data import DataLoader
 
 import checkpoint
 import data
-import launch
 import models
 import options
 import shortcuts
 import utils
+from launch import Placement, init_distributed_mode
 from run import Run, Shard
 
 
-def parallelise(raw_model, args, here):
+def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Placement) -> nn.Module:
     """The model whose backward() gives the gradient of the whole batch, whatever the strategy."""
     if args.strategy == "dp":
-        if here.device.type == "cpu":
+        if placement.device.type == "cpu":
             utils.log.warning("DataParallel splits over GPUs; on a CPU it only passes the batch on.")
         return nn.DataParallel(raw_model)
     if args.strategy == "ddp":
@@ -38,7 +40,7 @@ def parallelise(raw_model, args, here):
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
         model = DistributedDataParallel(
             raw_model,
-            device_ids=None if args.device == "cpu" else [here.device],
+            device_ids=None if args.device == "cpu" else [placement.device],
             bucket_cap_mb=args.bucket_cap_mb,  # how many gradients travel together
             gradient_as_bucket_view=True,  # they lie where they are sent from: saves a copy
             **utils.keep_buffers_apart(),
@@ -50,20 +52,20 @@ def parallelise(raw_model, args, here):
     return raw_model
 
 
-def train(args, here, run):
-    """What every rank does. `run` counts, times, logs and saves it, and goes on where an earlier run stopped."""
+def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
+    """Every rank runs this. `run` counts, times, logs and saves, and resumes where an earlier run stopped."""
     torch.manual_seed(args.seed)
-    train_set, test_set = data.load(args, here)
-    raw_model = models.make_model(args, train_set, here.device)
-    model = parallelise(raw_model, args, here)
-    torch.manual_seed(args.seed + here.rank)  # the same weights up to here; from here on dropout must differ by rank
-    # A DistributedSampler that can begin in the middle of an epoch. One process has one shard: all images, in the order
-    # that all ranks together see.
-    sampler = Shard(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
+    train_set, test_set = data.load(args, placement)
+    raw_model = models.make_model(args, train_set, placement.device)
+    model = parallelise(raw_model, args, placement)
+    torch.manual_seed(args.seed + placement.rank)  # all ranks have the same weights; dropout must differ
+    # A DistributedSampler that can begin in the middle of an epoch. A single process has one shard: all images, in the
+    # order in which all ranks together would see them.
+    sampler = Shard(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
     optimizer = utils.make_optimizer(model.parameters(), args)
     scheduler = utils.scale_rate(optimizer, args, len(loader))
-    autocast = torch.autocast(here.device.type, torch.bfloat16, enabled=args.bf16)
+    autocast = torch.autocast(placement.device.type, torch.bfloat16, enabled=args.bf16)
 
     run.begin(loader, model, optimizer, scheduler)
     if args.compile:  # after begin(), which knows the weights by the names that they have without it
@@ -81,9 +83,9 @@ def train(args, here, run):
             run.backward_done()
             optimizer.step()
             scheduler.step()
-        run.end_epoch(*utils.evaluate(raw_model, test_set, here))
+        run.end_epoch(*utils.evaluate(raw_model, test_set, placement))
 
-    if args.save_model and here.rank == 0:
+    if args.save_model and placement.rank == 0:
         checkpoint.save_model(raw_model, args.save_model)  # the raw model's: DDP's names begin with "module."
 
 
@@ -91,14 +93,14 @@ def train(args, here, run):
 def main():
     parser = options.get_parser(__doc__)
     args = parser.parse_args()
-    with parser.one_line():  # what cannot work ends here: one line, exit status 2
-        here = options.resolve(args)
-        run = Run(args, here)
+    with parser.one_line():  # bad input ends the program with one line, exit status 2
+        placement = options.resolve(args)
+        run = Run(args, placement)
     with run:
         if args.strategy == "ddp":
-            run.store = launch.init_distributed_mode(here, args.dist_url, args.timeout)  # now they can talk
-        utils.suit_machine(args, here)
-        train(args, here, run)
+            run.store = init_distributed_mode(placement, args.dist_url, args.timeout)
+        utils.suit_machine(args, placement)
+        train(args, placement, run)
     if args.shortcuts and args.backend == "gloo":
         shortcuts.exit_now()  # a thread of gloo may abort Python's own ending
 

@@ -1,5 +1,7 @@
 """The models: images [N, C, S, S] to logits [N, classes]. Another model is a class here and a line in MODELS."""
 
+import argparse
+
 import torch
 from torch import nn
 
@@ -22,7 +24,7 @@ class ConvNet(nn.Module):
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = torch.relu(nn.functional.max_pool2d(self.conv1(images), 2))  # pool, then ReLU: the same values as
         x = torch.relu(nn.functional.max_pool2d(self.conv2(x), 2))  # ReLU, then pool, for a quarter of the ReLUs
         x = torch.relu(self.fc1(x.flatten(1)))
@@ -52,14 +54,14 @@ class SmallResNet(nn.Module):
         self.blocks = nn.Sequential(ResidualBlock(16, 16), ResidualBlock(16, 32), ResidualBlock(32, 64))
         self.fc = nn.Linear(64, classes)
 
-    def forward(self, images):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.fc(self.blocks(self.stem(images)).mean(dim=(2, 3)))
 
 
 MODELS = {"lenet": ConvNet, "resnet": SmallResNet}
 
 
-def make_model(args, train_set, device):
+def make_model(args: argparse.Namespace, train_set: data.ImageSet, device: torch.device) -> nn.Module:
     """The raw model on `device`, with the weights that torch's seed gives: the same on every rank."""
     info = data.DATASETS[train_set.name]
     layout = torch.channels_last if args.channels_last else torch.preserve_format

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class Parser(argparse.ArgumentParser):
             self.error(str(error))
 
 
-def positive(kind, limit=None):
+def positive(kind: type, limit: float | None = None) -> Callable[[str], float]:
     """A type of argparse: a number above 0, and below `limit`; for whole numbers that is 2^31, if left out."""
     limit = limit or (2**31 if kind is int else math.inf)
 
@@ -48,21 +49,21 @@ def positive(kind, limit=None):
     return number
 
 
-def nonempty_path(text):
+def nonempty_path(text: str) -> Path:
     """A type of argparse: a Path. Path("") would be the folder that the program runs in."""
     if not text:
         raise argparse.ArgumentTypeError("an empty name is no path")
     return Path(text)
 
 
-def from_zero(text):
+def from_zero(text: str) -> int:
     """A type of argparse: a seed, say, or a rank. (2^32 is NumPy's limit for seeds.)"""
     if not 0 <= int(text) < 2**32:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^32 - 1")
     return int(text)
 
 
-def get_parser(description=None):
+def get_parser(description: str | None = None) -> Parser:
     import data
     import models
 
@@ -115,21 +116,22 @@ def get_parser(description=None):
     return parser
 
 
-def resolve(args):
-    """Replace each `auto` and default that depends on the machine; ValueError or OSError for what cannot work.
+def resolve(args: argparse.Namespace):
+    """Replace each `auto` and each default that depends on the machine, and return the launch.Placement of this rank.
+    ValueError or OSError for bad input.
 
     Runs before any process group exists: a mistake must not leave ranks that wait for each other.
     """
     import data
     import launch
 
-    here = launch.find_placement(args.device, args.backend, ddp=args.strategy == "ddp")
+    placement = launch.find_placement(args.device, args.backend, ddp=args.strategy == "ddp")
     if args.strategy == "auto":
-        args.strategy = "single" if here.launcher == "python" else "ddp"
-    if args.strategy != "ddp" and here.world_size > 1:
-        raise ValueError(f"--strategy {args.strategy} is for one process, and {here.launcher} started "
-                         f"{here.world_size}, each of which would train a model of its own: use --strategy ddp")
-    if args.sync_bn and (args.strategy, here.device.type) != ("ddp", "cuda"):
+        args.strategy = "single" if placement.launcher == "python" else "ddp"
+    if args.strategy != "ddp" and placement.world_size > 1:
+        raise ValueError(f"--strategy {args.strategy} is for one process, and {placement.launcher} started "
+                         f"{placement.world_size}, each of which would train a model of its own: use --strategy ddp")
+    if args.sync_bn and (args.strategy, placement.device.type) != ("ddp", "cuda"):
         raise ValueError("--sync-bn needs DDP on GPUs (SyncBatchNorm has no CPU form): leave it out")
     if args.sync_bn and args.model == "lenet":
         raise ValueError("--sync-bn changes nothing: lenet has no BatchNorm. Leave it out, or use --model resnet")
@@ -139,14 +141,15 @@ def resolve(args):
         raise ValueError(f"--comm-hook is DDP's, and the strategy is {args.strategy}: leave it out")
     if args.checkpoint is None and (args.checkpoint_every or args.resume == "must"):
         raise ValueError("--checkpoint-every and --resume need --checkpoint PATH")
-    if args.dist_url != "env://" and here.launcher == "python":
+    if args.dist_url != "env://" and placement.launcher == "python":
         raise ValueError("--dist-url is where several processes meet, and this one was started alone: use torchrun")
-    times = args.global_batch_size / args.batch_size if args.global_batch_size else here.world_size
+    times = args.global_batch_size / args.batch_size if args.global_batch_size else placement.world_size
     args.lr_scale = {"none": 1, "linear": times, "sqrt": math.sqrt(times)}[args.lr_scaling]
     if args.global_batch_size:
-        if args.global_batch_size % here.world_size:
-            raise ValueError(f"--global-batch-size {args.global_batch_size} does not divide by {here.world_size} ranks")
-        args.batch_size = args.global_batch_size // here.world_size
+        if args.global_batch_size % placement.world_size:
+            raise ValueError(f"--global-batch-size {args.global_batch_size} does not divide by "
+                             f"{placement.world_size} ranks")
+        args.batch_size = args.global_batch_size // placement.world_size
 
     dataset = "cifar10" if args.dataset == "auto" else args.dataset
     sizes = data.DATASETS[dataset].sizes
@@ -154,8 +157,8 @@ def resolve(args):
     if args.samples > sizes[0] or args.test_samples > sizes[1]:
         raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
                          f"{sizes[0]} and {sizes[1]} images")
-    if args.samples < here.world_size:
-        raise ValueError(f"--samples {args.samples} is less than the {here.world_size} ranks: each needs an image")
+    if args.samples < placement.world_size:
+        raise ValueError(f"--samples {args.samples} is less than the {placement.world_size} ranks: each needs an image")
 
     if not Path(args.data_path, f"{dataset}.pt").is_file():
         files.check_writable("--data-path", args.data_path)
@@ -169,6 +172,6 @@ def resolve(args):
             if (other := taken.setdefault(Path(path).resolve(), option)) != option:
                 raise ValueError(f"{option} {path}: {other} writes to the same file; name another")
     if args.channels_last is None:
-        args.channels_last = here.device.type == "cpu"
-    args.device, args.backend = here.device.type, here.backend if args.strategy == "ddp" else None
-    return here
+        args.channels_last = placement.device.type == "cpu"
+    args.device, args.backend = placement.device.type, placement.backend if args.strategy == "ddp" else None
+    return placement

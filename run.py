@@ -1,5 +1,6 @@
 """What a training loop leaves to `Run`: it counts, times, logs, saves, resumes and stops."""
 
+import argparse
 import contextlib
 import itertools
 import logging
@@ -10,13 +11,15 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 import files
 import launch
@@ -48,7 +51,7 @@ class Shard(DistributedSampler):
 
 @dataclass
 class Progress:
-    """How far a run has come: what neither the model nor the optimizer knows."""
+    """How far a run has come: the state that neither the model nor the optimizer holds."""
 
     epoch: int = 0
     step: int = 0  # steps of this epoch that are done
@@ -67,7 +70,7 @@ class Progress:
 class Run:
     """A training on this rank. It counts, times, logs, saves, goes on and stops, so that the loop shows the training:
 
-        with Run(args, here) as run:
+        with Run(args, placement) as run:
             ...
             run.begin(loader, model, optimizer, scheduler)
             for epoch in run.epochs():
@@ -82,12 +85,12 @@ class Run:
     All ranks must make the same calls. OSError where another run has the log or the checkpoint.
     """
 
-    def __init__(self, args, here):
+    def __init__(self, args: argparse.Namespace, placement: launch.Placement):
         logging.basicConfig(format="%(message)s")
-        log.setLevel(logging.INFO if here.rank == 0 else logging.ERROR)
-        self.args, self.here, self.progress = args, here, Progress()
-        path, log_file = (args.checkpoint, args.log_file) if here.rank == 0 else (None, None)
-        # What is there, another run may have: it is taken before anything is made, so that a refusal leaves nothing.
+        log.setLevel(logging.INFO if placement.rank == 0 else logging.ERROR)
+        self.args, self.placement, self.progress = args, placement, Progress()
+        path, log_file = (args.checkpoint, args.log_file) if placement.rank == 0 else (None, None)
+        # Another run may own an existing file, so lock it before creating anything: a refusal leaves nothing.
         there = log_file and Path(log_file).exists()
         self.log = run_log.RunLog(log_file if there else None)
         self.file = Checkpoint(path) if path else None
@@ -96,44 +99,46 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------ the loop
 
-    def begin(self, loader, model, optimizer, scheduler):
-        """Go on from --checkpoint, where there is one: it holds the raw model, the other two, and how far the run was.
+    def begin(self, loader: DataLoader, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler) -> None:
+        """Resume from --checkpoint, if the file exists: it holds the raw model, the other two, and the run's progress.
 
-        From here on SIGTERM and SIGUSR1 stop the run after a step: torchrun passes on the first, Slurm sends either.
-        (One that reaches a rank alone is a failure to torchrun: with --max-restarts it starts the run again.)
-        Unusable where the file is damaged or of another run, and where there must be one and is not.
+        From now on SIGTERM and SIGUSR1 stop the run after a step: torchrun passes on the first, Slurm sends either.
+        (A signal that reaches one rank alone is a failure to torchrun: with --max-restarts it starts the run again.)
+        Unusable if the file is damaged, belongs to another run, or is missing with --resume must.
         """
         self.raw_model = getattr(model, "module", model)  # DDP and DataParallel keep it there
         self.parts = {"model": self.raw_model, "optimizer": optimizer, "scheduler": scheduler}
         for number in (signal.SIGTERM, signal.SIGUSR1) if self.args.checkpoint else ():
             signal.signal(number, lambda number, _: setattr(self, "stop_signal", signal.Signals(number).name))
-        if state := self.find(must_agree(self.args, self.here, loader.dataset)):
+        if state := self.find(must_agree(self.args, self.placement, loader.dataset)):
             if isinstance(model, torch.nn.parallel.DistributedDataParallel):
                 settle_buckets(model, loader)
             self.restore(state)
             self.log.resume(self.progress.run_id)
         self.progress.run_id = self.log.run_id
-        run_log.describe(self.args, self.here, loader.sampler, self.log)
-        for epoch, facts in enumerate(self.progress.epochs):  # what the log still has is not written twice
+        run_log.describe(self.args, self.placement, loader.sampler, self.log)
+        for epoch, facts in enumerate(self.progress.epochs):  # records that the log still has are not written twice
             self.log.write("epoch", epoch=epoch, **facts)
         if state:
             self.log.write("restart", restarts=self.progress.restarts, epoch=self.progress.epoch,
-                           step=self.progress.step, world_size=self.here.world_size, epochs=self.args.epochs)
+                           step=self.progress.step, world_size=self.placement.world_size, epochs=self.args.epochs)
             log.info("Going on from %s, in epoch %d after step %d (restart %d)", self.args.checkpoint,
                      self.progress.epoch, self.progress.step, self.progress.restarts)
-            if (before := len(state["ranks"])) != self.here.world_size:
+            if (before := len(state["ranks"])) != self.placement.world_size:
                 log.info("%d ranks now, %d before. An update still takes %d images, at %g times --lr.",
-                         self.here.world_size, before, self.here.world_size * self.args.batch_size, self.args.lr_scale)
+                         self.placement.world_size, before, self.placement.world_size * self.args.batch_size,
+                         self.args.lr_scale)
 
-    def epochs(self):
-        """The numbers of the epochs that are not done."""
+    def epochs(self) -> range:
+        """The numbers of the epochs that remain."""
         return range(self.progress.epoch, self.args.epochs)
 
-    def steps(self, loader):
-        """The batches of this epoch that are not done."""
+    def steps(self, loader: DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches of this epoch that remain."""
         loader.sampler.start = self.progress.step * loader.batch_size
-        self.sums = torch.tensor(self.progress.sums, dtype=utils.sum_type(self.here.device), device=self.here.device)
-        self.timer = utils.PhaseTimer(self.here.device, self.progress.seconds)
+        device = self.placement.device
+        self.sums = torch.tensor(self.progress.sums, dtype=utils.sum_type(device), device=device)
+        self.timer = utils.PhaseTimer(device, self.progress.seconds)
         self.asked, self.steps_since, self.ask_after = time.monotonic(), 0, 1  # a signal may have come in evaluate()
         if self.progress.step == 0:
             self.set_random_state()  # end_epoch() saved it before the loader drew its seed from it, after_step() after
@@ -145,15 +150,15 @@ class Run:
             self.timer.mark("update")
             self.after_step()
 
-    def forward_done(self, logits, labels, loss):
+    def forward_done(self, logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> None:
         self.sums += utils.count(logits, labels, loss)  # .item() at each step: a GPU would wait
         self.timer.mark("forward")
 
-    def backward_done(self):
+    def backward_done(self) -> None:
         self.timer.mark("backward")
 
-    def end_epoch(self, val_loss, val_accuracy):
-        """Log the epoch, over all ranks, and save. RuntimeError where the ranks' models differ, as DDP's never do."""
+    def end_epoch(self, val_loss: float, val_accuracy: float) -> None:
+        """Log the epoch over all ranks, and save. RuntimeError if the ranks' models differ, which DDP prevents."""
         epoch = self.progress.epoch
         facts = run_log.epoch_facts(utils.all_sum(self.sums), self.timer.totals(), val_loss, val_accuracy,
                                     utils.weight_norm(self.raw_model))
@@ -171,7 +176,7 @@ class Run:
         return self
 
     def __exit__(self, kind, error, trace):
-        """Write how the run ended, leave the process group, and say in one line what can be said in one."""
+        """Write how the run ended, leave the process group, and report a known failure in one line."""
         try:
             try:
                 self.log.__exit__(kind, error, trace)
@@ -199,19 +204,19 @@ class Run:
             return None
         frames = traceback.extract_tb(error.__traceback__)
         line = next(frame.line for frame in reversed(frames) if not Path(frame.filename).is_relative_to(TORCH))
-        ranks, store = range(self.here.world_size), self.store
+        ranks, store = range(self.placement.world_size), self.store
 
         def ask():
-            store.set(f"rank {self.here.rank} waits", "")
+            store.set(f"rank {self.placement.rank} waits", "")
             time.sleep(2)  # the others' waits end within moments of each other
             return [rank for rank in ranks if store.check([f"rank {rank} waits"])]
 
         try:
             waiting = within(10, ask)
         except RuntimeError:  # who kept the store is gone, or behind a cut link
-            waiting = [self.here.rank]
+            waiting = [self.placement.rank]
         silent = ", ".join(str(rank) for rank in ranks if rank not in waiting)
-        if self.here.rank != waiting[0]:
+        if self.placement.rank != waiting[0]:
             return ""
         return (f"rank(s) {', '.join(map(str, waiting))} waited in epoch {self.progress.epoch}, step "
                 f"{self.progress.step + 1}, at `{line.split('  #')[0]}`; no word from rank(s) {silent or 'none'}: look "
@@ -246,8 +251,8 @@ class Run:
         for name, part in self.parts.items():
             part.load_state_dict(state["parts"][name])
         self.progress = progress = Progress(**state["progress"])
-        ranks, rank = state["ranks"], self.here.rank
-        if len(ranks) == self.here.world_size:
+        ranks, rank = state["ranks"], self.placement.rank
+        if len(ranks) == self.placement.world_size:
             progress.sums, self.random = ranks[rank]["sums"], ranks[rank]["random"]
         elif rank == 0:  # other ranks than before: what they counted is added up, their random states fit nobody
             progress.sums = [sum(column) for column in zip(*(one["sums"] for one in ranks), strict=True)]
@@ -258,17 +263,17 @@ class Run:
         states, self.random = self.random, None
         if states:
             torch.set_rng_state(states["cpu"])
-            if self.here.device.type != "cpu" and self.here.device.type in states:
-                torch.get_device_module(self.here.device).set_rng_state(states[self.here.device.type])
+            if self.placement.device.type != "cpu" and self.placement.device.type in states:
+                torch.get_device_module(self.placement.device).set_rng_state(states[self.placement.device.type])
 
     def save(self):
         states = {"cpu": torch.get_rng_state()}
-        if self.here.device.type != "cpu":
-            states[self.here.device.type] = torch.get_device_module(self.here.device).get_rng_state()
+        if self.placement.device.type != "cpu":
+            states[self.placement.device.type] = torch.get_device_module(self.placement.device).get_rng_state()
         mine = {"sums": self.progress.sums, "random": states}
         ranks = [mine]
         if dist.is_initialized():
-            ranks = [None] * self.here.world_size if self.here.rank == 0 else None
+            ranks = [None] * self.placement.world_size if self.placement.rank == 0 else None
             dist.gather_object(mine, ranks, dst=0)
         if self.file:
             whole = {"options": self.same, "progress": {**asdict(self.progress), "sums": [0.0] * 3}, "ranks": ranks}
@@ -298,13 +303,13 @@ class Run:
         where a step is slow, after ASK_STEPS where it is fast. All ranks know the slowest rank's pace, and so agree on
         the step at which they ask again. A GPU is waited for then.
         """
-        if not dist.is_initialized() or self.here.world_size == 1:
+        if not dist.is_initialized() or self.placement.world_size == 1:
             return self.stop_signal is not None
         self.steps_since += 1
         if self.steps_since < self.ask_after:
             return False
         pace = (time.monotonic() - self.asked) / self.steps_since
-        told = torch.tensor([self.stop_signal is not None, pace], dtype=torch.float32, device=self.here.device)
+        told = torch.tensor([self.stop_signal is not None, pace], dtype=torch.float32, device=self.placement.device)
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
         stop, pace = told.tolist()
         self.ask_after = max(1, min(ASK_STEPS, int(ASK_SECONDS / pace)))
@@ -336,11 +341,11 @@ def agree(theirs, ours, path):
                            "use the same, another --checkpoint, or --resume never")
 
 
-def must_agree(args, here, train_set):
+def must_agree(args, placement, train_set):
     """{name: value} of what a run and its continuation share, or the second would not be the first."""
     same = ("model", "samples", "test_samples", "optimizer", "lr", "lr_scaling", "warmup_epochs", "seed", "shuffle",
             "lr_scale", "sync_bn", "comm_hook", "bf16")
-    return {"dataset": train_set.name, "global batch size": here.world_size * args.batch_size,
+    return {"dataset": train_set.name, "global batch size": placement.world_size * args.batch_size,
             **{name: getattr(args, name) for name in same}}
 
 

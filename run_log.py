@@ -29,14 +29,14 @@ class RunLog:
     BlockingIOError, one that cannot be written to Unwritable. Without a path nothing is written.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | None):
         self.file, self.run_id, self.started, self.logged = None, uuid.uuid4().hex[:12], time.time(), set()
         if path:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - __exit__ closes it
             files.lock(self.file)
 
-    def resume(self, run_id):
+    def resume(self, run_id: str) -> None:
         """Go on with run `run_id`: what the file holds of it is not written again. A line that a kill cut goes."""
         self.run_id = run_id
         if self.file:
@@ -53,7 +53,7 @@ class RunLog:
                 except (ValueError, KeyError, TypeError):
                     continue  # not a record of ours
 
-    def write(self, kind, **fields):
+    def write(self, kind: str, **fields) -> None:
         if self.file and ((kind, fields.get("epoch")) not in self.logged or kind not in ("run", "epoch")):
             text = json.dumps({"kind": kind, "time": time.time(), "run_id": self.run_id, **fields})[:-1]
             with files.writing(self.file.name):
@@ -72,34 +72,36 @@ class RunLog:
                 self.file.close()
 
 
-def describe(args, here, sampler, run_log):
+def describe(args, placement, sampler, run_log):
     """Say what runs where, in the log's `run` record and on the console."""
-    train_set, processor = sampler.dataset, device_name(here.device)
+    train_set, processor = sampler.dataset, device_name(placement.device)
     gpus, threads = torch.cuda.device_count(), torch.get_num_threads()
     synthetic, padding = train_set.name == "synthetic", sampler.total_size - len(train_set)
-    run_log.write("run", **{**vars(args), "dataset": train_set.name}, synthetic=synthetic, world_size=here.world_size,
-                  local_world_size=here.local_world_size, nodes=here.nodes, launcher=here.launcher,
-                  device_name=processor, device_count=gpus, cores=cores(), threads=threads,
+    run_log.write("run", **{**vars(args), "dataset": train_set.name}, synthetic=synthetic,
+                  world_size=placement.world_size, local_world_size=placement.local_world_size,
+                  nodes=placement.nodes, launcher=placement.launcher, device_name=processor,
+                  device_count=gpus, cores=cores(), threads=threads,
                   host=f"{platform.system()} {platform.machine()}", torch=torch.__version__,
                   python=platform.python_version())
     log.info("%s%s: %d training and %d test images", train_set.name,
              " (SYNTHETIC: made from a seed, not photographs)" if synthetic else "", args.samples, args.test_samples)
     log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
-             here.world_size, args.batch_size, here.world_size * args.batch_size,
+             placement.world_size, args.batch_size, placement.world_size * args.batch_size,
              ", ".join(filter(None, [processor, args.backend])), threads)
     if args.lr_scaling != "none":
         log.info("learning rate %g x %g: --lr-scaling %s, %d images an update", args.lr, args.lr_scale, args.lr_scaling,
-                 here.world_size * args.batch_size)
-    if args.device == "cuda" and args.backend == "gloo" and here.local_world_size > gpus:
+                 placement.world_size * args.batch_size)
+    if args.device == "cuda" and args.backend == "gloo" and placement.local_world_size > gpus:
         log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
-                    here.local_world_size, gpus)
-    if args.device == "cpu" and here.local_world_size > cores():
-        log.warning("%d ranks share %d cores: they take turns.", here.local_world_size, cores())
+                    placement.local_world_size, gpus)
+    if args.device == "cpu" and placement.local_world_size > cores():
+        log.warning("%d ranks share %d cores: they take turns.", placement.local_world_size, cores())
     if padding:
         log.warning("%d image(s) are trained on twice an epoch, so that all shards are equally long.", padding)
 
 
-def epoch_facts(sums, seconds, val_loss, val_accuracy, weight_norm):
+def epoch_facts(sums: list[float], seconds: dict[str, float], val_loss: float, val_accuracy: float,
+                weight_norm: float) -> dict[str, float]:
     """{column: value} of an epoch. `sums` over all ranks: loss, hits, images; `seconds`: rank 0's in each phase."""
     loss, hits, images = sums
     total = sum(seconds.values())
@@ -108,13 +110,13 @@ def epoch_facts(sums, seconds, val_loss, val_accuracy, weight_norm):
             "val_loss": val_loss, "val_accuracy": val_accuracy, "weight_norm": weight_norm}
 
 
-def say_epoch(epoch, facts):
+def say_epoch(epoch: int, facts: dict) -> None:
     log.info("Epoch: %d, Loss: %.4f, acc: %.4f, time cost: %.2fs, val loss: %.4f, val acc: %.4f, images/s: %.0f", epoch,
              *(facts[name] for name in ("loss", "accuracy", "seconds", "val_loss", "val_accuracy",
                                         "images_per_second")))
 
 
-def peak_memory():
+def peak_memory() -> int:
     """Bytes, the most this process has held: on its GPU if it uses one, else in main memory."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()

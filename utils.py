@@ -3,9 +3,11 @@
 Every rank imports this, so it imports no more than it must: no torchvision, say (only who prepares data needs it).
 """
 
+import argparse
 import inspect
 import logging
 import time
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -14,34 +16,36 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import shortcuts
-from launch import threads_per_rank
+from data import ImageSet
+from launch import Placement, threads_per_rank
 
 log = logging.getLogger("course")
 
 # ------------------------------------------------------------------------------------------------------------ optimizer
 
-def make_optimizer(parameters, args):
+def make_optimizer(parameters: Iterable[nn.Parameter], args: argparse.Namespace) -> torch.optim.Optimizer:
     settings = {"params": parameters, "lr": args.lr, "fused": True}  # fused: one pass over all weights
     return torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
 
 
-def scale_rate(optimizer, args, steps_per_epoch):
+def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
+               steps_per_epoch: int) -> torch.optim.lr_scheduler.LambdaLR:
     """The scheduler that takes --lr to --lr times args.lr_scale, at once or over --warmup-epochs (Goyal et al. 2017,
     1706.02677: k times the images an update, k times the rate). Stepped after each update."""
     scale, rise = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 + (scale - 1) * (s / rise if s < rise else 1))
 
 
-def suit_machine(args, here):
-    """Threads for each rank; on a CPU memory that is kept, and no compiler where nothing is compiled."""
-    torch.set_num_threads(threads_per_rank(here))
-    if args.shortcuts and here.device.type == "cpu":
+def suit_machine(args: argparse.Namespace, placement: Placement) -> None:
+    """Set the threads of each rank; on a CPU, keep freed memory, and load no compiler if nothing is compiled."""
+    torch.set_num_threads(threads_per_rank(placement))
+    if args.shortcuts and placement.device.type == "cpu":
         shortcuts.keep_memory()
         if not args.compile:
             shortcuts.defer_compiler()
 
 
-def keep_buffers_apart():
+def keep_buffers_apart() -> dict[str, bool]:
     """The argument that keeps DDP from sending BatchNorm's statistics at each step, as is its default: training reads
     none, and evaluate() sends rank 0's. It has another name since PyTorch 2.13."""
     known = inspect.signature(DistributedDataParallel).parameters
@@ -49,28 +53,31 @@ def keep_buffers_apart():
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks
 
-def all_sum(values):
+def all_sum(values: torch.Tensor) -> list[float]:
     """Sums over all ranks of a float64 tensor, as a list; in a single process its own values."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values.tolist()
 
 
-def sum_type(device):
+def sum_type(device: torch.device) -> torch.dtype:
     """float64, in which a million losses add up without loss; Apple's GPUs (mps) have float32 at most."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def count(logits, labels, loss):
-    """[sum of losses, hits, images] of a batch: sums can be added up over unequal batches and shards, means cannot."""
+def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    """[sum of losses, hits, images] of a batch of logits [N, classes]; `loss` is its mean.
+
+    Sums can be added up over unequal batches and shards; means cannot.
+    """
     hits = (logits.argmax(1) == labels).sum()
     sums = torch.stack([loss.detach() * len(labels), hits, torch.full_like(hits, len(labels))])
     return sums.to(sum_type(sums.device))
 
 
 @torch.no_grad()
-def evaluate(raw_model, test_set, here):
-    """(loss, accuracy) over the test set; each image counts exactly once, whatever the world size.
+def evaluate(raw_model: nn.Module, test_set: ImageSet, placement: Placement) -> tuple[float, float]:
+    """(loss, accuracy 0 to 1) over the test set; each image counts exactly once, whatever the world size.
 
     The shard is a plain slice: DistributedSampler would repeat images to make shards equal. Shards may then differ in
     length, so the raw model runs: DDP's forward has collectives that all ranks must call equally often.
@@ -79,8 +86,8 @@ def evaluate(raw_model, test_set, here):
         for buffer in raw_model.buffers():  # each rank has its own BatchNorm statistics: judge, and save, rank 0's
             dist.broadcast(buffer, src=0)
     raw_model.eval()
-    sums = torch.zeros(3, dtype=sum_type(here.device), device=here.device)
-    shard = range(here.rank, len(test_set), here.world_size)
+    sums = torch.zeros(3, dtype=sum_type(placement.device), device=placement.device)
+    shard = range(placement.rank, len(test_set), placement.world_size)
     for images, labels in DataLoader(test_set, batch_size=1000, sampler=shard, collate_fn=test_set.collate):
         logits = raw_model(images)
         sums += count(logits, labels, nn.functional.cross_entropy(logits, labels))
@@ -88,7 +95,7 @@ def evaluate(raw_model, test_set, here):
     return loss / images, hits / images
 
 
-def weight_norm(raw_model):
+def weight_norm(raw_model: nn.Module) -> float:
     """L2 norm of all weights; RuntimeError unless it is the same on every rank, as DDP promises."""
     norm = torch.stack([p.detach().to(sum_type(p.device)).norm() for p in raw_model.parameters()]).norm()
     low_high = torch.stack([-norm, norm])
@@ -113,7 +120,7 @@ class PhaseTimer:
         self.marks, self.earlier = [], dict(earlier)
         self.mark("start")
 
-    def mark(self, phase):
+    def mark(self, phase: str) -> None:
         if self.wait:
             torch.accelerator.synchronize()
         now = torch.cuda.Event(enable_timing=True) if self.cuda else time.perf_counter()
@@ -121,14 +128,14 @@ class PhaseTimer:
             now.record()
         self.marks.append((phase, now))
 
-    def spans(self):
+    def spans(self) -> list[tuple[str, float]]:
         """(phase, seconds) from each mark to the next, in order; waits for the device."""
         if self.cuda:
             torch.cuda.synchronize()
         return [(phase, before.elapsed_time(after) / 1000 if self.cuda else after - before)
                 for (_, before), (phase, after) in zip(self.marks, self.marks[1:], strict=False)]
 
-    def totals(self):
+    def totals(self) -> dict[str, float]:
         """{phase: seconds}; waits for the device."""
         seconds = {**dict.fromkeys((phase for phase, _ in self.marks[1:]), 0.0), **self.earlier}
         for phase, span in self.spans():

@@ -1,16 +1,8 @@
-"""Where the processes of a job stand, what each of them wrote down, and who connected to whom. Notebook 03 is about it.
-
-It imports no torch: a rank that only says hello starts in a tenth of a second.
-"""
+"""Where ranks meet: a free port, and the variables that lead them there. It imports no torch."""
 
 import contextlib
-import json
 import random
 import socket
-from pathlib import Path
-
-FILE = "the file"  # as one of those that take part in a meeting
-
 
 # of the variables that a launcher sets
 MEANING = {
@@ -20,54 +12,11 @@ MEANING = {
     "MASTER_ADDR": "where all ranks meet: the host …", "MASTER_PORT": "… and the port"}
 
 
-def placements(nodes, per_node):
-    """{rank, local_rank, group_rank} of each process, when every node has as many: what torchrun gives."""
-    return [{"rank": node * per_node + local_rank, "local_rank": local_rank, "group_rank": node}
-            for node in range(nodes) for local_rank in range(per_node)]
-
-
-def free_port():
-    """A TCP port that nobody listens on at the moment, and that no process gets which asks the system for any port:
+def free_port() -> int:
+    """A TCP port that nobody listens on at the moment, and that the system gives to no process that asks for any port:
     Linux gives those from 32768 on, macOS from 49152. OSError where a hundred are taken."""
     for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
     raise OSError("no free port was found between 20000 and 32767")
-
-
-def rank_file(folder, rank):
-    """The file of its own in which a rank writes what it found."""
-    return Path(folder, f"rank-{rank}.json")
-
-
-def read(folder):
-    """What each rank of the last run wrote there, rank 0 first. FileNotFoundError if one has not come to its end."""
-    first = json.loads(rank_file(folder, 0).read_text())
-    return [first] + [json.loads(rank_file(folder, rank).read_text()) for rank in range(1, first["world_size"])]
-
-
-def links(processes, store_port=None):
-    """Who connected to whom: {client, server, kind} for {process: its sockets}, all on one machine. `kind` is "store"
-    where the server's port is the one where the ranks meet, else "gloo"."""
-    owner = {port: name for name, one in processes.items() for port in one["listens"]}
-    return [{"client": name, "server": owner[theirs], "kind": "store" if theirs == store_port else "gloo"}
-            for name, one in processes.items() for _, theirs in one["connections"] if theirs in owner]
-
-
-def meetings(folder):
-    """{url: (names, links)} of what ranks_meet.py's `meet` left there: who met at the url, and who connected to whom.
-
-    Where all met in a file it is one of the names, with a link from each rank: the ranks have opened it by that url.
-    """
-    found, of_ranks = {}, read(folder)
-    for url, met in of_ranks[0]["meet"].items():
-        seen = {name: sockets for rank in of_ranks for name, sockets in rank["meet"][url]["processes"].items()}
-        in_file = [{"client": name, "server": FILE, "kind": "store"} for name in seen if url.startswith("file:")]
-        found[url] = [*seen, *[FILE][:len(in_file)]], links(seen, met["port"]) + in_file
-    return found
-
-
-def listener(links):
-    """Who listens where the ranks meet, or "nobody"."""
-    return next((link["server"] for link in links if link["kind"] == "store" and link["server"] != FILE), "nobody")

@@ -3,11 +3,21 @@
 No page asks the network for anything: MathJax comes from a package, and the scripts for widgets stay out.
 """
 
-import os
+import importlib.util
+import re
+from pathlib import Path
+
+import yaml
+from docutils import nodes
+from sphinx.application import Sphinx
+
+HERE = Path(__file__).resolve().parent
+CITATION = yaml.safe_load((HERE.parent / "CITATION.cff").read_text(encoding="utf-8"))
+MATHJAX = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax/tex-svg-full.js"
 
 project, author = "Data-parallel training in PyTorch", "The authors of this course"
-version = release = os.environ["COURSE_VERSION"]  # of CITATION.cff
-extensions = ["myst_nb", "sphinx_copybutton", "sphinx-mathjax-offline"]
+version = release = CITATION["version"]
+extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns = ["download"]
 templates_path = []
 
@@ -18,14 +28,16 @@ nb_render_markdown_format = "myst"  # links in what a cell shows lead to pages, 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
+mathjax_path = MATHJAX.name  # one file with all that it may need; the package's own extension would copy 24 MB
 suppress_warnings = ["misc.highlighting_failure"]  # the lexer knows no !command that goes on in the next line
 
 html_theme = "sphinx_book_theme"
 html_title = project
-html_static_path = [os.path.join(os.path.dirname(__file__), "static")]
+html_static_path = [str(HERE / "static"), str(MATHJAX)]
+html_favicon = str(HERE / "static/favicon.svg")
 html_css_files = ["course.css"]
 html_js_files = ["course.js"]
-html_extra_path = [os.path.abspath(os.path.join(os.path.dirname(__file__), "../build/site-source/download"))]
+html_extra_path = [str(HERE.parent / "build/site-source/download")]
 html_copy_source = False  # the notebook to download is the committed one, not the one that was laid out
 html_show_sourcelink = False
 html_context = {"default_mode": "auto"}
@@ -38,3 +50,45 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
 }
+if CITATION["repository-code"].startswith("https://github.com/"):  # where Colab and Binder find notebooks
+    html_theme_options |= {
+        "repository_url": CITATION["repository-code"],
+        "repository_branch": f"v{version}",
+        "launch_buttons": {"colab_url": "https://colab.research.google.com", "binderhub_url": "https://mybinder.org",
+                           "notebook_interface": "jupyterlab"},
+    }
+
+GLOSSARY = "site/pages/glossary"
+AMBIGUOUS = {"buffer", "handle", "pipeline", "signal", "step", "store"}  # everyday words, too: no link
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("doctree-resolved", link_terms)
+
+
+def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Link each term of the glossary where a lesson first uses it. A mouse over the link shows the definition."""
+    if not docname.startswith("notebooks/"):
+        return
+    entries = {}  # {term: (its anchor, its definition)}
+    for item in app.env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):
+        *terms, definition = item.children
+        entries |= {term.astext(): (term["ids"][0], definition.astext()) for term in terms}
+    longest_first = sorted(entries.keys() - AMBIGUOUS, key=len, reverse=True)
+    words = "|".join((re.escape(term) if term != term.lower() else f"(?i:{re.escape(term)})").replace(r"\ ", r"\s+")
+                     for term in longest_first)
+    use = re.compile(rf"(?<![\w.-])({words})(?:e?s)?(?![\w-])")
+    linked = set()
+    for text in [text for text in doctree.findall(nodes.Text) if isinstance(text.parent, nodes.paragraph)]:
+        parts, end = [], 0
+        for match in use.finditer(text):
+            term = " ".join(match[1].split())
+            anchor, definition = entries.get(term) or entries[term.lower()]
+            if anchor in linked:
+                continue
+            linked.add(anchor)
+            address = f"{app.builder.get_relative_uri(docname, GLOSSARY)}#{anchor}"
+            link = nodes.reference("", match[0], refuri=address, reftitle=definition, internal=True, classes=["term"])
+            parts += [nodes.Text(text[end:match.start()]), link]
+            end = match.end()
+        text.parent.replace(text, [*parts, nodes.Text(text[end:])])

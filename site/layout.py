@@ -1,11 +1,12 @@
-"""The web edition: lays out notebooks and texts as Sphinx reads them, and lets it build the pages.
+"""The web edition: lays out notebooks and texts as Sphinx reads them, lets it make the pages, and publishes them.
 
-A page's source keeps its path in the course, so that links between texts hold. What is added on the way: when a lesson
-was last verified, solutions to unfold, links to the glossary. Each entry of TROUBLESHOOTING.md becomes a page of its
-own, so that a search for a message finds the entry.
+A page's source keeps its path in the course, so that links between texts hold. Added on the way: when a lesson was last
+verified, the committed notebook to download, and solutions to unfold. Each entry of TROUBLESHOOTING.md becomes a page
+of its own, so that a search for a message finds the entry.
 """
 
 import base64
+import filecmp
 import html
 import importlib
 import inspect
@@ -15,19 +16,18 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
-import yaml
+from nbformat import NotebookNode
 
+import files
 from course.lesson import some
-from files import file_lock
-from lessons.l12_break_it.gallery_table import anchor
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
-SOURCE, SITE, CACHE = Path("build/site-source"), Path("build/site"), Path("build/site-cache")
-WHOLE_SITE = Path("build/site-is-whole")  # there when Sphinx came to its end
+SOURCE, CACHE, MADE = Path("build/site-source"), Path("build/site-cache"), Path("build/site-made")  # Sphinx's
+SITE = Path("build/site")  # what readers open
 ORPHAN = "---\norphan: true\n---\n\n"  # a page that links lead to, and no list
 SLOW = 300  # seconds that Sphinx may take
 
@@ -44,7 +44,6 @@ CONTENTS = """# {title}
 ## Beside the lessons
 
 - [When something goes wrong](TROUBLESHOOTING.md): messages and silent mistakes, each with its repair.
-- [Glossary](glossary.md): the words of the field.
 {pages}
 - [About the course](README.md): how to run it, how fast it is, what it survives.
 
@@ -60,7 +59,6 @@ CONTENTS = """# {title}
 :caption: To look up
 
 TROUBLESHOOTING
-glossary
 {others}
 About the course <README>
 ```
@@ -81,7 +79,7 @@ CARD = """::::{{container}} lesson
 class Lesson:
     """A notebook, as the site needs it."""
 
-    def __init__(self, path, executed):
+    def __init__(self, path: Path, executed: bool):
         run = EXECUTED / path.name
         newer = executed and run.exists() and run.stat().st_mtime > path.stat().st_mtime
         self.name, self.notebook = path.stem, nbformat.read(run if newer else path, as_version=4)
@@ -93,7 +91,8 @@ class Lesson:
         self.question = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(question[1].split())) if question else ""
 
     @property
-    def time(self):
+    def time(self) -> str:
+        """The minutes it takes, and how it ended where scripts/run has executed it."""
         course = self.notebook.metadata.get("course", {})
         parts = [f"about {some(course['minutes'], 'minute')} for you"] if "minutes" in course else []
         if "seconds" in course:
@@ -104,8 +103,8 @@ class Lesson:
         return "; ".join(parts)
 
     @property
-    def verified(self):
-        """What lesson.begin() printed: versions, machine, date."""
+    def verified(self) -> str:
+        """The line that lesson.begin() printed: versions, machine, date."""
         for cell in self.notebook.cells:
             for output in cell.get("outputs", []) if "lesson.begin()" in cell.source else []:
                 if output.output_type == "stream":
@@ -113,81 +112,96 @@ class Lesson:
         return ""
 
     @property
-    def cover(self):
+    def cover(self) -> NotebookNode | None:
         """The output with its first picture; None where it has none."""
         outputs = (output for cell in self.notebook.cells for output in cell.get("outputs", []))
         return next((output for output in outputs if "image/png" in output.get("data", {})), None)
 
 
-def build(executed=False):
-    """Makes the pages from the committed notebooks, or from what scripts/run has executed since; the path of the first.
+def build(executed: bool = False) -> Path:
+    """Make the pages from the committed notebooks, or from what scripts/run has executed since; the path of the first.
 
     Sphinx's warnings go to stderr. RuntimeError where it made no pages.
     """
     if not Path("site/conf.py").is_file():
         raise RuntimeError("no pages: site/ is missing; is this a whole clone of the course?")
-    citation = yaml.safe_load(Path("CITATION.cff").read_text(encoding="utf-8"))
     Path("build").mkdir(exist_ok=True)
-    with file_lock("build/site.lock", 2 * SLOW):
-        changed = lay_out(executed, citation["repository-code"], citation["version"])
-        if changed or not executed or not WHOLE_SITE.exists():  # Sphinx mends no half site, and removes no page
-            shutil.rmtree(SITE, ignore_errors=True)
+    with files.file_lock("build/site.lock", 2 * SLOW):
+        if lay_out(executed) or not executed:  # Sphinx removes no page
+            shutil.rmtree(MADE, ignore_errors=True)
             shutil.rmtree(CACHE, ignore_errors=True)
-        WHOLE_SITE.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "sphinx", "-q", "-c", "site", "-d", str(CACHE), str(SOURCE), str(SITE)]
+        command, done = [sys.executable, "-m", "sphinx", "-q", "-c", "site", "-d", CACHE, SOURCE, MADE], False
         try:
-            subprocess.run(command, env=os.environ | {"COURSE_VERSION": citation["version"]}, timeout=SLOW, check=True)
+            subprocess.run(command, timeout=SLOW, check=True)
+            done = True
         except subprocess.SubprocessError as failed:
             raise RuntimeError(f"Sphinx made no pages: {failed}") from None
-        WHOLE_SITE.touch()
+        finally:
+            if not done:  # stopped by Ctrl-C, too: Sphinx does not mend pages made by half
+                shutil.rmtree(MADE, ignore_errors=True)
+        publish(MADE, SITE)
     return SITE / "index.html"
 
 
-def lay_out(executed, repository, version):
-    """Writes what Sphinx reads, but nothing that is there already: only pages whose source changed are made again.
+def publish(made: Path, site: Path) -> None:
+    """Make `site` hold the files of `made`, each of them whole at every moment.
 
-    True where something that was there has no source any more.
+    So a page that is open in a browser keeps its pictures, and its links work, while the pages are made again.
+    """
+    wanted = {path.relative_to(made) for path in made.rglob("*") if path.is_file()
+              and path.suffix != ".map"}  # 3 MB for whoever debugs the theme
+    for name in sorted(wanted):
+        target = site / name
+        if not (target.is_file() and filecmp.cmp(made / name, target)):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with files.whole(target) as part:
+                shutil.copy2(made / name, part)
+    for path in site.rglob("*"):
+        if path.is_file() and path.relative_to(site) not in wanted:
+            path.unlink()
+
+
+def lay_out(executed: bool) -> bool:
+    """Write what Sphinx reads, but no file that is there already: only pages whose source changed are made again.
+
+    True where a file had no source any more.
     """
     lessons = []
-    terms = tomllib.loads(Path("site/glossary.toml").read_text(encoding="utf-8"))["term"]
-    files = {}  # {path below SOURCE: text or bytes}
-    uses = {term["name"]: [] for term in terms}  # {name of a term: the lessons that use it}
-    files |= troubleshooting()
-    entries = {Path(name).stem for name in files if name.startswith("troubleshooting/")}
+    texts = troubleshooting()  # {path below SOURCE: text or bytes}
+    entries = {Path(name).stem for name in texts if name.startswith("troubleshooting/")}
     notebooks = sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
     for path in notebooks:
         try:
             lessons.append(Lesson(path, executed))
-            files |= page_of(lessons[-1], terms, uses, entries, doors(path.stem, repository, version))
+            texts |= page_of(lessons[-1], entries)
         except Exception as problem:  # whatever somebody's own notebook has in it, its name is what helps
             raise RuntimeError(f"{path} makes no page: {type(problem).__name__}: {problem}") from problem
-    files["glossary.md"] = glossary(terms, uses)
     extra = sorted(Path("site/pages").glob("*.md"))
     for path in [*extra, Path("README.md")]:
-        files[path.as_posix()] = path.read_text(encoding="utf-8")
+        texts[path.as_posix()] = path.read_text(encoding="utf-8")
     if Path("teach").is_dir():
         from teach import teaching  # late: where teach/ is missing, it may be, too
 
         made = teaching.pages([Lesson(path, executed=False) for path in notebooks])
-        files |= {name: text if name == "teach/index.md" else ORPHAN + text for name, text in made.items()}
-    files["index.md"] = contents(lessons, extra, "teach/index.md" in files)
-    linked(files)
-    return keep(files)
+        texts |= {name: text if name == "teach/index.md" else ORPHAN + text for name, text in made.items()}
+    texts["index.md"] = contents(lessons, extra, "teach/index.md" in texts)
+    linked(texts)
+    return keep(texts)
 
 
-def page_of(lesson, terms, uses, entries, doors):
+def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
-    verified = lesson.verified  # before its cell loses what it printed
-    notebook, committed = lesson.notebook, (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()
-    another = {term["name"] for term in terms if lesson.name[:2] in term.get("not_in", ())}  # a word of many meanings
-    cells, seen = [], set(another)
-    for cell in notebook.cells:
+    head = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
+    if verified := lesson.verified:
+        head = f"Last verified: {verified} · {head}"
+    cells = []
+    for cell in lesson.notebook.cells:
         if cell.cell_type == "markdown":
             cells.append(cell)
-            cell.source = link_terms(to_entries(cell.source, entries, "../"), terms, seen)
+            cell.source = to_entries(cell.source, entries, "../")
             continue
         if "lesson.begin()" in cell.source:
-            cell.outputs = []  # told at the head of the page
+            cell.outputs = []  # they stand at the head of the page
         for data in (output.get("data", {}) for output in cell.outputs):
             if text := data.get("text/markdown"):
                 data["text/markdown"] = to_entries(text, entries, "../")
@@ -195,32 +209,17 @@ def page_of(lesson, terms, uses, entries, doors):
         for checks, exercise in re.findall(r"^# (\w+)\.(\w+)\.solution\(\)", cell.source, re.M):
             module = f"lessons.l{lesson.name}.{checks}"
             cells.append(nbformat.v4.new_markdown_cell(folded(module, exercise), id=f"solution-{exercise}"))
-    for name in seen - another:
-        uses[name].append(lesson)
-    head = " · ".join(([f"Last verified: {verified}"] if verified else []) + doors)
-    first = cells[0]
-    first.source = re.sub(r"^(# .+)$", lambda match: f"{match[1]}\n\n{{.verified}}\n{head}", first.source, count=1,
-                          flags=re.M)
-    notebook.cells = cells
-    files = {f"notebooks/{lesson.name}.ipynb": nbformat.writes(notebook),
-             f"download/download/{lesson.name}.ipynb": committed}
+    title, below, rest = cells[0].source.partition("\n")
+    cells[0].source = f"{title}\n\n{{.verified}}\n{head}\n{below}{rest}"
+    lesson.notebook.cells = cells
+    made = {f"notebooks/{lesson.name}.ipynb": nbformat.writes(lesson.notebook),
+            f"download/download/{lesson.name}.ipynb": (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()}
     if cover := lesson.cover:
-        files[f"pictures/{lesson.name}.png"] = base64.b64decode(cover.data["image/png"])
-    return files
+        made[f"pictures/{lesson.name}.png"] = base64.b64decode(cover.data["image/png"])
+    return made
 
 
-def doors(name, repository, version):
-    """Where a lesson can be opened, as links. The services know public repositories of GitHub alone."""
-    links = [f'<a href="../download/{name}.ipynb" download>Download the notebook</a>']
-    if match := re.fullmatch(r"https://github\.com/([\w-]+/[\w.-]+?)(?:\.git)?/?", repository):
-        place = f"{match[1]}/blob/v{version}/notebooks/{name}.ipynb"
-        links += [f"[Colab](https://colab.research.google.com/github/{place})",
-                  f"[Kaggle](https://kaggle.com/kernels/welcome?src=https://github.com/{place})",
-                  f"[Binder](https://mybinder.org/v2/gh/{match[1]}/v{version}?labpath=notebooks/{name}.ipynb)"]
-    return links
-
-
-def one_picture_each(cell):
+def one_picture_each(cell: NotebookNode) -> list[NotebookNode]:
     """`cell`, and below it one without source for each further picture: myst-nb takes the alt text from the cell."""
     cells = [cell]
     outputs, cell.outputs = cell.outputs, []
@@ -234,7 +233,7 @@ def one_picture_each(cell):
     return cells
 
 
-def folded(module, name):
+def folded(module: str, name: str) -> str:
     """Hint and solution of an exercise, to unfold."""
     exercise = getattr(importlib.import_module(module), name)
     answer = exercise.answer
@@ -244,60 +243,30 @@ def folded(module, name):
             f"<details><summary>Solution</summary>\n\n```python\n{solution.strip()}\n```\n\n</details>")
 
 
-# What no link to the glossary may go into: code, links, headings, tables, formulas, HTML.
-LEFT_ALONE = (r"```.*?```|``.*?``|`[^`]*`|https?://\S+|<(?P<tag>a|summary|details)\b.*?</(?P=tag)>|"
-              r"!?\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])|^\[.*?$|^#.*?$|^\|.*?$|\$[^$]*\$|<[^>]*>")
-
-
-def link_terms(text, terms, seen):
-    """`text` with a link to the glossary at each term that is not yet in `seen`, the names of those that were."""
-    names = {form: term["name"] for term in terms for form in (term["name"], *term.get("forms", ()))}
-    longest_first = sorted(names, key=len, reverse=True)
-    words = "|".join(re.escape(form).replace(r"\ ", r"\s+") if form != form.lower() else
-                     f"(?i:{re.escape(form)})".replace(r"\ ", r"\s+") for form in longest_first)
-
-    def link(match):
-        word = " ".join((match["word"] or "").split())
-        name = names.get(word) or names.get(word.lower())
-        if name is None or name in seen:
-            return match[0]
-        seen.add(name)
-        return f"[{match['word']}](../glossary.md#{anchor(name)}){{.term}}"
-
-    return re.sub(rf"(?ms:{LEFT_ALONE})|(?<![\w.-])(?P<word>{words})(?![\w-]|\.\w)", link, text)
-
-
-def glossary(terms, uses):
-    page = ["# Glossary", "The words of the field, as the lessons use them.", "## Terms"]
-    for term in terms:
-        page += [f"### {term['name']}", term["text"]]
-        lessons = uses[term["name"]]
-        links = {lesson.name[:2]: f"[{lesson.name[:2]}](notebooks/{lesson.name}.ipynb)" for lesson in lessons}
-        taught = links.pop(term["taught"], None)
-        told = filter(None, (taught and f"Explained in lesson {taught}.",
-                             links and f"{'Also in' if taught else 'In'} {', '.join(links.values())}."))
-        page.append(f"[{' '.join(told)}]{{.time}}")
-    return "\n\n".join(page) + "\n"
-
-
-def troubleshooting():
+def troubleshooting() -> dict[str, str]:
     """TROUBLESHOOTING.md, each numbered entry a page."""
     text = Path("TROUBLESHOOTING.md").read_text(encoding="utf-8").replace("](#", "](TROUBLESHOOTING.md#")
     head, *entries = re.split(r"^(?=## \d+\w?\. )", text, flags=re.M)
     entries = {anchor(entry.splitlines()[0][3:]): entry[1:] for entry in entries}  # a page's heading is of level 1
     back = "[All of troubleshooting](../TROUBLESHOOTING.md)"
-    files = {f"troubleshooting/{name}.md": ORPHAN + to_entries(entry, entries, "../").replace("](README", "](../README")
+    pages = {f"troubleshooting/{name}.md": ORPHAN + to_entries(entry, entries, "../").replace("](README", "](../README")
              + back for name, entry in entries.items()}
-    return files | {"TROUBLESHOOTING.md": to_entries(head, entries, "")}
+    return pages | {"TROUBLESHOOTING.md": to_entries(head, entries, "")}
 
 
-def to_entries(text, entries, up):
+def anchor(heading: str) -> str:
+    """The end of a link to a heading, as code-hosting sites, Jupyter's viewers and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def to_entries(text: str, entries: Iterable[str], up: str) -> str:
     """Links to an entry of TROUBLESHOOTING.md lead to its page. `up`: from here to the root of the course."""
     return re.sub(r"\((?:\.\./)?TROUBLESHOOTING\.md#([\w-]+)\)", lambda link: f"({up}troubleshooting/{link[1]}.md)"
                   if link[1] in entries else f"({up}TROUBLESHOOTING.md#{link[1]})", text)
 
 
-def contents(lessons, extra, teachers):
+def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
+    """The front page. `extra`: texts to look up; `teachers`: whether there are pages for them."""
     readme = Path("README.md").read_text(encoding="utf-8")
     title, lead = re.match(r"# (.+?)\n\n(.+?)\n\n## ", readme, re.S).groups()
     cards = "\n".join(CARD.format(
@@ -313,42 +282,44 @@ def contents(lessons, extra, teachers):
                            lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
 
 
-def alt_of(lesson):
+def alt_of(lesson: Lesson) -> str:
+    """The words of a lesson's picture, as a Markdown image takes them."""
     alt = alt_text(lesson.cover).replace("[", "(").replace("]", ")")
     return alt or f"A picture of lesson {lesson.name[:2]}"
 
 
-def alt_text(output):
+def alt_text(output: NotebookNode) -> str:
+    """The words of a picture; empty where none were stored with it."""
     return output.metadata.get("image/png", {}).get("alt", "")
 
 
-def linked(files):
-    """Adds to `files` what of the course they link to, and what that links to: texts as pages, programs to download."""
-    waiting = list(files)
+def linked(texts: dict[str, str | bytes]) -> None:
+    """Add to `texts` the parts of the course that they link to, and so on: texts as pages, programs to download."""
+    waiting = list(texts)
     while waiting:
         name = waiting.pop()
         if not name.endswith((".md", ".ipynb")) or name.startswith("download/"):
             continue
-        text = files[name]
+        text = texts[name]
         for target in set(re.findall(r"\]\(([^)#:\s]+)", text)):
             path = Path(os.path.normpath(Path(name).parent / target.replace("\\n", "")))
-            if path.as_posix() in files or path.is_absolute() or ".." in path.parts:
+            if path.as_posix() in texts or path.is_absolute() or ".." in path.parts:
                 continue
             if (path / "README.md").is_file():  # a folder's page
-                text = files[name] = text.replace(f"]({target})", f"]({target}/README.md)")
+                text = texts[name] = text.replace(f"]({target})", f"]({target}/README.md)")
                 path /= "README.md"
-            if path.is_file() and path.as_posix() not in files:
-                files[path.as_posix()] = (ORPHAN + path.read_text(encoding="utf-8") if path.suffix == ".md"
+            if path.is_file() and path.as_posix() not in texts:
+                texts[path.as_posix()] = (ORPHAN + path.read_text(encoding="utf-8") if path.suffix == ".md"
                                           else path.read_bytes())
                 waiting.append(path.as_posix())
 
 
-def keep(files):
-    """Makes SOURCE hold `files` and nothing else; a file that is the same keeps its time. True if it removed some."""
-    stale = [path for path in SOURCE.rglob("*") if path.is_file() and path.relative_to(SOURCE).as_posix() not in files]
+def keep(texts: dict[str, str | bytes]) -> bool:
+    """Make SOURCE hold `texts` and nothing else; a file that is the same keeps its time. True if it removed some."""
+    stale = [path for path in SOURCE.rglob("*") if path.is_file() and path.relative_to(SOURCE).as_posix() not in texts]
     for path in stale:
         path.unlink()
-    for name, data in files.items():
+    for name, data in texts.items():
         path, data = SOURCE / name, data.encode() if isinstance(data, str) else data
         if not path.exists() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True)

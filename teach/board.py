@@ -32,8 +32,8 @@ from matplotlib.axes import Axes
 
 import files
 import options
-from course import alt_text, processes, rank_program, runs
-from course.lesson import ROOT, some
+from course import processes, rank_program, runs
+from course.lesson import ROOT, alt_text, some
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, bar_style, head, line_key, line_style, name_rows, ticks
 from teach import handed_in, report
@@ -349,7 +349,7 @@ def draw(folder: Path, out: Path, refresh: float | None) -> tuple[pd.DataFrame, 
 
 def save(figure, path):
     """(the name of the picture, its words)."""
-    words = alt_text.describe(figure)
+    words = alt_text(figure)
     with files.whole(path) as part:
         figure.savefig(part, format="png", dpi=100)
     plt.close(figure)

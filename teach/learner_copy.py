@@ -26,13 +26,15 @@ from options import nonempty_path
 from teach import handed_in, questions
 
 # Files and folders that only teachers and authors need. What is left imports none of them: tests/test_learner_copy.py.
-LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py", "site/glossary.toml",
-            "site/layout.py", "site/slides.html", "site/slides.py", "site/static", "notebooks/text", "scripts/test",
-            "scripts/run", "scripts/run_notebooks.py", "scripts/notebook_runs.py", "course/twins.py", "scripts/site",
-            "scripts/record", "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board",
+LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py", "site/layout.py",
+            "site/slides.html.j2", "site/slides.py", "site/static", "notebooks/text", "scripts/test", "scripts/run",
+            "scripts/run_notebooks.py", "scripts/notebook_runs.py", "course/twins.py", "scripts/site", "scripts/record",
+            "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board",
             "scripts/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
-            "README.md", "CONTRIBUTING.md", ".ci", ".github", ".pre-commit-config.yaml", ".binder", ".devcontainer")
+            "site/pages/measured.md", "site/pages/survives.md", "site/pages/doctor.md", "site/pages/others.md",
+            "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", ".ci", ".github",
+            ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d_\w+/(teach\.md|test_\w+\.py)")  # left out, too
 # Packed as they stand: the checks, with their solutions and mistakes, and a step that lesson 15 asks for.
 PACKED = re.compile(r"lessons/l\d\d_\w+/(check|capstone|outer_step)\.py")
@@ -46,7 +48,7 @@ unpack(globals(), """
 '''
 SOLUTION = re.compile(r"^(# \w+\.\w+\.solution\(\)|`solution\(\)` .*)\n?", re.M)  # a call, and what lesson 00 says
 # From these words on a page speaks of what a copy has not.
-CUT = {"AGENTS.md": "## Whoever changes it", "site/pages/kaggle.md": "## Send what you saw"}
+CUT = {"AGENTS.md": "## For a contributor", "site/pages/kaggle.md": "## Send what you saw"}
 
 
 def make(targets: list[Path]) -> None:
@@ -71,7 +73,7 @@ def fill(folder: Path) -> None:
             write(name, folder / name)
     lessons = "\n".join(f"- [{title(path)}](notebooks/{path.name})" for path in handed_in.lessons().values())
     ours, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "teach/for_learners.md"))
-    doctor = re.search(r"^## The doctor\n.+?(?=\n\nIt hooks)", ours, re.M | re.S)[0]  # how it is used
+    doctor = re.search(r"^## The doctor\n.+?^```\n.+?^```$", ours, re.M | re.S)[0]  # up to its commands
     readme = readme.replace("{lessons}", lessons).replace("{doctor}", doctor)
     (folder / "README.md").write_text(readme, encoding="utf-8")
     for name, end in CUT.items():

@@ -37,9 +37,9 @@ first run the cells above: *Run → Run All Above Selected Cell*.
 {lessons}
 
 Slides of a lesson, for a browser and without a network: `scripts/site --slides 05` (or several numbers) writes
-`build/slides/`. They have its question, each prediction and then what came out, its three questions by show of hands,
-and what to remember. Arrow keys, space, a presenter's buttons or a swipe go on, `n` shows notes, and printing gives a
-page a slide.
+`build/slides/`. They are the lesson without its code: each text with the results below it, no answer on the slide of
+its question, and the three questions by show of hands before *What to remember*. Arrow keys or a presenter's buttons
+turn the slides, `n` shows notes, and printing begins a page with each slide.
 """
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import checkpoint
 import data
+import files
 import main
 import shortcuts
 import utils
@@ -127,7 +128,7 @@ def test_a_run_that_another_one_keeps_out_leaves_nothing(busy, new, begin, tmp_p
     (FileNotFoundError(2, "No such file or directory", "cat.png"), None),  # of somebody's own loop
     (PermissionError("not mine"), None),
     (ConnectionError("nobody came"), ["nobody came"]),
-    (main.options.Unwritable("c: No space left on device"), ["c: No space left on device"]),
+    (files.Unwritable("c: No space left on device"), ["c: No space left on device"]),
 ])
 def test_only_what_no_code_can_mend_is_one_line(error, lines, begin, monkeypatch, caplog):
     def train(*_):

@@ -170,16 +170,14 @@ def test_damage_half_a_run_a_copied_run_and_an_impossible_speed_up_are_named(roo
     assert path.name == "ranks_8.jsonl" and "not believed" in reason and 8 not in set(table.ranks)
 
 
-@pytest.mark.parametrize("machines", [2, 30])
-def test_in_a_room_of_few_or_of_many_machines_no_label_covers_another(room, machines):
-    """30: copies of two, SYNTHETIC, to see how many lines can be told apart."""
+def test_in_a_room_of_many_machines_few_have_labels_and_none_covers_another(room):
+    """30 copies of two, SYNTHETIC, to see how many lines can be told apart."""
     table, _ = board.speedups(board.read(room)[0])
     copies = [table.assign(label=table.label + f" {number}", speedup=table.speedup * (1 + number / 100),
-                           named=number == 3) for number in range(machines // 2)]
+                           named=number == 3) for number in range(15)]
     ax = board.plot_speedups(pd.concat(copies), plt.subplots(figsize=(14, 8))[1], "Speed-up")
     labels = [text.get_text() for text in ax.texts]
-    assert len(labels) == len(set(labels)) and len(labels) <= 7
-    assert ("median" in " ".join(labels)) == (machines > 2)
+    assert len(labels) == len(set(labels)) == 5 and "median" in " ".join(labels)
     ax.figure.canvas.draw()
     boxes = [text.get_window_extent() for text in ax.texts]
     assert not any(box.overlaps(other) for place, box in enumerate(boxes) for other in boxes[:place])
@@ -240,17 +238,6 @@ def test_watch_draws_again_when_a_result_comes_in(room, tmp_path, monkeypatch):
         main(monkeypatch, room, "--out", tmp_path / "out", "--watch", "0.5")
     assert end.value.code == 130 and ["machine 2" in text for text in pages] == [False, True]
     assert all('http-equiv="refresh"' in text for text in pages)
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["no-such-folder"], "no folder"), ([".", "--watch", "1", "--rerun"], "one of the two"),
-    (["tests", "--out", "tests/board"], "would count as handed in")])
-def test_bad_input_is_one_line(arguments, message, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit) as end:
-        main(monkeypatch, *arguments)
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and message in err and err.count("\n") == 1
 
 
 def test_a_folder_without_logs_says_so(tmp_path, capsys, monkeypatch):

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import time
 from functools import partial
 from unittest import mock
 
@@ -217,7 +218,12 @@ def test_for_a_stub_or_no_file_no_rank_is_started(body, tmp_path, monkeypatch):
     assert total.verdict(path) == ("untried", "Not tried yet.")
 
 
+def never_begins(*_):
+    time.sleep(60)
+
+
 def test_a_machine_that_takes_long_to_start_ranks_is_not_the_answer_s_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(on_ranks, "START", 0)
-    outcome, message = total.verdict(in_a_file(tmp_path, "time.sleep(5)"))
+    monkeypatch.setattr(on_ranks, "START", 1)
+    monkeypatch.setattr(on_ranks, "be_rank", never_begins)
+    outcome, message = total.verdict(in_a_file(tmp_path, "return 0"))
     assert outcome == "wrong" and message.endswith("Run this again.") and "Your answer is not at fault" in message

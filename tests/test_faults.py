@@ -16,7 +16,7 @@ Fault = namedtuple("Fault", "what file old new test")
 FAULTS = {
     "one model": Fault(
         "gradients are summed over the ranks, and not averaged", "main.py",
-        "loss.backward()", "(here.world_size * loss).backward()",
+        "loss.backward()", "(placement.world_size * loss).backward()",
         "test_main.py::test_ddp_equals_one_process_on_the_whole_batch[2]"),
     "each image once": Fault(
         "an evaluation is that of rank 0's test images alone", "utils.py",
@@ -28,7 +28,7 @@ FAULTS = {
         "test_checkpoint.py::test_stopped_by_a_signal_and_resumed_is_the_undisturbed_run[0]"),
     "bounded waits": Fault(
         "the ranks wait for each other as long as gloo likes", "launch.py",
-        "world_size=here.world_size, timeout=bound, store=store", "world_size=here.world_size, store=store",
+        "timeout=bound, store=store,\n", "store=store,\n",
         "test_torture.py::test_a_few_of_each_attack[hang-a-rank]"),
     "loud commands": Fault(
         "a cell swallows the exit status of its command", "course/lesson.py",

@@ -17,6 +17,7 @@ SMALL = ["--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--e
          "--optimizer", "sgd"]
 FRAMEWORKS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
 PACKAGES = {**FRAMEWORKS, "ray": "ray"}  # Ray starts its ranks by itself: it has a test of its own
+pytestmark = pytest.mark.weekly
 each_framework = pytest.mark.parametrize("name", FRAMEWORKS)
 each_package = pytest.mark.parametrize("name", PACKAGES)
 

@@ -136,7 +136,6 @@ def test_a_link_and_another_lesson_s_notebook_are_not_graded_and_of_two_the_newe
 
 BAD = {  # code of a notebook, and what is said of it
     "deep": ("from lessons.l01_one_device import check\nx = " + "1+" * 20_000 + "1", "RecursionError"),
-    "deeper": ("from lessons.l01_one_device import check\nx = " + "-" * 20_000 + "1", "MemoryError"),
     "half-a-character": ("from lessons.l01_one_device import check\nx = '\ud800'", "UnicodeEncodeError"),
     "long-number": ('test = "before"\nmy_01 = 0x' + "f" * 10_000, "ValueError"),
     "no-lesson": ("x = 1", "no lesson of this course"),
@@ -171,7 +170,7 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
                 **{f"{name}.ipynb": words for name, (_, words) in BAD.items()}}
     for name, words in expected.items():
         assert sum(line.startswith(f"{name}: ") and words in line for line in lines) == 1, (name, lines)
-    assert "2 notebooks graded, 13 not" in lines[-1]
+    assert "2 notebooks graded, 12 not" in lines[-1]
     found = outcomes(tmp_path / "out")
     _, gain, loss = (found["words", question.name] for question in handed_in.asked_in("01"))
     assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800")
@@ -208,11 +207,6 @@ HOSTILE = {
     "prints": ("for _ in range(1000): print('x' * 10**6)", "printed more than 1 MB"),
     "eats memory": ("kept = []\n    while True: kept.append(bytearray(b'x') * 10**8)", "GB of memory"),
     "asks the checks": ("from lessons.l01_one_device import check\n    return check.my_loss(*asked)", "looks into"),
-    "asks under another name": ("import lessons as c\n    return c.l01_one_device.check.my_loss(*asked)", "looks into"),
-    "asks by a list": ("from lessons import l00_start_here, l01_one_device as k\n    return k.check.my_loss(*asked)",
-                       "looks into"),
-    "asks in a text": ("import sys\n    return sys.modules['lessons.l01_one_device.check'].my_loss(*asked)",
-                       "looks into"),
     "changes the checks": ("import sys\n    sys.modules['course.' + 'exer' + 'cise'].same = lambda *_: True\n"
                            "    return 1", "changes the course's checks"),
     "changes Python": ("import math\n    math.isclose = lambda *_, **__: True\n    return 1", "or what they call"),
@@ -298,12 +292,15 @@ def test_only_whole_lines_of_the_judge_are_verdicts_and_each_in_its_turn():
     assert shield.authentic("\n".join(lines).encode(), paper) == [(first, "wrong", "a")]
 
 
-@pytest.mark.parametrize("source", [
-    "from lessons.l02_data_parallel.pretend_devices import replicate", "from course import lesson, plots",
-    "path = 'lessons/l10_launchers/hello_rank.py'", "import course.plots as plots", "checks = {'check': 1}",
-    "def answer():\n    '''As lessons.l01_one_device.check wants it.'''"])
-def test_an_answer_may_use_a_lesson_s_programs(source):
-    assert not judge.names_the_checks(source)
+@pytest.mark.parametrize(("source", "named"), [
+    ("import lessons as c", True), ("import lessons.l01_one_device", True), ("import course.exercise as e", True),
+    ("from lessons import l00_start_here, l01_one_device as k", True), ("from lessons.l01_one_device import *", True),
+    ("from course.exercise import same", True), ("sys.modules['lessons.l01_one_device.check']", True),
+    ("from lessons.l02_data_parallel.pretend_devices import replicate", False), ("checks = {'check': 1}", False),
+    ("path = 'lessons/l10_launchers/hello_rank.py'", False), ("from course import lesson, plots", False),
+    ("def answer():\n    '''As lessons.l01_one_device.check wants it.'''", False)])
+def test_an_answer_may_use_a_lesson_s_programs_and_not_its_checks(source, named):
+    assert judge.names_the_checks(source) is named
 
 
 @needs_shield
@@ -402,16 +399,10 @@ def test_a_class_sees_what_it_has_learned_and_gets_its_pages_back(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ([".."], "holds this course"), (["{}/empty"], "no notebook"),
-    (["{}/empty", "--out", "{}/empty/grades"], "would count as handed in"),
-    (["{}/copy"], "the copy of one learner"), (["notebooks", "--give-back", "no-such-folder"], "is no folder")])
-def test_a_folder_that_cannot_be_graded_is_refused_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "copy" / "course").mkdir(parents=True)
-    (tmp_path / "copy" / "course" / "lesson.py").touch()
-    monkeypatch.chdir(ROOT)
+    (["{}"], "holds this course"), (["{}/notebooks", "--out", "{}/notebooks/grades"], "would count as handed in")])
+def test_a_folder_that_cannot_be_graded_is_refused_in_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as end:
-        grade(*(word.format(tmp_path) for word in arguments))
+        grade(*(word.format(ROOT) for word in arguments))
     err = capsys.readouterr().err
     assert end.value.code == 2 and message in err and err.count("\n") == 1
 

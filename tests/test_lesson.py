@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import jupytext
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import yaml
@@ -189,3 +190,28 @@ def test_a_difference_shows_what_a_function_adds_and_what_it_keeps(shown):
 
     lesson.difference(old, new)
     assert shown == ["```diff\n-    def old(x):\n+    def new(x):\n+        x += 1\n         return x\n```"]
+
+
+def test_the_words_of_a_picture_name_its_titles_axes_and_series():
+    figure, (left, right) = plt.subplots(1, 2)
+    left.plot([1, 2], label="two ranks")
+    left.set(title="Loss", xlabel="epoch", ylabel="cross-entropy")
+    left.legend()
+    right.barh(["device 0", "device 1"], [3, 4])
+    right.set_xlabel("memory (MB)")
+    words = lesson.alt_text(figure)
+    for word in ("Loss", "cross-entropy against epoch", "two ranks", "memory (MB)", "device 0", "device 1"):
+        assert word in words
+    figure.suptitle("long " * 100)
+    assert len(lesson.alt_text(figure)) == 400
+    plt.close(figure)
+    assert lesson.alt_text(plt.Figure())
+
+
+def test_a_figure_that_a_lesson_shows_carries_its_words(tmp_path):
+    code = f"{FIRST_CELL}\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.xlabel('epoch')\n"
+    code += "get_ipython().display_formatter.format(plt.gcf())[1]['image/png']['alt']"
+    env = runner.environment(IPYTHONDIR=str(tmp_path), MPLBACKEND="Agg")
+    done = subprocess.run([sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code], cwd=runner.ROOT, env=env,
+                          capture_output=True, text=True, timeout=runner.LIMIT)
+    assert "epoch" in done.stdout.splitlines()[-1], done.stdout + done.stderr

@@ -10,9 +10,6 @@ import pandas as pd
 import pytest
 
 from course import plots, png, runs
-from lessons.l00_start_here import pictures as l00_pictures
-from lessons.l00_start_here import ways
-from lessons.l01_one_device import pictures as l01_pictures
 from lessons.l05_distributed_sampler import pictures as l05_pictures
 from lessons.l06_ddp import pictures as l06_pictures
 from lessons.l12_break_it import show as l12
@@ -462,40 +459,6 @@ def test_a_curve_made_by_hand_needs_only_what_is_drawn():
     table = pd.DataFrame({"label": ["mine", "mine"], "epoch": [0, 1], "loss": [2.0, 1.0]})
     (line,) = plots.loss_by_epoch(table).get_lines()
     assert list(line.get_ydata()) == [2.0, 1.0]
-
-
-# ---------------------------------------------------------------- lessons 00 and 01
-
-
-def test_a_way_that_this_machine_cannot_go_says_what_it_lacks():
-    row = {"question": "Enough?", "way": "DDP", "what": "many", "command": "torchrun", "lesson": "06", "lacks": ""}
-    ax = ways.decisions([row, row | {"way": "DP", "lacks": "needs 2 GPUs"}, row | {"question": "Else:"}])
-    assert texts(ax).count("yes") == texts(ax).count("no") == 2, "the last row is what remains"
-    assert "needs 2 GPUs" in texts(ax)
-    filled = [mpl.colors.to_hex(box.get_facecolor()) != "#ffffff" for box in ax.patches if box.get_width() == 7.6]
-    assert filled == [True, False, True]
-
-
-def test_the_first_steps_stand_beside_the_median_of_all():
-    ax = l01_pictures.first_steps(pd.DataFrame({"milliseconds": [9.0] + [2.0] * 99, "synthetic": True}))
-    assert "first step: 9.0 ms" in texts(ax) and "median of\n100 steps:\n2.0 ms" in texts(ax)
-    assert len(ax.lines[0].get_xdata()) == 60 and "SYNTHETIC DATA" in texts(ax)
-
-
-def test_loss_against_accuracy_tells_measured_from_recorded():
-    mine = pd.DataFrame({"label": ["a", "a", "b"], "loss": 2.0, "accuracy": [0.2, 0.3, 0.4], "synthetic": False})
-    ax = l01_pictures.loss_against_accuracy(mine, runs.read_run(RECORDED / "one_gpu.txt"))
-    assert {"a", "b", "a tutorial's run\n(recorded elsewhere)"} <= set(texts(ax))
-    assert [line.get_linestyle() for line in ax.lines] == ["None", "None", "--", ":"]
-    assert [line.get_markerfacecolor() == "white" for line in ax.lines[:3]] == [False, False, True]
-
-
-def test_two_images_of_each_class_in_the_order_of_the_classes():
-    images = np.zeros((30, 3, 4, 4), np.uint8) + np.arange(30, dtype=np.uint8)[:, None, None, None]
-    axes = l00_pictures.two_of_each(images, np.arange(30) % 10, list("abcdefghij"), "synthetic")
-    shown = axes.flat[3].images[0].get_array()
-    assert shown.shape == (4, 8, 3) and (shown[0, 0, 0], shown[0, 4, 0]) == (3, 13)
-    assert axes.flat[3].get_title() == "d" and "SYNTHETIC DATA" in axes.flat[0].figure.get_suptitle()
 
 
 # ---------------------------------------------------------------- timeline

@@ -61,9 +61,10 @@ def copy(folder, name):
 
 def add_site(folder):
     """What scripts/run makes pages with, besides notebooks."""
-    shutil.copytree(ROOT / "site", folder / "site", ignore=shutil.ignore_patterns("pages"))
-    for name in ("lessons/__init__.py", "lessons/l12_break_it/__init__.py", "lessons/l12_break_it/gallery_table.py"):
-        copy(folder, name)
+    shutil.copytree(ROOT / "site", folder / "site")
+    published = re.sub("^repository-code:.*", 'repository-code: "https://github.com/someone/course"',
+                       (ROOT / "CITATION.cff").read_text(), flags=re.M)
+    (folder / "CITATION.cff").write_text(published)
     (folder / "README.md").write_text("# A course\n\nIt is short.\n\n## Start\n")
     (folder / "TROUBLESHOOTING.md").write_text("# Troubleshooting\n\n[1](#1-it-hangs)\n\n## 1. It hangs\n\nWait.\n")
 
@@ -142,6 +143,8 @@ def test_pages_are_made_of_what_was_executed(quick_run):
     pages = {path.stem: path.read_text() for path in (course / "build/site/notebooks").glob("*.html")}
     assert sorted(pages) == ["00_first", "01_failing", "02_last"]
     assert "returned non-zero exit status 3" in pages["01_failing"] and "<img" in pages["02_last"]
+    at = "someone/course/blob/v1.0/notebooks/00_first.ipynb"
+    assert f"https://colab.research.google.com/github/{at}" in pages["00_first"]
     index = (course / "build/site/index.html").read_text()
     card = r'<strong><a[^>]*href="notebooks/(\w+)\.html"><span[^>]*>([^<]*)<.*?(passed|failed) here'
     cards = re.findall(card, index, re.S)

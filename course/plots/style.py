@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
-from course import alt_text, png
+from course import lesson, png
 from course.plots.tables import by_machine, machine_of, made_up, source_of
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; without its yellow, too faint on white.
@@ -188,4 +188,4 @@ def picture(fig: Figure):
 
     fig.savefig(file := io.BytesIO(), format="png", dpi=80)
     plt.close(fig)  # else the notebook would draw it once more
-    return display.Image(png.small_png(file.getvalue()), alt=alt_text.describe(fig))
+    return display.Image(png.small_png(file.getvalue()), alt=lesson.alt_text(fig))

@@ -1,8 +1,10 @@
-"""Lesson 00: what this machine has, two runs side by side, which way when, and the words and lessons of the course."""
+"""Lesson 00: what to hope for from several ranks, which way to train when, and the words of the course."""
 
-import math
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
-import pandas as pd
+from course.lesson import some
+from course.plots.style import COLOURS, GREY
 
 WORDS = {  # word: (the lesson that teaches it, what it means)
     "process": ("03", "a running program with memory of its own. Processes share no variables: they send messages"),
@@ -17,84 +19,55 @@ WORDS = {  # word: (the lesson that teaches it, what it means)
     "shard": ("05", "the part of the images that one rank trains on in an epoch"),
     "global batch": ("09", "the images of one step over all ranks: batch size × world size"),
 }
+LEFT, BOX, WIDTH, HEIGHT, DOWN = 3.6, 4.9, 7.6, 1.15, 1.55  # of questions and boxes, and from one row to the next
 
 
-def machine(cores, gpus, torch_version, backends, train_set, test_images):
-    """`gpus`: a name for each; `train_set`: (its name, how many images)."""
-    names = [f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)]
-    name, images = train_set
-    made = " (SYNTHETIC: made from a seed, not photographs)" if name == "synthetic" else ""
-    return [{"what": what, "on this machine": found} for what, found in {
-        "CPU cores that we may use": cores,
-        "GPUs": ", ".join(names) or "none",
-        "PyTorch": torch_version,
-        "libraries for messages between processes (NCCL works with GPUs only)": ", ".join(backends),
-        "images": f"{name}: {images:,} for training, {test_images:,} for the test{made}",
-    }.items()]
+def most_to_hope_for(ranks: int, devices: int, kind: str) -> str:
+    """The limit on the speed-up of `ranks` ranks on so many devices; `kind`: "GPU" or "core"."""
+    if ranks <= devices:
+        return f"Each of the {ranks} ranks has a {kind} of its own: {ranks} times as fast is the most to hope for."
+    if kind == "GPU":
+        return f"{ranks} ranks share {some(devices, kind)}: they can gain only what one process leaves idle."
+    return f"{ranks} ranks take turns on {some(devices, kind)}: {devices} times as fast is the most to hope for."
 
 
-def beside_prediction(table, ranks, prediction):
-    """The table of `runs.speedup_table`, and a row with what was predicted, if anything was."""
-    if prediction is None:
-        return table
-    row = pd.DataFrame({"source": ["predicted"], "world_size": [ranks], "speedup": [float(prediction)]})
-    drawn = ["label", "source", "machine", "world_size", "speedup", "oversubscribed", "cores", "status", "synthetic"]
-    return pd.concat([table[drawn], row])
+def ways(gpus: int, nodes: int) -> Axes:
+    """Questions from the top down, each with the way to train where the answer is yes.
 
-
-def two_runs(table, samples):
-    """A row for each run of `runs.speedup_table`."""
-    return [{"run": run.label, "images/s": f"{run.images_per_second:,.0f}", "times as fast": f"{run.speedup:.2f}",
-             "images per step": run.batch_size * run.world_size,
-             "steps per epoch": math.ceil(samples / (run.batch_size * run.world_size)),
-             f"loss after {run.epochs} epochs": f"{run.loss:.2f}"} for run in table.itertuples()]
-
-
-def crowded(ranks, devices, kind):
-    """What it means for the speed-up how many devices there are for the ranks."""
-    there = f"{devices} {kind}{'s' * (devices > 1)}"
-    if ranks > devices and kind == "GPU":
-        return f"{ranks} ranks share {there}: they can gain only what one process leaves idle."
-    if ranks > devices:
-        whose = f"{ranks} ranks take turns on {there}"
-    else:
-        whose = f"Each of the {ranks} ranks has a {kind} of its own"
-    return f"{whose}: {min(ranks, devices)} times as fast is the most to hope for."
-
-
-def ways(gpus, nodes):
-    """The rows of `ways.decisions`, for a machine with so many GPUs in a job of so many nodes."""
-    two = "" if nodes > 1 else "needs 2 machines"
-    rows = [
+    A way is filled where it runs on a machine with so many GPUs, in a job of so many nodes.
+    """
+    two_nodes = "" if nodes > 1 else "needs 2 machines"
+    rows = [  # question, way, explanation, command, lesson, what this machine lacks for it
         ("Is one device\nfast enough?", "One process", "on one device", "python main.py", "01", ""),
         ("Is it old code that\nmust stay one process?", "DataParallel", "one process, all its GPUs",
          "python main.py --strategy dp", "02", "" if gpus > 1 else "needs 2 GPUs"),
         ("Are the devices of\none machine enough?", "DDP", "a process for each GPU or core",
          "torchrun --nproc_per_node=8 main.py", "06", ""),
         ("Does every machine\nstay to the end?", "DDP, several nodes", "torchrun on each machine",
-         "torchrun --nnodes=2 … main.py", "10", two),
+         "torchrun --nnodes=2 … main.py", "10", two_nodes),
         ("Machines come\nand go:", "Elastic", "1 to 4 machines: one is enough to try it",
          "torchrun --nnodes=1:4 … main.py", "11", ""),
     ]
-    return [dict(zip(("question", "way", "what", "command", "lesson", "lacks"), row, strict=True)) for row in rows]
-
-
-def words(files):
-    """A row for each word, with a link to the lesson that teaches it; `files`: names of all lessons' notebooks."""
-    by_number = {file[:2]: file for file in files}
-    return [{"word": f"**{word}**", "meaning": meaning, "lesson": f"[{number}]({by_number[number]})"}
-            for word, (number, meaning) in WORDS.items()]
-
-
-def lessons(pages):
-    """A row for each of {file: notebook}: title, question and time, as the lesson's own first cell and metadata say."""
-    rows = []
-    for file, page in pages.items():
-        title, question = page.cells[0].source.split("\n\n")[:2]
-        course = page.metadata.course
-        rows.append({"lesson": f"[{title.strip('# ')}]({file})",
-                     "its question": " ".join(question.removeprefix("**The question.**").split()),
-                     "for you": f"{course.minutes} min",
-                     "for the machine": f"{math.ceil(course.seconds / 60)} min"})
-    return rows
-
+    ax = plt.subplots(figsize=(15, 9))[1]
+    arrow = {"arrowstyle": "-|>", "linewidth": 3, "mutation_scale": 28, "color": GREY, "shrinkA": 0, "shrinkB": 0}
+    for number, (question, way, explanation, command, lesson, lacks) in enumerate(rows):
+        y, last = -number * DOWN, number == len(rows) - 1
+        ink = "black" if lacks else "white"
+        ax.add_patch(plt.Rectangle((BOX, y - HEIGHT / 2), WIDTH, HEIGHT, linewidth=3, edgecolor=COLOURS[0],
+                                   facecolor="white" if lacks else COLOURS[0]))
+        name = ax.text(BOX + 0.15, y + 0.24, way, fontsize=19, fontweight="bold", color=ink, va="center")
+        ax.annotate(f"  {explanation}", (1, 0.5), xycoords=name, fontsize=16, color=ink, va="center")
+        ax.text(BOX + 0.15, y - 0.25, command, fontsize=17, family="monospace", color=ink, va="center")
+        ax.text(BOX + WIDTH - 0.15, y - 0.25, lacks, fontsize=16, fontweight="bold", ha="right", color=ink, va="center")
+        ax.text(BOX + WIDTH + 0.15, y, f"lesson {lesson}", fontsize=16, color=GREY, va="center")
+        ax.text(LEFT / 2, y, question, fontsize=17, fontweight="bold", ha="center", va="center")
+        ax.annotate("", (BOX, y), (LEFT, y), arrowprops=arrow)
+        if not last:  # the last question is what remains
+            ax.text((LEFT + BOX) / 2, y + 0.1, "yes", fontsize=17, color=GREY, ha="center", va="bottom")
+            ax.annotate("", (LEFT / 2, y - DOWN + 0.45), (LEFT / 2, y - 0.45), arrowprops=arrow)
+            ax.text(LEFT / 2 + 0.15, y - DOWN / 2, "no", fontsize=17, color=GREY, va="center")
+    ax.set(xlim=(-0.1, BOX + WIDTH + 1.5), ylim=(-(len(rows) - 1) * DOWN - 0.7 * HEIGHT, 0.7 * HEIGHT))
+    ax.set_title("Which way to train?")
+    ax.set_title("filled: runs on this machine", loc="right", fontsize=17, fontweight="normal", color=GREY)
+    ax.axis("off")
+    return ax

@@ -1,41 +1,43 @@
-"""Lesson 01: ways to time an epoch, where its time goes, and what a second softmax does to loss and accuracy."""
+"""Lesson 01: the first steps of a loop, where an epoch's time goes, and loss against accuracy, which shows a second
+softmax."""
 
 import math
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+
+from course.plots.labels import BESIDE_A_POINT, write_beside
+from course.plots.style import COLOURS, GREY, darker, head, line_style
+from course.plots.tables import by_run
 
 NEAR = 0.05  # of the line: logs that people publish have two decimals
+SURE_AND_WRONG = math.log(math.e + 9)  # loss of a wrong answer, of ten classes, after two softmaxes
 
 
-def clocks(step_ms):
-    """What each way to judge an epoch says of it, from the milliseconds of its steps."""
-    fastest = np.sort(step_ms)[:max(1, len(step_ms) // 10)]
-    ways = {"the first step": step_ms[0], "the mean, as the clock on the wall": np.mean(step_ms),
-            "the median": np.median(step_ms), "the fastest tenth of the steps": np.mean(fastest)}
-    return [{"an epoch judged by": way, "ms per step": f"{ms:.1f}",
-             "seconds per epoch": f"{ms * len(step_ms) / 1000:.2f}"} for way, ms in ways.items()]
+def first_steps(steps: pd.DataFrame, most: int = 60) -> Axes:
+    """Milliseconds of the first steps, beside the median of all. `steps`: a row a step, column `milliseconds`."""
+    ax = plt.subplots(figsize=(12, 5))[1]
+    times, median = steps["milliseconds"].to_numpy()[:most], steps["milliseconds"].median()
+    ax.plot(range(1, len(times) + 1), times, "o-")
+    ax.axhline(median, color=GREY, linestyle="--")
+    ax.text(1.01, median, f"median of\n{len(steps)} steps:\n{median:.1f} ms", va="center", color=GREY,
+            fontweight="bold", transform=ax.get_yaxis_transform())
+    ax.set(xlabel="step", ylabel="milliseconds", ylim=(0, 1.1 * max(times)), xlim=(0, len(times) + 1))
+    head(ax, "The first steps, and the median of all", steps)
+    note = (1, times[0], f"first step: {times[0]:.1f} ms", COLOURS[0])
+    write_beside(ax, [note], [(14, -4, "left", "center"), *BESIDE_A_POINT])
+    return ax
 
 
-def phase_table(seconds_by_label, synthetic):
+def phase_table(seconds_by_label: dict[str, pd.Series], synthetic: bool) -> pd.DataFrame:
     """The table that `plots.phases` draws, a row a run, from {label: seconds an epoch in each phase}."""
     rows = [{"label": label, **seconds.add_suffix("_seconds")} for label, seconds in seconds_by_label.items()]
     return pd.DataFrame(rows).assign(synthetic=synthetic)
 
 
-def pipelines(seconds_by_label, samples):
-    """A row for each data pipeline, and the first by the last."""
-    rows = [{"pipeline": label, "data, µs per image": f"{1e6 * seconds['data'] / samples:.1f}",
-             "data, s per epoch": f"{seconds['data']:.2f}", "whole epoch, s": f"{seconds.sum():.2f}",
-             "images/s": f"{samples / seconds.sum():,.0f}"} for label, seconds in seconds_by_label.items()]
-    first, *_, last = seconds_by_label.values()
-    times = f"{first['data'] / last['data']:.1f}"
-    return [*rows, {"pipeline": "first row / second row", "data, µs per image": times, "data, s per epoch": times,
-                    "whole epoch, s": f"{first.sum() / last.sum():.2f}",
-                    "images/s": f"{last.sum() / first.sum():.2f}"}]
-
-
-def tenths(steps_by_label, steps_per_epoch, synthetic):
+def tenths(steps_by_label: dict[str, pd.DataFrame], steps_per_epoch: int, synthetic: bool) -> pd.DataFrame:
     """Loss and accuracy of each run in each tenth of an epoch, from its steps' `loss` (a mean), `hits`, `images`."""
     parts = []
     for label, steps in steps_by_label.items():
@@ -46,17 +48,37 @@ def tenths(steps_by_label, steps_per_epoch, synthetic):
     return pd.concat(parts, ignore_index=True)
 
 
-def from_line(run):
-    """How far each epoch's loss lies from log(e + 9) - accuracy: what a model has that is sure of every answer, of ten
-    classes, and takes the softmax twice."""
-    return (run["loss"] - (math.log(math.e + 9) - run["accuracy"])).abs()
+def from_line(run: pd.DataFrame) -> pd.Series:
+    """How far each row's loss lies from log(e + 9) - accuracy, the mean loss of a model that is sure of every answer,
+    of ten classes, and takes the softmax twice."""
+    return (run["loss"] - (SURE_AND_WRONG - run["accuracy"])).abs()
 
 
-def ends_in(run):
+def ends_in(run: pd.DataFrame) -> str:
     """How the model of a run ends, as its log shows: on that line, or off it."""
     return "softmax first" if from_line(run).max() < NEAR else "logits"
 
 
-def distances(runs):
-    return [{"run": name, "epochs or tenths": len(run), "farthest from the dotted line": f"{from_line(run).max():.2f}",
-             "half of them within": f"{from_line(run).median():.2f}"} for name, run in runs.items()]
+def loss_against_accuracy(curves: pd.DataFrame, recorded: pd.DataFrame) -> Axes:
+    """A point for each row of the runs measured here, and the line of a run recorded elsewhere (dashed, hollow).
+
+    The dotted line is the one of `from_line`.
+    """
+    ax = plt.subplots(figsize=(12, 7))[1]
+    ends = []
+    for number, rows in enumerate([*by_run(curves), recorded]):
+        live = rows is not recorded
+        style = line_style(number, "live" if live else "recorded")
+        ax.plot(rows["accuracy"], rows["loss"], **style | ({"linestyle": "none"} if live else {}))
+        end = rows.loc[rows["accuracy"].idxmax()]
+        ends.append((end["accuracy"], end["loss"], end["label"] if live else "a tutorial's run\n(recorded elsewhere)",
+                     style["color"]))
+    line = np.array([0.05, 0.85])
+    ax.plot(line, SURE_AND_WRONG - line, ":", color=GREY)
+    ax.set(xlabel="accuracy (% of images)", ylabel="loss (cross-entropy)", xlim=(0.05, 1))
+    ax.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}")
+    ax.annotate("sure of every answer,\nsoftmax twice", (line[1], SURE_AND_WRONG - line[1]), (8, 0),
+                textcoords="offset points", va="center", color=darker(GREY), fontsize=16)
+    head(ax, "Loss against accuracy", curves)
+    write_beside(ax, ends, BESIDE_A_POINT)
+    return ax

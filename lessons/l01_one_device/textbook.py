@@ -39,7 +39,7 @@ class TextbookNet(models.ConvNet):
 
 
 class OneByOne(Dataset):
-    """What torchvision.datasets.CIFAR10 does: arrays in memory, a PIL image and a transform for each item."""
+    """A data set as torchvision.datasets.CIFAR10: arrays in memory, a PIL image and a transform for each item."""
 
     def __init__(self, images, labels, transform):
         self.data = images.permute(0, 2, 3, 1).contiguous().numpy()
@@ -59,32 +59,32 @@ def main():
                         help="folder of cifar10.pt (scripts/setup prepares it)")
     parser.add_argument("--epochs", type=positive(int), default=1)
     parser.add_argument("--samples", type=positive(int), default=50_000, help="train on the first so many images")
-    parser.add_argument("--steps", type=positive(int), default=sys.maxsize, help="end after so many steps")
+    parser.add_argument("--steps", type=positive(int), default=sys.maxsize, help="end each epoch after so many steps")
     args = parser.parse_args()
     with parser.one_line():
         if not (args.data_path / "cifar10.pt").is_file():
             check_writable("--data-path", args.data_path)
 
-    here = launch.find_placement(device="cpu")
-    torch.set_num_threads(launch.threads_per_rank(here))
-    launch.init_distributed_mode(here)
+    placement = launch.find_placement(device="cpu")
+    torch.set_num_threads(launch.threads_per_rank(placement))
+    launch.init_distributed_mode(placement)
     torch.manual_seed(0)
     info = data.DATASETS["cifar10"]
     to_tensor = torchvision.transforms.ToTensor()
     transform = torchvision.transforms.Compose([to_tensor, torchvision.transforms.Normalize(info.mean, info.std)])
-    train_set = data.get_dataset("cifar10", args.data_path, verify=here.local_rank == 0)[0].first(args.samples)
+    train_set = data.get_dataset("cifar10", args.data_path, verify=placement.local_rank == 0)[0].first(args.samples)
     train_set = OneByOne(train_set.images, train_set.labels, transform)
-    sampler = DistributedSampler(train_set, here.world_size, here.rank)
+    sampler = DistributedSampler(train_set, placement.world_size, placement.rank)
     loader = DataLoader(train_set, batch_size=64, sampler=sampler)
     model = TextbookNet()
-    if here.world_size > 1:
+    if placement.world_size > 1:
         model = DistributedDataParallel(model)
     criterion = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
-        timer = utils.PhaseTimer(here.device)
+        timer = utils.PhaseTimer(placement.device)
         for step, (images, labels) in enumerate(loader):
             timer.mark("data")
             loss = criterion(model(images), labels)
@@ -96,7 +96,7 @@ def main():
             timer.mark("update")
             if step + 1 == args.steps:
                 break
-        if here.rank == 0:
+        if placement.rank == 0:
             seconds = timer.totals()
             phases = {f"{phase}_seconds": value for phase, value in seconds.items()}
             print(json.dumps({"kind": "epoch", "time": time.time(), "epoch": epoch, "loss": loss.item(),

@@ -1,63 +1,76 @@
-"""Lesson 02: the schematic of a step, what the real nn.DataParallel did here, and what a step costs."""
+"""Lesson 02: the steps of nn.DataParallel, what each device holds, and whether Python's lock shows."""
 
-from statistics import median
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
-from course.lesson import some
+from course.plots.style import COLOURS, GREY, PALE, bare, key_below, stacked, write_in
 
-DONE_BY = {"scatter": "device 0, for all", "replicate": "device 0, to all", "apply": "all devices",
-           "gather": "all, to device 0", "loss": "device 0", "backward": "all devices", "update": "device 0"}  # on GPUs
-GAIN = 1.3  # of two workers: less than this may be chance
+PARTS = {"weights": COLOURS[0], "gradients": COLOURS[5], "Adam's state": COLOURS[2],
+         "kept for backward": "#BDBDBD", "outputs": COLOURS[4], "kept by the loss": COLOURS[1]}
+GAIN = 1.3  # of two workers: chance may give less than this
 
 
-def steps(devices, rows):
-    """A box for each step and device that has work in it: what it has afterwards, and which devices that came from."""
+def steps(devices: int, rows: int) -> Axes:
+    """A schematic of one step: a column a phase, a row a device, and a box where a device has work.
+
+    A box says what the device has afterwards. An arrow comes from each device of the phase before that the box needs.
+    The four phases of forward have numbers, and a colour of their own.
+    """
     size = -(-rows // devices)
     pieces = [min(size, rows - start) for start in range(0, rows, size)]
-    everyone = range(len(pieces))
-
-    def boxes(step, has, sources):
-        return [{"step": step, "device": device, "has": has.format(pieces[device]), "source": sorted(source)}
-                for device, source in enumerate(sources)]
-
-    from_first, from_all, own = [{0} for _ in everyone], [set(everyone)], [{device} for device in everyone]
-    return [*boxes("batch", f"{rows}\nrows", [()]), *boxes("1. scatter", "{}\nrows", from_first),
-            *boxes("2. replicate", "{} rows,\nweights", [{0, device} for device in everyone]),
-            *boxes("3. apply", "{}\noutputs", own), *boxes("4. gather", f"{rows}\noutputs", from_all),
-            *boxes("loss", "one loss", [{0}]), *boxes("backward", "gradients", from_first),
-            *boxes("way back", "one\ngradient", from_all), *boxes("update", "new\nweights", [{0}])]
-
-
-def forwards(gpus, rows):
-    """How the real one split a batch: `rows` holds what each call of forward saw."""
-    if gpus < 2:
-        return (f"{'One GPU' if gpus else 'No GPU'} here: `forward` ran once, on all {sum(rows)} rows. `DataParallel` "
-                "split nothing and **said nothing**.")
-    return f"{gpus} GPUs here: `forward` ran {len(rows)} times, on {', '.join(map(str, sorted(rows)))} rows."
-
-
-def phases(seconds):
-    """A row for each phase of a step, from {phase: seconds} of several, the medians; and one for the whole step."""
-    middle = {phase: median(step[phase] for step in seconds) for phase in seconds[0]}
-    whole = sum(middle.values())
-    return [{"step": step, "on GPUs this is done by": DONE_BY.get(step, ""), "ms here": f"{1000 * length:.2f}",
-             "share here": f"{length / whole:.0%}"}
-            for step, length in (middle | {"**the whole step**": whole}).items()]
-
-
-def speedups(measured):
-    """A row for each kind of work, from {(work, workers): seconds of several runs}: the fastest, disturbed least."""
-    rows = {}
-    for (work, workers), seconds in measured.items():
-        rows.setdefault(work, {})[workers] = 1000 * min(seconds)
-    return [{"work": work} | {f"{some(workers, 'worker')}, ms": f"{ms:.0f}" for workers, ms in of.items()}
-            | {"times as fast": f"{of[min(of)] / of[max(of)]:.2f}"} for work, of in rows.items()]
+    busy = range(len(pieces))
+    from_first, from_all, own = [[0] for _ in busy], [list(busy)], [[device] for device in busy]
+    phases = {  # name: (what each busy device has after it, from which devices each gets that)
+        "batch": ([f"{rows}\nrows"], [[]]),
+        "1. scatter": ([f"{piece}\nrows" for piece in pieces], from_first),
+        "2. replicate": ([f"{piece} rows,\nweights" for piece in pieces], [sorted({0, device}) for device in busy]),
+        "3. apply": ([f"{piece}\noutputs" for piece in pieces], own),
+        "4. gather": ([f"{rows}\noutputs"], from_all),
+        "loss": (["one loss"], [[0]]),
+        "backward": (["gradients"] * len(pieces), from_first),
+        "way back": (["one\ngradient"], from_all),
+        "update": (["new\nweights"], [[0]]),
+    }
+    ax = plt.subplots(figsize=(1.9 * len(phases), 1 + 1.2 * devices))[1]
+    for x, (name, (texts, sources)) in enumerate(phases.items()):
+        colour = COLOURS[0] if name[0].isdigit() else COLOURS[4]
+        for y, (text, of_box) in enumerate(zip(texts, sources, strict=True)):
+            for number, source in enumerate(of_box):
+                end = y + 0.5 * ((number + 0.5) / len(of_box) - 0.5)  # side by side: one point would merge the heads
+                ax.annotate("", (x - 0.37, end), (x - 0.63, source), arrowprops={
+                    "arrowstyle": "-|>", "color": GREY, "linewidth": 2, "shrinkA": 0, "shrinkB": 0,
+                    "mutation_scale": 18})
+            ax.add_patch(Rectangle((x - 0.37, y - 0.3), 0.74, 0.6, facecolor=colour, zorder=3))
+            write_in(ax, x, y, text, colour, fontsize=14, zorder=4, path_effects=[])
+        for y in range(len(texts), devices):
+            ax.add_patch(Rectangle((x - 0.37, y - 0.3), 0.74, 0.6, facecolor="white", edgecolor=PALE, linewidth=2))
+            ax.text(x, y, "waits", ha="center", va="center", color=GREY, fontsize=14)
+    ax.set(xlim=(-0.5, len(phases) - 0.5), ylim=(devices - 0.5, -0.5))
+    ax.set_xticks(range(len(phases)), phases, fontweight="bold")
+    ax.set_yticks(range(devices), [f"device {device}" for device in range(devices)])
+    ax.xaxis.tick_top()
+    bare(ax)
+    ax.set_title("One step of DataParallel (schematic)", pad=14)
+    return ax
 
 
-def lock(threads, processes):
-    """What two workers gained at Python's sums, threads and processes, says of the lock."""
-    found = f"Two threads are {threads:.2f} times as fast as one, two processes {processes:.2f} times"
+def memory(devices: list[dict[str, int]]) -> Axes:
+    """What each device holds, {part: bytes} of each: a bar a device, in MB."""
+    ax = plt.subplots(figsize=(14, 1.2 + 0.9 * len(devices)))[1]
+    bars = [{part: held[part] / 1e6 for part in PARTS if part in held} for held in devices]
+    stacked(ax, [f"device {number}" for number in range(len(devices))], bars, PARTS, "MB (million bytes)", "MB")
+    ax.set_title("What each device holds")
+    key_below(ax.figure, PARTS)
+    return ax
+
+
+def lock(threads: float, processes: float) -> str:
+    """Whether the speed-ups of two workers at Python's sums, as threads and as processes, show the lock."""
+    measured = f"Two threads are {threads:.2f} times as fast as one, two processes {processes:.2f} times"
     if processes < GAIN:
-        return f"{found}. Even processes gain little: the cores had other work. This run does **not** show the lock."
+        return (f"{measured}. Even processes gain little: the cores had other work. This run does **not** show the "
+                "lock.")
     if threads < GAIN:
-        return f"{found}: the cores were there, but threads could not use both. **That is the lock.**"
-    return f"{found}: threads gain, too. This Python has no lock, or the run was disturbed."
+        return f"{measured}: the cores were there, but threads could not use both. **That is the lock.**"
+    return f"{measured}: threads gain, too. This Python has no lock, or another program disturbed the run."

@@ -15,9 +15,15 @@ import torch.distributed as dist
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise
 from course.on_ranks import exercise_on_ranks
-from course.rendezvous import free_port, placements
+from course.rendezvous import free_port
 
 NODES = (2, 2)  # nodes, processes a node: of the exercises on ranks, which pretend to have nodes
+
+
+def placements(nodes, per_node):
+    """{rank, local_rank, group_rank} of each process where every node has as many, as torchrun places them."""
+    return [{"rank": node * per_node + local_rank, "local_rank": local_rank, "group_rank": node}
+            for node in range(nodes) for local_rank in range(per_node)]
 
 
 # Exercise 1: rank -> (node, local rank)

@@ -1,33 +1,29 @@
-"""What the processes of notebooks 03 and 10 do: say who they are, all talk at once, meet.
+"""What the processes of notebook 03 do: say who they are, or meet and look who has connected to whom.
 
-Four ranks say who they are     torchrun --nproc_per_node=4 lessons/l03_processes_and_ranks/ranks_meet.py --step hello
-All print, at the same moments  torchrun --nproc_per_node=4 lessons/l03_processes_and_ranks/ranks_meet.py --step chatter
-Who listens, who connects       torchrun --nproc_per_node=3 lessons/l03_processes_and_ranks/ranks_meet.py --step \\
-    meet --out FOLDER
+Four ranks say who they are     torchrun --nproc_per_node=4 lessons/l03_processes_and_ranks/ranks_meet.py
+Who listens, who connects       torchrun --nproc_per_node=3 lessons/l03_processes_and_ranks/ranks_meet.py \\
+    --meet env:// --out FOLDER
 
-Each rank writes a file of its own, --out/rank-0.json and so on; course/rendezvous.py reads them. What needs no process
-group does not import torch: such a rank starts in a tenth of a second. It runs on CPUs.
+Each rank writes a file of its own into --out, rank-0.json and so on; `read` and `meetings` give these back. Only ranks
+that meet import torch: the others start in a tenth of a second. It runs on CPUs.
 """
 
-import faulthandler
+import json
 import os
-import sys
-import time
+from pathlib import Path
 
 from course import rank_program
-from course.rendezvous import rank_file
+from course.rendezvous import MEANING
 from files import check_output
-from options import nonempty_path, positive
+from options import nonempty_path
 
-# set by torchrun for each rank
-VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR",
-             "MASTER_PORT")
+FILE = "the file"  # in which processes meet: its name among theirs
 
-# -------------------------------------------------------------------------------------------- who a process is
+# -------------------------------------------------------------------------------------------- what a rank does
 
 
-def identity():
-    """Who this process is, as its launcher says. ValueError, one line, where none has said anything usable."""
+def identity() -> dict[str, int]:
+    """Who this process is, as its launcher says. ValueError, one line, where the launcher's variables are unusable."""
     try:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         return {"rank": rank, "local_rank": int(os.environ.get("LOCAL_RANK", rank)), "world_size": world_size,
@@ -38,86 +34,104 @@ def identity():
         raise ValueError(f"the launcher's environment is not usable ({error}): start with torchrun") from None
 
 
-def hello(me, args):
-    print(f"rank {me['rank']} of {me['world_size']}: local rank {me['local_rank']} on node {me['group_rank']}, "
-          f"process {me['pid']}\n", end="", flush=True)
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+def meet(rank: int, url: str, timeout: float) -> dict:
+    """The port of the meeting, and {process: its TCP sockets}, once all ranks have met at `url`.
 
-
-def chatter(me, args):
-    """--lines lines with print, then as many with one write each. DDP ends a step on all ranks at one moment. So do
-    these ranks, by the clock: they begin together at an even second, and a step takes 20 ms."""
-    time.sleep(2 - time.time() % 2)
-    for name, say in (("print", print), ("write", lambda line: sys.stdout.write(line + "\n"))):
-        for number in range(args.lines):
-            time.sleep(0.02 - time.time() % 0.02)
-            say(f"{name}: rank {me['rank']}, step {number}")
-    sys.stdout.flush()
-
-
-# -------------------------------------------------------------------------------------------- in a process group
-
-
-def meet(me, args):
-    """For each --url: the TCP sockets of this rank once all have met; and those of torchrun, which started it."""
+    Of this rank; rank 0 also looks at the torchrun that started it.
+    """
     import psutil
     import torch.distributed as dist
 
     import launch
 
-    found = {}
-    for url in args.url:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        launch.init_distributed_mode(launch.find_placement("cpu", "gloo"), url, args.timeout)
-        dist.barrier()  # all are connected
-        port = os.environ["MASTER_PORT"] if url == "env://" else url.rpartition(":")[2] if "tcp://" in url else 0
-        found[url] = {"port": int(port), "processes": {f"rank {me['rank']}": sockets(psutil.Process())}}
-        if me["rank"] == 0 and "TORCHELASTIC_RUN_ID" in os.environ:
-            found[url]["processes"]["torchrun"] = sockets(psutil.Process().parent())
-        dist.barrier()  # all have looked
-    return found
+    if dist.is_initialized():  # at the url before
+        dist.destroy_process_group()
+    launch.init_distributed_mode(launch.find_placement("cpu", "gloo"), url, timeout)
+    dist.barrier()  # all are connected
+    port = {"env": os.environ["MASTER_PORT"], "tcp": url.rpartition(":")[2], "file": 0}[url.partition(":")[0]]
+    processes = {f"rank {rank}": sockets(psutil.Process())}
+    if rank == 0 and "TORCHELASTIC_RUN_ID" in os.environ:
+        processes["torchrun"] = sockets(psutil.Process().parent())
+    dist.barrier()  # all have looked
+    return {"port": int(port), "processes": processes}
 
 
-def sockets(process):
+def sockets(process) -> dict[str, list]:
     """The TCP ports that a process listens on, and its connections, (own port, other port) each."""
     look = getattr(process, "net_connections", None) or process.connections  # psutil < 6 has another name
-    seen = look(kind="tcp")
-    return {"listens": [one.laddr.port for one in seen if one.status == "LISTEN"],
-            "connections": [(one.laddr.port, one.raddr.port) for one in seen if one.status == "ESTABLISHED"]}
-
-
-# -------------------------------------------------------------------------------------------- command
-
-
-STEPS = {step.__name__: step for step in (hello, chatter, meet)}
+    tcp = look(kind="tcp")
+    return {"listens": [socket.laddr.port for socket in tcp if socket.status == "LISTEN"],
+            "connections": [(socket.laddr.port, socket.raddr.port) for socket in tcp if socket.status == "ESTABLISHED"]}
 
 
 def main():
     parser = rank_program.parser(__doc__, timeout=20)
-    add = parser.add_argument
-    add("--step", nargs="+", required=True, choices=STEPS, metavar="NAME", help=f"one or more of: {', '.join(STEPS)}")
-    add("--out", type=nonempty_path, help="each rank writes what it found into this folder, rank-0.json and so on")
-    add("--url", nargs="+", default=["env://"], help="where the ranks of `meet` meet, one after the other")
-    add("--lines", type=positive(int), default=20, help="lines of `chatter`, of each kind")
-    add("--limit", type=positive(float), default=120, help="this process ends after so many seconds, whatever it does")
+    parser.add_argument("--meet", nargs="+", metavar="URL", default=[],
+                        help="where the ranks meet, one after the other: env://, tcp://host:port or file:///path")
+    parser.add_argument("--out", type=nonempty_path, help="each rank writes a file into this folder, rank-0.json say")
     args = parser.parse_args()
     with parser.one_line():
         me = identity()
-        if any(not url.startswith(("env://", "tcp://", "file:///")) for url in args.url):
-            raise ValueError(f"--url {' '.join(args.url)}: each begins with env://, tcp:// or file:///")
-        file = args.out and rank_file(args.out, me["rank"])
-        if file:
-            check_output("--out", file)
-            file.unlink(missing_ok=True)  # what an earlier run found is not this one's
-    faulthandler.dump_traceback_later(args.limit, exit=True)  # says where it hangs; works even where Python is stuck
-    found = {name: STEPS[name](me, args) for name in args.step}
-    if file:
-        rank_program.write_json(file, me | found)
-    if "torch" in sys.modules:
+        if any(not url.startswith(("env://", "tcp://", "file:///")) for url in args.meet):
+            raise ValueError(f"--meet {' '.join(args.meet)}: each begins with env://, tcp:// or file:///")
+        if args.out:
+            check_output("--out", rank_file(args.out, me["rank"]))
+            rank_file(args.out, me["rank"]).unlink(missing_ok=True)  # an earlier run's result is not this one's
+    if not args.meet:  # in one write: another rank must not print within the line
+        print(f"rank {me['rank']} of {me['world_size']}: local rank {me['local_rank']} on node {me['group_rank']}, "
+              f"process {me['pid']}\n", end="", flush=True)
+    variables = {name: os.environ[name] for name in MEANING if name in os.environ}
+    meetings = {url: meet(me["rank"], url, args.timeout) for url in args.meet}
+    if args.out:
+        rank_program.write_json(rank_file(args.out, me["rank"]), me | {"variables": variables, "meetings": meetings})
+    if args.meet:
         import shortcuts
 
         shortcuts.exit_now()
+
+
+# -------------------------------------------------------------------------------------------- what the ranks wrote
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    return Path(folder, f"rank-{rank}.json")
+
+
+def read(folder: Path) -> list[dict]:
+    """What each rank of the last run wrote there, rank 0 first. FileNotFoundError if a rank did not come to its end."""
+    first = json.loads(rank_file(folder, 0).read_text())
+    return [first] + [json.loads(rank_file(folder, rank).read_text()) for rank in range(1, first["world_size"])]
+
+
+def links(processes: dict[str, dict], store_port: int) -> list[dict]:
+    """Who connected to whom: {client, server, kind} for {process: its sockets}, all on one machine.
+
+    `kind` is "store" where the server's port is the one where the ranks meet, else "gloo".
+    """
+    owner = {port: name for name, of_process in processes.items() for port in of_process["listens"]}
+    return [{"client": name, "server": owner[theirs], "kind": "store" if theirs == store_port else "gloo"}
+            for name, of_process in processes.items() for _, theirs in of_process["connections"] if theirs in owner]
+
+
+def meetings(folder: Path) -> dict[str, tuple[list[str], list[dict]]]:
+    """{url: (names, links)} of the last run with --meet: who met at the url, and who connected to whom.
+
+    A file in which all met is one of the names, with a link from each rank: the ranks have opened it by that url.
+    """
+    ranks, result = read(folder), {}
+    for url, first in ranks[0]["meetings"].items():
+        processes = {name: sockets for rank in ranks for name, sockets in rank["meetings"][url]["processes"].items()}
+        names, connected = list(processes), links(processes, first["port"])
+        if url.startswith("file:"):
+            connected += [{"client": name, "server": FILE, "kind": "store"} for name in processes]
+            names.append(FILE)
+        result[url] = names, connected
+    return result
+
+
+def listener(links: list[dict]) -> str:
+    """Who listens where the ranks meet, or "nobody"."""
+    return next((link["server"] for link in links if link["kind"] == "store" and link["server"] != FILE), "nobody")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """Processes and ranks, on 3 ranks: what notebook 03 says of each way to start and to meet is a fact here."""
 
-import json
-import os
-import signal
 import subprocess
 import sys
 
@@ -10,24 +7,15 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from course import processes, rendezvous
-from lessons.l03_processes_and_ranks import pictures, ranks_meet
-from lessons.l10_launchers import notebook_kernel
+from course.rendezvous import free_port
+from lessons.l03_processes_and_ranks import check, ranks_meet, show
 from tests import runner
 
 SCRIPT = "lessons/l03_processes_and_ranks/ranks_meet.py"
 
 
-def run(count, *arguments, **env):
-    return (runner.torchrun if count else runner.run)(count, *arguments, script=SCRIPT, **env)
-
-
-def by_hand(count, *arguments):
-    """What `count` processes return that nobody but this test launches."""
-    for_all = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(rendezvous.free_port())}
-    processes = [subprocess.Popen(runner.command(0, SCRIPT, *arguments), cwd=runner.ROOT,
-                                  env=runner.environment(RANK=str(rank), **for_all)) for rank in range(count)]
-    return [process.wait(runner.LIMIT) for process in processes]
+def meeting_place():
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
 
 def pairs(links, kind):
@@ -42,275 +30,128 @@ def every_pair(count):
 
 
 def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(tmp_path):
-    endpoint = f"localhost:{rendezvous.free_port()}"
-    together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint={endpoint}"]
-    nodes = [subprocess.Popen([*runner.command(count, *together, SCRIPT), "--step", "hello", "--out", str(tmp_path)],
+    together = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=localhost:{free_port()}"]
+    nodes = [subprocess.Popen([*runner.command(count, *together, SCRIPT), "--out", str(tmp_path)],
                               cwd=runner.ROOT, env=runner.environment()) for count in (2, 3)]
     assert [node.wait(runner.LIMIT) for node in nodes] == [0, 0]
-    found = rendezvous.read(tmp_path)
-    assert [one["rank"] for one in found] == list(range(5)) and {one["world_size"] for one in found} == {5}
-    assert [one["group_rank"] for one in found] in ([0, 0, 1, 1, 1], [0, 0, 0, 1, 1])
-    assert [one["local_rank"] for one in found] in ([0, 1, 0, 1, 2], [0, 1, 2, 0, 1])
-    assert len({one["pid"] for one in found}) == 5
-    assert all(one["hello"]["GROUP_WORLD_SIZE"] == "2" for one in found)
+    ranks = ranks_meet.read(tmp_path)
+    assert [rank["rank"] for rank in ranks] == list(range(5)) and {rank["world_size"] for rank in ranks} == {5}
+    assert [rank["group_rank"] for rank in ranks] in ([0, 0, 1, 1, 1], [0, 0, 0, 1, 1])
+    assert [rank["local_rank"] for rank in ranks] in ([0, 1, 0, 1, 2], [0, 1, 2, 0, 1])
+    assert len({rank["pid"] for rank in ranks}) == 5
+    assert all(rank["variables"]["GROUP_WORLD_SIZE"] == "2" for rank in ranks)
 
 
-@pytest.fixture(scope="module")
-def torchrun(tmp_path_factory):
-    """What each of three ranks of torchrun found, in one start."""
-    folder = tmp_path_factory.mktemp("ranks")
-    done = run(3, "--step", "hello", "meet", "--out", folder)
+def test_with_torchrun_each_process_knows_its_place_and_torchrun_listens(tmp_path):
+    done = runner.torchrun(3, "--meet", "env://", "--out", tmp_path, script=SCRIPT)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in folder.iterdir()) == [f"rank-{rank}.json" for rank in range(3)]
-    return rendezvous.read(folder), rendezvous.meetings(folder)
-
-
-def test_torchrun_tells_each_process_its_place(torchrun):
-    torchrun, _ = torchrun
-    places = [{name: one[name] for name in ("rank", "local_rank", "group_rank")} for one in torchrun]
-    assert places == rendezvous.placements(1, len(torchrun))
-    for place, one in zip(places, torchrun, strict=True):
-        told = {"RANK": place["rank"], "LOCAL_RANK": place["local_rank"], "GROUP_RANK": 0, "WORLD_SIZE": len(torchrun),
-                "LOCAL_WORLD_SIZE": len(torchrun), "GROUP_WORLD_SIZE": 1}
-        assert one["hello"].items() >= {name: str(number) for name, number in told.items()}.items()
+    ranks = ranks_meet.read(tmp_path)
+    places = [{name: rank[name] for name in ("rank", "local_rank", "group_rank")} for rank in ranks]
+    assert places == check.placements(1, 3)
+    for number, rank in enumerate(ranks):
+        expected = {"RANK": number, "LOCAL_RANK": number, "GROUP_RANK": 0, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3,
+                    "GROUP_WORLD_SIZE": 1}
+        assert rank["variables"].items() >= {name: str(value) for name, value in expected.items()}.items()
+    names, links = ranks_meet.meetings(tmp_path)["env://"]
+    to_store = [link for link in links if link["kind"] == "store"]
+    assert set(names) == {"rank 0", "rank 1", "rank 2", "torchrun"} == {link["client"] for link in to_store}
+    assert {link["server"] for link in to_store} == {ranks_meet.listener(links)} == {"torchrun"}
+    assert pairs(links, "gloo") >= every_pair(3)  # torchrun has a connection of its own, to itself
 
 
 # ------------------------------------------------------------------------------------------------ who listens
 
 
-def test_torchrun_listens_and_all_ranks_connect(torchrun):
-    found, meetings = torchrun
-    names, links = meetings["env://"]
-    assert set(names) == {f"rank {one['rank']}" for one in found} | {"torchrun"}
-    assert {link["server"] for link in links if link["kind"] == "store"} == {rendezvous.listener(links)} == {"torchrun"}
-    assert {link["client"] for link in links if link["kind"] == "store"} == set(names)
-    assert pairs(links, "gloo") >= every_pair(len(found))  # torchrun has a connection of its own, to itself
-
-
 def test_by_hand_rank_0_listens_and_for_a_file_nobody(tmp_path):
     count = 3
-    urls = ["env://", f"tcp://127.0.0.1:{rendezvous.free_port()}", f"file://{tmp_path}/meeting"]
-    assert by_hand(count, "--step", "meet", "--url", *urls, "--out", tmp_path / "found") == [0] * count
-    found, names = rendezvous.meetings(tmp_path / "found"), [f"rank {rank}" for rank in range(count)]
+    urls = ["env://", f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/meeting"]
+    place = meeting_place()
+    done = runner.together([{"RANK": str(rank), "WORLD_SIZE": str(count), **place} for rank in range(count)],
+                           "--meet", *urls, "--out", tmp_path / "ranks", script=SCRIPT)
+    assert [rank.returncode for rank in done] == [0] * count
+    meetings, ranks = ranks_meet.meetings(tmp_path / "ranks"), [f"rank {rank}" for rank in range(count)]
     for url, server, listener in zip(urls, ("rank 0", "rank 0", "the file"), ("rank 0", "rank 0", "nobody"),
                                      strict=True):
-        those, links = found[url]
-        assert those == names + [server] * (listener == "nobody") and rendezvous.listener(links) == listener
+        names, links = meetings[url]
+        assert names == ranks + [server] * (listener == "nobody") and ranks_meet.listener(links) == listener
         assert {link["server"] for link in links if link["kind"] == "store"} == {server}
-        assert {link["client"] for link in links if link["kind"] == "store"} == set(names)
+        assert {link["client"] for link in links if link["kind"] == "store"} == set(ranks)
         assert pairs(links, "gloo") == every_pair(count)
 
 
 def test_links_are_told_apart_by_the_port():
-    seen = {"rank 0": {"listens": [10, 20], "connections": [(20, 31), (10, 32), (33, 20)]},
-            "rank 1": {"listens": [], "connections": [(31, 20), (32, 10), (34, 99)]}}
-    assert rendezvous.links(seen, 20) == [
+    sockets = {"rank 0": {"listens": [10, 20], "connections": [(20, 31), (10, 32), (33, 20)]},
+               "rank 1": {"listens": [], "connections": [(31, 20), (32, 10), (34, 99)]}}
+    assert ranks_meet.links(sockets, 20) == [
         {"client": "rank 0", "server": "rank 0", "kind": "store"},
         {"client": "rank 1", "server": "rank 0", "kind": "store"},
         {"client": "rank 1", "server": "rank 0", "kind": "gloo"}]
 
 
-def test_hello_and_chatter_do_not_import_torch():
-    code = ("import sys; sys.argv = ['ranks_meet.py', '--step', 'hello', 'chatter', '--lines', '2']\n"
+# ------------------------------------------------------------------------------------------------ bounds and bad input
+
+
+def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
+    done = runner.run(0, "--meet", "env://", "--timeout", 2, "--out", tmp_path, script=SCRIPT, RANK="0",
+                      WORLD_SIZE="2", **meeting_place())
+    assert done.returncode == 1 and not list(tmp_path.iterdir())
+    assert done.stderr.splitlines()[-1].startswith("ConnectionError: rank 0 of 2 waited for the others, 2.0 s")
+
+
+def test_a_file_of_an_earlier_run_is_not_taken_for_this_run(tmp_path):
+    for rank in range(3):
+        done = runner.run(0, "--out", tmp_path, script=SCRIPT, RANK=str(rank), WORLD_SIZE="3")
+        assert done.returncode == 0, done.stderr
+    assert len(ranks_meet.read(tmp_path)) == 3
+    done = runner.run(0, "--meet", "env://", "--timeout", 1, "--out", tmp_path, script=SCRIPT, RANK="1",
+                      WORLD_SIZE="3", **meeting_place())
+    assert done.returncode == 1
+    with pytest.raises(FileNotFoundError):
+        ranks_meet.read(tmp_path)
+
+
+@pytest.mark.parametrize(("env", "options", "message"), [
+    ({}, [], "RANK is not set: start with torchrun"),
+    ({"RANK": "one", "WORLD_SIZE": "2"}, [], "not usable"),
+    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--meet", "http://x"], "each begins with env://"),
+    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--out", "/dev/null"], "--out"),
+])
+def test_bad_input_is_one_line(env, options, message):
+    done = runner.run(0, *options, script=SCRIPT, **env)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and message in done.stderr
+
+
+def test_a_rank_that_only_says_who_it_is_imports_no_torch():
+    code = ("import sys; sys.argv = ['ranks_meet.py']\n"
             "from lessons.l03_processes_and_ranks import ranks_meet; ranks_meet.main()\n"
             "assert 'torch' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], cwd=runner.ROOT, capture_output=True, text=True, timeout=60,
                           env=runner.environment(RANK="1", WORLD_SIZE="2"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[1:] == [f"{how}: rank 1, step {n}" for how in ("print", "write") for n in (0, 1)]
-
-
-# ------------------------------------------------------------------------------------------------ no wait without end
-
-
-def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
-    done = run(0, "--step", "meet", "--timeout", 2, "--out", tmp_path, RANK="0", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(rendezvous.free_port()))
-    assert done.returncode == 1 and not list(tmp_path.iterdir())
-    assert done.stderr.splitlines()[-1].startswith("ConnectionError: rank 0 of 2 waited for the others, 2.0 s")
-
-
-def test_the_limit_ends_a_rank_and_says_where_it_was():
-    done = run(0, "--step", "meet", "--timeout", 100, "--limit", 5, RANK="0", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(rendezvous.free_port()))
-    assert done.returncode == 1 and done.stderr.startswith("Timeout (0:00:05)!") and "in main" in done.stderr
-
-
-@pytest.mark.parametrize(("env", "options", "said"), [
-    ({}, ["--step", "hello"], "RANK is not set: start with torchrun"),
-    ({"RANK": "0"}, ["--step", "hello"], "WORLD_SIZE is not set"),
-    ({"RANK": "one", "WORLD_SIZE": "2"}, ["--step", "hello"], "not usable"),
-    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "helo"], "invalid choice: 'helo'"),
-    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "meet", "--url", "http://x"], "each begins with env://"),
-    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "meet", "--timeout", "0"], "0 is not a positive number"),
-    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "meet", "--timeout", "soon"], "invalid number value: 'soon'"),
-    ({"RANK": "0", "WORLD_SIZE": "1"}, ["--step", "hello", "--lines", "-1"], "-1 is not a positive number"),
-])
-def test_bad_input_is_one_line(env, options, said, monkeypatch, capfd):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("sys.argv", [SCRIPT, *options])
-    with pytest.raises(SystemExit, match="2"):
-        ranks_meet.main()
-    stderr = capfd.readouterr().err
-    assert said in stderr and len(stderr.splitlines()) == 1
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    done = run(0, "--step", "hello", "--out", tmp_path / "file", RANK="0", WORLD_SIZE="1")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "--out" in done.stderr
-
-
-def test_what_an_earlier_run_wrote_is_not_taken_for_this_one(tmp_path):
-    for rank in range(3):
-        assert run(0, "--step", "hello", "--out", tmp_path, RANK=str(rank), WORLD_SIZE="3").returncode == 0
-    assert len(rendezvous.read(tmp_path)) == 3
-    assert run(0, "--step", "hello", "--out", tmp_path, RANK="0", WORLD_SIZE="2").returncode == 0
-    assert run(0, "--step", "meet", "--timeout", 1, "--out", tmp_path, RANK="1", WORLD_SIZE="2",
-               MASTER_ADDR="127.0.0.1", MASTER_PORT=str(rendezvous.free_port())).returncode == 1
-    with pytest.raises(FileNotFoundError):
-        rendezvous.read(tmp_path)
-
-
-# ------------------------------------------------------------------------------------------------ the second kernel
-
-
-@pytest.fixture
-def second():
-    kernel = notebook_kernel.SecondKernel(number=3)
-    yield kernel
-    kernel.end()
-
-
-def marked(mark):
-    return [process.pid for process in processes.marked(mark)]
-
-
-def test_an_attempt_that_works_and_one_that_fails(second):
-    worked = second.attempt("a", "import sys\nprint('hello', file=sys.stderr)\nprint('there')\nnumber + 1", 60)
-    assert (worked.end, worked.printed, worked.said, worked.returned) == ("worked", "there\n", "hello\n", "4")
-    assert str(worked).startswith("→ worked, ")
-    failed = second.attempt("b", "1 / 0", 60)
-    assert (failed.end, failed.essential) == ("failed", "ZeroDivisionError: division by zero")
-    assert "Traceback" in failed.trace and "\x1b" not in failed.trace
-    assert second.attempt("c", "number", 60).returned == "3", "the kernel goes on after an error"
-    assert list(second.outcomes) == ["a", "b", "c"]
-
-
-def test_a_hang_is_killed_with_all_that_it_started_and_the_next_attempt_has_the_set_up(second):
-    second.setup = "mine = 'set up'\n"
-    hang = ("import subprocess, sys, time\n"
-            "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-            "while True: pass")
-    second.attempt("first", "mine", 60)
-    mark = second.mark
-    assert len(marked(mark)) >= 1
-    killed = second.attempt("hang", hang, 3)
-    assert (killed.end, killed.left) == ("killed", 2) and "killed, with 1 processes" in str(killed)
-    assert marked(mark) == []
-    assert second.attempt("after", "mine", 60).returned == "'set up'" and second.mark != mark
-
-
-def test_what_an_attempt_leaves_running_is_killed(second):
-    code = "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True).pid"
-    outcome = second.attempt("left", code, 60)
-    assert (outcome.end, outcome.left) == ("worked", 1)
-    assert int(outcome.returned) not in marked(second.mark)
-
-
-def test_ctrl_c_ends_the_second_kernel(second, monkeypatch):
-    second.attempt("a", "1", 60)
-    mark = second.mark
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(second, "_execute", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        second.attempt("b", "1", 60)
-    assert marked(mark) == [] and second.manager is None
-
-
-def test_nothing_is_left_where_the_notebook_is_killed(tmp_path):
-    code = ("from lessons.l10_launchers.notebook_kernel import SecondKernel\nsecond = SecondKernel()\nsecond.start()\n"
-            "print(second.mark, flush=True)\n"
-            "second.attempt('hang', 'import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(600)', 600)")
-    notebook = subprocess.Popen([sys.executable, "-c", code], cwd=runner.ROOT, stdout=subprocess.PIPE, text=True,
-                                stderr=subprocess.DEVNULL)
-    mark = notebook.stdout.readline().strip()
-    runner.wait_for(lambda: len(marked(mark)) >= 2, "the attempt to fork", 60)
-    os.kill(notebook.pid, signal.SIGKILL)
-    notebook.communicate()
-    runner.wait_for(lambda: not marked(mark), "the guard to kill what is left", 30)
-
-
-def test_a_set_up_that_fails_says_why(second):
-    second.setup = "import nothing_of_that_name\n"
-    with pytest.raises(RuntimeError, match="could not be set up: ModuleNotFoundError: No module named 'nothing"):
-        second.attempt("a", "1", 60)
-    assert second.manager is None
-
-
-@pytest.mark.parametrize(("said", "error", "essential"), [
-    ("Traceback\n  File x\nAttributeError: no work\nTraceback\nAttributeError: no work 2\n", "Ended: exit code 1",
-     "AttributeError: no work"),
-    ("[W1121 socket.cpp:764] warning\nframe #0: c10::Error::Error()\n", "DistStoreError: Timed out",
-     "DistStoreError: Timed out"),
-    ("", "ProcessRaisedException: \n\n-- Process 0 terminated:\nTraceback\nRuntimeError: [x.cc:1] Timed out\n",
-     "RuntimeError: [x.cc:1] Timed out"),
-    ("[rank1]: Traceback\n[rank1]: ValueError: bad\n", "CalledProcessError: 1", "ValueError: bad"),
-])
-def test_the_line_to_look_at(said, error, essential):
-    outcome = notebook_kernel.Outcome("failed", 1, "", said, "trace\n", error, "", 0)
-    assert outcome.essential == essential
-    assert str(outcome).splitlines()[1] == essential
 
 
 # ------------------------------------------------------------------------------------------------ pictures
 
 
-@pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (2, 4), (3, 1), (8, 8)])
-def test_ranks_map_draws_every_process_in_its_place(nodes, per_node):
-    processes = pd.DataFrame(rendezvous.placements(nodes, per_node))
-    ax = pictures.ranks_map(processes, plt.subplots(figsize=(14, 6))[1])
+@pytest.mark.parametrize("places", [  # group rank, local rank
+    [(0, 0)], [(node, local) for node in range(2) for local in range(4)], [(0, 0), (1, 0), (1, 1)]])
+def test_ranks_map_draws_every_process_in_its_place(places):
+    processes = pd.DataFrame(places, columns=["group_rank", "local_rank"]).assign(rank=range(len(places)))
+    ax = show.ranks_map(processes)
     texts = {text.get_text(): text.get_position() for text in ax.texts if text.get_text().startswith("rank ")}
-    assert {name: (x, round(y)) for name, (x, y) in texts.items()} == {
-        f"rank {node * per_node + local}": (local, node) for node in range(nodes) for local in range(per_node)}
-    assert ax.get_title(loc="left") == f"{nodes} node{'s' * (nodes > 1)}, world size {nodes * per_node}"
+    assert {name: (round(y), x) for name, (x, y) in texts.items()} == {
+        f"rank {rank}": place for rank, place in enumerate(places)}
     plt.close(ax.figure)
 
 
-def test_ranks_map_draws_unequal_nodes():
-    places = [(0, 0, 0), (1, 0, 1), (2, 1, 1), (3, 2, 1)]
-    processes = pd.DataFrame(places, columns=["rank", "local_rank", "group_rank"])
-    ax = pictures.ranks_map(processes, plt.subplots()[1])
-    assert sum(text.get_text().startswith("rank ") for text in ax.texts) == 4
-    plt.close(ax.figure)
-
-
-def test_links_map_draws_every_link_and_marks_who_listens():
-    links = [{"client": "rank 0", "server": "torchrun", "kind": "store"}, {"client": "torchrun", "server": "torchrun",
-             "kind": "store"}, {"client": "rank 1", "server": "rank 0", "kind": "gloo"}]
-    ax = pictures.links_map(["rank 0", "rank 1", "torchrun"], links, plt.subplots()[1])
-    assert sum(text.get_text() == "" for text in ax.texts) == len(links)  # an arrow is an annotation without text
-    inks = {text.get_text(): text.get_color() for text in ax.texts}
-    assert (inks["torchrun"], inks["rank 0"], inks["rank 1"]) == ("white", "black", "black")
-    plt.close(ax.figure)
-
-
-def test_a_file_is_drawn_and_does_not_listen():
-    links = [{"client": f"rank {rank}", "server": rendezvous.FILE, "kind": "store"} for rank in (0, 1)]
-    axes = pictures.links_maps({"a": (["rank 0", "rank 1", rendezvous.FILE], links), "b": (["rank 0"], [])})
-    assert [ax.get_title(loc="left") for ax in axes] == ["a", "b"]
-    assert rendezvous.FILE in [text.get_text() for text in axes[0].texts]
-    assert plt.matplotlib.colors.to_hex(axes[0].patches[2].get_facecolor()) == "#ffffff"
+def test_links_maps_draw_every_link_and_fill_who_listens():
+    by_torchrun = [{"client": "rank 0", "server": "torchrun", "kind": "store"},
+                   {"client": "torchrun", "server": "torchrun", "kind": "store"},
+                   {"client": "rank 1", "server": "rank 0", "kind": "gloo"}]
+    in_a_file = [{"client": f"rank {rank}", "server": ranks_meet.FILE, "kind": "store"} for rank in (0, 1)]
+    axes = show.links_maps({"torchrun": (["rank 0", "rank 1", "torchrun"], by_torchrun),
+                            "file": (["rank 0", "rank 1", ranks_meet.FILE], in_a_file)})
+    for ax, links, filled in zip(axes, (by_torchrun, in_a_file), (["torchrun"], []), strict=True):
+        assert sum(text.get_text() == "" for text in ax.texts) == len(links)  # an arrow is an annotation without text
+        assert [text.get_text() for text in ax.texts if text.get_color() == "white"] == filled
     plt.close(axes[0].figure)
-
-
-def test_the_placements_are_those_of_the_formula():
-    assert json.loads(json.dumps(rendezvous.placements(2, 2))) == [
-        {"rank": 0, "local_rank": 0, "group_rank": 0}, {"rank": 1, "local_rank": 1, "group_rank": 0},
-        {"rank": 2, "local_rank": 0, "group_rank": 1}, {"rank": 3, "local_rank": 1, "group_rank": 1}]

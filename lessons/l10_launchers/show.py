@@ -17,7 +17,7 @@ MORE = {
     "ROLE_RANK": "as RANK, where all ranks have one role", "ROLE_WORLD_SIZE": "as WORLD_SIZE, likewise",
     "ROLE_NAME": "the role", "TORCHELASTIC_SIGNALS_TO_HANDLE": "on these torchrun ends its ranks",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a failed NCCL collective ends the rank"}
-SAID = re.compile(r"(print|write): rank \d+, step \d+")  # by ranks_meet.py --step chatter
+SAID = re.compile(r"(print|write): rank \d+, step \d+")  # by chatter.py
 ORDERS = (1, 3, 10, 30)  # among which a learner is asked to choose
 CALLS = {"print": "print(line)", "write": 'sys.stdout.write(line + "\\n")'}
 

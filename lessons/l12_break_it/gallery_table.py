@@ -44,8 +44,12 @@ class Message:
 
     @property
     def cell(self):
-        """What one sees, as a cell of a Markdown table: `__main__` must stay what it is, for the page's search."""
-        return "*silent:* " * self.silent + re.sub(r"([|<_*])", r"\\\1", self.symptom)
+        """The symptom as a cell of a Markdown table: `__main__` must stay as it is, for the page's search.
+
+        No backslash goes into code between backticks, where it would be shown.
+        """
+        escaped = re.sub(r"(`[^`|]*`)|([|<_*])", lambda match: match[1] or f"\\{match[2]}", self.symptom)
+        return "*silent:* " * self.silent + escaped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +153,7 @@ def guide(table):
              "runs an entry on your machine; [lesson 12](notebooks/12_break_it.ipynb) works through eight. What no "
              "script can show here says so. *Silent*: no error, a wrong result. It hangs and says "
              "nothing? [Which hang is it?](#which-hang-is-it) decides.", "",
-             "*(Made by `python scripts/broken/gallery.py guide` from `scripts/broken/`. Do not edit it here.)*", "",
+             "<!-- Made by `python scripts/broken/gallery.py guide` from scripts/broken/. Do not edit it here. -->", "",
              *markdown([{"what you see": entry.cell, " ": f"[{entry.heading}](#{entry.anchor})"}
                         for entry in every]), "",
              "## Which hang is it?", "",

@@ -41,20 +41,22 @@ here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-para
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
 # %%
+import math
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import nbformat
+import pandas as pd
 import torch
 import torch.distributed as dist
 
 import launch
 import data
-import utils
 from course import plots, runs
-from lessons.l00_start_here import check, pictures, show, ways
+from lessons.l00_start_here import check, show
 
 # %% tags=["parameters"]
 samples = 10_000  # training images of the two runs below
@@ -68,15 +70,32 @@ cores = launch.cores()
 gpus = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
 backends = [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
 train_set, test_set = data.get_dataset("auto")
-images = train_set.name, len(train_set)
-lesson.table(show.machine(cores, gpus, torch.__version__, backends, images, len(test_set)))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+made_up = train_set.name == "synthetic"
+lesson.table([{"what": what, "on this machine": value} for what, value in {
+    "CPU cores that we may use": cores,
+    "GPUs": ", ".join(f"{count} × {name}" for name, count in Counter(gpus).items()) or "none",
+    "PyTorch": torch.__version__,
+    "libraries for messages between processes (NCCL works with GPUs only)": ", ".join(backends),
+    "images": f"{train_set.name}: {len(train_set):,} for training, {len(test_set):,} for the test"
+              + " (SYNTHETIC: made from a seed, not photographs)" * made_up,
+}.items()])
 
 # %% [markdown]
 # The network is to say what each image shows. It sees them no larger than this:
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 few, classes = train_set.first(1000), data.DATASETS[train_set.name].classes
-pictures.two_of_each(few.images.numpy(), few.labels.numpy(), classes, train_set.name)
+figure, axes = plt.subplots(2, 5, figsize=(10, 4))
+for label, ax in enumerate(axes.flat):
+    two = few.images[few.labels == label][:2]  # [2, C, H, W]
+    ax.imshow(torch.cat([*two], 2).permute(1, 2, 0))  # matplotlib wants [H, W, C]
+    ax.set_title(classes[label], fontsize=18, loc="center")
+    ax.axis("off")
+name, colour = ("SYNTHETIC DATA", plots.WARNING) if made_up else (train_set.name, "black")
+figure.suptitle(f"{name}: two images of each class", x=0.01, ha="left", fontsize=21,
+                fontweight="bold", color=colour)
 plt.show()
 
 # %% [markdown]
@@ -122,14 +141,23 @@ wall[f"{ranks} ranks"] = time.perf_counter() - start
 logs = runs.read_runs({"one process": "results/live/00_one.jsonl",
                        f"{ranks} ranks": "results/live/00_ranks.jsonl"})
 table = runs.speedup_table(logs, baseline="one process")
-plots.speedup(show.beside_prediction(table, ranks, my_speedup))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+guess = pd.DataFrame({"source": ["predicted"], "world_size": [ranks], "speedup": [my_speedup]})
+known = table.dropna(axis=1, how="all")
+plots.speedup(known if my_speedup is None else pd.concat([known, guess]))
 plt.show()
 lesson.predicted(my_speedup, table["speedup"].iloc[-1], "times as fast")
-lesson.table(show.two_runs(table, samples))
-lesson.verdict(show.crowded(ranks, len(gpus) or cores, "GPU" if gpus else "core"))
+lesson.table([{"run": run.label, "images/s": f"{run.images_per_second:,.0f}",
+               "times as fast": f"{run.speedup:.2f}",
+               "images per step": run.batch_size * run.world_size,
+               "steps per epoch": math.ceil(samples / (run.batch_size * run.world_size)),
+               f"loss after {run.epochs} epochs": f"{run.loss:.2f}"} for run in table.itertuples()])
+devices, kind = (len(gpus), "GPU") if gpus else (cores, "core")
+lesson.verdict(show.most_to_hope_for(ranks, devices, kind))
 
 # %% [markdown]
-# Read the table so:
+# How to read the table:
 #
 # - **Times as fast**: what is missing from the ideal was spent on averaging, on waiting for the other process, and on
 #   what the devices of one machine share. (Other programs on your machine count, too. Run the cells again.) Lesson
@@ -220,7 +248,7 @@ check.hello("results/live/00_hello.py")
 
 # %%
 nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1))  # more than one only inside a Slurm job
-ways.decisions(show.ways(len(gpus), nodes), title="Which way to train?")
+show.ways(len(gpus), nodes)
 plt.show()
 
 # %% [markdown]
@@ -234,17 +262,27 @@ plt.show()
 #
 # You need not learn them now. Come back when one is in your way.
 
-# %%
-files = sorted(path.name for path in Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
-lesson.table(show.words(files))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+files = {path.name[:2]: path.name for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))}
+lesson.table([{"word": f"**{word}**", "meaning": meaning, "lesson": f"[{number}]({files[number]})"}
+              for word, (number, meaning) in show.WORDS.items()])
 
 # %% [markdown]
 # ## The lessons
 #
 # Lessons 00 to 07 build on each other. After 07 take what you need.
 
-# %%
-lesson.table(show.lessons({file: nbformat.read(f"notebooks/{file}", 4) for file in files}))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+rows = []
+for file in files.values():
+    page = nbformat.read(f"notebooks/{file}", 4)
+    title, question = page.cells[0].source.split("\n\n")[:2]
+    course = page.metadata.course
+    rows.append({"lesson": f"[{title.strip('# ')}]({file})",
+                 "its question": " ".join(question.removeprefix("**The question.**").split()),
+                 "for you": f"{course.minutes} min",
+                 "for the machine": f"{math.ceil(course.seconds / 60)} min"})
+lesson.table(rows)
 
 # %% [markdown]
 # ## What to remember

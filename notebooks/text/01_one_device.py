@@ -51,7 +51,7 @@ import data
 import models
 import utils
 from course import plots, runs
-from lessons.l01_one_device import check, pictures, show, textbook
+from lessons.l01_one_device import check, show, textbook
 
 # %% tags=["parameters"]
 samples = 20_000  # train on the first so many images, at least 2,000
@@ -120,21 +120,29 @@ for epoch in range(epochs):
 my_first_step = None  # times the median step
 
 # %%
-step_ms = step_ms[:steps_per_epoch]
-steps = pd.DataFrame({"milliseconds": step_ms, "synthetic": train_set.name == "synthetic"})
-pictures.first_steps(steps)
+first_epoch = pd.Series(step_ms[:steps_per_epoch])
+clocks = {"the first step": first_epoch[0],
+          "the mean, as the clock on the wall": first_epoch.mean(),
+          "the median": first_epoch.median(),
+          "the fastest tenth of the steps": first_epoch.nsmallest(steps_per_epoch // 10).mean()}
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+synthetic = train_set.name == "synthetic"
+show.first_steps(pd.DataFrame({"milliseconds": first_epoch, "synthetic": synthetic}))
 plt.show()
-lesson.predicted(my_first_step, step_ms[0] / steps["milliseconds"].median(), "times")
-lesson.table(show.clocks(step_ms))
+lesson.predicted(my_first_step, clocks["the first step"] / clocks["the median"], "times")
+lesson.table([{"an epoch judged by": name, "ms per step": f"{ms:.1f}",
+               "seconds per epoch": f"{ms * steps_per_epoch / 1000:.2f}"}
+              for name, ms in clocks.items()])
 
 # %% [markdown]
-# Read the table so:
+# How to read the table:
 #
 # - **The first step is warm-up**: memory is taken for the first time, and libraries choose and prepare their code for
 #   this size of batch. (Another step may be as long: another program had the core.)
 # - **The mean** holds the warm-up, and every moment in which another program used the device. Times the number of steps
 #   it is what the clock on the wall shows: how long you waited.
-# - **The median** does not notice a few long steps. But what disturbs more than half of the steps moves it, too:
+# - **The median** does not notice a few long steps. A disturbance of more than half of the steps moves it, too:
 #   compare it with **the fastest tenth**, and with a second run.
 #
 # ## The clock that stops too early
@@ -212,7 +220,9 @@ my_share = None  # % of a step
 # %%
 logits_run = train(models.ConvNet, loader, epochs)
 one_epoch = seconds_per_epoch(logits_run)
-bar = show.phase_table({"one device": one_epoch}, train_set.name == "synthetic")
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+bar = show.phase_table({"one device": one_epoch}, synthetic)
 plots.phases(bar, plt.subplots(figsize=(12, 3.2))[1])
 plt.show()
 lesson.predicted(my_share, 100 * one_epoch[["forward", "backward"]].sum() / one_epoch.sum(), "%")
@@ -277,13 +287,20 @@ loaders = {
 }
 pipelines = {name: seconds_per_epoch(train(models.ConvNet, each, epochs=1))
              for name, each in loaders.items()}
-slow, fast = (seconds.sum() for seconds in pipelines.values())
+slow, fast = pipelines.values()
 
-bars = show.phase_table(pipelines, train_set.name == "synthetic")
-plots.phases(bars, plt.subplots(figsize=(12, 4))[1])
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+plots.phases(show.phase_table(pipelines, synthetic), plt.subplots(figsize=(12, 4))[1])
 plt.show()
-lesson.predicted(my_ratio, slow / fast, "times")
-lesson.table(show.pipelines(pipelines, samples))
+times, data_times = slow.sum() / fast.sum(), slow["data"] / fast["data"]
+lesson.predicted(my_ratio, times, "times")
+rows = [{"pipeline": name, "data, µs per image": f"{1e6 * seconds['data'] / samples:.1f}",
+         "data, s per epoch": f"{seconds['data']:.2f}", "whole epoch, s": f"{seconds.sum():.2f}",
+         "images/s": f"{samples / seconds.sum():,.0f}"} for name, seconds in pipelines.items()]
+ratios = {"pipeline": "first row / second row", "data, µs per image": f"{data_times:.1f}",
+          "data, s per epoch": f"{data_times:.1f}", "whole epoch, s": f"{times:.2f}",
+          "images/s": f"{1 / times:.2f}"}
+lesson.table([*rows, ratios])
 
 
 # %% [markdown]
@@ -359,13 +376,18 @@ my_guess = None  # "logits" or "softmax first"
 
 # %%
 softmax_run = train(WithSoftmax, loader, epochs)
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 both = {"logits": logits_run, "softmax first": softmax_run}
-curves = show.tenths(both, steps_per_epoch, train_set.name == "synthetic")
-pictures.loss_against_accuracy(curves, recorded)
+curves = show.tenths(both, steps_per_epoch, synthetic)
+show.loss_against_accuracy(curves, recorded)
 plt.show()
 lesson.predicted(my_guess, show.ends_in(recorded))
 ours = dict(iter(curves.groupby("label", sort=False)))
-lesson.table(show.distances({**ours, "the tutorial's": recorded}))
+lesson.table([{"run": name, "epochs or tenths": len(run),
+               "farthest from the dotted line": f"{show.from_line(run).max():.2f}",
+               "half of them within": f"{show.from_line(run).median():.2f}"}
+              for name, run in (ours | {"the tutorial's": recorded}).items()])
 
 
 # %% [markdown]

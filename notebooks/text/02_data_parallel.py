@@ -41,14 +41,15 @@ from multiprocessing import get_context
 from unittest import mock
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import torch
 from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 import utils
-from course import plots
-from lessons.l02_data_parallel import check, pictures, show
-from lessons.l02_data_parallel.pretend_devices import bytes_of, kept_for_backward, parallel_apply, replicate
+from lessons.l02_data_parallel import check, show
+from lessons.l02_data_parallel.pretend_devices import (
+    bytes_of, kept_for_backward, parallel_apply, replicate)
 
 # %% tags=["parameters"]
 devices = 4  # pretend devices, at least 2: each is a thread of this process
@@ -61,7 +62,7 @@ repeats = 7  # runs of each measurement
 # the model on one device.
 
 # %%
-pictures.steps(show.steps(devices, rows=64))
+show.steps(devices, rows=64)
 plt.show()
 
 # %% [markdown]
@@ -227,10 +228,11 @@ wrapped = nn.DataParallel(copy.deepcopy(model)).to("cuda:0" if gpus else "cpu")
 wrapped.module.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
 scores = wrapped(batch)
 loss_of(scores, labels.to(scores.device)).backward()
-lesson.verdict(show.forwards(gpus, seen))
+print(f"GPUs: {gpus}; rows that each call of forward saw: {seen}")
 print(wrapped)
 
 # %% [markdown]
+# - **Without a second GPU** `DataParallel` splits nothing, and **says nothing**: `forward` runs once, on all 64 rows.
 # - **Wrap, then move** (as above) or move, then wrap: both work, for `DataParallel` looks at the model in each step
 #   ([since 2019](https://github.com/pytorch/pytorch/pull/17363)). [DDP][ddp] looks when it wraps: there, **move
 #   first**.
@@ -265,7 +267,7 @@ print(plain.load_state_dict(saved))
 large = nn.Sequential(nn.Linear(40, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.Linear(1024, 20))
 optimizer = torch.optim.Adam(large.parameters(), fused=True)
 many, answers = torch.randn(64 * devices, 40), torch.randint(20, (64 * devices,))
-seconds = []
+steps = []
 for _ in range(repeats + 2):
     optimizer.zero_grad()
     timer = utils.PhaseTimer(torch.device("cpu"))
@@ -283,11 +285,20 @@ for _ in range(repeats + 2):
     timer.mark("backward")
     optimizer.step()
     timer.mark("update")
-    seconds.append(timer.totals())
-lesson.table(show.phases(seconds[2:]))  # the first two warm up
+    steps.append(timer.totals())
+seconds = pd.DataFrame(steps[2:]).median()  # the first two warm up
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+done_by = {"scatter": "device 0, for all", "replicate": "device 0, to all", "apply": "all devices",
+           "gather": "all, to device 0", "loss": "device 0", "backward": "all devices",
+           "update": "device 0", "**the whole step**": ""}
+lengths = {**seconds, "**the whole step**": seconds.sum()}
+lesson.table([{"step": phase, "on GPUs this is done by": done_by[phase],
+               "ms here": f"{1000 * length:.2f}", "share here": f"{length / seconds.sum():.0%}"}
+              for phase, length in lengths.items()])
 
 # %% [markdown]
-# Read it so: where device 0 works, **the others wait**. *Replicate* comes back in every step, and teaches the model
+# In the table, where device 0 works, **the others wait**. *Replicate* comes back in every step, and teaches the model
 # nothing. **The times are those of pretend devices, not of GPUs**: these share memory, and one thread computes their
 # backward. Between GPUs the batch, the model, the outputs and the gradients cross a link that is slower than memory.
 #
@@ -335,7 +346,7 @@ state = bytes_of(part for of_weight in optimizer.state.values() for part in of_w
 device_0 = each | {"Adam's state": state, "outputs": bytes_of([all_scores]),
                    "kept by the loss": kept_by_loss}
 lesson.predicted(my_memory_ratio, sum(device_0.values()) / sum(each.values()), "×")
-pictures.memory([device_0] + [each] * (devices - 1))
+show.memory([device_0] + [each] * (devices - 1))
 plt.show()
 
 # %% [markdown]
@@ -367,10 +378,16 @@ for name, (workers, work, pieces) in kinds.items():
             list(pool.map(work, pieces))  # starts the workers
             measured[name, count] = timeit.repeat(
                 "list(pool.map(work, pieces))", number=1, repeat=repeats, globals=globals())
-rows = show.speedups(measured)
-lesson.predicted(my_python_speedup, float(rows[0]["times as fast"]), "×")
-lesson.table(rows)
-lesson.verdict(show.lock(*(float(row["times as fast"]) for row in rows[:2])))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+fastest = {key: min(seconds) for key, seconds in measured.items()}  # disturbed least
+gains = {name: fastest[name, 1] / fastest[name, 2] for name in kinds}
+threads, processes, _ = gains.values()
+lesson.predicted(my_python_speedup, threads, "×")
+lesson.table([{"work": name, "1 worker, ms": f"{1000 * fastest[name, 1]:.0f}",
+               "2 workers, ms": f"{1000 * fastest[name, 2]:.0f}", "times as fast": f"{gain:.2f}"}
+              for name, gain in gains.items()])
+lesson.verdict(show.lock(threads, processes))
 
 # %% [markdown]
 # `DataParallel` has one interpreter that starts the work of all GPUs. With many small operations they wait for it. DDP
@@ -385,8 +402,8 @@ lesson.verdict(show.lock(*(float(row["times as fast"]) for row in rows[:2])))
 rows = []
 for visible in ("0,3", "3,0", "0,-1,2", "1,1", ""):
     with mock.patch.dict("os.environ", CUDA_VISIBLE_DEVICES=visible):
-        found = torch.cuda._parse_visible_devices()
-    rows.append({"CUDA_VISIBLE_DEVICES": f'"{visible}"', "GPUs, from cuda:0 on": found})
+        numbers = torch.cuda._parse_visible_devices()
+    rows.append({"CUDA_VISIBLE_DEVICES": f'"{visible}"', "GPUs, from cuda:0 on": numbers})
 lesson.table(rows)
 
 

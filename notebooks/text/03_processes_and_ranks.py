@@ -46,8 +46,8 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from course import plots, rendezvous
-from lessons.l03_processes_and_ranks import check, pictures, show
+from course import rendezvous
+from lessons.l03_processes_and_ranks import check, ranks_meet, show
 
 # %% tags=["parameters"]
 ranks = 3  # processes that meet
@@ -67,7 +67,7 @@ wait = 3  # seconds that a process waits for one that never comes
 # several nodes one torchrun runs on each. Here two torchruns on this machine play two nodes, with four processes each:
 # `&` starts the first in the background, and `wait $!` waits for its end.
 #
-# **Predict.** Which rank has the process with local rank 1 on node 1?
+# **Predict.** A process has local rank 1 on node 1. What is its rank?
 
 # %%
 my_rank = None  # a whole number
@@ -76,7 +76,7 @@ my_rank = None  # a whole number
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread for each process; lesson 07 says why
 port = rendezvous.free_port()
 job = f"--nnodes=2 --nproc_per_node=4 --master-addr=localhost --master-port={port}"
-hello = "lessons/l03_processes_and_ranks/ranks_meet.py --step hello --out results/live/03_hello"
+hello = "lessons/l03_processes_and_ranks/ranks_meet.py --out results/live/03_hello"
 # !torchrun {job} --node-rank=0 {hello} & torchrun {job} --node-rank=1 {hello} && wait $!
 
 # %% [markdown]
@@ -84,11 +84,11 @@ hello = "lessons/l03_processes_and_ranks/ranks_meet.py --step hello --out result
 # file of its own. The map is made from those files:
 
 # %%
-processes = rendezvous.read("results/live/03_hello")
-pictures.ranks_map(pd.DataFrame(processes))
+processes = ranks_meet.read("results/live/03_hello")
+show.ranks_map(pd.DataFrame(processes))
 plt.show()
-found = {(one["group_rank"], one["local_rank"]): one["rank"] for one in processes}
-lesson.predicted(my_rank, found[1, 1])
+ranks_by_place = {(each["group_rank"], each["local_rank"]): each["rank"] for each in processes}
+lesson.predicted(my_rank, ranks_by_place[1, 1])
 
 # %% [markdown]
 # torchrun fills one node after the other: the ranks of a node are neighbours. Every node has a local rank 0; the job
@@ -97,8 +97,10 @@ lesson.predicted(my_rank, found[1, 1])
 # How does a process know all this? Its launcher wrote it into the **environment variables** of the process, before the
 # program began. Those of the last rank:
 
-# %%
-lesson.table(show.variables(processes[-1]["hello"]))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+variables = processes[-1]["variables"]
+lesson.table([{"variable": f"`{name}`", "says": meaning, "value": variables[name]}
+              for name, meaning in rendezvous.MEANING.items()])
 
 
 # %% [markdown]
@@ -214,8 +216,8 @@ my_listener_torchrun = None  # the same
 # %%
 meeting = Path("results/live/03_meeting").resolve()
 meeting.unlink(missing_ok=True)
-program = [sys.executable, "lessons/l03_processes_and_ranks/ranks_meet.py", "--step", "meet",
-           "--url", "env://", f"file://{meeting}", "--out", "results/live/03_by_hand"]
+program = [sys.executable, "lessons/l03_processes_and_ranks/ranks_meet.py",
+           "--meet", "env://", f"file://{meeting}", "--out", "results/live/03_by_hand"]
 for_all = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
            "MASTER_PORT": str(rendezvous.free_port())}
 started = [subprocess.Popen(program, env=os.environ | for_all | {"RANK": str(rank)})
@@ -227,17 +229,17 @@ print("exit status of each rank:", [process.wait(timeout=120) for process in sta
 
 # %%
 # !torchrun --nproc_per_node={ranks} lessons/l03_processes_and_ranks/ranks_meet.py \
-#     --step meet --out results/live/03_torchrun
+#     --meet env:// --out results/live/03_torchrun
 
 # %%
-by_hand = rendezvous.meetings("results/live/03_by_hand")
-by_torchrun = rendezvous.meetings("results/live/03_torchrun")
-pictures.links_maps({"env://, by hand": by_hand["env://"],
-                            "env://, torchrun": by_torchrun["env://"],
-                            "file://, by hand": by_hand[f"file://{meeting}"]})
+by_hand = ranks_meet.meetings("results/live/03_by_hand")
+by_torchrun = ranks_meet.meetings("results/live/03_torchrun")
+show.links_maps({"env://, by hand": by_hand["env://"],
+                 "env://, torchrun": by_torchrun["env://"],
+                 "file://, by hand": by_hand[f"file://{meeting}"]})
 plt.show()
-lesson.predicted(my_listener, rendezvous.listener(by_hand["env://"][1]))
-lesson.predicted(my_listener_torchrun, rendezvous.listener(by_torchrun["env://"][1]))
+lesson.predicted(my_listener, ranks_meet.listener(by_hand["env://"][1]))
+lesson.predicted(my_listener_torchrun, ranks_meet.listener(by_torchrun["env://"][1]))
 
 # %% [markdown]
 # Orange is the meeting: the filled process listens, and an arrow comes from each one that connects to it (also from
@@ -349,7 +351,7 @@ env = f"env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={rendezvous.free_port
 # | *Timed out waiting … for recv* | they met, and one did not take part | the rank that did **not** complain |
 #
 # (The words are those of PyTorch 2.14; other versions put them differently. Rows 1 and 2 are what the **store** says:
-# they are the same with nccl. It may wait up to a second longer than it was show. Row 3 is gloo's. The seconds of the
+# they are the same with nccl. It may wait up to a second longer than its timeout. Row 3 is gloo's. The seconds of the
 # whole command have Python's start in them.) In rows 1 and 3 the rank that complains has only waited: look for the rank
 # that says nothing. In row 2 look at both sides: does the first node listen, and was this rank told the right address?
 #
@@ -374,8 +376,8 @@ check.fetched("results/live/03_fetch.py")
 # check.fetched.solution()
 
 # %% [markdown]
-# This lesson as a program: `find_placement` in [`launch.py`](../launch.py) reads the variables, and
-# `init_distributed_mode` in [`utils.py`](../utils.py) makes the group, with backend and timeout. The manual:
+# This lesson as a program: in [`launch.py`](../launch.py) `find_placement` reads the variables, and
+# `init_distributed_mode` makes the group, with backend and timeout. The manual:
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).
 
 # %% [markdown]

@@ -257,8 +257,7 @@ check.spawned(live / "10_be_rank.py")
 my_glued = None  # lines; 80 are printed
 
 # %%
-chatter = f"{lessons}/ranks_meet.py --step chatter"
-screen = processes.said(f"torchrun --nproc_per_node=4 {chatter}").splitlines()
+screen = processes.said(f"torchrun --nproc_per_node=4 {lessons}/chatter.py").splitlines()
 glued = show.glued(screen)
 lesson.predicted(my_glued, glued[0]["of these hold several"], "lines")
 lesson.table(glued)

@@ -1,4 +1,4 @@
-"""Measure what the README quotes: ratios of whole runs, interleaved within one session, as medians with their range.
+"""Measure what site/pages/measured.md quotes: ratios of whole runs, interleaved, as medians with their range.
 
     python scripts/measure/benchmark.py                     everything, about 5 minutes a round on two cores
     python scripts/measure/benchmark.py --only start --rounds 3

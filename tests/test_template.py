@@ -1,0 +1,22 @@
+"""lessons/_template is a lesson that works, as CONTRIBUTING.md says: whoever copies it begins with something sound."""
+
+import jupytext
+import nbclient
+
+from teach import teaching
+from tests import runner
+
+TEMPLATE = runner.ROOT / "lessons/_template"
+
+
+def test_its_notebook_runs_and_its_exercise_is_untried():
+    notebook = jupytext.read(TEMPLATE / "notebook_text.py")
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3",
+                            resources={"metadata": {"path": str(runner.ROOT / "notebooks")}}).execute()
+    (check,) = [cell for cell in notebook.cells if cell.source.startswith("check.mean(")]
+    assert check.outputs[0].text == "Not tried yet.\n"
+
+
+def test_its_teacher_s_page_has_the_form_of_all():
+    _, questions = teaching.read(TEMPLATE / "teach.md")
+    assert len(questions) == teaching.QUESTIONS
