@@ -1,23 +1,42 @@
-"""The machines of a room in one table: what lesson 07's logs say, recomputed, and what is not believed, named.
+"""Draws the machines of a class in one picture, from the logs that lesson 07 left: scripts/class_board starts it.
 
-A learner is an entry of the folder, as for scripts/grade: a subfolder with run logs, or with a notebook of lesson 07,
-whose outputs hold the console of its commands. A log proves nothing by itself; one that contradicts itself is left out.
+    scripts/class_board handed-in               a folder with a subfolder, or a notebook of lesson 07, for each learner
+    scripts/class_board handed-in --watch 10    again whenever a file has changed, until Ctrl-C
+    scripts/class_board handed-in --rerun       then repeat the winner's command here, and say how far off it is
+
+A line of the first picture joins runs of one folder that differ only in their number of ranks. The board shows
+machines, not people: a name is shown only if its learner wrote one (lesson 07, board_name). Damaged logs, and logs that
+contradict themselves, are named and left out. A log proves nothing by itself: it is a text file.
+
+Into --out go board.png, race.png, board.csv and race.csv, and index.html, which shows them.
+
+Exit status: 0 drawn, 1 nothing to draw, 2 bad input, 130 stopped by Ctrl-C.
 """
 
 import ast
+import contextlib
 import itertools
 import json
+import os
 import re
 import statistics
+import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 
-from course import runs
-from course.lesson import some
-from teach import handed_in
+import files
+import options
+from course import processes, rank_program, runs
+from course.lesson import ROOT, alt_text, some
+from course.plots.labels import BESIDE_AN_END, write_beside
+from course.plots.style import COLOURS, GREY, bar_style, head, line_key, line_style, name_rows, ticks
+from teach import handed_in, report
 
 GOAL, TEST_IMAGES = 0.55, 10_000
 RULES = (f"The race: the least training time until an epoch ends with {GOAL:.0%} of CIFAR-10's {TEST_IMAGES:,} test "
@@ -26,56 +45,67 @@ RULES = (f"The race: the least training time until an epoch ends with {GOAL:.0%}
 BELIEVED = 1.5  # times as fast as so many devices: more is no cache, but another baseline
 SAME = ["model", "dataset", "samples", "batch_size", "global_batch_size", "optimizer", "device", "threads", "bf16",
         "compile", "channels_last"]  # what runs of one line have in common: all but the ranks
+FEW, MOST_IN_RACE = 6, 10  # machines whose lines all have colours and labels of their own; bars of the race
+# What --rerun takes over from a log: how it trained, and nothing that names a path.
+REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "optimizer", "lr",
+            "lr_scaling", "warmup_epochs", "seed", "bucket_cap_mb", "comm_hook")
+NEEDED = {"world_size": int, "threads": int, "device": str, "global_batch_size": int | None,
+          "lr_scale": int | float | None}
+SWITCHES = ("bf16", "compile")
+LONGEST, MOST = 3600, 64  # seconds of a repetition; ranks, and threads of each
 
 
-def read(folder):
-    """(runs, refused): a row an epoch, with `who` and `name` of the machine; [(file, machine, why)] left out.
+# ------------------------------------------------------------------------------------------------ from logs to tables
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, list[tuple]]:
+    """(a row for each epoch of a run, with `who`, `name` and `label` of its machine; [(file, machine, why)] left out).
+
+    A learner is an entry of the folder, as for scripts/grade: a subfolder with run logs, or with a notebook of lesson
+    07, whose outputs hold the consoles of its commands.
     """
-    with tempfile.TemporaryDirectory() as scratch:  # for what notebooks hold
-        told, refused = read_all(folder, Path(scratch))
-    owners = told.dropna(subset="run_id").groupby("run_id").who.nunique()
-    copied = told["run_id"].isin(owners[owners > 1].index)
-    columns = ["file", "run_id", "name", "label"]
-    for file, run_id, name, label in told[copied][columns].drop_duplicates().itertuples(index=False):
-        refused.append((Path(file), name or label, f"run {run_id} was handed in by {owners[run_id]} learners"))
-    return told[~copied], refused
-
-
-def read_all(folder, scratch):
     frames, refused, number = [], [], 0
     entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     taken = {f"machine {place}" for place in range(len(entries) + 1)}  # nobody signs as another's machine
-    for entry in entries:
-        try:
-            logs, name = of_learner(entry, scratch)
-        except Exception as problem:  # a link, code too deep for Python to read, a file that has just gone
-            refused.append((entry, "no machine", why_not(problem)))
-            continue
-        number += bool(logs)
-        label, name = f"machine {number}", unlike(name, taken) if name and logs else ""
-        for path, log in logs:
+    with tempfile.TemporaryDirectory() as scratch:  # for the consoles of notebooks
+        for entry in entries:
             try:
-                run = runs.read_run(log)
-                why = contradiction(run)
-            except Exception as problem:  # whatever a log holds
-                why = why_not(problem)
-            if why:
-                refused.append((path, name or label, why))
-            else:
-                frames.append(run.assign(who=entry.name, name=name, file=str(log), label=label,
-                                         json=log.suffix == ".jsonl"))
-    columns = ["who", "run_id", "file", "name", "label"]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns), refused
+                logs, name = of_learner(entry, Path(scratch))
+            except Exception as problem:  # a link, code too deep for Python to read, a file that has just gone
+                refused.append((entry, "no machine", why_not(problem)))
+                continue
+            number += bool(logs)
+            label, name = f"machine {number}", unlike(name, taken) if name and logs else ""
+            for path, log in logs:
+                try:
+                    run = runs.read_run(log)
+                    why = contradiction(run)
+                except Exception as problem:  # whatever a log holds
+                    why = why_not(problem)
+                if why:
+                    refused.append((path, name or label, why))
+                else:
+                    frames.append(run.assign(who=entry.name, name=name, file=str(log), label=label,
+                                             json=log.suffix == ".jsonl"))
+    if not frames:
+        return pd.DataFrame(columns=["file", "label"]), refused
+    epochs = pd.concat(frames, ignore_index=True)
+    owners = epochs.dropna(subset="run_id").groupby("run_id").who.nunique()
+    copied = epochs["run_id"].isin(owners[owners > 1].index)
+    for run in epochs[copied].drop_duplicates("file").itertuples():
+        refused.append((Path(run.file), run.name or run.label,
+                        f"run {run.run_id} was handed in by {owners[run.run_id]} learners"))
+    return epochs[~copied], refused
 
 
 def why_not(problem):
-    """In a line, without the file's path: it has the learner's name."""
-    said = problem.strerror if isinstance(problem, OSError) else str(problem)
-    return said.rpartition(": ")[2] if isinstance(problem, runs.RunError) else said or type(problem).__name__
+    """In a line, without the file's path, which holds the learner's name."""
+    text = problem.strerror if isinstance(problem, OSError) else str(problem)
+    return text.rpartition(": ")[2] if isinstance(problem, runs.RunError) else text or type(problem).__name__
 
 
 def unlike(name, taken):
-    """The name, or where it is taken with a number behind it; now it is taken."""
+    """The name, or with a number behind it if it is taken. Now it is taken."""
     numbered = (f"{name} ({number})" for number in itertools.count(2))
     taken.add(new := next(each for each in itertools.chain([name], numbered) if each not in taken))
     return new
@@ -94,11 +124,17 @@ def of_learner(entry, scratch):
         if path.suffix == ".ipynb" and ".ipynb_checkpoints" not in path.parts:
             try:
                 notebook = handed_in.read(path)
-                logs += [(path, kept(text, scratch)) for text in consoles(notebook)]
+                if handed_in.lesson_of(notebook) != "07":
+                    continue
             except handed_in.NotGraded:  # no notebook, or none of a lesson
                 continue
+            for console in consoles(notebook):
+                log = scratch / f"{len(list(scratch.iterdir()))}.txt"
+                log.write_text(console, encoding="utf-8")
+                logs.append((path, log))
             name = name or signed(notebook)
-    return logs, clean(name)
+    line = "".join(letter for letter in (name or "").strip().partition("\n")[0] if letter.isprintable())
+    return logs, line[:40].strip() or None
 
 
 def is_log(path):
@@ -107,27 +143,21 @@ def is_log(path):
 
 
 def consoles(notebook):
-    """What main.py printed in a lesson 07, as text that runs.read_run() takes: of each cell that started it."""
-    about = {}
-    for cell in notebook.cells if handed_in.lesson_of(notebook) == "07" else []:
+    """Of each cell of a lesson 07 that started main.py its output, as text that runs.read_run() takes."""
+    machine = {}
+    for cell in notebook.cells:
         text = "".join(output.get("text", "") for output in cell.get("outputs", []))
-        if begun := re.search(r"PyTorch (\S+), (\d+) cores? of ([^,\n]+)", text if not about else ""):
-            about = {"torch": begun[1], "cores": begun[2], "device_name": begun[3]}
+        if begun := re.search(r"PyTorch (\S+), (\d+) cores? of ([^,\n]+)", text if not machine else ""):
+            machine = {"torch": begun[1], "cores": begun[2], "device_name": begun[3]}
         if who := re.search(r"^(\w+), \w+: (\d+) rank\(s\) x batch (\d+) .*; .*\b(\d+) thread\(s\)", text, re.M):
             images = re.search(r"^(\w+): (\d+) training", text, re.M)
-            told = dict(zip(("model", "world_size", "batch_size", "threads"), who.groups(), strict=True))
-            told |= dict(zip(("dataset", "samples"), images.groups(), strict=True)) if images else {}
-            yield "".join(f"# {name}: {value}\n" for name, value in (about | told).items()) + text
-
-
-def kept(text, folder):
-    path = folder / f"{len(list(folder.iterdir()))}.txt"
-    path.write_text(text, encoding="utf-8")
-    return path
+            about = dict(zip(("model", "world_size", "batch_size", "threads"), who.groups(), strict=True))
+            about |= dict(zip(("dataset", "samples"), images.groups(), strict=True)) if images else {}
+            yield "".join(f"# {name}: {value}\n" for name, value in (machine | about).items()) + text
 
 
 def signed(notebook):
-    """What the notebook gives to `board_name`, a text; None where it gives nothing."""
+    """The text that the notebook gives to `board_name`; None if it gives none."""
     statements, _ = handed_in.taken_apart(notebook)
     for statement in statements:
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "board_name":
@@ -136,22 +166,16 @@ def signed(notebook):
     return None
 
 
-def clean(name):
-    """At most 40 characters of one line; None for nothing."""
-    line = "".join(letter for letter in (name or "").strip().partition("\n")[0] if letter.isprintable())
-    return line[:40].strip() or None
-
-
-def contradiction(run):
+def contradiction(run: pd.DataFrame) -> str | None:
     """Why the run is not believed, or None."""
-    epochs, one = run.dropna(subset=["epoch"]), run.iloc[0]
+    epochs, record = run.dropna(subset=["epoch"]), run.iloc[0]
     if epochs.empty:
         return "no epoch in it"
-    if damage := re.search(r"damaged line|cut off|not read in full|of the run record|is not a", one["note"]):
+    if damage := re.search(r"damaged line|cut off|not read in full|of the run record|is not a", record["note"]):
         return f"damaged ({damage[0]})"
-    if one["status"] not in ("completed", "unknown"):
-        return f"not at its end: {one['status']}"
-    if one.get("synthetic") is True or one.get("dataset") == "synthetic":
+    if record["status"] not in ("completed", "unknown"):
+        return f"not at its end: {record['status']}"
+    if record.get("synthetic") is True or record.get("dataset") == "synthetic":
         return "synthetic images"
     for name in ("seconds", "images_per_second"):
         if not (epochs[name] > 0).all():
@@ -162,25 +186,25 @@ def contradiction(run):
     images = (epochs["seconds"] * epochs["images_per_second"]).dropna()
     if images.max() > 1.02 * images.min():
         return "seconds and images/s of its epochs do not fit"
-    if pd.notna(tested := one.get("test_samples")) and one["status"] == "completed":
+    if pd.notna(tested := record.get("test_samples")) and record["status"] == "completed":
         right = (epochs["val_accuracy"] * tested).dropna()
         if ((right - right.round()).abs() > 1e-3).any():
             return f"an accuracy is no whole number of {some(int(tested), 'test image')}"
-    whole = one.get("total_seconds")
-    if pd.notna(whole) and not one["restarts"] and epochs["seconds"].sum() > 1.01 * whole:
+    whole = record.get("total_seconds")
+    if pd.notna(whole) and not record["restarts"] and epochs["seconds"].sum() > 1.01 * whole:
         return "its epochs take longer than the whole run"
-    if pd.notna(one.get("time")) and one["time"] > time.time() + 86_400:
+    if pd.notna(record.get("time")) and record["time"] > time.time() + 86_400:
         return "it lies in the future"
     return None
 
 
-def speedups(told):
-    """A row for each machine and number of ranks: label, name, ranks, speedup, and what the machine is. Plus refusals.
+def speedups(epochs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple]]:
+    """(a row for each machine and number of ranks: label, named, ranks, speedup, machine; [(file, machine, why)]).
 
-    Of each machine the line with the most numbers of ranks among runs that differ in nothing else, one rank among them.
+    A machine's line has the most numbers of ranks among runs that differ in nothing else, one rank among them.
     """
     rows, refused = [], []
-    for label, of_machine in told.groupby("label", sort=False):
+    for label, of_machine in epochs.groupby("label", sort=False):
         table = runs.seconds_per_epoch(of_machine.assign(label=of_machine["file"]))
         about = of_machine.drop_duplicates("file").set_index("file")
         table = table.join(about[[c for c in ("name", "cores", "device_name", "torch", "time", *SAME)
@@ -190,7 +214,7 @@ def speedups(told):
         if not lines:
             refused.append((label, of_machine["name"].iloc[0] or label, "no run of one rank to compare with"))
             continue
-        line = max(lines, key=lambda one: one["world_size"].nunique()).drop_duplicates("world_size", keep="last")
+        line = max(lines, key=lambda line: line["world_size"].nunique()).drop_duplicates("world_size", keep="last")
         alone = line.loc[line["world_size"] == 1, "images_per_second"].iloc[0]
         for _, run in line.sort_values("world_size").iterrows():
             ranks, speedup = int(run["world_size"]), run["images_per_second"] / alone
@@ -212,31 +236,220 @@ def described(run):
     return ", ".join(filter(None, [cores, kind, version]))
 
 
-def race(told):
-    """Who reached GOAL, the fastest first: label, seconds, accuracy, ranks, machine, file."""
+def race(epochs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that reached GOAL, the fastest first: label, seconds, accuracy, ranks, machine, file."""
     rows = []
-    for file, run in told[told["json"]].groupby("file", sort=False):
-        one = run.iloc[0]
-        all_tested = pd.isna(one.get("test_samples")) or one["test_samples"] == TEST_IMAGES
-        if one.get("dataset") != "cifar10" or not all_tested or one["status"] != "completed":
+    for file, run in epochs[epochs["json"]].groupby("file", sort=False):
+        record = run.iloc[0]
+        all_tested = pd.isna(record.get("test_samples")) or record["test_samples"] == TEST_IMAGES
+        if record.get("dataset") != "cifar10" or not all_tested or record["status"] != "completed":
             continue
         run = run.sort_values("epoch")
-        there = run[run["val_accuracy"] >= GOAL]
-        if not there.empty:
-            seconds = run.loc[run["epoch"] <= there["epoch"].iloc[0], "seconds"].sum()
-            rows.append({"label": one["name"] or one["label"], "seconds": seconds,
-                         "accuracy": there["val_accuracy"].iloc[0], "ranks": int(one["world_size"]),
-                         "machine": described(one), "file": file})
+        reached = run[run["val_accuracy"] >= GOAL]
+        if not reached.empty:
+            seconds = run.loc[run["epoch"] <= reached["epoch"].iloc[0], "seconds"].sum()
+            rows.append({"label": record["name"] or record["label"], "seconds": seconds,
+                         "accuracy": reached["val_accuracy"].iloc[0], "ranks": int(record["world_size"]),
+                         "machine": described(record), "file": file})
     columns = ["label", "seconds", "accuracy", "ranks", "machine", "file"]
     return pd.DataFrame(rows, columns=columns).sort_values("seconds", ignore_index=True)
 
 
-def median(table):
-    """{ranks: the median of all machines' speed-ups}, where at least three tell."""
-    return {ranks: statistics.median(group) for ranks, group in table.groupby("ranks").speedup if len(group) >= 3}
+# ------------------------------------------------------------------------------------------- from tables to the page
 
 
-def run_record(file):
-    """The first record of a log, as it was written."""
-    with open(file, encoding="utf-8") as lines:
-        return next(record for record in map(json.loads, lines) if record.get("kind") == "run")
+def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str = "live") -> Axes:
+    """A line a machine, from speedups(), and the class's median where at least three machines ran so many ranks.
+
+    Of many machines the fastest, the slowest and the named ones have labels. `source`: "live" or "recorded".
+    """
+    table = as_text(table)
+    median = {ranks: statistics.median(group) for ranks, group in table.groupby("ranks").speedup if len(group) >= 3}
+    machines = [rows.sort_values("ranks") for _, rows in table.groupby("label", sort=False)]
+    last = {rows["label"].iloc[0]: rows["speedup"].iloc[-1] for rows in machines}
+    shown = set(last) if len(machines) <= FEW else {max(last, key=last.get), min(last, key=last.get)}
+    ends, number = [], 0
+    for rows in machines:
+        label, machine = rows["label"].iloc[0], rows["machine"].iloc[0]
+        if label in shown or rows["named"].iloc[0]:
+            style = line_style(number, source)
+            ends.append((rows["ranks"].iloc[-1], rows["speedup"].iloc[-1],
+                         f"{label}: {machine.partition(',')[0]}", style["color"]))
+            number += 1
+        else:
+            style = {"color": GREY, "linewidth": 1, "alpha": 0.6}
+        ax.plot(rows["ranks"], rows["speedup"], **style)
+    sizes = sorted(table["ranks"].unique())
+    ax.plot(sizes, sizes, "--", color=GREY, linewidth=2, zorder=1)
+    keys = [line_key("ideal", color=GREY, linestyle="--", linewidth=2)]
+    if median:
+        ax.plot(list(median), list(median.values()), color="black", linewidth=6, zorder=2.5)
+        ends.append((max(median), median[max(median)], f"median: {median[max(median)]:.2f}", "#000000"))
+        keys.append(line_key("the class's median", color="black", linewidth=6))
+    ticks(ax, sizes)
+    ax.set(xlabel="world size (ranks)", ylabel="times as fast as one rank",
+           ylim=(0, 1.25 * max(1, table["speedup"].max())), xlim=(sizes[0] - 0.3, sizes[-1] + 0.3))
+    head(ax, title, columns=2, key=keys)
+    write_beside(ax, ends, BESIDE_AN_END)
+    return ax
+
+
+def plot_race(table: pd.DataFrame, ax: Axes, source: str = "live") -> Axes:
+    """Seconds of training until GOAL, a bar a run, the fastest above, from race()."""
+    table = as_text(table).head(MOST_IN_RACE)
+    for y, row in enumerate(table.itertuples()):
+        ax.barh(y, row.seconds, height=0.6, **bar_style(source, COLOURS[0] if y else COLOURS[2]))
+        ax.text(row.seconds, y, f"  {row.seconds:.1f} s, {some(row.ranks, 'rank')}", va="center", fontweight="bold")
+    name_rows(ax, list(table["label"]))
+    ax.margins(x=0.3)
+    ax.set_xlabel("seconds of training")
+    head(ax, f"The race: {GOAL:.0%} of the test images right", key=[])
+    return ax
+
+
+def as_text(table):
+    """The table with labels as learners wrote them: matplotlib takes text between two $ for a formula."""
+    return table.assign(label=table["label"].str.replace("$", r"\$", regex=False))
+
+
+def draw(folder: Path, out: Path, refresh: float | None) -> tuple[pd.DataFrame, list[str], bool]:
+    """Write the board to `out`: (race()'s table, lines to print, whether there was anything to draw).
+
+    The lines name files, and so folders with learners' names; the page does not. `refresh`: seconds after which a
+    browser loads the page again.
+    """
+    epochs, refused = read(folder)
+    table, more = speedups(epochs) if len(epochs) else (epochs, [])
+    won = race(epochs) if len(epochs) else epochs
+    source = "recorded" if len(epochs) and (epochs["source"] == "recorded").all() else "live"
+    pictures, lines = [], []
+    if len(table):
+        title = "Speed-up, recorded" if source == "recorded" else "Speed-up of the machines in this room"
+        ax = plot_speedups(table, plt.subplots(figsize=(14, 8))[1], title, source)
+        pictures.append(save(ax.figure, out / "board.png"))
+        table.to_csv(out / "board.csv", index=False)
+        for label, rows in table.groupby("label", sort=False):
+            speeds = ", ".join(f"{row.ranks}: {row.speedup:.2f}" for row in rows.itertuples())
+            lines.append(f"{label}: {rows['machine'].iloc[0]}: {speeds}")
+    if len(won):
+        ax = plot_race(won, plt.subplots(figsize=(14, 2 + 0.8 * min(MOST_IN_RACE, len(won))))[1], source)
+        pictures.append(save(ax.figure, out / "race.png"))
+        won.drop(columns="file").to_csv(out / "race.csv", index=False)
+        lines.append(f"the race: {won['label'][0]}, {won['seconds'][0]:.1f} s, {some(won['ranks'][0], 'rank')}")
+    reason = "no run of one rank, and none that reached the goal" if len(epochs) else "no log of main.py lies there"
+    nothing = [] if pictures else [f"nothing to draw: {reason}"]
+    left_out = [*refused, *more]
+    report.render(out / "index.html", "board.html", title="The class's machines", refresh=refresh, pictures=pictures,
+                  rules=RULES, lines=[*lines, *(f"left out: {machine}: {why}" for _, machine, why in left_out),
+                                      *nothing])
+    lines += [f"left out: {os.path.relpath(where, folder) if isinstance(where, Path) else where}: {why}"
+              for where, _, why in left_out]
+    return won, [*map(handed_in.plain, lines), *nothing], bool(pictures)
+
+
+def save(figure, path):
+    """(the name of the picture, its words)."""
+    words = alt_text(figure)
+    with files.whole(path) as part:
+        figure.savefig(part, format="png", dpi=100)
+    plt.close(figure)
+    return path.name, words
+
+
+# ---------------------------------------------------------------------------------------------------- the winner again
+
+
+def command_of(record: dict, log: Path) -> tuple[list[str], dict[str, str]]:
+    """(the command of a log's first record, writing to `log`; its environment). ValueError, or main.py's own refusal,
+    if it cannot be repeated."""
+    if wrong := [name for name, kind in NEEDED.items() if not isinstance(record.get(name), kind)]:
+        raise ValueError(f"the winner's command cannot be repeated: its log does not say {', '.join(wrong)}")
+    ranks = record["world_size"]
+    if whole := record.get("global_batch_size"):  # then main.py has put the share of a rank into batch_size, and the
+        scale = record.get("lr_scale") or 1  # batch that was typed tells only in the scale of the learning rate
+        times = scale ** 2 if record.get("lr_scaling") == "sqrt" else scale
+        record = {**record, "batch_size": round(whole / times)}
+    given = [word for name in REPEATED if record.get(name) is not None
+             for word in (f"--{name.replace('_', '-')}", str(record[name]))]
+    given += [f"--{name}" for name in SWITCHES if record.get(name)]
+    given += ["--dataset", "cifar10", "--device", record["device"], "--log-file", str(log)]
+    args = options.get_parser().parse_args(given)
+    if not 1 <= ranks <= MOST or not 1 <= record["threads"] <= MOST:
+        raise ValueError(f"{ranks} ranks with {record['threads']} threads are not repeated here: at most {MOST}")
+    launcher = [sys.executable, "main.py"]
+    if ranks > 1 or args.strategy == "ddp":
+        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "main.py"]
+    return [*launcher, *given], os.environ | {"OMP_NUM_THREADS": str(record["threads"])}
+
+
+def rerun(won: pd.DataFrame, out: Path) -> str:
+    """Repeat the winner's command here; a line that says how far off it is."""
+    winner, log = won.iloc[0], (out / "rerun.jsonl").resolve()
+    log.unlink(missing_ok=True)
+    with open(winner["file"], encoding="utf-8") as lines:
+        record = next(record for record in map(json.loads, lines) if record.get("kind") == "run")
+    command, environment = command_of(record, log)
+    print(f"repeating {winner['label']}: {' '.join(command[1:-2])}", flush=True)
+    status = processes.run(command, LONGEST, uuid.uuid4().hex, env=environment, cwd=ROOT)
+    if status != 0:
+        return f"it did not end well here (status {status}): its {winner['seconds']:.1f} s are not confirmed"
+    repeated = race(runs.read_run(log).assign(file=str(log), name="", json=True))
+    if repeated.empty:
+        return f"here it did not reach {GOAL:.0%}: its {winner['seconds']:.1f} s are not confirmed"
+    seconds, accuracy = repeated["seconds"][0], repeated["accuracy"][0]
+    return (f"told: {winner['seconds']:.1f} s, {winner['accuracy']:.3f} ({winner['machine']}); here: {seconds:.1f} s, "
+            f"{accuracy:.3f} ({repeated['machine'][0]}): {seconds / winner['seconds']:.2f} times as long")
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+
+def state_of(folder):
+    """{path: (when it changed, bytes)} of the files. One may go between two looks: then it is none."""
+    state = {}
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
+        with contextlib.suppress(FileNotFoundError):
+            state[path] = path.stat().st_mtime_ns, path.stat().st_size
+    return state
+
+
+def get_parser():
+    parser = rank_program.parser(f"{__doc__}\n{RULES}")
+    parser.prog = "scripts/class_board"
+    parser.add_argument("folder", type=options.nonempty_path, metavar="DIR", help="with what was handed in")
+    parser.add_argument("--out", type=options.nonempty_path, default=Path("build/class-board"),
+                        help="folder (default: %(default)s)")
+    parser.add_argument("--watch", type=options.positive(float, 86_400), metavar="SECONDS",
+                        help="look for changes so often, and draw again")
+    parser.add_argument("--rerun", action="store_true", help="repeat the winner's command on this machine")
+    return parser
+
+
+def main() -> int:
+    parser = get_parser()
+    args = parser.parse_args()
+    if args.watch and args.rerun:
+        parser.error("--watch draws until Ctrl-C, and --rerun comes after the drawing: one of the two")
+    if not args.folder.is_dir():
+        parser.error(f"{args.folder} is no folder")
+    if args.out.resolve().is_relative_to(args.folder.resolve()):
+        parser.error(f"--out {args.out} lies in {args.folder}, and would count as handed in: name one outside")
+    with rank_program.stoppable(parser):
+        files.check_writable("--out", args.out)
+        before = None
+        while True:
+            now = state_of(args.folder)
+            if now != before:
+                won, lines, drawn = draw(args.folder, args.out, args.watch)
+                print("\n".join([*lines, f"the board: {(args.out / 'index.html').resolve().as_uri()}"]), flush=True)
+                before = now
+            if not args.watch:
+                break
+            time.sleep(args.watch)
+        if args.rerun and len(won):
+            print(rerun(won, args.out))
+    return 0 if drawn else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

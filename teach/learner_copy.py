@@ -1,13 +1,18 @@
-"""A copy of the course for a learner: no outputs, nothing of the teacher's, and the solutions out of the way.
+"""Make copies of the course for learners: no outputs, nothing of the teacher's. scripts/learner starts it.
 
-The checks of a copy are those of the course, packed, so that nobody reads a solution by accident; so is SOLVES.
+    scripts/learner class/ada class/ben       a copy in each of these new folders
+
+The checks in a copy are those of the course. They are packed, so that nobody reads a solution by accident. A class on
+one machine can share one environment and one data folder: teach/README.md says how.
+
+Exit status: 0 made, 2 bad input (no unfinished copy is left), 130 stopped by Ctrl-C.
 """
 
 import base64
-import pickle
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import textwrap
 import zlib
@@ -15,7 +20,9 @@ from pathlib import Path
 
 import nbformat
 
+from course import rank_program
 from course.lesson import ROOT
+from options import nonempty_path
 from teach import handed_in, questions
 
 # Files and folders that only teachers and authors need. What is left imports none of them: tests/test_learner_copy.py.
@@ -29,8 +36,9 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", ".ci", ".github",
             ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d_\w+/(teach\.md|test_\w+\.py)")  # left out, too
-SOLVES = "lessons/l15_talk_less/outer_step.py"  # lesson 15 runs it, and asks for it
-PACKED = '''"""{about}"""
+# Packed as they stand: the checks, with their solutions and mistakes, and a step that lesson 15 asks for.
+PACKED = re.compile(r"lessons/l\d\d_\w+/(check|capstone|outer_step)\.py")
+MODULE = '''"""Holds solutions of the course's exercises, packed."""
 
 from course.exercise import unpack
 
@@ -43,9 +51,8 @@ SOLUTION = re.compile(r"^(# \w+\.\w+\.solution\(\)|`solution\(\)` .*)\n?", re.M)
 CUT = {"AGENTS.md": "## For a contributor", "site/pages/kaggle.md": "## Send what you saw"}
 
 
-def make(targets):
-    """Makes the copies, each whole or not at all. FileExistsError, before any, where a target has something in it."""
-    targets = [Path(target) for target in targets]
+def make(targets: list[Path]) -> None:
+    """Make the copies, each whole or not at all. FileExistsError, before any, if a target is not an empty folder."""
     for target in targets:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise FileExistsError(f"{target} is there already, and not empty: name a new folder")
@@ -59,7 +66,8 @@ def make(targets):
                 shutil.copytree(made, Path(beside, "copy")).rename(target)
 
 
-def fill(folder):
+def fill(folder: Path) -> None:
+    """Write a learner's copy of the course into an empty folder."""
     for name in tracked():
         if not left_out(name):
             write(name, folder / name)
@@ -69,20 +77,21 @@ def fill(folder):
     readme = readme.replace("{lessons}", lessons).replace("{doctor}", doctor)
     (folder / "README.md").write_text(readme, encoding="utf-8")
     for name, end in CUT.items():
-        told = (ROOT / name).read_text(encoding="utf-8").partition(end)[0].rstrip().splitlines()
-        kept = [line for line in told if "`check.NAME.solution()`" not in line]  # here is none
+        lines = (ROOT / name).read_text(encoding="utf-8").partition(end)[0].rstrip().splitlines()
+        kept = [line for line in lines if "`check.NAME.solution()`" not in line]  # a copy shows no solution
         (folder / name).write_text("\n".join(kept) + "\n", encoding="utf-8")
     for when, name in questions.NAMES.items():
         nbformat.write(questions.notebook(when), folder / "notebooks" / f"{name}.ipynb")
 
 
-def left_out(name):
+def left_out(name: str) -> bool:
+    """Is this file, a path below the root, for teachers and authors alone?"""
     return (any(name == out or name.startswith(f"{out}/") for out in LEFT_OUT)
             or OF_A_LESSON.fullmatch(name) is not None)
 
 
-def tracked():
-    """The files of the course, without what somebody has put beside them."""
+def tracked() -> list[str]:
+    """The course's own files, without any that somebody has put beside them. OSError if git cannot list them."""
     try:
         listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -90,13 +99,13 @@ def tracked():
     return [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-def write(name, path):
+def write(name: str, path: Path) -> None:
+    """Write the course's file `name` to `path`, as learners get it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if name.startswith("notebooks/"):
         nbformat.write(without_outputs(nbformat.read(ROOT / name, as_version=4)), path)
-    elif re.fullmatch(r"lessons/l\d\d_\w+/(check|capstone)\.py", name) or name == SOLVES:
-        about = "A step that lesson 15 asks you for" if name == SOLVES else "Exercises of this lesson with solutions"
-        path.write_text(packed(f"{about}, packed.", (ROOT / name).read_text(encoding="utf-8")), encoding="utf-8")
+    elif PACKED.fullmatch(name):
+        path.write_text(packed((ROOT / name).read_text(encoding="utf-8")), encoding="utf-8")
     else:
         shutil.copy2(ROOT / name, path)
 
@@ -114,7 +123,22 @@ def without_outputs(notebook):
     return notebook
 
 
-def packed(about, source):
-    """A module that course.exercise.unpack() fills."""
-    text = base64.b85encode(zlib.compress(pickle.dumps(source), 9)).decode()
-    return PACKED.format(about=about, text=textwrap.fill(text, 118, break_on_hyphens=False))
+def packed(source: str) -> str:
+    """A module that course.exercise.unpack() fills with what `source` defines."""
+    text = base64.b85encode(zlib.compress(source.encode(), 9)).decode()
+    return MODULE.format(text=textwrap.fill(text, 118, break_on_hyphens=False))
+
+
+def main() -> int:
+    parser = rank_program.parser(__doc__)
+    parser.prog = "scripts/learner"
+    parser.add_argument("folders", nargs="+", type=nonempty_path, metavar="DIR", help="a new folder, or an empty one")
+    args = parser.parse_args()
+    with rank_program.stoppable(parser):
+        make(args.folders)
+    print(f"made: {', '.join(map(str, args.folders))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

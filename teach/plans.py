@@ -1,7 +1,8 @@
-"""Plans of teach/plans.toml, their minutes computed from the lessons' own.
+"""Plans of teach/plans.toml, with minutes computed from the lessons' own.
 
-A lesson states its minutes as a whole. A section's share of them is estimated from what stands in it: READ, LINES,
-PREDICT and EXERCISE are our guesses, the same for all lessons, and the sum is scaled to what the lesson states.
+A lesson states its minutes as a whole. The share of a section is estimated from its text, code, predictions and
+exercises: READ, LINES, PREDICT and EXERCISE are our guesses, the same for all lessons. The sum is scaled to the
+lesson's minutes.
 """
 
 import math
@@ -18,11 +19,11 @@ HANDS = 2  # minutes of a question: the vote, a sentence on each side, the answe
 BEGINNING = "(beginning)"  # what stands above a lesson's first section: its question, its aims, the imports
 
 
-def read():
+def read() -> dict:
     return tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 
-def parts(lesson, stated):
+def parts(lesson, stated: dict[str, float]) -> dict[str, tuple[float, float]]:
     """{section of a lesson: (minutes without its exercises, minutes of its exercises)}. `stated`: {section: share of
     the lesson's minutes}, where the lesson itself says so."""
     weights = {BEGINNING: [0, 0]}
@@ -46,12 +47,12 @@ def parts(lesson, stated):
             for section, both in weights.items()}
 
 
-def all_parts(lessons, stated):
+def all_parts(lessons: list, stated: dict[str, dict[str, float]]) -> dict[str, dict[str, tuple[float, float]]]:
     """{number of a lesson: its parts}"""
     return {lesson.name[:2]: parts(lesson, stated.get(lesson.name[:2], {})) for lesson in lessons}
 
 
-def minutes_of(slot, of_lessons, where):
+def minutes_of(slot: dict, of_lessons: dict, where: str) -> tuple[float, float, float, float]:
     """(minutes of a slot's lesson, of its questions, of its break, of anything else); `where` names it in an error."""
     if "pause" in slot:
         return 0, 0, slot["pause"], 0
@@ -66,33 +67,33 @@ def minutes_of(slot, of_lessons, where):
     return math.ceil(round(lesson, 6)), HANDS * len(slot.get("questions", [])), 0, 0
 
 
-def chosen(slot, sections):
+def chosen(slot: dict, sections: dict) -> list[str]:
     """The sections of a lesson that a slot takes."""
     return slot.get("sections") or [name for name in sections if name not in slot.get("without", [])]
 
 
-def sums(plan, of_lessons):
+def sums(plan: dict, of_lessons: dict) -> list[tuple]:
     """For each day (minutes of lessons, of questions, of breaks, of anything else)."""
     return [tuple(map(sum, zip(*(minutes_of(slot, of_lessons, f"{FILE}: {plan['name']}, day {number}, slot {place}")
                                  for place, slot in enumerate(day, 1)), strict=True)))
             for number, day in enumerate(plan["days"], 1)]
 
 
-def slack(plan, of_lessons):
-    """Minutes that are left of each day; below 0 the plan does not fit."""
+def slack(plan: dict, of_lessons: dict) -> list[float]:
+    """Minutes left of each day; below 0 the plan does not fit."""
     return [plan["minutes"] - sum(day) for day in sums(plan, of_lessons)]
 
 
-def stem(plan):
+def stem(plan: dict) -> str:
     return re.sub(r"\W+", "_", plan["name"].lower())
 
 
-def taken(plan):
+def taken(plan: dict) -> list[str]:
     """The numbers of the lessons that a plan takes, whole or in part, in the room."""
     return sorted({slot["lesson"] for day in plan["days"] for slot in day if "lesson" in slot})
 
 
-def page(plan, lessons, of_lessons, asked):
+def page(plan: dict, lessons: list, of_lessons: dict, asked: dict) -> str:
     """A plan as a page of teach/plans/. `asked`: {number of a lesson: its Questions by show of hands}."""
     titles = {lesson.name[:2]: f"[{lesson.title}](../../notebooks/{lesson.name}.ipynb)" for lesson in lessons}
     opening = {lesson.name[:2]: lesson.question for lesson in lessons}  # asked where the plan first takes the lesson
@@ -104,7 +105,7 @@ def page(plan, lessons, of_lessons, asked):
         rows, clock = ["| from | minutes | what |", "|---|---|---|"], 0
         for slot in day:
             long = sum(minutes_of(slot, of_lessons, FILE))
-            rows.append(f"| {clock // 60}:{clock % 60:02} | {long} | {told(slot, titles, hands, opening)} |")
+            rows.append(f"| {clock // 60}:{clock % 60:02} | {long} | {described(slot, titles, hands, opening)} |")
             clock += long
         lesson, questions, pause, other = of_day
         rows.append(f"| {clock // 60}:{clock % 60:02} | {plan['minutes'] - clock} | *slack* |")
@@ -128,17 +129,17 @@ def not_taken(plan, of_lessons):
     return {number: names for number, names in missing.items() if names}
 
 
-def told(slot, titles, hands, opening):
-    """What a slot is, in a cell of the table. It takes its lesson out of `opening`."""
+def described(slot, titles, hands, opening):
+    """A slot, for a cell of the table. It takes its lesson out of `opening`."""
     if "pause" in slot:
         return "*break*"
     if "lesson" not in slot:
         return slot["what"]
     number = slot["lesson"]
-    said = f"**{titles[number]}**"
-    said += ": " + "; ".join(slot["sections"]) if "sections" in slot else ""
-    said += f", all but {'; '.join(slot['without'])}" if "without" in slot else ""
-    said += "; no exercises" if not slot.get("exercises", True) else ""
+    text = f"**{titles[number]}**"
+    text += ": " + "; ".join(slot["sections"]) if "sections" in slot else ""
+    text += f", all but {'; '.join(slot['without'])}" if "without" in slot else ""
+    text += "; no exercises" if not slot.get("exercises", True) else ""
     opens = f"Open with: {opening.pop(number)}" if number in opening else ""
     asked = ""
     if numbers := slot.get("questions"):
@@ -147,5 +148,5 @@ def told(slot, titles, hands, opening):
         if len(numbers) < len(questions):
             asked += ": " + " ".join(f"{each}. {questions[each - 1].text.splitlines()[0]}" for each in numbers)
     sentences = (sentence if sentence.endswith((".", "?", "!", "…")) else f"{sentence}."
-                 for sentence in (said, opens, asked, slot.get("how")) if sentence)
+                 for sentence in (text, opens, asked, slot.get("how")) if sentence)
     return " ".join(sentences)

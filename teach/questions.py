@@ -9,6 +9,7 @@ import tomllib
 from contextlib import suppress
 
 import nbformat
+from nbformat import NotebookNode
 
 from course.lesson import ROOT
 from course.twins import KERNEL
@@ -22,16 +23,16 @@ where you do not know. It shows what to teach, and it is no examination. Nothing
 and hand it in."""
 
 
-def ideas():
+def ideas() -> list[dict]:
     return tomllib.loads((ROOT / "teach" / "tests.toml").read_text(encoding="utf-8"))["idea"]
 
 
-def names():
-    """How a learner's answers are called, an idea each: my_01, my_02, ..."""
+def names() -> list[str]:
+    """The names of a learner's answers, one for each idea: my_01, my_02, ..."""
     return [f"my_{number:02}" for number in range(1, len(ideas()) + 1)]
 
 
-def notebook(when):
+def notebook(when: str) -> NotebookNode:
     """The test as a notebook to hand out. `when`: "before" or "after"."""
     cells = [nbformat.v4.new_markdown_cell(LEAD.format(title=TITLES[when]), id="lead"),
              nbformat.v4.new_code_cell(f'test = "{when}"', id="which")]
@@ -43,9 +44,9 @@ def notebook(when):
     return nbformat.v4.new_notebook(cells=cells, metadata=KERNEL)
 
 
-def judged(when, statements):
+def judged(when: str, statements: list[ast.stmt]) -> list[tuple[str, str, str]]:
     """[(name of the idea, outcome, why)] of the answers in a notebook's statements. Nothing is run."""
-    given = {}
+    given = {}  # {name: the learner's letter}
     for statement in statements:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             if isinstance(statement.value, ast.Name):  # the quotes were forgotten

@@ -1,7 +1,7 @@
-"""What grading found, for the teacher and for each learner: tables (CSV) and pages (HTML).
+"""The results of a grading, for the teacher and for each learner: tables (CSV) and pages (HTML).
 
-`answers` is a DataFrame with a row an exercise: learner, file, lesson, exercise, outcome, why, code. `refused` one with
-a row a file that could not be graded: learner, file, why.
+`answers` has a row for each exercise: learner, file, lesson, exercise, outcome, why, code. `refused` has a row for each
+file that could not be graded: learner, file, why.
 """
 
 from pathlib import Path
@@ -13,12 +13,12 @@ import files
 
 WORDS = {"right": "right", "wrong": "not yet", "untried": "not tried"}
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-                               autoescape=True)  # what a learner has written is shown, and never run by a browser
+                               autoescape=True)  # a learner's text is shown, and never run by a browser
 
 
-def write(answers, refused, folder, line):
-    """Writes answers.csv, grades.csv, index.html and a page a learner to `folder`; {learner: file name of the page}.
-    `line`: how it was graded."""
+def write(answers: pd.DataFrame, refused: pd.DataFrame, folder: Path, line: str) -> dict[str, str]:
+    """Write answers.csv, grades.csv, index.html and a page a learner to `folder`; {learner: file name of the page}.
+    `line` says how it was graded."""
     write_text(folder / "answers.csv", answers.drop(columns="code").to_csv(index=False))
     grades = counted(answers, ["learner", "lesson"])
     learners = sorted({*answers.learner, *refused.learner})
@@ -36,19 +36,20 @@ def write(answers, refused, folder, line):
         old.unlink()  # of an earlier grading, with more learners
     asked = answers[["lesson", "exercise"]].drop_duplicates().sort_values("lesson", kind="stable")  # as lessons ask
     exercises = asked.merge(counted(answers, ["lesson", "exercise"]))
-    said = answers[answers.outcome == "wrong"].groupby(["lesson", "exercise"]).why
-    exercises["often"] = [said.get_group(key).mode()[0] if key in said.groups else ""
+    messages = answers[answers.outcome == "wrong"].groupby(["lesson", "exercise"]).why
+    exercises["often"] = [messages.get_group(key).mode()[0] if key in messages.groups else ""
                           for key in zip(exercises.lesson, exercises.exercise, strict=True)]
     render(folder / "index.html", "class.html", title="The class", line=line, table=table, pages=pages,
            gains=gains(answers), exercises=list(exercises.itertuples()), refused=list(refused.itertuples()))
     return pages
 
 
-def give_back(pages, folder, to, name):
-    """Copies each learner's page to their own folder in `to`, as `name`; the learners who have none there."""
-    for learner in (there := [each for each in pages if (to / each).is_dir() and not (to / each).is_symlink()]):
+def give_back(pages: dict[str, str], folder: Path, to: Path, name: str) -> list[str]:
+    """Copy each learner's page to their own folder in `to`, as `name`; the learners who have none there."""
+    learners = [learner for learner in pages if (to / learner).is_dir() and not (to / learner).is_symlink()]
+    for learner in learners:
         write_text(to / learner / name, (folder / pages[learner]).read_text(encoding="utf-8"))
-    return sorted(pages.keys() - there)
+    return sorted(pages.keys() - learners)
 
 
 def counted(answers, by):
@@ -66,8 +67,9 @@ def gains(answers):
     return table if {"before", "after"} <= set(table.columns) else None
 
 
-def render(path, template, **shown):
-    write_text(path, TEMPLATES.get_template(template).render(**shown))
+def render(path: Path, template: str, **values) -> None:
+    """Write a page of templates/ with these values."""
+    write_text(path, TEMPLATES.get_template(template).render(**values))
 
 
 def write_text(path, text):

@@ -1,7 +1,7 @@
 """The teacher's pages: one a lesson, one a plan, and a list of them all; site/layout.py makes them part of the site.
 
-What a lesson says of itself (title, question, aims, prerequisites, minutes) is read from its notebook, so that it
-stands once. The rest is lessons/lNN_name/teach.md, whose form `read` holds to.
+A lesson's title, question, aims, prerequisites and minutes are read from its notebook, so that they stand once. The
+rest is lessons/lNN_name/teach.md, whose form `read` checks.
 """
 
 import os
@@ -16,7 +16,6 @@ from teach import questions as tests
 README, PAGES = Path("teach/README.md"), "teach/lessons"  # of the site
 SECTIONS = ("In the room", "Show of hands", "What students answer", "With 0, 1, 2, 8 GPUs")
 GPUS = ["0", "1", "2", "8"]
-QUESTIONS = 3
 ITEM = r"(?P<text>.+(?:\n {2,}\S.*)*)"  # an item of a list, with the lines that go on with it
 
 INDEX = """# For teachers
@@ -53,75 +52,57 @@ class Question:
     right: str
     why: str
     reveals: dict[str, str]
-    """Of each wrong option, what it says of whoever chose it."""
+    """For each wrong option, what choosing it shows"""
 
 
-def read(path):
-    """(text, questions) of a lesson's page. RuntimeError, naming the file and the section, where its form is not kept.
-    """
+def read(path: Path) -> tuple[str, list[Question]]:
+    """(text, questions) of a lesson's teach.md. RuntimeError names the file and the section that breaks the form."""
     text = path.read_text(encoding="utf-8").strip()
-    head, *found = re.split(r"^## +(.+)\n", text, flags=re.M)
-    if head or tuple(found[::2]) != SECTIONS:
-        raise RuntimeError(f"{path}: has the sections {', '.join(found[::2]) or 'none'}"
-                           f"{' and text above them' if head else ''}, needs {', '.join(SECTIONS)}, in this order")
-    sections = dict(zip(found[::2], found[1::2], strict=True))
-    for name, body in sections.items():
-        if not body.strip():
-            raise RuntimeError(f"{path}: section {name}: is empty")
-    table = re.findall(r"^\|\s*([^|]+?)\s*\|.*\|$", sections["What students answer"], re.M)
-    if len(table) < 3:  # its heading, the line below it, a row
-        raise RuntimeError(f"{path}: section What students answer: has no table with a row")
-    rows = re.findall(r"^\|\s*(\d+)\s*\|.*\|.*\|$", sections["With 0, 1, 2, 8 GPUs"], re.M)
-    if rows != GPUS:
-        raise RuntimeError(f"{path}: section With 0, 1, 2, 8 GPUs: has rows for {', '.join(rows) or 'none'}")
-    return text, questions(sections["Show of hands"], f"{path}: section Show of hands")
+    head, *parts = re.split(r"^## +(.+)\n", text, flags=re.M)
+    if head or tuple(parts[::2]) != SECTIONS or not all(map(str.strip, parts[1::2])):
+        raise RuntimeError(f"{path}: needs the sections {', '.join(SECTIONS)}, in this order, each with text, and "
+                           "nothing above them")
+    _, hands, _, gpus = parts[1::2]
+    if re.findall(r"^\|\s*(\d+)\s*\|", gpus, re.M) != GPUS:
+        raise RuntimeError(f"{path}: section {SECTIONS[3]}: needs a table with a row for each of them")
+    _, *parts = re.split(r"^### +(\d+)\. +(.+)\n", hands, flags=re.M)
+    if parts[::3] != ["1", "2", "3"]:
+        raise RuntimeError(f"{path}: section {SECTIONS[1]}: needs the headings ### 1. to ### 3., each with a question")
+    return text, [question(asked, body, f"{path}: section {SECTIONS[1]}: question {number}")
+                  for number, asked, body in zip(*[iter(parts)] * 3, strict=True)]
 
 
-def questions(section, where):
-    """The Questions of a section; `where` begins an error."""
-    _, *found = re.split(r"^### +(.+)\n", section, flags=re.M)
-    numbers = [re.match(r"(\d+)\. +(.+)", heading) for heading in found[::2]]
-    if [match and int(match[1]) for match in numbers] != list(range(1, QUESTIONS + 1)):
-        raise RuntimeError(f"{where}: needs the headings ### 1. to ### {QUESTIONS}., each with a question")
-    made = []
-    for heading, body in zip(numbers, found[1::2], strict=True):
-        here = f"{where}: question {heading[1]}"
-        options = re.findall(rf"^- (?P<letter>[A-Z])\. +{ITEM}", body, re.M)
-        right = re.findall(r"^\*\*(?P<letter>[A-Z])\.\*\* +(?P<text>.+(?:\n\S.*)*)", body, re.M)
-        reveals = re.findall(rf"^- \*\*(?P<letter>[A-Z])\*\* reveals: +{ITEM}", body, re.M)
-        letters = "".join(letter for letter, _ in options)
-        if len(options) < 2 or not "ABCDEF".startswith(letters):
-            raise RuntimeError(f"{here}: needs options A, B, C, ..., has {', '.join(letters) or 'none'}")
-        if len(right) != 1 or right[0][0] not in letters:
-            raise RuntimeError(f"{here}: needs exactly one right option, such as **B.** and why, "
-                               f"has {', '.join(letter for letter, _ in right) or 'none'}")
-        if [letter for letter, _ in reveals] != [letter for letter in letters if letter != right[0][0]]:
-            raise RuntimeError(f"{here}: needs a line “- **X** reveals: …” for each wrong option, "
-                               f"has {', '.join(letter for letter, _ in reveals) or 'none'}")
-        between = re.split(r"^- A\. ", body, maxsplit=1, flags=re.M)[0].strip()  # code that the question is about
-        made.append(Question("\n\n".join(filter(None, (heading[2], between))), dict(options), *right[0], dict(reveals)))
-    return made
+def question(asked, body, where):
+    options = dict(re.findall(rf"^- (?P<letter>[A-Z])\. +{ITEM}", body, re.M))
+    right = re.findall(r"^\*\*(?P<letter>[A-Z])\.\*\* +(?P<text>.+(?:\n\S.*)*)", body, re.M)
+    reveals = dict(re.findall(rf"^- \*\*(?P<letter>[A-Z])\*\* reveals: +{ITEM}", body, re.M))
+    if len(options) < 2 or sorted([*reveals, *(letter for letter, _ in right)]) != list(options) or len(right) != 1:
+        raise RuntimeError(f"{where}: needs options - A., - B., ..., one right option such as **B.** with its reason, "
+                           "and a line “- **X** reveals: …” for each wrong option")
+    between = re.split(r"^- A\. ", body, maxsplit=1, flags=re.M)[0].strip()  # code that the question is about
+    return Question("\n\n".join(filter(None, (asked, between))), options, *right[0], reveals)
 
 
-def source(name):
+def source(name: str) -> Path:
+    """The teacher's page of a lesson, such as 05_distributed_sampler."""
     return Path(f"lessons/l{name}/teach.md")
 
 
-def questions_of(name):
-    """Those of the lesson `name`; none where its page does not stand."""
+def questions_of(name: str) -> list[Question]:
+    """The questions of the lesson `name`; none if it has no page."""
     path = source(name)
     return read(path)[1] if path.is_file() else []
 
 
-def pages(lessons):
-    """{path: text} of all that the site shows to teachers; `lessons`: site.layout.Lesson of each notebook."""
+def pages(lessons: list) -> dict[str, str]:
+    """{path: text} of the site's pages for teachers; `lessons`: site.layout.Lesson of each notebook."""
     lessons = [lesson for lesson in lessons if "minutes" in lesson.notebook.metadata.get("course", {})]  # no own ones
     planned = plans.read()
     of_lessons = plans.all_parts(lessons, planned["stated"])
     asked = {lesson.name[:2]: questions_of(lesson.name) for lesson in lessons}
     files = {README.as_posix(): README.read_text(encoding="utf-8"), "teach/tests.md": tests_page(lessons)}
     others = list(files)
-    with_page = [lesson for lesson in lessons if (source(lesson.name)).is_file()]
+    with_page = [lesson for lesson in lessons if source(lesson.name).is_file()]
     for lesson in with_page:
         files[f"{PAGES}/{lesson.name}.md"] = page(lesson, planned["plan"], of_lessons[lesson.name[:2]])
     for plan in planned["plan"]:
@@ -170,7 +151,7 @@ def whole(parts):
 
 
 def page(lesson, all_plans, parts):
-    """The page of a lesson: its head from the notebook, then its teach.md."""
+    """The page of a lesson: a head from its notebook, then its teach.md."""
     text, asked = read(source(lesson.name))
     course = lesson.notebook.metadata["course"]
     taken_by = [f"[{plan['name']}](../plans/{plans.stem(plan)}.md)" for plan in all_plans
@@ -184,17 +165,17 @@ def page(lesson, all_plans, parts):
             f"two cores {machine}. Show of hands: {plans.HANDS * len(asked)}.\n"
             f"- In the plans: {', '.join(taken_by) or 'none'}",
             "## Aims", "Afterwards learners are able to",
-            said(lesson, r"\*\*You will be able to\*\*\s+(- .+?)\n\n(?!- )"),
-            "## Prerequisites", said(lesson, r"\*\*You need\*\*\s+(.+?)\n\n"),
+            quoted(lesson, r"\*\*You will be able to\*\*\s+(- .+?)\n\n(?!- )"),
+            "## Prerequisites", quoted(lesson, r"\*\*You need\*\*\s+(.+?)\n\n"),
             "## Minutes", table(("section", "minutes", "of them exercises"), (
                 (section, round(text + exercises), round(exercises)) for section, (text, exercises) in parts.items()))]
     return "\n\n".join([*head, text]) + "\n"
 
 
-def said(lesson, pattern):
-    """What a lesson says of itself, its links led from notebooks/ to this page's folder."""
-    found = re.search(pattern, lesson.text, re.S)
-    if not found:
+def quoted(lesson, pattern):
+    """Text of a lesson, its links led from notebooks/ to this page's folder."""
+    match = re.search(pattern, lesson.text, re.S)
+    if not match:
         raise RuntimeError(f"notebooks/{lesson.name}.ipynb: nothing fits {pattern}")
     return re.sub(r"\]\((?!\w+:|#)([^)]+)\)", lambda link:
-                  f"]({os.path.relpath(os.path.join('notebooks', link[1]), PAGES)})", found[1])
+                  f"]({os.path.relpath(os.path.join('notebooks', link[1]), PAGES)})", match[1])

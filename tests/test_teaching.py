@@ -35,17 +35,6 @@ def of_lessons(lessons):
 
 # ----------------------------------------------------------------------------------------------------- lessons' pages
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_lesson_has_a_page_in_its_form(name):
-    text, questions = teaching.read(teaching.LESSONS / f"{name}.md")
-    assert text and len(questions) == teaching.QUESTIONS
-
-
-def test_no_page_is_of_no_lesson():
-    assert {path.stem for path in teaching.LESSONS.glob("*.md")} <= set(NAMES)
-
-
 QUESTION = """### {number}. Which one?
 
 - A. this
@@ -65,47 +54,33 @@ PAGE = ("## In the room\n\nDo it.\n\n## Show of hands\n\n" + "".join(QUESTION.fo
         + "".join(f"| {gpus} | it | that |\n" for gpus in (0, 1, 2, 8)))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_each_lesson_has_a_page_in_its_form(name):
+    text, questions = teaching.read(teaching.source(name))
+    assert text and len(questions) == 3
+
+
 def test_a_page_in_its_form_is_read(tmp_path):
-    path = tmp_path / "05_x.md"
-    path.write_text(PAGE)
-    _, questions = teaching.read(path)
+    (tmp_path / "teach.md").write_text(PAGE)
+    _, questions = teaching.read(tmp_path / "teach.md")
     assert questions[1] == teaching.Question("Which one?", {"A": "this\n  one", "B": "that one"}, "B",
                                              "Because it is\nso.", {"A": "a\n  guess."})
 
 
-@pytest.mark.parametrize(("old", "new", "said"), [
-    ("## In the room\n\nDo it.\n\n", "", "needs In the room"),
-    ("Do it.", "", "section In the room: is empty"),
-    ("## In the room", "Hello\n\n## In the room", "text above them"),
-    ("### 3. Which one?", "", "### 1. to ### 3."),
-    ("- A. this\n  one", "", "question 1: needs options A, B, C, ..., has B"),
-    ("**B.** Because", "Because", "question 1: needs exactly one right option, such as **B.** and why, has none"),
-    ("**B.** Because", "**A.** So.\n\n**B.** Because", "has A, B"),
-    ("- **A** reveals:", "- A reveals:", "a line “- **X** reveals: …” for each wrong option, has none"),
-    ("- **A** reveals:", "- **B** reveals:", "has B"),
-    ("| 1 | one |\n", "", "section What students answer: has no table"),
-    ("| 8 | it | that |\n", "", "section With 0, 1, 2, 8 GPUs: has rows for 0, 1, 2"),
-])
-def test_a_page_that_breaks_its_form_is_named_with_the_section(old, new, said, tmp_path):
-    path = tmp_path / "05_x.md"
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("## In the room\n\nDo it.\n\n", "", "needs the sections In the room"),
+    ("## In the room", "Hello\n\n## In the room", "nothing above them"),
+    ("### 3. Which one?", "", "section Show of hands: needs the headings"),
+    ("**B.** Because", "**A.** So.\n\n**B.** Because", "section Show of hands: question 1"),
+    ("- **A** reveals:", "- **B** reveals:", "section Show of hands: question 1"),
+    ("| 8 | it | that |\n", "", "section With 0, 1, 2, 8 GPUs")])
+def test_a_page_that_breaks_its_form_is_named_with_the_section(old, new, message, tmp_path):
+    path = tmp_path / "teach.md"
     assert old in PAGE
     path.write_text(PAGE.replace(old, new, 1))
-    with pytest.raises(RuntimeError, match=re.escape(said)) as error:
+    with pytest.raises(RuntimeError, match=re.escape(str(path))) as error:
         teaching.read(path)
-    assert str(path) in str(error.value)
-
-
-def test_the_head_of_a_page_comes_from_the_notebook(lessons):
-    lesson = copy.deepcopy(lessons[0])
-    lesson.title, lesson.question = "00 · Another", "Another question?"
-    lesson.text = ("**You will be able to**\n- do another thing\n  well;\n- and [this](03_x.ipynb#a);\n\n"
-                   "**You need** [a](../README.md).\n\n")
-    lesson.notebook.metadata["course"] = {"minutes": 70, "seconds": 300}
-    text = teaching.page(lesson, PLANS, plans.parts(lesson, {}))
-    for part in ("# 00 · Another: for teachers", "Another question?", "- do another thing\n  well;", "about 70 minutes",
-                 "two cores 5 minutes", "[this](../../notebooks/03_x.ipynb#a)", "[a](../../README.md)",
-                 "[90 minutes](../plans/90_minutes.md)", "Show of hands: 6"):
-        assert part in text
+    assert message in str(error.value)
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
@@ -117,127 +92,77 @@ def test_the_sections_of_a_lesson_add_up_to_its_minutes(lessons, of_lessons):
         assert total == pytest.approx(lesson.notebook.metadata["course"]["minutes"])
 
 
-def test_a_share_is_stated_only_where_the_lesson_says_so(lessons):
-    assert plans.read()["stated"] == {"06": {"Capstone: your own DDP program": 0.5}}
-    assert "The capstone takes half of yours." in " ".join(lessons[6].text.split())
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
-def test_a_plan_fits_its_days(plan, of_lessons):
-    for slack in plans.slack(plan, of_lessons):
-        assert 0 <= slack <= LOOSE * plan["minutes"]
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
-def test_a_plan_takes_a_lesson_or_says_why_not(plan):
-    left = [number for each in plan["left_out"] for number in each["lessons"]]
-    assert sorted(plans.taken(plan) + plan.get("done_before", []) + left) == [name[:2] for name in NAMES]
-    assert all(each["why"] for each in plan["left_out"]) and plan["shortened"]
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
-def test_no_plan_takes_a_section_or_a_question_twice(plan, of_lessons):
-    for number in plans.taken(plan):
-        slots = [slot for day in plan["days"] for slot in day if slot.get("lesson") == number]
-        sections = [name for slot in slots for name in plans.chosen(slot, of_lessons[number])]
-        assert len(sections) == len(set(sections)), number
-        asked = [each for slot in slots for each in slot.get("questions", [])]
-        assert len(asked) == len(set(asked)) and set(asked) <= set(range(1, teaching.QUESTIONS + 1)), number
-
-
-def test_a_longer_lesson_makes_a_plan_longer(lessons):
-    week = next(plan for plan in PLANS if plan["name"] == "A week")
-    longer = copy.deepcopy(lessons)
-    longer[4].notebook.metadata["course"]["minutes"] += 40
-    before, after = (plans.slack(week, plans.all_parts(those, plans.read()["stated"])) for those in (lessons, longer))
-    assert [one - other for one, other in zip(before, after, strict=True)] == [0, 40, 0, 0, 0]
-
-
-def test_a_slot_takes_what_it_says():
+def test_a_slot_takes_the_minutes_of_its_sections_and_questions():
     sections = {"04": {"a": (10.2, 7), "b": (4, 0), "c": (1, 1)}}
     minutes = {"whole": {}, "two": {"sections": ["a", "b"]}, "rest": {"without": ["a"]},
                "text": {"sections": ["a"], "exercises": False}}
     assert {name: plans.minutes_of({"lesson": "04", **slot}, sections, "here")[0] for name, slot in minutes.items()
             } == {"whole": 24, "two": 22, "rest": 6, "text": 11}
     assert plans.minutes_of({"lesson": "04", "questions": [1, 3]}, sections, "here") == (24, 2 * plans.HANDS, 0, 0)
-    for slot, said in (({"lesson": "99"}, "here: no lesson 99"),
-                       ({"lesson": "04", "sections": ["d"]}, "here: lesson 04 has no section d"),
-                       ({"lesson": "04", "without": ["d"]}, "here: lesson 04 has no section d")):
-        with pytest.raises(RuntimeError, match=said):
-            plans.minutes_of(slot, sections, "here")
+    with pytest.raises(RuntimeError, match="here: lesson 04 has no section d"):
+        plans.minutes_of({"lesson": "04", "sections": ["d"]}, sections, "here")
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
-def test_the_page_of_a_plan_tells_every_minute(plan, lessons, of_lessons):
-    text = plans.page(plan, lessons, of_lessons, {name[:2]: teaching.questions_of(name) for name in NAMES})
+def test_a_plan_fits_its_days_and_takes_each_section_and_question_once(plan, of_lessons):
+    for slack in plans.slack(plan, of_lessons):
+        assert 0 <= slack <= LOOSE * plan["minutes"]
+    left = [number for each in plan["left_out"] for number in each["lessons"]]
+    assert sorted(plans.taken(plan) + plan.get("done_before", []) + left) == [name[:2] for name in NAMES]
+    for number in plans.taken(plan):
+        slots = [slot for day in plan["days"] for slot in day if slot.get("lesson") == number]
+        sections = [name for slot in slots for name in plans.chosen(slot, of_lessons[number])]
+        questions = [question for slot in slots for question in slot.get("questions", [])]
+        assert len(sections) == len(set(sections)), number
+        assert len(questions) == len(set(questions)) and set(questions) <= {1, 2, 3}, number
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
+def test_the_page_of_a_plan_has_every_minute_and_each_question(plan, lessons, of_lessons):
+    questions = {name[:2]: teaching.questions_of(name) for name in NAMES}
+    text = plans.page(plan, lessons, of_lessons, questions)
     days = re.split(r"^\| from \|.*$", text, flags=re.M)[1:]
     assert len(days) == len(plan["days"])
     for day in days:
-        rows = re.findall(r"^\| (\d+):(\d\d) \| (\d+) \|", day, re.M)
         clock = 0
-        for hours, minutes, long in rows:
+        for hours, minutes, length in re.findall(r"^\| (\d+):(\d\d) \| (\d+) \|", day, re.M):
             assert 60 * int(hours) + int(minutes) == clock
-            clock += int(long)
+            clock += int(length)
         assert clock == plan["minutes"]
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
-def test_a_plan_names_the_question_that_opens_a_lesson_and_those_that_it_asks(plan, lessons, of_lessons):
-    questions = {name[:2]: teaching.questions_of(name) for name in NAMES}
-    text = plans.page(plan, lessons, of_lessons, questions)
     for lesson in lessons:
-        taken = lesson.name[:2] in plans.taken(plan)
-        assert text.count(f"Open with: {lesson.question} ") == taken, lesson.name
-    for slot in (slot for day in plan["days"] for slot in day if "lesson" in slot):
-        asked = slot.get("questions", [])
-        for number, question in enumerate(questions[slot["lesson"]], 1):
-            named = number in asked and len(asked) < teaching.QUESTIONS
-            assert not named or f"{number}. {question.text.splitlines()[0]}" in text, (slot["lesson"], number)
+        assert text.count(f"Open with: {lesson.question} ") == (lesson.name[:2] in plans.taken(plan)), lesson.name
+    for slot in (slot for day in plan["days"] for slot in day if 0 < len(slot.get("questions", [])) < 3):
+        for number in slot["questions"]:
+            assert f"{number}. {questions[slot['lesson']][number - 1].text.splitlines()[0]}" in text, slot["lesson"]
 
 
 # --------------------------------------------------------------------------------------------------- part of the site
 
 
-@pytest.fixture
-def laid_out(tmp_path, monkeypatch):
-    """{path: text} of what Sphinx reads, with teach/ or without."""
-    def lay_out(teachers):
-        folder = tmp_path / ("teachers" if teachers else "learners")
-        folder.mkdir()
-        for path in runner.ROOT.iterdir():
-            if path.name not in ("build", ".git") and (teachers or path.name != "teach"):
-                (folder / path.name).symlink_to(path)
-        monkeypatch.chdir(folder)
-        if not teachers:
-            monkeypatch.setitem(sys.modules, "teach", None)  # to import it is an error
-        layout.lay_out(executed=False)
-        return {path.relative_to(layout.SOURCE).as_posix(): path.read_text(encoding="utf-8")
-                for path in layout.SOURCE.rglob("*") if path.suffix in (".md", ".ipynb")}
-    return lay_out
-
-
-def dead(files):
-    """Links of pages to pages that are not there."""
-    links = {(name, target) for name, text in files.items() if not name.startswith("download/")
-             for target in re.findall(r"\]\(((?!\w+:)[^)#:\s]+\.(?:md|ipynb))[)#]", text)}
-    return {(name, target) for name, target in links
-            if not (layout.SOURCE / name).parent.joinpath(target).resolve().is_file()}
-
-
-def test_the_site_has_a_door_for_teachers(laid_out, lessons):
-    files = laid_out(teachers=True)
-    assert "teach/index" in files["index.md"]
-    index = files["teach/index.md"]
-    for path in ("README.md", "tests.md", *(f"plans/{plans.stem(plan)}.md" for plan in PLANS),
-                 *(f"lessons/{name}.md" for name in NAMES)):
-        assert f"]({path})" in index and f"teach/{path}" in files, path
-    assert dead(files) == set()
-
-
-def test_without_teach_the_site_has_no_such_door(laid_out):
-    files = laid_out(teachers=False)
-    assert [name for name in files if name.startswith("teach")] == [] and "each/" not in files["index.md"]
-    assert dead(files) <= {("README.md", "teach/README.md")}
+@pytest.mark.parametrize("teachers", [True, False])
+def test_the_site_has_a_door_for_teachers_where_teach_is(teachers, tmp_path, monkeypatch, lessons):
+    for path in runner.ROOT.iterdir():
+        if path.name not in ("build", ".git") and (teachers or path.name != "teach"):
+            (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    if not teachers:
+        monkeypatch.setitem(sys.modules, "teach", None)  # to import it is an error
+    layout.lay_out(executed=False)
+    files = {path.relative_to(layout.SOURCE).as_posix(): path.read_text(encoding="utf-8")
+             for path in layout.SOURCE.rglob("*") if path.suffix in (".md", ".ipynb")}
+    pages = {"teach/README.md", "teach/tests.md", *(f"teach/plans/{plans.stem(plan)}.md" for plan in PLANS),
+             *(f"teach/lessons/{name}.md" for name in NAMES)}
+    if teachers:
+        assert "teach/index" in files["index.md"] and pages <= files.keys()
+        assert all(f"]({page.removeprefix('teach/')})" in files["teach/index.md"] for page in pages)
+        assert all(lesson.question in files[f"teach/lessons/{lesson.name}.md"] for lesson in lessons)
+    else:
+        assert not [name for name in files if name.startswith("teach")] and "each/" not in files["index.md"]
+    for name, text in files.items():
+        for target in re.findall(r"\]\(((?!\w+:)[^)#:\s]+\.(?:md|ipynb))[)#]", text):
+            there = (layout.SOURCE / name).parent.joinpath(target).resolve().is_file()
+            named = (name, target) == ("README.md", "teach/README.md") and not teachers
+            assert there or named or name.startswith("download/"), f"{name} links to {target}"
 
 
 # -------------------------------------------------------------------------------------------------------------- slides
