@@ -14,7 +14,7 @@ from PIL import Image
 import layout
 from course import alt_text, plots, twins
 from lessons.l02_data_parallel import pictures as l02_pictures
-from lessons.l04_collectives import pictures as l04_pictures
+from lessons.l04_collectives import show as l04
 from lessons.l05_distributed_sampler import pictures as l05_pictures
 from lessons.l09_large_batch import pictures as l09_pictures
 from lessons.l11_fault_tolerance import pictures as l11_pictures
@@ -42,8 +42,8 @@ def test_a_row_is_told_with_what_stands_in_it_and_a_part_by_the_keys_word_for_it
     assert alt_text.describe(l02_pictures.memory([{"weights": 3e6, "outputs": 30e6}, {"weights": 8e6}]).figure
                              ).startswith("What each device holds. Horizontal bars; across: MB (million bytes). Rows: "
                                           "device 0 (weights: 3; outputs: 30; 33.0 MB); device 1 (weights: 8; 8.0 MB).")
-    held = {"states": [{"label": "before", "cells": [[1, 2], [10, 20]]}, {"label": "after", "cells": [[11, 22]] * 2}]}
-    assert alt_text.describe(l04_pictures.before_after(held, "all_reduce")) == (
+    held = [{"label": "before", "cells": [[1, 2], [10, 20]]}, {"label": "after", "cells": [[11, 22]] * 2}]
+    assert alt_text.describe(l04.before_after(held, "all_reduce")) == (
         "all_reduce. 2 panels: before, after. Coloured boxes. Rows: before: rank 0 (1, 2); rank 1 (10, 20); "
         "after: rank 0 (11, 22); rank 1 (11, 22).")
 
