@@ -15,7 +15,7 @@ import layout
 from course import alt_text, plots, twins
 from lessons.l02_data_parallel import pictures as l02_pictures
 from lessons.l04_collectives import show as l04
-from lessons.l05_distributed_sampler import pictures as l05_pictures
+from lessons.l05_distributed_sampler import show as l05
 from lessons.l09_large_batch import pictures as l09_pictures
 from lessons.l11_fault_tolerance import pictures as l11_pictures
 from lessons.l14_make_it_faster import pictures as l14_pictures
@@ -60,7 +60,7 @@ def test_panels_share_what_they_have_in_common():
 
 def test_what_is_too_long_loses_numbers_first_then_names():
     def told(names):
-        return alt_text.describe(l05_pictures.counts_map({f"way {n}": [1, 2, 1] for n in range(names)}).figure)
+        return alt_text.describe(l05.counts_map({f"way {n}": [1, 2, 1] for n in range(names)}).figure)
 
     assert "way 1 (once: 1×; more than once: 2×; once: 1×)" in told(2)
     assert "way 11. Key" in told(12) and "×" not in told(12)
