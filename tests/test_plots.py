@@ -13,7 +13,6 @@ from course import plots, png, runs
 from lessons.l00_start_here import pictures as l00_pictures
 from lessons.l00_start_here import ways
 from lessons.l01_one_device import pictures as l01_pictures
-from lessons.l06_ddp import pictures as l06_pictures
 from lessons.l12_break_it import show as l12
 from tests.test_runs import RECORDED, ROOT, as_text, end_record, epoch_record, run_record
 
@@ -495,24 +494,6 @@ def test_steps_below_one_another_share_the_axis_and_one_key():
     assert first.get_legend() and not second.get_legend()
     assert {text.split("\n")[0] for text in texts(second)} >= {"rank 3"}
     assert not any("rank 4" in text for text in texts(second)), "four ranks at most"
-
-
-# ---------------------------------------------------------------- is it the same training?
-
-
-def test_lines_of_differences_are_named_at_their_ends():
-    ax = l06_pictures.by_update({"a": [0.0, 0.2], "b": [0.1, 0.1]}, "apart", synthetic=True)
-    assert [list(line.get_ydata()) for line in ax.lines] == [[0.0, 0.2], [0.1, 0.1]]
-    assert {"a", "b", "SYNTHETIC DATA"} <= set(texts(ax))
-
-
-def test_what_is_rounding_and_what_is_not_differ_in_colour_shape_and_zone():
-    ax = l06_pictures.from_one_process({"none": 0.0, "same": 1e-16, "other": 1e-3}, rounding=1e-9)
-    none, same, other = ax.lines
-    assert none.get_color() == same.get_color() != other.get_color()
-    assert none.get_marker() == same.get_marker() != other.get_marker()
-    assert {"0", "1e-16", "1e-03", "none", "same", "other"} <= set(texts(ax)) and "SYNTHETIC DATA" not in texts(ax)
-    assert ax.get_xlim()[0] < none.get_xdata()[0]
 
 
 def test_a_rhythm_has_a_line_an_epoch_and_goes_on_counting():
