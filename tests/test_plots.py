@@ -10,8 +10,6 @@ import pandas as pd
 import pytest
 
 from course import plots, png, runs
-from lessons.l05_distributed_sampler import pictures as l05_pictures
-from lessons.l06_ddp import pictures as l06_pictures
 from lessons.l12_break_it import show as l12
 from tests.test_runs import RECORDED, ROOT, as_text, end_record, epoch_record, run_record
 
@@ -307,72 +305,6 @@ def test_a_run_of_unknown_world_size_is_left_out(live):
         plots.throughput(table.iloc[2:])
 
 
-# ---------------------------------------------------------------- who sees what
-
-
-def dealt(n, world_size, drop_last=False):
-    """The shards of `sampler_map`: items 0 to n - 1, dealt like cards."""
-    count = (n // world_size if drop_last else -(-n // world_size)) * world_size
-    return [[place % n for place in range(rank, count, world_size)] for rank in range(world_size)]
-
-
-def cells(ax):
-    """(item, row, hatched) of each cell of a map."""
-    return {(round(p.get_x() + 0.45), round(p.get_y() + 0.45), bool(p.get_hatch())) for p in ax.patches}
-
-
-def test_the_map_has_a_column_an_item_and_a_row_a_rank():
-    ax = l05_pictures.sampler_map(dealt(20, 2), 20)
-    assert cells(ax) == {(item, item % 2, False) for item in range(20)}
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
-    assert [t.get_text() for t in ax.texts] == [str(i // 2) for r in (0, 1) for i in range(r, 20, 2)]
-    assert ax.get_title(loc="left") and ax.get_xlabel() and ax.get_legend() is None
-
-
-def test_the_map_marks_what_is_seen_again_and_what_nobody_sees():
-    ax = l05_pictures.sampler_map(dealt(3, 8), 3)
-    assert cells(ax) == {(rank % 3, rank, rank >= 3) for rank in range(8)}
-    assert "seen again (padding)" in texts(ax) and "×" not in texts(ax)
-    ax = l05_pictures.sampler_map(dealt(21, 2, drop_last=True), 21)
-    assert cells(ax) == {(item, item % 2, False) for item in range(20)}
-    assert [t.get_position() for t in ax.texts if t.get_text() == "×"] == [(20, 0), (20, 1)]
-    assert "seen by nobody" in texts(ax) and "seen again (padding)" not in texts(ax)
-
-
-def test_the_map_of_several_epochs_has_a_row_an_epoch_and_a_colour_a_rank():
-    ax = l05_pictures.sampler_map({epoch: dealt(3, 2) for epoch in (0, 1)}, 3, title="mine")
-    assert {"epoch 0", "epoch 1", "rank 0", "rank 1"} <= set(texts(ax)) and ax.get_title(loc="left") == "mine"
-    drawn = [(round(p.get_x() + 0.45), p.get_edgecolor()[:3], round(p.get_height(), 2)) for p in ax.patches]
-    first, second = (mpl.colors.to_rgb(colour) for colour in plots.COLOURS[:2])
-    assert drawn == [(0, first, 0.45), (0, second, 0.45), (1, second, 0.9), (2, first, 0.9)] * 2, "item 0 is shared"
-
-
-def test_the_map_of_ranks_that_see_nothing():
-    ax = l05_pictures.sampler_map([[], []], 1)
-    assert not ax.patches and [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
-    assert "seen by nobody" in texts(ax)
-    with pytest.raises(ValueError, match="nothing to draw"):
-        l05_pictures.sampler_map([], 3)
-
-
-def test_counts_have_a_row_a_way_and_say_what_counts_more_than_once_or_never():
-    ax = l05_pictures.counts_map({"padded": [2.0000001, 1, 1.0], "dropped": [1, 0.9999999, -1e-9]})
-    assert [t.get_text() for t in ax.texts] == ["2×", "1×", "1×", "1×", "1×", "×"]
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["padded", "dropped"]
-    twice, once, _, _, _, never = (mpl.colors.to_hex(p.get_facecolor()) for p in ax.patches)
-    assert (twice, once, never) == (plots.COLOURS[1].lower(), plots.COLOURS[0].lower(), "#ffffff")
-
-
-def test_errors_have_a_dot_an_order_within_what_can_be():
-    table = pd.DataFrame([{"way": way, "ranks": ranks, "error": error, "synthetic": True}
-                          for way in ("padded", "dropped") for ranks in (1, 4) for error in (-0.5, 0.0, 0.5)])
-    ax = l05_pictures.accuracy_errors(table, 97)
-    dots = [line for line in ax.lines if line.get_linestyle() == "None"]
-    assert [len(line.get_xdata()) for line in dots] == [3] * 4
-    assert [round(bar.get_height() / 2, 2) for bar in ax.patches[:4]] == [0, 2.91, 0, 1.03]  # 94/97 - 94/100, 1/97
-    assert "SYNTHETIC DATA" in texts(ax) and "97" in ax.get_title(loc="left")
-
-
 # ---------------------------------------------------------------- the files, and the command that writes them
 
 
@@ -507,24 +439,6 @@ def test_steps_below_one_another_share_the_axis_and_one_key():
     assert first.get_legend() and not second.get_legend()
     assert {text.split("\n")[0] for text in texts(second)} >= {"rank 3"}
     assert not any("rank 4" in text for text in texts(second)), "four ranks at most"
-
-
-# ---------------------------------------------------------------- is it the same training?
-
-
-def test_lines_of_differences_are_named_at_their_ends():
-    ax = l06_pictures.by_update({"a": [0.0, 0.2], "b": [0.1, 0.1]}, "apart", synthetic=True)
-    assert [list(line.get_ydata()) for line in ax.lines] == [[0.0, 0.2], [0.1, 0.1]]
-    assert {"a", "b", "SYNTHETIC DATA"} <= set(texts(ax))
-
-
-def test_what_is_rounding_and_what_is_not_differ_in_colour_shape_and_zone():
-    ax = l06_pictures.from_one_process({"none": 0.0, "same": 1e-16, "other": 1e-3}, rounding=1e-9)
-    none, same, other = ax.lines
-    assert none.get_color() == same.get_color() != other.get_color()
-    assert none.get_marker() == same.get_marker() != other.get_marker()
-    assert {"0", "1e-16", "1e-03", "none", "same", "other"} <= set(texts(ax)) and "SYNTHETIC DATA" not in texts(ax)
-    assert ax.get_xlim()[0] < none.get_xdata()[0]
 
 
 def test_a_rhythm_has_a_line_an_epoch_and_goes_on_counting():

@@ -3,7 +3,7 @@
     torchrun --nproc_per_node=4 lessons/l04_collectives/collectives_shown.py --out results/live/04_collectives.json
 
 Rank 0 starts with 1 2 3 ..., rank 1 with 10 20 30 ..., rank 2 with 100 200 300 ..., and so on: each digit of a number
-tells which rank it came from, also in a sum. All of it runs on CPUs with gloo, so that every machine shows the same.
+tells which rank it came from, also in a sum. The ranks run on CPUs with gloo, so that every machine shows the same.
 """
 
 import time
@@ -27,154 +27,140 @@ def numbers(rank, count):
     return torch.tensor([(1 + i % 9) * 10**rank for i in range(count)])
 
 
-def zeros(count):
-    return [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
-
-
 # ------------------------------------------------------------------------------------------ the collectives
-# Each yields (a label, the tensors that the rank holds) before and after.
+# Each function gets the numbers that a rank begins with, and returns what the rank holds afterwards: a tensor, a list
+# of tensors, or None.
 
 
-def broadcast(rank, ranks):
-    mine = numbers(rank, ranks)
-    yield "before", mine
+def broadcast(mine, rank, ranks):
     dist.broadcast(mine, src=0)
-    yield "after", mine
+    return mine
 
 
-def scatter(rank, ranks):
-    pieces = list(numbers(rank, ranks).split(1)) if rank == 0 else None
-    (mine,) = zeros(1)
-    yield "before", pieces
-    dist.scatter(mine, pieces, src=0)
-    yield "after", mine
+def scatter(mine, rank, ranks):
+    pieces = list(mine.split(1)) if rank == 0 else None
+    piece = torch.zeros(1, dtype=torch.int64)
+    dist.scatter(piece, pieces, src=0)
+    return piece
 
 
-def gather(rank, ranks):
-    mine = numbers(rank, 1)
-    pieces = zeros(ranks) if rank == 0 else None
-    yield "before", mine
+def gather(mine, rank, ranks):
+    pieces = [torch.zeros_like(mine) for _ in range(ranks)] if rank == 0 else None
     dist.gather(mine, pieces, dst=0)
-    yield "after", pieces
+    return pieces
 
 
-def all_gather(rank, ranks):
-    mine, pieces = numbers(rank, 1), zeros(ranks)
-    yield "before", mine
+def all_gather(mine, rank, ranks):
+    pieces = [torch.zeros_like(mine) for _ in range(ranks)]
     dist.all_gather(pieces, mine)
-    yield "after", pieces
+    return pieces
 
 
-def reduce(rank, ranks):
-    mine = numbers(rank, ranks)
-    yield "before", mine
+def reduce(mine, rank, ranks):
     dist.reduce(mine, dst=0)
-    yield "after", mine
+    return mine
 
 
-def all_reduce(rank, ranks):
-    mine = numbers(rank, ranks)
-    yield "before", mine
+def all_reduce(mine, rank, ranks):
     dist.all_reduce(mine)
-    yield "after", mine
+    return mine
 
 
-def reduce_scatter(rank, ranks):
-    mine = numbers(rank, ranks)
-    (total,) = zeros(1)
-    yield "before", mine
-    dist.reduce_scatter(total, list(mine.split(1)))
-    yield "after", total
+def reduce_scatter(mine, rank, ranks):
+    part = torch.zeros(1, dtype=torch.int64)
+    dist.reduce_scatter(part, list(mine.split(1)))
+    return part
 
 
-def all_to_all(rank, ranks):
-    mine, pieces = numbers(rank, ranks), zeros(ranks)
-    yield "before", mine
+def all_to_all(mine, rank, ranks):
+    pieces = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
     dist.all_to_all(pieces, list(mine.split(1)))
-    yield "after", pieces
+    return pieces
 
 
-def send_recv(rank, ranks):
-    mine = numbers(rank, ranks)
-    yield "before", mine
+def all_to_all_from_scatters(mine, rank, ranks):
+    """The same as all_to_all, for gloo of PyTorch 2.10, which lacks it."""
+    pieces = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+    for source in range(ranks):
+        dist.scatter(pieces[source], list(mine.split(1)) if source == rank else None, src=source)
+    return pieces
+
+
+def send_recv(mine, rank, ranks):
     if rank == 0:
         dist.send(mine, dst=ranks - 1)
     elif rank == ranks - 1:
         dist.recv(mine, src=0)
-    yield "after", mine
+    return mine
 
 
-def shift(rank, ranks):
-    mine, arriving = numbers(rank, ranks), torch.zeros(ranks, dtype=torch.int64)
-    yield "before", mine
+def shift(mine, rank, ranks):
+    arriving = torch.zeros_like(mine)
     to_the_right = dist.P2POp(dist.isend, mine, (rank + 1) % ranks)
     from_the_left = dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)
     for transfer in dist.batch_isend_irecv([to_the_right, from_the_left]):
         transfer.wait()
-    yield "after", arriving
-
-
-def barrier(rank, ranks):
-    yield "start", None
-    time.sleep(0.1 * (rank + 1))  # stands for work that takes each rank another time
-    yield "arrives", None
-    dist.barrier()
-    yield "leaves", None
-
-
-def async_handle(rank, ranks):
-    mine = numbers(rank, ranks)
-    yield "start", mine
-    if rank == ranks - 1:
-        time.sleep(0.3)  # this rank comes late
-    yield "before the call", mine
-    handle = dist.all_reduce(mine, async_op=True)
-    yield "after the call", mine
-    time.sleep(0.1)  # stands for work that does not need the sum
-    yield "before wait()", mine
-    handle.wait()
-    yield "after wait()", mine
-
-
-# Gloo of PyTorch 2.10 cannot do this one. Then it is built from what it can do.
-
-
-def all_to_all_from_scatters(rank, ranks):
-    mine, pieces = numbers(rank, ranks), zeros(ranks)
-    yield "before", mine
-    for source in range(ranks):
-        dist.scatter(pieces[source], list(mine.split(1)) if source == rank else None, src=source)
-    yield "after", pieces
+    return arriving
 
 
 COLLECTIVES = {demo.__name__: demo for demo in (broadcast, scatter, gather, all_gather, reduce, all_reduce,
-                                                reduce_scatter, all_to_all, send_recv, shift, barrier, async_handle)}
-INSTEAD = {"all_to_all": all_to_all_from_scatters}
+                                                reduce_scatter, all_to_all, send_recv, shift)}
 
 
-def states(demo):
-    """What each rank held, and when: a list of {"label", "cells": a list a rank, "seconds": a number a rank}."""
+def states(name):
+    """What each rank held before and after a collective: [{"label", "cells": a list of numbers for each rank}]."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    dist.barrier()
-    mine = []
-    for label, held in demo(rank, ranks):
-        now = time.perf_counter()
-        held = [] if held is None else [held] if torch.is_tensor(held) else held
-        mine.append((label, [value for tensor in held for value in tensor.tolist()], now))
-    of_ranks = gathered(mine)
-    start = min(own[0][2] for own in of_ranks)  # the ranks of one machine share a clock
-    return [{"label": step[0][0], "cells": [cells for _, cells, _ in step],
-             "seconds": [now - start for _, _, now in step]} for step in zip(*of_ranks, strict=True)]
-
-
-def show(name):
-    """{"states": ...}, and "unsupported": what gloo said, if the collective had to be built from others."""
+    mine = numbers(rank, 1 if name in ("gather", "all_gather") else ranks)
+    before = [] if name == "scatter" and rank else mine.tolist()
     try:
-        return {"states": states(COLLECTIVES[name])}
+        held = COLLECTIVES[name](mine, rank, ranks)
     except RuntimeError as error:
-        if name not in INSTEAD or "does not support" not in str(error):
+        if name != "all_to_all" or "does not support" not in str(error):
             raise
-        return {"states": states(INSTEAD[name]), "unsupported": str(error).splitlines()[0]}
+        held = all_to_all_from_scatters(mine, rank, ranks)
+    after = [] if held is None else torch.cat(held).tolist() if isinstance(held, list) else held.tolist()
+    return [{"label": label, "cells": gathered(cells)} for label, cells in (("before", before), ("after", after))]
+
+
+# ------------------------------------------------------------------------------------------ who waits for whom
+# Each function returns at what times a rank came to which point.
+
+
+def barrier(mine, rank, ranks):
+    times = {"start": time.perf_counter()}
+    time.sleep(0.1 * (rank + 1))  # stands for work that takes each rank another time
+    times["arrives"] = time.perf_counter()
+    dist.barrier()
+    times["leaves"] = time.perf_counter()
+    return times
+
+
+def async_handle(mine, rank, ranks):
+    times = {"start": time.perf_counter()}
+    if rank == ranks - 1:
+        time.sleep(0.3)  # this rank comes late
+    times["before the call"] = time.perf_counter()
+    handle = dist.all_reduce(mine, async_op=True)
+    times["after the call"] = time.perf_counter()
+    time.sleep(0.1)  # stands for work that does not need the sum
+    times["before wait()"] = time.perf_counter()
+    handle.wait()
+    times["after wait()"] = time.perf_counter()
+    return times
+
+
+TIMED = {demo.__name__: demo for demo in (barrier, async_handle)}
+
+
+def times(name):
+    """{point: the seconds after the first rank's start at which each rank came to it}, and "cells", as in states()."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = numbers(rank, ranks)
+    dist.barrier()
+    of_ranks = gathered(TIMED[name](mine, rank, ranks))
+    start = min(own["start"] for own in of_ranks)  # the ranks of one machine share a clock
+    seconds = {point: [own[point] - start for own in of_ranks] for point in of_ranks[0]}
+    return seconds | {"cells": gathered(mine.tolist())}
 
 
 # ------------------------------------------------------------------------------------------ the ring
@@ -207,7 +193,6 @@ def ring():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine, sums = numbers(rank, ranks), numbers(rank, ranks)
     dist.all_reduce(sums)
-    chunks = [len(chunk) for chunk in mine.tensor_split(ranks)]
     steps = [{"cells": gathered(mine.tolist())}]
     for chunk, sent in ring_steps(mine):
         step = gathered({"cells": mine.tolist(), "sent": chunk, "bytes": sent})
@@ -217,8 +202,8 @@ def ring():
     reference = floats.clone()
     list(ring_steps(floats))  # to its end
     dist.all_reduce(reference)
-    return {"chunks": chunks, "steps": steps, "bytes": mine.nbytes, "equal": gathered(torch.equal(mine, sums)),
-            "floats": {"values": len(floats), "off": max(gathered((floats - reference).abs().max().item())),
+    return {"steps": steps, "bytes": mine.nbytes, "equal": gathered(torch.equal(mine, sums)),
+            "floats": {"off": max(gathered((floats - reference).abs().max().item())),
                        "ranks_agree": len(set(gathered(tuple(floats.tolist())))) == 1}}
 
 
@@ -226,25 +211,22 @@ def ring():
 
 
 def main():
-    parser = rank_program.parser(__doc__, out="write what was found to this file: {name: findings}", timeout=30)
-    names = [*COLLECTIVES, "ring"]
-    parser.add_argument("--show", nargs="+", choices=names, default=names, metavar="NAME",
-                        help=f"one or more of: {', '.join(names)}; default: all")
+    parser = rank_program.parser(__doc__, out="write {collective: what its ranks held} to this file, as JSON",
+                                 timeout=30)
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement("cpu", "gloo")
-        if not 2 <= here.world_size <= MOST_RANKS or here.nodes > 1:
+        placement = launch.find_placement("cpu", "gloo")
+        if not 2 <= placement.world_size <= MOST_RANKS or placement.nodes > 1:
             raise ValueError(f"this shows 2 to {MOST_RANKS} ranks of one machine: "
                              "torchrun --nproc_per_node=4 lessons/l04_collectives/collectives_shown.py")
         check_output("--out", args.out)
     torch.set_num_threads(1)
-    found = {"world_size": here.world_size, "torch": torch.__version__}
-    with rank_program.ranks(here, args.timeout):
-        for name in args.show:
-            found[name] = ring() if name == "ring" else show(name)
-    if here.rank == 0:  # all have come this far: the findings are whole
-        rank_program.write_json(args.out, found)
-        print(f"{here.world_size} ranks, {len(args.show)} examples: written")
+    with rank_program.ranks(placement, args.timeout):
+        results = {name: states(name) for name in COLLECTIVES} | {name: times(name) for name in TIMED}
+        results["ring"] = ring()
+    if placement.rank == 0:  # all have come this far: the results are whole
+        rank_program.write_json(args.out, results)
+        print(f"{placement.world_size} ranks, {len(results)} examples: written")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     torchrun --nproc_per_node=3 lessons/l04_collectives/hang_on_purpose.py --out results/live/04_hang.json
 
 "For ever" is --timeout seconds here. Every try has a process group of its own, so that a try that breaks its group
-leaves the next one alone. All of it runs on CPUs with gloo.
+leaves the next one alone. The ranks run on CPUs with gloo.
 """
 
 import faulthandler
@@ -39,7 +39,7 @@ TRIES = {"stack": (different, False), "barrier": (one_stays_away, False), "detai
 
 
 def attempt(name, timeout):
-    """What each rank saw: {"start", "end" (seconds), "error" (None if it returned), "stack"}, a dict a rank."""
+    """What this rank saw: {"start", "end" (seconds), "error" (None if the call returned), "stack": list of lines}."""
     fault, detail = TRIES[name]
     timeout = timedelta(seconds=timeout)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -60,7 +60,7 @@ def attempt(name, timeout):
         end = time.perf_counter()
         faulthandler.cancel_dump_traceback_later()
         stack.seek(0)
-        lines = [re.sub(r'"[^"]*/((torch|course|scripts)/)', r'"\1', line) for line in stack.read().splitlines()[1:]]
+        lines = [re.sub(r'"[^"]*/((torch|course|lessons)/)', r'"\1', line) for line in stack.read().splitlines()[1:]]
     return {"start": start, "end": end, "error": error, "stack": lines}
 
 
@@ -68,22 +68,22 @@ def main():
     parser = rank_program.parser(__doc__, out="write to this file what each rank saw", timeout=3)  # of each try
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement("cpu", "gloo")
-        if here.world_size < 3 or here.nodes > 1:
+        placement = launch.find_placement("cpu", "gloo")
+        if placement.world_size < 3 or placement.nodes > 1:
             raise ValueError("this needs three ranks or more of one machine: "
                              "torchrun --nproc_per_node=3 lessons/l04_collectives/hang_on_purpose.py")
         check_output("--out", args.out)
     torch.set_num_threads(1)
-    found = {"world_size": here.world_size, "timeout": args.timeout}
-    with rank_program.ranks(here, 30 + 2 * args.timeout):
+    results = {"world_size": placement.world_size}
+    with rank_program.ranks(placement, 30 + 2 * args.timeout):
         for name in TRIES:
             seen = rank_program.gathered(attempt(name, args.timeout))
             first = min(rank["start"] for rank in seen)  # the ranks of one machine share a clock
-            found[name] = [{**rank, "start": rank["start"] - first, "end": rank["end"] - first} for rank in seen]
+            results[name] = [{**rank, "start": rank["start"] - first, "end": rank["end"] - first} for rank in seen]
             if not any(rank["error"] for rank in seen):
                 raise RuntimeError(f"{name}: no rank failed, which this program is about")
-    if here.rank == 0:
-        rank_program.write_json(args.out, found)
+    if placement.rank == 0:
+        rank_program.write_json(args.out, results)
 
 
 if __name__ == "__main__":

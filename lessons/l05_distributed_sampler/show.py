@@ -1,59 +1,122 @@
-"""Lesson 05: shards of unequal length, and accuracies from padded and dropped ones."""
+"""Lesson 05: pictures of which rank sees which item, and what repeated and dropped items do to averages."""
 
-ROWS = {"one process": "one process, batches of {ranks}", "padded": "padded", "dropped": "dropped", "Join": "Join",
-        "Join, False": "Join, divided by\nthe ranks left"}
+import textwrap
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from course.plots.style import COLOURS, PALE, bare, colour_of, handles, head, line_key, name_rows, write_in
+
+ROWS = {"padded": "padded", "dropped": "dropped", "Join": "Join", "Join, False": "Join, divided by the ranks left"}
 
 
-def counts(found):
-    """{way: how often each image counts}, for a picture, of what uneven_shards.py found."""
-    names = {way: name.format(ranks=found["world_size"]) for way, name in ROWS.items()}
-    return {name: found[way] if way == "one process" else found[way]["counts"] for way, name in names.items()}
+def sampler_map(shards: list | dict, n: int, title="Which rank sees which item") -> Axes:
+    """A column for each of the items 0 to n - 1, and a row for each rank. For several epochs: a row for each epoch, a
+    colour for each rank.
+
+    `shards` is a list with the items of each rank, in its order; for several epochs {epoch: such a list}. A cell shows
+    the item's place in the shard. It is hatched if the item was seen before in this epoch.
+    """
+    rows = "epoch" if isinstance(shards, dict) else "rank"
+    epochs = shards if rows == "epoch" else {0: shards}
+    seen = pd.DataFrame([(epoch, rank, place, item) for epoch, of_ranks in epochs.items()
+                         for rank, shard in enumerate(of_ranks) for place, item in enumerate(shard)],
+                        columns=["epoch", "rank", "place", "item"]).sort_values(["place", "rank"])  # as they are dealt
+    seen["again"] = seen.duplicated(["epoch", "item"])
+    ys = {row: y for y, row in enumerate(shards if rows == "epoch" else range(len(shards)))}
+    ax = plt.subplots(figsize=(14, 1.9 + 0.5 * len(ys)))[1]
+    for (row, item), cell in seen.groupby([rows, "item"]):
+        height = 0.9 / len(cell)  # an epoch's cell is shared by all ranks that see the item
+        for slot, view in enumerate(cell.itertuples()):
+            colour, bottom = colour_of(view.rank), ys[row] - 0.45 + slot * height
+            look = {"facecolor": "white", "hatch": "//"} if view.again else {"facecolor": colour}
+            ax.add_patch(Rectangle((item - 0.45, bottom), 0.9, height, edgecolor=colour, linewidth=2, **look))
+            if len(cell) == 1:
+                write_in(ax, item, bottom + height / 2, f"{view.place:.0f}", look["facecolor"])
+    missed = {epoch: set(range(n)).difference(*of_ranks) for epoch, of_ranks in epochs.items()}
+    for epoch, items in missed.items():
+        for y in [ys[epoch]] if rows == "epoch" else ys.values():
+            for item in items:
+                write_in(ax, item, y, "×", "white", fontsize=22)
+    ax.set(xlim=(-0.6, n - 0.4), ylim=(len(ys) - 0.4, -0.6), xlabel="item (in the cell: place in the shard)")
+    ax.set_yticks(list(ys.values()), [f"{rows} {row}" for row in ys])
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
+    bare(ax)
+    ranks = sorted(seen["rank"].unique()) if rows == "epoch" else []
+    key = handles({f"rank {rank}": colour_of(rank) for rank in ranks})
+    if seen["again"].any():
+        key.append(Patch(facecolor="white", edgecolor="black", hatch="//", label="seen again (padding)"))
+    if any(missed.values()):
+        key.append(line_key("seen by nobody", linestyle="", marker="x", color="black"))
+    head(ax, title, key=key, columns=max(1, len(key)))
+    return ax
 
 
-def averages(found):
-    """A row a way: the mean loss that it measures, and its average gradient, against those of all images, each once."""
-    rows = [{"way": "one process, each image once", "images": found["images"], "mean loss": f"{found['loss']:.4f}",
+def counts_map(counts: dict) -> Axes:
+    """A row for each way of {way: how often each image counts}: orange where this is more than once, × where never."""
+    ax = plt.subplots(figsize=(14, 1.7 + 0.62 * len(counts)))[1]
+    for y, times in enumerate(counts.values()):
+        for image, value in enumerate(times):
+            often = round(value, 2)
+            colour = "white" if often <= 0 else COLOURS[0] if often <= 1 else COLOURS[1]
+            ax.add_patch(Rectangle((image - 0.45, y - 0.42), 0.9, 0.84, facecolor=colour, edgecolor="white"))
+            write_in(ax, image, y, f"{often:g}×" if often > 0 else "×", colour)
+    ax.set(xlim=(-0.6, max(map(len, counts.values())) - 0.4), xlabel="image")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
+    bare(ax)
+    name_rows(ax, [textwrap.fill(name, 20) for name in counts])
+    key = [Patch(color=COLOURS[0], label="once"), Patch(color=COLOURS[1], label="more than once"),
+           line_key("never", linestyle="", marker="x", color="black")]
+    head(ax, "How often each image counts in the gradient", key=key, columns=3)
+    return ax
+
+
+def accuracy_errors(df: pd.DataFrame, n: int) -> Axes:
+    """A dot for each order of the `n` test images: columns `way` ("padded" or "dropped"), `ranks`,
+    `error` (percentage points).
+
+    The grey box behind them is as far as the repeated, or the dropped, images can put it off.
+    """
+    colours = {"padded": COLOURS[0], "dropped": COLOURS[1]}
+    ax = plt.subplots(figsize=(14, 6.5))[1]
+    for shift, (way, colour) in zip((-0.22, 0.22), colours.items(), strict=True):
+        for ranks, dots in df[df["way"] == way].groupby("ranks"):
+            too_many, too_few = -n % ranks, n % ranks
+            limit = 100 * ((n - too_many) * (1 / n - 1 / (n + too_many)) if way == "padded" else too_few / n)
+            ax.bar(ranks + shift, 2 * limit, bottom=-limit, width=0.42, color=PALE)
+            spread = [ranks + shift + 0.34 * ((place + 0.5) / len(dots) - 0.5) for place in range(len(dots))]
+            ax.plot(spread, dots["error"], "o", color=colour, markersize=6, alpha=0.5, markeredgewidth=0)
+    ax.axhline(0, color=COLOURS[2], linewidth=2)
+    ax.annotate("exact", (1, 0), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
+                color=COLOURS[2], fontweight="bold", annotation_clip=False)
+    worlds = sorted(df["ranks"].unique())
+    ax.set(xlabel="world size (ranks)", xticks=worlds, xlim=(worlds[0] - 0.5, worlds[-1] + 0.5),
+           ylabel="accuracy: percentage points off")
+    ax.margins(y=0.05)
+    ax.use_sticky_edges = False
+    ax.grid(axis="x", visible=False)
+    dot = {"linestyle": "", "marker": "o", "markeredgewidth": 0}
+    head(ax, f"One model, many accuracies ({n} test images)", df,
+         [*(line_key(f"{way}: a dot for each order", color=colour, **dot) for way, colour in colours.items()),
+          Patch(color=PALE, label="as far as it can be off")], columns=3)
+    return ax
+
+
+def averages(results: dict) -> list[dict]:
+    """A row for each way of uneven_shards.py: its mean loss and average gradient against those of one process."""
+    def off(value):
+        return f"{100 * (value / results['loss'] - 1):+.1f} %".replace("-0.0", "0.0").replace("+0.0", "0.0")
+
+    rows = [{"way": "one process, each image once", "images": results["images"], "mean loss": f"{results['loss']:.4f}",
              "its error": "–", "mean of the ranks' means, error": "–", "average gradient, error": "–"}]
-    for way in ("padded", "dropped", "Join", "Join, False"):
-        losses = found[way]["losses"]
-        images = sum(map(len, losses))
-        mean = sum(map(sum, losses)) / images
-        of_means = sum(sum(mine) / len(mine) for mine in losses) / len(losses)
-        rows.append({"way": ROWS[way].replace("\n", " "), "images": images, "mean loss": f"{mean:.4f}",
-                     "its error": off(mean, found["loss"]),
-                     "mean of the ranks' means, error": off(of_means, found["loss"]),
-                     "average gradient, error": percent(found[way]["gradient_off"])})
+    for way, name in ROWS.items():
+        losses = results[way]["losses"]
+        mean = sum(map(sum, losses)) / sum(map(len, losses))
+        mean_of_means = sum(sum(of_rank) / len(of_rank) for of_rank in losses) / len(losses)
+        rows.append({"way": name, "images": sum(map(len, losses)), "mean loss": f"{mean:.4f}", "its error": off(mean),
+                     "mean of the ranks' means, error": off(mean_of_means),
+                     "average gradient, error": f"{results[way]['gradient_off']:.0%}".replace("%", " %")})
     return rows
-
-
-def off(value, truth):
-    share = 100 * (value - truth) / truth
-    return f"{share:+.1f} %" if abs(share) >= 0.05 else "0.0 %"
-
-
-def percent(share):
-    return f"{100 * share:.0f} %"
-
-
-def momentum(found):
-    """What Join leaves unequal, in a sentence that the measured differences choose."""
-    plain, with_momentum = found["apart"]["plain SGD"], found["apart"]["momentum"]
-    said = ("One step after an epoch with Join, the largest difference of a weight between two ranks is "
-            f"**{plain:.2g}** with plain SGD, and **{with_momentum:.2g}** with momentum.")
-    if with_momentum > plain:
-        return f"{said} Join has sent the weights of a rank that made every step to all ranks, but not its momentum."
-    return f"{said} Here momentum makes no difference."
-
-
-def accuracies(found, truth):
-    """A row for each of {way: accuracy}, beside the true one: both 0 to 1."""
-    return [{"way": way, "accuracy": f"{100 * accuracy:.2f} %", "points off": f"{100 * (accuracy - truth) + 0.0:+.2f}"}
-            for way, accuracy in found.items()]
-
-
-def hidden(sizes, ranks):
-    """A row for each size of a test set: how many images padding repeats, and how far the accuracy is off at most."""
-    repeated = {n: -n % ranks for n in sizes}
-    return [{"test images": f"{n:,}", f"seen twice on {ranks} ranks": d,
-             "accuracy off by at most": f"{100 * ((n - d) / n - (n - d) / (n + d)):.2f} points"}
-            for n, d in repeated.items()]

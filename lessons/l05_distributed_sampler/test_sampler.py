@@ -1,19 +1,22 @@
-"""What lesson 05 says of DistributedSampler, held against a brute-force model of it that deals items like cards; and
-what uneven_shards.py finds out about DDP."""
+"""Lesson 05: DistributedSampler against a brute-force model that deals items like cards, the results of
+uneven_shards.py, and the pictures."""
 
 import itertools
 import json
 import types
 from collections import Counter
 
+import pandas as pd
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from torch.utils.data import DataLoader, DistributedSampler
 
 import data
 import models
 import utils
-from lessons.l05_distributed_sampler import check as lesson_05
+from course.plots.style import COLOURS
+from lessons.l05_distributed_sampler import check, show, uneven_shards
 from tests import runner
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 20, 21, 97, 100]
@@ -103,7 +106,7 @@ def test_sampler_and_shuffle_exclude_each_other():
 def test_the_solution_agrees_with_the_sampler(n, world_size):
     """More cases than the exercise's own check tries."""
     shards = sampler_shards(n, world_size, shuffle=False)
-    assert [lesson_05.shard.answer(n, rank, world_size) for rank in range(world_size)] == shards
+    assert [check.shard.answer(n, rank, world_size) for rank in range(world_size)] == shards
 
 
 class Watched(data.ImageSet):
@@ -120,8 +123,8 @@ def test_main_py_evaluates_each_image_once(n, world_size):
     images = Watched("synthetic", torch.zeros(n, 3, 32, 32, dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
     model = models.ConvNet()
     for rank in range(min(n, world_size)):  # where there is no process group, evaluate() takes its shard's sums alone
-        here = types.SimpleNamespace(rank=rank, world_size=world_size, device=torch.device("cpu"))
-        utils.evaluate(model, images, here)
+        placement = types.SimpleNamespace(rank=rank, world_size=world_size, device=torch.device("cpu"))
+        utils.evaluate(model, images, placement)
     assert sorted(images.asked) == list(range(n))
 
 
@@ -155,33 +158,80 @@ def test_of_uneven_shards_one_waits_and_join_counts_each_image_once(ranks, n, tm
     done = runner.run(ranks, "--images", n, "--timeout", 4, "--dataset", "synthetic", "--out", tmp_path / "found.json",
                       script=UNEVEN)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
+    results = json.loads((tmp_path / "found.json").read_text())
     alone, step = n % ranks, n // ranks + 1
-    assert found["uneven"]["ranks"] == list(range(alone)) and found["uneven"]["step"] == step
-    assert 4 <= found["uneven"]["seconds"] < 20
-    assert done.stdout.count("\n") == 1 and f"waited {found['uneven']['seconds']:.1f} s in step {step}" in done.stdout
+    assert results["uneven"]["ranks"] == list(range(alone)) and results["uneven"]["step"] == step
+    assert 4 <= results["uneven"]["seconds"] < 20
+    assert done.stdout.count("\n") == 1 and f"waited {results['uneven']['seconds']:.1f} s in step {step}" in done.stdout
 
     for way, drop_last in (("padded", False), ("dropped", True)):
         shards = sampler_shards(n, ranks, shuffle=False, drop_last=drop_last)
         seen = Counter(itertools.chain(*shards))
-        assert found[way]["shards"] == shards
-        assert found[way]["counts"] == pytest.approx([seen[item] for item in range(n)], abs=1e-3)
-        assert found[way]["gradient_off"] > 0.01
-    assert found["Join"]["shards"] == [list(range(rank, n, ranks)) for rank in range(ranks)]
-    assert found["Join"]["counts"] == pytest.approx([1] * n, abs=1e-3) and found["Join"]["gradient_off"] < 1e-4
+        assert results[way]["shards"] == shards
+        assert results[way]["counts"] == pytest.approx([seen[item] for item in range(n)], abs=1e-3)
+        assert results[way]["gradient_off"] > 0.01
+    assert results["Join"]["shards"] == [list(range(rank, n, ranks)) for rank in range(ranks)]
+    assert results["Join"]["counts"] == pytest.approx([1] * n, abs=1e-3) and results["Join"]["gradient_off"] < 1e-4
     last = [1] * (n - alone) + [ranks / alone] * alone  # the images of the last step share it
-    assert found["Join, False"]["counts"] == pytest.approx(last, abs=1e-3)
-    assert found["one process"] == pytest.approx(last, abs=1e-3)
-    losses = list(itertools.chain(*found["Join"]["losses"]))
-    assert sum(losses) / n == pytest.approx(found["loss"], rel=1e-5)
-    assert found["apart"]["plain SGD"] < 1e-6 < found["apart"]["momentum"]
+    assert results["Join, False"]["counts"] == pytest.approx(last, abs=1e-3)
+    assert results["one process"] == pytest.approx(last, abs=1e-3)
+    losses = list(itertools.chain(*results["Join"]["losses"]))
+    assert sum(losses) / n == pytest.approx(results["loss"], rel=1e-5)
+    assert results["apart"]["plain SGD"] < 1e-6 < results["apart"]["momentum"]
 
 
-@pytest.mark.parametrize(("ranks", "arguments", "said"), [
-    (0, [], "--images 10 on 1 rank(s)"), (2, [], "does not divide"), (3, ["--images", 2], "--images 2 on 3"),
-    (3, ["--out", "."], "is a folder"),
-])
-def test_uneven_shards_refuses_in_one_line_what_cannot_be(ranks, arguments, said, tmp_path):
-    done = runner.run(ranks, "--out", tmp_path / "found.json", *arguments, script=UNEVEN)
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(("ranks", "images", "message"), [(1, 10, "10 on 1 rank(s)"), (2, 10, "no multiple"),
+                                                         (3, 2, "2 on 3 rank(s)")])
+def test_a_number_of_images_that_divides_is_refused_in_one_line(ranks, images, message, tmp_path, monkeypatch, capsys):
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("sys.argv", [UNEVEN, "--images", str(images), "--out", str(tmp_path / "found.json")])
+    with pytest.raises(SystemExit, match="2"):
+        uneven_shards.main()
+    stderr = capsys.readouterr().err
+    assert message in stderr and len(stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_means_are_those_of_the_images_seen():
+    """Three images with the losses 1, 2, 6 on two ranks."""
+    losses = {"padded": [[1, 6], [2, 1]], "dropped": [[1], [2]], "Join": [[1, 6], [2]], "Join, False": [[1, 6], [2]]}
+    results = {"images": 3, "loss": 3.0} | {way: {"losses": losses[way], "gradient_off": 0.47} for way in losses}
+    _, padded, dropped, join, _ = show.averages(results)
+    assert (padded["images"], padded["mean loss"], padded["its error"]) == (4, "2.5000", "-16.7 %")
+    assert list(dropped.values())[1:] == [2, "1.5000", "-50.0 %", "-50.0 %", "47 %"]
+    assert list(join.values())[3:5] == ["0.0 %", "-8.3 %"]
+
+
+# ------------------------------------------------------------------------------------------- pictures
+
+
+def cells(ax):
+    """(item, row, hatched) of each cell of a map."""
+    return {(round(p.get_x() + 0.45), round(p.get_y() + 0.45), bool(p.get_hatch())) for p in ax.patches}
+
+
+def test_the_map_marks_items_that_are_seen_again_or_by_nobody():
+    ax = show.sampler_map(dealt(range(20), 2, False), 20)
+    assert cells(ax) == {(item, item % 2, False) for item in range(20)}
+    assert [text.get_text() for text in ax.texts] == [str(place) for place in range(10)] * 2
+    ax = show.sampler_map(dealt(range(3), 8, False), 3)
+    assert cells(ax) == {(rank % 3, rank, rank >= 3) for rank in range(8)}
+    ax = show.sampler_map(dealt(range(21), 2, True), 21)
+    assert cells(ax) == {(item, item % 2, False) for item in range(20)}
+    assert [text.get_position() for text in ax.texts if text.get_text() == "×"] == [(20, 0), (20, 1)]
+
+
+def test_the_map_of_several_epochs_has_a_row_for_each_epoch_and_a_colour_for_each_rank():
+    ax = show.sampler_map({epoch: dealt(range(3), 2, False) for epoch in (0, 1)}, 3)
+    drawn = [(round(p.get_x() + 0.45), to_hex(p.get_edgecolor()).upper(), round(p.get_height(), 2)) for p in ax.patches]
+    first, second = COLOURS[:2]
+    assert drawn == [(0, first, 0.45), (0, second, 0.45), (1, second, 0.9), (2, first, 0.9)] * 2, "item 0 is shared"
+
+
+def test_errors_have_a_dot_for_each_order_within_the_possible_range():
+    table = pd.DataFrame([{"way": way, "ranks": ranks, "error": error, "synthetic": True}
+                          for way in ("padded", "dropped") for ranks in (1, 4) for error in (-0.5, 0.0, 0.5)])
+    ax = show.accuracy_errors(table, 97)
+    dots = [line for line in ax.lines if line.get_linestyle() == "None"]
+    assert [len(line.get_xdata()) for line in dots] == [3] * 4
+    assert [round(bar.get_height() / 2, 2) for bar in ax.patches[:4]] == [0, 2.91, 0, 1.03]  # 94/97 - 94/100, 1/97

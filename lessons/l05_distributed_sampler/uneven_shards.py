@@ -3,7 +3,7 @@
     torchrun --nproc_per_node=3 lessons/l05_distributed_sampler/uneven_shards.py --out results/live/05_uneven.json
 
 The ranks go once through the same few images, one image a step, in several ways. The weights stay as they are, so that
-the ways can be compared with one another, and with one process. It runs on CPUs with gloo. Notebook 05 draws it.
+the ways can be compared with one another, and with one process. The ranks run on CPUs with gloo. Notebook 05 draws it.
 """
 
 import copy
@@ -64,9 +64,9 @@ def flat_gradient(model):
 
 
 def go_through(way, model, images, timeout):
-    """What this rank did: {"shard", "losses", "gradient" (the sum over its steps), "seconds", "error" (or None)}."""
+    """This rank's {"shard", "losses", "gradient" (the sum over its steps), "seconds", "error" (or None)}."""
     deal, around = WAYS[way]
-    dist.barrier()  # who is late must not use up the few seconds in which the new group has to meet
+    dist.barrier()  # a late rank must not use up the few seconds in which the new group has to meet
     group = dist.new_group(timeout=timedelta(seconds=timeout))  # a way that breaks its group leaves the next one alone
     ddp_model = DistributedDataParallel(model, process_group=group)
     shard, seen, error = list(deal(len(images))), [], None
@@ -82,8 +82,8 @@ def go_through(way, model, images, timeout):
 
 
 def who_waited(ranks):
-    """Of a way in which ranks waited in vain: {"ranks", "seconds", "step" (1 is the first)}."""
-    waited = [rank for rank, found in enumerate(ranks) if found["error"]]
+    """Which ranks waited in vain, how long, and in which step: {"ranks", "seconds", "step" (1 is the first)}."""
+    waited = [rank for rank, rank_result in enumerate(ranks) if rank_result["error"]]
     if not waited:
         raise RuntimeError("no rank waited for another, which this program is about")
     return {"ranks": waited, "seconds": max(ranks[rank]["seconds"] for rank in waited),
@@ -91,7 +91,7 @@ def who_waited(ranks):
 
 
 def of_one_process(model, batches):
-    """(losses, gradients [steps, parameters]) of the same images in this process alone, float64."""
+    """(losses [steps], gradients [steps, parameters]) of one process on these batches, float64."""
     losses, gradients = [], []
     for images, labels in batches:
         model.zero_grad()
@@ -105,14 +105,14 @@ def of_one_process(model, batches):
 def counts(gradient, gradients, ranks):
     """How often each image counts in a gradient that is a sum of theirs: 1 is a rank's share of one step.
 
-    By least squares, from the `gradients` [images, parameters] that one process has found, each on its own.
+    By least squares, from one process's `gradients` [images, parameters] of each image alone.
     """
     return ranks * torch.linalg.lstsq(gradients.T, gradient[:, None]).solution.flatten()
 
 
 def judged(ranks, gradients):
-    """What came of a way: how often each image counts, and how far the average gradient is from that of all images,
-    each once (`gradients`, of one process), as a share of it. Rank 0 has made every step: its shard is a longest one.
+    """How often each image counts in one of WAYS, and how far its average gradient is from the mean of `gradients`,
+    those of each image alone, as a share of that mean's length. Rank 0 has made every step: no shard is longer.
     """
     times, truth = counts(ranks[0]["gradient"], gradients, len(ranks)), gradients.mean(0)
     average = ranks[0]["gradient"] * len(ranks) / times.sum()
@@ -121,7 +121,7 @@ def judged(ranks, gradients):
 
 
 def apart(model, images, momentum, timeout):
-    """Largest difference between the ranks' weights after the first step of a second epoch: both end in Join."""
+    """Largest difference between the ranks' weights after the first step of a second epoch. Both epochs use Join."""
     model = copy.deepcopy(model)
     ddp_model = DistributedDataParallel(model, process_group=dist.new_group(timeout=timedelta(seconds=timeout)))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
@@ -148,7 +148,7 @@ def train(model, train_set, first):
 
 
 def look(args, ranks, train_set):
-    """What all ways come to, a dict for JSON; the same on every rank."""
+    """The results of all WAYS, a dict for JSON; the same on every rank."""
     torch.manual_seed(0)
     model = models.ConvNet(train_set.images.shape[1], image_size=train_set.images.shape[-1])
     train(model, train_set, args.images)
@@ -156,36 +156,37 @@ def look(args, ranks, train_set):
     losses, gradients = of_one_process(model, images)
     batches = [train_set.__getitems__(part) for part in torch.arange(args.images).split(ranks)]
     alone = of_one_process(model, batches)[1].sum(0)
-    found = {"world_size": ranks, "images": args.images, "dataset": train_set.name, "loss": losses.mean().item(),
+    results = {"world_size": ranks, "images": args.images, "dataset": train_set.name, "loss": losses.mean().item(),
              "one process": counts(alone, gradients, ranks).tolist()}
     for way in WAYS:
         seen = rank_program.gathered(go_through(way, model, images, args.timeout))
-        found[way] = who_waited(seen) if way == "uneven" else judged(seen, gradients)
-    return found | {"apart": {name: apart(model, images, momentum, args.timeout)
-                              for name, momentum in (("plain SGD", 0), ("momentum", 0.9))}}
+        results[way] = who_waited(seen) if way == "uneven" else judged(seen, gradients)
+    return results | {"apart": {name: apart(model, images, momentum, args.timeout)
+                                for name, momentum in (("plain SGD", 0), ("momentum", 0.9))}}
 
 
 def main():
-    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=3)
-    parser.add_argument("--images", type=positive(int), default=10, help="the ranks share so many")
+    parser = rank_program.parser(__doc__, out="write the results to this file, as JSON", dataset=True, timeout=3)
+    parser.add_argument("--images", type=positive(int), default=10, help="number of images that the ranks share")
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement("cpu", "gloo")
-        if here.world_size < 2 or args.images < here.world_size or args.images % here.world_size == 0:
-            raise ValueError(f"--images {args.images} on {here.world_size} rank(s): take two ranks or more, and a "
-                             "larger number of images that does not divide by theirs")
+        placement = launch.find_placement("cpu", "gloo")
+        ranks = placement.world_size
+        if ranks < 2 or args.images < ranks or args.images % ranks == 0:
+            raise ValueError(f"--images {args.images} on {ranks} rank(s): take two ranks or more, and a larger number "
+                             "of images that is no multiple of theirs")
         check_output("--out", args.out)
         train_set, _ = rank_program.dataset(args)
     torch.set_num_threads(1)
-    with rank_program.ranks(here, 30 + 2 * args.timeout):
-        shortcuts.defer_compiler()  # nothing is compiled here
-        found = look(args, here.world_size, train_set)
-    if here.rank == 0:
-        waited = found["uneven"]
-        lengths = ", ".join(str(len(shard)) for shard in found["Join"]["shards"])
+    with rank_program.ranks(placement, 30 + 2 * args.timeout):
+        shortcuts.defer_compiler()  # this program compiles nothing
+        results = look(args, ranks, train_set)
+    if placement.rank == 0:
+        waited = results["uneven"]
+        lengths = ", ".join(str(len(shard)) for shard in results["Join"]["shards"])
         print(f"shards of {lengths} images: rank {', '.join(map(str, waited['ranks']))} waited "
               f"{waited['seconds']:.1f} s in step {waited['step']}, then gave up")
-        rank_program.write_json(args.out, found)
+        rank_program.write_json(args.out, results)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
         --out results/live/06_start.json
 
 The steps are whole training loops. Each starts from other weights on every rank, and is compared after every update
-between the ranks, and with one process that trains on the whole batches. It runs on CPUs with gloo, so that every
-machine shows the same. ddp_questions.py, beside it, asks DDP the questions that follow.
+between the ranks, and with one process that trains on the whole batches. The ranks run on CPUs with gloo, so that every
+machine shows the same. ddp_questions.py, beside this file, asks DDP the questions that follow.
 """
 
 import os
@@ -152,19 +152,19 @@ def unpack(flat, bucket):
 
 @dataclass
 class Lab:
-    """What every step gets: who this rank is, and the images."""
+    """What every step gets: the options, which rank this is, and the images."""
 
     args: object
-    here: launch.Placement
+    placement: launch.Placement
     whole: list
-    """(images, labels) of each training step, for one process: all ranks' images."""
+    """(images, labels) of each update, for one process: all ranks' images"""
     dataset: str
 
     @property
     def shards(self):
         """This rank's part of each whole batch, strided as DistributedSampler's."""
-        return [(images[self.here.rank::self.here.world_size], labels[self.here.rank::self.here.world_size])
-                for images, labels in self.whole]
+        mine = slice(self.placement.rank, None, self.placement.world_size)
+        return [(images[mine], labels[mine]) for images, labels in self.whole]
 
     def model(self, kind=models.ConvNet, seed=0):
         torch.manual_seed(seed)
@@ -195,7 +195,7 @@ def worst(differences):
 
 
 def watched(batches, model, seen):
-    """The batches. `seen` gets the weights before each step and after the last."""
+    """Yields the batches. `seen` gets the weights before each update and after the last."""
     for batch in batches:
         seen.append(flat_weights(model))
         yield batch
@@ -205,7 +205,7 @@ def watched(batches, model, seen):
 def prove(step, lab):
     """Largest difference of a weight, between the ranks and from one process: a value before and after each update."""
     seen, seen_by_one = [], []
-    model, reference = lab.model(seed=lab.here.rank), lab.model(seed=0)
+    model, reference = lab.model(seed=lab.placement.rank), lab.model(seed=0)
     step(model, watched(lab.shards, model, seen), lab.sgd(model))
     independent(reference, watched(lab.whole, reference, seen_by_one), lab.sgd(reference))
     states, truth = torch.stack(seen), torch.stack(seen_by_one)
@@ -214,7 +214,7 @@ def prove(step, lab):
 
 
 class Messages(TorchDispatchMode):
-    """Counts the all-reduces that start within it, DDP's own too."""
+    """Counts the all-reduces that start inside its `with` block, including DDP's."""
 
     count = 0
 
@@ -237,8 +237,8 @@ STEPS = {step.__name__: step for step in (independent, broadcast, average, bucke
 
 
 def get_parser(description=__doc__, steps=STEPS):
-    parser = rank_program.parser(description, out="write what was found to this file, as JSON: {step: findings}",
-                            dataset=True, timeout=60)
+    parser = rank_program.parser(description, out="write the results to this file, as JSON: {step: its results}",
+                                 dataset=True, timeout=60)
     add = parser.add_argument
     add("--step", nargs="+", required=True, choices=steps, metavar="NAME", help=f"one or more of: {', '.join(steps)}")
     add("--steps", type=positive(int), default=20, help="updates of each training loop")
@@ -246,43 +246,43 @@ def get_parser(description=__doc__, steps=STEPS):
     return parser
 
 
-def check(args, here):
-    """ValueError, one line, for what cannot work; before any rank waits for another."""
-    if here.world_size < 2:
+def check(args, placement):
+    """Raise a ValueError of one line for options that cannot work, before any rank waits for another."""
+    if placement.world_size < 2:
         raise ValueError("this compares ranks: start two or more, torchrun --nproc_per_node=2 lessons/l06_ddp/...")
     if args.batch_size < 8 or args.batch_size % 4:
         raise ValueError(f"--batch-size {args.batch_size}: some steps cut each rank's batch in four equal parts, so "
                          "take 8, 12, 16 ...")
-    there = data.DATASETS["cifar10" if args.dataset == "auto" else args.dataset].sizes[0]
-    needed = args.steps * args.batch_size * here.world_size
-    if needed > there:
-        raise ValueError(f"{needed} training images are asked for; {args.dataset} has {there}: use less --steps or "
+    available = data.DATASETS["cifar10" if args.dataset == "auto" else args.dataset].sizes[0]
+    needed = args.steps * args.batch_size * placement.world_size
+    if needed > available:
+        raise ValueError(f"{needed} training images are asked for; {args.dataset} has {available}: lower --steps or "
                          "--batch-size")
     check_output("--out", args.out)
 
 
 def run(parser, steps):
-    """Join the ranks, take each --step, and write what was found. `steps`: {name: step(lab)}."""
+    """Join the ranks, take each --step, and write the results. `steps`: {name: a function of the Lab}."""
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement(backend="gloo")
-        check(args, here)
+        placement = launch.find_placement(backend="gloo")
+        check(args, placement)
         train_set, _ = rank_program.dataset(args)
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: SyncBatchNorm is compared in full precision
-    torch.set_num_threads(launch.threads_per_rank(here))
-    size = args.batch_size * here.world_size
-    lab = Lab(args, here, [train_set.__getitems__(range(step * size, (step + 1) * size)) for step in range(args.steps)],
-              train_set.name)
-    found = {"world_size": here.world_size, "dataset": train_set.name, "batch_size": args.batch_size}
-    with rank_program.ranks(here, args.timeout):
-        shortcuts.defer_compiler()  # nothing is compiled here
+    torch.set_num_threads(launch.threads_per_rank(placement))
+    size = args.batch_size * placement.world_size
+    batches = [train_set.__getitems__(range(step * size, (step + 1) * size)) for step in range(args.steps)]
+    lab = Lab(args, placement, batches, train_set.name)
+    results = {"world_size": placement.world_size, "dataset": train_set.name, "batch_size": args.batch_size}
+    with rank_program.ranks(placement, args.timeout):
+        shortcuts.defer_compiler()  # this program compiles nothing
         for name in args.step:
             start = time.perf_counter()
-            found[name] = steps[name](lab)
-            if here.rank == 0:
+            results[name] = steps[name](lab)
+            if placement.rank == 0:
                 print(f"{name:11} done in {time.perf_counter() - start:.1f} s", flush=True)
-    if here.rank == 0:  # all have come this far: the findings are whole
-        rank_program.write_json(args.out, found)
+    if placement.rank == 0:  # all have come this far: the results are whole
+        rank_program.write_json(args.out, results)
 
 
 def main():

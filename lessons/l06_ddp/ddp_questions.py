@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node=2 lessons/l06_ddp/ddp_questions.py --step scale unused --out results/live/06_scale.json
 
-It runs on CPUs with gloo, so that every machine shows the same; only torch's SyncBatchNorm asks for a GPU.
+The ranks run on CPUs with gloo, so that every machine shows the same. Only torch's SyncBatchNorm needs a GPU.
 """
 
 import time
@@ -31,22 +31,22 @@ CPU = torch.device("cpu")
 
 
 def scale(lab):
-    """How many times the whole batch's gradient comes out, for each way to reduce losses and gradients."""
+    """The ranks' gradient as a multiple of the whole batch's, for each way to reduce losses and gradients."""
 
     def gradient(batch, reduction):
         model = lab.model()
         cross_entropy(model(batch[0]), batch[1], reduction=reduction).backward()
         return pack(list(model.parameters()))
 
-    found = []
+    results = []
     for loss in ("mean", "sum"):
         whole, total = gradient(lab.whole[0], loss), gradient(lab.shards[0], loss)
         dist.all_reduce(total)
-        for over_ranks, reduced in (("sum", total), ("mean", total / lab.here.world_size)):
+        for over_ranks, reduced in (("sum", total), ("mean", total / lab.placement.world_size)):
             times = (reduced @ whole / (whole @ whole)).item()
             off = ((reduced / times - whole).abs().max() / whole.abs().max()).item()
-            found.append({"loss": loss, "over_ranks": over_ranks, "times": times, "relative_difference": off})
-    return found
+            results.append({"loss": loss, "over_ranks": over_ranks, "times": times, "relative_difference": off})
+    return results
 
 
 def with_dropout(channels, classes, side, rate=0.5):
@@ -69,7 +69,7 @@ class SumOverRanks(torch.autograd.Function):
 
 
 def mean_and_variance(x):
-    """Of each channel of x, over the images of all ranks; and over how many values."""
+    """(mean, variance, number of values), each [C], of the channels of x [N, C, H, W], over the images of all ranks."""
     count = x.new_full((x.shape[1],), x.numel() / x.shape[1])
     sums = torch.stack([x.sum((0, 2, 3)), x.square().sum((0, 2, 3)), count])
     total, squares, count = SumOverRanks.apply(sums)
@@ -98,7 +98,7 @@ def over_ranks(model):
 
 
 def unequal_sizes(count, ranks):
-    """Images of each rank: one of 2 x `ranks` equal parts for every rank but 0, which gets all the others."""
+    """How many images each rank gets: all ranks but 0 one of 2 x `ranks` equal parts, rank 0 the rest."""
     few = count // (2 * ranks)
     return [count - (ranks - 1) * few] + [few] * (ranks - 1)
 
@@ -106,9 +106,9 @@ def unequal_sizes(count, ranks):
 def equality(lab):
     """Largest difference of a weight between DDP and one process on the whole batches, case by case.
 
-    In float64: in float32 one ReLU that rounding tips from 0 parts two trainings of the residual network for good.
+    In float64: in float32 the rounding of a single ReLU input can part two trainings of the residual network for good.
     """
-    rank, ranks, size = lab.here.rank, lab.here.world_size, len(lab.whole[0][1])
+    rank, ranks, size = lab.placement.rank, lab.placement.world_size, len(lab.whole[0][1])
     sizes = unequal_sizes(size, ranks)
     uneven = [tuple(part.split(sizes)[rank] for part in batch) for batch in lab.whole]
 
@@ -138,7 +138,7 @@ def equality(lab):
 
     off, own = compare(models.SmallResNet)
     off_over_ranks, shared = compare(models.SmallResNet, convert=over_ranks)
-    found = {"weights": {
+    weights = {
         "equal shards": compare()[0],
         "unequal shards": compare(shards=uneven)[0],
         "unequal shards, loss weighted": compare(shards=uneven, loss=by_share)[0],
@@ -147,27 +147,24 @@ def equality(lab):
         "dropout, one seed per rank": compare(with_dropout, seed=rank)[0],
         "BatchNorm": off,
         "BatchNorm over all ranks": off_over_ranks,
-    }, "shard_sizes": sizes,
-        "without_dropout": compare(partial(with_dropout, rate=0))[0],
-        "batchnorm": {
-            "layers": sum(isinstance(module, nn.BatchNorm2d) for module in own.modules()),
-            "messages": {name: messages(ddp, lab, make) for name, make in (
-                ("BatchNorm", lambda: lab.model(models.SmallResNet)),
-                ("BatchNorm over all ranks", lambda: over_ranks(lab.model(models.SmallResNet))))},
-            "running_means": {name: between_ranks(model.stem[1].running_mean[None])[0] for name, model in (
-                ("BatchNorm", own), ("BatchNorm over all ranks", shared))}}}
-
-    if lab.here.device.type == "cuda":  # torch's own
-        synced, _ = compare(models.SmallResNet, device=lab.here.device, convert=nn.SyncBatchNorm.convert_sync_batchnorm)
-        found["batchnorm"]["torch.nn.SyncBatchNorm"] = synced
-    return found
+    }
+    batchnorm = {
+        "layers": sum(isinstance(module, nn.BatchNorm2d) for module in own.modules()),
+        "messages": {"BatchNorm": messages(ddp, lab, lambda: lab.model(models.SmallResNet)),
+                     "BatchNorm over all ranks": messages(ddp, lab, lambda: over_ranks(lab.model(models.SmallResNet)))},
+        "running_means": {name: between_ranks(model.stem[1].running_mean[None])[0] for name, model in (
+            ("BatchNorm", own), ("BatchNorm over all ranks", shared))}}
+    if lab.placement.device.type == "cuda":  # torch's own
+        batchnorm["torch.nn.SyncBatchNorm"], _ = compare(models.SmallResNet, device=lab.placement.device,
+                                                         convert=nn.SyncBatchNorm.convert_sync_batchnorm)
+    return {"weights": weights, "batchnorm": batchnorm, "without_dropout": compare(partial(with_dropout, rate=0))[0]}
 
 
 # ---------------------------------------------------------------------------------------------- what DDP does, and when
 
 
 def recorded(events, bucket):
-    """A communication hook that does what DDP does without one, and writes down each bucket's all-reduce."""
+    """A communication hook that does the same as DDP without a hook, and writes down each bucket's all-reduce."""
     event = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "start": time.perf_counter(),
              "storage": bucket.buffer().untyped_storage().data_ptr()}
     events.append(event)
@@ -183,8 +180,9 @@ def recorded(events, bucket):
 def timeline(lab):
     """For each bucket size the events of a typical step, in milliseconds since a barrier, and all steps' medians.
 
-    After `bucket_cap_mb` MiB or more a bucket is full. `wait` is what backward() does after the last bucket has
-    started: nothing is left to compute. Clocks start when a rank leaves the barrier.
+    The step is the one whose parts are nearest to these medians. After `bucket_cap_mb` MiB or more a bucket is full.
+    `wait` is the rest of backward() after the last bucket has started: nothing is left to compute. Clocks start when a
+    rank leaves the barrier.
     """
     width = lab.args.width
     inputs = torch.randn(ROWS, width)
@@ -202,13 +200,13 @@ def timeline(lab):
 
     runs = [start(cap) for cap in lab.args.bucket_mb]
     rounds = [[step(run) for run in runs] for _ in range(WARM_UP + TIMED)]  # in turn: what disturbs one disturbs all
-    found = []
+    results = []
     for cap, (parallel, *_), steps in zip(lab.args.bucket_mb, runs, zip(*rounds[WARM_UP:], strict=True), strict=True):
-        by_length = sorted(steps, key=lambda events: max(event["end"] for event in events))
-        found.append({"bucket_cap_mb": cap, "events": by_length[TIMED // 2],
-                      "bytes": sum(parameter.nbytes for parameter in parallel.parameters()),
-                      "medians": medians(steps)})
-    return found
+        typical = medians(steps)
+        distances = [sum(abs(length - typical[part]) for part, length in medians([events]).items()) for events in steps]
+        results.append({"bucket_cap_mb": cap, "events": steps[distances.index(min(distances))],
+                        "bytes": sum(parameter.nbytes for parameter in parallel.parameters()), "medians": typical})
+    return results
 
 
 def timed_step(parallel, optimizer, buckets, inputs):
@@ -233,7 +231,7 @@ def timed_step(parallel, optimizer, buckets, inputs):
 
 
 def medians(steps):
-    """{event: milliseconds in a step on a rank}, medians over all steps and ranks."""
+    """{event: milliseconds of a step on a rank}, medians over all steps and ranks."""
     sums = Counter()
     for number, events in enumerate(steps):
         for event in events:
@@ -281,8 +279,9 @@ def around_ddp(parallel, parts):
 
 
 def no_sync(lab):
-    """The gradient of a batch from four parts of it, in five ways: all-reduces, and how far from one process's."""
-    whole, found = lab.model(), {}
+    """The gradient of a batch from four parts of it, in five ways: its all-reduces, and its distance from the gradient
+    of one process."""
+    whole, results = lab.model(), {}
     cross_entropy(whole(lab.whole[0][0]), lab.whole[0][1]).backward()
     truth = pack(list(whole.parameters()))
     images, labels = lab.shards[0]
@@ -293,15 +292,15 @@ def no_sync(lab):
         parallel.register_comm_hook(events, recorded)
         way(parallel, parts)
         gradient = pack(list(model.parameters()))
-        found[way.__name__] = {
-            "parts": len(parts), "all_reduces": len(events), "bytes": sum(event["bytes"] for event in events),
-            "between_ranks": between_ranks(gradient[None])[0], "from_one_process": worst((gradient - truth)[None])[0]}
-    return found
+        results[way.__name__] = {
+            "all_reduces": len(events), "between_ranks": between_ranks(gradient[None])[0],
+            "from_one_process": worst((gradient - truth)[None])[0]}
+    return results
 
 
 def unused(lab):
-    """What DDP says when a parameter gets no gradient, with `find_unused_parameters` and without."""
-    found = {}
+    """DDP's error message when a parameter gets no gradient, with `find_unused_parameters` and without."""
+    results = {}
     for option in (False, True):
         model = lab.model()
         model.spare = nn.Linear(84, 10)  # forward leaves it out: it gets no gradient
@@ -314,20 +313,20 @@ def unused(lab):
             error = None
         except RuntimeError as raised:
             error = str(raised)
-        found[str(option)] = {"error": error, "steps": steps, "tried": 3,
-                              "spare_has_gradient": model.spare.weight.grad is not None}
-    return found
+        results[str(option)] = {"error": error, "steps": steps, "tried": 3,
+                                "spare_has_gradient": model.spare.weight.grad is not None}
+    return results
 
 
 def order(lab):
-    """How far the ranks' gradients are apart where the model changes its type before DDP wraps it, and after that."""
+    """How far apart the ranks' gradients are if the model changes its type before DDP wraps it, and afterwards."""
     images, labels = lab.shards[0]
-    found = {}
+    results = {}
     for name, parallel in (("DDP(model.double())", DistributedDataParallel(lab.model().double())),
                            ("DDP(model).double()", DistributedDataParallel(lab.model()).double())):
         cross_entropy(parallel(images.double()), labels).backward()
-        found[name] = between_ranks(pack(list(parallel.parameters()))[None])[0]
-    return found
+        results[name] = between_ranks(pack(list(parallel.parameters()))[None])[0]
+    return results
 
 
 # ---------------------------------------------------------------------------------------------- around the training
@@ -336,27 +335,28 @@ def order(lab):
 def save(lab):
     """Rank 0 writes the weights beside --out, and all ranks read them; and the names that DDP gives to weights."""
     file = lab.args.out.with_suffix(".pt")
-    parallel, model = DistributedDataParallel(lab.model(seed=lab.here.rank)), lab.model(seed=100 + lab.here.rank)
-    if lab.here.rank == 0:
+    rank = lab.placement.rank
+    parallel, model = DistributedDataParallel(lab.model(seed=rank)), lab.model(seed=100 + rank)
+    if rank == 0:
         torch.save(parallel.module.state_dict(), file)
     dist.barrier()
     model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    found = {"from_saved": worst((flat_weights(model) - flat_weights(parallel.module))[None])[0],
-             "names": {"DDP(model)": next(iter(parallel.state_dict())),
-                       "DDP(model).module": next(iter(parallel.module.state_dict()))}}
+    results = {"from_saved": worst((flat_weights(model) - flat_weights(parallel.module))[None])[0],
+               "names": {"DDP(model)": next(iter(parallel.state_dict())),
+                         "DDP(model).module": next(iter(parallel.module.state_dict()))}}
     prefixed = parallel.state_dict()
     try:
         model.load_state_dict(prefixed)
     except RuntimeError as error:
-        found["error"] = str(error)
+        results["error"] = str(error)
     consume_prefix_in_state_dict_if_present(prefixed, "module.")
-    found["after_cutting_the_prefix"] = str(model.load_state_dict(prefixed))
-    return found
+    results["after_cutting_the_prefix"] = str(model.load_state_dict(prefixed))
+    return results
 
 
 def memory(lab):
     """Bytes that each rank holds for training, by kind, as DDP is by default and with gradient_as_bucket_view=True."""
-    found = []
+    results = []
     for view in (False, True):
         model, events = lab.model(), []
         parallel = DistributedDataParallel(model, gradient_as_bucket_view=view)
@@ -374,9 +374,9 @@ def memory(lab):
         sizes = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in
                  (("parameters", model.parameters()), ("gradients", own), ("Adam's state", state))}
         sizes["buckets"] = sum(event["bytes"] for event in events)
-        found.append({"gradient_as_bucket_view": view, "values": flat_weights(model).numel(),
-                      "ranks": rank_program.gathered(sizes)})
-    return found
+        results.append({"gradient_as_bucket_view": view, "values": flat_weights(model).numel(),
+                        "ranks": rank_program.gathered(sizes)})
+    return results
 
 
 QUESTIONS = {step.__name__: step for step in (scale, equality, timeline, no_sync, unused, order, save, memory)}

@@ -1,8 +1,6 @@
-"""The steps from nothing to DDP, on 2 and 3 ranks: what notebook 06 says of each is a fact here."""
+"""Lesson 06: the steps from nothing to DDP, and the answers of DDP, on 2 and 3 ranks; and the pictures."""
 
 import copy
-import difflib
-import inspect
 import json
 
 import pytest
@@ -18,36 +16,34 @@ SAME = ["average", "bucketed", "hooked", "overlapped", "ddp"]  # the training of
 SCRIPT, QUESTIONS = (f"lessons/l06_ddp/{name}.py" for name in ("ddp_from_scratch", "ddp_questions"))
 
 
-def run(ranks, script, *arguments, **env):
-    return runner.run(ranks, *arguments, script=script, **env)
-
-
 @pytest.fixture(scope="module", params=[2, 3])
-def found(request, tmp_path_factory):
-    """The findings of every step on 2 and on 3 ranks, in one start each."""
+def results(request, tmp_path_factory):
+    """The results of every step on 2 and on 3 ranks."""
     folder, both = tmp_path_factory.mktemp("ddp_steps"), ("--dataset", "synthetic", "--steps", 6)
-    finished = [run(request.param, SCRIPT, "--step", *ddp_from_scratch.STEPS, *both, "--out", folder / "steps.json"),
-                run(request.param, QUESTIONS, "--step", *ddp_questions.QUESTIONS, *both, "--width", 128, "--bucket-mb",
-                    0.05, 1000, "--out", folder / "found.json")]
+    finished = [
+        runner.run(request.param, "--step", *ddp_from_scratch.STEPS, *both, "--out", folder / "steps.json",
+                   script=SCRIPT),
+        runner.run(request.param, "--step", *ddp_questions.QUESTIONS, *both, "--width", 128, "--bucket-mb", 0.05, 1000,
+                   "--out", folder / "found.json", script=QUESTIONS)]
     assert [done.returncode for done in finished] == [0, 0], [done.stderr for done in finished]
     assert sorted(path.name for path in folder.iterdir()) == ["found.json", "found.pt", "steps.json"]
     return {**json.loads((folder / "steps.json").read_text()), **json.loads((folder / "found.json").read_text()),
             "folder": folder}
 
 
-def test_nothing_and_broadcast_drift_apart(found):
-    assert all(apart > 0.01 for apart in found["independent"]["between_ranks"])
-    start, *later = found["broadcast"]["between_ranks"]
+def test_nothing_and_broadcast_drift_apart(results):
+    assert all(apart > 0.01 for apart in results["independent"]["between_ranks"])
+    start, *later = results["broadcast"]["between_ranks"]
     assert start == 0 and all(apart > 1e-4 for apart in later)
-    assert found["broadcast"]["from_one_process"][0] == 0 < 1e-4 < found["broadcast"]["from_one_process"][-1]
+    assert results["broadcast"]["from_one_process"][0] == 0 < 1e-4 < results["broadcast"]["from_one_process"][-1]
 
 
 @pytest.mark.parametrize("step", SAME)
-def test_averaged_gradients_are_the_training_of_one_process(found, step):
-    assert len(found[step]["between_ranks"]) == len(found[step]["from_one_process"]) == 7
-    assert found[step]["between_ranks"] == [0] * 7
-    assert max(found[step]["from_one_process"]) < ROUNDING
-    assert found[step]["messages"] == {"average": 10, "ddp": 1}.get(step, 3), "LeNet has ten tensors, 0.24 MiB"
+def test_averaged_gradients_are_the_training_of_one_process(results, step):
+    assert len(results[step]["between_ranks"]) == len(results[step]["from_one_process"]) == 7
+    assert results[step]["between_ranks"] == [0] * 7
+    assert max(results[step]["from_one_process"]) < ROUNDING
+    assert results[step]["messages"] == {"average": 10, "ddp": 1}.get(step, 3), "LeNet has ten tensors, 0.24 MiB"
 
 
 def test_buckets_are_fewer_than_gradients_and_hold_each_once():
@@ -62,35 +58,24 @@ def test_buckets_are_fewer_than_gradients_and_hold_each_once():
     assert all(bool((p.grad == 2 * number).all()) for number, p in enumerate(model.parameters()))
 
 
-def test_each_step_differs_from_the_last_in_a_few_lines():
-    steps = list(ddp_from_scratch.STEPS.values())
-    for old, new in zip(steps, steps[1:-1], strict=False):
-        lines = difflib.ndiff(*(inspect.getsource(step).splitlines() for step in (old, new)))
-        assert sum(line.startswith(("+ ", "- ")) for line in lines) <= 16, new.__name__
-    to_ddp = difflib.ndiff(*(inspect.getsource(step).splitlines() for step in (steps[0], steps[-1])))
-    assert sum(line.startswith("+ ") for line in to_ddp) == 3  # its name, the constructor, the call
-
-
-def test_mean_loss_needs_the_mean_and_sum_loss_the_sum(found):
-    ranks = found["world_size"]
-    times = {(row["loss"], row["over_ranks"]): row["times"] for row in found["scale"]}
+def test_mean_loss_needs_the_mean_and_sum_loss_the_sum(results):
+    ranks = results["world_size"]
+    times = {(row["loss"], row["over_ranks"]): row["times"] for row in results["scale"]}
     assert times == pytest.approx({("mean", "sum"): ranks, ("mean", "mean"): 1, ("sum", "sum"): 1,
                                    ("sum", "mean"): 1 / ranks}, rel=1e-4)
-    assert all(row["relative_difference"] < 1e-3 for row in found["scale"])
+    assert all(row["relative_difference"] < 1e-3 for row in results["scale"])
 
 
-def test_when_ddp_is_one_process_and_when_not(found):
-    equality = found["equality"]
+def test_when_ddp_is_one_process_and_when_not(results):
+    equality = results["equality"]
     same = {"equal shards", "unequal shards, loss weighted", "BatchNorm over all ranks"}
     assert {name for name, off in equality["weights"].items() if off < show.ROUNDING} == same
-    assert set(show.another_training(equality["weights"])) == set(equality["weights"]) - same
     assert all(off > 1e-4 for name, off in equality["weights"].items() if name not in same)
     assert equality["without_dropout"] < show.ROUNDING
-    assert len(equality["shard_sizes"]) == found["world_size"] < len(set(equality["shard_sizes"])) + 2
 
 
-def test_batchnorm_over_all_ranks_has_one_running_mean_and_two_messages_a_layer(found):
-    batchnorm = found["equality"]["batchnorm"]
+def test_batchnorm_over_all_ranks_has_one_running_mean_and_two_messages_a_layer(results):
+    batchnorm = results["equality"]["batchnorm"]
     own, shared = batchnorm["messages"].values()
     assert shared - own == 2 * batchnorm["layers"] > 2
     own, shared = batchnorm["running_means"].values()
@@ -117,10 +102,10 @@ def test_batchnorm_over_one_rank_is_torchs(monkeypatch):
         torch.testing.assert_close(mine, wanted)
 
 
-def test_timeline_is_a_step_of_every_rank(found):
-    small, one = found["timeline"]
+def test_timeline_is_a_step_of_every_rank(results):
+    small, one = results["timeline"]
     for run in (small, one):
-        for rank in range(found["world_size"]):
+        for rank in range(results["world_size"]):
             events = [event for event in run["events"] if event["rank"] == rank]
             compute = [event for event in events if event["lane"] == "compute"]
             assert [event["event"] for event in compute] == ["forward", "backward", "wait", "update"]
@@ -136,8 +121,8 @@ def test_timeline_is_a_step_of_every_rank(found):
     assert count[0] > 2 and count[1] == 1
 
 
-def test_no_sync_in_the_right_place_saves_and_in_the_wrong_place_does_not(found):
-    ways = found["no_sync"]
+def test_no_sync_in_the_right_place_saves_and_in_the_wrong_place_does_not(results):
+    ways = results["no_sync"]
     assert {name: way["all_reduces"] for name, way in ways.items()} == {
         "synchronise_each": 4, "synchronise_last": 1, "first_try": 4, "never": 0, "around_ddp": 0}
     for name in ("synchronise_each", "synchronise_last", "first_try"):
@@ -146,48 +131,46 @@ def test_no_sync_in_the_right_place_saves_and_in_the_wrong_place_does_not(found)
         assert ways[name]["between_ranks"] > 1e-3 and ways[name]["from_one_process"] > 1e-3
 
 
-def test_an_unused_parameter_is_told_in_the_second_step(found):
-    silent, searching = found["unused"]["False"], found["unused"]["True"]
+def test_an_unused_parameter_is_told_in_the_second_step(results):
+    silent, searching = results["unused"]["False"], results["unused"]["True"]
     assert silent["steps"] == 1
     assert silent["error"].startswith("Expected to have finished reduction")
     assert "find_unused_parameters=True" in silent["error"]
     assert searching == {"error": None, "steps": 3, "tried": 3, "spare_has_gradient": False}
 
 
-def test_a_model_that_changes_its_type_after_ddp_is_no_longer_synchronised(found):
-    before, after = found["order"].values()
+def test_a_model_that_changes_its_type_after_ddp_is_no_longer_synchronised(results):
+    before, after = results["order"].values()
     assert before == 0 and after > 1e-3
 
 
-def test_rank_0_saves_weights_without_prefix_that_all_ranks_load(found):
-    saving = found["save"]
+def test_rank_0_saves_weights_without_prefix_that_all_ranks_load(results):
+    saving = results["save"]
     assert saving["from_saved"] == 0
-    weights = torch.load(found["folder"] / "found.pt", map_location="cpu", weights_only=True)
+    weights = torch.load(results["folder"] / "found.pt", map_location="cpu", weights_only=True)
     assert all(not name.startswith("module.") for name in weights)
     models.ConvNet().load_state_dict(weights)
     assert "module.conv1.weight" in saving["error"] and "All keys matched" in saving["after_cutting_the_prefix"]
 
 
-def test_every_rank_holds_everything(found):
-    default, view = found["memory"]
+def test_every_rank_holds_everything(results):
+    default, view = results["memory"]
     size = 4 * default["values"]
     for rank in default["ranks"]:
         assert rank["parameters"] == rank["gradients"] == rank["buckets"] == size
         assert 2 * size <= rank["Adam's state"] < 2 * size + 100
     for rank in view["ranks"]:
         assert rank["gradients"] == 0 and rank["parameters"] == rank["buckets"] == size
-    assert len(default["ranks"]) == found["world_size"]
+    assert len(default["ranks"]) == results["world_size"]
 
 
-@pytest.mark.parametrize(("world_size", "options", "said"), [
+@pytest.mark.parametrize(("world_size", "options", "message"), [
     (1, ["--step", "ddp"], "start two or more"),
-    (2, ["--step", "dpp"], "invalid choice: 'dpp'"),
     (2, ["--step", "ddp", "--batch-size", 4], "take 8, 12"),
     (2, ["--step", "ddp", "--batch-size", 10], "four equal parts"),
-    (2, ["--step", "ddp", "--steps", 0], "0 is not a positive number"),
     (2, ["--step", "ddp", "--steps", 5000], "160000 training"),
 ])
-def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, said, tmp_path, monkeypatch, capfd):
+def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, message, tmp_path, monkeypatch, capfd):
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}.items():
         monkeypatch.setenv(name, value)
     arguments = ["--dataset", "synthetic", *options, "--out", tmp_path / "found.json"]
@@ -195,18 +178,23 @@ def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, said,
     with pytest.raises(SystemExit, match="2"):
         ddp_from_scratch.main()
     stderr = capfd.readouterr().err
-    assert said in stderr and len(stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
-
-
-def test_bad_input_on_many_ranks_is_said_once(tmp_path):
-    done = run(2, SCRIPT, "--step", "ddp", "--out", tmp_path)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "ddp_from_scratch.py: error:" in done.stderr and "is a folder" in done.stderr
+    assert message in stderr and len(stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
     port = str(rendezvous.free_port())
-    done = run(0, SCRIPT, "--dataset", "synthetic", "--step", "ddp", "--timeout", 3, "--out", tmp_path / "found.json",
-               RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    done = runner.run(0, "--dataset", "synthetic", "--step", "ddp", "--timeout", 3, "--out", tmp_path / "found.json",
+                      script=SCRIPT, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert done.returncode == 2 and "waited for the others, 3.0 s at most" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_lines_of_differences_show_each_update():
+    ax = show.by_update({"a": [0.0, 0.2], "b": [0.1, 0.1]}, "apart", synthetic=True)
+    assert [list(line.get_ydata()) for line in ax.lines] == [[0.0, 0.2], [0.1, 0.1]]
+
+
+def test_rounding_and_a_different_result_differ_in_colour_and_shape():
+    none, same, other = show.from_one_process({"none": 0.0, "same": 1e-16, "other": 1e-3}, False).lines
+    assert none.get_color() == same.get_color() != other.get_color()
+    assert none.get_marker() == same.get_marker() != other.get_marker()

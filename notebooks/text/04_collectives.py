@@ -41,8 +41,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from course import plots
-from lessons.l04_collectives import check, hang_on_purpose, pictures, show
-from lessons.l04_collectives import collectives_shown as shown
+from lessons.l04_collectives import check, collectives_shown as shown, hang_on_purpose, show
 
 # %% tags=["parameters"]
 ranks = 4  # of most runs below; 2 to 7
@@ -88,6 +87,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 # | all ranks → all ranks | `all_gather`, `all_to_all` | `all_reduce`, `reduce_scatter` |
 #
 # A second program calls each of them, and a few more that come later, and records what every rank held before and after.
+# (Gloo of PyTorch 2.10 lacks `all_to_all`: there the program makes it of scatters.)
 
 # %%
 # !torchrun --nproc_per_node={ranks} lessons/l04_collectives/collectives_shown.py \
@@ -95,7 +95,6 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 
 # %%
 demo = json.loads(Path("results/live/04_collectives.json").read_text())
-lesson.verdict(show.backend(demo))
 
 # %% [markdown]
 # ## From one rank to all
@@ -105,17 +104,17 @@ lesson.verdict(show.backend(demo))
 # same.
 
 # %%
-plots.picture(pictures.before_after(demo["broadcast"], "broadcast"))
+plots.picture(show.before_after(demo["broadcast"], "broadcast"))
 
 # %% [markdown]
 # `scatter`: rank 0 has a list with one piece for each rank. Each rank gets its own piece.
 #
-# **How to read the code**: `numbers` makes the rank's row, `zeros(n)` a list of n empty places. `yield` only notes what
-# the rank holds, for the picture: leave it out when you copy the code.
+# **How to read the code**: `mine` is the rank's row of numbers, `ranks` the world size. Each function returns what the
+# rank holds afterwards.
 
 # %%
 lesson.code(shown.scatter)
-plots.picture(pictures.before_after(demo["scatter"], "scatter"))
+plots.picture(show.before_after(demo["scatter"], "scatter"))
 
 # %% [markdown]
 # ## From all ranks to one
@@ -124,7 +123,7 @@ plots.picture(pictures.before_after(demo["scatter"], "scatter"))
 
 # %%
 lesson.code(shown.gather)
-plots.picture(pictures.before_after(demo["gather"], "gather"))
+plots.picture(show.before_after(demo["gather"], "gather"))
 
 # %% [markdown]
 # `reduce` **adds up** on the way. (`op=dist.ReduceOp.MAX`, `MIN` or `PRODUCT` do something else than add.)
@@ -134,10 +133,15 @@ plots.picture(pictures.before_after(demo["gather"], "gather"))
 # %%
 my_rank_1 = None  # "as before", "the sum" or "something else": what do you expect to see?
 
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+before, after = (state["cells"] for state in demo["reduce"])
+column_sums = [sum(column) for column in zip(*before, strict=True)]
+holds = {tuple(column_sums): "the sum", tuple(before[1]): "as before"}
+lesson.predicted(my_rank_1, holds.get(tuple(after[1]), "something else"))
+
 # %%
 lesson.code(shown.reduce)
-lesson.predicted(my_rank_1, show.after_reduce(demo["reduce"], rank=1))
-plots.picture(pictures.before_after(demo["reduce"], "reduce"))
+plots.picture(show.before_after(demo["reduce"], "reduce"))
 
 # %% [markdown]
 # Only rank 0, the `dst`, has the result. What the others hold is *not defined*: gloo may use their tensors for sums
@@ -150,11 +154,11 @@ plots.picture(pictures.before_after(demo["reduce"], "reduce"))
 
 # %%
 lesson.code(shown.all_gather)
-plots.picture(pictures.before_after(demo["all_gather"], "all_gather"))
+plots.picture(show.before_after(demo["all_gather"], "all_gather"))
 
 # %%
 lesson.code(shown.all_reduce)
-plots.picture(pictures.before_after(demo["all_reduce"], "all_reduce"))
+plots.picture(show.before_after(demo["all_reduce"], "all_reduce"))
 
 # %% [markdown]
 # `all_reduce` is the one that this course is about: with it DDP adds up the gradients of all ranks, to divide the sum
@@ -164,7 +168,7 @@ plots.picture(pictures.before_after(demo["all_reduce"], "all_reduce"))
 
 # %%
 lesson.code(shown.reduce_scatter)
-plots.picture(pictures.before_after(demo["reduce_scatter"], "reduce_scatter"))
+plots.picture(show.before_after(demo["reduce_scatter"], "reduce_scatter"))
 
 # %% [markdown]
 # In `all_to_all` each rank has a list, one piece for each rank.
@@ -176,8 +180,8 @@ my_pieces = None  # a list of numbers, one for each rank
 
 # %%
 lesson.code(shown.all_to_all)
-lesson.predicted(my_pieces, demo["all_to_all"]["states"][-1]["cells"][1])
-plots.picture(pictures.before_after(demo["all_to_all"], "all_to_all"))
+lesson.predicted(my_pieces, demo["all_to_all"][-1]["cells"][1])
+plots.picture(show.before_after(demo["all_to_all"], "all_to_all"))
 
 
 # %% [markdown]
@@ -238,7 +242,7 @@ check.joined("results/live/04_join.py")
 
 # %%
 lesson.code(shown.send_recv)
-plots.picture(pictures.before_after(demo["send_recv"], "send, recv"))
+plots.picture(show.before_after(demo["send_recv"], "send, recv"))
 
 # %% [markdown]
 # Each `send` needs its `recv`, and may wait for it. If two ranks both `send` first, to `recv` afterwards, both may wait
@@ -247,7 +251,7 @@ plots.picture(pictures.before_after(demo["send_recv"], "send, recv"))
 
 # %%
 lesson.code(shown.shift)
-plots.picture(pictures.before_after(demo["shift"], "everybody to the right"))
+plots.picture(show.before_after(demo["shift"], "everybody to the right"))
 
 # %% [markdown]
 # ## The ring
@@ -265,7 +269,7 @@ my_times = None  # times the bytes of the tensor
 
 # %%
 ring = demo["ring"]
-plots.picture(pictures.ring(ring, "added"))
+plots.picture(show.ring(ring, "added"))
 
 # %% [markdown]
 # The right neighbour is the row below; below the last row comes rank 0 again. A column is a chunk, and a thick frame
@@ -276,12 +280,12 @@ plots.picture(pictures.ring(ring, "added"))
 # *copied*. It takes n − 1 steps, too:
 
 # %%
-plots.picture(pictures.ring(ring, "copied"))
+plots.picture(show.ring(ring, "copied"))
 
 # %%
 sent = sum(step["bytes"][0] for step in ring["steps"][1:])  # by rank 0
 lesson.predicted(my_times, sent / ring["bytes"], "times its tensor")
-lesson.table(show.ring(ring))
+lesson.table(show.ring_table(ring))
 
 # %% [markdown]
 # Each rank sends 2(n − 1) chunks of one n-th of the tensor: **2(n − 1)/n** times the tensor. That is never more than
@@ -347,10 +351,10 @@ lesson.code(shown.barrier)
 # %%
 my_wait = None  # milliseconds
 
-# %%
-arrives, leaves = (state["seconds"][0] for state in demo["barrier"]["states"][1:])  # of rank 0
-lesson.predicted(my_wait, 1000 * (leaves - arrives), "ms")
-events = pictures.intervals(demo["barrier"], {
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+times = demo["barrier"]
+lesson.predicted(my_wait, 1000 * (times["leaves"][0] - times["arrives"][0]), "ms")
+events = show.intervals(times, {
     "work": ("work", "start", "arrives"),
     "barrier": ("wait", "arrives", "leaves")})
 plots.timeline(events, plt.subplots(figsize=(13, 4.5))[1])
@@ -365,13 +369,21 @@ plt.show()
 
 # %%
 lesson.code(shown.async_handle)
-events = pictures.intervals(demo["async_handle"], {
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+times = demo["async_handle"]
+events = show.intervals(times, {
     "late": ("work", "start", "before the call"),
     "own work": ("work", "after the call", "before wait()"),
     "wait()": ("wait", "before wait()", "after wait()")})
 plots.timeline(events, plt.subplots(figsize=(13, 4.5))[1])
 plt.show()
-lesson.table(show.handle(demo["async_handle"]))
+parts = {"the call, ms": ("before the call", "after the call"),
+         "own work, ms": ("after the call", "before wait()"),
+         "`wait()`, ms": ("before wait()", "after wait()")}
+lesson.table([{"rank": rank} | {part: f"{1000 * (times[end][rank] - times[begin][rank]):.1f}"
+                                for part, (begin, end) in parts.items()}
+              for rank in range(len(times["start"]))])
 
 # %% [markdown]
 # The ranks that came in time work while the collective waits for the last one. Without the handle they would first
@@ -405,8 +417,9 @@ my_ranks = None  # a list, such as [0, 2]
 
 # %%
 seen = json.loads(Path("results/live/04_hang.json").read_text())
-lesson.predicted(my_ranks, [rank for rank, saw in enumerate(seen["stack"]) if saw["error"]])
-lesson.table(show.says(seen["stack"]))
+failed = [rank for rank, rank_result in enumerate(seen["stack"]) if rank_result["error"]]
+lesson.predicted(my_ranks, failed)
+lesson.table(show.messages(seen["stack"]))
 
 # %% [markdown]
 # Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends: not only the
@@ -425,7 +438,7 @@ lesson.table(show.says(seen["stack"]))
 # is still running by then. In the same run, before the time was up:
 
 # %%
-lesson.table(show.waits(seen["stack"]))
+lesson.table(show.stacks(seen["stack"]))
 
 # %% [markdown]
 # A rank that stands at another line than the rest leads to the mistake. For a job that hangs already, `py-spy dump
@@ -441,7 +454,7 @@ lesson.table(show.waits(seen["stack"]))
 
 # %%
 lesson.code(hang_on_purpose.one_stays_away)
-lesson.table(show.says(seen["barrier"]))
+lesson.table(show.messages(seen["barrier"]))
 
 # %% [markdown]
 # Read **rank 0's** line: it names the missing rank. The others know only that something failed, or noticed nothing.
@@ -451,7 +464,7 @@ lesson.table(show.says(seen["barrier"]))
 # function `different` again:
 
 # %%
-lesson.table(show.says(seen["detail"])[:1])
+lesson.table(show.messages(seen["detail"])[:1])
 
 # %% [markdown]
 # The message names both ranks and both collectives. Compare its time with that in the first table of this section. It

@@ -51,7 +51,7 @@ import data
 import models
 import utils
 from course import plots
-from lessons.l05_distributed_sampler import check, pictures, show, uneven_shards
+from lessons.l05_distributed_sampler import check, show, uneven_shards
 
 # %% tags=["parameters"]
 patience = 3  # seconds that a rank waits until it gives up
@@ -79,7 +79,7 @@ rank_1 = list(DistributedSampler(items, num_replicas=2, rank=1, shuffle=False))
 lesson.predicted(my_items, rank_1)
 
 # %%
-pictures.sampler_map([rank_0, rank_1], 20)
+show.sampler_map([rank_0, rank_1], 20)
 plt.show()
 
 # %% [markdown]
@@ -141,8 +141,8 @@ forgotten = {epoch: dealt(20, 2) for epoch in range(6)}
 lesson.predicted(my_seen, len(set().union(*(shards[0] for shards in forgotten.values()))), "items")
 
 # %%
-pictures.sampler_map(called, 20, title="set_epoch called")
-pictures.sampler_map(forgotten, 20, title="set_epoch forgotten")
+show.sampler_map(called, 20, title="set_epoch called")
+show.sampler_map(forgotten, 20, title="set_epoch forgotten")
 plt.show()
 
 # %% [markdown]
@@ -194,9 +194,8 @@ lesson.table(rows)
 # seen twice. With `drop_last=True` it **drops** what is left over.
 
 # %%
-pictures.sampler_map(dealt(21, 2, shuffle=False), 21, title="21 items on 2 ranks: padded")
-pictures.sampler_map(dealt(21, 2, shuffle=False, drop_last=True), 21,
-                     title="drop_last=True: dropped")
+show.sampler_map(dealt(21, 2, shuffle=False), 21, title="21 items on 2 ranks: padded")
+show.sampler_map(dealt(21, 2, shuffle=False, drop_last=True), 21, title="drop_last=True: dropped")
 plt.show()
 
 # %% [markdown]
@@ -226,7 +225,7 @@ lesson.interactive("sampler")
 # %%
 repeated = {r: sum(map(len, dealt(21, r))) - 21 for r in range(2, 9)}
 left_out = {r: 21 - sum(map(len, dealt(21, r, drop_last=True))) for r in range(2, 9)}
-lesson.predicted(my_worst, [max(found, key=found.get) for found in (repeated, left_out)], "ranks")
+lesson.predicted(my_worst, [max(counts, key=counts.get) for counts in (repeated, left_out)], "ranks")
 
 
 # %% [markdown]
@@ -268,8 +267,8 @@ my_waiting = None  # a list of ranks; [] for none
 # %%
 # !OMP_NUM_THREADS=1 torchrun --nproc_per_node=3 lessons/l05_distributed_sampler/uneven_shards.py \
 #     --timeout {patience} --out results/live/05_uneven.json
-found = json.loads(Path("results/live/05_uneven.json").read_text())
-lesson.predicted(my_waiting, found["uneven"]["ranks"])
+results = json.loads(Path("results/live/05_uneven.json").read_text())
+lesson.predicted(my_waiting, results["uneven"]["ranks"])
 
 # %% [markdown]
 # In step 4 rank 0 has an image, and its `backward()` averages gradients with all ranks. But the others have left the
@@ -297,9 +296,11 @@ lesson.predicted(my_waiting, found["uneven"]["ranks"])
 # %%
 my_times = None  # 0, 1, 2 ...
 
-# %%
-lesson.predicted(my_times, round(found["Join, False"]["counts"][9], 2), "times")
-pictures.counts_map(show.counts(found))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.predicted(my_times, round(results["Join, False"]["counts"][9], 2), "times")
+counts = {name: results[way]["counts"] for way, name in show.ROWS.items()}
+counts = {"one process, batches of 3": results["one process"]} | counts
+show.counts_map(counts)
 plt.show()
 
 # %% [markdown]
@@ -313,7 +314,7 @@ plt.show()
 # model. The errors are in per cent of what one process finds. (For gradients: length of the difference / length.)
 
 # %%
-lesson.table(show.averages(found))
+lesson.table(show.averages(results))
 
 # %% [markdown]
 # Two things to read here.
@@ -330,10 +331,14 @@ lesson.table(show.averages(found))
 # the first has no more images.) It adds small all-reduces to every step. And it does not repair the optimizer: a rank
 # that is done makes no step, so what the optimizer remembers is different there. With momentum or Adam, pad or drop.
 
-# %%
-lesson.verdict(show.momentum(found))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+plain, momentum = results["apart"]["plain SGD"], results["apart"]["momentum"]
+lesson.verdict("One step after an epoch with `Join`, the largest difference of a weight between "
+               f"two ranks is **{plain:.2g}** with plain SGD and **{momentum:.2g}** with momentum.")
 
 # %% [markdown]
+# At its end `Join` sends the weights of a rank that made every step to all ranks, but not that rank's momentum.
+#
 # ### Exercise 2: batches of unequal size
 #
 # `Join` counts steps, not images. If the ranks' batches differ in size, DDP averages the ranks' *means*, and an image
@@ -406,7 +411,9 @@ accuracies = {
 truth = right.mean().item()
 once = 2 * test_images - len(padded)  # images that count once
 lesson.predicted(my_error, 100 * (once / test_images - once / len(padded)), "points")
-lesson.table(show.accuracies(accuracies, truth))
+lesson.table([{"way": way, "accuracy": f"{100 * accuracy:.2f} %",
+               "points off": f"{100 * (accuracy - truth):+.2f}"}
+              for way, accuracy in accuracies.items()])
 
 # %% [markdown]
 # With shuffle, which is the sampler's default, other images are repeated or dropped with every seed. One model, one test
@@ -421,7 +428,7 @@ for ranks in range(1, 9):
             error = 100 * (right[seen].mean().item() - truth)
             errors.append({"way": way, "ranks": ranks, "error": error})
 table = pd.DataFrame(errors).assign(synthetic=test_set.name == "synthetic")
-pictures.accuracy_errors(table, test_images)
+show.accuracy_errors(table, test_images)
 plt.show()
 
 # %% [markdown]
@@ -434,7 +441,13 @@ plt.show()
 # This is why few people notice. On 8 ranks, for test sets of several sizes:
 
 # %%
-lesson.table(show.hidden((test_images, 993, 9_993, 10_000), 8))
+rows = []
+for n in (test_images, 993, 9_993, 10_000):
+    d = -n % 8  # images that padding repeats
+    limit = 100 * ((n - d) / n - (n - d) / (n + d))
+    rows.append({"test images": f"{n:,}", "seen twice": d,
+                 "accuracy off by at most": f"{limit:.2f} points"})
+lesson.table(rows)
 
 # %% [markdown]
 # CIFAR-10 has 10,000 test images, which divides by 8. The same code is wrong on a small test set whose size is no

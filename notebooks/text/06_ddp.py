@@ -50,7 +50,7 @@ import torch
 import data
 import models
 from course import plots
-from lessons.l06_ddp import capstone, check, pictures, show
+from lessons.l06_ddp import capstone, check, show
 from lessons.l06_ddp import ddp_from_scratch as loops, ddp_questions as questions
 
 # %% tags=["parameters"]
@@ -70,7 +70,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank; lesson 07 says more
 synthetic = data.get_dataset("auto")[0].name == "synthetic"
 
 
-def found(name):
+def results(name):
     return json.loads(Path(f"results/live/06_{name}.json").read_text())
 
 
@@ -102,10 +102,10 @@ my_weights = None  # "the same" or "not the same"
 # !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_from_scratch.py \
 #     --step independent broadcast --steps {steps} --out results/live/06_start.json
 
-# %%
-proofs = {name: found("start")[name] for name in ("independent", "broadcast")}
-pictures.by_update({name: proof["between_ranks"] for name, proof in proofs.items()},
-                         "How far the ranks' models are apart", synthetic=synthetic)
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+proofs = {name: results("start")[name] for name in ("independent", "broadcast")}
+show.by_update({name: proof["between_ranks"] for name, proof in proofs.items()},
+               "How far the ranks' models are apart", synthetic)
 plt.show()
 at_the_end = proofs["broadcast"]["between_ranks"][-1]
 lesson.predicted(my_weights, "not the same" if at_the_end else "the same")
@@ -137,10 +137,13 @@ my_difference = None  # a number
 # !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py --step scale \
 #     --out results/live/06_scale.json
 
-# %%
-proofs["average"] = found("average")["average"]
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+proofs["average"] = results("average")["average"]
 lesson.predicted(my_difference, proofs["average"]["from_one_process"][-1])
-lesson.table(show.scale(found("scale")["scale"]))
+lesson.table([{"the loss is the … over a rank's images": row["loss"],
+               "over the ranks we take the …": row["over_ranks"],
+               "times the gradient of the whole batch": f"{row['times']:.3f}"}
+              for row in results("scale")["scale"]])
 
 # %% [markdown]
 # A float32 number has about seven digits. The ranks add the same numbers in another order, so the last digits may
@@ -225,15 +228,17 @@ lesson.difference(loops.independent, loops.ddp)
 # !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_from_scratch.py \
 #     --step bucketed hooked overlapped ddp --steps {steps} --out results/live/06_ddp.json
 
-# %%
-proofs |= {name: found("ddp")[name] for name in ("bucketed", "hooked", "overlapped", "ddp")}
-lesson.table(show.steps(proofs))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+proofs |= {name: results("ddp")[name] for name in ("bucketed", "hooked", "overlapped", "ddp")}
+lesson.table([{"loop": f"`{name}`", "between the ranks": show.small(proof["between_ranks"][-1]),
+               "from one process": show.small(proof["from_one_process"][-1]),
+               "all-reduces per update": proof["messages"]} for name, proof in proofs.items()])
 mib = sum(parameter.nbytes for parameter in models.ConvNet().parameters()) / 2**20
 print(f"{mib:.2f} MiB of gradients")
 
 # %% [markdown]
-# Read it so: *between the ranks* 0 and *from one process* not more than rounding, and it is the same training. How
-# the ranks exchange their gradients then changes the time alone: see the next section, with a larger model.
+# A loop is the training of one process if *between the ranks* is 0 and *from one process* is rounding. How the ranks
+# exchange their gradients then changes the time alone: see the next section, with a larger model.
 #
 # DDP's first bucket holds 1 MiB, so that it leaves soon (`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`), and the
 # others 25 MiB
@@ -267,34 +272,34 @@ my_step = None  # "small buckets", "one bucket" or "neither" (less than 3 % apar
 #     --bucket-mb 4 1000 --width {width} --out results/live/06_timeline.json
 
 # %%
-drawn = found("timeline")["timeline"]
+drawn = results("timeline")["timeline"]
 plots.timelines.one_below_another(
     {show.buckets(run): pd.DataFrame(run["events"]) for run in drawn}, ranks=1)
 plt.show()
 
 # %%
 lesson.predicted(my_step, show.shorter(*drawn))
-lesson.table(show.overlap(drawn))
+lesson.table(show.overlap(*drawn))
 
 # %% [markdown]
 # **How to read it.** One step of rank 0. Blue: it computes. Orange: a bucket is under way, from when this rank sends it
 # until the mean of all ranks is there; the bar shows the bucket's number. Grey, `wait`: `backward()` has nothing left to
 # compute, waits for the messages under way, and copies the means back. The table has medians over nine steps and all
-# ranks. *hidden* is the share of the orange time, in the step drawn, that lies below the rank's `backward`.
+# ranks, and the step drawn is the nearest to them. *hidden* is the share of one bucket's `wait` that small buckets save.
 #
 # With one bucket nothing can be hidden: it leaves when all gradients are there. With small buckets compare two
 # columns: is `wait` shorter, and is `backward` longer? The step is what counts.
 #
 # ## When it is not the training of one process
 #
-# **A good place for a break.** You have built DDP. From here on you meet its traps, one by one: what makes another
-# training; BatchNorm; `no_sync`; a parameter without gradient; a model that changes after wrapping; saving. Those that
-# your model does not have, you may skip.
+# **A good place for a break.** You have built DDP. From here on you meet its traps, one by one: what gives a
+# different result; BatchNorm; `no_sync`; a parameter without gradient; a model that changes after wrapping; saving. You
+# may skip the traps that your model does not have.
 #
 # Equality has conditions. Each case below is a training with DDP, compared with one process on the whole batches.
 # "Loss summed" is `reduction="sum"`, "dropout" a layer `nn.Dropout(0.5)`, and "BatchNorm" a small residual network.
 #
-# **Predict.** Which of these are another training than that of one process? `"equal shards"`, `"unequal shards"`,
+# **Predict.** Which of these give a different result than one process? `"equal shards"`, `"unequal shards"`,
 # `"loss summed"`, `"dropout, one seed"` (the same for all ranks), `"dropout, one seed per rank"`, `"BatchNorm"`
 
 # %%
@@ -306,11 +311,11 @@ my_cases = None  # a list of these names, in this order
 #     --out results/live/06_questions.json
 
 # %%
-answers = found("questions")
+answers = results("questions")
 weights = answers["equality"]["weights"]
-pictures.from_one_process(weights, show.ROUNDING, synthetic=synthetic)
+show.from_one_process(weights, synthetic)
 plt.show()
-lesson.predicted(my_cases, show.another_training(weights))
+lesson.predicted(my_cases, [case for case, off in weights.items() if off > show.ROUNDING])
 
 # %% [markdown]
 # These runs have float64 numbers, of 16 digits. In float32 the rounding of one sum can decide whether a ReLU is on or
@@ -319,9 +324,9 @@ lesson.predicted(my_cases, show.another_training(weights))
 # - **Unequal shards.** DDP takes the mean of the ranks' means, so an image in a small shard counts for more. A loss
 #   weighted by the images repairs it: an exercise of [05](05_distributed_sampler.ipynb).
 # - **Loss summed.** DDP divides by the number of ranks, as the table above said.
-# - **Dropout.** One process draws one mask for the whole batch, each rank draws its own. No seed repeats the one
-#   process, and none needs to. But give each rank a seed of its own (after the model is made, as `main.py` does):
-#   with one seed, all ranks drop the same places.
+# - **Dropout.** One process draws one mask for the whole batch, each rank draws its own. No seed gives the ranks the
+#   mask of the one process, and training does not need it. But give each rank a seed of its own (after the model is
+#   made, as `main.py` does): with one seed, all ranks drop the same places.
 # - **BatchNorm** takes mean and variance of the rank's own images. The last row does better.
 #
 # ## BatchNorm over all ranks
@@ -364,9 +369,15 @@ lesson.difference(questions.synchronise_each, questions.first_try)
 # %%
 my_all_reduces = None  # of four batches, the first three with no_sync around backward
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_all_reduces, answers["no_sync"]["first_try"]["all_reduces"])
-lesson.table(show.no_sync(answers["no_sync"]))
+ways = {"synchronise_each": "without `no_sync`", "first_try": "around backward only",
+        "never": "around everything", "around_ddp": "`ddp.module(images)`, without `no_sync`",
+        "synchronise_last": "in the right place"}
+lesson.table([{"`no_sync`": text, "all-reduces": answers["no_sync"][way]["all_reduces"],
+               "gradient: between the ranks": show.small(answers["no_sync"][way]["between_ranks"]),
+               "from one process": show.small(answers["no_sync"][way]["from_one_process"])}
+              for way, text in ways.items()])
 
 # %% [markdown]
 # It is the **forward** that decides whether its backward will synchronise. Around backward alone `no_sync` does
@@ -402,8 +413,11 @@ check.accumulate("results/live/06_train.py")
 # A bucket leaves when all its gradients are there. Here is a model with a layer that `forward` leaves out: its
 # gradients never come.
 
-# %%
-lesson.table(show.unused(answers["unused"]))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table([{"`find_unused_parameters`": f"`{option}`",
+               "steps that went well": f"{case['steps']} of {case['tried']}",
+               "then": f"`{case['error'].split('.')[0]}.`" if case["error"] else "–"}
+              for option, case in answers["unused"].items()])
 
 # %% [markdown]
 # DDP says so one step late: only the next forward finds that the last backward is not finished. With
@@ -421,7 +435,7 @@ lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small
               for model, difference in answers["order"].items()])
 
 # %% [markdown]
-# A difference in the second row means: no hook was called, so nothing was averaged, and nobody said so.
+# A difference in the second row means: no hook was called, so nothing was averaged, and no message said so.
 # (`nn.DataParallel` copies the parameters in every forward, and does not mind.) So the order is: move, convert or
 # freeze (`requires_grad = False`) the model; `DistributedDataParallel(model)`; then `torch.compile`, if you use it.
 #
@@ -431,10 +445,10 @@ lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small
 #
 # ## What DDP does not share
 #
-# DDP shares the gradients, and the buffers as told above: nothing else. The loss and the accuracy that a rank prints
-# are those of its own images: sums and counts must be all-reduced ([05](05_distributed_sampler.ipynb) does it for the
-# test set, and [07](07_performance.ipynb) shows a published tutorial that did not). And a file is written by whoever
-# writes it. What would be in it? Wrappers change the names of the weights:
+# DDP shares the gradients and, as described above, the buffers: nothing else. The loss and the accuracy that a rank
+# prints are those of its own images: sums and counts must be all-reduced ([05](05_distributed_sampler.ipynb) does it for
+# the test set, and [07](07_performance.ipynb) shows a published tutorial that did not). And every rank that saves writes
+# the file. What would be in it? Wrappers change the names of the weights:
 
 # %%
 model = models.ConvNet()
@@ -486,8 +500,14 @@ check.saved("results/live/06_save.py")
 #
 # Bytes that each rank holds for each value of the model, in training with Adam in float32, before any activation:
 
-# %%
-lesson.table(show.memory(answers["memory"]))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+rows = []
+for case in answers["memory"]:
+    kinds = {kind: size / case["values"] for kind, size in case["ranks"][0].items()}
+    kinds["together"] = sum(kinds.values())
+    rows.append({"`gradient_as_bucket_view`": f"`{case['gradient_as_bucket_view']}`"}
+                | {kind: f"{size:.1f}" for kind, size in kinds.items()})
+lesson.table(rows)
 
 # %% [markdown]
 # A bucket is a second copy of the gradients, unless `gradient_as_bucket_view=True` makes each gradient a piece of its
@@ -544,9 +564,9 @@ capstone.my_ddp("results/live/my_ddp.py")
 # %% [markdown]
 # ## What to remember
 #
-# 1. Same first weights and the same mean gradient on every rank: that is DDP. It is the training of one process, as
-#    long as shards are equal, the loss is a mean, no layer looks at the whole batch, and nothing is drawn by chance (as
-#    dropout does, without harm).
+# 1. Same first weights and the same mean gradient on every rank: that is DDP. It is the training of one process if all
+#    shards are equal, the loss is a mean, and no layer looks at the whole batch. (Dropout draws other masks, which does
+#    no harm.)
 # 2. DDP sends gradients in buckets while backward goes on. The forward prepares it, so call `ddp(images)`, and put
 #    `no_sync` around the forward, too.
 # 3. All else is yours: metrics are summed by you, rank 0 saves `ddp.module.state_dict()`, and each rank holds the
