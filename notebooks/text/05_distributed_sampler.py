@@ -225,7 +225,8 @@ lesson.interactive("sampler")
 # %%
 repeated = {r: sum(map(len, dealt(21, r))) - 21 for r in range(2, 9)}
 left_out = {r: 21 - sum(map(len, dealt(21, r, drop_last=True))) for r in range(2, 9)}
-lesson.predicted(my_worst, [max(counts, key=counts.get) for counts in (repeated, left_out)], "ranks")
+worst = [max(counts, key=counts.get) for counts in (repeated, left_out)]
+lesson.predicted(my_worst, worst, "ranks")
 
 
 # %% [markdown]
