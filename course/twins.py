@@ -60,7 +60,9 @@ def as_committed(notebook, twin):
     notebook.metadata = nbformat.from_dict(kept | KERNEL)
     for cell, source in zip(notebook.cells, twin.cells, strict=True):
         # jupytext's own notes on blank lines concern the twin alone
-        cell.metadata = nbformat.from_dict({k: v for k, v in source.metadata.items() if not k.startswith("lines_to_")})
+        # sorted, as nbformat writes the keys
+        metadata = {k: v for k, v in sorted(source.metadata.items()) if not k.startswith("lines_to_")}
+        cell.metadata = nbformat.from_dict(metadata)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
 
