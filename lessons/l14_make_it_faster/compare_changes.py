@@ -18,6 +18,7 @@ import os
 import statistics
 import tempfile
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 
@@ -25,7 +26,7 @@ import launch
 import shortcuts
 from course import rank_program
 from course.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
-from course.timing import slowest, timed
+from course.timing import interleave, slowest, timed
 from files import check_output
 from options import positive
 
@@ -40,12 +41,12 @@ def summary(gains):
     return {"gain": middle, "low": min(gains), "high": max(gains), "quartiles": [low, high]}
 
 
-def compare(one, model, sets, args, here):
+def compare(change, model, sets, args, here):
     """A change against no change: gains of each round, and what it did to gradient and loss."""
     train_set, test_set = sets
-    settings = [replace(Setting(), **values) for values in (one.before, one.after)]
+    settings = [replace(Setting(), **values) for values in (change.before, change.after)]
     pair = [Training(setting, model, train_set, here) for setting in settings]
-    first = []
+    first, later = [], []
     for training in pair:
         torch.set_num_threads(training.setting.threads)
         try:
@@ -54,24 +55,23 @@ def compare(one, model, sets, args, here):
             if not training.setting.compile:  # without a C++ compiler, say: that is a finding, too
                 raise
             return {"error": plain(error)}
-        for _ in range(2):  # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
-            training.update()
-    rounds, spent = [], 0.0
-    while len(rounds) < args.rounds and (len(rounds) < FEWEST or spent < args.seconds):
-        seconds = [0, 0]
-        for which in (0, 1) if len(rounds) % 2 == 0 else (1, 0):
-            seconds[which] = pair[which].block(args.block)
-        rounds.append(slowest(seconds))  # the same on all ranks, which so make as many rounds
-        spent += sum(rounds[-1]) * args.block
-    found = {"text": one.text, "before": one.before, "after": one.after, "first_update_seconds": slowest(first),
-             "seconds_an_image": rounds, **summary([before / after for before, after in rounds])}
-    images = found["images_an_update"] = [setting.images_an_update for setting in settings]
+        # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
+        later.append(timed(training.update, 2, here.device) / training.setting.images_an_update)
+    spent = sum(slowest(later)) * args.block  # seconds of a round, about; the same on all ranks
+    rounds = min(args.rounds, max(FEWEST, int(args.seconds / spent)))
+    before, after = map(slowest, interleave(
+        {which: partial(training.block, args.block) for which, training in enumerate(pair)}, rounds).values())
+    images = [setting.images_an_update for setting in settings]
+    measured = {"text": change.text, "before": change.before, "after": change.after,
+                "first_update_seconds": slowest(first), "images_an_update": images,
+                "seconds_an_image": [list(seconds) for seconds in zip(before, after, strict=True)],
+                **summary([old / new for old, new in zip(before, after, strict=True)])}
     if images[0] == images[1]:  # else the gradients are of other images
         which = settings[1].exact_updates
-        before, after = (training.gradients[which] for training in pair)
-        found["gradient_off"] = ((after - before).norm() / before.norm()).item()
-        found["losses"] = [training.loss(test_set) for training in pair]
-    return found
+        old, new = (training.gradients[which] for training in pair)
+        measured["gradient_off"] = ((new - old).norm() / old.norm()).item()
+        measured["losses"] = [training.loss(test_set) for training in pair]
+    return measured
 
 
 def plain(error):
@@ -105,8 +105,8 @@ def main():
         help=f"one or more of: {', '.join(CHANGES)}; default: all that make sense for one process, or for several")
     add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
     add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
-    add("--seconds", type=positive(float), default=4, help="after 3 rounds and so many seconds a comparison ends; "
-        "default: 4")
+    add("--seconds", type=positive(float), default=4, help="a comparison makes as many rounds as fit into so many "
+        "seconds, but 3 at least; default: 4")
     add("--block", type=positive(int), default=256, help="images of each rank in a block; default: 256")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
     args = parser.parse_args()

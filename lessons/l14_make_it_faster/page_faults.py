@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
 import psutil
 import torch
@@ -27,6 +28,7 @@ import models
 import shortcuts
 from course import rank_program
 from course.adjustable_training import Setting, Training
+from course.timing import interleave
 from files import check_output
 from lessons.l14_make_it_faster.compare_changes import FEWEST, summary
 from options import positive
@@ -73,11 +75,11 @@ def compare(pipes, model, args):
     """Both ways of one model, in turns."""
     for way, pipe in pipes.items():
         ask(way, pipe, model, args.timeout)
-    rounds = [{way: ask(way, pipes[way], args.steps, args.timeout) for way in (WAYS if number % 2 == 0 else WAYS[::-1])}
-              for number in range(args.rounds)]
-    return {**summary([did["returned"]["seconds"] / did["kept"]["seconds"] for did in rounds]),
-            **{way: {what: statistics.median(did[way][what] for did in rounds) for what in rounds[0][way]}
-               for way in WAYS}}
+    rounds = interleave({way: partial(ask, way, pipe, args.steps, args.timeout) for way, pipe in pipes.items()},
+                        args.rounds)
+    return {**summary([returned["seconds"] / kept["seconds"] for returned, kept in zip(*rounds.values(), strict=True)]),
+            **{way: {what: statistics.median(block[what] for block in blocks) for what in blocks[0]}
+               for way, blocks in rounds.items()}}
 
 
 def main():

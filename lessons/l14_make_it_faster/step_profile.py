@@ -163,8 +163,8 @@ def link(gradients, rounds=9):
     sizes = [4096, gradients]
     calls = [timing.prepare("all_reduce", size, cpu)[0] for size in sizes]
     calls += [partial(dist.all_reduce, torch.zeros(values, dtype=kind)) for kind in (torch.float16, torch.bfloat16)]
-    times = [[timing.timed(call, 3, cpu) for call in calls] for _ in range(rounds)]
-    small, whole, fp16, bf16 = [statistics.median(timing.slowest(column)) for column in zip(*times, strict=True)]
+    times = timing.interleave({index: partial(timing.timed, call, 3, cpu) for index, call in enumerate(calls)}, rounds)
+    small, whole, fp16, bf16 = (statistics.median(timing.slowest(own)) for own in times.values())
     alpha, beta = fit(sizes, [small, whole])
     source, target = torch.ones(values), torch.ones(values)
     return {"alpha": 1000 * alpha, "beta": 1000 * beta,

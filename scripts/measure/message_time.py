@@ -15,6 +15,7 @@ import re
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ import torch.distributed as dist
 import launch
 from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
-from course.timing import VALUE, prepare, slowest, timed
+from course.timing import VALUE, interleave, prepare, slowest, timed
 from files import check_output
 from options import positive
 
@@ -31,16 +32,17 @@ BLOCK = 0.02  # seconds: calls are timed in blocks of about this length, 50 call
 
 
 def measure(op, sizes, rounds, device):
-    """`points` of one operation. A round measures every size once: what disturbs a while, disturbs all sizes."""
+    """`points` of one operation."""
     prepared = [prepare(op, size, device) for size in sizes]
     for call, _ in prepared:
         timed(call, WARM_UP, device)
     calls = [int(min(50, max(1, BLOCK / seconds)))  # the same on all ranks
              for seconds in slowest([timed(call, 1, device) for call, _ in prepared])]
-    blocks = [slowest([timed(call, number, device) for (call, _), number in zip(prepared, calls, strict=True)])
-              for _ in range(rounds)]
+    blocks = interleave({index: partial(timed, call, calls[index], device)
+                         for index, (call, _) in enumerate(prepared)}, rounds)
     points = []
-    for (_, size), times in zip(prepared, zip(*blocks, strict=True), strict=True):
+    for index, (_, size) in enumerate(prepared):
+        times = slowest(blocks[index])
         seconds = statistics.median(times)
         algbw, busbw = bandwidth(size, seconds, dist.get_world_size(), op)
         points.append({"bytes": size, "seconds": seconds, "low": min(times), "high": max(times), "algbw": algbw,

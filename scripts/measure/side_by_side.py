@@ -12,6 +12,7 @@ together / alone, with `low` and `high`, the lowest and the highest of a round.
 
 import statistics
 import time
+from functools import partial
 
 import torch
 
@@ -22,6 +23,7 @@ import utils
 from course import rank_program
 from course.adjustable_training import Setting, Training
 from course.rank_program import meet, synchronise
+from course.timing import interleave
 from files import check_output
 from options import positive
 
@@ -43,17 +45,12 @@ def up_to(ranks):
     return sorted({ranks, *(2**power for power in range(1, ranks.bit_length()))})
 
 
-def measure(training, args, here):
-    """Images a second of up_to() so many processes together, and of rank 0 alone: a list a round."""
-    rounds = []
-    for _ in range(args.rounds):
-        speeds = []
-        for count in (*up_to(here.world_size), 1):
-            meet(here.device)
-            mine = images_a_second(training, args.seconds, here.device) if here.rank < count else 0.0
-            speeds.append(torch.tensor(mine, dtype=utils.sum_type(here.device), device=here.device))
-        rounds.append(utils.all_sum(torch.stack(speeds)))
-    return rounds
+def speed(training, count, seconds, here):
+    """Images a second of the first `count` ranks together, while the others wait; every rank must call it."""
+    meet(here.device)
+    own = images_a_second(training, seconds, here.device) if here.rank < count else 0.0
+    (together,) = utils.all_sum(torch.tensor([own], dtype=utils.sum_type(here.device), device=here.device))
+    return together
 
 
 def ceiling(ranks, together, alone):
@@ -96,18 +93,19 @@ def main():
         training = Training(Setting(args.batch_size, ddp=False), args.model, train_set, here)
         for _ in range(WARM_UP):
             training.update()
-        *of_sizes, alone = zip(*measure(training, args, here), strict=True)
-        ceilings = [ceiling(ranks, together, alone) for ranks, together in
-                    zip(up_to(here.world_size), of_sizes, strict=True)]
+        speeds = interleave({count: partial(speed, training, count, args.seconds, here)
+                             for count in (1, *up_to(here.world_size))}, args.rounds)
+        alone = speeds.pop(1)
+        ceilings = [ceiling(ranks, together, alone) for ranks, together in speeds.items()]
         if here.rank == 0:
             rank_program.write_json(args.out, {
                 **rank_program.measured_on(here), "dataset": train_set.name, "model": args.model,
                 "batch_size": args.batch_size, "rounds": args.rounds, "alone": statistics.median(alone),
                 "ceilings": ceilings, "time": time.time()})
             print(f"{args.model}, batch {args.batch_size}: one process alone {statistics.median(alone):,.0f} images/s")
-            for one in ceilings:
-                print(f"  {one['ranks']} side by side {one['together']:,.0f} images/s: {one['ceiling']:.2f} times "
-                      f"({one['low']:.2f} to {one['high']:.2f})", flush=True)
+            for row in ceilings:
+                print(f"  {row['ranks']} side by side {row['together']:,.0f} images/s: {row['ceiling']:.2f} times "
+                      f"({row['low']:.2f} to {row['high']:.2f})", flush=True)
 
 
 if __name__ == "__main__":
