@@ -4,11 +4,12 @@
         --bandwidth-gbs 1
     python scripts/measure/predict.py memory --parameters 70e9 --devices 64 --between 1.5
 
-The models are course/predict/scaling.py and course/predict/memory.py, where nodes, buckets and cores can be set, too.
+The models are those of lessons 08 and 13, scaling.py and memory.py, where nodes, buckets and cores can be set, too.
 """
 
 from course import rank_program
-from course.predict import memory, scaling
+from course.predict import memory
+from lessons.l08_predict_scaling import scaling
 from options import positive
 
 
