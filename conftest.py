@@ -99,7 +99,7 @@ def chromium():
 
 ONE_BY_ONE = {"test_notebooks_run.py", "test_torture.py"}  # their tests share nothing, and each takes its time
 LONGEST = ["notebooks_run", "torture", "slurm", "checks", "broken", "fault_tolerance", "main", "spawn_mnist",
-           "capstone", "launchers", "lab_cluster", "collectives", "compare_changes", "sweep", "doctor", "browser",
+           "capstone", "launchers", "lab_cluster", "collectives", "compare_changes", "doctor", "browser",
            "run_notebooks", "grade", "learner_copy"]
 
 

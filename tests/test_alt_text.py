@@ -16,7 +16,7 @@ from course import alt_text, plots, twins
 from lessons.l02_data_parallel import pictures as l02_pictures
 from lessons.l04_collectives import pictures as l04_pictures
 from lessons.l05_distributed_sampler import pictures as l05_pictures
-from lessons.l09_large_batch import pictures as l09_pictures
+from lessons.l09_large_batch import show as l09_show
 from lessons.l11_fault_tolerance import pictures as l11_pictures
 from lessons.l14_make_it_faster import pictures as l14_pictures
 from tests import runner
@@ -94,7 +94,7 @@ def test_pictures_that_no_other_test_draws():
              l11_pictures.elastic(again, {"node1 is killed": 2.0}, True),
              l11_pictures.interval(0.02, 10_000, 10, 20),
              l11_pictures.stored([{"name": "fc1.weight", "file": "__0_0", "bytes": 200_000, "first": None}]),
-             l02_pictures.steps([box, box | {"device": 1, "source": [0]}]), l09_pictures.for_the_same(runs)[0]]
+             l02_pictures.steps([box, box | {"device": 1, "source": [0]}]), l09_show.for_the_same(runs)[0]]
     profile = l14_pictures.profiles({name: [{"name": "aten::add", "ms": 1.0}] for name in ("LeNet", "ResNet")})
     words = [alt_text.describe(figure) for figure in (*(ax.figure for ax in drawn), profile)]
     assert all(".." not in each and len(each) > 80 for each in words)  # what they say of their axes: conftest.py
