@@ -62,7 +62,6 @@ def test_gradients_are_four_bytes_a_parameter(steps):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--ways", "ddp"], "one rank is alone: torchrun --nproc_per_node=2"),
     (["--samples", 10, "--batch-sizes", 64], "--samples 10 are no batch of 64 for each of 1 rank(s)"),
-    (["--batch-sizes", "x"], "invalid number value: 'x'"),
 ])
 def test_bad_input_is_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["step_time.py", "--out", str(tmp_path / "x.json"), *map(str, arguments)])

@@ -279,8 +279,8 @@ lesson.table([{
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 parts = show.between(table, batch_size)
 lesson.table(show.parts_table(table))
-lesson.verdict(f"For batch {batch_size} the sum of the parts predicts **{1e3 * parts.sum():.2f} ms** a step, "
-               f"the first model {1e3 * first:.2f} ms.")
+lesson.verdict(f"For batch {batch_size} the sum of the parts predicts a step of "
+               f"**{1e3 * parts.sum():.2f} ms**, the first model {1e3 * first:.2f} ms.")
 
 # %% [markdown]
 # A row holds five parts, their sum, and the time of a DDP step, all as medians of the rounds. The last column adds up
