@@ -64,15 +64,15 @@ def report(op, points, alpha, beta):
 
 def size(text):
     """Bytes from 4096, 4K, 64M or 1G (K is 1024)."""
-    found = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
-    if not found or int(found[1]) == 0:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if not match or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text} is not a size: write bytes, or 4K, 64M, 1G")
-    return int(found[1]) * 1024 ** " KMG".index(found[2] or " ")
+    return int(match[1]) * 1024 ** " KMG".index(match[2] or " ")
 
 
-def check(args, here):
+def check(args, placement):
     """The message sizes; ValueError or OSError, one line, for what cannot work, before any rank waits for another."""
-    if here.world_size < 2:
+    if placement.world_size < 2:
         raise ValueError("a message needs two ranks: torchrun --nproc_per_node=2 scripts/measure/message_time.py")
     if args.factor < 2:
         raise ValueError("--factor 1 makes no other size: take 2 or more")
@@ -97,22 +97,22 @@ def main():
         help="nccl: between GPUs; gloo: between CPUs; auto: nccl where each rank has a GPU of its own, else gloo")
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement(backend=args.backend)
-        sizes = check(args, here)
-    if here.backend == "gloo":
-        here = replace(here, device=torch.device("cpu"))
-    torch.set_num_threads(launch.threads_per_rank(here))
-    with rank_program.ranks(here, args.timeout):
-        found = {**rank_program.measured_on(here), "nodes": here.nodes, "backend": here.backend, "rounds": args.rounds,
-                 "time": time.time(), "ops": {}}
+        placement = launch.find_placement(backend=args.backend)
+        sizes = check(args, placement)
+    if placement.backend == "gloo":
+        placement = replace(placement, device=torch.device("cpu"))
+    torch.set_num_threads(launch.threads_per_rank(placement))
+    with rank_program.ranks(placement, args.timeout):
+        measured = {**rank_program.measured_on(placement), "nodes": placement.nodes, "backend": placement.backend,
+                    "rounds": args.rounds, "time": time.time(), "ops": {}}
         for op in args.op:
-            points = measure(op, sizes, args.rounds, here.device)
+            points = measure(op, sizes, args.rounds, placement.device)
             alpha, beta = fit([point["bytes"] for point in points], [point["seconds"] for point in points])
-            found["ops"][op] = {"alpha": alpha, "beta": beta, "points": points}
-            if here.rank == 0:
+            measured["ops"][op] = {"alpha": alpha, "beta": beta, "points": points}
+            if placement.rank == 0:
                 report(op, points, alpha, beta)
-        if here.rank == 0:
-            rank_program.write_json(args.out, found)
+        if placement.rank == 0:
+            rank_program.write_json(args.out, measured)
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ def predict_memory(args):
     print(f"{'way':18} {'GB a device':>11}  data x tensor x pipeline  micro-batch  recompute  s a step")
     for way in memory.WAYS:
         if way in fits:
-            one = fits[way]
-            shared = f"{one.data} x {one.tensor} x {one.pipeline}"
-            print(f"{way:18} {sum(one.bytes.values()) / 1e9:11.1f}  {shared:>24}  {one.micro_batch:11}  "
-                  f"{one.recompute:>9}  {one.seconds:8.2f}{'  <- take this' if one is chosen else ''}")
+            plan = fits[way]
+            shared = f"{plan.data} x {plan.tensor} x {plan.pipeline}"
+            print(f"{way:18} {sum(plan.bytes.values()) / 1e9:11.1f}  {shared:>24}  {plan.micro_batch:11}  "
+                  f"{plan.recompute:>9}  {plan.seconds:8.2f}{'  <- take this' if plan is chosen else ''}")
     if not chosen:
         print("nothing fits: take more devices or, where there are very many, more --sequences for them to share")
 
