@@ -94,22 +94,22 @@ MODELS = {**models.MODELS, "wide": wide}
 class Training:
     """A model in training on this rank, as a Setting says."""
 
-    def __init__(self, setting, model, train_set, here):
-        self.setting, self.here, self.ddp = setting, here, setting.ddp and here.world_size > 1
+    def __init__(self, setting, model, train_set, placement):
+        self.setting, self.placement, self.ddp = setting, placement, setting.ddp and placement.world_size > 1
         torch.manual_seed(0)
         info = data.DATASETS[train_set.name]
-        channels_last = here.device.type == "cpu" if setting.channels_last is None else setting.channels_last
+        channels_last = placement.device.type == "cpu" if setting.channels_last is None else setting.channels_last
         memory_format = torch.channels_last if channels_last else torch.preserve_format
         self.raw = MODELS[model](info.shape[0], len(info.classes), info.shape[1]).to(
-            here.device, memory_format=memory_format)
-        self.model = parallelise(self.raw, setting, here) if self.ddp else self.raw
+            placement.device, memory_format=memory_format)
+        self.model = parallelise(self.raw, setting, placement) if self.ddp else self.raw
         if setting.compile:
             self.model = torch.compile(self.model)
         self.optimizer = torch.optim.Adam(self.raw.parameters(), lr=0.001, fused=setting.fused)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1)  # main.py steps one, too
-        self.sums = torch.zeros(3, dtype=utils.sum_type(here.device), device=here.device)
-        self.autocast = torch.autocast(here.device.type, torch.bfloat16, enabled=setting.bf16)
-        self.batches = endless(train_set, setting, here)
+        self.sums = torch.zeros(3, dtype=utils.sum_type(placement.device), device=placement.device)
+        self.autocast = torch.autocast(placement.device.type, torch.bfloat16, enabled=setting.bf16)
+        self.batches = endless(train_set, setting, placement)
         self.gradients = []  # of the first updates, flat
 
     def update(self, mark=lambda phase: None):
@@ -138,7 +138,7 @@ class Training:
         """Seconds an image, for at least `images` images of this rank, from one meeting of all ranks to done."""
         torch.set_num_threads(self.setting.threads)
         each = self.setting.images_an_update
-        return timed(self.update, math.ceil(images / each), self.here.device) / each
+        return timed(self.update, math.ceil(images / each), self.placement.device) / each
 
     @torch.no_grad()
     def loss(self, test_set):
@@ -150,11 +150,11 @@ class Training:
         return value
 
 
-def parallelise(raw, setting, here):
+def parallelise(raw, setting, placement):
     cap = setting.bucket_cap_mb
     if setting.buckets:
         cap = sum(p.nbytes for p in raw.parameters()) / setting.buckets / MIB
-    model = DistributedDataParallel(raw, device_ids=[here.device] if here.device.type == "cuda" else None,
+    model = DistributedDataParallel(raw, device_ids=[placement.device] if placement.device.type == "cuda" else None,
                                     bucket_cap_mb=cap, gradient_as_bucket_view=setting.bucket_view,
                                     **utils.keep_buffers_apart())
     if setting.hook == "powersgd":
@@ -177,9 +177,9 @@ def send_nothing(_, bucket):
     return done
 
 
-def endless(train_set, setting, here):
+def endless(train_set, setting, placement):
     """This rank's batches, epoch after epoch; the same images for every Setting."""
-    sampler = DistributedSampler(range(len(train_set)), here.world_size, here.rank)
+    sampler = DistributedSampler(range(len(train_set)), placement.world_size, placement.rank)
     source, collate = train_set, train_set.collate
     if setting.one_by_one:
         source, collate = range(len(train_set)), singly(train_set)
@@ -187,7 +187,7 @@ def endless(train_set, setting, here):
     for epoch in itertools.count():
         sampler.set_epoch(epoch)
         for images, labels in loader:
-            yield images.to(here.device), labels.to(here.device)
+            yield images.to(placement.device), labels.to(placement.device)
 
 
 def singly(train_set):

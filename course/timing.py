@@ -1,7 +1,8 @@
-"""The time of a call, and of a collective, on all ranks."""
+"""The time of a call, and of a collective, on all ranks; and programs in turns, so that they can be compared."""
 
 import math
 import time
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,21 @@ def prepare(op, size, device):
     return calls[op], count * VALUE
 
 
-def timed(call, calls, device):
+def interleave(programs: Mapping[Hashable, Callable[[], object]], rounds: int) -> dict[Hashable, list]:
+    """Call each of the named `programs` once a round; {name: [its result in each round]}.
+
+    A disturbance then meets all of them. Every second round has the other order: the first program may meet a cooler
+    machine, or one that is still busy with an earlier program. Results of the same round may be compared. Ranks that
+    measure together pass the same names in the same order.
+    """
+    results = {name: [] for name in programs}
+    for number in range(rounds):
+        for name in list(programs)[::-1 if number % 2 else 1]:
+            results[name].append(programs[name]())
+    return results
+
+
+def timed(call: Callable[[], object], calls: int, device: torch.device) -> float:
     """Seconds for each of `calls` calls in a row, with everything done, not only begun."""
     meet(device)
     start = time.perf_counter()
@@ -55,7 +70,7 @@ def timed(call, calls, device):
     return (time.perf_counter() - start) / calls
 
 
-def slowest(seconds):
+def slowest(seconds: list[float]) -> list[float]:
     """Elementwise maximum over the ranks of a list: an operation has ended when the last rank has its result."""
     values = torch.tensor(seconds, dtype=torch.float64)
     if dist.is_initialized():

@@ -14,8 +14,8 @@ from torch.utils.data import DistributedSampler
 
 from course import interactive, lesson
 from course.plots.style import COLOURS, GREY
-from course.predict.scaling import Job, Link, StepTime, ddp_buckets, speedup
 from lessons.l04_collectives import collectives_shown
+from lessons.l08_predict_scaling.scaling import Job, Link, StepTime, ddp_buckets, speedup
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 in_a_browser = pytest.mark.browser(pytest.mark.skipif(not CHROMIUM, reason="no chromium in PATH"))

@@ -22,11 +22,6 @@ def test_model_states_are_those_of_the_zero_paper(stage, published):
     assert gigabytes(7.5e9, 64, stage) == pytest.approx(published, abs=0.05)
 
 
-def test_model_states_of_one_rank_are_the_same_at_each_stage():
-    assert {gigabytes(1e9, 1, stage) for stage in range(4)} == {16}
-    assert sum(model.model_states(1e9, 1, 0, model.FLOAT32).values()) == 16e9
-
-
 def test_zero_1_as_pytorch_has_it_keeps_float32_weights_and_gradients_whole():
     """4 + 4 + 8/N bytes a parameter, and the copies that autocast makes: no 7 billion on eight devices of 80 GB, where
     the paper's 2 + 2 + 12/N are enough."""
@@ -124,18 +119,18 @@ def chosen():
     return {cell: model.choose(cell[0], model.Cluster(cell[1])) for cell in MAP}
 
 
-def test_what_is_chosen_fits_uses_all_devices_and_is_nearly_the_fastest(chosen):
+def test_the_choice_fits_uses_all_devices_and_is_nearly_the_fastest(chosen):
     ways = list(model.WAYS)
     for (_, devices), (plan, fits) in chosen.items():
         assert (plan is None) == (not fits)
-        for one in fits.values():
-            assert sum(one.bytes.values()) <= 72e9
-            assert one.data * one.tensor * one.pipeline == devices
+        for each in fits.values():
+            assert sum(each.bytes.values()) <= 72e9
+            assert each.data * each.tensor * each.pipeline == devices
         if plan:
-            limit = 1.35 * min(one.seconds for one in fits.values())
+            limit = 1.35 * min(each.seconds for each in fits.values())
             assert plan.seconds <= limit
             simpler = [fits[way] for way in ways[:ways.index(plan.way)] if way in fits]
-            assert all(one.seconds > limit for one in simpler)
+            assert all(each.seconds > limit for each in simpler)
 
 
 def test_the_model_that_does_not_fit_in_ddp_does_when_it_is_shared_out(chosen):
@@ -148,13 +143,6 @@ def test_the_model_that_does_not_fit_in_ddp_does_when_it_is_shared_out(chosen):
 def test_a_pipeline_is_for_slow_links_and_small_models_stay_with_ddp_there():
     slow = model.Cluster(512, between=100e9 / 8 / 8)
     assert [model.choose(size, slow)[0].way for size in (1e8, 3e11)] == ["DDP", "TP + PP + ZeRO-1"]
-
-
-def test_more_memory_never_takes_a_way_from_the_choice():
-    for parameters in (7e9, 70e9):
-        small, large = (model.choose(parameters, model.Cluster(64, memory=memory))[1] for memory in (40e9, 160e9))
-        assert set(small) <= set(large)
-        assert all(large[way].seconds <= small[way].seconds for way in small)
 
 
 def test_slow_links_make_fsdp_slower_and_leave_a_node_alone():
@@ -183,14 +171,11 @@ def test_command_prints_the_choice_and_needs_no_torch():
     assert "nothing fits" in run("--parameters", 7e9, "--devices", 1).stdout
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--parameters", 0, "--devices", 8], "0 is not a positive number"),
-    (["--parameters", 7e9, "--devices", 2.5], "argument --devices: invalid number value: '2.5'"),
+@pytest.mark.parametrize(("arguments", "message"), [
     (["--parameters", 7e9, "--devices", 12], "do not fill nodes of 8"),
-    (["--parameters", "many", "--devices", 8], "argument --parameters: invalid number value: 'many'"),
     (["--devices", 8], "required: --parameters"),
 ])
-def test_bad_input_is_one_line_and_status_2(arguments, said):
+def test_bad_input_is_one_line_and_status_2(arguments, message):
     done = run(*arguments)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
-    assert said in done.stderr
+    assert message in done.stderr

@@ -1,3 +1,3 @@
-"""Models of time and memory, to be held against a measurement. No torch in here."""
+"""Models of time, to be held against a measurement. No torch in here."""
 
-from course.predict import checkpoints, fit, memory, scaling  # noqa: F401
+from course.predict import checkpoints, fit, memory  # noqa: F401

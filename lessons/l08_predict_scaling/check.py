@@ -8,10 +8,10 @@ import time
 import torch
 import torch.distributed as dist
 
-from course import predict
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise
 from course.on_ranks import exercise_on_ranks
-from course.predict.scaling import Job, Link, Measured, StepTime
+from lessons.l08_predict_scaling import scaling
+from lessons.l08_predict_scaling.scaling import Job, Link, Measured, StepTime
 
 
 def timestamped(work):
@@ -341,7 +341,7 @@ def my_batch(fixed, per_image, all_reduce, ranks):
 def speedup(fixed, per_image, all_reduce, ranks, batch):
     """How many times as fast as one process the ranks are, by the lesson's model."""
     job = Job(StepTime(fixed, per_image), 0, Measured({ranks: (all_reduce, 0)}), overlap=False)
-    return predict.scaling.speedup(job, ranks, batch)[0]
+    return scaling.speedup(job, ranks, batch)[0]
 
 
 def larger_batch(random):
@@ -418,5 +418,5 @@ def link(answer):
         job = Job(StepTime(step, 0), gradient_bytes, Link(0, got), overlap=False)
         yield Case(got, right,
                    f"A step of {step:g} s, {gradient_bytes / 1e6:g} MB, {ranks} ranks, {efficiency:.0%}: you gave "
-                   f"{got / 1e9:.4g} GB/s. The model then gives {predict.scaling.speedup(job, ranks, 1)[1]:.1%}; it "
+                   f"{got / 1e9:.4g} GB/s. The model then gives {scaling.speedup(job, ranks, 1)[1]:.1%}; it "
                    f"would take {right / 1e9:.4g} GB/s.")

@@ -1,54 +1,132 @@
-"""Lesson 08: what a message costs, what a step of several ranks is made of, and how far a prediction was off."""
+"""Lesson 08: what a message costs, what a step of several ranks is made of, how far a prediction was off, and published
+series: the tables, sentences and pictures of the lesson."""
 
-from lessons.l08_predict_scaling.step_parts import PARTS
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
+from course.plots.style import COLOURS, GREY, PALE, head, line_key, line_style, name_rows, percent, ticks
+from course.predict.fit import BUS_FACTORS, measurable, size_name
+from lessons.l08_predict_scaling.scaling import Hierarchy, Job, Link, StepTime, ddp_buckets, speedup
+
+PARTS = ["a step alone", "slower together", "waiting", "all-reduce", "DDP itself"]
+PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "recorded" / "published"
+
+# ---------------------------------------------------------------- what a message costs
 
 
-def first(step, all_reduce, gradient_bytes, seconds, ranks, batch):
-    """The row of the first model: a step of one rank, an all-reduce, and the step of several that is predicted."""
-    return [{"a, ms": f"{1e3 * step.fixed:.2f}", "b, µs an image": f"{1e6 * step.per_image:.0f}",
-             "bytes of gradients": f"{gradient_bytes:,}", "all-reduce, ms": f"{1e3 * all_reduce:.2f}",
-             f"predicted: a step of {ranks} ranks, ms": f"{1e3 * seconds:.2f}",
-             "an epoch, in those of one rank": f"{seconds / step.seconds(batch) / ranks:.2f}"}]
+def _log_axes(ax, sizes, ylabel):
+    ax.set(xscale="log", yscale="log", xlabel="message (bytes)", ylabel=ylabel)
+    ax.xaxis.set_major_locator(FixedLocator(sizes))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: size_name(size)))
+    ax.yaxis.set_major_formatter("{x:,.12g}")
+    ax.xaxis.set_minor_locator(NullLocator())
 
 
-def parts(table):
-    """A row for each batch size: the parts in ms, medians over the rounds, and their sum; the range over the rounds of
-    how far each round's own sum was off."""
+def time_by_size(points: pd.DataFrame, alpha: float, beta: float, ax: Axes, title: str) -> Axes:
+    """Microseconds of each message, a DataFrame of message_time.py's points, and the line α + β · bytes fitted to them,
+    with the two parts that it is the sum of. A β that noise may have made is not drawn."""
+    sizes = points["bytes"].to_numpy()
+    many = np.geomspace(sizes[0], sizes[-1], 100)
+    ax.vlines(sizes, 1e6 * points["low"], 1e6 * points["high"], color=COLOURS[0], linewidth=2)
+    ax.plot(sizes, 1e6 * points["seconds"], "o", color=COLOURS[0], markersize=13)
+    ax.plot(many, 1e6 * (alpha + beta * many), ":", color=COLOURS[1], linewidth=4)
+    ends = [(many[-1], 1e6 * (alpha + beta * many[-1]), "α + β · bytes", COLOURS[1])]
+    if measurable(points.to_dict("records"), alpha, beta):
+        bytes_part = many[beta * many > alpha / 10]
+        for values, xs, name in ((alpha + 0 * many, many, "α"), (beta * bytes_part, bytes_part, "β · bytes")):
+            ax.plot(xs, 1e6 * values, color=GREY, linewidth=1.5)
+            ends.append((xs[-1], 1e6 * values[-1], name, GREY))
+    _log_axes(ax, sizes[::2], "time (µs)")
+    head(ax, title, key=[
+        line_key("measured (median; line: fastest to slowest round)", marker="o", linestyle="-", color=COLOURS[0]),
+        line_key("fitted", linestyle=":", color=COLOURS[1])], columns=2)
+    write_beside(ax, ends, BESIDE_AN_END)
+    return ax
+
+
+def bus_bandwidth(points: pd.DataFrame, published: pd.DataFrame, name: str, ax: Axes) -> Axes:
+    """busbw against the bytes of a message: `points` as above, called `name`, and those of `published`, a DataFrame
+    with system, bytes and busbw (GB/s)."""
+    curves = [(name, points["bytes"], points["busbw"] / 1e9, "live")]
+    curves += [(system, of["bytes"], of["busbw"], "recorded") for system, of in published.groupby("system", sort=False)]
+    ends = []
+    for number, (name, sizes, busbw, source) in enumerate(curves):
+        ax.plot(sizes, busbw, **line_style(number, source))
+        ends.append((sizes.iloc[-1], busbw.iloc[-1], name, COLOURS[number]))
+    _log_axes(ax, [2**10, 2**15, 2**20, 2**25, 2**30, 2**34], "busbw (GB/s)")
+    head(ax, "Bus bandwidth of all-reduce", columns=2, key=[
+        line_key("measured here", **line_style(0, "live", GREY)),
+        line_key("published elsewhere", **line_style(0, "recorded", GREY))])
+    write_beside(ax, ends, BESIDE_AN_END)
+    return ax
+
+
+# ---------------------------------------------------------------- the parts of a step
+
+
+def parts(points: list[dict]) -> pd.DataFrame:
+    """A row for each batch size and round: the PARTS in seconds, their `sum`, and `ddp`, which the sum should be; also
+    `side_by_side`, a step of ranks that never talk.
+
+    `points` of step_time.py, of all its ways. A part is the difference of two measurements, so noise can make a small
+    part negative. It stays so: a part cut off at 0 would be missing in the sum.
+    """
+    rounds = {(point["way"], point["batch_size"]): point["rounds"] for point in points}
+    rows = []
+    for batch in dict.fromkeys(point["batch_size"] for point in points):
+        of_ways = [rounds[way, batch] for way in ("alone", "side_by_side", "silent", "ddp", "by_hand")]
+        for number, (*others, by_hand) in enumerate(zip(*of_ways, strict=True)):
+            alone, beside, silent, ddp = (sum(phases.values()) for phases in others)
+            own = sum(by_hand.values()) - by_hand["wait"] - by_hand["all_reduce"]
+            values = [alone, own - alone, by_hand["wait"], by_hand["all_reduce"], silent - beside]
+            rows.append({"batch_size": batch, "round": number, **dict(zip(PARTS, values, strict=True)),
+                         "sum": sum(values), "ddp": ddp, "side_by_side": beside})
+    return pd.DataFrame(rows)
+
+
+def between(table: pd.DataFrame, batch: float) -> pd.Series:
+    """The PARTS, in seconds, at a batch size between those of the table: on the lines that join their medians."""
+    medians = table.groupby("batch_size")[PARTS].median()
+    if not medians.index.min() <= batch <= medians.index.max():
+        raise ValueError(f"batch {batch} is not between the batch sizes that were timed: {list(medians.index)}")
+    return pd.Series({part: float(np.interp(batch, medians.index, medians[part])) for part in PARTS}, name=batch)
+
+
+def speedups(table: pd.DataFrame, ranks: int, way: str = "ddp") -> pd.DataFrame:
+    """Images a second of so many ranks against one rank alone, with DDP or `side_by_side`: `speedup`, and `low` and
+    `high` over the rounds."""
+    ratio = (ranks * table["a step alone"] / table[way]).groupby(table["batch_size"])
+    return pd.DataFrame({"speedup": ratio.median(), "low": ratio.min(), "high": ratio.max()}).reset_index()
+
+
+def parts_table(table):
+    """A row for each batch size: medians of the parts, their sum, and by how much each round's own sum was off."""
     rows = []
     for batch, rounds in table.groupby("batch_size"):
         medians = 1e3 * rounds.median()
-        off = rounds["sum"] / rounds["ddp"] - 1
         rows.append({"batch of each rank": batch, **{f"{part}, ms": f"{medians[part]:.2f}" for part in PARTS},
                      "sum": f"{medians[PARTS].sum():.2f}", "DDP, measured": f"{medians['ddp']:.2f}",
-                     "each round's sum is off by": span(off)})
+                     "each round's sum is off by": span(rounds["sum"] / rounds["ddp"] - 1)})
     return rows
 
 
-def missing(at_batch, first):
-    """What both models predict, seconds; which part beside the step itself is the largest, and which is less than 0.
-    `at_batch`: the PARTS, a Series named after its batch size."""
-    added = at_batch[PARTS[1:]]
-    lines = [f"For batch {at_batch.name} the sum of the parts predicts **{1e3 * at_batch.sum():.2f} ms** a step, the "
-             f"first model {1e3 * first:.2f} ms. Beside the step itself the largest part is **{added.idxmax()}**, "
-             f"{1e3 * added.max():.2f} ms."]
-    if below := [part for part in added.index if added[part] < 0]:
-        lines.append(f"Less than 0: {', '.join(below)}. That is noise: what this part costs is too little to be "
-                     "measured here.")
-    return lines
-
-
-def held(measured, ones, first, summed, alone):
-    """A row for each prediction of main.py's step: how far it was off, over several runs. All in seconds: `measured`
-    steps of several ranks and `ones` of one rank in the same minutes, lists; `first` and `summed`, predicted with α and
-    β, and with the parts; `alone`, predicted for one rank."""
-    def errors(predicted, of):
-        return [predicted / value - 1 for value in of]
-
-    ratios = [many / one for many, one in zip(measured, ones, strict=True)]
-    return [{"prediction": name, "ms": f"{1e3 * predicted:.2f}", "off by": span(errors(predicted, of)),
-             "off by, as a ratio to one rank": span(errors(predicted / alone, ratios)) if of is measured else "–"}
-            for name, predicted, of in (("first model", first, measured), ("sum of the parts", summed, measured),
-                                        ("one rank alone", alone, ones))]
+def errors_table(measured, ones, first, summed, alone):
+    """A row for each prediction of main.py's step: its error over several runs. All in seconds: `measured` steps of
+    several ranks and `ones` of one rank in the same minutes, Series; `first` and `summed`, predicted with α and β, and
+    with the parts; `alone`, predicted for one rank."""
+    ratios = measured.to_numpy() / ones.to_numpy()
+    rows = [{"prediction": name, "ms": f"{1e3 * predicted:.2f}", "off by": span(predicted / measured - 1),
+             "off by, as a ratio to one rank": span(predicted / alone / ratios - 1)}
+            for name, predicted in (("first model", first), ("sum of the parts", summed))]
+    return [*rows, {"prediction": "one rank alone", "ms": f"{1e3 * alone:.2f}", "off by": span(alone / ones - 1),
+                    "off by, as a ratio to one rank": "–"}]
 
 
 def pays(speedups):
@@ -57,8 +135,8 @@ def pays(speedups):
     kinds = {"slower than one process in every round": batches[speedups["high"] < 1],
              "slower in some rounds and faster in others": batches[(speedups["low"] < 1) & (speedups["high"] >= 1)],
              "faster in every round": batches[speedups["low"] >= 1]}
-    return "DDP was " + "; ".join(f"{said}: batch size {', '.join(map(str, found))}"
-                                  for said, found in kinds.items() if len(found)) + "."
+    return "DDP was " + "; ".join(f"{kind}: batch size {', '.join(map(str, sizes))}"
+                                  for kind, sizes in kinds.items() if len(sizes)) + "."
 
 
 def smaller_batch(ceiling):
@@ -69,29 +147,159 @@ def smaller_batch(ceiling):
 
 
 def smallest(speedups):
-    """The smallest batch size from which on DDP was faster in the median; None where it never was."""
-    found = None
-    for row in speedups.sort_values("batch_size", ascending=False).itertuples():
-        if row.speedup <= 1:
-            break
-        found = row.batch_size
-    return found
-
-
-def far(bands, published):
-    """A row for each published point but the first, which is 100 %."""
-    rows = []
-    for name, points in published.items():
-        for gpus, real in points.items():
-            low, high = bands[name][gpus]
-            if gpus > min(points):
-                rows.append({"": name, "GPUs": gpus, "predicted": f"{low:.0%} to {high:.0%}",
-                             "published": f"{real:.0%}", "more than was reached": "yes" if low > real else
-                             "no" if high < real else "within"})
-    return rows
+    """The smallest batch size from which on DDP was faster in the median; None if it never was."""
+    slower = speedups.loc[speedups["speedup"] <= 1, "batch_size"].max()
+    faster = speedups.loc[~(speedups["batch_size"] <= slower), "batch_size"]  # all, if none was slower (NaN)
+    return min(faster, default=None)
 
 
 def span(errors):
     """"-3 % to +12 %"."""
     low, high = (f"{100 * value:+.0f} %" for value in (min(errors), max(errors)))
     return low if low == high else f"{low} to {high}"
+
+
+def staircase(parts: pd.Series, first: float, measured: pd.Series, ax: Axes, title: str) -> Axes:
+    """Milliseconds of each part, a Series: a bar begins where the last one ended; one below 0 goes back, hatched.
+
+    Below: their sum, what a `first` model predicted, and steps of main.py as `measured` in several runs, a Series.
+    """
+    left, most = 0.0, max(parts.sum(), first, measured.max())
+    for y, width in enumerate(parts):
+        ax.barh(y, width, left=left, height=0.7, facecolor=COLOURS[0], edgecolor="white",
+                hatch="//" if width < 0 else None)
+        ax.plot([left + width] * 2, [y, y + 1], color=GREY, linewidth=1)
+        ax.text(max(left, left + width) + 0.01 * most, y, f"{width:+.2f}" if y else f"{width:.2f}", va="center",
+                fontweight="bold")
+        left += width
+    predicted = {"facecolor": "white", "edgecolor": COLOURS[1], "linestyle": ":", "linewidth": 3}
+    live = {"facecolor": COLOURS[2], "linestyle": "-"}
+    others = {"sum of the parts": (left, predicted), "first model": (first, predicted),
+              "main.py": (measured.median(), live)}
+    for y, (ms, look) in enumerate(others.values(), start=len(parts)):
+        ax.barh(y, ms, height=0.7, **look)
+        end = max(ms, measured.max()) if look is live else ms
+        ax.text(end + 0.02 * most, y, f"{ms:.2f}", va="center", fontweight="bold")
+    ax.plot([measured.min(), measured.max()], [y, y], color="black", marker="|", markersize=14)
+    name_rows(ax, [*parts.index, *others])
+    ax.set_xlabel("milliseconds a step")
+    ax.margins(x=0.1)
+    head(ax, title, columns=2, key=[
+        Patch(color=COLOURS[0], label="a part, measured"), Patch(label="predicted", **predicted),
+        Patch(color=COLOURS[2], label="measured (median; line: all runs)")])
+    return ax
+
+
+def by_batch(measured, predictions, ceiling, ranks, ax, title):
+    """Speed-up of `ranks` ranks against one, over the batch size of each rank.
+
+    `measured`: a DataFrame with batch_size, speedup, low and high. `predictions`: {name: {batch size: speed-up}}.
+    `ceiling`: a DataFrame as `measured`, of ranks that never talk; its band is what no training together can pass.
+    """
+    ax.fill_between(ceiling["batch_size"], ceiling["low"], ceiling["high"], color=PALE, zorder=0)
+    ax.plot(ceiling["batch_size"], ceiling["speedup"], color=GREY, linewidth=2)
+    ax.axhline(1, color="black", linewidth=2)
+    ax.axhline(ranks, color=GREY, linewidth=2, linestyle="--")
+    colour, batches = COLOURS[0], measured["batch_size"]
+    ax.vlines(batches, measured["low"], measured["high"], color=colour)
+    ax.plot(batches, measured["speedup"], **line_style(0, "live") | {"linestyle": "none", "markersize": 14})
+    notes = [(x, y, f"{y:.2f}×", colour) for x, y in zip(batches, measured["speedup"], strict=True)]
+    left, right = batches.min(), batches.max()
+    ends = [(right, ceiling["speedup"].iloc[-1], "ceiling", GREY)]
+    for y, name, side, dark in ((ranks, "nothing lost", "bottom", GREY), (1, "one process", "top", "#000000")):
+        ax.text(left / 1.28, y, name, va=side, color=dark, fontweight="bold")
+    for number, (name, curve) in enumerate(predictions.items(), start=1):
+        ax.plot(list(curve), list(curve.values()), **line_style(number, "predicted") | {"marker": "", "linewidth": 4})
+        ends.append((max(curve), curve[max(curve)], name, COLOURS[number]))
+    ax.set_xscale("log", base=2)
+    ticks(ax, sorted(batches))
+    ax.set(xlabel="batch size of each rank", ylabel=f"images/s of {ranks} ranks / of one",
+           xlim=(left / 1.3, right * 1.2), ylim=(0, 1.1 * max(ranks, ceiling["high"].max(), measured["high"].max())))
+    head(ax, title, columns=2, key=[
+        line_key("DDP, measured (median; line: all rounds)", **line_style(0, "live") | {"linestyle": "-"}),
+        line_key("predicted", color=GREY, linestyle=":", linewidth=4)])
+    write_beside(ax, ends, BESIDE_AN_END)
+    write_beside(ax, notes, BESIDE_A_POINT)
+    return ax
+
+
+# ---------------------------------------------------------------- far more ranks than there are here
+
+
+def series() -> dict[str, dict]:
+    """{name: the figures of a published series of runs}; results/recorded/published/README.md has sources and units."""
+    return json.loads((PUBLISHED / "scaling.json").read_text(encoding="utf-8"))
+
+
+def efficiency(run: dict) -> dict[int, float]:
+    """{GPUs: efficiency} as published; 1 at the smallest run."""
+    return {int(gpus): reached for gpus, reached in run["efficiency"].items()}
+
+
+def latencies(links: pd.DataFrame, message: int, one_node: str, all_nodes: str, nodes: int) -> tuple[float, float]:
+    """(within, between): seconds that a message costs however short, in a node and between nodes.
+
+    From the busbw of one short message of `message` bytes, in a table with `system`, `ranks`, `bytes` and `busbw`
+    (GB/s): as if its whole time were the latencies of a ring within each node and of one over the nodes.
+    """
+    def seconds(system):
+        row = links[(links["system"] == system) & (links["bytes"] == message)].iloc[0]
+        return BUS_FACTORS["all_reduce"](row["ranks"]) * message / (1e9 * row["busbw"]), row["ranks"]
+
+    (in_node, local), (in_all, _) = seconds(one_node), seconds(all_nodes)
+    return in_node / (2 * (local - 1)), (in_all - in_node) / (2 * (nodes - 1))
+
+
+def job(run: dict, within: float, between: float, share: float = 1.0) -> Job:
+    """The Job of a published series, with these latencies, and a network that reaches `share` of its bandwidth."""
+    step = run["batch_size"] * min(efficiency(run)) / run["images_per_second"]
+    gradients = 4 * run["parameters"]
+    links = Hierarchy(Link(within, run["nvlink"]), Link(between, share * run["network"]))
+    return Job(StepTime(step, 0, run["backward"]), gradients, links, ddp_buckets(gradients),
+               ranks_per_node=run["gpus_per_node"])
+
+
+def band(run: dict, within: float, between: float, share: float = 1.0, most: int = 1024) -> dict:
+    """{GPUs: (lowest, highest efficiency)}, 1 at the smallest published run.
+
+    At the highest, messages between nodes cost nothing but their bytes. At the lowest each costs `between` seconds,
+    too, and the network reaches `share` of its nominal bandwidth.
+    """
+    gpus, efficiencies = min(efficiency(run)), {}
+    jobs = [(each, speedup(each, gpus, 1)[1]) for each in (job(run, within, between, share), job(run, within, 0))]
+    while gpus <= most:
+        efficiencies[gpus] = tuple(speedup(each, gpus, 1)[1] / smallest for each, smallest in jobs)
+        gpus *= 2
+    return efficiencies
+
+
+def to_many(bands: dict, published: dict, ax: Axes, title: str) -> Axes:
+    """Efficiency against the number of GPUs: predicted bands, and the points that others have published.
+
+    `bands`: {name: {GPUs: (lowest, highest efficiency)}}; `published`: the same names, {GPUs: efficiency}. 1 is the
+    smallest point published, for both.
+    """
+    ends, lasts, lowest = [], [], []
+    for number, (name, band) in enumerate(bands.items()):
+        colour, points, gpus = COLOURS[number], published[name], list(band)
+        lows, highs = zip(*band.values(), strict=True)
+        ax.fill_between(gpus, lows, highs, color=colour, alpha=0.2, linewidth=0)
+        for edge in (lows, highs):
+            ax.plot(gpus, edge, color=colour, linestyle=":", linewidth=2.5)
+        ends.append((gpus[-1], (lows[-1] + highs[-1]) / 2, f"{name}:\n{lows[-1]:.0%} to {highs[-1]:.0%}", colour))
+        lowest += [*lows, *points.values()]
+        last = max(points)
+        lasts.append((last, points[last], f"published: {points[last]:.0%} on {last}", colour))
+        ax.plot(list(points), list(points.values()), **line_style(number, "recorded") | {
+            "linewidth": 1.5, "markersize": 14})
+    ax.set_xscale("log", base=2)
+    ticks(ax, sorted({gpus for band in bands.values() for gpus in band}), "{:,}")
+    percent(ax)
+    ax.set(xlabel="GPUs", ylabel="efficiency (%), against\nthe smallest run published",
+           ylim=(min(lowest) - 0.1, 1.04))
+    head(ax, title, columns=2, key=[
+        Patch(facecolor=PALE, edgecolor=GREY, linestyle=":", linewidth=2.5, label="predicted by the model"),
+        line_key("published elsewhere, not measured here", **line_style(0, "recorded", GREY))])
+    write_beside(ax, ends, BESIDE_AN_END)
+    write_beside(ax, lasts, BESIDE_A_POINT)
+    return ax

@@ -21,6 +21,7 @@ after another. It is a mean over many steps: an epoch is a sum, and slow steps c
 """
 
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ import utils
 from course import rank_program
 from course.adjustable_training import Setting, Training
 from course.rank_program import meet
+from course.timing import interleave
 from files import check_output
 from options import positive
 
@@ -45,15 +47,15 @@ PHASES = ["data", "forward", "backward", "wait", "all_reduce", "update"]
 class Trainer:
     """One model, one batch size, one way."""
 
-    def __init__(self, model, way, batch_size, args, train_set, here):
+    def __init__(self, model, way, batch_size, args, train_set, placement):
         setting = Setting(batch_size, ddp=way in ("silent", "ddp"), bucket_cap_mb=args.bucket_cap_mb,
                           hook="silent" if way == "silent" else "none")
-        self.way, self.here, self.training = way, here, Training(setting, model, train_set, here)
-        self.gradients = torch.zeros(sum(p.numel() for p in self.training.raw.parameters()), device=here.device)
+        self.way, self.placement, self.training = way, placement, Training(setting, model, train_set, placement)
+        self.gradients = torch.zeros(sum(p.numel() for p in self.training.raw.parameters()), device=placement.device)
 
     def block(self, count):
         """{phase: seconds a step} of `count` steps, mean over the ranks that train; every rank must call it."""
-        device, trains = self.here.device, self.way != "alone" or self.here.rank == 0
+        device, trains = self.placement.device, self.way != "alone" or self.placement.rank == 0
         meet(device)
         timer = utils.PhaseTimer(device)
 
@@ -77,31 +79,31 @@ class Trainer:
 
 
 def measure(trainers, rounds):
-    """A `point` for each trainer. A round measures every trainer once: what disturbs a while, disturbs all."""
-    for trainer in trainers:
+    """A `point` for each of {(way, batch size): Trainer}."""
+    for trainer in trainers.values():
         trainer.block(WARM_UP)
-    steps = [sum(trainer.block(LEAST).values()) for trainer in trainers]  # the same on all ranks
-    counts = [int(min(MOST, max(LEAST, BLOCK / step))) for step in steps]
-    blocks = [[trainer.block(count) for trainer, count in zip(trainers, counts, strict=True)] for _ in range(rounds)]
+    steps = {key: sum(trainer.block(LEAST).values()) for key, trainer in trainers.items()}  # the same on all ranks
+    counts = {key: int(min(MOST, max(LEAST, BLOCK / seconds))) for key, seconds in steps.items()}
+    blocks = interleave({key: partial(trainer.block, counts[key]) for key, trainer in trainers.items()}, rounds)
     points = []
-    for trainer, count, found in zip(trainers, counts, zip(*blocks, strict=True), strict=True):
-        by_time = sorted(found, key=lambda phases: sum(phases.values()))
+    for (way, batch_size), phases_of_rounds in blocks.items():
+        by_time = sorted(phases_of_rounds, key=lambda phases: sum(phases.values()))
         middle = by_time[(len(by_time) - 1) // 2]
-        points.append({"way": trainer.way, "batch_size": trainer.training.setting.batch_size, "steps": count,
+        points.append({"way": way, "batch_size": batch_size, "steps": counts[way, batch_size],
                        "seconds": sum(middle.values()), "low": sum(by_time[0].values()),
-                       "high": sum(by_time[-1].values()), "phases": middle, "rounds": list(found)})
+                       "high": sum(by_time[-1].values()), "phases": middle, "rounds": phases_of_rounds})
     return points
 
 
-def check(args, here):
+def check(args, placement):
     """The training set; ValueError, one line, for what cannot work, before any rank waits for another."""
-    if here.world_size < 2 and set(args.ways) != {"alone"}:
+    if placement.world_size < 2 and set(args.ways) != {"alone"}:
         raise ValueError("one rank is alone: torchrun --nproc_per_node=2 step_time.py for the other --ways")
     check_output("--out", args.out)
-    train_set = rank_program.dataset(args)[0].first(args.samples, here.device)
-    if len(train_set) // here.world_size < max(args.batch_sizes):
+    train_set = rank_program.dataset(args)[0].first(args.samples, placement.device)
+    if len(train_set) // placement.world_size < max(args.batch_sizes):
         raise ValueError(f"--samples {len(train_set)} are no batch of {max(args.batch_sizes)} for each of "
-                         f"{here.world_size} rank(s)")
+                         f"{placement.world_size} rank(s)")
     return train_set
 
 
@@ -118,26 +120,28 @@ def main():
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one")
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement(args.device)
-        train_set = check(args, here)
-    torch.set_num_threads(launch.threads_per_rank(here))
+        placement = launch.find_placement(args.device)
+        train_set = check(args, placement)
+    torch.set_num_threads(launch.threads_per_rank(placement))
     shortcuts.keep_memory()
     shortcuts.defer_compiler()
-    with rank_program.ranks(here, args.timeout):
-        found = {**rank_program.measured_on(here), "backend": here.backend if here.world_size > 1 else None,
-                 "dataset": train_set.name, "rounds": args.rounds, "time": time.time(), "models": {}}
+    with rank_program.ranks(placement, args.timeout):
+        measured = {**rank_program.measured_on(placement), "dataset": train_set.name, "rounds": args.rounds,
+                    "backend": placement.backend if placement.world_size > 1 else None, "time": time.time(),
+                    "models": {}}
         for model in args.models:
-            trainers = [Trainer(model, way, size, args, train_set, here)
-                        for size in args.batch_sizes for way in args.ways]
-            points, size = measure(trainers, args.rounds), trainers[0].gradients.nbytes
-            found["models"][model] = {"gradient_bytes": size, "points": points}
-            if here.rank == 0:
-                print(f"{model}, {size:,} bytes of gradients, {here.world_size} rank(s)")
+            trainers = {(way, size): Trainer(model, way, size, args, train_set, placement)
+                        for size in args.batch_sizes for way in args.ways}
+            points = measure(trainers, args.rounds)
+            size = sum(weight.nbytes for weight in next(iter(trainers.values())).training.raw.parameters())
+            measured["models"][model] = {"gradient_bytes": size, "points": points}
+            if placement.rank == 0:
+                print(f"{model}, {size:,} bytes of gradients, {placement.world_size} rank(s)")
                 for point in points:
                     print(f"  {point['way']:13} batch {point['batch_size']:4}: {1e3 * point['seconds']:8.2f} ms a step "
                           f"({1e3 * point['low']:.2f} to {1e3 * point['high']:.2f})", flush=True)
-        if here.rank == 0:
-            rank_program.write_json(args.out, found)
+        if placement.rank == 0:
+            rank_program.write_json(args.out, measured)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import os
 import statistics
 import tempfile
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 
@@ -25,7 +26,7 @@ import launch
 import shortcuts
 from course import rank_program
 from course.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
-from course.timing import slowest, timed
+from course.timing import interleave, slowest, timed
 from files import check_output
 from options import positive
 
@@ -40,38 +41,37 @@ def summary(gains):
     return {"gain": middle, "low": min(gains), "high": max(gains), "quartiles": [low, high]}
 
 
-def compare(one, model, sets, args, here):
+def compare(change, model, sets, args, placement):
     """A change against no change: gains of each round, and what it did to gradient and loss."""
     train_set, test_set = sets
-    settings = [replace(Setting(), **values) for values in (one.before, one.after)]
-    pair = [Training(setting, model, train_set, here) for setting in settings]
-    first = []
+    settings = [replace(Setting(), **values) for values in (change.before, change.after)]
+    pair = [Training(setting, model, train_set, placement) for setting in settings]
+    first, later = [], []
     for training in pair:
         torch.set_num_threads(training.setting.threads)
         try:
-            first.append(timed(training.update, 1, here.device))  # it brings libraries in, and compiles
+            first.append(timed(training.update, 1, placement.device))  # it brings libraries in, and compiles
         except RuntimeError as error:
             if not training.setting.compile:  # without a C++ compiler, say: that is a finding, too
                 raise
             return {"error": plain(error)}
-        for _ in range(2):  # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
-            training.update()
-    rounds, spent = [], 0.0
-    while len(rounds) < args.rounds and (len(rounds) < FEWEST or spent < args.seconds):
-        seconds = [0, 0]
-        for which in (0, 1) if len(rounds) % 2 == 0 else (1, 0):
-            seconds[which] = pair[which].block(args.block)
-        rounds.append(slowest(seconds))  # the same on all ranks, which so make as many rounds
-        spent += sum(rounds[-1]) * args.block
-    found = {"text": one.text, "before": one.before, "after": one.after, "first_update_seconds": slowest(first),
-             "seconds_an_image": rounds, **summary([before / after for before, after in rounds])}
-    images = found["images_an_update"] = [setting.images_an_update for setting in settings]
+        # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
+        later.append(timed(training.update, 2, placement.device) / training.setting.images_an_update)
+    spent = sum(slowest(later)) * args.block  # seconds of a round, about; the same on all ranks
+    rounds = min(args.rounds, max(FEWEST, int(args.seconds / spent)))
+    before, after = map(slowest, interleave(
+        {which: partial(training.block, args.block) for which, training in enumerate(pair)}, rounds).values())
+    images = [setting.images_an_update for setting in settings]
+    measured = {"text": change.text, "before": change.before, "after": change.after,
+                "first_update_seconds": slowest(first), "images_an_update": images,
+                "seconds_an_image": [list(seconds) for seconds in zip(before, after, strict=True)],
+                **summary([old / new for old, new in zip(before, after, strict=True)])}
     if images[0] == images[1]:  # else the gradients are of other images
         which = settings[1].exact_updates
-        before, after = (training.gradients[which] for training in pair)
-        found["gradient_off"] = ((after - before).norm() / before.norm()).item()
-        found["losses"] = [training.loss(test_set) for training in pair]
-    return found
+        old, new = (training.gradients[which] for training in pair)
+        measured["gradient_off"] = ((new - old).norm() / old.norm()).item()
+        measured["losses"] = [training.loss(test_set) for training in pair]
+    return measured
 
 
 def plain(error):
@@ -84,14 +84,14 @@ def plain(error):
 # ---------------------------------------------------------------------------------------------- command
 
 
-def check(args, here):
+def check(args, placement):
     """ValueError, one line, for what cannot work; before any rank waits for another."""
-    args.change = args.change or (ALONE if here.world_size == 1 else TOGETHER)
+    args.change = args.change or (ALONE if placement.world_size == 1 else TOGETHER)
     of_ddp = [name for name in args.change if CHANGES[name].ranks]
-    if here.world_size == 1 and of_ddp:
+    if placement.world_size == 1 and of_ddp:
         raise ValueError(f"--change {of_ddp[0]} is DDP's: start two ranks or more, torchrun --nproc_per_node=2 "
                          "lessons/l14_make_it_faster/compare_changes.py")
-    if here.world_size > 1 and "compile" in args.change:
+    if placement.world_size > 1 and "compile" in args.change:
         raise ValueError("--change compile is compared in one process: start this with python alone")
     if args.rounds < FEWEST:
         raise ValueError(f"--rounds {args.rounds} tells nothing of the spread: take {FEWEST} or more")
@@ -105,34 +105,35 @@ def main():
         help=f"one or more of: {', '.join(CHANGES)}; default: all that make sense for one process, or for several")
     add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
     add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
-    add("--seconds", type=positive(float), default=4, help="after 3 rounds and so many seconds a comparison ends; "
-        "default: 4")
+    add("--seconds", type=positive(float), default=4, help="a comparison makes as many rounds as fit into so many "
+        "seconds, but 3 at least; default: 4")
     add("--block", type=positive(int), default=256, help="images of each rank in a block; default: 256")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement(args.device)
-        check(args, here)
+        placement = launch.find_placement(args.device)
+        check(args, placement)
         train_set, test_set = rank_program.dataset(args)
     if "compile" not in args.change:
         shortcuts.defer_compiler()
-    if here.device.type == "cpu":
+    if placement.device.type == "cpu":
         shortcuts.keep_memory()  # as main.py
     torch.set_num_threads(Setting.threads)
-    sets = train_set.first(len(train_set), here.device), test_set.first(JUDGED, here.device)
+    sets = train_set.first(len(train_set), placement.device), test_set.first(JUDGED, placement.device)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA, which nobody asked for
-    with tempfile.TemporaryDirectory() as cache, rank_program.ranks(here, args.timeout):
+    with tempfile.TemporaryDirectory() as cache, rank_program.ranks(placement, args.timeout):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # else a second start finds what the first has compiled
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more are processes of their own
-        found = {**rank_program.measured_on(here), "dataset": train_set.name, "block": args.block,
-                 "rounds": args.rounds, "setting": asdict(Setting()), "models": {model: {} for model in args.model}}
+        measured = {**rank_program.measured_on(placement), "dataset": train_set.name, "block": args.block,
+                    "rounds": args.rounds, "setting": asdict(Setting()), "models": {model: {} for model in args.model}}
         for model, which in itertools.product(args.model, args.change):
-            found["models"][model][which] = one = compare(CHANGES[which], model, sets, args, here)
-            if here.rank == 0:
-                told = one.get("error") or f"{one['gain']:.2f} times as fast ({one['low']:.2f} to {one['high']:.2f})"
-                print(f"{model:8}{CHANGES[which].text:42}{told}", flush=True)
-        if here.rank == 0:
-            rank_program.write_json(args.out, found)
+            measured["models"][model][which] = gains = compare(CHANGES[which], model, sets, args, placement)
+            if placement.rank == 0:
+                text = gains.get("error") or (
+                    f"{gains['gain']:.2f} times as fast ({gains['low']:.2f} to {gains['high']:.2f})")
+                print(f"{model:8}{CHANGES[which].text:42}{text}", flush=True)
+        if placement.rank == 0:
+            rank_program.write_json(args.out, measured)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
 import psutil
 import torch
@@ -27,6 +28,7 @@ import models
 import shortcuts
 from course import rank_program
 from course.adjustable_training import Setting, Training
+from course.timing import interleave
 from files import check_output
 from lessons.l14_make_it_faster.compare_changes import FEWEST, summary
 from options import positive
@@ -43,11 +45,11 @@ def train(pipe, way, dataset, args):
     if way == "kept":
         shortcuts.keep_memory()
     shortcuts.defer_compiler()
-    here, training = launch.find_placement("cpu", env={}), None
+    placement, training = launch.find_placement("cpu", env={}), None
     with suppress(EOFError, ConnectionError):  # whoever asks has ended, and said why
         while asked := pipe.recv():
             if isinstance(asked, str):
-                training = Training(Setting(), asked, train_set, here)
+                training = Training(Setting(), asked, train_set, placement)
             steps = WARM_UP if isinstance(asked, str) else asked
             before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
             for _ in range(steps):
@@ -73,11 +75,11 @@ def compare(pipes, model, args):
     """Both ways of one model, in turns."""
     for way, pipe in pipes.items():
         ask(way, pipe, model, args.timeout)
-    rounds = [{way: ask(way, pipes[way], args.steps, args.timeout) for way in (WAYS if number % 2 == 0 else WAYS[::-1])}
-              for number in range(args.rounds)]
-    return {**summary([did["returned"]["seconds"] / did["kept"]["seconds"] for did in rounds]),
-            **{way: {what: statistics.median(did[way][what] for did in rounds) for what in rounds[0][way]}
-               for way in WAYS}}
+    rounds = interleave({way: partial(ask, way, pipe, args.steps, args.timeout) for way, pipe in pipes.items()},
+                        args.rounds)
+    return {**summary([returned["seconds"] / kept["seconds"] for returned, kept in zip(*rounds.values(), strict=True)]),
+            **{way: {what: statistics.median(block[what] for block in blocks) for what in blocks[0]}
+               for way, blocks in rounds.items()}}
 
 
 def main():
@@ -98,16 +100,16 @@ def main():
         pipes[way], theirs = spawn.Pipe()
         spawn.Process(target=train, args=(theirs, way, dataset, args), daemon=True).start()  # it ends with this one
         theirs.close()  # the child has it: its end is then heard here
-    found = {**rank_program.measured_on(launch.find_placement("cpu", env={})), "threads": 1, "dataset": dataset,
+    measured = {**rank_program.measured_on(launch.find_placement("cpu", env={})), "threads": 1, "dataset": dataset,
              "can_keep": shortcuts.keep_memory(), "models": {}}
     for model in args.model:
-        found["models"][model] = one = compare(pipes, model, args)
+        measured["models"][model] = ways = compare(pipes, model, args)
         for way in WAYS:
-            print(f"{model:8}memory {way:10}{1e3 * one[way]['seconds']:8.2f} ms a step, {one[way]['faults']:6.0f} page "
-                  f"faults, {one[way]['system']:4.0%} of the time in the system, {one[way]['resident'] / 2**20:5.0f} "
-                  "MiB held")
-        print(f"{model:8}kept: {one['gain']:.2f} times as fast ({one['low']:.2f} to {one['high']:.2f})", flush=True)
-    rank_program.write_json(args.out, found)
+            step = ways[way]
+            print(f"{model:8}memory {way:10}{1e3 * step['seconds']:8.2f} ms a step, {step['faults']:6.0f} page faults, "
+                  f"{step['system']:4.0%} of the time in the system, {step['resident'] / 2**20:5.0f} MiB held")
+        print(f"{model:8}kept: {ways['gain']:.2f} times as fast ({ways['low']:.2f} to {ways['high']:.2f})", flush=True)
+    rank_program.write_json(args.out, measured)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def profiled(training, steps):
     clock = []
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(steps):
-            rank_program.meet(training.here.device)
+            rank_program.meet(training.placement.device)
             with record_function(SYNCHRONISE):
                 clock.append(time.monotonic_ns())
             labelled_update(training)
@@ -130,8 +130,8 @@ def timed_phases(training, steps):
     """{phase: seconds} of so many updates, timed without the profiler."""
     seconds = []
     for _ in range(steps):
-        rank_program.meet(training.here.device)
-        timer = utils.PhaseTimer(training.here.device)
+        rank_program.meet(training.placement.device)
+        timer = utils.PhaseTimer(training.placement.device)
         training.update(timer.mark)
         seconds.append(timer.totals())
     return seconds
@@ -148,9 +148,9 @@ def median_ms(call, times):
 
 def alone(training, model, train_set, steps):
     """What a prediction needs besides the profile, ms: an update with a small batch, one batch fetched singly."""
-    small = Training(Setting(batch_size=SMALL), model, train_set, training.here)
+    small = Training(Setting(batch_size=SMALL), model, train_set, training.placement)
     timed_phases(small, WARM_UP)
-    single = Training(Setting(one_by_one=True), model, train_set, training.here)
+    single = Training(Setting(one_by_one=True), model, train_set, training.placement)
     next(single.batches)
     return {"small_batch": SMALL, "small_batch_step": sum(medians(timed_phases(small, steps)).values()),
             "one_by_one_data": median_ms(lambda: next(single.batches), WARM_UP)}
@@ -163,8 +163,8 @@ def link(gradients, rounds=9):
     sizes = [4096, gradients]
     calls = [timing.prepare("all_reduce", size, cpu)[0] for size in sizes]
     calls += [partial(dist.all_reduce, torch.zeros(values, dtype=kind)) for kind in (torch.float16, torch.bfloat16)]
-    times = [[timing.timed(call, 3, cpu) for call in calls] for _ in range(rounds)]
-    small, whole, fp16, bf16 = [statistics.median(timing.slowest(column)) for column in zip(*times, strict=True)]
+    times = timing.interleave({index: partial(timing.timed, call, 3, cpu) for index, call in enumerate(calls)}, rounds)
+    small, whole, fp16, bf16 = (statistics.median(timing.slowest(own)) for own in times.values())
     alpha, beta = fit(sizes, [small, whole])
     source, target = torch.ones(values), torch.ones(values)
     return {"alpha": 1000 * alpha, "beta": 1000 * beta,
@@ -175,23 +175,24 @@ def link(gradients, rounds=9):
 # ---------------------------------------------------------------------------------------------- command
 
 
-def look(model, train_set, args, here):
-    training = Training(Setting(), model, train_set, here)
+def look(model, train_set, args, placement):
+    training = Training(Setting(), model, train_set, placement)
     timed_phases(training, WARM_UP)
     before = timed_phases(training, args.steps)
     profiler, clock = profiled(training, args.steps)
     after = timed_phases(training, args.steps)  # on both sides: a machine that becomes slower is no profiler's fault
-    found = {"batch_size": training.setting.batch_size, "phases": medians(before + after),
+    measured = {"batch_size": training.setting.batch_size, "phases": medians(before + after),
              "halves": [sum(medians(half).values()) for half in (before, after)],
              "shapes": [list(p.shape) for p in training.raw.parameters()],
              "gradient_bytes": sum(p.nbytes for p in training.raw.parameters())}
-    path = args.out.with_name(f"{args.out.stem}.{model}.rank{here.rank}.trace.json")
+    path = args.out.with_name(f"{args.out.stem}.{model}.rank{placement.rank}.trace.json")
     profiler.export_chrome_trace(str(path))
-    steps = read_trace(path, clock, here.rank)
-    found["events"], found["medians"] = typical(rank_program.gathered(steps) if here.world_size > 1 else [steps])
-    found["operators"] = operators(profiler, args.steps)
-    return found | (alone(training, model, train_set, args.steps) if here.world_size == 1
-                    else link(found["gradient_bytes"]))
+    steps = read_trace(path, clock, placement.rank)
+    of_ranks = rank_program.gathered(steps) if placement.world_size > 1 else [steps]
+    measured["events"], measured["medians"] = typical(of_ranks)
+    measured["operators"] = operators(profiler, args.steps)
+    return measured | (alone(training, model, train_set, args.steps) if placement.world_size == 1
+                       else link(measured["gradient_bytes"]))
 
 
 def main():
@@ -201,21 +202,21 @@ def main():
     add("--steps", type=positive(int), default=9, help="updates that are timed, profiled, and timed again; default: 9")
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement("cpu")
+        placement = launch.find_placement("cpu")
         check_output("--out", args.out)
         train_set = rank_program.dataset(args)[0]
     torch.set_num_threads(1)
     shortcuts.keep_memory()  # as main.py
     shortcuts.defer_compiler()  # nothing is compiled here
-    with rank_program.ranks(here, args.timeout):
-        found = {**rank_program.measured_on(here), "dataset": train_set.name, "models": {}}
+    with rank_program.ranks(placement, args.timeout):
+        measured = {**rank_program.measured_on(placement), "dataset": train_set.name, "models": {}}
         for model in args.model:
-            found["models"][model] = one = look(model, train_set, args, here)
-            if here.rank == 0:
-                print(f"{model:8}{sum(one['phases'].values()):6.1f} ms an update; most of it: "
-                      f"{one['operators'][0]['name']}", flush=True)
-        if here.rank == 0:
-            rank_program.write_json(args.out, found)
+            measured["models"][model] = profile_of_model = look(model, train_set, args, placement)
+            if placement.rank == 0:
+                print(f"{model:8}{sum(profile_of_model['phases'].values()):6.1f} ms an update; most of it: "
+                      f"{profile_of_model['operators'][0]['name']}", flush=True)
+        if placement.rank == 0:
+            rank_program.write_json(args.out, measured)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,14 @@ ceiling_rounds = 5  # each: a second for each number of processes that never tal
 cores, gpus = launch.cores(), torch.cuda.device_count()
 devices = gpus or cores
 os.environ["OMP_NUM_THREADS"] = "1"
-lesson.verdict(show.machine(cores, gpus, busy=psutil.cpu_percent(interval=1)))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+busy = psutil.cpu_percent(interval=1)  # % of all cores
+kind = "GPU" if gpus else "core"
+lesson.verdict([
+    f"One device is one {kind}. This machine has **{lesson.some(devices, kind)}**.",
+    f"Other programs use {busy:.0f} % of the cores just now: "
+    + ("**close them, or they change the times below.**" if busy > 10 else "we may measure.")])
 
 # %% [markdown]
 # ## Predict
@@ -88,14 +95,19 @@ lesson.verdict(show.machine(cores, gpus, busy=psutil.cpu_percent(interval=1)))
 
 # %%
 sizes, batch_size = [1, 2, 4, 8], 64  # 64 is main.py's default, for each process
-lesson.table(show.plan(sizes, devices, samples, batch_size))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table([{
+    "ranks": n, "images an epoch": f"{samples:,}", "images a step, each rank": batch_size,
+    "global batch": n * batch_size, "steps an epoch": show.steps(samples, n, batch_size),
+    "ranks for each device": f"{n / devices:.3g}"} for n in sizes])
 
 # %% [markdown]
 # The batch of each rank is fixed: this is called *weak scaling*. The *global batch* (all ranks together) grows. An
-# epoch has the same images, so its time can fall; but it has fewer steps, that is, fewer updates of the weights: it is
-# another training. *Strong scaling* fixes the global batch (`--global-batch-size 64`: 64 / n images for each of n
-# ranks). Then the updates are the same, and there is less work between two messages. So it stops paying much earlier
-# (why, lesson [08](08_predict_scaling.ipynb) measures).
+# epoch has the same images, so its time can fall; but it has fewer steps, that is, fewer updates of the weights, and
+# the training ends with a different result. *Strong scaling* fixes the global batch (`--global-batch-size 64`: 64 / n
+# images for each of n ranks). Then the updates are the same, and there is less work between two messages. So it stops
+# paying much earlier (why, lesson [08](08_predict_scaling.ipynb) measures).
 #
 # **Predict.** How many times as fast as one rank are eight ranks, epoch against epoch? And is their loss after the last
 # epoch higher, lower, or equal?
@@ -164,7 +176,13 @@ df = runs.read_runs({lesson.some(n, "rank"): f"results/live/07_{n}.jsonl" for n 
 lesson.verdict(show.comparable(df, epochs))
 table = runs.speedup_table(df)  # seconds: the median over the epochs after the first
 of = table.set_index("world_size")
-lesson.table(show.told_runs(table))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table([{
+    "run": run.label, "seconds an epoch": f"{run.seconds:.2f}",
+    "images/s": f"{run.images_per_second:,.0f}", "speed-up": f"{run.speedup:.2f}",
+    "efficiency": f"{run.efficiency:.0%}", "loss": f"{run.loss:.2f}"}
+    for run in table.itertuples()])
 lesson.predicted(my_speedup, of.speedup[8], "times")
 
 # %% [markdown]
@@ -175,8 +193,8 @@ lesson.predicted(my_speedup, of.speedup[8], "times")
 # - **Turns.** Only min(ranks, devices) ranks can work at the same moment; the others wait for their turn. Then a low
 #   efficiency says nothing against DDP. (A GPU may have room: one rank with a small model does not fill it.)
 # - **Sharing.** Processes that have a device each still share memory, caches, power. So we start as many processes as
-#   ranks, each with a model of its own, that **never talk**. What they reach together, by what one reaches alone, is the
-#   **ceiling** of this model with this batch, on this machine.
+#   ranks, each with a model of its own, that **never talk**. Divide the images a second of all by those of one process
+#   alone: this is the **ceiling** of this model with this batch, on this machine.
 # - **Talking.** What then is left: messages, waiting for the slowest rank, and what DDP itself does
 #   ([08](08_predict_scaling.ipynb) tells these apart).
 #
@@ -188,10 +206,10 @@ my_ceiling = None  # times
 # %%
 # !torchrun --nproc_per_node=8 scripts/measure/side_by_side.py --rounds {ceiling_rounds} \
 #     --out results/live/07_ceiling.json
-found = json.loads(Path("results/live/07_ceiling.json").read_text())["ceilings"]
-ceilings = {one["ranks"]: one for one in found}
+measured = json.loads(Path("results/live/07_ceiling.json").read_text())["ceilings"]
+ceilings = {ceiling["ranks"]: ceiling for ceiling in measured}
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_ceiling, ceilings[8]["ceiling"], "times")
 plots.under_ceiling(table, ceilings, devices, plt.subplots(figsize=(14, 8))[1], my_speedup)
 plt.show()
@@ -238,6 +256,8 @@ my_phase = None  # "data", "forward", "backward" or "update"
 # %%
 steps = show.per_step(df)
 few = steps[steps.world_size <= max(2, devices)]  # where the ranks need not take turns
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 plots.phases(few, plt.subplots(figsize=(14, 5))[1], "milliseconds a step, 64 images a rank", "ms")
 plt.show()
 lesson.predicted(my_phase, show.grown(steps))
@@ -284,7 +304,13 @@ check.slowest("results/live/07_slowest.py")
 
 # %%
 wrong = runs.read_runs("results/recorded/went-wrong")
-lesson.table(show.heads(wrong))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+speed = wrong[wrong.epoch > 0].groupby("label").images_per_second.median()
+lesson.table([{
+    "run": run.label, "ranks": run.world_size, "batch of each": run.batch_size, "cores": run.cores,
+    "threads a rank": run.threads, "status": run.status, "images/s": f"{speed[run.label]:,.0f}"}
+    for run in wrong.groupby("label", sort=False).tail(1).itertuples()])
 ax = plt.subplots(figsize=(14, 6))[1]
 plots.phases(show.per_step(wrong), ax, "milliseconds a step of rank 0 (recorded)", "ms")
 plt.show()
@@ -339,8 +365,10 @@ lesson.predicted(my_ranks_by_threads, speeds["ranks"] / speeds["threads"], "time
 #
 # Left: what each epoch taught. Right: what each second taught.
 
-# %%
-lesson.predicted(my_loss, show.compared(of.loss[8], of.loss[1]))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+many, one = of.loss[8], of.loss[1]  # within 1 % they are called equal
+lesson.predicted(
+    my_loss, "equal" if abs(many / one - 1) < 0.01 else "higher" if many > one else "lower")
 fig, (left, right) = plt.subplots(1, 2, figsize=(18, 7))
 plots.loss_by_epoch(df, left)
 plots.loss_by_time(df, right)
@@ -354,7 +382,7 @@ plt.show()
 #
 # You waited longer than the training took. Each rank is a Python that starts and imports torch.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 df["command_seconds"] = df["world_size"].map(command_seconds)
 plots.whole_command(df, plt.subplots(figsize=(12, 5.5))[1])
 plt.show()
@@ -392,11 +420,19 @@ folder = "results/recorded/tutorial-one-gpu-vs-eight"
 recorded = runs.read_runs(
     {"one GPU": f"{folder}/one_gpu.txt", "eight GPUs": f"{folder}/eight_gpus.txt"})
 rec_table = runs.speedup_table(recorded)
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 fig, (left, right) = plt.subplots(1, 2, figsize=(18, 7))
 plots.loss_by_epoch(recorded, left)
 plots.seconds_per_epoch(rec_table, right)
 plt.show()
-lesson.verdict(show.published(rec_table, recorded))
+alone, eight = (recorded[recorded.label == label].seconds for label in rec_table.label)
+last = rec_table.iloc[-1]
+lesson.verdict(
+    f"Speed-up **{last.speedup:.1f}**, efficiency {last.efficiency:.0%}, by the medians. But one "
+    f"GPU took {alone.min():.0f} to {alone.max():.0f} s for the same work: from epoch to epoch the "
+    f"speed-up is anything between {alone.min() / eight.max():.1f} and "
+    f"{alone.max() / eight.min():.1f}.")
 
 # %% [markdown]
 # ## The puzzle: accuracy 0.06
@@ -404,7 +440,7 @@ lesson.verdict(show.published(rec_table, recorded))
 # The loss on eight GPUs is close to that on one. The accuracy is not. Ten classes: blind guessing has 10 % of the hits,
 # and loss ln 10 = 2.30.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.recorded(recorded))
 
 # %% [markdown]
@@ -417,8 +453,12 @@ my_accuracy = None  # %
 # %%
 eight = recorded[recorded.label == "eight GPUs"]
 corrected = eight.assign(label="eight GPUs × 8", accuracy=8 * eight.accuracy)
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_accuracy, 100 * corrected.accuracy.iloc[-1], "%")
-lesson.verdict(show.rounded(eight.accuracy.iloc[-1], 8))
+printed = eight.accuracy.iloc[-1]
+lesson.verdict(f"Two printed digits leave room: 8 × {printed:.2f} is anything from "
+               f"{8 * (printed - 0.005):.2f} to {8 * (printed + 0.005):.2f}.")
 plots.accuracy_by_epoch(pd.concat([recorded, corrected]), plt.subplots(figsize=(12, 7))[1])
 plt.show()
 

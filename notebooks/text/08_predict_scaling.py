@@ -51,11 +51,10 @@ import pandas as pd
 
 import launch
 import models
-import utils
-from course import plots, predict, runs
+from course import runs
 from course.predict import fit
-from course.predict.scaling import Job, Measured, StepTime
-from lessons.l08_predict_scaling import check, message_cost, pictures, show, step_parts
+from lessons.l08_predict_scaling import check, show
+from lessons.l08_predict_scaling.scaling import Job, Link, Measured, StepTime, ddp_buckets, speedup
 
 # %% tags=["parameters"]
 ranks = 2  # each should have a core of its own, or a GPU
@@ -75,7 +74,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 folder = f"results/live/08/{time.time():.0f}"
 
 
-def found(name):
+def measured(name):
     return json.loads(Path(folder, f"{name}.json").read_text())
 
 
@@ -95,11 +94,13 @@ my_microseconds = None  # µs
 #     --rounds {rounds} --out {folder}/messages.json
 
 # %%
-messages = found("messages")["ops"]["all_reduce"]
+messages = measured("messages")["ops"]["all_reduce"]
 points, alpha, beta = pd.DataFrame(messages["points"]), messages["alpha"], messages["beta"]
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_microseconds, 1e6 * points["seconds"][0], "µs")
-message_cost.time_by_size(points, alpha, beta, plt.subplots(figsize=(12, 7))[1],
-                                f"All-reduce between {ranks} ranks")
+ax = plt.subplots(figsize=(12, 7))[1]
+show.time_by_size(points, alpha, beta, ax, f"All-reduce between {ranks} ranks")
 plt.show()
 lesson.verdict(fit.line(messages["points"], alpha, beta))
 
@@ -146,18 +147,18 @@ check.timing("results/live/08_timing.py")
 # each rank *sends* by the time: how busy are *the links*? In lesson [04](04_collectives.ipynb) you have counted what a
 # rank sends in a ring. busbw can be compared with the speed of a link, and between numbers of ranks.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 published = pd.read_csv("results/recorded/published/all_reduce.csv")
-message_cost.bus_bandwidth(points, published, f"here, {ranks} ranks",
-                                 plt.subplots(figsize=(14, 8))[1])
+ax = plt.subplots(figsize=(14, 8))[1]
+show.bus_bandwidth(points, published, f"here, {ranks} ranks", ax)
 plt.show()
 
 
 # %% [markdown]
 # Source of the dashed curves:
 # [stas00/ml-engineering](https://github.com/stas00/ml-engineering/tree/29c6b7087c66ce78a0333109e7bfa88b9871a26b/network#inter-node-speed-depends-on-intra-node-speed).
-# Read the picture so: every curve rises with the message, as long as α counts. Compare one node with four at the left
-# end and at the right end: short messages lose more on the way to other nodes, because α grows more than β does. The
+# Every curve rises with the message, as long as α counts. Compare one node with four at the left end and at the right
+# end: short messages lose more on the way to other nodes, because α grows more than β does. The
 # curve of the H200 ends above the 450 GB/s of its links. It can, because its *switch* (the box that joins the GPUs)
 # does the adding: fewer bytes cross a link than busbw assumes.
 #
@@ -180,8 +181,9 @@ check.bandwidths(my_bandwidths)
 # ## 2. What can the machine give?
 #
 # Lesson [07](07_performance.ipynb) measured the **ceiling**: processes that never talk, added up, by
-# one process alone. What it misses to the number of ranks is lost by sharing memory, caches and power, and no better
-# network would bring it back. There each process had 64 images a step. Below it is measured for several batches.
+# one process alone. A ceiling of 1.7 on two ranks means that the machine loses 0.3 by sharing memory, caches and power.
+# No better network would bring this loss back. There each process had 64 images a step. Below it is measured for several
+# batches.
 #
 # **Predict.** Is the ceiling with the smallest of these batches higher or lower than with the largest?
 
@@ -247,14 +249,20 @@ my_smallest = None  # images of each rank: 4, 16, 32 or 128
 #     --out {folder}/steps.json > {folder}/steps.txt
 
 # %%
-table = step_parts.parts(found("steps")["models"]["lenet"]["points"])
+table = show.parts(measured("steps")["models"]["lenet"]["points"])
 alone = table.groupby("batch_size")["a step alone"].median()
 step = StepTime.fit(alone.index, alone)
 gradient_bytes = sum(4 * p.numel() for p in models.ConvNet().parameters())
 job = Job(step, gradient_bytes, Measured({ranks: (alpha, beta)}), cores=launch.cores())
 first = job.predict(ranks, batch_size).seconds
-lesson.table(show.first(
-    step, alpha + beta * gradient_bytes, gradient_bytes, first, ranks, batch_size))
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table([{
+    "a, ms": f"{1e3 * step.fixed:.2f}", "b, µs an image": f"{1e6 * step.per_image:.0f}",
+    "bytes of gradients": f"{gradient_bytes:,}",
+    "all-reduce, ms": f"{1e3 * (alpha + beta * gradient_bytes):.2f}",
+    f"predicted: a step of {ranks} ranks, ms": f"{1e3 * first:.2f}",
+    "an epoch, in those of one rank": f"{first / step.seconds(batch_size) / ranks:.2f}"}])
 
 # %% [markdown]
 # a, b and the all-reduce were measured apart: a rank alone on the machine, and all-reduces one after another with
@@ -268,16 +276,17 @@ lesson.table(show.first(
 # | all-reduce | in `by_hand`: from the arrival of the last rank until the result is there |
 # | DDP itself | `silent` less `side_by_side`: its hooks, and its copies into buckets |
 
-# %%
-parts = step_parts.between(table, batch_size)
-lesson.table(show.parts(table))
-lesson.verdict(show.missing(parts, first))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+parts = show.between(table, batch_size)
+lesson.table(show.parts_table(table))
+lesson.verdict(f"For batch {batch_size} the sum of the parts predicts a step of "
+               f"**{1e3 * parts.sum():.2f} ms**, the first model {1e3 * first:.2f} ms.")
 
 # %% [markdown]
-# Read a row so: five parts, their sum, and what DDP took, all by the median of the rounds. The last column adds up and
-# compares within each round instead: its lowest and its highest. **A part may come out below 0**: it is a difference of
-# two measurements, and noise is larger than it. We leave it so. To write 0 instead would hide the noise, and make every
-# sum too large.
+# A row holds five parts, their sum, and the time of a DDP step, all as medians of the rounds. The last column adds up
+# and compares within each round instead, and gives the lowest and the highest error. **A part may come out below 0**: it
+# is the difference of two measurements, and noise is larger than the part. We leave it so. To write 0 instead would hide
+# the noise, and make every sum too large.
 #
 # ## 4. Does it hold for main.py?
 #
@@ -286,9 +295,11 @@ lesson.verdict(show.missing(parts, first))
 # turns, once for each seed.
 
 # %%
-# !python lessons/l09_large_batch/sweep.py --out {folder}/main --world-sizes 1 {ranks} \
-#     --seeds {seeds} --batch-sizes {batch_size} --threads 1 -- \
-#     --epochs {epochs} --samples {samples} --test-samples 100
+options = f"--batch-size {batch_size} --epochs {epochs} --samples {samples} --test-samples 100"
+# !for seed in {seeds}; do \
+#     python main.py {options} --seed $$seed --log-file {folder}/main/seed-$$seed-1.jsonl && \
+#     torchrun --nproc_per_node={ranks} main.py {options} --seed $$seed \
+#         --log-file {folder}/main/seed-$$seed-{ranks}.jsonl || exit; done
 
 # %%
 logs = runs.read_runs(f"{folder}/main")
@@ -296,11 +307,14 @@ assert set(logs["status"]) == {"completed"}
 later = logs[logs["epoch"] > 0]
 steps = later["seconds"] * batch_size * later["world_size"] / samples  # seconds of one
 ones, many = steps[later["world_size"] == 1], steps[later["world_size"] == ranks]
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_part, many.median() / ones.median() / ranks, "of one rank's time")
-pictures.staircase(1e3 * parts, 1e3 * first, 1e3 * many, plt.subplots(figsize=(13, 7))[1],
-                        f"A step of {ranks} ranks, batch {batch_size} each")
+ax = plt.subplots(figsize=(13, 7))[1]
+show.staircase(1e3 * parts, 1e3 * first, 1e3 * many, ax,
+               f"A step of {ranks} ranks, batch {batch_size} each")
 plt.show()
-lesson.table(show.held(list(many), list(ones), first, parts.sum(), step.seconds(batch_size)))
+lesson.table(show.errors_table(many, ones, first, parts.sum(), step.seconds(batch_size)))
 
 # %% [markdown]
 # Lowest and highest of all runs. *One rank alone* talks to nobody: its error is what the line a + b · n misses, or what
@@ -317,23 +331,25 @@ lesson.table(show.held(list(many), list(ones), first, parts.sum(), step.seconds(
 # faster. The same rounds as in section 3 tell.
 
 # %%
-speedups = step_parts.speedups(table, ranks)
-ceiling = step_parts.speedups(table, ranks, "side_by_side")
+speedups = show.speedups(table, ranks)
+ceiling = show.speedups(table, ranks, "side_by_side")
 curve = {"first model": {}, "sum of the parts": {}}
 for n in np.linspace(alone.index.min(), alone.index.max(), 50):
     curve["first model"][n] = ranks * step.seconds(n) / job.predict(ranks, n).seconds
-    at = step_parts.between(table, n)
+    at = show.between(table, n)
     curve["sum of the parts"][n] = ranks * at["a step alone"] / at.sum()
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_smallest, show.smallest(speedups), "(by the medians)")
 lesson.predicted(my_ceilings, show.smaller_batch(ceiling))
-pictures.by_batch(speedups, curve, ceiling, ranks, plt.subplots(figsize=(14, 8))[1],
-                       f"LeNet: {ranks} ranks against one process")
+ax = plt.subplots(figsize=(14, 8))[1]
+show.by_batch(speedups, curve, ceiling, ranks, ax, f"LeNet: {ranks} ranks against one process")
 plt.show()
 lesson.verdict(show.pays(speedups))
 
 
 # %% [markdown]
-# Read the picture so: from the dashed line (nothing lost) down to the grey band, the ceiling, the machine takes its
+# From the dashed line (nothing lost) down to the grey band, the ceiling, the machine takes its
 # share. From there down to the dots, DDP pays for talking: for waiting, for messages, for itself. The gradients have as
 # many bytes for a batch of 4 as for one of 128, so their message weighs less, the longer a step is. Below the black
 # line one process alone is faster. A line that reaches above the dashed one shows that other programs ran beside: close
@@ -397,16 +413,21 @@ check.break_even(my_batch)
 my_percent = None  # %
 
 # %%
-within, between = published.latencies(
+within, between = show.latencies(
     published, 256 * 2**10, "8 × B200, one node", "32 × B200, four nodes", nodes=4)
-series = published.series()
-bands = {name: published.band(one, within, between, 0.5) for name, one in series.items()}
-reached = {name: published.efficiency(one) for name, one in series.items()}
+series = show.series()
+bands = {name: show.band(run, within, between, 0.5) for name, run in series.items()}
+reached = {name: show.efficiency(run) for name, run in series.items()}
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_percent, 100 * bands["ResNet-50, P100"][1024][1], "%")
-pictures.to_many(bands, reached, plt.subplots(figsize=(14, 8))[1],
-                      "Weak scaling to 1,024 GPUs")
+show.to_many(bands, reached, plt.subplots(figsize=(14, 8))[1], "Weak scaling to 1,024 GPUs")
 plt.show()
-lesson.table(show.far(bands, reached))
+lesson.table([
+    {"": name, "GPUs": gpus, "predicted": f"{low:.0%} to {high:.0%}", "published": f"{real:.0%}",
+     "more than was reached": "yes" if low > real else "no" if high < real else "within"}
+    for name, points in reached.items() for gpus, real in list(points.items())[1:]
+    for low, high in [bands[name][gpus]]])
 
 # %% [markdown]
 # The width of a band is what two unpublished numbers make of a prediction. Where a published point lies below its band,
@@ -431,8 +452,6 @@ my_shared = None  # ranks
 lesson.interactive("scaling")
 
 # %%
-from course.predict.scaling import Link, ddp_buckets, speedup
-
 sharing = Job(StepTime(0.005, 0.001), 100e6, Link(50e-6, 10e9), ddp_buckets(100e6))
 faster = {2**k: speedup(sharing, 2**k, batch_size=256, strong=True)[0] for k in range(9)}
 lesson.predicted(my_shared, max(faster, key=faster.get), "ranks")

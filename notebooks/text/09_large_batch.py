@@ -39,6 +39,7 @@ here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-para
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
 # %%
+import math
 import os
 
 import matplotlib.pyplot as plt
@@ -47,9 +48,9 @@ from torch.nn.functional import cross_entropy
 
 import data
 import models
-from course import plots, runs
+from course import runs
 from course.lesson import some
-from lessons.l09_large_batch import check, pictures, show
+from lessons.l09_large_batch import check, show
 
 # %% tags=["parameters"]
 ranks_to_run = "1 2 4 8"  # the last is compared with the first
@@ -67,8 +68,11 @@ lr = 0.01  # learning rate of one rank
 # %%
 sizes, batch_size = [int(number) for number in ranks_to_run.split()], 64
 most = sizes[-1]
-per_epoch = {n: pictures.updates_an_epoch(samples, n, batch_size) for n in sizes}
-lesson.table(show.updates(per_epoch, batch_size, epochs))
+updates = {n: math.ceil(math.ceil(samples / n) / batch_size) for n in sizes}  # an epoch
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table([{"ranks": n, "global batch": n * batch_size, "updates an epoch": count,
+               f"in {epochs} epochs": epochs * count} for n, count in updates.items()])
 
 # %% [markdown]
 # One rank and all ranks train for the same epochs: they see the same images, equally often. The learning rate is the
@@ -81,9 +85,8 @@ lesson.table(show.updates(per_epoch, batch_size, epochs))
 my_share = None  # accuracy with the most ranks / accuracy with one
 
 # %% [markdown]
-# `lessons/l09_large_batch/sweep.py` runs `main.py` for each number of ranks, and leaves alone what is finished: so we first
-# remove the logs of an earlier time. The ranks are processes on the CPU, also where there are GPUs: a GPU changes the
-# seconds, not what is learned.
+# `main.py` now runs with each number of ranks. The ranks are processes on the CPU, also on a machine with GPUs: a GPU
+# changes the seconds, not the learning. First we remove the logs of an earlier time.
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
@@ -91,16 +94,16 @@ out = "results/live/09"
 common = f"--device cpu --optimizer sgd --lr {lr} --epochs {epochs}"
 common += f" --samples {samples} --test-samples {test_samples}"
 # !rm -rf {out}
-# !python lessons/l09_large_batch/sweep.py --out {out} \
-#     --world-sizes {ranks_to_run} --threads 1 -- {common}
+# !for n in {ranks_to_run}; do \
+#     torchrun --nproc_per_node=$$n main.py {common} --batch-size {batch_size} \
+#         --log-file {out}/ranks-$$n.jsonl || exit; done
 
-# %%
-name = {n: f"lenet-{'single' if n == 1 else f'ddp{n}'}-batch64-seed0" for n in sizes}
-logs = {some(n, "rank"): f"{out}/{name[n]}.jsonl" for n in sizes}
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+logs = {some(n, "rank"): f"{out}/ranks-{n}.jsonl" for n in sizes}
 ranks_alone = runs.read_runs(logs)
 final = ranks_alone.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_share, final.iloc[-1] / final.iloc[0], "of one rank's accuracy")
-pictures.for_the_same(ranks_alone)
+show.for_the_same(ranks_alone)
 plt.show()
 
 # %% [markdown]
@@ -123,7 +126,7 @@ global_batch = most * batch_size
 one = f"{common} --global-batch-size {global_batch}"
 # !python main.py {one} --log-file {out}/one_process.jsonl
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 one_process = runs.read_run(f"{out}/one_process.jsonl")
 of_ranks = ranks_alone[ranks_alone["world_size"] == most]
 lesson.table(show.side_by_side(of_ranks, one_process))
@@ -160,16 +163,15 @@ my_rule = None  # "square root", "linear" or "linear, warm-up"
 # !torchrun --nproc_per_node={most} main.py {common} --lr-scaling linear \
 #     --log-file {out}/linear.jsonl --save-model {out}/linear.pt
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 rules = runs.read_runs({
     "1 rank": logs[some(1, "rank")], "rate left alone": logs[some(most, "rank")],
     "square root": f"{out}/sqrt.jsonl", "linear": f"{out}/linear.jsonl",
     "linear, warm-up": f"{out}/warm_up.jsonl"})
 after = rules.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_rule, show.closest(after, to="1 rank"))
-pictures.accuracy_along(
-    rules, "images", plt.subplots(figsize=(13, 7))[1],
-    f"{global_batch} images an update, and 1 rank")
+ax = plt.subplots(figsize=(13, 7))[1]
+show.accuracy_along(rules, "images", ax, f"{global_batch} images an update, and 1 rank")
 plt.show()
 lesson.table(show.rules(after, test_samples, to="1 rank"))
 
@@ -206,12 +208,12 @@ check.rate(my_rate)
 # %%
 my_first = None  # "1 rank", "2 ranks", ..., or "8 ranks, linear"
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 timed = runs.read_runs(logs | {f"{most} ranks, linear": f"{out}/linear.jsonl"})
 target = 0.7 * after["1 rank"]
 reached = show.reached(timed, target)
 lesson.predicted(my_first, reached.loc[reached["reached"].idxmin(), "label"])
-pictures.speed_and_time(reached, target)
+show.speed_and_time(reached, target)
 plt.show()
 lesson.verdict(show.fastest(reached))
 
@@ -227,10 +229,10 @@ lesson.verdict(show.fastest(reached))
 # 10,000 images of CIFAR-10. Most are one process that stands for ranks; those with a warm-up are 8 real ranks. The bars
 # show one standard deviation (sd) of the three seeds.
 
-# %%
-recorded = pictures.last_epochs(runs.read_runs("results/recorded/large-batch"))
-by_rule = pictures.chosen_by_rules(recorded, lr=0.01, batch=64)
-pictures.by_rule(by_rule, plt.subplots(figsize=(13, 7.5))[1], "Three seeds: mean ± one sd")
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+recorded = show.last_epochs(runs.read_runs("results/recorded/large-batch"))
+by_rule = show.chosen_by_rules(recorded, lr=0.01, batch=64)
+show.by_rule(by_rule, plt.subplots(figsize=(13, 7.5))[1], "Three seeds: mean ± one sd")
 plt.show()
 lesson.table(show.seeds(by_rule, 512))
 lesson.verdict(show.warm_up(by_rule))
@@ -243,18 +245,18 @@ lesson.verdict(show.warm_up(by_rule))
 # %%
 my_times = None  # how many times, ×
 
-# %%
-by_rate = pictures.over_seeds(
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+by_rate = show.over_seeds(
     recorded[recorded["lr_scaling"] == "none"], ["global_batch", "lr", "source", "machine"])
 best = show.best_rates(by_rate)
 lesson.predicted(my_times, best[-1]["best rate tried"] / best[0]["best rate tried"], "×")
 ax = plt.subplots(figsize=(15, 9))[1]
-pictures.by_rate(by_rate, ax, "Accuracy after 5 epochs, by rate", lr=0.01, batch=64)
+show.by_rate(by_rate, ax, "Accuracy after 5 epochs, by rate", lr=0.01, batch=64)
 plt.show()
 lesson.table(best)
 
 # %% [markdown]
-# Read it so: from left to right each curve rises to its best rate, and then breaks down. The broad lines join what a
+# From left to right each curve rises to its best rate, and then breaks down. The broad lines join what a
 # rule chooses, beginning with the rate 0.01 for 64 images. Most rates tried are twice the one before, so a best rate
 # is known no better than that. *About as good* are all rates within one standard deviation of the best: compare the
 # last row's with the first row's before you say which rule is right.
@@ -315,19 +317,19 @@ def errors(model):
     true = sum(gradient(model, part) * len(part) for part in parts) / samples
     drawn = torch.randint(samples, (128, batch_size))
     each = torch.stack([gradient(model, batch) for batch in drawn])
-    found = {}
+    error = {}
     for k in (1, 2, 4, 8, 16):
         means = each.unflatten(0, (-1, k)).mean(1)  # of k batches each
         off = (means - true).norm(dim=1).square().mean().sqrt()
-        found[k * batch_size] = (off / true.norm()).item()
-    return found
+        error[k * batch_size] = (off / true.norm()).item()
+    return error
 
 
 error_of = {"first weights": errors(first), f"after {some(epochs, 'epoch')}": errors(trained)}
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_scale, show.moved(error_of, batch_size))
-pictures.gradient_errors(error_of, synthetic=train_set.name == "synthetic")
+show.gradient_errors(error_of, synthetic=train_set.name == "synthetic")
 plt.show()
 lesson.table(show.noise(error_of, batch_size))
 lesson.verdict(show.scale(error_of, batch_size, global_batch))

@@ -16,8 +16,8 @@ ray         typed to the first training step done, and typed to the prompt again
 doctor      an epoch of LeNet on two ranks: main.py under doctor/ against main.py
 logs        1,000 run logs of 100 epochs into one table: course/runs.py against no more than json.loads
 
-Each epoch is the second of its run: the first one warms up. The programs of a comparison go in the other order in every
-second round. Ratios of the same round are comparable; seconds on a shared machine are not.
+Each epoch is the second of its run: the first one warms up. The programs of a comparison take turns. Ratios of the same
+round are comparable; seconds on a shared machine are not.
 """
 
 import importlib.metadata
@@ -36,7 +36,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from course import processes, rank_program
+import run_log
+from course import processes, rank_program, runs, timing
 from files import check_output
 from options import nonempty_path, positive
 
@@ -48,10 +49,6 @@ LIMIT = 600  # seconds, for one run
 OURS = f"benchmark {os.getpid()}"  # the mark of all runs; each has one of its own, too
 FRAMEWORKS = {"fabric": "lightning_fabric", "accelerate": "accelerate"}
 MODELS = {"lenet": 50_000, "resnet": 10_000}  # images of an epoch: about as many seconds for each
-AIMS = {("epoch", "main.py / textbook"): 0.5, ("start", "main.py / import torch"): 1.0,  # {(round, figure): at most}
-        ("doctor", "with / without"): 1.3,
-        **{("frameworks", f"{model} x{ranks} main.py / {name}"): 0.9
-           for model, ranks, name in itertools.product(MODELS, (1, 2), FRAMEWORKS)}}
 
 
 def run(command, threads=None):
@@ -83,11 +80,6 @@ def main_py(launcher, *options, threads=None, script="main.py"):
         return last_epoch(log.read_text())
 
 
-def second_epoch(launcher, model, images, script="main.py"):
-    return main_py(launcher, "--model", model, "--samples", images, "--epochs", 2, "--test-samples", 100, threads=1,
-                   script=script)
-
-
 def textbook(launcher, *options, threads=None):
     return last_epoch(run([*launcher, "lessons/l01_one_device/textbook.py", *map(str, options)], threads))
 
@@ -101,123 +93,142 @@ def import_torch(launcher):
     return {"time": time.time()}
 
 
-def in_turn(number, programs):
-    """{name: result} of functions by name, in the other order every second round: whoever goes first may meet a machine
-    that is cooler, or still busy with what ran before."""
-    return {name: programs[name]() for name in list(programs)[::-1 if number % 2 else 1]}
+def second_epoch(launcher, model, images, script="main.py"):
+    return main_py(launcher, "--model", model, "--samples", images, "--epochs", 2, "--test-samples", 100, threads=1,
+                   script=script)
 
 
-def against(seconds, prefix=""):
-    """{figure: value}: the seconds of each program, by name, and main.py's divided by those of each other."""
-    ratios = {f"{prefix}main.py / {name}": seconds["main.py"] / value for name, value in seconds.items()}
-    del ratios[f"{prefix}main.py / main.py"]
-    return {**{f"{prefix}{name} s": value for name, value in seconds.items()}, **ratios}
+# ---------------------------------------------------------------------------------------------- the comparisons
+# Each is a function of --samples. It returns {(group, name): program} and the pairs of names whose figures are divided
+# in each group. A program returns its figures, {unit: value}.
 
 
-def epoch_round(number, samples):
-    images = samples or MODELS["lenet"]
-    did = in_turn(number, {"main.py": partial(second_epoch, PYTHON, "lenet", images),
-                           "textbook": partial(textbook, PYTHON, "--epochs", 2, "--samples", images, threads=1)})
-    return {**against({name: one["seconds"] for name, one in did.items()}),
-            "main.py data share": did["main.py"]["data_seconds"] / did["main.py"]["seconds"]}
+def seconds(*arguments):
+    """Of the second epoch."""
+    return {"s": second_epoch(*arguments)["seconds"]}
+
+
+def speed(*arguments):
+    return {"img/s": second_epoch(*arguments)["images_per_second"]}
 
 
 def apart(model, images):
     """Images a second of two processes together that train at the same time and never talk."""
     with ThreadPoolExecutor() as at_once:
         try:
-            return sum(at_once.map(partial(speed, PYTHON, model), [images, images]))
+            return {"img/s": sum(each["img/s"] for each in at_once.map(partial(speed, PYTHON, model), [images] * 2))}
         except KeyboardInterrupt:  # it comes to this thread alone
             processes.end(OURS)
             raise
 
 
-def speed(launcher, model, images):
-    return second_epoch(launcher, model, images)["images_per_second"]
+def one_step(program, launcher, *options, **settings):
+    """Seconds from typing the command until its first step is done, and until the prompt is back."""
+    began = time.time()
+    record = program(launcher, *options, **settings)
+    return {"start s": record["time"] - began, "whole s": time.time() - began}
 
 
-def ranks_round(number, samples):
-    figures = {}
+def epoch(samples):
+    images = samples or MODELS["lenet"]
+
+    def ours():
+        record = second_epoch(PYTHON, "lenet", images)
+        return {"s": record["seconds"], "data share": record["data_seconds"] / record["seconds"]}
+
+    def theirs():
+        return {"s": textbook(PYTHON, "--epochs", 2, "--samples", images, threads=1)["seconds"]}
+
+    return {("", "main.py"): ours, ("", "textbook"): theirs}, [("main.py", "textbook")]
+
+
+def ranks(samples):
+    programs = {}
     for model, images in MODELS.items():
-        did = in_turn(number, {"1 rank": partial(speed, PYTHON, model, samples or images),
-                               "2 ranks": partial(speed, RANKS[2], model, samples or images),
-                               "2 apart": partial(apart, model, samples or images)})
-        figures |= {f"{model} {name} img/s": value for name, value in did.items()}
-        for one, other in (("2 ranks", "1 rank"), ("2 apart", "1 rank"), ("2 ranks", "2 apart")):
-            figures[f"{model} {one} / {other}"] = did[one] / did[other]
-    return figures
+        programs |= {(model, "1 rank"): partial(speed, PYTHON, model, samples or images),
+                     (model, "2 ranks"): partial(speed, RANKS[2], model, samples or images),
+                     (model, "2 apart"): partial(apart, model, samples or images)}
+    return programs, [("2 ranks", "1 rank"), ("2 apart", "1 rank"), ("2 ranks", "2 apart")]
 
 
-def start_round(number, samples):
-    def seconds(program, *options):
-        began = time.time()
-        return program([*TORCHRUN, "--nproc_per_node=8"], *options)["time"] - began
+def start(samples):
+    launcher = [*TORCHRUN, "--nproc_per_node=8"]
+    options = ["--epochs", 1, "--samples", 8 * 64, "--test-samples", 8]  # 64 images a rank
+    programs = {"main.py": partial(one_step, main_py, launcher, *options),
+                "textbook": partial(one_step, textbook, launcher, "--steps", 1),
+                "import torch": partial(one_step, import_torch, launcher)}
+    return {("", name): program for name, program in programs.items()}, [
+        ("main.py", "textbook"), ("main.py", "import torch")]
 
-    one_step = ["--epochs", 1, "--samples", 8 * 64, "--test-samples", 8]  # 64 images a rank
-    return against(in_turn(number, {"main.py": partial(seconds, main_py, *one_step),
-                                    "textbook": partial(seconds, textbook, "--steps", 1),
-                                    "import torch": partial(seconds, import_torch)}))
 
-
-def frameworks_round(number, samples):
-    figures = {}
+def frameworks(samples):
     loops = {"main.py": "main.py", **{name: f"scripts/rivals/{name}_loop.py" for name in installed()}}
-    for model, (ranks, launcher) in itertools.product(MODELS, RANKS.items()):
-        images = samples or MODELS[model] // 2  # twelve runs a round are enough
-        did = in_turn(number, {name: partial(second_epoch, launcher, model, images, script)
-                               for name, script in loops.items()})
-        figures |= against({name: one["seconds"] for name, one in did.items()}, f"{model} x{ranks} ")
-    return figures
+    programs = {(f"{model} x{count}", name): partial(seconds, launcher, model, samples or images // 2, loop)
+                for (model, images), (count, launcher), (name, loop)
+                in itertools.product(MODELS.items(), RANKS.items(), loops.items())}
+    return programs, [("main.py", name) for name in installed()]
 
 
-def ray_round(number, samples):
-    def seconds(launcher, script):
-        began = time.time()
-        one_step = ["--epochs", 1, "--samples", 2 * 64, "--test-samples", 2]  # 64 images a rank
-        record = main_py(launcher, *one_step, threads=1, script=script)
-        return {"start": record["time"] - began, "whole": time.time() - began}
-
-    did = in_turn(number, {"torchrun": partial(seconds, RANKS[2], "main.py"),
-                           "ray": partial(seconds, PYTHON, "scripts/rivals/ray_loop.py")})
-    figures = {}
-    for what in ("start", "whole"):
-        figures |= {f"{name} {what} s": took[what] for name, took in did.items()}
-        figures[f"ray / torchrun {what}"] = did["ray"][what] / did["torchrun"][what]
-    return figures
+def ray(samples):
+    options = ["--epochs", 1, "--samples", 2 * 64, "--test-samples", 2]  # 64 images a rank
+    return {("", "torchrun"): partial(one_step, main_py, RANKS[2], *options, threads=1),
+            ("", "ray"): partial(one_step, main_py, PYTHON, *options, threads=1, script="scripts/rivals/ray_loop.py")
+            }, [("ray", "torchrun")]
 
 
-def doctor_round(number, samples):
+def doctor(samples):
     images = samples or MODELS["lenet"] // 2
-    did = in_turn(number, {"without": partial(second_epoch, RANKS[2], "lenet", images),
-                           "with": partial(second_epoch, [*RANKS[2], "-m", "doctor"], "lenet", images)})
-    seconds = {f"{name} s": one["seconds"] for name, one in did.items()}
-    return {**seconds, "with / without": seconds["with s"] / seconds["without s"]}
+    return {("", "without"): partial(seconds, RANKS[2], "lenet", images),
+            ("", "with"): partial(seconds, [*RANKS[2], "-m", "doctor"], "lenet", images)}, [("with", "without")]
 
 
-def logs_round(number, samples):
-    import run_log
-    from course import runs
-
+def logs(samples):
+    folder = tempfile.TemporaryDirectory()
     lines = next((ROOT / "results/recorded/two-cpu-cores").glob("*.jsonl")).read_text().splitlines()
-    fields = [{name: value for name, value in json.loads(line).items() if name not in ("kind", "time", "run_id")}
-              for line in lines[:2]]
-    with tempfile.TemporaryDirectory() as folder:
-        for each in range(1000):
-            with run_log.RunLog(Path(folder, f"{each}.jsonl")) as log:
-                log.write("run", **fields[0] | {"epochs": 100})
-                for epoch in range(100):
-                    log.write("epoch", **fields[1] | {"epoch": epoch})
+    run_fields, epoch_fields = ({name: value for name, value in json.loads(line).items()
+                                 if name not in ("kind", "time", "run_id")} for line in lines[:2])
+    for number in range(1000):
+        with run_log.RunLog(Path(folder.name, f"{number}.jsonl")) as log:
+            log.write("run", **run_fields | {"epochs": 100})
+            for each in range(100):
+                log.write("epoch", **epoch_fields | {"epoch": each})
+
+    def read():
         began = time.perf_counter()
-        table = runs.read_runs(folder)
-        took = time.perf_counter() - began
+        table = runs.read_runs(folder.name)
+        if len(table) != 100_000 or (table["note"] != "").any():
+            sys.exit(f"benchmark: {len(table)} rows read of 100,000; {table['note'].iloc[0]}")
+        return {"s": time.perf_counter() - began}
+
+    def parse():
         began = time.perf_counter()
-        for path in Path(folder).iterdir():
+        for path in Path(folder.name).iterdir():
             for line in path.read_text().splitlines():
                 json.loads(line)
-        parsing = time.perf_counter() - began
-    if len(table) != 100_000 or (table["note"] != "").any():
-        sys.exit(f"benchmark: {len(table)} rows read of 100,000; {table['note'].iloc[0]}")
-    return {"runs.py s": took, "json.loads s": parsing, "runs.py / json.loads": took / parsing}
+        return {"s": time.perf_counter() - began}
+
+    return {("", "runs.py"): read, ("", "json.loads"): parse}, [("runs.py", "json.loads")]
+
+
+COMPARISONS = {function.__name__: function for function in (epoch, ranks, start, frameworks, ray, doctor, logs)}
+
+
+def measure(name, rounds, samples=None):
+    """[{figure: value} of each round] of a comparison: what each program returned, and the ratios of the same round."""
+    programs, pairs = COMPARISONS[name](samples)
+    results = timing.interleave(programs, rounds)
+    return [figures(dict(zip(results, values, strict=True)), pairs) for values in zip(*results.values(), strict=True)]
+
+
+def figures(results, pairs):
+    """{figure: value} of a round, from {(group, name): {unit: value}}."""
+    table = {f"{group} {name} {unit}".strip(): value
+             for (group, name), values in results.items() for unit, value in values.items()}
+    for group, (name, other) in itertools.product(dict.fromkeys(group for group, _ in results), pairs):
+        for unit in [unit for unit in results[group, name] if unit in results[group, other]]:
+            kind = unit.rpartition(" ")[0]  # `start` of `start s`
+            table[f"{group} {name} / {other} {kind}".strip()] = results[group, name][unit] / results[group, other][unit]
+    return table
 
 
 def installed():
@@ -242,20 +253,16 @@ def versions():
     return found
 
 
-ROUNDS = {"epoch": epoch_round, "ranks": ranks_round, "start": start_round, "frameworks": frameworks_round,
-          "ray": ray_round, "doctor": doctor_round, "logs": logs_round}
-
-
 def main():
     parser = rank_program.parser(__doc__)
     add = parser.add_argument
-    add("--only", choices=ROUNDS, action="append", help="measure this one; may be repeated")
+    add("--only", choices=COMPARISONS, action="append", help="measure this one; may be repeated")
     add("--rounds", type=positive(int), default=5, help="how often each comparison is run (default: %(default)s)")
     add("--samples", type=positive(int), help="images of an epoch, to try this out: so few measure the warming up")
     add("--out", type=nonempty_path, default="build/benchmark.json",
         help="also write every figure here (default: %(default)s)")
     args = parser.parse_args()
-    wanted = args.only or list(ROUNDS)
+    wanted = args.only or list(COMPARISONS)
     with parser.one_line():
         check_output("--out", args.out)
         for name, why in [(name, missing(name)) for name in wanted if missing(name)]:
@@ -263,33 +270,27 @@ def main():
                 raise ValueError(f"--only {name}: {why}")
             print(f"left out: {name}: {why}", file=sys.stderr)
             wanted.remove(name)
+    comparisons = {}
+    print(f"{'':12}{'figure':32}{'median':>10}{'lowest':>10}{'highest':>10}   ({args.rounds} rounds)", flush=True)
     try:
-        figures = measure(wanted, args)
+        for name in wanted:
+            comparisons[name] = measure(name, args.rounds, args.samples)
+            report(name, comparisons[name])
     except KeyboardInterrupt:
         print("\nbenchmark: stopped; nothing was written", file=sys.stderr)
         sys.exit(130)
     machine = {"system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count()}
     rank_program.write_json(args.out, {"time": time.time(), "machine": machine, "versions": versions(),
-                                  "samples": args.samples, "rounds": figures})
+                                       "samples": args.samples, "rounds": comparisons})
     print(f"every figure: {args.out}")
 
 
-def measure(wanted, args):
-    """{comparison: [{figure: value} of each round]}; their medians are printed as a table, with their aims."""
-    figures = {name: [] for name in wanted}
-    for number in range(args.rounds):
-        for name, rounds in figures.items():
-            print(f"round {number + 1} of {args.rounds}: {name} ...", file=sys.stderr, flush=True)
-            rounds.append(ROUNDS[name](number, args.samples))
-    print(f"{'':12}{'figure':32}{'median':>10}{'lowest':>10}{'highest':>10}   aim ({args.rounds} rounds)")
-    for name, rounds in figures.items():
-        for figure in rounds[0]:
-            values = [values[figure] for values in rounds]
-            told = "".join(f"{f(values):10.4g}" for f in (statistics.median, min, max))
-            if aim := AIMS.get((name, figure)):
-                told += f"   at most {aim:g}: {'reached' if statistics.median(values) <= aim else 'not reached'}"
-            print(f"{name:12}{figure:32}{told}")
-    return figures
+def report(name, rounds):
+    """A line for each figure: its median, its lowest and its highest round."""
+    for figure in rounds[0]:
+        values = [values[figure] for values in rounds]
+        middle = statistics.median(values)
+        print(f"{name:12}{figure:32}{middle:10.4g}{min(values):10.4g}{max(values):10.4g}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import re
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ import torch.distributed as dist
 import launch
 from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
-from course.timing import VALUE, prepare, slowest, timed
+from course.timing import VALUE, interleave, prepare, slowest, timed
 from files import check_output
 from options import positive
 
@@ -31,16 +32,17 @@ BLOCK = 0.02  # seconds: calls are timed in blocks of about this length, 50 call
 
 
 def measure(op, sizes, rounds, device):
-    """`points` of one operation. A round measures every size once: what disturbs a while, disturbs all sizes."""
+    """`points` of one operation."""
     prepared = [prepare(op, size, device) for size in sizes]
     for call, _ in prepared:
         timed(call, WARM_UP, device)
     calls = [int(min(50, max(1, BLOCK / seconds)))  # the same on all ranks
              for seconds in slowest([timed(call, 1, device) for call, _ in prepared])]
-    blocks = [slowest([timed(call, number, device) for (call, _), number in zip(prepared, calls, strict=True)])
-              for _ in range(rounds)]
+    blocks = interleave({index: partial(timed, call, calls[index], device)
+                         for index, (call, _) in enumerate(prepared)}, rounds)
     points = []
-    for (_, size), times in zip(prepared, zip(*blocks, strict=True), strict=True):
+    for index, (_, size) in enumerate(prepared):
+        times = slowest(blocks[index])
         seconds = statistics.median(times)
         algbw, busbw = bandwidth(size, seconds, dist.get_world_size(), op)
         points.append({"bytes": size, "seconds": seconds, "low": min(times), "high": max(times), "algbw": algbw,
@@ -62,15 +64,15 @@ def report(op, points, alpha, beta):
 
 def size(text):
     """Bytes from 4096, 4K, 64M or 1G (K is 1024)."""
-    found = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
-    if not found or int(found[1]) == 0:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if not match or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text} is not a size: write bytes, or 4K, 64M, 1G")
-    return int(found[1]) * 1024 ** " KMG".index(found[2] or " ")
+    return int(match[1]) * 1024 ** " KMG".index(match[2] or " ")
 
 
-def check(args, here):
+def check(args, placement):
     """The message sizes; ValueError or OSError, one line, for what cannot work, before any rank waits for another."""
-    if here.world_size < 2:
+    if placement.world_size < 2:
         raise ValueError("a message needs two ranks: torchrun --nproc_per_node=2 scripts/measure/message_time.py")
     if args.factor < 2:
         raise ValueError("--factor 1 makes no other size: take 2 or more")
@@ -95,22 +97,22 @@ def main():
         help="nccl: between GPUs; gloo: between CPUs; auto: nccl where each rank has a GPU of its own, else gloo")
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement(backend=args.backend)
-        sizes = check(args, here)
-    if here.backend == "gloo":
-        here = replace(here, device=torch.device("cpu"))
-    torch.set_num_threads(launch.threads_per_rank(here))
-    with rank_program.ranks(here, args.timeout):
-        found = {**rank_program.measured_on(here), "nodes": here.nodes, "backend": here.backend, "rounds": args.rounds,
-                 "time": time.time(), "ops": {}}
+        placement = launch.find_placement(backend=args.backend)
+        sizes = check(args, placement)
+    if placement.backend == "gloo":
+        placement = replace(placement, device=torch.device("cpu"))
+    torch.set_num_threads(launch.threads_per_rank(placement))
+    with rank_program.ranks(placement, args.timeout):
+        measured = {**rank_program.measured_on(placement), "nodes": placement.nodes, "backend": placement.backend,
+                    "rounds": args.rounds, "time": time.time(), "ops": {}}
         for op in args.op:
-            points = measure(op, sizes, args.rounds, here.device)
+            points = measure(op, sizes, args.rounds, placement.device)
             alpha, beta = fit([point["bytes"] for point in points], [point["seconds"] for point in points])
-            found["ops"][op] = {"alpha": alpha, "beta": beta, "points": points}
-            if here.rank == 0:
+            measured["ops"][op] = {"alpha": alpha, "beta": beta, "points": points}
+            if placement.rank == 0:
                 report(op, points, alpha, beta)
-        if here.rank == 0:
-            rank_program.write_json(args.out, found)
+        if placement.rank == 0:
+            rank_program.write_json(args.out, measured)
 
 
 if __name__ == "__main__":

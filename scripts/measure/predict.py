@@ -4,11 +4,12 @@
         --bandwidth-gbs 1
     python scripts/measure/predict.py memory --parameters 70e9 --devices 64 --between 1.5
 
-The models are course/predict/scaling.py and course/predict/memory.py, where nodes, buckets and cores can be set, too.
+The models are those of lessons 08 and 13, scaling.py and memory.py, where nodes, buckets and cores can be set, too.
 """
 
 from course import rank_program
-from course.predict import memory, scaling
+from course.predict import memory
+from lessons.l08_predict_scaling import scaling
 from options import positive
 
 
@@ -36,10 +37,10 @@ def predict_memory(args):
     print(f"{'way':18} {'GB a device':>11}  data x tensor x pipeline  micro-batch  recompute  s a step")
     for way in memory.WAYS:
         if way in fits:
-            one = fits[way]
-            shared = f"{one.data} x {one.tensor} x {one.pipeline}"
-            print(f"{way:18} {sum(one.bytes.values()) / 1e9:11.1f}  {shared:>24}  {one.micro_batch:11}  "
-                  f"{one.recompute:>9}  {one.seconds:8.2f}{'  <- take this' if one is chosen else ''}")
+            plan = fits[way]
+            shared = f"{plan.data} x {plan.tensor} x {plan.pipeline}"
+            print(f"{way:18} {sum(plan.bytes.values()) / 1e9:11.1f}  {shared:>24}  {plan.micro_batch:11}  "
+                  f"{plan.recompute:>9}  {plan.seconds:8.2f}{'  <- take this' if plan is chosen else ''}")
     if not chosen:
         print("nothing fits: take more devices or, where there are very many, more --sequences for them to share")
 

@@ -12,6 +12,7 @@ together / alone, with `low` and `high`, the lowest and the highest of a round.
 
 import statistics
 import time
+from functools import partial
 
 import torch
 
@@ -22,6 +23,7 @@ import utils
 from course import rank_program
 from course.adjustable_training import Setting, Training
 from course.rank_program import meet, synchronise
+from course.timing import interleave
 from files import check_output
 from options import positive
 
@@ -43,17 +45,12 @@ def up_to(ranks):
     return sorted({ranks, *(2**power for power in range(1, ranks.bit_length()))})
 
 
-def measure(training, args, here):
-    """Images a second of up_to() so many processes together, and of rank 0 alone: a list a round."""
-    rounds = []
-    for _ in range(args.rounds):
-        speeds = []
-        for count in (*up_to(here.world_size), 1):
-            meet(here.device)
-            mine = images_a_second(training, args.seconds, here.device) if here.rank < count else 0.0
-            speeds.append(torch.tensor(mine, dtype=utils.sum_type(here.device), device=here.device))
-        rounds.append(utils.all_sum(torch.stack(speeds)))
-    return rounds
+def speed(training, count, seconds, placement):
+    """Images a second of the first `count` ranks together, while the others wait; every rank must call it."""
+    meet(placement.device)
+    own = images_a_second(training, seconds, placement.device) if placement.rank < count else 0.0
+    (together,) = utils.all_sum(torch.tensor([own], dtype=utils.sum_type(placement.device), device=placement.device))
+    return together
 
 
 def ceiling(ranks, together, alone):
@@ -63,17 +60,17 @@ def ceiling(ranks, together, alone):
             "low": min(ratios), "high": max(ratios)}
 
 
-def check(args, here):
+def check(args, placement):
     """The training set; ValueError, one line, for what cannot work, before any rank waits for another."""
     check_output("--out", args.out)
-    if here.world_size < 2:
+    if placement.world_size < 2:
         raise ValueError("one process has nobody beside it: torchrun --nproc_per_node=2 side_by_side.py")
     if args.timeout < 2 * args.seconds:
         raise ValueError(f"--timeout {args.timeout:g} is too short: the ranks wait for --seconds {args.seconds:g}")
-    train_set = rank_program.dataset(args)[0].first(args.samples, here.device)
-    if len(train_set) // here.world_size < args.batch_size:
-        raise ValueError(f"--samples {len(train_set)} are no batch of {args.batch_size} for each of {here.world_size} "
-                         "ranks")
+    train_set = rank_program.dataset(args)[0].first(args.samples, placement.device)
+    if len(train_set) // placement.world_size < args.batch_size:
+        raise ValueError(f"--samples {len(train_set)} are no batch of {args.batch_size} for each of "
+                         f"{placement.world_size} ranks")
     return train_set
 
 
@@ -87,27 +84,28 @@ def main():
     add("--samples", type=positive(int), default=8192, help="images that the steps draw from; default: 8192")
     args = parser.parse_args()
     with parser.one_line():
-        here = launch.find_placement()
-        train_set = check(args, here)
-    torch.set_num_threads(launch.threads_per_rank(here))
+        placement = launch.find_placement()
+        train_set = check(args, placement)
+    torch.set_num_threads(launch.threads_per_rank(placement))
     shortcuts.keep_memory()
     shortcuts.defer_compiler()
-    with rank_program.ranks(here, args.timeout):
-        training = Training(Setting(args.batch_size, ddp=False), args.model, train_set, here)
+    with rank_program.ranks(placement, args.timeout):
+        training = Training(Setting(args.batch_size, ddp=False), args.model, train_set, placement)
         for _ in range(WARM_UP):
             training.update()
-        *of_sizes, alone = zip(*measure(training, args, here), strict=True)
-        ceilings = [ceiling(ranks, together, alone) for ranks, together in
-                    zip(up_to(here.world_size), of_sizes, strict=True)]
-        if here.rank == 0:
+        speeds = interleave({count: partial(speed, training, count, args.seconds, placement)
+                             for count in (1, *up_to(placement.world_size))}, args.rounds)
+        alone = speeds.pop(1)
+        ceilings = [ceiling(ranks, together, alone) for ranks, together in speeds.items()]
+        if placement.rank == 0:
             rank_program.write_json(args.out, {
-                **rank_program.measured_on(here), "dataset": train_set.name, "model": args.model,
+                **rank_program.measured_on(placement), "dataset": train_set.name, "model": args.model,
                 "batch_size": args.batch_size, "rounds": args.rounds, "alone": statistics.median(alone),
                 "ceilings": ceilings, "time": time.time()})
             print(f"{args.model}, batch {args.batch_size}: one process alone {statistics.median(alone):,.0f} images/s")
-            for one in ceilings:
-                print(f"  {one['ranks']} side by side {one['together']:,.0f} images/s: {one['ceiling']:.2f} times "
-                      f"({one['low']:.2f} to {one['high']:.2f})", flush=True)
+            for row in ceilings:
+                print(f"  {row['ranks']} side by side {row['together']:,.0f} images/s: {row['ceiling']:.2f} times "
+                      f"({row['low']:.2f} to {row['high']:.2f})", flush=True)
 
 
 if __name__ == "__main__":

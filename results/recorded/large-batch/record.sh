@@ -12,19 +12,33 @@ out=build/large-batch
 options="--dataset cifar10 --device cpu --samples 10000 --test-samples 3000 --epochs 5 --optimizer sgd"
 python -c 'import data; data.get_dataset("cifar10")' # before the ranks ask for it
 
-sweep() { # status 1: a run failed. A loss that is no longer a number is a result here.
-  python scripts/measure/sweep.py --threads 1 --seeds "$seed" --run-timeout 500 "$@" -- $options ${warmup-} || [ $? = 1 ]
+export OMP_NUM_THREADS=1
+
+record() { # NAME COMMAND...: one run, unless it is recorded. A run whose loss is no longer a number fails: a result, too.
+  local log=$out/$1.jsonl
+  shift
+  grep -qs '"status": "completed"' "$log" || timeout 500 "$@" --log-file "$log" < /dev/null || [ $? = 1 ]
 }
 
-for seed in 0 1 2; do # a seed at a time: what there is after an interruption is whole
+for seed in 0 1 2; do # a seed at a time: after an interruption, whole seeds remain
   # One process computes what 1, 2, 4 and 8 ranks with a batch of 64 each compute (the lesson proves it live).
-  one="--world-sizes 1 --out $out/one-process"
-  sweep $one --batch-sizes 64 512 --lrs 0.005 0.01 0.02 0.04 0.08 0.16
-  sweep $one --batch-sizes 512 --lrs 0.0282842712 # 0.01 * sqrt(8); 0.01 * sqrt(2) follows
-  sweep $one --batch-sizes 128 --lrs 0.01 0.0141421356 0.02 0.04 0.08
-  sweep $one --batch-sizes 256 --lrs 0.01 0.02 0.04 0.08
+  # 0.0141421356 and 0.0282842712 are the square-root rule's rates of 0.01 for 64 images.
+  while read -r batch rates; do
+    for lr in $rates; do
+      record "one-process/lenet-single-batch$batch-lr$(printf %g "$lr")-seed$seed" \
+        python main.py $options --batch-size "$batch" --lr "$lr" --seed "$seed"
+    done
+  done << 'RATES'
+64 0.005 0.01 0.02 0.04 0.08 0.16
+128 0.01 0.0141421356 0.02 0.04 0.08
+256 0.01 0.02 0.04 0.08
+512 0.005 0.01 0.02 0.0282842712 0.04 0.08 0.16
+RATES
   # The warm-up rises to --lr times the number of ranks, so it needs the ranks.
-  warmup="--lr-scaling linear --warmup-epochs 1" sweep --world-sizes 8 --lrs 0.01 0.02 --out $out/warm-up
+  for lr in 0.01 0.02; do
+    record "warm-up/lenet-ddp8-batch64-lr$lr-seed$seed" \
+      torchrun --nproc_per_node=8 main.py $options --lr-scaling linear --warmup-epochs 1 --lr "$lr" --seed "$seed"
+  done
 done
 
 for folder in one-process warm-up; do # the logs alone, when all is done
