@@ -238,10 +238,3 @@ def test_watch_draws_again_when_a_result_comes_in(room, tmp_path, monkeypatch):
         main(monkeypatch, room, "--out", tmp_path / "out", "--watch", "0.5")
     assert end.value.code == 130 and ["machine 2" in text for text in pages] == [False, True]
     assert all('http-equiv="refresh"' in text for text in pages)
-
-
-def test_a_folder_without_logs_says_so(tmp_path, capsys, monkeypatch):
-    (tmp_path / "in" / "ada").mkdir(parents=True)
-    (tmp_path / "in" / "ada" / "notes.txt").write_text("no log")
-    assert main(monkeypatch, tmp_path / "in", "--out", tmp_path / "out") == 1
-    assert "nothing to draw" in capsys.readouterr().out
