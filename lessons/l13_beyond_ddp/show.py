@@ -2,7 +2,7 @@
 to choose.
 
 `results` is the JSON of lessons/l13_beyond_ddp/shard_model.py, `in_use` that of shard_in_use.py. Predictions are those
-of course/predict/memory.py.
+of memory.py.
 """
 
 import math
@@ -19,7 +19,8 @@ from matplotlib.ticker import EngFormatter
 from course.lesson import some
 from course.plots.style import COLOURS, ROOM, bare, colour_of, halo, key_below, name_rows, stacked, write_in
 from course.plots.timelines import timeline
-from course.predict import checkpoints, memory
+from course.predict import checkpoints
+from lessons.l13_beyond_ddp import memory
 
 SHARED = "#D9D9D9"  # by all ranks
 NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2", "tp": "TP", "fsdp_tp": "FSDP2 × TP",

@@ -10,8 +10,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from course.predict import memory
-from lessons.l13_beyond_ddp import shard_model, shard_ways, show, tiny_transformer
+from lessons.l13_beyond_ddp import memory, shard_model, shard_ways, show, tiny_transformer
 from tests import runner
 
 FOLDER = "lessons/l13_beyond_ddp"

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, gelu
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from course.predict import memory
+from lessons.l13_beyond_ddp import memory
 
 TEXT = Path(__file__).resolve().parent.parent.parent / "LICENSE"
 LETTERS = "".join(map(chr, range(32, 127))) + "\n"  # and one for all others

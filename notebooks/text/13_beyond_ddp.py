@@ -43,8 +43,8 @@ from pathlib import Path
 import pandas as pd
 
 from course import plots
-from course.predict import memory
-from lessons.l13_beyond_ddp import check, compiled_graphs, shard_in_use, shard_ways, show
+from lessons.l13_beyond_ddp import (
+    check, compiled_graphs, memory, shard_in_use, shard_ways, show)
 from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
 
 # %% tags=["parameters"]
@@ -360,7 +360,7 @@ plots.picture(show.kept(two))
 # only the input of each block, and backward runs the block again. That is at most a third more to compute: backward
 # has two products for each one of forward.
 #
-# Is the memory as predicted? `predict.memory.count` knows shapes, and how each way cuts them. All bytes of all ranks:
+# Is the memory as predicted? `memory.count` knows shapes, and how each way cuts them. All bytes of all ranks:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 rows = []
@@ -617,7 +617,7 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 #
 # ## Which one, then?
 #
-# It depends on the size of the model, the number of devices, and how fast their links are. `predict.memory.choose`
+# It depends on the size of the model, the number of devices, and how fast their links are. `memory.choose`
 # tries each way, with several micro-batches, and with recomputing activations or not. It drops what does not fit into
 # 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is at most 1.35 times as
 # slow as the fastest**. (For recomputing all activations it counts a third more time: this alone shall not decide.)
@@ -654,7 +654,7 @@ plots.picture(show.maps(links, counts, sizes, yours=(devices, parameters)))
 # (NVIDIA's link between the GPUs of a node). They reach 40 % of their arithmetic (Llama 3
 # [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %). A model has GPT-3's shape: vectors 128 times as long as it has
 # layers. A step has 8 sequences of 4,096 tokens a device, and FSDP has `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
-# reduce_dtype=torch.float32)`. The sources stand in `course/predict/memory.py`. For other numbers: `python
+# reduce_dtype=torch.float32)`. The sources stand in `lessons/l13_beyond_ddp/memory.py`. For other numbers: `python
 # scripts/measure/predict.py memory --help`.
 #
 # ## What production uses

@@ -8,8 +8,8 @@ The models are those of lessons 08 and 13, scaling.py and memory.py, where nodes
 """
 
 from course import rank_program
-from course.predict import memory
 from lessons.l08_predict_scaling import scaling
+from lessons.l13_beyond_ddp import memory
 from options import positive
 
 

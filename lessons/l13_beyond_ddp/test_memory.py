@@ -1,11 +1,11 @@
-"""course/predict/memory.py and its command: the papers' figures, and what it chooses. Counted: test_sharded.py."""
+"""memory.py and its command: the figures of the papers, and its choice. test_beyond_ddp.py counts on ranks."""
 
 import subprocess
 import sys
 
 import pytest
 
-from course.predict import memory as model
+from lessons.l13_beyond_ddp import memory as model
 from tests import runner
 
 MAP = [(parameters, devices) for parameters in (1e8, 1e9, 5e9, 7e9, 30e9, 70e9, 4e11)
