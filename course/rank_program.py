@@ -64,11 +64,15 @@ def moment(form, first, otherwise):
 
 @contextmanager
 def stoppable(parser, sigterm=lambda *_: sys.exit(128 + signal.SIGTERM)):
-    """parser.one_line(); and Ctrl-C or SIGTERM end the program without a traceback, when the block has cleaned up.
+    """parser.one_line(); and Ctrl-C, SIGTERM or a closed terminal (SIGHUP) end the program without a traceback, after the
+    block has cleaned up.
 
-    `sigterm`: its handler. With signal.default_int_handler it is as Ctrl-C, status 130 and not 143.
+    `sigterm`: the handler of the two signals. With signal.default_int_handler the status is that of Ctrl-C, 130, and
+    not 143.
     """
-    signal.signal(signal.SIGTERM, sigterm)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup a closed terminal is to be ignored
+            signal.signal(number, sigterm)
     try:
         with parser.one_line():
             yield

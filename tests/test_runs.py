@@ -361,10 +361,7 @@ def test_the_header_of_a_text_file_says_what_it_is(read):
     assert row["note"] == "header left out: cores: many; header left out: colour: red"
 
 
-@pytest.mark.parametrize(
-    ("epochs", "status", "note"),
-    [(2, "completed", ""), (5, "unfinished", "2 of 5 epochs")],
-)
+@pytest.mark.parametrize(("epochs", "status", "note"), [(2, "completed", ""), (5, "unfinished", "2 of 5 epochs")])
 def test_console_text_is_complete_only_against_its_header(read, epochs, status, note):
     df = read(f"# epochs: {epochs}\n{line(0)}\n{line(1)}\n", "a.txt")
     assert (df["status"].iloc[0], df["note"].iloc[0]) == (status, note)
@@ -538,12 +535,7 @@ def test_seconds_per_epoch_leaves_the_warm_up_out(write):
     table = runs.seconds_per_epoch(runs.read_run(write(as_text(log))))
     row = table.iloc[0]
     assert [row[k] for k in ("epochs", "seconds", "images_per_second", "loss", "status")] == [
-        4,
-        5.0,
-        20,
-        3,
-        "unfinished",
-    ]
+        4, 5.0, 20, 3, "unfinished"]
     assert list(table.columns) == runs.TABLE_COLUMNS
 
 
@@ -559,11 +551,8 @@ def test_seconds_per_epoch_of_one_epoch_and_of_none(write):
 
 
 def test_speed_up_and_efficiency(write):
-    logs = [
-        run_with(write, "one", 1, 12.0),
-        run_with(write, "two", 2, 6.0),
-        run_with(write, "eight", 8, 8.0, ended=False),
-    ]
+    logs = [run_with(write, "one", 1, 12.0), run_with(write, "two", 2, 6.0),
+            run_with(write, "eight", 8, 8.0, ended=False)]
     table = runs.speedup_table(runs.read_runs(logs)).set_index("label")
     assert table["speedup"].tolist() == [1, 2, 1.5]
     assert table["efficiency"].tolist() == [1, 1, 1.5 / 8]
@@ -635,8 +624,8 @@ def test_data_parallel_is_neither_a_baseline_nor_one_worker(write):
 )
 def test_more_ranks_than_cores(write, fields, expected):
     logs = [run_with(write, "one", 1), run_with(write, "many", **fields)]
-    said = runs.speedup_table(runs.read_runs(logs))["oversubscribed"].iloc[1]
-    assert said is pd.NA if expected is None else said == expected
+    oversubscribed = runs.speedup_table(runs.read_runs(logs))["oversubscribed"].iloc[1]
+    assert oversubscribed is pd.NA if expected is None else oversubscribed == expected
 
 
 # ---------------------------------------------------------------- the recorded runs

@@ -14,17 +14,17 @@ import pytest
 
 from tests import runner
 
-FILES = sorted(Path(__file__).parent.glob("*.py"))
 XDIST = re.search(r"set -- (--numprocesses.+)", Path(runner.ROOT, "scripts/test").read_text())[1].split()
 GROUP_MAKERS = {"init_process_group", "init_distributed_mode"}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_no_test_process_makes_a_process_group(file):
+def test_no_test_process_makes_a_process_group():
     """gloo may abort a process that has left a group. runner._be_the_rank is a process of its own."""
-    made = [node.lineno for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
+    made = [f"{file.name}:{node.lineno}" for room in ("tests", "lessons") for file in (runner.ROOT / room).rglob("*.py")
+            if file.parent.name == "tests" or file.name.startswith("test_")
+            for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
             and getattr(node.func, "attr", getattr(node.func, "id", "")) in GROUP_MAKERS]
-    assert len(made) == (file.name == "runner.py"), f"{file.name}, lines {made}: start ranks, or use in_a_group_of_one"
+    assert len(made) == 1 and made[0].startswith("runner.py:"), f"{made}: start ranks, or use in_a_group_of_one"
 
 
 def test_a_test_process_that_dies_ends_the_run_red_within_a_minute(tmp_path):
@@ -33,7 +33,7 @@ def test_a_test_process_that_dies_ends_the_run_red_within_a_minute(tmp_path):
     command = [sys.executable, "-m", "pytest", "-p", "conftest", *XDIST, f"--rootdir={tmp_path}", tmp_path]
     start = time.monotonic()
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200,
-                          env=runner.environment(PYTHONPATH=os.fspath(FILES[0].parent)))
+                          env=runner.environment(PYTHONPATH=os.fspath(runner.ROOT)))
     assert done.returncode not in (0, 5) and time.monotonic() - start < 60, done.stdout
     assert "has died in test_dies.py::test_dies" in done.stdout, done.stdout
 
@@ -45,7 +45,7 @@ def test_a_run_whose_test_is_stuck_ends_with_all_its_processes(tmp_path):
                                             "    ctypes.PyDLL(None).sleep(250)\n")
     command = [sys.executable, "-m", "pytest", "-p", "conftest", *XDIST, f"--rootdir={tmp_path}", tmp_path]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100,
-                          env=runner.environment(PYTHONPATH=os.fspath(FILES[0].parent), TEST_SECONDS="20"))
+                          env=runner.environment(PYTHONPATH=os.fspath(runner.ROOT), TEST_SECONDS="20"))
     assert done.returncode == 1 and "Timeout (0:00:20)!" in done.stderr and "in test_stuck" in done.stderr, done.stderr
     with contextlib.suppress(psutil.NoSuchProcess):
         stuck = psutil.Process(int((tmp_path / "pid").read_text()))
@@ -59,6 +59,6 @@ def test_a_skip_that_is_not_on_the_list_is_a_failure_in_ci(file, reason, ci, sta
     (tmp_path / f"{file}.py").write_text(f"import pytest\ndef test_skips(): pytest.skip({reason!r})\n")
     done = subprocess.run([sys.executable, "-m", "pytest", "-p", "conftest", f"--rootdir={tmp_path}", tmp_path],
                           cwd=tmp_path, capture_output=True, text=True, timeout=100,
-                          env=runner.environment(PYTHONPATH=os.fspath(FILES[0].parent), CI=ci))
+                          env=runner.environment(PYTHONPATH=os.fspath(runner.ROOT), CI=ci))
     assert done.returncode == status, done.stdout
     assert ("not on the list" in done.stdout) == bool(status)

@@ -1,5 +1,6 @@
 """Pictures as files."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
@@ -14,12 +15,13 @@ OF_RUNS = (training.loss_by_epoch, training.loss_by_time, training.accuracy_by_e
 OF_TABLE = (comparison.seconds_per_epoch, comparison.throughput, comparison.speedup, comparison.efficiency)
 
 
-def write_all(df: pd.DataFrame, table: pd.DataFrame, folder: Path, say) -> list[Path]:
-    """Writes a PNG, named after its function, for each picture that can be drawn; returns their paths.
+def write_all(df: pd.DataFrame, table: pd.DataFrame, folder: Path,
+              say: Callable[[str], object]) -> list[Path]:
+    """Write a PNG, named after its function, for each picture that can be drawn; return their paths.
 
     `df` is of `runs.read_runs`, `table` its `runs.speedup_table`, or, where nothing can be compared, its
-    `runs.seconds_per_epoch`. `say(line)` is told what cannot be drawn, and why. OSError where `folder` cannot be
-    written.
+    `runs.seconds_per_epoch`. `say(line)` gets a line for each picture that cannot be drawn, with the reason. OSError
+    where `folder` cannot be written.
     """
     mpl.use("Agg")  # no window
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,10 @@ BESIDE_A_POINT = [
 
 
 def write_beside(ax: Axes, notes: list[tuple[float, float, str, str]], places: list[tuple]) -> None:
-    """Writes each (x, y, text, colour) beside its point, where it covers no other text, no line, and fits best."""
+    """Write each (x, y, text, colour) of `notes` beside its point, at the place that covers no text and no line.
+
+    `places`: BESIDE_A_POINT and its like, best first.
+    """
     style = {"textcoords": "offset points", "fontsize": 16, "fontweight": "bold", "linespacing": 1.0,
              "path_effects": halo(), "annotation_clip": False}
     texts = [ax.annotate(text, (x, y), (0, 0), color=darker(colour), **style) for x, y, text, colour in notes]

@@ -7,6 +7,7 @@ images.
 
 import io
 import math
+from collections.abc import Collection, Iterable
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -66,8 +67,8 @@ def darker(colour: str) -> list[float]:
     return [0.8 * part for part in mpl.colors.to_rgb(colour)]
 
 
-def halo(colour="white") -> list:
-    """Path effects of a text: what passes behind it does not disturb it."""
+def halo(colour: str = "white") -> list:
+    """Path effects that set a text off from lines behind it."""
     return [patheffects.withStroke(linewidth=4, foreground=colour)]
 
 
@@ -81,10 +82,12 @@ def write_in(ax: Axes, x: float, y: float, text, colour, **look) -> None:
 # ---------------------------------------------------------------- bars and axes
 
 
-def stacked(ax: Axes, names: list[str], bars: list[dict], colours: dict, xlabel: str, unit="", predicted=()):
-    """A bar a row, its name beside it, made of its {part: width} from left to right, and after it the sum in `unit`.
+def stacked(ax: Axes, names: list[str], bars: list[dict], colours: dict[str, str], xlabel: str, unit: str = "",
+            predicted: Collection[int] = ()) -> dict[str, str]:
+    """Draw a bar a row, made of its {part: width} from left to right, with its name before and its sum in `unit` after.
 
-    `predicted`: the rows that are: pale, with a dotted edge. Returns the colours of the parts that occur.
+    `predicted`: the numbers of the rows that are predictions: pale, with a dotted edge. Returns the
+    colours of the parts that occur.
     """
     longest = max(sum(parts.values()) for parts in bars)
     digits = max(0, 1 - math.floor(math.log10(longest / 3))) if longest > 0 else 0
@@ -107,7 +110,8 @@ def stacked(ax: Axes, names: list[str], bars: list[dict], colours: dict, xlabel:
     return {part: colour for part, colour in colours.items() if any(part in parts for parts in bars)}
 
 
-def name_rows(ax: Axes, names, places=None, bottom: float | None = None) -> None:
+def name_rows(ax: Axes, names: Collection[str], places: Iterable[float] | None = None,
+              bottom: float | None = None) -> None:
     """A name beside each row, from the top down; `bottom` is where the axes end if the rows are not 0, 1, 2 ..."""
     ax.set_yticks(list(range(len(names)) if places is None else places), list(names))
     ax.set_ylim(len(names) - 0.4 if bottom is None else bottom, -0.6)
@@ -122,7 +126,7 @@ def bare(ax: Axes) -> None:
     ax.spines[["left", "bottom"]].set_visible(False)
 
 
-def ticks(ax: Axes, values, form: str = "{:g}") -> None:
+def ticks(ax: Axes, values: Iterable[float], form: str = "{:g}") -> None:
     """A tick at each of the values and nowhere else, also where the axis is logarithmic."""
     ax.set_xticks(values, [form.format(value) for value in values])
     ax.xaxis.set_minor_locator(NullLocator())
