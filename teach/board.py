@@ -171,7 +171,7 @@ def contradiction(run: pd.DataFrame) -> str | None:
     epochs, record = run.dropna(subset=["epoch"]), run.iloc[0]
     if epochs.empty:
         return "no epoch in it"
-    if damage := re.search(r"damaged line|cut off|not read in full|of the run record|is not a", record["note"]):
+    if damage := re.search(r"damaged line|cut off|not read in full", record["note"]):
         return f"damaged ({damage[0]})"
     if record["status"] not in ("completed", "unknown"):
         return f"not at its end: {record['status']}"

@@ -132,7 +132,6 @@ def every(kind, **values):
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (every("epoch", accuracy=1.2), "no epoch in it"),
     (every("epoch", val_accuracy=0.55512345), "no whole number"),
     (every("epoch", seconds=lambda epoch: epoch["seconds"] / (2 + epoch["epoch"])), "longer than the epoch|do not fit"),
     (every("end", seconds=0.01), "than the whole run"),
