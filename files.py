@@ -63,7 +63,8 @@ def whole(path: str | Path) -> Iterator[Path]:
 
 
 class Unwritable(OSError):
-    """A log, a checkpoint or weights could not be written, a full disk say. One line says which, and why."""
+    """A log, a checkpoint or weights could not be written, for example because the disk is full. One line
+    says which, and why."""
 
 
 @contextmanager
@@ -87,8 +88,8 @@ def check_writable(option: str, folder: str | Path) -> None:
 
 
 def lock(file: IO) -> bool:
-    """Take an open file for this process, until it ends: whether that could be done. BlockingIOError where another
-    process has it; False, and a warning, where the file system has no locks."""
+    """Lock an open file until this process ends. Returns whether the lock was taken: False, with a warning, if the file
+    system has no locks. BlockingIOError if another process holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

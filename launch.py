@@ -146,7 +146,10 @@ def init_distributed_mode(placement: Placement, dist_url: str = "env://", timeou
     place, bound = dist_url, timedelta(seconds=timeout)
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens already
     if dist_url == "env://" and placement.launcher != "python":
-        place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+            raise ConnectionError(f"{' and '.join(missing)} not set: start with torchrun, or name rank 0's host and a "
+                                  "free port")
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         if placement.rank and not agent:
             reach_master(placement, place, timeout)
     who = f"rank {placement.rank} of {placement.world_size}"

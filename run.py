@@ -254,7 +254,7 @@ class Run:
         ranks, rank = state["ranks"], self.placement.rank
         if len(ranks) == self.placement.world_size:
             progress.sums, self.random = ranks[rank]["sums"], ranks[rank]["random"]
-        elif rank == 0:  # other ranks than before: what they counted is added up, their random states fit nobody
+        elif rank == 0:  # another number of ranks: add up their counts; their random states match none of the new ranks
             progress.sums = [sum(column) for column in zip(*(one["sums"] for one in ranks), strict=True)]
         progress.restarts += 1
 
@@ -350,8 +350,8 @@ def must_agree(args, placement, train_set):
 
 
 def settle_buckets(model, loader):
-    """DDP orders its buckets anew after its first step, and sums in another order have other last bits. A run that goes
-    on takes that step before it loads its weights, so that it ends with the very weights of one that was never stopped.
+    """DDP orders its buckets anew after its first step, and summing in another order changes the last bits. A run that
+    resumes takes that step before it loads its weights, so that it ends with the weights of an undisturbed run.
     """
     images, labels = next(iter(loader))
     cross_entropy(model(images), labels).backward()

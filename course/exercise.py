@@ -63,6 +63,7 @@ class Case:
     message: str
     """printed if the two differ: full sentences that name the case, the result and the right one"""
     rel_tol: float = 1e-6
+    """of floats, relative to the larger; whole numbers and all else are compared exactly"""
 
 
 class Exercise:
@@ -136,7 +137,7 @@ def _observed(check, answer):
     try:
         for case in check(answer) or ():
             cases.append(case)
-    except Exception as error:  # whatever the learner's code raises, run-all goes on
+    except (Exception, SystemExit) as error:  # whatever the learner's code raises, run-all goes on
         return cases, error
     return cases, None
 
@@ -176,7 +177,7 @@ def same(got, right, rel_tol: float = 1e-6) -> bool:
     Only Python's own types are, and a number of torch or NumPy: any other class decides itself what it equals.
     """
     got = got.item() if getattr(got, "shape", None) == () else got
-    if type(got) not in PLAIN:
+    if type(got) not in PLAIN or isinstance(got, set | dict) and any(type(item) not in PLAIN for item in got):
         return False
     if isinstance(got, tuple | list) and type(got) is type(right):
         return len(got) == len(right) and all(same(*pair, rel_tol) for pair in zip(got, right, strict=True))

@@ -39,8 +39,8 @@ import shortcuts
 from course import exercise
 from course.exercise import NEVER_BEGAN, Case, Ended, Exercise, Wrong, drawn_one
 
-# Of a check that starts ranks: how many; seconds for all they do, and to wait for one another; and until all of them
-# have begun, for which a busy machine takes long.
+# For a check on ranks: the number of ranks; seconds for the whole run; for one wait; and for all ranks to start, which
+# a busy machine delays.
 RANKS, LIMIT, WAIT, START = 3, 40, 5, 60
 PRELOAD = ("torch", "torch.nn.parallel")  # in the process that ranks are forked from
 SAME_CALLS = "Every rank must call the same collectives, in the same order"
@@ -128,7 +128,8 @@ class _Group:
             if process.exitcode == 0:
                 del self.running[rank]
         if not self.running:
-            self.outcome = _outcome(json.loads(self.result.read_text()))
+            self.outcome = (_outcome(json.loads(self.result.read_text())) if self.result.exists() else Ended(
+                "The ranks ended before the check had their results. Does your function leave the process?", "left"))
         elif time.monotonic() > self.give_up and self.answering:
             self.outcome = Ended(f"No end within {LIMIT} s: rank {' and '.join(map(str, self.running))} still ran. "
                                  f"{SAME_CALLS}.", "never ended")
@@ -191,18 +192,19 @@ def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solut
 
 
 def _unreadable(file, name):
-    """NotImplementedError if the function in the file begins with the stub's line, or if there is none; Wrong if the
-    file is not Python; else None. No rank is started for such a file."""
+    """NotImplementedError if there is no file, or if the function in it begins with the stub's line; Wrong if the file
+    is not Python or lacks the function; else None. No rank is started for such a file."""
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = ast.parse(file.read_text(encoding="utf-8"), filename=file.name)
     except FileNotFoundError:
         return NotImplementedError()
     except SyntaxError as error:
         return Wrong(f"Your file cannot be run: {first_line(error)}.")
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    first = functions and functions[-1].body[ast.get_docstring(functions[-1]) is not None:][:1]
-    untouched = not functions or [ast.unparse(line) for line in first] == ["raise NotImplementedError"]
-    return NotImplementedError() if untouched else None
+    if not functions:
+        return Wrong(f"Your file defines no function {name}. Write it with def.")
+    first = functions[-1].body[ast.get_docstring(functions[-1]) is not None:][:1]
+    return NotImplementedError() if [ast.unparse(line) for line in first] == ["raise NotImplementedError"] else None
 
 
 def see(measurement, attempt, context):
@@ -211,11 +213,11 @@ def see(measurement, attempt, context):
     try:
         answer = attempt if callable(attempt) else runpy.run_path(attempt)[measurement.name]
         return measurement.measure(answer, context)
-    except NotImplementedError:
-        return {"untried": True}
     except Wrong as wrong:
         return {"wrong": str(wrong)}
     except (Exception, SystemExit) as error:  # the learner's: to be reported, not to end the rank
+        if isinstance(error, NotImplementedError) and not str(error):  # the stub's own
+            return {"untried": True}
         return {"raised": first_line(error), "broken": isinstance(error, RuntimeError)}
 
 
@@ -235,7 +237,7 @@ def be_rank(measurement, attempt, rank, ranks, folder, seed):
         dist.init_process_group("gloo", store=dist.PrefixStore("group", context.store), rank=rank, world_size=ranks,
                                 timeout=timedelta(seconds=WAIT))
         shortcuts.defer_compiler()  # after it: joining the group brings in the real one
-    measured = context.gather("measured", see(measurement, attempt, context), LIMIT)
+    measured = context.gather("measured", see(measurement, attempt, context), LIMIT + START)
     if rank == 0:
         Path(folder, "result.json").write_text(json.dumps(measured))
     context.gather("written", True)

@@ -64,8 +64,8 @@ def moment(form, first, otherwise):
 
 @contextmanager
 def stoppable(parser, sigterm=lambda *_: sys.exit(128 + signal.SIGTERM)):
-    """parser.one_line(); and Ctrl-C, SIGTERM or a closed terminal (SIGHUP) end the program without a traceback, after the
-    block has cleaned up.
+    """parser.one_line(); and Ctrl-C, SIGTERM or a closed terminal (SIGHUP) end the program without a traceback, after
+    the block has cleaned up.
 
     `sigterm`: the handler of the two signals. With signal.default_int_handler the status is that of Ctrl-C, 130, and
     not 143.

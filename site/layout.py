@@ -45,7 +45,7 @@ CONTENTS = """# {title}
 
 - [When something goes wrong](TROUBLESHOOTING.md): messages and silent mistakes, each with its repair.
 {pages}
-- [About the course](README.md): how to run it, how fast it is, what it survives.
+- [About the course](README.md): whom it is for, and how to run it.
 
 ```{{toctree}}
 :hidden:
@@ -237,7 +237,8 @@ def folded(module: str, name: str) -> str:
     """Hint and solution of an exercise, to unfold."""
     exercise = getattr(importlib.import_module(module), name)
     answer = exercise.answer
-    solution = textwrap.dedent(inspect.getsource(answer)) if callable(answer) else str(answer)
+    solution = (answer.read_text(encoding="utf-8") if isinstance(answer, Path) else
+                textwrap.dedent(inspect.getsource(answer)) if callable(answer) else str(answer))
     hint = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(exercise.hint_text))
     return (f"<details><summary>Hint</summary><p>{hint}</p></details>\n"
             f"<details><summary>Solution</summary>\n\n```python\n{solution.strip()}\n```\n\n</details>")

@@ -25,7 +25,8 @@ from course.lesson import ROOT
 from options import nonempty_path
 from teach import handed_in, questions
 
-# Files and folders that only teachers and authors need. What is left imports none of them: tests/test_learner_copy.py.
+# Files and folders that only teachers and authors need. The files that remain import none of these:
+# tests/test_learner_copy.py.
 LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py", "site/layout.py",
             "site/slides.html.j2", "site/slides.py", "site/static", "notebooks/text", "scripts/test", "scripts/run",
             "scripts/run_notebooks.py", "scripts/notebook_runs.py", "course/twins.py", "scripts/site", "scripts/record",
@@ -47,7 +48,7 @@ unpack(globals(), """
 """)
 '''
 SOLUTION = re.compile(r"^(# \w+\.\w+\.solution\(\)|`solution\(\)` .*)\n?", re.M)  # a call, and what lesson 00 says
-# From these words on a page speaks of what a copy has not.
+# From this heading on, the page is about things that a copy lacks.
 CUT = {"AGENTS.md": "## For a contributor", "site/pages/kaggle.md": "## Send what you saw"}
 
 

@@ -48,16 +48,18 @@ ranks = 3  # that torchrun starts
 # Rank 0 has the number 0. Rank 1 has 0 and 1. Rank 2 has 0, 1 and 2. The
 # [program](../lessons/_template/hello.py) takes the mean of each rank, and the mean of all six numbers.
 #
-# **Predict.** What is the mean of all six numbers?
+# **Predict.** What is the mean of all six numbers? And the mean of the three means?
 
 # %%
-my_guess = None  # a number
+my_mean_of_all = None  # a number
+my_mean_of_means = None  # a number
 
 # %%
 # !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} lessons/_template/hello.py \
 #     --out results/live/hello.json
 measured = json.loads(Path("results/live/hello.json").read_text())
-lesson.predicted(my_guess, measured["mean"])
+lesson.predicted(my_mean_of_all, measured["mean"])
+lesson.predicted(my_mean_of_means, sum(measured["means"]) / ranks)
 
 # %%
 show.means(measured)

@@ -125,13 +125,14 @@ def measure_join(function, context):
     all_gather = dist.all_gather
 
     def of_equal_lengths(gather):  # with unequal ones gloo would end the process
-        def checked(pieces, mine, *args, **kwargs):
+        def checked(*args, **kwargs):
+            mine = args[1] if len(args) > 1 else kwargs.get("tensor", kwargs.get("input_tensor"))
             lengths = [torch.tensor(0) for _ in range(context.world_size)]
             all_gather(lengths, torch.tensor(mine.numel()))
             if len(set(map(int, lengths))) > 1:
                 raise Wrong(f"You called {gather.__name__} with {', '.join(str(int(length)) for length in lengths)} "
                             "values on the ranks. It needs equally many on each.")
-            return gather(pieces, mine, *args, **kwargs)
+            return gather(*args, **kwargs)
         return checked
 
     def forbidden(*args, **kwargs):

@@ -68,7 +68,10 @@ def shard(answer):
                   lambda random: (random.randint(22, 60), random.randint(2, 9)))
     for n, world_size in sizes:
         for rank in range(world_size):
-            got, right = [int(item) for item in answer(n, rank, world_size)], sampler_shard(n, rank, world_size)
+            items, right = answer(n, rank, world_size), sampler_shard(n, rank, world_size)
+            if items is None:
+                raise Wrong("Your function returned None. Is its return missing?")
+            got = [int(item) for item in items]
             yield Case(got, right, f"With n={n}, rank={rank}, world_size={world_size} you gave {got}; the sampler "
                                    f"gives {right}.")
 
