@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import checkpoint
 import data
 import files
-import launch
 import main
 import options
 import shortcuts
@@ -37,7 +36,7 @@ def begin(monkeypatch, capsys, tmp_path):
     (tmp_path / "socket").symlink_to("/dev/zero")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main, "train", lambda args, here, run: None)
-    monkeypatch.setattr(launch, "init_distributed_mode", lambda *args: None)
+    monkeypatch.setattr(main, "init_distributed_mode", lambda *args: None)
     monkeypatch.setattr(utils, "suit_machine", lambda *args: None)
     monkeypatch.setattr(shortcuts, "exit_now", lambda: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # all but a node's first rank wait before they say it, too

@@ -48,7 +48,8 @@ def lab(course):
     """URL of a running `scripts/lab --no-browser`, as it prints it: with the token."""
     port = rendezvous.free_port()
     environment = os.environ | {
-        "VIRTUAL_ENV": sys.prefix,  # scripts/setup then takes the environment of these tests
+        "VIRTUAL_ENV": sys.prefix,  # scripts/setup then takes the environment of these tests, where it finds the copy
+        "PYTHONPATH": str(course),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "JUPYTER_CONFIG_DIR": str(course / "no-config"),  # the settings of whoever runs the tests play no part
     }

@@ -447,7 +447,7 @@ def test_a_gigabyte_that_is_printed_is_not_kept(tmp_path):
 
 def test_a_copy_of_the_folder_serves_under_torchrun(tmp_path):
     """As on a cluster: nothing of the course is there."""
-    shutil.copytree(runner.ROOT / "course" / "doctor", tmp_path / "doctor",
+    shutil.copytree(runner.ROOT / "doctor", tmp_path / "doctor",
                     ignore=shutil.ignore_patterns("__pycache__"))
     script = written(tmp_path, TRAINING.replace("    sampler.set_epoch(epoch)\n", ""))
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "doctor",

@@ -289,7 +289,8 @@ def test_without_root():
         pytest.skip("no python3 that every user may run")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     with tempfile.TemporaryDirectory() as copy:
-        for file in (SCRIPT[1], "options.py", "course/__init__.py", "course/rank_program.py", "course/hosts.py"):
+        for file in (SCRIPT[1], "options.py", "files.py", "course/__init__.py", "course/rank_program.py",
+                     "course/hosts.py"):
             Path(copy, file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(runner.ROOT / file, Path(copy, file))
         subprocess.run(["chmod", "-R", "a+rX", copy], check=True)

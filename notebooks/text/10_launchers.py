@@ -257,7 +257,6 @@ check.spawned(live / "10_be_rank.py")
 #
 # All ranks write to the same screen. Four ranks print 20 lines each with `print(line)`, then 20 with one `write`, all
 # at the same moments, as ranks do at the end of a step.
-#
 
 # %%
 # %%writefile results/live/10_chatter.py
