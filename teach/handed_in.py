@@ -117,7 +117,7 @@ def lesson_of(notebook: NotebookNode) -> str:
     """Two digits of the lesson whose checks the notebook imports, or "before" or "after" of a test. NotGraded for any
     other notebook."""
     code = "\n".join(code_cells(notebook))
-    names = (re.findall(r"^from lessons\.l(\d\d)_\w+ import .*\bcheck\b", code, re.M)
+    names = (re.findall(r"^from lessons\.l(\d\d)_\w+ import (?:\([^)]*|.*)\bcheck\b", code, re.M)
              or re.findall(r'^test = "(before|after)"', code, re.M))
     if not names or names[0] not in (*lessons(), *questions.NAMES):
         raise NotGraded("no lesson of this course: no cell imports a lesson's checks")
