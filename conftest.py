@@ -81,7 +81,7 @@ def chromium():
 
 
 ONE_BY_ONE = {"test_notebooks_run.py"}  # its tests share nothing, and each takes its time
-LONGEST = ["notebooks_run", "slurm", "checks", "broken", "fault_tolerance", "main", "checkpoint", "spawn_mnist",
+LONGEST = ["notebooks_run", "slurm", "exercises", "broken", "fault_tolerance", "main", "checkpoint", "spawn_mnist",
            "capstone", "launchers", "lab_cluster", "collectives", "compare_changes", "doctor", "browser",
            "run_notebooks", "grade", "learner_copy"]
 
