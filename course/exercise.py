@@ -37,7 +37,6 @@ from typing import Any
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, type(None))
 PACKED = "<packed "  # begins the file name of code that unpack() ran
-NEVER_BEGAN = "never began"  # how ranks ended that a busy machine did not start: no fault of the answer
 seed = ""  # a grader sets it, so that an answer written for the cases that a learner saw does not pass
 
 
@@ -46,9 +45,12 @@ class Wrong(Exception):
 
 
 class Ended(Wrong):
-    """An answer that did not come to its end. `how` says in a word or two how it ended, such as "hung"."""
+    """An answer that did not come to its end. `how` says in a word or two how it ended, such as "hung".
 
-    def __init__(self, message: str, how: str):
+    None: no typical mistake ends so, and none is run for comparison.
+    """
+
+    def __init__(self, message: str, how: str | None):
         super().__init__(message)
         self.how = how
 
@@ -96,7 +98,8 @@ class Exercise:
             return "right", f"Right. {' '.join(self.__doc__.split())}"
         else:
             message = str(error) if isinstance(error, Wrong) else f"It raised {type(error).__name__}: {error}"
-        reason = "" if _end(error) == NEVER_BEGAN else self._mistake_behind(cases, error, wrong)
+        no_mistake = isinstance(error, Ended) and error.how is None
+        reason = "" if no_mistake else self._mistake_behind(cases, error, wrong)
         return "wrong", f"Not yet. {message} {reason}".strip()
 
     def _mistake_behind(self, cases, error, wrong) -> str:

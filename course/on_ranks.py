@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 import shortcuts
 from course import exercise
-from course.exercise import NEVER_BEGAN, Case, Ended, Exercise, Wrong, drawn_one
+from course.exercise import Case, Ended, Exercise, Wrong, drawn_one
 
 # For a check on ranks: the number of ranks; seconds for the whole run; for one wait; and for all ranks to start, which
 # a busy machine delays.
@@ -135,7 +135,7 @@ class _Group:
                                  f"{SAME_CALLS}.", "never ended")
         elif time.monotonic() > self.give_up:
             self.outcome = Ended(f"The ranks had not begun after {START} s. Your answer is not at fault: the machine "
-                                 "is too busy. Run this again.", NEVER_BEGAN)
+                                 "is too busy. Run this again.", None)
 
     def end(self):
         for process in self.processes:
@@ -192,17 +192,17 @@ def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solut
 
 
 def _unreadable(file, name):
-    """NotImplementedError if there is no file, or if the function in it begins with the stub's line; Wrong if the file
+    """NotImplementedError if there is no file, or if the function in it begins with the stub's line; Ended if the file
     is not Python or lacks the function; else None. No rank is started for such a file."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=file.name)
     except FileNotFoundError:
         return NotImplementedError()
     except SyntaxError as error:
-        return Wrong(f"Your file cannot be run: {first_line(error)}.")
+        return Ended(f"Your file cannot be run: {first_line(error)}.", None)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     if not functions:
-        return Wrong(f"Your file defines no function {name}. Write it with def.")
+        return Ended(f"Your file defines no function {name}. Write it with def.", None)
     first = functions[-1].body[ast.get_docstring(functions[-1]) is not None:][:1]
     return NotImplementedError() if [ast.unparse(line) for line in first] == ["raise NotImplementedError"] else None
 
