@@ -82,3 +82,9 @@ def write(notebook, path):
     """Writes `path` whole or not at all."""
     with files.whole(path) as part:
         nbformat.write(notebook, part)
+
+
+def title_of(notebook: nbformat.NotebookNode, name: str) -> str:
+    """The first heading of level 1; `name` if there is none."""
+    headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in notebook.cells if cell.cell_type == "markdown")
+    return next((heading[1].strip() for heading in headings if heading), name)

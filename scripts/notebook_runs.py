@@ -88,7 +88,7 @@ def execute(name, label, quick, in_place, timeout):
     result, progress, error = Result(name, name, "quick" if quick else "full"), Progress(label), None
     try:
         built = twins.build(name) if in_place else nbformat.read(twins.NOTEBOOKS / f"{name}.ipynb", as_version=4)
-        result.title = title_of(built, name)
+        result.title = twins.title_of(built, name)
         course = built.metadata.get("course", {})
         tier = course.get("quick", {}) if quick else course
         parameters = tier.get("parameters", {}) if quick else {}
@@ -119,11 +119,6 @@ def execute(name, label, quick, in_place, timeout):
     if in_place and result.status == "passed":
         twins.commit(twins.as_committed(notebook, built), name)
     return result
-
-
-def title_of(notebook, name):
-    headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in notebook.cells if cell.cell_type == "markdown")
-    return next((heading[1].strip() for heading in headings if heading), name)
 
 
 def tidy(notebook):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import nbformat
 
-from course import rank_program
+from course import rank_program, twins
 from course.lesson import ROOT
 from options import nonempty_path
 from teach import handed_in, questions
@@ -72,7 +72,8 @@ def fill(folder: Path) -> None:
     for name in tracked():
         if not left_out(name):
             write(name, folder / name)
-    lessons = "\n".join(f"- [{title(path)}](notebooks/{path.name})" for path in handed_in.lessons().values())
+    lessons = "\n".join(f"- [{twins.title_of(nbformat.read(path, as_version=4), path.stem)}](notebooks/{path.name})"
+                        for path in handed_in.lessons().values())
     ours, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "teach/for_learners.md"))
     doctor = re.search(r"^## The doctor\n.+?^```\n.+?^```$", ours, re.M | re.S)[0]  # up to its commands
     readme = readme.replace("{lessons}", lessons).replace("{doctor}", doctor)
@@ -109,11 +110,6 @@ def write(name: str, path: Path) -> None:
         path.write_text(packed((ROOT / name).read_text(encoding="utf-8")), encoding="utf-8")
     else:
         shutil.copy2(ROOT / name, path)
-
-
-def title(path):
-    text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
-    return re.search(r"^# +(.+)", text, re.M)[1]
 
 
 def without_outputs(notebook):
