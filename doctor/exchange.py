@@ -41,9 +41,9 @@ class Exchange:
     def join(self, rank, size, host, port):
         self.rank, self.size, self.diary.rank = rank, size, rank
         try:  # the second is the watching thread's
-            store = [dist.TCPStore(host, int(port), None, False, MEET, wait_for_workers=False) for _ in range(2)]
+            stores = [dist.TCPStore(host, int(port), None, False, MEET, wait_for_workers=False) for _ in range(2)]
             name = f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            self.mine, self.store = (dist.PrefixStore(name, one) for one in reversed(store))
+            self.store, self.mine = (dist.PrefixStore(name, store) for store in stores)
         except (TypeError, ValueError, RuntimeError) as error:
             self.store, self.size = None, 1
             self.diary.note("alone", error=str(error).partition("\n")[0][:200])
