@@ -98,8 +98,8 @@ HANG_UNEVEN = Finding(
 HANG_DIFFERENT = Finding(
     "hang_different", WRONG,
     "Collective number {number} of the run is not the same on all ranks. {each}.",
-    "All ranks must make the same collective calls in the same order. Here one waits for what the "
-    "other never calls.",
+    "All ranks must make the same collective calls in the same order. Here one rank waits for a "
+    "call that another never makes.",
     "Take the call out of the branch that only some ranks take, or let all take it.")
 HANG_RANK_0 = replace(HANG_DIFFERENT, name="hang_rank_0")
 
@@ -140,7 +140,7 @@ def differing(calls, part):
 
 WRONG_TRACEBACK = Finding(
     "wrong_traceback", WRONG, "{own} failed: {how}.",
-    "What {others} may print of a lost connection only follows from it.",
+    "If {others} reported a lost connection, that only follows from it.",
     "Mend this one. @record of torch.distributed.elastic lets torchrun print it, too.")
 
 
@@ -159,7 +159,7 @@ def wrong_traceback(diaries):
 
 STALL = Finding(
     "stall", WRONG, "No rank has moved for {seconds:g} s. {each}.",
-    "Ranks that stand in a collective, or in backward(), wait for one that is elsewhere.",
+    "Ranks that stand in a collective, or in backward(), wait for a rank that is elsewhere.",
     "Look at the rank that does not wait. If it only needs longer, give --timeout more seconds.")
 
 
@@ -187,7 +187,7 @@ def left_open(diaries):
 
 SILENT = Finding(
     "silent", WRONG, "No word from {missing}: killed, or ended without a trace.",
-    "What it saw is lost. The other ranks were judged without it.",
+    "The notes are lost, and the other ranks were judged without them.",
     "See what torchrun says of its exit code: -9 is often a lack of memory.")
 
 
@@ -331,8 +331,8 @@ FROZEN_LATE = Finding(
 UNUSED = Finding(
     "unused_parameter", WRONG,
     "After backward() these have no gradient while others have one: {names}.",
-    "They play no part in the loss, so they are not trained; DDP waits for them, and fails in the "
-    "next forward unless find_unused_parameters=True.",
+    "They play no part in the loss, so they are not trained. DDP waits for their gradients, and "
+    "fails in the next forward unless find_unused_parameters=True.",
     "Use the parameters, or remove them. If only some steps use them: find_unused_parameters=True.")
 NEVER_USED = Finding(
     "unused_parameter", LOOK,
@@ -368,7 +368,7 @@ def parameters(diaries):
 LEFT_OUT = Finding(
     "optimizer_left_out", WRONG,
     "A checkpoint with an optimizer's state was loaded, and no optimizer has taken it.",
-    "Momentum and averages begin anew: the resumed run is another one.",
+    "Momentum and averages begin anew: the resumed run is a different run.",
     "optimizer.load_state_dict(...), too.")
 
 
@@ -418,7 +418,7 @@ CLIP_SCALED = Finding(
 CLIP_EARLY = Finding(
     "clip_early", WRONG,
     "When they were clipped, the gradients of the ranks had different norms: {norms}.",
-    "They were clipped before the ranks averaged them: each rank by another factor.",
+    "They were clipped before the ranks averaged them: each rank by a factor of its own.",
     "Clip after backward() of a step that exchanges gradients.")
 
 
@@ -439,13 +439,13 @@ def clipped(diaries):
 
 STATISTICS = Finding(
     "statistics", LOOK,
-    "The ranks evaluated with the same weights and other BatchNorm statistics: each with its own "
-    "running mean and variance.",
+    "The ranks evaluated with the same weights and different BatchNorm statistics: each with its "
+    "own running mean and variance.",
     "The accuracy is that of several models.",
     "Send rank 0's buffers to all before evaluating, or evaluate through the wrapped model.")
 BATCHNORM = Finding(
     "batchnorm", LOOK, "BatchNorm takes its mean and variance from the {batch} images of one rank.",
-    "With so few images they are rough, and other than those of one process with the whole batch.",
+    "With so few images they are rough, and differ from those of one process with the whole batch.",
     "SyncBatchNorm.convert_sync_batchnorm(model), or a larger batch a rank.")
 
 
@@ -571,7 +571,7 @@ PADDED = Finding(
     "Evaluate Subset(dataset, range(rank, len(dataset), world_size)), and add up hits and samples.")
 UNTESTED = Finding(
     "missing_data", LOOK, "The ranks evaluated {different:,} samples of {of:,}.",
-    "What made the shards equal, such as DistributedSampler's drop_last, has left some out.",
+    "Equal shards left some samples out, as DistributedSampler's drop_last does.",
     "Evaluate Subset(dataset, range(rank, len(dataset), world_size)): shards may be unequal there.")
 
 
@@ -614,7 +614,7 @@ def epochs(diaries):
 
 PADS = Finding(
     "padded_evaluation", LOOK, "{ranks} ranks share {images:,} samples as if they were {total:,}.",
-    "DistributedSampler pads: what counts them all counts some twice.",
+    "DistributedSampler pads: a sum over all shards counts some samples twice.",
     "For an evaluation: range(rank, len(dataset), world_size).")
 
 
