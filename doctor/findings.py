@@ -92,7 +92,8 @@ def as_text(report):
             f"{finding.seen} {finding.means} Repair: {finding.repair}", 110, initial_indent="    ",
             subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     count = len(report.findings)
-    lines.append(f"doctor: {f'{count} finding' + 's' * (count > 1) if count else 'nothing found'}.")
+    summary = f"{count} finding{'s' * (count > 1)}" if count else "nothing found"
+    lines.append(f"doctor: {summary}.")
     lines += [f"    {line}" for line in report.facts]
     if report.unjudged:
         lines += ["doctor: not judged:", *(f"    {line}" for line in report.unjudged)]

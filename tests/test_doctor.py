@@ -20,8 +20,8 @@ BROKEN = runner.ROOT / "scripts" / "broken"
 ABORTED = "terminate called without an active exception"  # by gloo, when all is over: TROUBLESHOOTING, entry 28
 ENTRIES = {name: entry.doctor for name, entry in gallery_table.read_table().items()}
 FOUND = {name: finding for name, finding in ENTRIES.items() if finding}
-# Sound. (What is repaired in wrong_traceback is the message: the run fails all the same.)
 BY_MESSAGE = {finding.name for finding in ERRORS.values()}
+# Sound programs. (In wrong_traceback only the message is repaired: the run fails all the same.)
 REPAIRED = sorted(set(FOUND) - {"wrong_traceback"} | {
     "batchnorm", "busbw", "rank_0_loss", "resume_mid_epoch", "same_seed", "unequal_tokens"})
 
@@ -50,16 +50,16 @@ def ranks_of(name):
 
 @pytest.mark.parametrize("name", sorted(FOUND))
 def test_a_broken_program_gets_its_finding(name, tmp_path):
-    done, found = doctor(ranks_of(name), BROKEN / f"{name}.py", folder=tmp_path)
-    assert found == [FOUND[name]] and done.returncode, done.stderr
+    done, names = doctor(ranks_of(name), BROKEN / f"{name}.py", folder=tmp_path)
+    assert names == [FOUND[name]] and done.returncode, done.stderr
     assert findings(tmp_path)[0]["where"].startswith(f"scripts/broken/{name}.py:")
 
 
 @pytest.mark.parametrize("name", [  # weekly: programs whose mistake is known by the message of an error, which is gone
     pytest.param(name, marks=[pytest.mark.weekly] * (FOUND.get(name) in BY_MESSAGE)) for name in REPAIRED])
 def test_a_repaired_program_gets_none(name, tmp_path):
-    done, found = doctor(ranks_of(name), BROKEN / f"{name}_repaired.py", folder=tmp_path)
-    assert found == [] and done.returncode == 0, done.stderr
+    done, names = doctor(ranks_of(name), BROKEN / f"{name}_repaired.py", folder=tmp_path)
+    assert names == [] and done.returncode == 0, done.stderr
 
 
 SMALL = ["--dataset", "synthetic", "--samples", 301, "--test-samples", 101, "--epochs", 2, "--device", "cpu"]
@@ -78,8 +78,8 @@ def test_sound_programs_get_none(script, options, tmp_path):
     if needed and not importlib.util.find_spec(needed):
         pytest.skip(f"{needed} is not installed (pip install -e '.[rivals]')")
     steps = ["--steps", 20] if "minimal" in script else []
-    done, found = doctor(2, *steps, script, *options, folder=tmp_path)
-    assert found == [] and done.returncode == 0, done.stderr
+    done, names = doctor(2, *steps, script, *options, folder=tmp_path)
+    assert names == [] and done.returncode == 0, done.stderr
 
 
 TRAINING = """
@@ -148,16 +148,16 @@ CHANGES = {  # what is changed in the training above: the finding
 
 
 def test_a_sound_training_gets_none_on_three_ranks(tmp_path):
-    done, found = doctor(3, written(tmp_path, TRAINING), folder=tmp_path)
-    assert found == [] and done.returncode == 0, done.stderr
+    done, names = doctor(3, written(tmp_path, TRAINING), folder=tmp_path)
+    assert names == [] and done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_one_mistake_in_a_training_is_the_one_finding(name, tmp_path):
     old, new = CHANGES[name]
     assert old in TRAINING
-    done, found = doctor(2, written(tmp_path, TRAINING.replace(old, new)), folder=tmp_path)
-    assert found == [name] and done.returncode == 1, done.stderr
+    done, names = doctor(2, written(tmp_path, TRAINING.replace(old, new)), folder=tmp_path)
+    assert names == [name] and done.returncode == 1, done.stderr
 
 
 LOOP = """    for x, y in loader:
@@ -266,7 +266,7 @@ model = DistributedDataParallel(plain, find_unused_parameters=True)
 
 RARE = {"a sharded optimizer", "an argument by its name", "bytes and lazy layers", "checkpointing", "compiled",
         "copied and pickled", "drawn with replacement", "lists of indices", "no numbers any more",
-        "rank 0 alone tests", "the best weights at the end", "the rest is tested apart"}  # in real scripts
+        "rank 0 alone tests", "the best weights at the end", "the rest is tested apart"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.weekly] * (name in RARE)) for name in SOUND])
@@ -275,8 +275,8 @@ def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
     for old, new in zip(SOUND[name][::2], SOUND[name][1::2], strict=True):
         assert old in text
         text = text.replace(old, new)
-    done, found = doctor(2, written(tmp_path, text), folder=tmp_path)
-    assert found == [] and done.returncode == 0 and "own look" not in done.stderr, done.stderr
+    done, names = doctor(2, written(tmp_path, text), folder=tmp_path)
+    assert names == [] and done.returncode == 0 and "own look" not in done.stderr, done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------- the capstone
@@ -303,8 +303,8 @@ def on_small_sets(program, folder):
 @pytest.mark.parametrize("name", CAPSTONE)
 def test_a_mistake_in_the_capstone_is_the_one_finding(name, tmp_path):
     program = test_capstone.edited(test_capstone.MISTAKES[name][0])
-    done, found = doctor(3, on_small_sets(program, tmp_path), folder=tmp_path, timeout=8)
-    assert found == [CAPSTONE[name]] and done.returncode, done.stderr
+    done, names = doctor(3, on_small_sets(program, tmp_path), folder=tmp_path, timeout=8)
+    assert names == [CAPSTONE[name]] and done.returncode, done.stderr
 
 
 @pytest.mark.weekly
@@ -312,8 +312,8 @@ def test_a_mistake_in_the_capstone_is_the_one_finding(name, tmp_path):
 def test_a_right_capstone_gets_none(name, tmp_path):
     start = runner.torchrun if "in parallel" in name else runner.run  # forked ranks cannot have workers
     program = on_small_sets(test_capstone.edited(test_capstone.RIGHT[name]), tmp_path)
-    done, found = doctor(3, program, folder=tmp_path, start=start)
-    assert found == [] and (done.returncode == 0 or ABORTED in done.stderr), done.stderr
+    done, names = doctor(3, program, folder=tmp_path, start=start)
+    assert names == [] and (done.returncode == 0 or ABORTED in done.stderr), done.stderr
     assert "own look" not in done.stderr
 
 
@@ -343,25 +343,25 @@ def test_processes_that_the_script_spawns_are_looked_at(old, new, expected, tmp_
     body = TRAINING.replace(old, new).replace('dist.init_process_group("gloo")\n', "").replace(
         "from torch.nn.parallel import DistributedDataParallel\n", "").replace("DistributedDataParallel", "DDP")
     script = written(tmp_path, SPAWNED.replace("BODY", body.replace("\n", "\n    ")))
-    done, found = doctor(0, script, free_port(), folder=tmp_path)
-    assert found == expected and done.returncode == bool(expected), done.stderr
+    done, names = doctor(0, script, free_port(), folder=tmp_path)
+    assert names == expected and done.returncode == bool(expected), done.stderr
     assert len(re.findall(r"^doctor: (nothing found|\d+ findings?)\.$", done.stderr, re.M)) == 1, done.stderr
 
 
 def test_ranks_that_never_meet_are_judged_alone(tmp_path):
-    done, found = doctor(0, written(tmp_path, "print('hello')\n"), folder=tmp_path, RANK="0", WORLD_SIZE="2")
-    assert found == [] and "Only one rank ran" in done.stderr and "made no process group" in done.stderr, done.stderr
+    done, names = doctor(0, written(tmp_path, "print('hello')\n"), folder=tmp_path, RANK="0", WORLD_SIZE="2")
+    assert names == [] and "Only one rank ran" in done.stderr and "made no process group" in done.stderr, done.stderr
 
 
 def test_the_weights_after_the_last_step_are_compared(tmp_path):
     text = TRAINING.replace("dist.destroy", "if rank:\n    plain[0].weight.data += 1\ndist.destroy")
-    done, found = doctor(2, written(tmp_path, text), folder=tmp_path)
-    assert found == ["drift"], done.stderr
+    done, names = doctor(2, written(tmp_path, text), folder=tmp_path)
+    assert names == ["drift"], done.stderr
 
 
 def test_steps_end_it_early(tmp_path):
-    done, found = doctor(2, "--steps", 3, written(tmp_path, TRAINING), folder=tmp_path)
-    assert found == [] and done.returncode == 0 and "3 updates, each of 2 x 5 = 10 samples" in done.stderr, done.stderr
+    done, names = doctor(2, "--steps", 3, written(tmp_path, TRAINING), folder=tmp_path)
+    assert names == [] and done.returncode == 0 and "3 updates, each of 2 x 5 = 10 samples" in done.stderr, done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------- unruly scripts
@@ -398,8 +398,8 @@ dist.barrier()
 
 def test_a_hang_is_bounded_and_both_places_are_named(tmp_path):
     begin = time.monotonic()
-    done, found = doctor(2, written(tmp_path, HANG), timeout=2, folder=tmp_path)
-    assert time.monotonic() - begin < 60 and done.returncode == 1 and found == ["hang_rank_0"]
+    done, names = doctor(2, written(tmp_path, HANG), timeout=2, folder=tmp_path)
+    assert time.monotonic() - begin < 60 and done.returncode == 1 and names == ["hang_rank_0"]
     seen = findings(tmp_path)[0]["seen"]
     assert re.search(r"rank 0: `barrier` at \S*my_train.py:7; rank 1: none: it is at \S*my_train.py:6\.", seen), seen
 
@@ -407,16 +407,16 @@ def test_a_hang_is_bounded_and_both_places_are_named(tmp_path):
 def test_a_rank_that_works_while_the_others_wait_is_no_hang(tmp_path):
     busy = "end = time.monotonic() + 5\n    while time.monotonic() < end:\n        sum(range(999))"
     script = written(tmp_path, HANG.replace("time.sleep(1000)", busy) + "dist.destroy_process_group()\n")
-    done, found = doctor(2, script, timeout=2, folder=tmp_path)
-    assert found == [] and done.returncode == 0, done.stderr
+    done, names = doctor(2, script, timeout=2, folder=tmp_path)
+    assert names == [] and done.returncode == 0, done.stderr
 
 
 def test_a_rank_that_is_killed_at_the_end_is_told_by_the_other(tmp_path):
     kill = "dist.destroy_process_group()\nimport os, time\nif rank:\n    time.sleep(3)\n    os.kill(os.getpid(), 9)\n"
     script = written(tmp_path, TRAINING.replace("dist.destroy_process_group()\n", kill))
     begin = time.monotonic()
-    done, found = doctor(2, script, folder=tmp_path)
-    assert found == ["silent"] and done.returncode and time.monotonic() - begin < 60, done.stderr
+    done, names = doctor(2, script, folder=tmp_path)
+    assert names == ["silent"] and done.returncode and time.monotonic() - begin < 60, done.stderr
 
 
 def test_a_copy_of_the_folder_serves_under_torchrun_where_loaders_have_workers(tmp_path):
