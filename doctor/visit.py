@@ -1,4 +1,4 @@
-"""One rank's run of the script under the doctor's eyes, and the report at its end."""
+"""One rank's run of the script under the doctor, and the report at its end."""
 
 import faulthandler
 import json
@@ -34,10 +34,10 @@ class Visit:
         self.exchange.watch(self.stalled)
         os._exit = self.left_early
         if not faulthandler.is_enabled():
-            faulthandler.enable(2)  # gloo aborts a process that gets more numbers than it waits for: say where it stood
+            faulthandler.enable(2)  # gloo aborts a process that gets more numbers than it waits for: say where
 
     def run(self, training):
-        """Call `training()`, whatever it does, and report. The exit status; what was raised stands in `error`."""
+        """Call `training()`, whatever it does, and report. Returns the exit status; `error` keeps its exception."""
         status = 0
         try:
             signal.signal(signal.SIGTERM, self.told_to_end)
@@ -59,7 +59,7 @@ class Visit:
         return self.report(status, patient=not status)
 
     def report(self, status, patient):
-        """Made once, by the main thread or the watching one. The exit status."""
+        """Report once, from the main thread or the watching one. Returns the exit status."""
         with self.reporting:
             if self.status is None:
                 self.seams.close()
@@ -89,7 +89,7 @@ class Visit:
         self.diary.note("stalled", seconds=self.args.timeout)
         try:
             self.report(1, patient=False)
-        finally:  # whatever fails, the hang ends
+        finally:  # the hang ends even if the report fails
             self.leave(1)
 
     def told_to_end(self, number, _):
@@ -97,7 +97,7 @@ class Visit:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.exchange.hurried = True
-        if not self.reporting.locked():  # a report that is under way ends soon
+        if not self.reporting.locked():  # else a report is under way, and ends soon
             sys.exit(KILLED)
 
     def left_early(self, status):
@@ -109,7 +109,7 @@ class Visit:
 
 
 def script(args):
-    """Run the script as it is, and what it starts with torch.multiprocessing.spawn. The exit status."""
+    """Run the script as it is, with the processes that it spawns by torch.multiprocessing. Returns the exit status."""
     sys.argv = [str(args.script), *args.options]
     sys.path[0] = str(args.script.resolve().parent)
     sys.path.append(PACKAGE)  # for Spawned's processes
@@ -125,7 +125,7 @@ def script(args):
 
 
 class Spawned:
-    """The function that torch.multiprocessing.spawn starts, and a doctor beside it."""
+    """The function that torch.multiprocessing.spawn starts, under a doctor of its own."""
 
     def __init__(self, function, args, statuses):
         self.function, self.args, self.statuses = function, args, statuses
