@@ -163,7 +163,7 @@ class Seams:
         self.scaled = False  # the gradients, by a GradScaler
 
     def ours(self):
-        """Only the main thread's doings are noted, and those of the thread that closes."""
+        """Is this the main thread, or the thread that closes? Nothing of others is noted."""
         return threading.get_ident() in (self.diary.main, self.closing)
 
     def after(self, function, then, name=None):
@@ -195,9 +195,9 @@ class Seams:
             if torch.compiler.is_compiling() or not self.ours():
                 return function(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs).arguments
-            by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)  # within another collective, Join, ...
-            part_of_ranks = dist.get_world_size(given.get("group")) != dist.get_world_size()
-            if by_torch or part_of_ranks:
+            if sys._getframe(1).f_code.co_filename.startswith(TORCH):  # within another collective, Join, ...
+                return function(*args, **kwargs)
+            if dist.get_world_size(given.get("group")) != dist.get_world_size():  # by a part of the ranks
                 return function(*args, **kwargs)
             line = where()
             self.diary.collective(name, line)
