@@ -1,7 +1,7 @@
 """The report on the diaries of all ranks: findings, where the time went, what was not judged."""
 
 import textwrap
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from . import detectors
 from .detectors import BECAUSE, LEVELS, Finding, notes
@@ -98,8 +98,3 @@ def as_text(report):
     if report.unjudged:
         lines += ["doctor: not judged:", *(f"    {line}" for line in report.unjudged)]
     return "\n".join(lines)
-
-
-def as_json(report):
-    return {"findings": [asdict(finding) for finding in report.findings], "facts": report.facts,
-            "unjudged": report.unjudged}

@@ -1,5 +1,6 @@
 """One rank's run of the script under the doctor, and the report at its end."""
 
+import dataclasses
 import faulthandler
 import json
 import os
@@ -80,7 +81,7 @@ class Visit:
         sys.stderr.flush()
         if self.args.json:
             part = self.args.json.with_name(f"{self.args.json.name}.{os.getpid()}.part")
-            part.write_text(json.dumps(findings.as_json(report), indent=1) + "\n")
+            part.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
             part.replace(self.args.json)
         return len(report.findings)
 
