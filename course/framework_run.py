@@ -1,8 +1,17 @@
-"""What surrounds the training in the loops of the frameworks beside it: main.py's options, log, ending."""
+"""main.py's training for the frameworks beside it: its options, loop, log and ending."""
 
 import importlib.util
 
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+
+import checkpoint
+import data
+import launch
+import models
 import options
+import utils
 from run import Run
 
 DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook"]  # by the framework
@@ -24,19 +33,48 @@ def parse(parser, package):
 
 def resolve(args):
     """options.resolve, without main.py's own choices: the frameworks leave things as they are."""
-    here = options.resolve(args)
-    if (here.device.type, here.backend) == ("cuda", "gloo"):
+    placement = options.resolve(args)
+    if (placement.device.type, placement.backend) == ("cuda", "gloo"):
         raise ValueError("more ranks than GPUs: use --device cpu")
     args.channels_last = args.shortcuts = False
-    return here
+    return placement
 
 
 def run(train, description, package):
-    """main.main, for a `train(args, here, run)` whose process group and DDP are those of `package`."""
+    """main.main, for a `train(args, placement, run)` whose process group and DDP are those of `package`."""
     parser = options.get_parser(description)
     args = parse(parser, package)
     with parser.one_line():
-        here = resolve(args)
-        training = Run(args, here)
+        placement = resolve(args)
+        training = Run(args, placement)
     with training:
-        train(args, here, training)
+        train(args, placement, training)
+
+
+def train(args, placement, run, device, prepare, backward=torch.Tensor.backward, prepare_loader=lambda loader: loader):
+    """main.py's loop. The framework's parts: `prepare(model, optimizer)` gives both as it wraps them, `backward(loss)`
+    averages the gradients, and `prepare_loader(loader)` may wrap the DataLoader, which has its DistributedSampler.
+    """
+    torch.set_num_threads(launch.threads_per_rank(placement))
+    torch.manual_seed(args.seed)
+    train_set, test_set = data.load(args, placement)
+    raw_model = models.make_model(args, train_set, device)
+    model, optimizer = prepare(raw_model, utils.make_optimizer(raw_model.parameters(), args))
+    sampler = DistributedSampler(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
+    loader = prepare_loader(DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate))
+
+    run.begin(loader, raw_model, optimizer, scheduler=None)
+    for epoch in run.epochs():
+        sampler.set_epoch(epoch)
+        model.train()
+        for images, labels in run.steps(loader):
+            logits = model(images)
+            loss = cross_entropy(logits, labels)
+            run.forward_done(logits, labels, loss)
+            optimizer.zero_grad()
+            backward(loss)
+            run.backward_done()
+            optimizer.step()
+        run.end_epoch(*utils.evaluate(raw_model, test_set, placement))
+    if args.save_model and placement.rank == 0:
+        checkpoint.save_model(raw_model, args.save_model)

@@ -1,9 +1,9 @@
-"""Looks over a running training's shoulder, and says what is wrong with it.
+"""Watch a training while it runs, and report its mistakes.
 
     torchrun --nproc_per_node=2 -m doctor my_train.py --epochs 2
 
-The script runs unchanged (visit.py). Each rank notes what it does at the public seams of torch (seams.py) in a diary
-(diary.py). At the end, or when the script fails or stalls, the ranks put their diaries together (exchange.py), and what
-they show is judged (findings.py). This folder needs nothing but torch, and nothing of the course: copy it, and call
-`python -m doctor`.
+The script runs unchanged (visit.py). Hooks at the public seams of torch (seams.py) note what each rank does, in its
+diary (diary.py). At the end, or when the script fails or stalls, the ranks put their diaries together (exchange.py).
+Detectors look for mistakes in them (detectors.py), and a report names these (findings.py). This folder needs torch, and
+nothing of the course: copy it, and call `python -m doctor`.
 """

@@ -1,14 +1,14 @@
-"""Run a training script as it is, and say what is wrong with it: the same data on all ranks, ranks that wait for each
-other, models that drift apart, and more. What is said was observed, not guessed.
+"""Run a training script as it is, and report its mistakes: the same data on all ranks, ranks that wait for each other,
+models that drift apart, and more. Each was observed, not guessed.
 
     torchrun --nproc_per_node=2 -m doctor my_train.py --epochs 2
     torchrun --nproc_per_node=2 -m doctor --steps 50 --json found.json my_train.py --epochs 2
     torchrun --nproc_per_node=2 --no-python ddp-doctor my_train.py     the same, after `pip install ./doctor`
 
-What follows the script's name is the script's own. The report goes to stderr.
+Options after the script's name go to the script. The report goes to stderr.
 
-Exit status: 0 where nothing was found; 1 where something was, or the run stalled; the script's own where it failed; 2
-for bad input.
+Exit status: 0 if nothing was found; 1 if something was, or if the run stalled; the script's own if it failed; 2 for bad
+input.
 """
 
 import argparse
@@ -23,12 +23,12 @@ def arguments():
     parser = argparse.ArgumentParser("python -m doctor", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda line: sys.exit(print(f"doctor: error: {line}", file=sys.stderr) or 2)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to this file, too, as JSON")
     parser.add_argument("--steps", type=positive(int), metavar="N", help="end after N updates of the weights")
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
                         help="call it a hang when a rank has not moved for S seconds; default: 60")
     parser.add_argument("script", type=Path)
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="the script's own")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="of the script")
     args = parser.parse_args()
     if not args.script.is_file():
         parser.error(f"there is no script {args.script}")

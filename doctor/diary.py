@@ -1,4 +1,4 @@
-"""What one rank has done so far: facts that fit into JSON, each with the place in the user's file."""
+"""The facts that one rank has noted so far. They fit into JSON; each has its line in the user's file."""
 
 import os
 import sys
@@ -14,11 +14,11 @@ import torch
 
 HERE, TORCH = (str(path) + os.sep for path in (Path(__file__).parent, Path(torch.__file__).parent))
 NOT_THEIRS = ("<", HERE, TORCH, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-MOST = 1_000_000  # collectives and indices that are kept; what comes later is not compared
+MOST = 1_000_000  # collectives and indices that are kept; later ones are not compared
 
 
 def innermost(lines):
-    """`my_train.py:42`: the first of these (frame, line number), innermost first, in a file of the user's, else ""."""
+    """`my_train.py:42`: the first of these (frame, line number) that is in a file of the user's; else ""."""
     for frame, number in lines:
         if not frame.f_code.co_filename.startswith(NOT_THEIRS):
             return f"{os.path.relpath(frame.f_code.co_filename)}:{number}"
@@ -26,12 +26,12 @@ def innermost(lines):
 
 
 def where():
-    """The user's line that has called us."""
+    """The line of the user's that has called the doctor."""
     return innermost(traceback.walk_stack(sys._getframe(1)))
 
 
 class Diary:
-    """One rank's. The main thread writes, the watching thread reads."""
+    """The diary of one rank. The main thread writes, the watching thread reads."""
 
     def __init__(self, rank):
         self.rank = rank
@@ -53,7 +53,7 @@ class Diary:
             facts.append(fact)
 
     def once(self, kind, **fact):
-        """Keep a fact that is not known yet."""
+        """Keep a fact, unless it is known."""
         if fact not in self.facts.get(kind, []):
             self.note(kind, **fact)
 
@@ -67,7 +67,7 @@ class Diary:
 
     @contextmanager
     def during(self, what, line):
-        """The main thread is in something that may wait."""
+        """A block in which the main thread may wait, in `what`."""
         begin = self.alive = time.monotonic()
         self.inside.append((what, line))
         try:
@@ -78,20 +78,20 @@ class Diary:
             self.seconds[what] = self.seconds.get(what, 0) + self.alive - begin
 
     def position(self):
-        """Where the main thread is: what it waits in, and the line."""
+        """{"in": what the main thread waits in, or None, "where": its line}."""
         what, line = self.inside[-1] if self.inside else (None, "")
         frame = sys._current_frames().get(self.main)
         return {"in": what, "where": line or (innermost(traceback.walk_stack(frame)) if frame else "")}
 
     def moment(self):
-        """Something that changes while the main thread works. (Waiting for a GPU it may compute, too.)"""
+        """A value that changes while the main thread works. (A thread that waits for a GPU may compute, too.)"""
         frame = sys._current_frames().get(self.main)
         clock = hasattr(time, "pthread_getcpuclockid") and not torch.cuda.is_initialized()
         computed = round(time.clock_gettime(time.pthread_getcpuclockid(self.main)), 1) if clock else 0
         return (self.alive, id(frame), frame.f_lasti if frame else None, computed)
 
     def pages(self):
-        """All of it, as JSON has it."""
+        """The whole diary, ready for JSON."""
         counts = {"steps": self.steps, "forwards": self.forwards, "backwards": self.backwards}
         return {"rank": self.rank, "facts": self.facts, "kinds": self.kinds, "order": self.order.tolist(), **counts,
                 "ended": self.ended, "position": self.position(),

@@ -1,4 +1,4 @@
-"""How the ranks put their diaries together: through the store that torchrun keeps, or the process group's own."""
+"""The ranks put their diaries together, through torchrun's store or through the process group's."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ MEET = timedelta(seconds=20)  # for the first connection
 
 
 class Exchange:
-    """One rank's part. A diary is posted once; whoever reports waits for the others' so long and no longer."""
+    """One rank's part in it. A rank posts its diary once. The rank that reports waits for the others, with a limit."""
 
     def __init__(self, diary, timeout):
         self.diary, self.timeout = diary, timeout
@@ -41,15 +41,15 @@ class Exchange:
     def join(self, rank, size, host, port):
         self.rank, self.size, self.diary.rank = rank, size, rank
         try:  # the second is the watching thread's
-            store = [dist.TCPStore(host, int(port), None, False, MEET, wait_for_workers=False) for _ in range(2)]
+            stores = [dist.TCPStore(host, int(port), None, False, MEET, wait_for_workers=False) for _ in range(2)]
             name = f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            self.mine, self.store = (dist.PrefixStore(name, one) for one in reversed(store))
+            self.store, self.mine = (dist.PrefixStore(name, store) for store in stores)
         except (TypeError, ValueError, RuntimeError) as error:
             self.store, self.size = None, 1
             self.diary.note("alone", error=str(error).partition("\n")[0][:200])
 
     def watch(self, stalled):
-        """A thread that calls `stalled()` when no rank has moved for the timeout, and posts when others ask."""
+        """Start a thread that calls `stalled()` when no rank has moved for the timeout, and posts when others ask."""
         threading.Thread(target=self._watch, args=(stalled,), daemon=True).start()
 
     def _watch(self, stalled):
@@ -75,7 +75,7 @@ class Exchange:
                     self.post(self.mine)
 
     def hangs_alone(self):
-        """Without a store a rank knows nothing of the others: it may wait for a late one, or for its own children."""
+        """Without a store a rank knows of no other. It may wait for a late one, or for its own children."""
         return self.diary.position()["in"] != "init_process_group" and not multiprocessing.active_children()
 
     def post(self, store):
@@ -88,13 +88,13 @@ class Exchange:
             self.posted = True
 
     def collect(self, patient):
-        """The diaries of all ranks, by rank, if it is on this rank to report; else None, once another has reported.
+        """{rank: diary} of all ranks if this rank is to report; else None, as soon as another has reported.
 
-        `patient`: this rank has ended well, so wait for the others until one has asked (it failed, or stalled).
+        `patient`: this rank has ended well, so wait for the others until one asks, which has failed or stalled.
         """
         try:
             return self._collect(patient) if self.store else {self.rank: self.diary.pages()}
-        except dist.DistError as error:  # whoever kept the store has gone
+        except dist.DistError as error:  # the rank that kept the store has gone
             self.diary.note("alone", error=str(error).partition("\n")[0][:200])
             return {self.rank: self.diary.pages()}
 
@@ -116,7 +116,7 @@ class Exchange:
                 if store.check([f"diary {rank}"])}
 
     def end(self):
-        """The report is made, or another rank's to make. The rank that keeps the store goes last."""
+        """Leave, with the report made, or left to another rank. The rank that keeps the store goes last."""
         with contextlib.suppress(dist.DistError):
             if self.store:
                 self.store.set("reported", "")

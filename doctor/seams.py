@@ -1,4 +1,4 @@
-"""Hooks at the public seams of torch: each notes what the script does, and changes nothing of it."""
+"""Hooks at the public seams of torch. Each notes what the script does, and changes nothing of it."""
 
 import functools
 import hashlib
@@ -66,7 +66,7 @@ def install(diary, steps=None, exchange=None):
 
 
 def looks(method):
-    """Of a method that notes something: the script must not feel what goes wrong in it, nor see it compiled."""
+    """Decorates a method that notes something: its errors never reach the script, and torch compiles none of it."""
     @functools.wraps(method)
     def guarded(self, *args, **kwargs):
         if torch.compiler.is_compiling() or not self.ours():
@@ -79,12 +79,13 @@ def looks(method):
 
 
 def digest(tensors):
-    """Sum and norm of all numbers: the same on ranks that hold the same. None where that cannot be said: a tensor is a
-    part of a larger one, has no values yet, or a CUDA graph is being captured.
+    """[sum, norm] of all numbers: equal on ranks that hold the same. None where a tensor is a part of a larger one, or
+    has no values yet, and while a CUDA graph is captured.
     """
-    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    if capturing or any(nn.parameter.is_lazy(one) or hasattr(one, "full_tensor") or one.is_meta or one.is_quantized
-                        for one in tensors):
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return None
+    if any(nn.parameter.is_lazy(tensor) or hasattr(tensor, "full_tensor") or tensor.is_meta or tensor.is_quantized
+           for tensor in tensors):
         return None
     tensors = [tensor.detach() for tensor in tensors if not tensor.is_complex()]
     exact = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
@@ -94,12 +95,16 @@ def digest(tensors):
 
 
 def shapes(tensors):
-    """Tells models of one form from those of another."""
-    return zlib.crc32(repr([None if nn.parameter.is_lazy(one) else tuple(one.shape) for one in tensors]).encode())
+    """A checksum of the shapes: it tells models of one form from those of another."""
+    return checksum([None if nn.parameter.is_lazy(tensor) else tuple(tensor.shape) for tensor in tensors])
+
+
+def checksum(values):
+    return zlib.crc32(repr(values).encode())
 
 
 def random_state():
-    """{whose: a digest of what the next random numbers hang on}."""
+    """{whose: a digest of the state that gives the next random numbers}."""
     states = {"torch": bytes(torch.get_rng_state().tolist()), "random": repr(random.getstate()).encode()}
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         states["cuda"] = bytes(torch.cuda.get_rng_state().tolist())
@@ -122,12 +127,12 @@ def tensors_in(batch):
 
 
 def whole(dataset):
-    """What a Subset, or a Subset of one, was taken from."""
+    """The data set that a Subset, or a Subset of a Subset, was taken from."""
     return whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
 
 
 def in_the_whole(dataset, index):
-    """What an index of a Subset, or of a Subset of one, is in the data set that it was taken from."""
+    """The index in the whole data set of a sample of a Subset."""
     while isinstance(dataset, Subset):
         dataset, index = dataset.dataset, dataset.indices[index]
     return int(index)
@@ -146,7 +151,7 @@ class Seams:
     def __init__(self, diary, steps, exchange):
         self.diary, self.steps, self.exchange = diary, steps, exchange
         self.models = WeakKeyDictionary()  # {DDP: its Wrapped}
-        self.wrapped_ones = []
+        self.all_wrapped = []  # the Wrapped of models that have gone, too
         self.outermost = WeakKeyDictionary()  # modules that were called in training from outside any module, in order
         self.with_gradient = WeakSet()  # those among them that have had one
         self.within = self.depth = 0  # forwards of DDP and of any module under way
@@ -158,7 +163,7 @@ class Seams:
         self.scaled = False  # the gradients, by a GradScaler
 
     def ours(self):
-        """Only the main thread's doings are noted, and those of the thread that closes."""
+        """Is this the main thread, or the thread that closes? Nothing of others is noted."""
         return threading.get_ident() in (self.diary.main, self.closing)
 
     def after(self, function, then, name=None):
@@ -174,8 +179,8 @@ class Seams:
     def before(self, function, look):
         @functools.wraps(function)
         def called(*args, **kwargs):
-            args = [list(one) if inspect.isgenerator(one) else one for one in args]  # which can be read only once
-            kwargs = {name: list(one) if inspect.isgenerator(one) else one for name, one in kwargs.items()}
+            args = [list(value) if inspect.isgenerator(value) else value for value in args]  # else read only once
+            kwargs = {name: list(value) if inspect.isgenerator(value) else value for name, value in kwargs.items()}
             look(*args, **kwargs)
             return function(*args, **kwargs)
         return called
@@ -190,12 +195,13 @@ class Seams:
             if torch.compiler.is_compiling() or not self.ours():
                 return function(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs).arguments
-            by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)  # a collective within another, Join, ...
-            if by_torch or dist.get_world_size(given.get("group")) != dist.get_world_size():  # by a part of the ranks
+            if sys._getframe(1).f_code.co_filename.startswith(TORCH):  # within another collective, Join, ...
+                return function(*args, **kwargs)
+            if dist.get_world_size(given.get("group")) != dist.get_world_size():  # by a part of the ranks
                 return function(*args, **kwargs)
             line = where()
             self.diary.collective(name, line)
-            self.talked(name, line, next((one for one in given.values() if torch.is_tensor(one)), None))
+            self.talked(name, line, next(filter(torch.is_tensor, given.values()), None))
             with self.diary.during(name, line):
                 return function(*args, **kwargs)
         return called
@@ -203,8 +209,8 @@ class Seams:
     @looks
     def talked(self, name, line, sent):
         if sent is not None:
-            one = sent.numel() == 1 and sent.device.type == "cpu" and sent.is_floating_point()
-            fraction = one and sent.item() % 1 != 0
+            number = sent.numel() == 1 and sent.device.type == "cpu" and sent.is_floating_point()
+            fraction = number and sent.item() % 1 != 0
             self.diary.note("talk", most=2000, what=name, where=line, numbers=sent.numel(), fraction=fraction,
                             passes=self.diary.passes, backwards=self.diary.backwards, updated=self.updated)
 
@@ -218,17 +224,17 @@ class Seams:
 
     @looks
     def wrapped(self, line, model, *_, **__):
-        self.models[model] = one = Wrapped(model)
-        self.wrapped_ones.append(one)
+        self.models[model] = wrapped = Wrapped(model)
+        self.all_wrapped.append(wrapped)
         self.diary.note("wrapped", where=line)
         if any(isinstance(part, BATCHNORM) and not isinstance(part, nn.SyncBatchNorm) for part in model.modules()):
             self.diary.once("batchnorm", where=line)
-        first = next((one for one in model.module.parameters() if one.requires_grad), None)
+        first = next((parameter for parameter in model.module.parameters() if parameter.requires_grad), None)
         if first is not None and not nn.parameter.is_lazy(first):
             first.register_post_accumulate_grad_hook(self.last_is_ready)
 
     def last_is_ready(self, _):
-        """In backward the first layer comes last: what is left is the all-reduce, and waiting for slower ranks."""
+        """Backward ends with the first layer. The time after it is the all-reduce, and the wait for slower ranks."""
         self.ready = time.monotonic()
 
     @looks
@@ -236,10 +242,10 @@ class Seams:
         self.depth += 1
         ddp = isinstance(module, DistributedDataParallel)
         self.within += ddp
-        first = not ddp and self.depth == 1 + bool(self.within)  # DDP's own forward may send buffers before this one
-        if first and not module.training and self.diary.steps and self.diary.steps not in self.evaluated:
+        outermost = not ddp and self.depth == 1 + bool(self.within)  # below DDP, which may first send buffers
+        if outermost and not module.training and self.diary.steps and self.diary.steps not in self.evaluated:
             self.evaluated.add(self.diary.steps)
-            if buffers := [one for one in module.buffers() if one.is_floating_point()]:
+            if buffers := [buffer for buffer in module.buffers() if buffer.is_floating_point()]:
                 self.diary.note("buffers", where=where(), digest=digest(buffers))
         if not module.training or not torch.is_grad_enabled() or self.diary.inside:  # inside backward: recomputed
             return
@@ -281,15 +287,15 @@ class Seams:
                             digest=None if flat else digest(parameters))
 
     def names(self, model, line):
-        """Parameters that have no gradient while others have one; and those that were frozen after wrapping."""
+        """Note parameters that have no gradient while others have one, and those that were frozen after wrapping."""
         if self.diary.forwards > LOOKED_AT + 1:
             return
-        all_of, known = dict(model.module.named_parameters()), self.models[model]
-        frozen = [name for name in known.trained if name in all_of and not all_of[name].requires_grad]
+        parameters, known = dict(model.module.named_parameters()), self.models[model]
+        frozen = [name for name in known.trained if name in parameters and not parameters[name].requires_grad]
         if 0 < len(frozen) < len(known.trained):  # a whole model is frozen on purpose, as in a GAN
             self.diary.once("frozen", names=frozen[:20], where=line)
-        got = {name for name, one in all_of.items() if one.grad is not None}
-        without = [name for name, one in all_of.items() if one.requires_grad and name not in got]
+        got = {name for name, parameter in parameters.items() if parameter.grad is not None}
+        without = [name for name, parameter in parameters.items() if parameter.requires_grad and name not in got]
         if without and got and not known.expects_unused:
             self.diary.note("without", names=without[:20], where=line)
         known.got |= got
@@ -321,17 +327,18 @@ class Seams:
             with self.diary.during("backward", where()):
                 result = function(*args, **kwargs)
                 if self.ready:
-                    self.diary.seconds["tail"] = self.diary.seconds.get("tail", 0) + time.monotonic() - self.ready
+                    tail = self.diary.seconds.get("tail", 0)
+                    self.diary.seconds["tail"] = tail + time.monotonic() - self.ready
             self.trained()
             return result
         return called
 
     @looks
     def trained(self):
-        """Which models get gradients: others may differ on the ranks."""
+        """Note the models that get gradients. Others may differ on the ranks."""
         for module in set(self.outermost) - set(self.with_gradient):
             parameters = list(module.parameters())
-            if any(one.grad is not None for one in parameters):
+            if any(parameter.grad is not None for parameter in parameters):
                 self.with_gradient.add(module)
                 self.diary.once("trained", form=shapes(parameters))
 
@@ -346,23 +353,22 @@ class Seams:
     @looks
     def clipping(self, parameters, *_, **__):
         if self.diary.steps < LOOKED_AT:
-            gradients = [one.grad for one in ([parameters] if torch.is_tensor(parameters) else list(parameters))
-                         if one.grad is not None]
+            parameters = [parameters] if torch.is_tensor(parameters) else list(parameters)
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             self.diary.note("clip", where=where(), gradients=digest(gradients), form=shapes(gradients),
                             step=self.diary.steps, scaled=self.scaled)
 
     @looks
     def before_step(self, optimizer, _, __):
-        """What an optimizer holds, before its first step."""
+        """Note the parameters that an optimizer holds, before its first step."""
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = 0
-            held = [one for group in optimizer.param_groups for one in group["params"]]
-            self.held |= {id(one) for one in held}
-            self.diary.note("optimizer", where=where(), rates=[group["lr"] for group in optimizer.param_groups
-                                                              if isinstance(group["lr"], float)])
-            ids = {id(one) for one in held}
-            if self.models and all(one.grad is None for one in held) and not any(
-                    id(one) in ids for model in self.models for one in model.parameters()):
+            held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+            self.held |= set(held)
+            rates = [group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)]
+            self.diary.note("optimizer", where=where(), rates=rates)
+            wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
+            if wrapped and not wrapped & set(held) and all(parameter.grad is None for parameter in held.values()):
                 self.diary.note("foreign", where=where())
         for model in self.models:
             self.names(model, where())
@@ -406,7 +412,7 @@ class Seams:
         @functools.wraps(function)
         def begin(sampler):
             indices = list(function(sampler))
-            self.sharded(sampler, zlib.crc32(repr(indices).encode()))
+            self.sharded(sampler, checksum(indices))
             return iter(indices)
         return begin
 
@@ -422,9 +428,9 @@ class Seams:
         watched.batches += 1
         watched.images += rows(batch) or 0
         tensors = tensors_in(batch)
-        last = tensors[-1] if tensors else None  # the labels, in most data sets: nothing random is done to them
-        if last is not None and last.device.type == "cpu" and not last.is_complex() and last.numel() < MOST:
-            watched.labels += last.sum(dtype=torch.float64).item()
+        labels = tensors[-1] if tensors else None  # in most data sets: nothing random is done to them
+        if labels is not None and labels.device.type == "cpu" and not labels.is_complex() and labels.numel() < MOST:
+            watched.labels += labels.sum(dtype=torch.float64).item()
         if watched.stream and watched.batches <= LOOKED_AT and tensors and tensors[0].dim():
             raw = tensors[0].detach().cpu().flatten()[:2**14].contiguous().view(torch.uint8)
             watched.prints.append(zlib.crc32(bytes(raw.tolist())))
@@ -437,8 +443,8 @@ class Seams:
             del self.samplers[id(loader.batch_sampler)]
         sampler = loader.sampler if loader.batch_sampler is not None else None
         images = watched.stream or len(whole(loader.dataset))
-        number = f"{watched.line} {loader.batch_size} {images}"  # the same on all ranks, and for a new one each epoch
-        fact = {"loader": number, "where": watched.line, "whole": to_its_end, "images": watched.images,
+        loader_id = f"{watched.line} {loader.batch_size} {images}"  # alike on all ranks, and for a new one each epoch
+        fact = {"loader": loader_id, "where": watched.line, "whole": to_its_end, "images": watched.images,
                 "labels": watched.labels, "prints": watched.prints, "number": self.diary.passes,
                 "trained": (self.diary.steps, self.diary.backwards) > watched.began,
                 "before_training": watched.began == (0, 0),
@@ -446,13 +452,14 @@ class Seams:
                 "unseen": not drawn and not watched.stream and watched.images > 0,
                 "shuffles": isinstance(sampler, RandomSampler) or bool(getattr(sampler, "shuffle", False))}
         if drawn and not watched.stream:
-            fact |= {"of": len(loader.dataset), "order": zlib.crc32(repr(drawn).encode()),
+            fact |= {"of": len(loader.dataset), "order": checksum(drawn),
                      "whole": to_its_end and len(drawn) < MOST}
-            kept = [one for one in self.diary.facts.get("pass", []) if one["loader"] == number]
-            if len(kept) < 2 and all(isinstance(index, int) for index in drawn):
+            earlier = [fact for fact in self.diary.facts.get("pass", []) if fact["loader"] == loader_id]
+            if len(earlier) < 2 and all(isinstance(index, int) for index in drawn):
                 fact["indices"] = [in_the_whole(loader.dataset, index) for index in drawn]
         if watched.states:
-            self.diary.note("drawn", what="the data", where=watched.line, states=watched.states, step=watched.began[0])
+            self.diary.note("drawn", what="the data", where=watched.line, states=watched.states,
+                            step=watched.began[0])
         self.diary.passes += 1
         self.diary.note("pass", most=2000, **fact)
 
@@ -491,20 +498,21 @@ class Seams:
     @looks
     def ending(self):
         if dist.is_available() and dist.is_initialized():
-            self.diary.note("not_destroyed", where=(self.diary.facts.get("group") or [{"where": ""}])[-1]["where"])
+            groups = self.diary.facts.get("group") or [{"where": ""}]
+            self.diary.note("not_destroyed", where=groups[-1]["where"])
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
         self.diary.note("threads", each=torch.get_num_threads(), host=socket.gethostname(), cores=cores)
-        for one in self.wrapped_ones if "optimizer" in self.diary.facts else []:
-            left = [name for name, its_id in one.trained.items() if its_id not in self.held and name in one.got]
-            never = [name for name in one.trained if name not in one.got]
-            for kind, names in (("left", left), ("never", never if one.expects_unused else [])):
-                if 0 < len(names) < len(one.trained):
+        for model in self.all_wrapped if "optimizer" in self.diary.facts else []:
+            left = [name for name, its_id in model.trained.items() if its_id not in self.held and name in model.got]
+            never = [name for name in model.trained if name not in model.got]
+            for kind, names in (("left", left), ("never", never if model.expects_unused else [])):
+                if 0 < len(names) < len(model.trained):
                     self.diary.note(kind, names=names[:20], where=self.diary.facts["optimizer"][0]["where"])
         self.last_look()
 
     @looks
     def last_look(self, *_, **__):
-        """At the weights, while the models are still there. What hangs on a GPU would let this look hang, too."""
+        """Look at the weights while the models are still there. This would hang with work that hangs on a GPU."""
         if self.closing not in (None, self.diary.main) and torch.cuda.is_initialized():
             return
         for module in reversed(list(self.outermost)):  # the last of each form that was called
@@ -512,10 +520,11 @@ class Seams:
 
 
 class Wrapped:
-    """What is remembered of a model that DDP wraps: so that the model itself can go."""
+    """What is remembered of a model that DDP wraps, so that the model itself can go."""
 
     def __init__(self, model):
-        self.trained = {name: id(one) for name, one in model.module.named_parameters() if one.requires_grad}
+        self.trained = {name: id(parameter) for name, parameter in model.module.named_parameters()
+                        if parameter.requires_grad}
         self.expects_unused = model.find_unused_parameters or model.static_graph
         self.got = set()  # the names of those that had a gradient
         self.noted = False
@@ -525,7 +534,8 @@ class Wrapped:
         if not self.noted:
             self.noted = True
             gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-            diary.note("device", device=str(device), gpu=str(getattr(gpu, "uuid", device)), host=socket.gethostname())
+            uuid = str(getattr(gpu, "uuid", device))
+            diary.note("device", device=str(device), gpu=uuid, host=socket.gethostname())
 
 
 def nested_names(obj, depth=3):

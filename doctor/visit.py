@@ -1,5 +1,6 @@
-"""One rank's run of the script under the doctor's eyes, and the report at its end."""
+"""One rank's run of the script under the doctor, and the report at its end."""
 
+import dataclasses
 import faulthandler
 import json
 import os
@@ -22,10 +23,10 @@ PACKAGE = str(Path(__file__).parents[1])  # the folder that this package is impo
 
 
 class Visit:
-    """`told`: a folder in which the processes that the script started leave what they told; `inner`: this is one."""
+    """`statuses`: a folder in which processes that the script spawned leave theirs; `inner`: this is such a process."""
 
-    def __init__(self, args, told, inner=False):
-        self.args, self.told, self.inner = args, told, inner
+    def __init__(self, args, statuses, inner=False):
+        self.args, self.statuses, self.inner = args, statuses, inner
         self.pid, self.leave, self.error = os.getpid(), os._exit, None
         self.reporting, self.status = threading.Lock(), None
         self.diary = Diary(int(os.environ.get("RANK", 0)))
@@ -34,10 +35,10 @@ class Visit:
         self.exchange.watch(self.stalled)
         os._exit = self.left_early
         if not faulthandler.is_enabled():
-            faulthandler.enable(2)  # gloo aborts a process that gets more numbers than it waits for: say where it stood
+            faulthandler.enable(2)  # gloo aborts a process that gets more numbers than it waits for: say where
 
     def run(self, training):
-        """Call `training()`, whatever it does, and report. The exit status; what was raised stands in `error`."""
+        """Call `training()`, whatever it does, and report. Returns the exit status; `error` keeps its exception."""
         status = 0
         try:
             signal.signal(signal.SIGTERM, self.told_to_end)
@@ -59,28 +60,28 @@ class Visit:
         return self.report(status, patient=not status)
 
     def report(self, status, patient):
-        """Made once, by the main thread or the watching one. The exit status."""
+        """Report once, from the main thread or the watching one. Returns the exit status."""
         with self.reporting:
             if self.status is None:
                 self.seams.close()
-                by_others = [file.read_text() for file in self.told.iterdir()] if not self.inner else []
-                diaries = None if by_others else self.exchange.collect(patient)
-                found = self.tell(diaries) if diaries else "1" in by_others
-                self.status = status or int(bool(found))
+                spawned = [file.read_text() for file in self.statuses.iterdir()] if not self.inner else []
+                diaries = None if spawned else self.exchange.collect(patient)
+                wrong = self.tell(diaries) > 0 if diaries else "1" in spawned
+                self.status = status or int(wrong)
                 if self.inner:
-                    (self.told / str(os.getpid())).write_text(str(self.status))
+                    (self.statuses / str(os.getpid())).write_text(str(self.status))
                 self.exchange.end()
             return self.status
 
     def tell(self, diaries):
-        """The number of findings."""
+        """Write the report; the number of its findings."""
         report = findings.judge(diaries, self.exchange.size)
         sys.stdout.flush()
         sys.stderr.write(f"{findings.as_text(report)}\n")  # the script may have replaced print
         sys.stderr.flush()
         if self.args.json:
             part = self.args.json.with_name(f"{self.args.json.name}.{os.getpid()}.part")
-            part.write_text(json.dumps(findings.as_json(report), indent=1) + "\n")
+            part.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
             part.replace(self.args.json)
         return len(report.findings)
 
@@ -89,7 +90,7 @@ class Visit:
         self.diary.note("stalled", seconds=self.args.timeout)
         try:
             self.report(1, patient=False)
-        finally:  # whatever fails, the hang ends
+        finally:  # the hang ends even if the report fails
             self.leave(1)
 
     def told_to_end(self, number, _):
@@ -97,11 +98,11 @@ class Visit:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.exchange.hurried = True
-        if not self.reporting.locked():  # a report that is under way ends soon
+        if not self.reporting.locked():  # else a report is under way, and ends soon
             sys.exit(KILLED)
 
     def left_early(self, status):
-        """os._exit, which ends a process at once: what has been seen is told first."""
+        """In place of os._exit, which ends a process at once: report first."""
         if os.getpid() == self.pid and self.diary.ended is None:
             self.diary.ended = {"how": f"os._exit({status})", "status": status, "where": where()}
             status = self.report(status, patient=not status)
@@ -109,7 +110,7 @@ class Visit:
 
 
 def script(args):
-    """Run the script as it is, and what it starts with torch.multiprocessing.spawn. The exit status."""
+    """Run the script as it is, with the processes that it spawns by torch.multiprocessing. Returns the exit status."""
     sys.argv = [str(args.script), *args.options]
     sys.path[0] = str(args.script.resolve().parent)
     sys.path.append(PACKAGE)  # for Spawned's processes
@@ -125,17 +126,17 @@ def script(args):
 
 
 class Spawned:
-    """The function that torch.multiprocessing.spawn starts, and a doctor beside it."""
+    """The function that torch.multiprocessing.spawn starts, under a doctor of its own."""
 
-    def __init__(self, function, args, told):
-        self.function, self.args, self.told = function, args, told
+    def __init__(self, function, args, statuses):
+        self.function, self.args, self.statuses = function, args, statuses
 
     def __call__(self, *given):
-        visit = Visit(self.args, Path(self.told), inner=True)
-        hooked = {id(one.__wrapped__): one for module in (torch, torch.distributed, torch.nn.utils)
-                  for one in vars(module).values() if hasattr(one, "__wrapped__")}
-        names = getattr(self.function, "__globals__", {})  # of its file, which was read before the hooks were there
-        names.update({name: hooked[id(one)] for name, one in names.items() if id(one) in hooked})
+        visit = Visit(self.args, Path(self.statuses), inner=True)
+        hooked = {id(value.__wrapped__): value for module in (torch, torch.distributed, torch.nn.utils)
+                  for value in vars(module).values() if hasattr(value, "__wrapped__")}
+        names = getattr(self.function, "__globals__", {})  # its file was read before the hooks were there
+        names.update({name: hooked[id(value)] for name, value in names.items() if id(value) in hooked})
         visit.run(lambda: self.function(*given))
         if visit.error:
             raise visit.error

@@ -22,19 +22,15 @@ each_framework = pytest.mark.parametrize("name", FRAMEWORKS)
 each_package = pytest.mark.parametrize("name", PACKAGES)
 
 
-def run(ranks, script, *arguments):
-    return runner.run(ranks, *arguments, script=script)
-
-
 def skip_unless_installed(*packages):
     if not any(map(find_spec, packages)):
         pytest.skip(f"{' and '.join(packages)} not installed (pip install -e '.[rivals]')")
 
 
 def train(folder, ranks, script, *options):
-    """(weights, the run log as a table, all that was said)."""
+    """(weights, the run log as a table, the console) of a run."""
     weights, log = folder / "model.pt", folder / "run.jsonl"
-    done = run(ranks, script, *SMALL, "--save-model", weights, "--log-file", log, *options)
+    done = runner.run(ranks, *SMALL, "--save-model", weights, "--log-file", log, *options, script=script)
     assert done.returncode == 0, done.stderr
     return torch.load(weights, weights_only=True), runs.read_run(log), done.stdout + done.stderr
 
@@ -56,9 +52,9 @@ def test_it_trains_the_model_of_main_py_and_writes_its_log(name, expected, tmp_p
     compare(theirs, weights, log, FRAMEWORKS[name], tmp_path / "console.txt")
 
 
-def compare(found, weights, log, package, console):
-    """`found`: what train() gives; the other weights and log are main.py's."""
-    theirs, their_log, said = found
+def compare(trained, weights, log, package, console):
+    """`trained`: what train() gives; the other weights and log are main.py's."""
+    theirs, their_log, printed = trained
     assert theirs.keys() == weights.keys()
     for parameter, value in weights.items():
         assert (theirs[parameter].double() - value.double()).abs().max() < 1e-5, parameter
@@ -69,7 +65,7 @@ def compare(found, weights, log, package, console):
     for column in ("world_size", "strategy", "samples", "batch_size", "threads", "optimizer", "device"):
         assert their_log[column].tolist() == log[column].tolist(), column
     assert set(log) | {"framework"} == set(their_log)
-    console.write_text(said)
+    console.write_text(printed)
     assert runs.read_run(console)["loss"].tolist() == pytest.approx(log["loss"].tolist(), abs=1e-4)
 
 
@@ -85,7 +81,7 @@ def test_weights_have_moved(expected):
 
 @pytest.fixture(scope="module")
 def under_ray(tmp_path_factory):
-    """Of two ranks under Ray: (what train() gives, its process id, its home folder, the processes that it left)."""
+    """(what train() gives, the process id, the home folder, the processes that are left) of two ranks under Ray."""
     skip_unless_installed("ray")
     folder, mark = tmp_path_factory.mktemp("ray"), uuid.uuid4().hex
     home, weights, log = folder / "home", folder / "model.pt", folder / "run.jsonl"
@@ -96,22 +92,21 @@ def under_ray(tmp_path_factory):
         process = subprocess.Popen(command, cwd=runner.ROOT, env=env, text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT)
         try:
-            said, _ = process.communicate(timeout=2 * runner.LIMIT)  # seven processes, each imports Ray and PyTorch
+            console, _ = process.communicate(timeout=2 * runner.LIMIT)  # seven processes, each imports Ray and PyTorch
             left = processes.marked(mark)
         finally:
             processes.end(mark)
-        if "timed out during startup" not in said:
+        if "timed out during startup" not in console:
             break
-    assert process.returncode == 0, said
-    return (torch.load(weights, weights_only=True), runs.read_run(log), said), process.pid, home, left
+    assert process.returncode == 0, console
+    return (torch.load(weights, weights_only=True), runs.read_run(log), console), process.pid, home, left
 
 
 @pytest.mark.timeout(7 * runner.LIMIT)  # the fixture's three tries
 def test_ray_trains_the_model_of_main_py_and_writes_its_log(under_ray, tmp_path):
-    _, log, _ = found = under_ray[0]
-    weights, mains_log, _ = train(tmp_path, 2, "main.py", "--no-channels-last")
-    compare(found, weights, mains_log, "ray", tmp_path / "console.txt")
-    assert set(log["launcher"]) == {"ray"}
+    weights, log, _ = train(tmp_path, 2, "main.py", "--no-channels-last")
+    compare(under_ray[0], weights, log, "ray", tmp_path / "console.txt")
+    assert set(under_ray[0][1]["launcher"]) == {"ray"}
 
 
 @pytest.mark.timeout(7 * runner.LIMIT)
@@ -141,7 +136,7 @@ def test_what_ray_cannot_run_is_refused_before_it_starts(options, said, env):
     (["--epochs", 0], "0 is not a positive number"),
 ])
 def test_bad_input_is_one_line_and_status_2(name, options, said):
-    done = run(0, f"scripts/rivals/{name}_loop.py", *options)
+    done = runner.run(0, *options, script=f"scripts/rivals/{name}_loop.py")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert said.replace("NAME", PACKAGES[name]) in done.stderr
 
@@ -155,7 +150,7 @@ importlib.util.find_spec = lambda wanted, *rest: None if wanted == {PACKAGES[nam
 sys.argv[0] = "scripts/rivals/{name}_loop.py"
 runpy.run_path(sys.argv[0], run_name="__main__")
 """)
-    done = run(0, script, *SMALL, "--log-file", tmp_path / "run.jsonl")
+    done = runner.run(0, *SMALL, "--log-file", tmp_path / "run.jsonl", script=script)
     assert done.returncode == 2 and not (tmp_path / "run.jsonl").exists()
     assert done.stderr == (f"{name}_loop.py: error: {PACKAGES[name]} is not installed: "
                            "pip install -e '.[rivals]'\n")

@@ -17,10 +17,11 @@ from tests import runner
 
 
 @pytest.fixture
-def recorded(monkeypatch):
+def recorded(monkeypatch, forked_python):
     """The folder of recordings, in place of results/recorded: one that git ignores."""
     monkeypatch.chdir(runner.ROOT)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "executable", forked_python)  # what it starts need not import torch
     monkeypatch.setattr(record, "RECORDED", Path(f"results/live/recorded-{os.getpid()}"))
     record.RECORDED.mkdir(parents=True)
     yield record.RECORDED
@@ -43,6 +44,9 @@ def test_a_machine_is_recorded_and_no_machine_named(recorded, monkeypatch, capsy
     assert list(table.world_size) == [1, 2]
     assert json.loads((made / "ceiling.json").read_text())["ceilings"][0]["ranks"] == 2
     assert re.search(r"\d+ (skipped|passed)", (made / "gpu-tests.out").read_text())
+    benchmark = json.loads((made / "benchmark.json").read_text())
+    (figures,) = benchmark["rounds"]["epoch"]
+    assert benchmark["samples"] == 256 and benchmark["versions"]["torch"] and 0 < figures["main.py data share"] < 1
     assert "main.py / textbook" in (made / "benchmark.out").read_text()
     readme = (made / "README.md").read_text()
     assert f"torchrun --nproc_per_node=2 main.py {record.QUICK} --log-file {made}/2-ranks.jsonl" in readme

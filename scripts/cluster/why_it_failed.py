@@ -1,11 +1,11 @@
-"""Runs a launch command and, when it fails, says why in one line: the cause, and what to do.
+"""Run a launch command and, when it fails, say why in one line: the cause, and what to do.
 
     python scripts/cluster/why_it_failed.py -- torchrun --nproc_per_node=2 --master-port=29500 main.py
     python scripts/cluster/why_it_failed.py --within 20 -- torchrun --nnodes=2 --node-rank=1 --master-addr=node0 main.py
     python scripts/cluster/why_it_failed.py --log slurm-17.out          looks into a log that is there already
 
-A launcher that fails prints a page from each rank; the line that matters stands somewhere in it. The command is ended,
-with all its ranks, when it is not done within --within seconds. --all prints what it said, too.
+A launcher that fails prints a page from each rank, with the line that matters somewhere in it. The command is ended,
+with all its ranks, when it is not done within --within seconds. --all prints its output, too.
 
 Exit status: that of the command; 124 if it had to be ended. With --expect-failure, for notebooks and tests: 0 if the
 command failed for a cause that is known here, else 1.
@@ -45,17 +45,17 @@ def main():
     status = 124 if ended else status
     if args.all:
         print(output.rstrip(), flush=True)
-    found = explain(output) if status else None
+    cause = explain(output) if status else None  # (the line that matters, why)
     if not args.log:
         print(f"status:  {status} after {seconds:.1f} s" + " (it was ended, with all that it had started)" * ended)
-    if found:
-        print(f"it said: {found[0]}\nwhy:     {found[1]}")
+    if cause:
+        print(f"it said: {cause[0]}\nwhy:     {cause[1]}")
     elif ended:
         print("why:     it had said nothing of it. A launch that stands still mostly waits for others: start it on all "
               "nodes, with the same address and port, and the same number of nodes and ranks")
     elif status:
         print("why:     not known here. Read all of it (--all), from the first error on")
-    sys.exit(int(found is None) if args.expect_failure else status)
+    sys.exit(int(cause is None) if args.expect_failure else status)
 
 
 if __name__ == "__main__":

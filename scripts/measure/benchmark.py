@@ -245,12 +245,12 @@ def missing(name):
 
 
 def versions():
-    """Of what was compared, as the JSON file names them."""
-    found = {}
+    """{package: its version} of the packages that are compared here."""
+    by_package = {}
     for package in ("torch", "torchvision", "lightning-fabric", "accelerate", "ray"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            by_package[package] = importlib.metadata.version(package)
+    return by_package
 
 
 def main():

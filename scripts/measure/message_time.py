@@ -23,10 +23,11 @@ import torch.distributed as dist
 import launch
 from course import rank_program
 from course.predict.fit import BUS_FACTORS, bandwidth, fit
-from course.timing import VALUE, interleave, prepare, slowest, timed
+from course.timing import interleave, prepare, slowest, timed
 from files import check_output
 from options import positive
 
+SMALLEST, FACTOR = 1024, 4  # bytes of the first message, and how many times the last each message is
 WARM_UP = 3  # calls for each size, before any is timed
 BLOCK = 0.02  # seconds: calls are timed in blocks of about this length, 50 calls at most
 
@@ -74,14 +75,11 @@ def check(args, placement):
     """The message sizes; ValueError or OSError, one line, for what cannot work, before any rank waits for another."""
     if placement.world_size < 2:
         raise ValueError("a message needs two ranks: torchrun --nproc_per_node=2 scripts/measure/message_time.py")
-    if args.factor < 2:
-        raise ValueError("--factor 1 makes no other size: take 2 or more")
-    if args.min_bytes < VALUE or args.max_bytes < args.factor * args.min_bytes:
-        raise ValueError(f"--min-bytes {args.min_bytes} --max-bytes {args.max_bytes}: the smallest message has {VALUE} "
-                         f"bytes or more, and the largest at least --factor ({args.factor}) times as many")
+    if args.max_bytes < FACTOR * SMALLEST:
+        raise ValueError(f"--max-bytes {args.max_bytes}: a line needs two messages; take {FACTOR * SMALLEST} or more")
     check_output("--out", args.out)
-    steps = int(math.log(args.max_bytes / args.min_bytes, args.factor) + 1e-9)
-    return [args.min_bytes * args.factor**step for step in range(steps + 1)]
+    steps = int(math.log(args.max_bytes / SMALLEST, FACTOR) + 1e-9)
+    return [SMALLEST * FACTOR**step for step in range(steps + 1)]
 
 
 def main():
@@ -89,15 +87,12 @@ def main():
     add = parser.add_argument
     add("--op", nargs="+", choices=BUS_FACTORS, default=["all_reduce"], metavar="NAME",
         help=f"one or more of: {', '.join(BUS_FACTORS)}; default: all_reduce")
-    add("--min-bytes", type=size, default=1024, help="smallest message; K, M and G may follow; default: 1K")
-    add("--max-bytes", type=size, default=64 * 1024**2, help="largest message; default: 64M")
-    add("--factor", type=positive(int), default=4, help="each message is so many times the last; default: 4")
+    add("--max-bytes", type=size, default=64 * 1024**2,
+        help="largest message; K, M and G may follow; default: 64M. The first has 1K, each other 4 times the last")
     add("--rounds", type=positive(int), default=7, help="times that each size is measured; default: 7")
-    add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
-        help="nccl: between GPUs; gloo: between CPUs; auto: nccl where each rank has a GPU of its own, else gloo")
     args = parser.parse_args()
     with parser.one_line():
-        placement = launch.find_placement(backend=args.backend)
+        placement = launch.find_placement()
         sizes = check(args, placement)
     if placement.backend == "gloo":
         placement = replace(placement, device=torch.device("cpu"))

@@ -3,56 +3,26 @@
     python scripts/rivals/accelerate_loop.py --epochs 2
     torchrun --nproc_per_node=2 scripts/rivals/accelerate_loop.py --epochs 2 --log-file results/live/accelerate.jsonl
 
-Process group, device, DDP and backward are Accelerate's, with its defaults; the rest is main.py's. It takes main.py's
-options, except those that Accelerate decides: --strategy, --backend, --dist-url, --sync-bn.
+Process group, device, DDP and backward are Accelerate's, with its defaults; the rest is main.py's
+(course/framework_run.py). It takes main.py's options, except those that Accelerate decides: --strategy, --backend,
+--dist-url, --sync-bn.
 Accelerate comes with `pip install -e '.[rivals]'`. scripts/measure/benchmark.py compares the two.
 """
 
 from datetime import timedelta
 
-import torch
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler
-
-import checkpoint
-import data
-import launch
-import models
-import utils
 from course import framework_run, rank_program
 
 
-def train(args, here, run):
+def train(args, placement, run):
     from accelerate import Accelerator, __version__
     from accelerate.utils import InitProcessGroupKwargs
 
-    group = InitProcessGroupKwargs(backend=here.backend, timeout=timedelta(seconds=args.timeout))
+    group = InitProcessGroupKwargs(backend=placement.backend, timeout=timedelta(seconds=args.timeout))
     accelerator = Accelerator(cpu=args.device == "cpu", kwargs_handlers=[group] if args.strategy == "ddp" else [])
-    torch.set_num_threads(launch.threads_per_rank(here))
-    torch.manual_seed(args.seed)
-    train_set, test_set = data.load(args, here)
-    raw_model = models.make_model(args, train_set, accelerator.device)
-    model, optimizer = accelerator.prepare(raw_model, utils.make_optimizer(raw_model.parameters(), args))
-    sampler = DistributedSampler(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
-    # not prepared: the sampler shares the images out already, and they are on the device
-    loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
     args.framework = f"accelerate {__version__}"
-
-    run.begin(loader, raw_model, optimizer, scheduler=None)
-    for epoch in run.epochs():
-        sampler.set_epoch(epoch)
-        model.train()
-        for images, labels in run.steps(loader):
-            logits = model(images)
-            loss = cross_entropy(logits, labels)
-            run.forward_done(logits, labels, loss)
-            optimizer.zero_grad()
-            accelerator.backward(loss)
-            run.backward_done()
-            optimizer.step()
-        run.end_epoch(*utils.evaluate(raw_model, test_set, here))
-    if args.save_model and here.rank == 0:
-        checkpoint.save_model(raw_model, args.save_model)
+    # The loader is not prepared: the sampler shares the images out already, and they are on the device.
+    framework_run.train(args, placement, run, accelerator.device, accelerator.prepare, accelerator.backward)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
     python scripts/rivals/ray_loop.py --ranks 8 --epochs 2 --log-file results/live/ray.jsonl
 
 No torchrun: Ray starts the ranks, each on cores or on a GPU that it sets aside for it, and makes their process group.
-That and DDP are Ray's, with its defaults; the rest is main.py's. It takes main.py's options, except those that Ray
-decides: --strategy, --backend, --dist-url, --sync-bn. The Ray is one of this machine alone, which ends with the run.
+That and DDP are Ray's, with its defaults; the rest is main.py's (course/framework_run.py). It takes main.py's options,
+except those that Ray decides: --strategy, --backend, --dist-url, --sync-bn. The Ray is one of this machine alone, which
+ends with the run.
 Ray comes with `pip install -e '.[rivals]'`. scripts/measure/benchmark.py says how long it takes to start.
 """
 
@@ -21,16 +22,8 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler
-
-import checkpoint
-import data
 import launch
-import models
 import options
-import utils
 from course import framework_run, processes, rank_program
 from run import Run
 
@@ -40,34 +33,12 @@ def train(config):
     from ray import __version__
     from ray.train.torch import prepare_model
 
-    args = argparse.Namespace(**config)
-    here = dataclasses.replace(framework_run.resolve(args), launcher="ray")
-    with Run(args, here) as run:
-        torch.set_num_threads(launch.threads_per_rank(here))
-        torch.manual_seed(args.seed)
-        train_set, test_set = data.load(args, here)
-        raw_model = models.make_model(args, train_set, here.device)
-        model, optimizer = prepare_model(raw_model), utils.make_optimizer(raw_model.parameters(), args)
-        sampler = DistributedSampler(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
-        # not prepared: the sampler shares the images out already, and they are on the device
-        loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
-        args.framework = f"ray {__version__}"
-
-        run.begin(loader, raw_model, optimizer, scheduler=None)
-        for epoch in run.epochs():
-            sampler.set_epoch(epoch)
-            model.train()
-            for images, labels in run.steps(loader):
-                logits = model(images)
-                loss = cross_entropy(logits, labels)
-                run.forward_done(logits, labels, loss)
-                optimizer.zero_grad()
-                loss.backward()
-                run.backward_done()
-                optimizer.step()
-            run.end_epoch(*utils.evaluate(raw_model, test_set, here))
-        if args.save_model and here.rank == 0:
-            checkpoint.save_model(raw_model, args.save_model)
+    args = argparse.Namespace(**config, framework=f"ray {__version__}")
+    placement = dataclasses.replace(framework_run.resolve(args), launcher="ray")
+    with Run(args, placement) as run:
+        # The loader is not prepared: the sampler shares the images out already, and they are on the device.
+        framework_run.train(args, placement, run, placement.device,
+                            lambda model, optimizer: (prepare_model(model), optimizer))
 
 
 def main():
@@ -79,11 +50,11 @@ def main():
         if launcher != "python":
             raise ValueError(f"Ray starts the ranks, and {launcher} has started this: start it with plain python")
         ranks = vars(args).pop("ranks")  # no option of main.py's
-        here = judge(args, ranks)
+        placement = judge(args, ranks)
         for name in ("data_path", "log_file", "save_model"):  # Ray starts the ranks in another folder
             if path := getattr(args, name):
                 setattr(args, name, str(Path(path).resolve()))
-        gpus = ranks if here.device.type == "cuda" else 0
+        gpus = ranks if placement.device.type == "cuda" else 0
         cores = max(1, launch.cores() // ranks)
         # stoppable twice: ray.init takes SIGTERM for itself
         with (rank_program.stoppable(parser), own_ray(ranks * cores, gpus, args.timeout) as folder,
@@ -100,13 +71,13 @@ def main():
 
 
 def judge(args, ranks):
-    """What cannot work raises ValueError or OSError here, and not half a minute later on a rank."""
-    told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    os.environ.update(told)
+    """The launch.Placement of rank 0. ValueError or OSError here, and not half a minute later on a rank."""
+    rank_0 = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    os.environ.update(rank_0)
     try:
         return framework_run.resolve(copy.copy(args))  # each rank resolves for itself
     finally:
-        for name in told:
+        for name in rank_0:
             del os.environ[name]
 
 
