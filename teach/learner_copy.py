@@ -37,8 +37,8 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", ".ci", ".github",
             ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d_\w+/(teach\.md|test_\w+\.py)")  # left out, too
-# Packed as they stand: the checks, with their solutions and mistakes, and a step that lesson 15 asks for.
-PACKED = re.compile(r"lessons/l\d\d_\w+/(check|capstone|outer_step)\.py")
+# Packed as they stand: the checks, with their solutions and mistakes.
+PACKED = re.compile(r"lessons/l\d\d_\w+/(check|capstone)\.py")
 MODULE = '''"""Holds solutions of the course's exercises, packed."""
 
 from course.exercise import unpack

@@ -174,12 +174,12 @@ def hello(ranks):
     yield Case(printed, everyone,
                f"Every rank should print. Of ranks {everyone}, {printed or 'none'} printed something.")
     hellos = [measured["hello from rank"] for measured in ranks]
-    numbers = "; ".join(f"rank {rank} printed {', '.join(map(str, found)) or 'none'}"
-                        for rank, found in enumerate(hellos))
+    lines = "; ".join(f"rank {rank} printed {', '.join(map(str, numbers)) or 'none'}"
+                      for rank, numbers in enumerate(hellos))
     yield Case(hellos, [[rank] for rank in everyone],
-               f"Each rank should print `hello from rank` once, with its own number. Here {numbers}.")
+               f"Each rank should print `hello from rank` once, with its own number. Here {lines}.")
     sizes = {rank: measured["world size"] for rank, measured in enumerate(ranks) if measured["world size"]}
-    numbers = "; ".join(f"rank {rank} prints {', '.join(map(str, found))}" for rank, found in sizes.items())
+    lines = "; ".join(f"rank {rank} prints {', '.join(map(str, numbers))}" for rank, numbers in sizes.items())
     yield Case(sizes, {0: [len(ranks)]},
                f"The hellos are right. Rank 0, and no other, should print `world size` once, with {len(ranks)}. Here "
-               f"{numbers or 'no rank prints it'}.")
+               f"{lines or 'no rank prints it'}.")

@@ -24,8 +24,7 @@ import launch
 import models
 import utils
 from course import rank_program
-from files import check_writable
-from options import nonempty_path, positive
+from options import positive
 
 
 class TextbookNet(models.ConvNet):
@@ -55,15 +54,10 @@ class OneByOne(Dataset):
 
 def main():
     parser = rank_program.parser(__doc__)
-    parser.add_argument("--data-path", type=nonempty_path, default=data.FOLDER,
-                        help="folder of cifar10.pt (scripts/setup prepares it)")
     parser.add_argument("--epochs", type=positive(int), default=1)
     parser.add_argument("--samples", type=positive(int), default=50_000, help="train on the first so many images")
     parser.add_argument("--steps", type=positive(int), default=sys.maxsize, help="end each epoch after so many steps")
     args = parser.parse_args()
-    with parser.one_line():
-        if not (args.data_path / "cifar10.pt").is_file():
-            check_writable("--data-path", args.data_path)
 
     placement = launch.find_placement(device="cpu")
     torch.set_num_threads(launch.threads_per_rank(placement))
@@ -72,7 +66,7 @@ def main():
     info = data.DATASETS["cifar10"]
     to_tensor = torchvision.transforms.ToTensor()
     transform = torchvision.transforms.Compose([to_tensor, torchvision.transforms.Normalize(info.mean, info.std)])
-    train_set = data.get_dataset("cifar10", args.data_path, verify=placement.local_rank == 0)[0].first(args.samples)
+    train_set = data.get_dataset("cifar10", verify=placement.local_rank == 0)[0].first(args.samples)
     train_set = OneByOne(train_set.images, train_set.labels, transform)
     sampler = DistributedSampler(train_set, placement.world_size, placement.rank)
     loader = DataLoader(train_set, batch_size=64, sampler=sampler)

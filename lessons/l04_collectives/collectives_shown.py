@@ -153,14 +153,12 @@ TIMED = {demo.__name__: demo for demo in (barrier, async_handle)}
 
 
 def times(name):
-    """{point: the seconds after the first rank's start at which each rank came to it}, and "cells", as in states()."""
+    """{point: the seconds after the first rank's start at which each rank came to it}."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    mine = numbers(rank, ranks)
     dist.barrier()
-    of_ranks = gathered(TIMED[name](mine, rank, ranks))
+    of_ranks = gathered(TIMED[name](numbers(rank, ranks), rank, ranks))
     start = min(own["start"] for own in of_ranks)  # the ranks of one machine share a clock
-    seconds = {point: [own[point] - start for own in of_ranks] for point in of_ranks[0]}
-    return seconds | {"cells": gathered(mine.tolist())}
+    return {point: [own[point] - start for own in of_ranks] for point in of_ranks[0]}
 
 
 # ------------------------------------------------------------------------------------------ the ring

@@ -2,15 +2,12 @@
 
 import json
 import re
-import signal
-import subprocess
 import sys
 
-import psutil
 import pytest
 
 from course import predict
-from lessons.l04_collectives import collectives_shown, hang_on_purpose, show
+from lessons.l04_collectives import collectives_shown, show
 from tests import runner
 
 DEMO, HANG = (f"lessons/l04_collectives/{name}.py" for name in ("collectives_shown", "hang_on_purpose"))
@@ -19,11 +16,11 @@ DEMO, HANG = (f"lessons/l04_collectives/{name}.py" for name in ("collectives_sho
 # ---------------------------------------------------------------------------------- what each collective moves
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
-def demo(request, tmp_path_factory):
-    """The file that collectives_shown.py writes on 2, 3 and 4 ranks."""
-    out = tmp_path_factory.mktemp("demo") / "found.json"
-    done = runner.run(request.param, "--out", out, script=DEMO)
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The file that collectives_shown.py writes on 3 ranks."""
+    out = tmp_path_factory.mktemp("demo") / "results.json"
+    done = runner.run(3, "--out", out, script=DEMO)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
 
@@ -72,8 +69,9 @@ rank_program.start(collectives_shown.main)
 """
 
 
+@pytest.mark.weekly
 def test_scatters_move_the_same_where_gloo_lacks_all_to_all(tmp_path):
-    program, out = tmp_path / "old_gloo.py", tmp_path / "found.json"
+    program, out = tmp_path / "old_gloo.py", tmp_path / "results.json"
     program.write_text(OLD_GLOO)
     done = runner.run(3, "--out", out, script=program, PYTHONPATH=str(runner.ROOT))
     assert done.returncode == 0, done.stderr
@@ -89,8 +87,6 @@ def test_nobody_leaves_the_barrier_before_all_have_come(demo):
 def test_an_asynchronous_call_returns_before_the_last_rank_has_come(demo):
     times = demo["async_handle"]
     assert max(times["after the call"][:-1]) < times["before the call"][-1] <= min(times["after wait()"])
-    sums = [sum(column) for column in zip(*numbers(len(times["start"])), strict=True)]
-    assert times["cells"] == [sums] * len(times["start"])
 
 
 # ---------------------------------------------------------------------------------- the ring
@@ -132,11 +128,10 @@ def test_a_digit_tells_the_rank():
     assert all(show.contributors(number) == list(range(most)) for number in sum(of_ranks).tolist())
 
 
-@pytest.mark.parametrize("demo", [4], indirect=True)
 def test_pictures_show_the_numbers_of_the_run_in_the_colours_of_their_ranks(demo):
     panels = show.before_after(demo["gather"], "gather").axes
     assert [[text.get_text() for text in ax.texts] for ax in panels] == [
-        ["1", "10", "100", "1000"], ["1", "10", "100", "1000", "nothing", "nothing", "nothing"]]
+        ["1", "10", "100"], ["1", "10", "100", "nothing", "nothing"]]
     panels = [ax for half in ("added", "copied") for ax in show.ring(demo["ring"], half).axes]
     cells = [[number for row in step["cells"] for number in row] for step in demo["ring"]["steps"]]
     assert [[int(text.get_text()) for text in ax.texts] for ax in panels] == cells
@@ -144,7 +139,7 @@ def test_pictures_show_the_numbers_of_the_run_in_the_colours_of_their_ranks(demo
         stripes = sum(len(show.contributors(number)) for number in numbers_of_panel)
         assert len(ax.patches) == stripes + len(numbers_of_panel)
     framed = [sum(patch.get_linewidth() == 4 for patch in ax.patches) for ax in panels]
-    assert framed == [0] + 6 * [4], "on each rank a chunk of one number has arrived"
+    assert framed == [0] + 4 * [3], "on each rank a chunk of one number has arrived"
 
 
 # ---------------------------------------------------------------------------------- the hang
@@ -152,9 +147,9 @@ def test_pictures_show_the_numbers_of_the_run_in_the_colours_of_their_ranks(demo
 
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory):
-    """The file that hang_on_purpose.py writes on 4 ranks."""
-    out = tmp_path_factory.mktemp("hang") / "found.json"
-    done = runner.torchrun(4, "--timeout", 2, "--out", out, script=HANG)
+    """The file that hang_on_purpose.py writes on 3 ranks."""
+    out = tmp_path_factory.mktemp("hang") / "results.json"
+    done = runner.run(3, "--timeout", 2, "--out", out, script=HANG)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
 
@@ -164,7 +159,7 @@ def test_every_rank_waits_and_the_stack_tells_where(hung):
     for number, rank in enumerate(hung["stack"]):
         # a rank that times out leaves; a rank that still waited for it may then hear that the connection was closed
         assert re.search("imed out|onnection closed by peer", rank["error"]) and rank["end"] - rank["start"] > 1
-        assert rank["stack"][1].endswith(" in broadcast" if number == 3 else " in all_reduce")
+        assert rank["stack"][1].endswith(" in broadcast" if number == 2 else " in all_reduce")
         assert any(f'"{HANG}"' in line and line.endswith("in different") for line in rank["stack"])
         assert not any(str(runner.ROOT) in line or sys.prefix in line for line in rank["stack"])
 
@@ -181,31 +176,8 @@ def test_detail_names_both_collectives_before_anybody_waits(hung):
         assert "Rank" in rank["error"] and rank["stack"] == []
 
 
-@pytest.mark.weekly
-def test_a_hang_that_is_stopped_leaves_nothing(tmp_path):
-    process = subprocess.Popen(runner.command(3, HANG, "--timeout", 30, "--out", tmp_path / "found.json"),
-                               cwd=runner.ROOT, env=runner.environment(PYTHONUNBUFFERED="1"),
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        runner.wait_for(lambda: len(runner.living(HANG)) == 4, "torchrun and three ranks")
-        ranks = [member for member in runner.living(HANG) if member.pid != process.pid]
-        runner.wait_for(lambda: all(rank.net_connections() for rank in ranks), "ranks that have met")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) != 0 and psutil.wait_procs(ranks, timeout=30)[1] == []
-    finally:
-        for left in runner.living(HANG):
-            left.kill()
+@pytest.mark.parametrize(("script", "message"), [(DEMO, "this shows 2 to 7 ranks"), (HANG, "three ranks or more")])
+def test_one_process_is_refused_in_one_line(script, message, tmp_path):
+    done = runner.run(0, "--out", tmp_path / "results.json", script=script)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("program", "world_size", "message"), [
-    (collectives_shown, 1, "this shows 2 to 7 ranks"), (collectives_shown, 8, "this shows 2 to 7 ranks"),
-    (hang_on_purpose, 2, "three ranks or more")])
-def test_a_wrong_number_of_ranks_is_refused_in_one_line(program, world_size, message, tmp_path, monkeypatch, capsys):
-    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("sys.argv", ["program.py", "--out", str(tmp_path / "found.json")])
-    with pytest.raises(SystemExit, match="2"):
-        program.main()
-    stderr = capsys.readouterr().err
-    assert message in stderr and len(stderr.splitlines()) == 1 and not list(tmp_path.iterdir())

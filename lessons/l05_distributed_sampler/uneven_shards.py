@@ -23,8 +23,8 @@ import models
 import shortcuts
 from course import rank_program
 from files import check_output
-from options import positive
 
+IMAGES = 10  # that the ranks share
 LR = 0.02
 BEFORE = 100  # steps of training with 64 other images each: of a new model all losses are about the same
 
@@ -84,8 +84,6 @@ def go_through(way, model, images, timeout):
 def who_waited(ranks):
     """Which ranks waited in vain, how long, and in which step: {"ranks", "seconds", "step" (1 is the first)}."""
     waited = [rank for rank, rank_result in enumerate(ranks) if rank_result["error"]]
-    if not waited:
-        raise RuntimeError("no rank waited for another, which this program is about")
     return {"ranks": waited, "seconds": max(ranks[rank]["seconds"] for rank in waited),
             "step": 1 + len(ranks[waited[0]]["losses"])}
 
@@ -138,49 +136,50 @@ def apart(model, images, momentum, timeout):
     return (of_ranks.amax(0) - of_ranks.amin(0)).max().item()
 
 
-def train(model, train_set, first):
+def train(model, train_set):
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
-    for start in range(first, first + 64 * BEFORE, 64):
+    for start in range(IMAGES, IMAGES + 64 * BEFORE, 64):
         images, labels = train_set.__getitems__(range(start, start + 64))
         optimizer.zero_grad()
         cross_entropy(model(images), labels).backward()
         optimizer.step()
 
 
-def look(args, ranks, train_set):
+def look(ranks, train_set, timeout):
     """The results of all WAYS, a dict for JSON; the same on every rank."""
     torch.manual_seed(0)
     model = models.ConvNet(train_set.images.shape[1], image_size=train_set.images.shape[-1])
-    train(model, train_set, args.images)
-    images = [train_set.__getitems__([item]) for item in range(args.images)]
+    if dist.get_rank() == 0:
+        train(model, train_set)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+    images = [train_set.__getitems__([item]) for item in range(IMAGES)]
     losses, gradients = of_one_process(model, images)
-    batches = [train_set.__getitems__(part) for part in torch.arange(args.images).split(ranks)]
+    batches = [train_set.__getitems__(part) for part in torch.arange(IMAGES).split(ranks)]
     alone = of_one_process(model, batches)[1].sum(0)
-    results = {"world_size": ranks, "images": args.images, "dataset": train_set.name, "loss": losses.mean().item(),
-             "one process": counts(alone, gradients, ranks).tolist()}
+    results = {"images": IMAGES, "dataset": train_set.name, "loss": losses.mean().item(),
+               "one process": counts(alone, gradients, ranks).tolist()}
     for way in WAYS:
-        seen = rank_program.gathered(go_through(way, model, images, args.timeout))
-        results[way] = who_waited(seen) if way == "uneven" else judged(seen, gradients)
-    return results | {"apart": {name: apart(model, images, momentum, args.timeout)
+        of_ranks = rank_program.gathered(go_through(way, model, images, timeout))
+        results[way] = who_waited(of_ranks) if way == "uneven" else judged(of_ranks, gradients)
+    return results | {"apart": {name: apart(model, images, momentum, timeout)
                                 for name, momentum in (("plain SGD", 0), ("momentum", 0.9))}}
 
 
 def main():
     parser = rank_program.parser(__doc__, out="write the results to this file, as JSON", dataset=True, timeout=3)
-    parser.add_argument("--images", type=positive(int), default=10, help="number of images that the ranks share")
     args = parser.parse_args()
     with parser.one_line():
         placement = launch.find_placement("cpu", "gloo")
         ranks = placement.world_size
-        if ranks < 2 or args.images < ranks or args.images % ranks == 0:
-            raise ValueError(f"--images {args.images} on {ranks} rank(s): take two ranks or more, and a larger number "
-                             "of images that is no multiple of theirs")
+        if ranks > IMAGES or IMAGES % ranks == 0:
+            raise ValueError(f"{IMAGES} images make no uneven shards of {ranks} rank(s): take --nproc_per_node=3")
         check_output("--out", args.out)
         train_set, _ = rank_program.dataset(args)
     torch.set_num_threads(1)
     with rank_program.ranks(placement, 30 + 2 * args.timeout):
         shortcuts.defer_compiler()  # this program compiles nothing
-        results = look(args, ranks, train_set)
+        results = look(ranks, train_set, args.timeout)
     if placement.rank == 0:
         waited = results["uneven"]
         lengths = ", ".join(str(len(shard)) for shard in results["Join"]["shards"])

@@ -50,7 +50,7 @@ def added_up(tensor):
     return tensor
 
 
-# Exercise 1: the outer step
+# Exercise 1: the outer step, with which talk_ways.py trains
 @torch.no_grad()
 def my_outer_step(model, agreed, outer):
     agreed.grad = agreed - parameters_to_vector(model.parameters())

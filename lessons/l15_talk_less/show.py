@@ -18,7 +18,7 @@ from course.plots.style import COLOURS, GREY, PALE, PREDICTED, handles, head, ke
 from course.predict.fit import BUS_FACTORS
 
 WORDS = {"never": "never", "ddp": "DDP", "accumulate": "accumulate", "local": "local SGD", "diloco": "DiLoCo",
-         "fp16": "DDP, fp16", "bf16": "DDP, bf16", "powersgd": "DDP, PowerSGD"}
+         "bf16": "DDP, bf16", "powersgd": "DDP, PowerSGD"}
 TRAININGS = ["never", "ddp", "accumulate", "local", "diloco"]  # each learns in its own way; the rest are DDP's, nearly
 CLOSE = 0.95  # of the images a second of ranks that never talk
 FLOAT = 4  # bytes
@@ -38,7 +38,7 @@ def messages(way: str, shapes: list) -> tuple[int, int]:
     whole = FLOAT * sum(map(math.prod, shapes))
     if way == "never":
         return 0, 0
-    if way in ("fp16", "bf16"):
+    if way == "bf16":
         return 1, whole // 2
     if way == "powersgd":
         return 3, FLOAT * sum(map(thin, shapes))  # what stays whole, all P, all Q

@@ -7,11 +7,11 @@ A way is a name of lessons/l15_talk_less/talk_ways.py, with `:N` where its ranks
 the ceiling: nobody talks. With each seed all ways start from the same weights. They take turns: in a round each learns
 from --steps batches, and is then judged on the test set, which does not count as time.
 
-The file is one JSON object: who measured, `model`, `shapes` of its tensors, `samples` (training images), `batch_size`
-of each rank, `steps` (batches of a round), and `rounds`, one object for each way, seed and round: `images` seen so far
-by all ranks, `seconds` of this round, `accuracy` (of `never` the mean over the ranks' models), and `sent`, bytes a
-batch that each rank sent, as the network interfaces of rank 0's machine counted them, with other programs' bytes; None
-for GPUs, which may use no network.
+The file is one JSON object: who measured, `shapes` of the tensors of LeNet, `samples` (training images), `steps`
+(batches of a round), and `rounds`, one object for each way, seed and round: `images` seen so far by all ranks,
+`seconds` of this round, `accuracy` (of `never` the mean over the ranks' models), and `sent`, bytes a batch that each
+rank sent, as the network interfaces of rank 0's machine counted them, with other programs' bytes; None for GPUs, which
+may use no network.
 """
 
 import itertools
@@ -31,6 +31,7 @@ from files import check_output
 from lessons.l15_talk_less.talk_ways import WAYS
 from options import from_zero, positive
 
+BATCH_SIZE = 64  # images a batch of each rank
 DEFAULT = ["never", "ddp", "accumulate:8", "local:8", "local:32", "diloco:32", "bf16", "powersgd"]
 
 
@@ -51,7 +52,7 @@ class Training:
         self.model = models.make_model(args, train_set, placement.device)
         self.update = WAYS[name](self.model, every)
         self.sampler = DistributedSampler(train_set, placement.world_size, placement.rank, seed=seed)
-        self.batches = self.endless(DataLoader(train_set, args.batch_size, sampler=self.sampler, drop_last=True,
+        self.batches = self.endless(DataLoader(train_set, BATCH_SIZE, sampler=self.sampler, drop_last=True,
                                                collate_fn=train_set.collate))
 
     def endless(self, loader):
@@ -79,7 +80,7 @@ def measure(args, train_set, test_set, placement):
                 _, accuracy = utils.evaluate(training.model, test_set, placement)
                 training.model.train()
                 yield {"way": name, "every": every, "seed": seed, "round": number, "seconds": seconds,
-                       "images": number * args.steps * args.batch_size * placement.world_size,
+                       "images": number * args.steps * BATCH_SIZE * placement.world_size,
                        "accuracy": float(accuracy),
                        "sent": sent / args.steps / placement.local_world_size if placement.backend == "gloo" else None}
 
@@ -93,12 +94,8 @@ def check(args, placement):
         if args.steps % every:
             raise ValueError(f"{name}:{every} talks after {every} batches, and --steps {args.steps} is no multiple of "
                              "that: ranks would be judged while their weights differ")
-    train_set, test_set = (part.first(count, placement.device) for part, count in
-                           zip(rank_program.dataset(args), (None, args.test_samples), strict=True))
-    if len(train_set) // placement.world_size < args.batch_size:
-        raise ValueError(f"{len(train_set)} images are no batch of {args.batch_size} for each of "
-                         f"{placement.world_size} ranks")
-    return train_set, test_set
+    return [part.first(count, placement.device)
+            for part, count in zip(rank_program.dataset(args), (None, args.test_samples), strict=True)]
 
 
 def main():
@@ -110,10 +107,8 @@ def main():
         help="of weights and order; default: 0 1 2")
     add("--rounds", type=positive(int), default=3, help="of each seed; default: 3")
     add("--steps", type=positive(int), default=64, help="batches of each rank in a round; default: 64")
-    add("--batch-size", type=positive(int), default=64, help="images a batch of each rank; default: 64")
-    add("--model", choices=models.MODELS, default="lenet", help="default: lenet")
     add("--test-samples", type=positive(int), default=None, metavar="N", help="default: all")
-    parser.set_defaults(channels_last=False)  # diloco reads the weights as one vector
+    parser.set_defaults(model="lenet", channels_last=False)  # diloco reads the weights as one vector
     args = parser.parse_args()
     with parser.one_line():
         placement = launch.find_placement()
@@ -133,8 +128,7 @@ def main():
             shapes = [list(p.shape) for p in models.make_model(args, train_set, placement.device).parameters()]
             rank_program.write_json(args.out, {
                 **rank_program.measured_on(placement), "dataset": train_set.name, "samples": len(train_set),
-                "model": args.model, "shapes": shapes, "batch_size": args.batch_size, "steps": args.steps,
-                "time": time.time(), "rounds": rounds})
+                "shapes": shapes, "steps": args.steps, "time": time.time(), "rounds": rounds})
 
 
 if __name__ == "__main__":

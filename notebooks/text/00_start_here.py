@@ -4,7 +4,9 @@
 #     minutes: 35
 #     quick:
 #       parameters:
-#         samples: 2000
+#         epochs: 2
+#         samples: 1000
+#         tested: 500
 #       seconds: 25
 #     seconds: 40
 #   kernelspec:
@@ -60,6 +62,8 @@ from lessons.l00_start_here import check, show
 
 # %% tags=["parameters"]
 samples = 10_000  # training images of the two runs below
+epochs = 4  # passes over them, at least 2
+tested = 10_000  # test images, after each epoch
 ranks = 2  # processes of the second run
 
 # %% [markdown]
@@ -118,8 +122,8 @@ my_speedup = None  # times as fast
 
 # %%
 start = time.perf_counter()
-# !OMP_NUM_THREADS=1 python main.py --epochs 4 --samples {samples} \
-#     --log-file results/live/00_one.jsonl
+# !OMP_NUM_THREADS=1 python main.py --epochs {epochs} --samples {samples} \
+#     --test-samples {tested} --log-file results/live/00_one.jsonl
 wall = {"one process": time.perf_counter() - start}
 
 # %% [markdown]
@@ -129,8 +133,8 @@ wall = {"one process": time.perf_counter() - start}
 
 # %%
 start = time.perf_counter()
-# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} main.py --epochs 4 --samples {samples} \
-#     --log-file results/live/00_ranks.jsonl
+# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} main.py --epochs {epochs} \
+#     --samples {samples} --test-samples {tested} --log-file results/live/00_ranks.jsonl
 wall[f"{ranks} ranks"] = time.perf_counter() - start
 
 # %% [markdown]

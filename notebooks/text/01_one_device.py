@@ -5,7 +5,7 @@
 #     quick:
 #       parameters:
 #         epochs: 1
-#         samples: 4000
+#         samples: 2000
 #       seconds: 15
 #     seconds: 50
 #   kernelspec:

@@ -4,7 +4,7 @@
 #     minutes: 50
 #     quick:
 #       parameters:
-#         repeats: 2
+#         repeats: 1
 #       seconds: 15
 #     seconds: 20
 #   kernelspec:

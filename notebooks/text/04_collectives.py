@@ -5,6 +5,7 @@
 #     quick:
 #       parameters:
 #         patience: 2
+#         ranks: 2
 #       seconds: 40
 #     seconds: 60
 #   kernelspec:

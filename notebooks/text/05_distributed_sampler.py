@@ -4,9 +4,9 @@
 #     minutes: 60
 #     quick:
 #       parameters:
-#         orders: 10
+#         orders: 2
 #         patience: 2
-#         samples: 2000
+#         samples: 640
 #       seconds: 33
 #     seconds: 45
 #   kernelspec:

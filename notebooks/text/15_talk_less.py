@@ -4,11 +4,11 @@
 #     minutes: 75
 #     quick:
 #       parameters:
-#         ways: never ddp accumulate:8 local:8 diloco:8
+#         ways: never ddp local:2 diloco:2
 #         seeds: 0 1
 #         rounds: 2
-#         steps: 8
-#         tested: 500
+#         steps: 2
+#         tested: 100
 #         several_nodes: false
 #       seconds: 50
 #     seconds: 140
@@ -83,10 +83,10 @@ def read(name):
 
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py --max-bytes 1M --rounds 3 \
-#     --out {folder}/messages.json
+# !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py --max-bytes 1M \
+#     --rounds {rounds} --out {folder}/messages.json
 # !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways never --seeds 0 \
-#     --rounds 3 --test-samples 100 --out {folder}/never.json
+#     --rounds {rounds} --steps {steps} --test-samples 100 --out {folder}/never.json
 
 # %% [markdown]
 # ## Ways to talk less
