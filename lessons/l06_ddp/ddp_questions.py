@@ -7,6 +7,7 @@ The ranks run on CPUs with gloo, so that every machine shows the same. Only torc
 
 import time
 from collections import Counter
+from functools import cache
 from statistics import median
 
 import torch
@@ -125,14 +126,23 @@ def equality(lab):
             loss(model(images.to(device, torch.float64)), labels.to(device)).backward()
             optimizer.step()
 
+    @cache
+    def weights_of_one_process(kind, loss, optimizer, device):
+        model = lab.model(kind).to(device, torch.float64)
+        if rank == 0:
+            fit(model, lab.whole, optimizer(model), loss, device)
+        weights = flat_weights(model).cpu()
+        dist.broadcast(weights, src=0)
+        return weights
+
     def compare(kind=models.ConvNet, shards=lab.shards, loss=cross_entropy, loss_of_one=cross_entropy,
                 optimizer=lab.sgd, seed=0, device=CPU, convert=lambda model: model):
-        reference, model = (net.to(device, torch.float64) for net in (lab.model(kind), convert(lab.model(kind))))
-        fit(reference, lab.whole, optimizer(reference), loss_of_one, device)
+        right = weights_of_one_process(kind, loss_of_one, optimizer, device)
+        model = convert(lab.model(kind)).to(device, torch.float64)
         parallel = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
         torch.manual_seed(seed)  # of the dropout masks
         fit(parallel, shards, optimizer(model), loss, device)
-        return worst((flat_weights(model) - flat_weights(reference)).cpu()[None])[0], model
+        return worst((flat_weights(model).cpu() - right)[None])[0], model
 
     off, own = compare(models.SmallResNet)
     off_over_ranks, shared = compare(models.SmallResNet, convert=over_ranks)
