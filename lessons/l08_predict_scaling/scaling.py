@@ -18,8 +18,8 @@ from course.predict.fit import fit, ring_seconds
 class StepTime:
     """Seconds of a training step of one rank that talks to nobody: fixed + per_image · batch."""
 
-    fixed: float  # a, in seconds: what a step costs however small the batch (calls, launches, the optimizer's update)
-    per_image: float  # b, in seconds: what each image adds
+    fixed: float  # a, in seconds: the cost of a step however small the batch (calls, launches, the optimizer's update)
+    per_image: float  # b, in seconds: the cost of each image
     # Backward's share of the step, 0 to 1: only it can hide an all-reduce. It computes two products for each one of
     # forward, the gradients of inputs and of weights (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A run log has
     # the measured share: backward_seconds / seconds on one rank.
@@ -43,7 +43,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two ranks, or two nodes. As a job's `all_reduce`: all its links are equal, or this is the slowest."""
+    """Joins two ranks, or two nodes. As a job's `all_reduce`: all its links are equal, or this is the slowest."""
 
     latency: float  # seconds a message takes, however short
     bandwidth: float  # bytes a second, in each direction at once; of a node: all its network cards together
@@ -115,7 +115,7 @@ class Job:
 
     step: StepTime  # of one rank with one thread
     gradient_bytes: float  # 4 for each trained parameter, in float32
-    all_reduce: Measured | Link | Hierarchy  # what it costs to add up the gradients
+    all_reduce: Measured | Link | Hierarchy  # the cost of adding up the gradients
     buckets: int = 1  # parts in which the gradients are sent, all of one size; see `ddp_buckets`
     overlap: bool = True  # a bucket is sent while backward goes on, as DDP does; else after it
     cores: int | None = None  # of a node, and shared by its ranks (GPUs, where ranks share those); None: enough
