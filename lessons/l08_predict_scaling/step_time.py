@@ -52,19 +52,21 @@ class Trainer:
         must call it."""
         device, trains = self.placement.device, self.way != "alone" or self.placement.rank == 0
         meet(device)
-        timer = utils.PhaseTimer(device)
+        timer, all_reduces = utils.PhaseTimer(device), []  # of the block, and of each all-reduce
 
         def mark(phase):
             timer.mark(phase)
             if phase == "backward" and self.way == "by_hand":
+                all_reduces.append(utils.PhaseTimer(device))
                 dist.all_reduce(self.gradients)
+                all_reduces[-1].mark("all_reduce")
                 timer.mark("all_reduce")
 
         for _ in range(count if trains else 0):
             self.training.update(mark)
         step, wait, all_reduce = sum(timer.totals().values()), 0.0, 0.0
         if self.way == "by_hand":
-            own = torch.tensor([span for phase, span in timer.spans() if phase == "all_reduce"], device=device)
+            own = torch.tensor([each.totals()["all_reduce"] for each in all_reduces], device=device)
             last = own.clone()
             dist.all_reduce(last, dist.ReduceOp.MIN)  # of each step
             wait, all_reduce = (own - last).sum().item(), last.sum().item()

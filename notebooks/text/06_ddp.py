@@ -5,7 +5,7 @@
 #     quick:
 #       parameters:
 #         steps: 6
-#         width: 256
+#         width: 512
 #       seconds: 35
 #     seconds: 75
 #   kernelspec:

@@ -6,7 +6,7 @@
 #       parameters:
 #         ceiling_rounds: 1
 #         epochs: 2
-#         samples: 640
+#         samples: 320
 #         test_samples: 100
 #       seconds: 35
 #     seconds: 130

@@ -8,7 +8,7 @@
 #         rounds: 1
 #         samples: 1280
 #         seeds: '0'
-#         timed_sizes: 4 32 128
+#         timed_sizes: 16 64
 #       seconds: 25
 #     seconds: 110
 #   kernelspec:

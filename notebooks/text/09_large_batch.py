@@ -6,8 +6,8 @@
 #       parameters:
 #         epochs: 2
 #         ranks_to_run: 1 2
-#         samples: 1280
-#         test_samples: 200
+#         samples: 640
+#         test_samples: 100
 #       seconds: 30
 #     seconds: 150
 #   kernelspec:
