@@ -110,12 +110,8 @@ def test_metadata_is_what_tools_need_and_no_more(path):
 @each_notebook
 def test_the_quick_tier_sets_parameters_that_exist(path):
     (parameters,) = [cell for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
-    assigned = {
-        target.id
-        for statement in ast.parse(parameters.source).body
-        for target in getattr(statement, "targets", [getattr(statement, "target", None)])
-        if isinstance(target, ast.Name)
-    }
+    assigned = {node.id for node in ast.walk(ast.parse(parameters.source))
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     assert set(read(path).metadata.course.quick.parameters) <= assigned
 
 

@@ -71,14 +71,14 @@ def run(path, ranks, gpus=0):
 
 def meeting_cases(ranks, where):
     """Did all ranks come to the same end?"""
-    places = [f"rank {rank} {what}" + (f" (line {line})" if line else "")
-              for rank, (what, line) in enumerate(ranks[0]["places"])]
+    places = [f"rank {rank} {state}" + (f" (line {line})" if line else "")
+              for rank, (state, line) in enumerate(ranks[0]["places"])]
     raised = [place for place in places if " raised " in place]
     cause = min(raised, key=lambda place: bool(re.search("timed out|closed by peer", place, re.I)), default="")
     yield Case(cause, "", f"{where}, {cause}.")
     yield Case(any("met no other" in place for place in places), False, f"{where}, {'; '.join(places)}. The program "
                "computes too long there, or hangs by itself.")
-    together = len({what for what, _ in ranks[0]["places"]}) == 1
+    together = len({state for state, _ in ranks[0]["places"]}) == 1
     yield Case(together, True, f"{where}, the ranks do not meet: {'; '.join(places)}. They would wait forever. All "
                "ranks must call the same collectives, in the same order, with tensors of one size. A collective below "
                "`if rank == 0:` is called by rank 0 alone. A step of training is a collective, too: all ranks need "
@@ -86,7 +86,7 @@ def meeting_cases(ranks, where):
 
 
 def cases(ranks, gpus, where):
-    """One run's cases. What explains most comes first: a rank that trains alone has wrong figures, too."""
+    """One run's cases. Causes come before their consequences: a rank that trains alone has wrong figures, too."""
     yield from meeting_cases(ranks, where)
     yield Case(all(rank["met"] for rank in ranks), True, f"{where}, the processes never met. Each trains alone. "
                "dist.init_process_group() makes them ranks of one group.")
@@ -150,7 +150,7 @@ def update_cases(ranks, where):
 
 
 def figure_cases(ranks, batches, where):
-    printed = {rank: found for rank, facts in enumerate(ranks) if (found := FIGURES.findall(facts["printed"]))}
+    printed = {rank: figures for rank, facts in enumerate(ranks) if (figures := FIGURES.findall(facts["printed"]))}
     lines = max(map(len, printed.values()), default=0)
     yield Case([len(printed), lines], [1, len(batches)], f"{where}, {some(len(printed), 'rank')} printed "
                f"{some(lines, 'line')} with `Loss:` and `val acc:`, in {len(batches)} epochs. One rank prints one line "

@@ -41,7 +41,7 @@ COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all
                "broadcast", "broadcast_object_list", "gather", "gather_object", "init_process_group", "reduce",
                "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list")
 COMPARED = 1  # the update whose gradient is compared: the second, where a forgotten zero_grad shows
-KEPT = []  # what programs have made: a DDP model that is freed right after its group can block (PyTorch 2.10)
+KEPT = []  # the programs' variables: a DDP model that is freed right after its group can block (PyTorch 2.10)
 
 
 class Stop(BaseException):
@@ -80,7 +80,7 @@ def watch(program, context, gpus, limit):
     with watcher.watching(), redirect_stdout(printed), redirect_stderr(printed):
         watcher.run(program)
     watcher.facts["printed"] = printed.getvalue()
-    if all(what == "has ended" for what, _ in watcher.facts["places"]):
+    if all(state == "has ended" for state, _ in watcher.facts["places"]):
         watcher.compare()
     return watcher.facts
 
@@ -136,20 +136,20 @@ class Watcher:
 
         signal.signal(signal.SIGALRM, give_up)
         signal.alarm(self.limit)
-        what, line = "has ended", None
+        state, line = "has ended", None
         try:
             KEPT.append(program())
         except Stop:
-            what = None  # the ranks know where they are
+            state = None  # the ranks know where they are
         except BaseException as error:
             if isinstance(error, NoSignOfLife):
-                what = f"has met no other rank for {self.limit} s"
+                state = f"has met no other rank for {self.limit} s"
             elif not isinstance(error, SystemExit) or error.code:
                 text = re.sub(r"^\[\S+:\d+\] ", "", str(error)).strip().split("\n")[0]  # gloo names its own file first
-                what = f"raised {type(error).__name__}: {text.rstrip('.')}"
-            line = self.line(traceback.extract_tb(error.__traceback__)) if what != "has ended" else None
-        if what:
-            self.report(what, line)
+                state = f"raised {type(error).__name__}: {text.rstrip('.')}"
+            line = self.line(traceback.extract_tb(error.__traceback__)) if state != "has ended" else None
+        if state:
+            self.report(state, line)
         signal.alarm(0)
 
     # -------------------------------------------------------------------------------------- where ranks wait
@@ -158,17 +158,17 @@ class Watcher:
         """The innermost line of the program."""
         return next((frame.lineno for frame in reversed(frames) if frame.filename == self.path), None)
 
-    def report(self, what, line):
+    def report(self, state, line):
         """Tell all ranks where this one is, and wait until they have told it, too."""
         signal.alarm(0)
-        self.facts["places"] = self.context.gather(f"meeting {self.meetings}", [what, line], WAIT)
+        self.facts["places"] = self.context.gather(f"meeting {self.meetings}", [state, line], WAIT)
         self.meetings += 1
         signal.alarm(self.limit)
 
-    def meet(self, what):
+    def meet(self, state):
         """Go on only if all ranks do the same."""
-        self.report(what, self.line(traceback.extract_stack()))
-        if len({what for what, _ in self.facts["places"]}) > 1:
+        self.report(state, self.line(traceback.extract_stack()))
+        if len({state for state, _ in self.facts["places"]}) > 1:
             raise Stop
 
     def collective(self, name, function, *args, **kwargs):
@@ -201,8 +201,8 @@ class Watcher:
     def recognise(self, arguments):
         """(0 for training or 1 for test, the numbers of the images in that set); None for other images."""
         images = next((argument for argument in arguments if isinstance(argument, torch.Tensor)), torch.empty(0))
-        found = [self.known.get(image_key(image)) for image in images] if images.ndim == 4 else [None]
-        return None if None in found else (found[0][0], [number for _, number in found])
+        places = [self.known.get(image_key(image)) for image in images] if images.ndim == 4 else [None]
+        return None if None in places else (places[0][0], [number for _, number in places])
 
     def before_forward(self, module, arguments):
         self.depth += 1  # modules within modules: only the outermost counts
@@ -220,7 +220,7 @@ class Watcher:
         if self.loops != self.training_loop:
             self.training_loop, self.epoch = self.loops, self.epoch + 1
         self.facts["batches"].append({"epoch": self.epoch, "update": self.update, "images": self.images[1], "ddp": ddp})
-        if ddp and module.require_backward_grad_sync and not module._join_config.enable:
+        if ddp and module.require_backward_grad_sync:
             self.meet("is at a step of training")
 
     def after_forward(self, module, arguments, output):
@@ -245,11 +245,11 @@ class Watcher:
         self.loops += 1
         return begin(loader)
 
-    def save(self, save, thing, file, *args, **kwargs):
-        self.facts["saves"].append(list(map(str, thing)) if isinstance(thing, dict) else [])
+    def save(self, save, saved, file, *args, **kwargs):
+        self.facts["saves"].append(list(map(str, saved)) if isinstance(saved, dict) else [])
         if isinstance(file, str | os.PathLike):
             Path(file).parent.mkdir(parents=True, exist_ok=True)
-        return save(thing, file, *args, **kwargs)
+        return save(saved, file, *args, **kwargs)
 
     def compare(self):
         """Compare the ranks' last weights with each other, and the gradient of one update with that of one process that
@@ -313,7 +313,7 @@ def gpu_number(device):
 
 
 class PretendedGPUs(TorchFunctionMode):
-    """What the program sends to a GPU stays on the CPU; note(device) is called."""
+    """Tensors and modules that the program sends to a GPU stay on the CPU; note(device) is called."""
 
     def __init__(self, note):
         super().__init__()

@@ -61,19 +61,12 @@ def from_the_mean(model):
 
 
 def of_norms(model):
-    norm = torch.stack([parameter.detach().norm() for parameter in model.parameters()]).norm()
-    high, low = norm.clone(), norm.clone()
-    dist.all_reduce(high, op=dist.ReduceOp.MAX)
-    dist.all_reduce(low, op=dist.ReduceOp.MIN)
-    return (high - low).item()
+    norms = torch.stack([parameter.detach().norm() for parameter in model.parameters()])
+    return apart(nn.ParameterList([norms.norm()]))
 
 
 def of_the_last(model):
-    for parameter in model.parameters():
-        high, low = parameter.detach().clone(), parameter.detach().clone()
-        dist.all_reduce(high, op=dist.ReduceOp.MAX)
-        dist.all_reduce(low, op=dist.ReduceOp.MIN)
-    return (high - low).max().item()
+    return apart(nn.ParameterList(list(model.parameters())[-1:]))
 
 
 def deviation(ranks):
@@ -308,7 +301,7 @@ def measure_save(function, context):
     finally:  # also where it raised: else the others would wait for this rank
         there = file.exists()
         all_writes = sum(context.gather("writes", len(writes)))
-    if file.exists() and all_writes < 2:  # what two ranks write at a time may not be readable
+    if file.exists() and all_writes < 2:  # a file that two ranks write at a time may not be readable
         try:
             names = list(torch.load(file, map_location="cpu", weights_only=True))
         except pickle.UnpicklingError:

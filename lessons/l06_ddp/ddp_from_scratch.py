@@ -11,7 +11,7 @@ machine shows the same. ddp_questions.py, beside this file, asks DDP the questio
 import os
 import time
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from course import rank_program
 from files import check_output
 from options import positive
 
+BATCH = 16  # images of an update, for each rank; divisible by 4, for the steps that cut it in four equal parts
 BUCKET_BYTES = 40_000  # of the own steps: LeNet's gradients then fill three
 LR = 0.05
 
@@ -152,7 +153,7 @@ def unpack(flat, bucket):
 
 @dataclass
 class Lab:
-    """What every step gets: the options, which rank this is, and the images."""
+    """What every step gets: the options, its rank, and the images."""
 
     args: object
     placement: launch.Placement
@@ -173,6 +174,13 @@ class Lab:
 
     def sgd(self, model):
         return torch.optim.SGD(model.parameters(), lr=LR)
+
+    @cached_property
+    def weights_of_one_process(self):
+        """[updates + 1, weights]: those of one process on the whole batches, before each update and after the last."""
+        seen, model = [], self.model()
+        independent(model, watched(self.whole, model, seen), self.sgd(model))
+        return torch.stack(seen)
 
 
 def flat_weights(model):
@@ -204,12 +212,10 @@ def watched(batches, model, seen):
 
 def prove(step, lab):
     """Largest difference of a weight, between the ranks and from one process: a value before and after each update."""
-    seen, seen_by_one = [], []
-    model, reference = lab.model(seed=lab.placement.rank), lab.model(seed=0)
+    seen, model = [], lab.model(seed=lab.placement.rank)
     step(model, watched(lab.shards, model, seen), lab.sgd(model))
-    independent(reference, watched(lab.whole, reference, seen_by_one), lab.sgd(reference))
-    states, truth = torch.stack(seen), torch.stack(seen_by_one)
-    return {"between_ranks": between_ranks(states), "from_one_process": worst(states - truth),
+    weights = torch.stack(seen)
+    return {"between_ranks": between_ranks(weights), "from_one_process": worst(weights - lab.weights_of_one_process),
             "messages": messages(step, lab)}
 
 
@@ -242,7 +248,6 @@ def get_parser(description=__doc__, steps=STEPS):
     add = parser.add_argument
     add("--step", nargs="+", required=True, choices=steps, metavar="NAME", help=f"one or more of: {', '.join(steps)}")
     add("--steps", type=positive(int), default=20, help="updates of each training loop")
-    add("--batch-size", type=positive(int), default=16, help="images a step, for each rank (8, 12, 16 ...)")
     return parser
 
 
@@ -250,14 +255,10 @@ def check(args, placement):
     """Raise a ValueError of one line for options that cannot work, before any rank waits for another."""
     if placement.world_size < 2:
         raise ValueError("this compares ranks: start two or more, torchrun --nproc_per_node=2 lessons/l06_ddp/...")
-    if args.batch_size < 8 or args.batch_size % 4:
-        raise ValueError(f"--batch-size {args.batch_size}: some steps cut each rank's batch in four equal parts, so "
-                         "take 8, 12, 16 ...")
     available = data.DATASETS["cifar10" if args.dataset == "auto" else args.dataset].sizes[0]
-    needed = args.steps * args.batch_size * placement.world_size
+    needed = args.steps * BATCH * placement.world_size
     if needed > available:
-        raise ValueError(f"{needed} training images are asked for; {args.dataset} has {available}: lower --steps or "
-                         "--batch-size")
+        raise ValueError(f"--steps {args.steps} needs {needed} training images; {args.dataset} has {available}")
     check_output("--out", args.out)
 
 
@@ -270,10 +271,10 @@ def run(parser, steps):
         train_set, _ = rank_program.dataset(args)
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: SyncBatchNorm is compared in full precision
     torch.set_num_threads(launch.threads_per_rank(placement))
-    size = args.batch_size * placement.world_size
+    size = BATCH * placement.world_size
     batches = [train_set.__getitems__(range(step * size, (step + 1) * size)) for step in range(args.steps)]
     lab = Lab(args, placement, batches, train_set.name)
-    results = {"world_size": placement.world_size, "dataset": train_set.name, "batch_size": args.batch_size}
+    results = {"world_size": placement.world_size, "dataset": train_set.name}
     with rank_program.ranks(placement, args.timeout):
         shortcuts.defer_compiler()  # this program compiles nothing
         for name in args.step:
@@ -281,7 +282,7 @@ def run(parser, steps):
             results[name] = steps[name](lab)
             if placement.rank == 0:
                 print(f"{name:11} done in {time.perf_counter() - start:.1f} s", flush=True)
-    if placement.rank == 0:  # all have come this far: the results are whole
+    if placement.rank == 0:  # all ranks have ended their steps: the results are whole
         rank_program.write_json(args.out, results)
 
 

@@ -7,20 +7,19 @@ The ranks run on CPUs with gloo, so that every machine shows the same. Only torc
 
 import time
 from collections import Counter
-from functools import partial
+from functools import cache
 from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel
 
 import models
 from course import rank_program
 from lessons.l06_ddp import ddp_from_scratch
-from lessons.l06_ddp.ddp_from_scratch import LR, between_ranks, ddp, flat_weights, messages, pack, worst
+from lessons.l06_ddp.ddp_from_scratch import LR, Messages, between_ranks, ddp, flat_weights, messages, pack, worst
 from options import positive
 
 WARM_UP, TIMED = 3, 9  # steps of `timeline`
@@ -49,8 +48,8 @@ def scale(lab):
     return results
 
 
-def with_dropout(channels, classes, side, rate=0.5):
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 64), nn.ReLU(), nn.Dropout(rate),
+def with_dropout(channels, classes, side):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 64), nn.ReLU(), nn.Dropout(0.5),
                          nn.Linear(64, classes))
 
 
@@ -127,14 +126,23 @@ def equality(lab):
             loss(model(images.to(device, torch.float64)), labels.to(device)).backward()
             optimizer.step()
 
+    @cache
+    def weights_of_one_process(kind, loss, optimizer, device):
+        model = lab.model(kind).to(device, torch.float64)
+        if rank == 0:
+            fit(model, lab.whole, optimizer(model), loss, device)
+        weights = flat_weights(model).cpu()
+        dist.broadcast(weights, src=0)
+        return weights
+
     def compare(kind=models.ConvNet, shards=lab.shards, loss=cross_entropy, loss_of_one=cross_entropy,
                 optimizer=lab.sgd, seed=0, device=CPU, convert=lambda model: model):
-        reference, model = (net.to(device, torch.float64) for net in (lab.model(kind), convert(lab.model(kind))))
-        fit(reference, lab.whole, optimizer(reference), loss_of_one, device)
+        right = weights_of_one_process(kind, loss_of_one, optimizer, device)
+        model = convert(lab.model(kind)).to(device, torch.float64)
         parallel = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
         torch.manual_seed(seed)  # of the dropout masks
         fit(parallel, shards, optimizer(model), loss, device)
-        return worst((flat_weights(model) - flat_weights(reference)).cpu()[None])[0], model
+        return worst((flat_weights(model).cpu() - right)[None])[0], model
 
     off, own = compare(models.SmallResNet)
     off_over_ranks, shared = compare(models.SmallResNet, convert=over_ranks)
@@ -157,7 +165,7 @@ def equality(lab):
     if lab.placement.device.type == "cuda":  # torch's own
         batchnorm["torch.nn.SyncBatchNorm"], _ = compare(models.SmallResNet, device=lab.placement.device,
                                                          convert=nn.SyncBatchNorm.convert_sync_batchnorm)
-    return {"weights": weights, "batchnorm": batchnorm, "without_dropout": compare(partial(with_dropout, rate=0))[0]}
+    return {"weights": weights, "batchnorm": batchnorm}
 
 
 # ---------------------------------------------------------------------------------------------- what DDP does, and when
@@ -287,13 +295,13 @@ def no_sync(lab):
     images, labels = lab.shards[0]
     parts = list(zip(images.chunk(4), labels.chunk(4), strict=True))
     for way in (synchronise_each, synchronise_last, first_try, never, around_ddp):
-        model, events = lab.model(), []
+        model = lab.model()
         parallel = DistributedDataParallel(model)
-        parallel.register_comm_hook(events, recorded)
-        way(parallel, parts)
+        with Messages() as sent:
+            way(parallel, parts)
         gradient = pack(list(model.parameters()))
         results[way.__name__] = {
-            "all_reduces": len(events), "between_ranks": between_ranks(gradient[None])[0],
+            "all_reduces": sent.count, "between_ranks": between_ranks(gradient[None])[0],
             "from_one_process": worst((gradient - truth)[None])[0]}
     return results
 
@@ -313,8 +321,7 @@ def unused(lab):
             error = None
         except RuntimeError as raised:
             error = str(raised)
-        results[str(option)] = {"error": error, "steps": steps, "tried": 3,
-                                "spare_has_gradient": model.spare.weight.grad is not None}
+        results[str(option)] = {"error": error, "steps": steps, "tried": 3}
     return results
 
 
@@ -333,25 +340,12 @@ def order(lab):
 
 
 def save(lab):
-    """Rank 0 writes the weights beside --out, and all ranks read them; and the names that DDP gives to weights."""
-    file = lab.args.out.with_suffix(".pt")
-    rank = lab.placement.rank
-    parallel, model = DistributedDataParallel(lab.model(seed=rank)), lab.model(seed=100 + rank)
-    if rank == 0:
-        torch.save(parallel.module.state_dict(), file)
-    dist.barrier()
-    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    results = {"from_saved": worst((flat_weights(model) - flat_weights(parallel.module))[None])[0],
-               "names": {"DDP(model)": next(iter(parallel.state_dict())),
-                         "DDP(model).module": next(iter(parallel.module.state_dict()))}}
-    prefixed = parallel.state_dict()
-    try:
-        model.load_state_dict(prefixed)
-    except RuntimeError as error:
-        results["error"] = str(error)
-    consume_prefix_in_state_dict_if_present(prefixed, "module.")
-    results["after_cutting_the_prefix"] = str(model.load_state_dict(prefixed))
-    return results
+    """Rank 0 writes the weights beside --out. The result holds the first name in each state_dict()."""
+    parallel = DistributedDataParallel(lab.model())
+    if lab.placement.rank == 0:
+        torch.save(parallel.module.state_dict(), lab.args.out.with_suffix(".pt"))
+    return {"names": {"DDP(model)": next(iter(parallel.state_dict())),
+                      "DDP(model).module": next(iter(parallel.module.state_dict()))}}
 
 
 def memory(lab):

@@ -148,7 +148,7 @@ def pace():
 
 
 def measure_slowest(function, context):
-    """For two slow ranks, one after the other: what the function returned, and how long each part of a round took."""
+    """The function's result and the times of each part of a round, for two slow ranks, one after the other."""
     measured, (rounds, quick, slow_work, message, disturbance) = [], pace()
     for slow in drawn_one((1, context.world_size - 1), lambda random: random.sample(range(1, context.world_size), 2)):
         works, talks = [], []

@@ -119,7 +119,7 @@ def lateness():
 
 
 def measure_timing(function, context):
-    """What it returned, and when each collective began and ended here."""
+    """The function's result, and when each collective began and ended on this rank."""
     tensor, rounds = torch.zeros(1000), lateness()
 
     def late_all_reduce(number):
@@ -279,8 +279,8 @@ def number_of_steps():
 
 
 def measure_ceiling(function, context):
-    """What it returned, and when each step began and ended. Rank 1's step takes half as long again as rank 0's, rank
-    2's twice as long."""
+    """The function's result, and when each step began and ended. Rank 1's step takes half as long again as rank 0's,
+    rank 2's twice as long."""
     train, spans = timestamped(lambda _: time.sleep(0.015 * (1 + context.rank / 2)))
     return {"times": as_number(function(train, number_of_steps()), context), "spans": spans}
 
@@ -345,7 +345,7 @@ def speedup(fixed, per_image, all_reduce, ranks, batch):
 
 
 def larger_batch(random):
-    """A case whose answer is larger than that of any fixed case, and whose tie lies between two batches."""
+    """A case with a larger answer than any fixed case, and with its tie between two batches."""
     fixed, per_image = random.randint(2, 20) * 1e-4, random.randint(20, 90) * 1e-6
     batch, ranks = random.randint(60, 400), random.randint(2, 8)
     return fixed, per_image, (fixed + per_image * (batch - 0.5)) * (ranks - 1), ranks

@@ -1,8 +1,8 @@
 """Predict the time of a step and of an epoch on W ranks, from what was measured on one rank and on the links.
 
 A step of one rank takes a + b · batch seconds (`StepTime`), and an all-reduce of the gradients what its α and β, or the
-links, say (`Measured`, `Link`, `Hierarchy`). `Job` puts the two together. The rows of `table` have the columns of
-runs.speedup_table: predicted and measured runs stand in one plot. `scripts/measure/predict.py time` prints them.
+links, say (`Measured`, `Link`, `Hierarchy`). `Job` puts the two together. `scripts/measure/predict.py time` prints
+the rows of `table`.
 """
 
 import math
@@ -18,8 +18,8 @@ from course.predict.fit import fit, ring_seconds
 class StepTime:
     """Seconds of a training step of one rank that talks to nobody: fixed + per_image · batch."""
 
-    fixed: float  # a, in seconds: what a step costs however small the batch (calls, launches, the optimizer's update)
-    per_image: float  # b, in seconds: what each image adds
+    fixed: float  # a, in seconds: the cost of a step however small the batch (calls, launches, the optimizer's update)
+    per_image: float  # b, in seconds: the cost of each image
     # Backward's share of the step, 0 to 1: only it can hide an all-reduce. It computes two products for each one of
     # forward, the gradients of inputs and of weights (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). A run log has
     # the measured share: backward_seconds / seconds on one rank.
@@ -43,7 +43,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two ranks, or two nodes. As a job's `all_reduce`: all its links are equal, or this is the slowest."""
+    """Joins two ranks, or two nodes. As a job's `all_reduce`: all its links are equal, or this is the slowest."""
 
     latency: float  # seconds a message takes, however short
     bandwidth: float  # bytes a second, in each direction at once; of a node: all its network cards together
@@ -113,20 +113,17 @@ class Step:
 class Job:
     """A model, a machine, and how DDP joins them."""
 
-    step: StepTime  # of one rank, with as many threads as `threads` says
+    step: StepTime  # of one rank with one thread
     gradient_bytes: float  # 4 for each trained parameter, in float32
-    all_reduce: Measured | Link | Hierarchy  # what it costs to add up the gradients
+    all_reduce: Measured | Link | Hierarchy  # the cost of adding up the gradients
     buckets: int = 1  # parts in which the gradients are sent, all of one size; see `ddp_buckets`
     overlap: bool = True  # a bucket is sent while backward goes on, as DDP does; else after it
     cores: int | None = None  # of a node, and shared by its ranks (GPUs, where ranks share those); None: enough
-    threads: int = 1  # cores that each rank keeps busy
     ranks_per_node: int | None = None  # None: all ranks are on one node
 
     def __post_init__(self):
         _need(self.gradient_bytes >= 0, "gradients cannot have less than 0 bytes")
-        _need(self.buckets >= 1 and self.threads >= 1, "buckets and threads are at least 1")
-        _need(self.cores is None or self.cores >= self.threads, f"one rank has {self.threads} threads, and a node "
-              f"{self.cores} cores: its step was not measured so")
+        _need(self.buckets >= 1, "there is at least 1 bucket")
 
     def nodes(self, world_size: int) -> tuple[int, int]:
         """(nodes, ranks of each). ValueError where the ranks do not fill whole nodes."""
@@ -138,7 +135,7 @@ class Job:
     def predict(self, world_size: int, batch: float) -> Step:
         """A step with `batch` images on each of `world_size` ranks.
 
-        More threads than cores take turns, each step as long as threads / cores of them. With k buckets, of which each
+        More ranks than cores take turns: each step is ranks / cores times as long. With k buckets, of which each
         all-reduce takes c, and a backward of B seconds that fills them evenly, bucket i can leave at i/k · B, and not
         before bucket i - 1 has arrived. The last arrives at the latest of i/k · B + (k - i + 1) c, which is that of
         i = 1 or i = k: what is left after backward is max(c, k c - (k - 1)/k · B). That buckets are sent in order, one
@@ -146,7 +143,7 @@ class Job:
         It is the bound for links that cost the cores nothing; where they do, backward itself gets slower.
         """
         nodes, local = self.nodes(world_size)
-        turns = max(1, local * self.threads / self.cores) if self.cores else 1
+        turns = max(1, local / self.cores) if self.cores else 1
         compute = turns * self.step.seconds(batch)
         bucket = self.all_reduce.seconds(self.gradient_bytes / self.buckets, nodes, local) if world_size > 1 else 0
         communication = exposed = self.buckets * bucket
@@ -180,27 +177,20 @@ def speedup(job: Job, world_size: int, batch_size: int, strong: bool = False) ->
     return ratio, ratio / world_size
 
 
-def table(job: Job, world_sizes, batch_size: int, samples: int, strong: bool = False, label="predicted") -> list[dict]:
-    """An epoch on each world size, one row each, named as in runs.speedup_table: pandas.DataFrame(table(...)).
+def table(job: Job, world_sizes, batch_size: int, samples: int, strong: bool = False) -> list[dict]:
+    """An epoch on each world size, a row each; speed-up and efficiency are against one rank with `batch_size`.
 
-    The baseline is one rank with `batch_size`. `seconds` is an epoch of `samples` images; `step_seconds` and the
-    columns after it are of one whole step (`Step`). `batch_size` in a row is that of each rank. Seconds throughout.
-    `label` is also the `machine`, so that several predictions are several curves.
+    `seconds` is an epoch of `samples` images; the columns step_, communication_ and exposed_seconds are of one whole
+    step. `batch_size` in a row is that of each rank.
     """
     rows, one = [], job.epoch_seconds(1, batch_size, samples)
     for world_size in world_sizes:
         batch = _of_each_rank(batch_size, world_size, strong)
         step, seconds = job.predict(world_size, batch), job.epoch_seconds(world_size, batch, samples)
-        nodes, local = job.nodes(world_size)
         rows.append({
-            "label": f"{label}, {world_size}", "source": "predicted", "machine": label,
-            "strategy": "ddp" if world_size > 1 else "single", "world_size": world_size, "nodes": nodes,
-            "local_world_size": local, "cores": job.cores, "threads": job.threads,
-            "oversubscribed": job.cores is not None and local > job.cores, "samples": samples, "batch_size": batch,
-            "seconds": seconds, "images_per_second": samples / seconds, "speedup": one / seconds,
-            "efficiency": one / seconds / world_size, "step_seconds": step.seconds, "compute_seconds": step.compute,
-            "communication_seconds": step.communication, "exposed_seconds": step.exposed,
-        })  # fmt: skip
+            "world_size": world_size, "batch_size": batch, "seconds": seconds, "images_per_second": samples / seconds,
+            "speedup": one / seconds, "efficiency": one / seconds / world_size, "step_seconds": step.seconds,
+            "communication_seconds": step.communication, "exposed_seconds": step.exposed})
     return rows
 
 

@@ -83,8 +83,8 @@ def parts(points: list[dict]) -> pd.DataFrame:
     for batch in dict.fromkeys(point["batch_size"] for point in points):
         of_ways = [rounds[way, batch] for way in ("alone", "side_by_side", "silent", "ddp", "by_hand")]
         for number, (*others, by_hand) in enumerate(zip(*of_ways, strict=True)):
-            alone, beside, silent, ddp = (sum(phases.values()) for phases in others)
-            own = sum(by_hand.values()) - by_hand["wait"] - by_hand["all_reduce"]
+            alone, beside, silent, ddp = (seconds["step"] for seconds in others)
+            own = by_hand["step"] - by_hand["wait"] - by_hand["all_reduce"]
             values = [alone, own - alone, by_hand["wait"], by_hand["all_reduce"], silent - beside]
             rows.append({"batch_size": batch, "round": number, **dict(zip(PARTS, values, strict=True)),
                          "sum": sum(values), "ddp": ddp, "side_by_side": beside})

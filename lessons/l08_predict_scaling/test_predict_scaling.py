@@ -1,4 +1,4 @@
-"""Lesson 08: its programs on 1, 2 and 3 ranks, the parts of a step, and the published figures that it uses."""
+"""Lesson 08: its programs on 3 ranks, the parts of a step, and the published figures that it uses."""
 
 import json
 
@@ -12,95 +12,50 @@ from lessons.l08_predict_scaling import scaling, show, step_time
 from scripts.measure import side_by_side
 from tests import runner
 
-SCRIPT = "lessons/l08_predict_scaling/step_time.py"
-SMALL = ["--dataset", "synthetic", "--samples", 40, "--rounds", 2]
-WAYS = {1: ["alone"], 2: step_time.WAYS, 3: ["alone", "by_hand", "ddp"]}
-CEILING = "scripts/measure/side_by_side.py"
 
-
-def run(ranks, *arguments):
-    return runner.run(ranks, *arguments, script=SCRIPT)
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def steps(request, tmp_path_factory):
-    """What one process (no launcher), two and three ranks write; 40 images do not divide by 3, nor by 7."""
-    ranks, out = request.param, tmp_path_factory.mktemp("steps") / "new" / "found.json"
-    done = run(ranks if ranks > 1 else 0, *SMALL, "--out", out, "--models", *(["lenet", "resnet"] if ranks == 2 else
-               ["lenet"]), "--batch-sizes", 7, 2, "--ways", *WAYS[ranks], "--bucket-cap-mb", 0.04)
+def test_every_way_is_timed_and_only_by_hand_talks_apart(tmp_path):
+    done = runner.run(3, "--dataset", "synthetic", "--rounds", 1, "--batch-sizes", 7, "--out", tmp_path / "steps.json",
+                      script="lessons/l08_predict_scaling/step_time.py")
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in out.parent.iterdir()] == ["found.json"]
-    return ranks, json.loads(out.read_text()), done.stdout
+    points = json.loads((tmp_path / "steps.json").read_text())["models"]["lenet"]["points"]
+    assert [(point["way"], point["batch_size"]) for point in points] == [(way, 7) for way in step_time.WAYS]
+    assert done.stdout.count("ms a step") == len(points)
+    for point in points:
+        (seconds,) = point["rounds"]
+        assert seconds["step"] > seconds["wait"] + seconds["all_reduce"] and seconds["wait"] >= 0
+        assert (seconds["all_reduce"] > 0) == (point["way"] == "by_hand")
+        assert seconds["wait"] == 0 or point["way"] == "by_hand"
 
 
-def test_every_way_and_batch_size_is_timed(steps):
-    ranks, measured, console = steps
-    assert (measured["world_size"], measured["dataset"], measured["rounds"]) == (ranks, "synthetic", 2)
-    assert measured["backend"] == (None if ranks == 1 else "gloo") or measured["device"] == "cuda"
-    for model in measured["models"].values():
-        assert [(p["way"], p["batch_size"]) for p in model["points"]] == [(w, n) for n in (7, 2) for w in WAYS[ranks]]
-        assert console.count("ms a step") == sum(len(model["points"]) for model in measured["models"].values())
-
-
-def test_a_step_is_the_sum_of_its_phases_and_only_by_hand_talks_apart(steps):
-    for model in steps[1]["models"].values():
-        for point in model["points"]:
-            assert 0 < point["low"] <= point["seconds"] <= point["high"] and point["steps"] >= step_time.LEAST
-            assert sum(point["phases"].values()) == pytest.approx(point["seconds"])
-            assert list(point["phases"]) == step_time.PHASES and all(s >= 0 for s in point["phases"].values())
-            assert (point["phases"]["all_reduce"] > 0) == (point["way"] == "by_hand")
-            assert point["phases"]["wait"] == 0 or point["way"] == "by_hand"
-            assert all(point["phases"][name] > 0 for name in ("data", "forward", "backward", "update"))
-            assert len(point["rounds"]) == 2 and point["phases"] in point["rounds"]
-
-
-def test_gradients_are_four_bytes_a_parameter(steps):
-    for name, model in steps[1]["models"].items():
-        assert model["gradient_bytes"] == 4 * sum(p.numel() for p in models.MODELS[name]().parameters())
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--ways", "ddp"], "one rank is alone: torchrun --nproc_per_node=2"),
-    (["--samples", 10, "--batch-sizes", 64], "--samples 10 are no batch of 64 for each of 1 rank(s)"),
-])
-def test_bad_input_is_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["step_time.py", "--out", str(tmp_path / "x.json"), *map(str, arguments)])
-    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_ID"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(SystemExit) as ended:
-        step_time.main()
-    console = capsys.readouterr()
-    assert ended.value.code == 2 and console.out == "" and console.err.count("\n") == 1
-    assert message in console.err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_ceiling_is_what_all_reach_together_by_one_alone(ranks, tmp_path):
-    out = tmp_path / "ceiling.json"
-    done = runner.run(ranks, "--dataset", "synthetic", "--samples", 40, "--batch-size", 4, "--rounds", 3, "--seconds",
-                      0.1, "--out", out, script=CEILING)
+def test_the_ceiling_is_what_all_reach_together_by_one_alone(tmp_path):
+    done = runner.run(3, "--dataset", "synthetic", "--samples", 40, "--batch-size", 4, "--rounds", 2, "--seconds", 0.1,
+                      "--out", tmp_path / "ceiling.json", script="scripts/measure/side_by_side.py")
     assert done.returncode == 0, done.stderr
-    measured = json.loads(out.read_text())
-    assert (measured["model"], measured["batch_size"], measured["rounds"]) == ("lenet", 4, 3)
-    assert [one["ranks"] for one in measured["ceilings"]] == list(range(2, ranks + 1))
-    assert all(0 < one["low"] <= one["ceiling"] <= one["high"] for one in measured["ceilings"])
-    assert done.stdout.count("\n") == ranks and f"{ranks} side by side" in done.stdout
+    measured = json.loads((tmp_path / "ceiling.json").read_text())
+    assert (measured["model"], measured["batch_size"], measured["rounds"]) == ("lenet", 4, 2)
+    assert [ceiling["ranks"] for ceiling in measured["ceilings"]] == [2, 3]
+    assert all(0 < ceiling["low"] <= ceiling["ceiling"] <= ceiling["high"] for ceiling in measured["ceilings"])
+    assert "3 side by side" in done.stdout
 
 
-@pytest.mark.parametrize(("world_size", "arguments", "message"), [
-    (1, [], "nobody beside it: torchrun --nproc_per_node=2"),
-    (2, ["--samples", 10], "--samples 10 are no batch of 64 for each of 2 ranks"),
-    (2, ["--seconds", 40], "--timeout 60 is too short"),
+@pytest.mark.parametrize(("program", "world_size", "arguments", "message"), [
+    (step_time, 1, [], "one rank is alone: torchrun --nproc_per_node=2"),
+    (step_time, 2, ["--batch-sizes", 4097], "--batch-sizes 4097: each of 2 ranks has 4096 images"),
+    (side_by_side, 1, [], "nobody beside it: torchrun --nproc_per_node=2"),
+    (side_by_side, 2, ["--samples", 10], "--samples 10 are no batch of 64 for each of 2 ranks"),
+    (side_by_side, 2, ["--seconds", 40], "--timeout 60 is too short"),
 ])
-def test_a_ceiling_that_cannot_be_measured_is_refused(world_size, arguments, message, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_measured_is_refused_in_one_line(program, world_size, arguments, message, tmp_path, monkeypatch,
+                                                        capsys):
     for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("sys.argv", ["side_by_side.py", "--dataset", "synthetic", "--out", str(tmp_path / "x.json"),
+    monkeypatch.setattr("sys.argv", ["program.py", "--dataset", "synthetic", "--out", str(tmp_path / "x.json"),
                                      *map(str, arguments)])
     with pytest.raises(SystemExit, match="2"):
-        side_by_side.main()
-    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+        program.main()
+    console = capsys.readouterr()
+    assert message in console.err and console.err.count("\n") == 1 and console.out == ""
+    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------- parts of a step
@@ -111,10 +66,10 @@ def point(way, batch, *rounds):
 
 
 def test_the_parts_add_up_to_by_hand_and_ddp_itself_and_are_not_cut_at_zero():
-    talk = {"work": 6.0, "wait": 1.0, "all_reduce": 2.0}
+    talk = {"step": 9.0, "wait": 1.0, "all_reduce": 2.0}
     points = [point(way, batch, *rounds) for batch in (4, 8) for way, rounds in {
-        "ddp": [{"work": 11.0 * batch}, {"work": 9.0 * batch}], "alone": [{"work": 5.0}, {"work": 7.0}],
-        "side_by_side": [{"work": 6.5}, {"work": 6.5}], "silent": [{"work": 7.0}, {"work": 6.0}],
+        "ddp": [{"step": 11.0 * batch}, {"step": 9.0 * batch}], "alone": [{"step": 5.0}, {"step": 7.0}],
+        "side_by_side": [{"step": 6.5}, {"step": 6.5}], "silent": [{"step": 7.0}, {"step": 6.0}],
         "by_hand": [talk, talk]}.items()]
     table = show.parts(points)
     assert table[show.PARTS].values.tolist() == [[5, 1, 1, 2, 0.5], [7, -1, 1, 2, -0.5]] * 2
@@ -140,13 +95,13 @@ def test_published_figures_follow_from_what_their_readme_says():
 
 
 def test_a_band_begins_at_one_and_is_as_wide_as_the_latency_is_unknown():
-    one = show.series()["ResNet-50, P100"]
-    band = show.band(one, 3e-6, 50e-6)
+    resnet = show.series()["ResNet-50, P100"]
+    band = show.band(resnet, 3e-6, 50e-6)
     assert list(band) == [8, 16, 32, 64, 128, 256, 512, 1024] and band[8] == (1, 1)
     assert all(low < high for gpus, (low, high) in band.items() if gpus > 8)
-    slow = show.band(one, 3e-6, 50e-6, 0.5)
+    slow = show.band(resnet, 3e-6, 50e-6, 0.5)
     assert slow[1024][0] < band[1024][0] and slow[1024][1] == band[1024][1]
-    assert show.band(one, 3e-6, 0)[1024] == (band[1024][1], band[1024][1])
+    assert show.band(resnet, 3e-6, 0)[1024] == (band[1024][1], band[1024][1])
 
 
 def test_latencies_give_back_the_time_that_they_were_taken_from():

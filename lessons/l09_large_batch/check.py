@@ -164,7 +164,7 @@ def gradient_of(rank, batch_size, noise):
 
 
 def measure_noise(function, context):
-    """What the function returns for each of the noisy_batches(), and whether it changed the gradient."""
+    """The function's result for each of the noisy_batches(), and whether it changed the gradient."""
     measured = []
     for batch_size, noise in noisy_batches():
         gradient = gradient_of(context.rank, batch_size, noise)
@@ -272,7 +272,7 @@ def micro_batch_sizes(ranks):
 
 
 def measure_update(function, context):
-    """What the function does to a model, with a max_norm that no gradient reaches, and with one that each exceeds."""
+    """The function's update of a model, with a max_norm that no gradient reaches and with one that each exceeds."""
     rate = drawn_one(0.1, lambda random: random.choice((0.05, 0.2, 0.4)))
     generator = torch.Generator().manual_seed(generator_seed())
     data = [[(torch.randn(size, 5, generator=generator, dtype=torch.double),

@@ -4,9 +4,9 @@
 #     minutes: 150
 #     quick:
 #       parameters:
-#         steps: 8
-#         width: 768
-#       seconds: 45
+#         steps: 6
+#         width: 512
+#       seconds: 35
 #     seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)

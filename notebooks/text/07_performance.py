@@ -6,9 +6,9 @@
 #       parameters:
 #         ceiling_rounds: 1
 #         epochs: 2
-#         samples: 3200
-#         test_samples: 500
-#       seconds: 45
+#         samples: 320
+#         test_samples: 100
+#       seconds: 35
 #     seconds: 130
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)

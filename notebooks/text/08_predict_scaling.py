@@ -4,11 +4,12 @@
 #     minutes: 75
 #     quick:
 #       parameters:
-#         largest: 4M
-#         rounds: 2
+#         largest: 1M
+#         rounds: 1
+#         samples: 1280
 #         seeds: '0'
-#         timed_sizes: 4 32 128
-#       seconds: 40
+#         timed_sizes: 16 64
+#       seconds: 25
 #     seconds: 110
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)

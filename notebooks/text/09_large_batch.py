@@ -6,9 +6,9 @@
 #       parameters:
 #         epochs: 2
 #         ranks_to_run: 1 2
-#         samples: 2560
-#         test_samples: 300
-#       seconds: 40
+#         samples: 640
+#         test_samples: 100
+#       seconds: 30
 #     seconds: 150
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
