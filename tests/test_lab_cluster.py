@@ -350,6 +350,7 @@ def test_nothing_is_left_of_a_lab_that_is_killed(sign):
 # ------------------------------------------------------------------------------------------------- main.py on two nodes
 
 
+@pytest.mark.weekly
 @needs_hosts
 def test_two_nodes_train_the_model_of_one_process(cluster, tmp_path):
     """500 images in global batches of 64: the last has 52, 26 a rank."""
