@@ -65,9 +65,9 @@ def processes_of(folder):
 
 
 def test_killed_ranks_are_started_again_and_the_run_ends(forked_python, tmp_path):
-    log, ranks, kills = tmp_path / "run.jsonl", 3, [(1, 1.0), (0, 2.3)]
+    log, kills = tmp_path / "run.jsonl", [(1, 1.0), (0, 2.3)]
     done = script(KILL, *(f"--kill={rank}@{epoch}" for rank, epoch in kills), "--out", tmp_path / "kills.json",
-                  "--", *torchrun(ranks, "main.py", *JOB, "--epochs", 9, "--checkpoint", tmp_path / "kept",
+                  "--", *torchrun(2, "main.py", *JOB, "--epochs", 9, "--checkpoint", tmp_path / "kept",
                                   "--checkpoint-every", 5, "--log-file", log, restarts=len(kills),
                                   python=forked_python),
                   PYTHON_EXEC=forked_python)
