@@ -3,7 +3,7 @@
 torchrun and each of its ranks would import torch anew, for two seconds of a core each. Here they run the same code, and
 the process that is started, watched and signalled is a real one: this file's end, which imports next to nothing. It
 hands its arguments, environment and files to serve(), and passes on signals and the exit status. torchrun starts such
-ranks where PYTHON_EXEC names such a python.
+ranks where PYTHON_EXEC names such a python, and mp.spawn in each program that is forked itself.
 
 The forked process is a child of serve(), and has its namespaces, limits and session. So it is not for tests that stop a
 rank (SIGSTOP), look at its environment, parent, children or sockets from outside, start it on hosts or under limits, or
@@ -11,7 +11,9 @@ hold that nothing of it is left when it is killed: it goes a moment after who st
 """
 
 import contextlib
+import fcntl
 import io
+import itertools
 import os
 import re
 import select
@@ -24,6 +26,7 @@ from pathlib import Path
 AT_THE_BEGINNING = re.compile(
     "MALLOC_|LD_PRELOAD|TORCH_LOGS|TORCH_SHOW_|"
     "PYTHON(ASYNCIODEBUG|DEVMODE|FAULTHANDLER|HASHSEED|MALLOC|OPTIMIZE|TRACEMALLOC|WARNINGS)")
+MODULES = ("torch.distributed.run", "torch.distributed.launch", "doctor")
 KEPT = []  # as in course/forked_ranks.py
 SIGNALS = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
@@ -60,6 +63,7 @@ def serve(listener, program):
     import multiprocessing.connection
 
     sys.executable = program  # what such a process starts is one, too
+    multiprocessing.set_executable(program)  # and what mp.spawn starts in it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the watchers' status
     parent = multiprocessing.parent_process().sentinel
     while listener in multiprocessing.connection.wait([listener, parent]):  # else who has started this is gone
@@ -71,7 +75,7 @@ def serve(listener, program):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         words, files = receive(asked)
         if pid := os.fork():
-            for file in files:
+            for file in files.values():
                 os.close(file)
             watch(asked, pid)
         asked.close()
@@ -79,13 +83,14 @@ def serve(listener, program):
 
 
 def receive(asked):
-    """((arguments, folder, environment), the three files) of the process that asks."""
-    head, files, _, _ = socket.recv_fds(asked, 8, 3)
+    """((arguments, folder, environment), {number of a file there: number here}) of the process that asks."""
+    head, files, _, _ = socket.recv_fds(asked, 8, 64)
     size, raw = int(head), b""
     while len(raw) < size:
         raw += asked.recv(size - len(raw))
-    count, *words = raw.decode("utf-8", "surrogateescape").split("\0")
-    return (words[1:int(count) + 1], words[0], dict(word.split("=", 1) for word in words[int(count) + 1:])), files
+    numbers, count, folder, *words = raw.decode("utf-8", "surrogateescape").split("\0")
+    env = dict(word.split("=", 1) for word in words[int(count):])
+    return (words[:int(count)], folder, env), dict(zip(map(int, numbers.split()), files, strict=True))
 
 
 def watch(asked, pid):
@@ -114,12 +119,15 @@ def become(argv, folder, env, files):
 
     import torch
 
-    for number, file in enumerate(files):
+    for number, file in files.items():  # out of each other's way first
+        files[number] = fcntl.fcntl(file, fcntl.F_DUPFD, max(files) + 100)
+        os.close(file)
+    for number, file in files.items():
         os.dup2(file, number)
         os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     at_once = argv[0] == "-u" or bool(env.get("PYTHONUNBUFFERED"))
-    argv = argv[1:] if argv[0] == "-u" else argv
+    argv = without_flags(argv)
     for name, number in (("stdout", 1), ("stderr", 2)):
         file = io.FileIO(number, "w", closefd=False)
         stream = io.TextIOWrapper(file if at_once else io.BufferedWriter(file), "utf-8", write_through=at_once,
@@ -134,8 +142,8 @@ def become(argv, folder, env, files):
     tempfile.tempdir = None  # of the server's TMPDIR
     ours = os.path.dirname(__file__)
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    module = argv[0] == "-m"
-    sys.argv[:] = argv[module:]
+    module, code = argv[0] == "-m", argv[1] if argv[0] == "-c" else None
+    sys.argv[:] = argv[module:] if code is None else ["-c", *argv[2:]]
     first = folder if module else os.path.dirname(os.path.realpath(argv[0]))
     sys.path[:] = [first, *paths, *(path for path in sys.path if path != ours)]
     if "OMP_NUM_THREADS" in env:
@@ -143,7 +151,9 @@ def become(argv, folder, env, files):
     torch.distributed.set_debug_level_from_env()
     multiprocessing.set_start_method(None, force=True)  # the system's own again
     try:
-        if module:
+        if code is not None:
+            exec(code, {"__name__": "__main__"})
+        elif module:
             sys.modules.pop(sys.argv[0], None)
             KEPT.append(runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
         else:
@@ -163,27 +173,36 @@ def become(argv, folder, env, files):
         sys.exit(1)
 
 
+def without_flags(words):
+    """Python's arguments without those that torchrun and mp.spawn put first."""
+    return list(itertools.dropwhile(("-u", "-B").__contains__, words))
+
+
 def forks(words):
-    """Whether a process can become python with these arguments: those of a script or of torchrun, and nothing that
-    python, the system's libraries or torch would read at their beginning."""
-    words = words[1:] if words[:1] == ["-u"] else words
+    """Whether a process can become python with these arguments: those of a script, of MODULES or of a rank of mp.spawn,
+    and nothing that python, the system's libraries or torch would read at their beginning."""
+    words = without_flags(words)
     script = bool(words) and not words[0].startswith("-") and os.path.isfile(words[0])
-    return (script or words[:2] == ["-m", "torch.distributed.run"]) and not any(map(AT_THE_BEGINNING.match, os.environ))
+    module = words[:1] == ["-m"] and words[1] in MODULES
+    spawned = words[:1] == ["-c"] and words[-1] == "--multiprocessing-fork"
+    return (script or module or spawned) and not any(map(AT_THE_BEGINNING.match, os.environ))
 
 
 def ask(address, argv):
     """Be that process, for who started this one; where that cannot be, be python itself."""
     if not forks(argv):
         os.execv(sys.executable, [sys.executable, *argv])
+    files = [number for number in map(int, os.listdir("/dev/fd")) if os.path.exists(f"/dev/fd/{number}")]
     server = socket.socket(socket.AF_UNIX)
     server.connect(address)
-    words = [str(len(argv)), os.getcwd(), *argv, *(f"{name}={value}" for name, value in os.environ.items())]
+    words = [" ".join(map(str, files)), str(len(argv)), os.getcwd(), *argv,
+             *(f"{name}={value}" for name, value in os.environ.items())]
     raw = "\0".join(words).encode("utf-8", "surrogateescape")
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the server can tell them from what is sent first
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, frame: server.send(bytes([number])))
-    socket.send_fds(server, [b"%08d" % len(raw)], [0, 1, 2])
+    socket.send_fds(server, [b"%08d" % len(raw)], files)
     server.sendall(raw)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     status = int(server.recv(8) or -signal.SIGKILL)

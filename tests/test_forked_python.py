@@ -59,6 +59,22 @@ def test_torchrun_is_forked_with_its_ranks(how, forked_python, tmp_path):
     assert sorted(done.stdout.splitlines()) == [f"{rank} of 3, True" for rank in range(3)]
 
 
+def test_the_ranks_of_mp_spawn_are_forked_and_share_memory_with_who_spawned_them(forked_python, tmp_path):
+    (tmp_path / "spawn.py").write_text("""import sys
+imported = "torch" in sys.modules
+import torch
+def work(rank, flags):
+    flags[rank] = 1 + imported
+if __name__ == "__main__":
+    flags = torch.zeros(2)
+    torch.multiprocessing.spawn(work, (flags,), nprocs=2)
+    print(flags.tolist())
+""")
+    done = subprocess.run([forked_python, tmp_path / "spawn.py"], env=fresh(), capture_output=True, text=True,
+                          timeout=60)
+    assert (done.stdout, done.stderr) == ("[2.0, 2.0]\n", "")
+
+
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGKILL])
 def test_signals_reach_it_and_it_dies_with_who_asked(sign, forked_python, tmp_path):
     part, pid = tmp_path / "part", tmp_path / "pid"

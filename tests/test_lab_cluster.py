@@ -1,6 +1,6 @@
-"""Hosts out of network namespaces, and what main.py does on two of them: real torchruns, cut links, killed hosts."""
+"""Hosts out of network namespaces: their links, cut and mended, and hosts that are killed. main.py trains on such hosts
+in test_slurm.py and in lesson 11's tests."""
 
-import json
 import os
 import re
 import select
@@ -13,9 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-import models
 from course.hosts import Cluster, ClusterError
 from tests import runner
 
@@ -47,8 +45,6 @@ input()
 server.sendall(b"again")
 print("again", server.recv(99).decode(), flush=True)
 """
-
-SMALL = ["--dataset", "synthetic", "--samples", 500, "--test-samples", 101, "--optimizer", "sgd", "--lr", 0.01]
 
 
 @pytest.fixture
@@ -99,34 +95,6 @@ def wait_for_sleepers(count, namespaces):
     runner.wait_for(lambda: sum(p.name() == "sleep" for p in inhabitants(namespaces)) == count, f"{count} sleepers")
 
 
-def static(node, nodes=2):
-    return ["torchrun", f"--nnodes={nodes}", f"--node-rank={node}", "--nproc-per-node=1", "--master-addr=node0",
-            "--master-port=29500"]
-
-
-def c10d(_, nodes=2, *options):
-    return ["torchrun", f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=1",
-            "--rdzv-endpoint=node0:29400", *options]
-
-
-def start_main(cluster, node, folder, launcher, *options, **env):
-    """main.py under torchrun on a host; the console goes to a file beside the run log."""
-    with open(folder / f"node{node}.txt", "a") as console:
-        return cluster.start(node, [*launcher, "main.py", *SMALL, "--log-file", folder / "run.jsonl", *options],
-                             cwd=runner.ROOT, env=runner.environment(OMP_NUM_THREADS="1", **env), stdout=console,
-                             stderr=subprocess.STDOUT)
-
-
-def consoles(folder):
-    return {file.stem: file.read_text() for file in sorted(folder.glob("node*.txt"))}
-
-
-def records(folder, kind=None):
-    log = folder / "run.jsonl"
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    whole = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may still be being written
-    return [record for record in whole if kind in (None, record["kind"])]
-
 # ------------------------------------------------------------------------------------------------------------ the hosts
 
 
@@ -146,7 +114,7 @@ def test_each_host_has_its_name_address_and_processes_and_reaches_the_others(as_
         assert printed == [[f"node{n}", f"10.0.0.{n + 1}", str(n), "node0", str(runner.ROOT), "2"] for n in range(3)]
         for node in range(3):
             serve(hosts, node)
-        assert all(answers(hosts, node, (node + 1) % 3) for node in range(3))
+        assert all(answers(hosts, node, other) for node in range(3) for other in range(3))
         loopback = "import socket as s; a = s.create_server(('localhost', 0)); s.create_connection(a.getsockname())"
         assert output(python(hosts, 0, f"{loopback}; print('up')")) == "up\n"
     assert not Path("/etc/hosts").read_text().count("node2"), "the machine's own table was changed"
@@ -159,7 +127,7 @@ def test_a_cut_link_is_silent_until_it_is_mended(cluster):
     assert next_line(patient) == "connected node0\n"
     cluster.cut(1)
     print(file=patient.stdin, flush=True)
-    assert next_line(patient, seconds=1) == "" and patient.poll() is None  # neither an answer nor an error
+    assert next_line(patient, seconds=3) == "" and patient.poll() is None  # neither an answer nor an error
     assert not answers(cluster, 1, 0)
     cluster.mend(1)
     assert next_line(patient) == "again node0\n", "an open connection goes on after the gap"
@@ -346,41 +314,3 @@ def test_nothing_is_left_of_a_lab_that_is_killed(sign):
     assert psutil.wait_procs(family, timeout=30)[1] == [], "processes are still alive"
     assert inhabitants(spaces) == []
     assert outside() == before
-
-# ------------------------------------------------------------------------------------------------- main.py on two nodes
-
-
-@pytest.mark.weekly  # test_slurm.py compares torchrun's ranks on two such hosts at every change
-@needs_hosts
-def test_two_nodes_train_the_model_of_one_process(cluster, tmp_path):
-    """500 images in global batches of 64: the last has 52, 26 a rank."""
-    (tmp_path / "one").mkdir()
-    done = runner.run(0, *SMALL, "--epochs", 1, "--batch-size", 64, "--log-file", tmp_path / "one" / "run.jsonl",
-                      "--save-model", tmp_path / "one.pt")
-    assert done.returncode == 0, done.stderr
-    ranks = [start_main(cluster, node, tmp_path, static(node), "--epochs", 1, "--batch-size", 32, "--save-model",
-                        tmp_path / "two.pt") for node in range(2)]
-    assert [rank.wait(runner.LIMIT) for rank in ranks] == [0, 0], consoles(tmp_path)
-    run, ours, end = records(tmp_path)
-    assert (run["nodes"], run["world_size"], run["local_world_size"], end["status"]) == (2, 2, 1, "completed")
-    (theirs,) = records(tmp_path / "one", "epoch")
-    assert ours["weight_norm"] == pytest.approx(theirs["weight_norm"], rel=1e-5)
-    assert (ours["accuracy"], ours["val_accuracy"]) == (theirs["accuracy"], theirs["val_accuracy"])
-    one, two = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("one", "two"))
-    torch.manual_seed(0)
-    start = models.ConvNet().state_dict()
-    for name, value in one.items():
-        assert (value - start[name]).abs().max() > 1e-4, f"{name} has not moved, so it can show nothing"
-        assert (two[name] - value).abs().max() < 1e-5, name
-
-
-@pytest.mark.weekly
-@needs_hosts
-def test_three_nodes_meet_by_c10d(tmp_path):
-    """500 images on 3 ranks: one is padding."""
-    with Cluster(3) as hosts:
-        ranks = [start_main(hosts, node, tmp_path, c10d(node, 3), "--epochs", 1) for node in range(3)]
-        assert [rank.wait(runner.LIMIT) for rank in ranks] == [0, 0, 0], consoles(tmp_path)
-    run, _, end = records(tmp_path)
-    assert (run["nodes"], run["world_size"], end["status"]) == (3, 3, "completed")
-    assert sum("1 image(s) are trained on twice" in text for text in consoles(tmp_path).values()) == 1

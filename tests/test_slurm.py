@@ -31,6 +31,7 @@ LONG = [*SMALL, "--epochs", 1_000_000, "--batch-size", 48]
 installed = pytest.mark.skipif(bool(slurm_lab.missing()), reason=str(slurm_lab.missing()))
 each_file = pytest.mark.parametrize("file", FILES)
 one_weekly = pytest.mark.parametrize("file", ["ranks", pytest.param("torchrun", marks=pytest.mark.weekly)])
+other_weekly = pytest.mark.parametrize("file", [pytest.param("ranks", marks=pytest.mark.weekly), "torchrun"])
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +221,7 @@ exec '{sys.executable}' "$@"
     runner.wait_for(lambda: not of_job(slurm, job), "the job's processes to end", 60)
 
 
-@each_file
+@one_weekly
 def test_a_killed_rank_ends_the_job(file, slurm, course):
     job = submit(slurm, course, file, *LONG)
     wait_for_epoch(course, job)
@@ -233,7 +234,7 @@ def test_a_killed_rank_ends_the_job(file, slurm, course):
     assert runs.read_run(log_of(course, job))["status"][0] in ("failed", "unfinished")
 
 
-@each_file
+@other_weekly
 def test_a_job_that_is_warned_is_queued_again_and_goes_on(file, slurm, course):
     job = submit(slurm, course, file, *LONG)
     wait_for_epoch(course, job)
@@ -341,7 +342,7 @@ def test_a_second_lab_without_gpus_beside_the_first(slurm, tmp_path):
 
 
 @installed
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sign", [pytest.param(signal.SIGTERM, marks=pytest.mark.weekly), signal.SIGKILL])
 def test_a_lab_that_is_killed_leaves_no_process(sign):
     process = subprocess.Popen([*SCRIPT, "--nodes", "1", "--", "sh", "-c", "echo $SLURM_LAB; exec sleep 600"],
                                cwd=runner.ROOT, env=environment(), text=True, stdout=subprocess.PIPE)

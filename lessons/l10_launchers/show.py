@@ -2,12 +2,14 @@
 
 import re
 import socket
-import tempfile
+import subprocess
 import uuid
 from pathlib import Path
 from unittest import mock
 
 import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from torch.distributed import run as torchrun
 
 from course import processes
@@ -41,19 +43,19 @@ def variables(environment: dict) -> list[dict]:
 def in_a_notebook(first: str, cell: str, seconds: float) -> tuple[str, str]:
     """How a notebook of these two cells ends, where each may take so many seconds: "worked", "failed" or "hung", and
     what it prints, or the first error. Nothing that it started is left."""
-    with tempfile.TemporaryDirectory() as folder:
-        notebook, file = nbformat.v4.new_notebook(), Path(folder, "attempt.ipynb")
-        notebook.cells = [nbformat.v4.new_code_cell(source) for source in (first, cell)]
-        nbformat.write(notebook, file)
-        command = ["papermill", "--kernel=python3", "--log-output", "--no-progress-bar",
-                   f"--execution-timeout={seconds}", file, file]
-        status, output = processes.run_and_read(command, 60 + 3 * seconds, uuid.uuid4().hex)
-        if status == 0:
-            outputs = nbformat.read(file, 4).cells[1].outputs
-            return "worked", "".join(part.get("text", "") for part in outputs).strip()
-    if status is None or "CellTimeoutError" in output:
+    mark = uuid.uuid4().hex
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (first, cell)])
+    client = NotebookClient(notebook, timeout=seconds, kernel_name="python3", shutdown_kernel="immediate")
+    try:
+        client.execute(env=processes.environment(mark), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except CellTimeoutError:
         return "hung", f"no end within {seconds} s: killed"
-    return "failed", ERROR_LINE.findall(output)[0]
+    except CellExecutionError as error:
+        printed = "".join(part.get("text", "") for part in notebook.cells[1].outputs)
+        return "failed", ERROR_LINE.findall(f"{printed}\n{error.ename}: {error.evalue}")[0]
+    finally:
+        processes.end(mark)
+    return "worked", "".join(part.get("text", "") for part in notebook.cells[1].outputs).strip()
 
 
 def glued(screen: list[str]) -> list[dict]:

@@ -16,6 +16,7 @@ from tests import runner
 
 WHY = [sys.executable, "scripts/cluster/why_it_failed.py"]
 LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
+torchrun = runner.command
 OLD, NEW, HELLO = (f"lessons/l10_launchers/{name}.py" for name in ("local_rank_old", "local_rank_new", "hello_rank"))
 # A rank that notes its process, and works for ten minutes. Rank 1 does something else after a second.
 RANK = """import os, signal, sys, time
@@ -38,10 +39,6 @@ def ask(*command, within=100, options=(), **env):
     assert done.stderr == "", done.stderr
     lines = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
     return {key: value.strip() for key, value in lines.items()}, done.returncode
-
-
-def torchrun(ranks, *arguments):
-    return runner.command(ranks, *arguments)
 
 
 def write_rank(folder, rank_1):
@@ -67,9 +64,9 @@ def hello(tmp_path, *command):
 
 
 @pytest.mark.parametrize(("launcher", "ranks"), [("torchrun", 3), ("torch.distributed.launch", 2), ("mp.spawn", 2)])
-def test_what_each_launcher_tells_its_ranks(launcher, ranks, tmp_path):
-    command = {"torchrun": torchrun(ranks, HELLO), "mp.spawn": [sys.executable, HELLO, "--spawn", ranks],
-               "torch.distributed.launch": [*LAUNCH, f"--nproc_per_node={ranks}", HELLO]}[launcher]
+def test_what_each_launcher_tells_its_ranks(launcher, ranks, forked_python, tmp_path):
+    command = {"torchrun": torchrun(ranks, HELLO), "mp.spawn": [forked_python, HELLO, "--spawn", ranks],
+               "torch.distributed.launch": [forked_python, *LAUNCH[1:], f"--nproc_per_node={ranks}", HELLO]}[launcher]
     processes = hello(tmp_path, *command)
     assert [process["rank"] for process in processes] == list(range(ranks))
     for rank, process in enumerate(processes):
@@ -85,24 +82,18 @@ def test_what_each_launcher_tells_its_ranks(launcher, ranks, tmp_path):
         assert set(processes[0]["variables"]) <= set(show.MEANING | show.MORE), "the lesson says what each one means"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "launch"])
-def test_the_old_script_fails_and_the_new_one_works(launcher):
-    command = torchrun(2) if launcher == "torchrun" else [*LAUNCH, "--nproc_per_node=2"]
-    done = run(*command, NEW, "--epochs", 3)
-    said = re.findall(r"local rank \w+, \d epoch\(s\)", done.stdout)  # two ranks, one pipe: lines may run together
-    assert done.returncode == 0 and sorted(said) == [f"local rank {n}, 3 epoch(s)" for n in (0, 1)]
-    done = run(*command, OLD)
-    if launcher == "torchrun":  # nobody tells it its local rank, and it does not notice
-        assert done.returncode == 0 and done.stdout.count("local rank None, 1 epoch(s)") == 2
-    else:
-        assert done.returncode == 1 and "unrecognized arguments: --local-rank=" in done.stderr
+@pytest.mark.parametrize("launcher", ["run", "launch"])
+def test_the_new_script_works_with_both_launchers(launcher, forked_python):
+    done = run(forked_python, "-m", f"torch.distributed.{launcher}", "--nproc_per_node=2", NEW, "--epochs", 3)
+    printed = re.findall(r"local rank \w+, \d epoch\(s\)", done.stdout)  # two ranks, one pipe: lines may run together
+    assert done.returncode == 0 and sorted(printed) == [f"local rank {n}, 3 epoch(s)" for n in (0, 1)]
 
 
 # ------------------------------------------------------------------------------------------------ restarts
 
 
-def test_a_rank_that_fails_once_restarts_all(tmp_path):
-    processes = hello(tmp_path, *torchrun(3, "--max-restarts=1", HELLO, "--fail", 1))
+def test_a_rank_that_fails_once_restarts_all(forked_python, tmp_path):
+    processes = hello(tmp_path, *torchrun(3, "--max-restarts=1", HELLO, "--fail", 1, python=forked_python))
     assert [(process["attempt"], process["rank"]) for process in processes] == list(product((0, 1), range(3)))
     ends = [process["end"].split(" ", 2)[2] for process in processes]
     assert ends == ["gets SIGTERM", "fails", "gets SIGTERM", *3 * ["is done"]]
@@ -120,10 +111,10 @@ def second_node(*options, rendezvous="static"):
     return torchrun(1, "--nnodes=2", *where[rendezvous], *options, NEW)
 
 
-def test_a_port_in_use_is_named():
+def test_a_port_in_use_is_named(forked_python):
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
-        found, status = ask(*torchrun(2, f"--master-port={port}", NEW))
+        found, status = ask(*torchrun(2, f"--master-port={port}", NEW, python=forked_python))
     assert status == 0 and f"port {port} of this node is in use" in found["why"], found
     assert "another --master-port" in found["why"]
 
@@ -142,7 +133,7 @@ def test_a_port_in_use_is_named():
 def test_the_cause_is_named_in_one_line(command, why, forked_python, tmp_path):
     no_guard = tmp_path / "no_guard.py"
     no_guard.write_text("import torch.multiprocessing as mp\ndef hello(rank): pass\nmp.spawn(hello)\n")
-    command = [no_guard if word == no_guard.name else word for word in command]
+    command = [{no_guard.name: no_guard, sys.executable: forked_python}.get(word, word) for word in command]
     found, status = ask(*command, PYTHON_EXEC=forked_python)
     assert status == 0 and found["why"].startswith(why), found
     assert found["it said"] and int(found["status"].split()[0]) not in (0, 124)
@@ -153,8 +144,8 @@ def test_the_cause_is_named_in_one_line(command, why, forked_python, tmp_path):
     ("raise ZeroDivisionError('on purpose')", "a rank raised ZeroDivisionError: on purpose"),
     ("sys.exit(7)", "rank 1 ended with exit status 7"),
 ])
-def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, tmp_path):
-    found, status = ask(*torchrun(3, write_rank(tmp_path, rank_1)))
+def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, forked_python, tmp_path):
+    found, status = ask(*torchrun(2, write_rank(tmp_path, rank_1), python=forked_python))
     assert status == 0 and found["why"].startswith(why), found
 
 
@@ -171,13 +162,13 @@ utils.evaluate = evaluate
 main.main()
 """)
     small = ["--dataset", "synthetic", "--samples", 300, "--test-samples", 1001, "--epochs", 1]
-    found, _ = ask(*torchrun(3, script, *small), PYTHON_EXEC=forked_python)
+    found, _ = ask(*torchrun(3, script, *small, python=forked_python))
     assert found["why"].startswith("a rank raised ZeroDivisionError: on purpose"), found
 
 
 def test_a_command_that_takes_too_long_is_ended_with_its_ranks(tmp_path):
     script = write_rank(tmp_path, "pass")
-    done = run(*WHY, "--within=30", "--", *torchrun(2, script))
+    done = run(*WHY, "--within=20", "--", *torchrun(2, script))
     assert done.returncode == 124 and "start it on all nodes" in done.stdout
     pids, running = started(tmp_path)
     assert len(pids) == 2 and not running
@@ -219,7 +210,7 @@ def test_attempts_in_a_notebook_work_fail_and_hang_and_leave_nothing(tmp_path):
     assert show.in_a_notebook(first, "print('there', 6 * 7)", 60) == ("worked", "there 42")
     assert show.in_a_notebook(first, "1 / 0", 60) == ("failed", "ZeroDivisionError: division by zero")
     fork = f"if os.fork() == 0:\n    os.setsid()\n    {first.splitlines()[1]}\ntime.sleep(600)"
-    assert show.in_a_notebook(first, fork, 15)[0] == "hung"
+    assert show.in_a_notebook(first, fork, 5)[0] == "hung"
     pids, running = started(tmp_path)
     assert len(pids) == 4 and not running
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from functools import cache, partial
 from types import SimpleNamespace
 
 import psutil
@@ -24,25 +23,6 @@ SCRIPT = "lessons/l10_launchers/spawn_mnist.py"
 # neither 2 nor 3.
 SMALL = ["--samples", 1206, "--test-samples", 1001, "--epochs", 2, "--lr", 0.01]
 MAIN = ["--dataset", "mnist", "--optimizer", "sgd", "--no-channels-last", *SMALL]  # spawn_mnist's layout
-spawn = partial(runner.torchrun, 0, script=SCRIPT)
-free_port = cache(rendezvous.free_port)  # the same each time
-
-
-def launch_module(*options):
-    """The launcher before torchrun; test_launchers.py starts it too."""
-    return subprocess.run([sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2", "main.py",
-                           *map(str, options)], cwd=runner.ROOT, env=runner.environment(), capture_output=True,
-                          text=True, timeout=runner.LIMIT)
-
-
-WAYS = {  # name: (ranks, how to start them with these options)
-    "one process": (1, partial(runner.run, 0, *MAIN)),
-    "spawn 1": (1, partial(spawn, *SMALL)),
-    "spawn 3": (3, lambda *options: spawn(*SMALL, "--n-gpus", 3, "--device", "cpu", "--port", free_port(), *options)),
-    "torchrun 2": (2, partial(runner.torchrun, 2, *MAIN)),
-    "main.py on 3 ranks": (3, partial(runner.run, 3, *MAIN)),
-    "torch.distributed.launch 2": (2, partial(launch_module, *MAIN)),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,18 +35,23 @@ def mnist():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, forked_python):
     """{way to start: (weights, console)} with 96 images a step over all ranks."""
     folder, results = tmp_path_factory.mktemp("weights"), {}
-    for number, (way, (ranks, start)) in enumerate(WAYS.items()):
-        file = folder / f"{number}.pt"
-        done = start("--batch-size", 96 // ranks, "--save-model", file)
+    for way, script, options in (
+            ("one process", "main.py", [*MAIN, "--batch-size", 96]),
+            ("mp.spawn", SCRIPT, [*SMALL, "--batch-size", 32, "--n-gpus", 3, "--device", "cpu",
+                                  "--port", rendezvous.free_port()]),
+            ("torch.distributed.launch", "-m", ["torch.distributed.launch", "--nproc_per_node=2", "main.py", *MAIN,
+                                                "--batch-size", 48])):
+        file = folder / f"{way}.pt"
+        done = runner.torchrun(0, *options, "--save-model", file, script=script, PYTHON_EXEC=forked_python)
         assert done.returncode == 0, f"{way}: {done.stderr}"
         results[way] = torch.load(file, weights_only=True, map_location="cpu"), done.stdout
     return results
 
 
-@pytest.mark.parametrize("way", list(WAYS)[1:])
+@pytest.mark.parametrize("way", ["mp.spawn", "torch.distributed.launch"])
 def test_each_launcher_trains_the_same_model(way, trained):
     torch.manual_seed(0)
     start = models.ConvNet(channels=1, image_size=28).state_dict()
@@ -78,9 +63,8 @@ def test_each_launcher_trains_the_same_model(way, trained):
 
 
 @pytest.mark.promise("each image once")
-@pytest.mark.parametrize("way", ["spawn 1", "spawn 3"])
-def test_reported_accuracy_is_that_of_the_saved_model_on_every_test_image_once(way, trained, mnist, tmp_path):
-    weights, console = trained[way]
+def test_reported_accuracy_is_that_of_the_saved_model_on_every_test_image_once(trained, mnist, tmp_path):
+    weights, console = trained["mp.spawn"]
     model = models.ConvNet(channels=1, image_size=28)
     model.load_state_dict(weights)
     images, labels = mnist[1].first(1001).__getitems__(range(1001))
@@ -138,11 +122,11 @@ def test_more_ranks_than_gpus_is_refused(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_gpus_each_rank_has_its_own(tmp_path):
     gpus = torch.cuda.device_count()
-    done = spawn(*SMALL, "--n-gpus", gpus, "--save-model", tmp_path / "model.pt")
+    done = runner.torchrun(0, *SMALL, "--n-gpus", gpus, "--save-model", tmp_path / "model.pt", script=SCRIPT)
     assert done.returncode == 0 and f"{gpus} process(es) on the GPUs; " in done.stdout, done.stderr
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
     assert {value.device.type for value in weights.values()} == {"cuda"}
-    assert f"use --n-gpus {gpus}, or --device cpu" in message_of(spawn("--n-gpus", gpus + 1))
+    assert f"use --n-gpus {gpus}, or --device cpu" in message_of(runner.run(0, "--n-gpus", gpus + 1, script=SCRIPT))
 
 
 # ------------------------------------------------------------------------------------------- when it does not end well
@@ -175,7 +159,8 @@ def running(tmp_path):
 
 @pytest.mark.parametrize(("send", "sign"), [
     (os.killpg, signal.SIGINT),  # Ctrl-C in a terminal: the ranks get it, too
-    (os.kill, signal.SIGTERM), (os.kill, signal.SIGKILL),
+    pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.weekly),
+    (os.kill, signal.SIGKILL),
 ])
 def test_ranks_end_with_their_parent(send, sign, running):
     process, family, console = running

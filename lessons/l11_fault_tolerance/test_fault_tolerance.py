@@ -29,8 +29,12 @@ GROUP, DRIVER = "lessons/l11_fault_tolerance/torchft_loop.py", "lessons/l11_faul
 SMALL = ["--device", "cpu", "--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--batch-size", 32]
 STEPS = 13  # an epoch: 1206 images, 96 a step
 WHY_NOT = Cluster.available()
-needs_torchft = pytest.mark.skipif(not find_spec("torchft"), reason="torchft is not installed")
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
+
+
+def needs_torchft(test):
+    """A test of what is under torchft, which only the weekly run installs."""
+    return pytest.mark.weekly(pytest.mark.skipif(not find_spec("torchft"), reason="torchft is not installed")(test))
 
 
 def script(file, *arguments, seconds=runner.LIMIT, **env):
@@ -61,9 +65,9 @@ def processes_of(folder):
 
 
 def test_killed_ranks_are_started_again_and_the_run_ends(forked_python, tmp_path):
-    log, ranks, kills = tmp_path / "run.jsonl", 3, [(1, 1.0), (0, 2.3)]
+    log, kills = tmp_path / "run.jsonl", [(1, 1.0), (0, 2.3)]
     done = script(KILL, *(f"--kill={rank}@{epoch}" for rank, epoch in kills), "--out", tmp_path / "kills.json",
-                  "--", *torchrun(ranks, "main.py", *JOB, "--epochs", 9, "--checkpoint", tmp_path / "kept",
+                  "--", *torchrun(2, "main.py", *JOB, "--epochs", 9, "--checkpoint", tmp_path / "kept",
                                   "--checkpoint-every", 5, "--log-file", log, restarts=len(kills),
                                   python=forked_python),
                   PYTHON_EXEC=forked_python)
@@ -90,12 +94,14 @@ def test_a_killed_command_is_started_again_as_a_whole(forked_python, tmp_path):
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.weekly), 1])
-def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, tmp_path):
+def test_a_rank_dies_on_one_of_two_nodes_and_all_meet_again(victim, forked_python, tmp_path):
     """Each node's torchrun counts its restarts for itself, and not all of them: the ranks name none of it."""
     log, port = tmp_path / "run.jsonl", rendezvous.free_port()
     two = ["--nnodes=2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=1", f"--rdzv-endpoint=127.0.0.1:{port}"]
     job = [*JOB, "--epochs", 9, "--timeout", 100, "--checkpoint", tmp_path / "kept", "--log-file", log]
-    nodes = [runner.start(1, *job, torchrun=two) for _ in range(2)]
+    nodes = [subprocess.Popen(runner.command(1, "main.py", *job, torchrun=two, python=forked_python), cwd=runner.ROOT,
+                              env=runner.environment(OMP_NUM_THREADS="1"), text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT) for _ in range(2)]
     runner.wait_for(lambda: log.exists() and log.read_text().count('"kind": "epoch"') > 1, "two epochs")
     of_rank = {process.environ().get("RANK"): process for process in processes_of(tmp_path)
                if "torch.distributed.run" not in process.cmdline()}
@@ -140,6 +146,7 @@ def test_a_node_is_lost_and_comes_back(tmp_path):
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.weekly
 @needs_hosts
 def test_a_cut_link_is_named_by_the_node_that_waits(tmp_path):
     done = script(LOSE, "cut", "--out", tmp_path, "--epochs", 1, "--", *JOB, "--timeout", 5)
@@ -184,18 +191,18 @@ def test_a_job_that_fails_is_named_in_one_line(tmp_path):
 # ------------------------------------------------------------------------------------------------ sharded_checkpoint.py
 
 
-@pytest.mark.parametrize(("writers", "readers"), [(2, 1), (3, 2)])
-def test_what_many_ranks_wrote_another_number_reads(writers, readers, tmp_path):
-    saved = runner.run(writers, "--save", tmp_path, script=SHARDED)
+def test_what_three_ranks_wrote_two_read_and_so_does_a_single_process(tmp_path):
+    saved = runner.run(3, "--save", tmp_path, script=SHARDED)
     assert saved.returncode == 0, saved.stderr
     pieces = sharded_checkpoint.contents(tmp_path)
-    assert len({piece["file"] for piece in pieces}) == writers
+    assert len({piece["file"] for piece in pieces}) == 3
     names = [piece["name"] for piece in pieces]
-    assert all(names.count(name) == (writers if name == "table" else 1) for name in sharded_checkpoint.expected())
-    read = runner.run(readers if readers > 1 else 0, "--load", tmp_path, script=SHARDED)
-    assert read.returncode == 0, read.stderr
-    rows = [int(rows) for rows in re.findall(r'"rows of the table": (\d+)', read.stdout)]
-    assert len(rows) == readers and sum(rows) == sharded_checkpoint.ROWS and "bit for bit" in read.stdout
+    assert all(names.count(name) == (3 if name == "table" else 1) for name in sharded_checkpoint.expected())
+    for readers in (2, 0):
+        read = runner.run(readers, "--load", tmp_path, script=SHARDED)
+        assert read.returncode == 0 and "bit for bit" in read.stdout, read.stderr
+        rows = [int(rows) for rows in re.findall(r'"rows of the table": (\d+)', read.stdout)]
+        assert len(rows) == max(readers, 1) and sum(rows) == sharded_checkpoint.ROWS
     lost = next(tmp_path.glob("__0_*.distcp"))
     shutil.move(lost, tmp_path / "elsewhere")
     assert runner.run(0, "--load", tmp_path, script=SHARDED).returncode != 0, "a part is missing"
@@ -209,6 +216,7 @@ def test_no_checkpoint_to_load_and_one_in_the_way_are_one_line_each(tmp_path):
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "holds a checkpoint already" in done.stderr
     assert (tmp_path / ".metadata").read_bytes() == b"another's"
 
+
 @pytest.mark.parametrize(("script", "arguments", "message"), [
     (KILL, ["--kill", "1", "--", "torchrun", "main.py", "--log-file", "x"], "'1' is not RANK@EPOCH"),
     (KILL, ["--kill", "1@0.5", "--", "torchrun"], "the first epoch that can be hit is 1"),
@@ -220,19 +228,40 @@ def test_no_checkpoint_to_load_and_one_in_the_way_are_one_line_each(tmp_path):
     (DRIVER, ["--kill", "2@3", "--out", "OUT"], "--kill: there is no group 2; there are 2"),
     (DRIVER, ["--kill", "1@0", "--out", "OUT"], "steps from 1"),
     (DRIVER, ["--kill", "1@3", "--out", "OUT", "--", "--save-model=x"], "--save-model after --: this script sets it"),
-    pytest.param(DRIVER, ["--kill", "1@3", "--out", "OUT", "--compare", "README.md"],
-                 "--compare README.md: holds no weights", marks=needs_torchft),
     (GROUP, ["--strategy", "dp"], "--strategy: torchft decides this; leave it out"),
-    pytest.param(GROUP, SMALL, "without a torchrun of its own", marks=needs_torchft),
-    pytest.param(GROUP, ["--group", "2"], "--group 2: groups count from 0, and there are 2", marks=needs_torchft),
 ])
 def test_bad_input_is_one_line_and_status_2(script, arguments, message, tmp_path):
-    done = runner.run(0, *(tmp_path / "out" if word == "OUT" else word for word in arguments), script=script)
+    refused_in_one_line(script, arguments, message, tmp_path)
+
+
+def refused_in_one_line(script, arguments, message, folder):
+    done = runner.run(0, *(folder / "out" if word == "OUT" else word for word in arguments), script=script)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
-    assert message in done.stderr and not (tmp_path / "out/moments.json").exists()
+    assert message in done.stderr and not (folder / "out/moments.json").exists()
 
 
 # ------------------------------------------------------------------------------------------- groups under torchft
+
+
+@pytest.mark.parametrize(("script", "arguments"), [(DRIVER, ["--kill", "1@3", "--out", "OUT"]), (GROUP, SMALL)])
+def test_without_torchft_it_says_what_to_install(script, arguments, tmp_path):
+    without = tmp_path / "without.py"
+    without.write_text(f"""import importlib.util, runpy, sys
+whole = importlib.util.find_spec
+importlib.util.find_spec = lambda wanted, *rest: None if wanted == "torchft" else whole(wanted, *rest)
+runpy.run_path({script!r}, run_name="__main__")
+""")
+    refused_in_one_line(without, arguments, "torchft is not installed: pip install -e '.[rivals]'", tmp_path)
+
+
+@needs_torchft
+@pytest.mark.parametrize(("script", "arguments", "message"), [
+    (DRIVER, ["--kill", "1@3", "--out", "OUT", "--compare", "README.md"], "--compare README.md: holds no weights"),
+    (GROUP, SMALL, "without a torchrun of its own"),
+    (GROUP, ["--group", "2"], "--group 2: groups count from 0, and there are 2"),
+])
+def test_bad_input_with_torchft_is_one_line_and_status_2(script, arguments, message, tmp_path):
+    refused_in_one_line(script, arguments, message, tmp_path)
 
 
 @needs_torchft
@@ -255,7 +284,6 @@ def test_two_groups_train_the_model_of_main_py(tmp_path):
 
 
 @needs_torchft
-@pytest.mark.weekly
 @pytest.mark.timeout(400)
 def test_a_group_dies_the_other_goes_on_and_takes_it_back(tmp_path):
     env = runner.environment(PYTHON_EXEC=str(runner.ROOT / "tests/slow_alone.py"))

@@ -5,7 +5,8 @@
 #     quick:
 #       parameters:
 #         epochs: 1
-#         samples: 2000
+#         patience: 6
+#         samples: 640
 #         several_nodes: false
 #       seconds: 68
 #     seconds: 115
@@ -57,6 +58,7 @@ from lessons.l10_launchers import check, show
 # %% tags=["parameters"]
 samples = 6000  # training images of MNIST
 epochs = 2
+patience = 20  # seconds, after which an attempt that has not ended is killed
 several_nodes = True  # False: show the recorded runs of two nodes and Slurm
 
 # %% [markdown]
@@ -145,7 +147,7 @@ mp.spawn(add_up, nprocs=2)
 mp.start_processes(add_up, nprocs=2, start_method="fork")
 
 # %%
-# %%attempt 3 20
+# %%attempt 3 {patience}
 torch.set_num_threads(2)
 torch.arange(1_000_000).sum()
 mp.start_processes(add_up, nprocs=2, start_method="fork")

@@ -5,13 +5,12 @@
     python scripts/broken/gallery.py patient 3          # lesson 12: one of them without its name; what a user sees
     python scripts/broken/gallery.py look 3 '^rank'     # lines of all that it printed
     python scripts/broken/gallery.py repair 3           # the smallest repair, and the proof
-    python scripts/broken/gallery.py run set_epoch      # all that the broken form prints; --repaired: the other one
     python scripts/broken/gallery.py check              # runs all pairs, and judges them
-    python scripts/broken/gallery.py guide              # writes TROUBLESHOOTING.md; --check: is it up to date?
+    python scripts/broken/gallery.py guide              # writes TROUBLESHOOTING.md
 
 The table is gallery.toml, which lessons/l12_break_it/gallery_table.py reads; the scripts stand beside it. Nothing
-runs longer than
-its limit, and no process is left. Exit status: 0, 1 where something did not behave as it should, 2 for bad input.
+runs longer than its limit, and no process is left.
+Exit status: 0, 1 where something did not behave as it should, 2 for bad input.
 """
 
 import os
@@ -102,19 +101,19 @@ def run_pair(entry, fork=False):
 
 def complaints(entry, broken, repaired):
     """What did not behave as it should, a line each; none where all is well."""
-    said = []
+    wrong = []
     for form, outcome, fails, shown, not_shown in (
             ("broken", broken, not entry.silent, entry.shows, entry.proof),
             ("repaired", repaired, entry.also_repaired_fails, entry.proof, entry.shows)):
         if outcome.status is None:
-            said.append(f"{form}: it did not end within {LIMIT} s")
+            wrong.append(f"{form}: it did not end within {LIMIT} s")
         elif fails != bool(outcome.status) and not (entry.gpu and form == "broken"):
-            said.append(f"{form}: exit status {outcome.status}")
+            wrong.append(f"{form}: exit status {outcome.status}")
         if not re.search(shown, outcome.output, re.M):
-            said.append(f"{form}: {shown!r} is not in its output")
+            wrong.append(f"{form}: {shown!r} is not in its output")
         if re.search(not_shown, outcome.output, re.M):
-            said.append(f"{form}: {not_shown!r} is in its output")
-    return said
+            wrong.append(f"{form}: {not_shown!r} is in its output")
+    return wrong
 
 
 # ---- show ----------------------------------------------------------------------------------------------------
@@ -178,13 +177,13 @@ def show_repair(entry, repaired, lines):
 
 def spot(source, number):
     """What stands in this line, behind the headers of the blocks around it: `if rank == 0: dist.barrier()`."""
-    said, depth = [], 0
+    words, depth = [], 0
     for line in reversed(source[:number]):
         inner = len(line) - len(line.lstrip())
-        if line.strip() and (not said or inner < depth):
-            said.insert(0, line.strip())
+        if line.strip() and (not words or inner < depth):
+            words.insert(0, line.strip())
             depth = inner
-    return " ".join(said)
+    return " ".join(words)
 
 
 def blind(entry, text):
@@ -204,16 +203,16 @@ def patient(entry, lines):
     log.write_text(blind(entry, outcome.output))
     log.replace(LOGS / f"{entry.patient}.txt")  # two notebooks may run at once
     print("$", blind(entry, entry.command("broken")))
-    found = look(entry, lines or entry.seen) and (lines or re.search(entry.shows, outcome.output, re.M))
+    as_expected = look(entry, lines or entry.seen) and (lines or re.search(entry.shows, outcome.output, re.M))
     print(f"    → exit status {outcome.status}")
-    return bool(found)
+    return bool(as_expected)
 
 
 def look(entry, lines):
     """Print those lines of all that a patient has printed; is there one?"""
-    found = excerpt((LOGS / f"{entry.patient}.txt").read_text(), lines)
-    indent(found)
-    return bool(found)
+    matching = excerpt((LOGS / f"{entry.patient}.txt").read_text(), lines)
+    indent(matching)
+    return bool(matching)
 
 
 def repair(entry):
@@ -229,16 +228,16 @@ def check(entries, fork, out):
     """Run and judge all pairs, two at a time (four where they are forked); the number that failed."""
     def judge(entry):
         broken, repaired = run_pair(entry, fork)
-        found = complaints(entry, broken, repaired)
-        verdict = "NOT AS EXPECTED" if found else "as expected"
-        print("\n    ".join([f"{verdict}: {entry.heading}", *found]) + "\n", end="", flush=True)
-        return {"name": entry.name, "complaints": found, "broken": vars(broken), "repaired": vars(repaired)}
+        wrong = complaints(entry, broken, repaired)
+        verdict = "NOT AS EXPECTED" if wrong else "as expected"
+        print("\n    ".join([f"{verdict}: {entry.heading}", *wrong]) + "\n", end="", flush=True)
+        return {"name": entry.name, "complaints": wrong, "broken": vars(broken), "repaired": vars(repaired)}
 
     with workers(4 if fork else 2) as pool:
-        found = list(pool.map(judge, entries))
+        judged = list(pool.map(judge, entries))
     if out:
-        rank_program.write_json(out, found)
-    return sum(bool(one["complaints"]) for one in found)
+        rank_program.write_json(out, judged)
+    return sum(bool(pair["complaints"]) for pair in judged)
 
 
 # ---- command line --------------------------------------------------------------------------------------------
@@ -264,24 +263,15 @@ def do(args, table):
         if not fine:
             print("NOT AS EXPECTED: " + ("no such line" if args.command == "look" else "not what this lesson is about"))
         return not fine
-    elif args.command == "run":
-        outcome = run(table[args.name], "repaired" if args.repaired else "broken")
-        print(outcome.output, end="")
-        print(f"→ exit status {outcome.status}" if outcome.status is not None else f"→ stopped after {LIMIT} s")
     elif args.command == "check":
         if unknown := [name for name in args.names if name not in table]:
             raise ValueError(f"no mistake {unknown[0]!r}; `scripts/broken/gallery.py list` names them")
         if args.out:
             files.check_output("--out", args.out)
         return bool(check([table[name] for name in args.names or table], args.fork, args.out))
-    elif not args.check:
+    else:
         GUIDE.write_text(guide(table))
         print(f"wrote {GUIDE.name}: {len(table)} entries")
-    elif not GUIDE.exists() or GUIDE.read_text() != guide(table):
-        print("TROUBLESHOOTING.md is not up to date: run python scripts/broken/gallery.py guide", file=sys.stderr)
-        return 1
-    else:
-        print("TROUBLESHOOTING.md is up to date")
     return 0
 
 
@@ -290,27 +280,23 @@ def main(arguments=None):
     parser = rank_program.parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("list", help="the mistakes, and what one sees of each")
-    one = commands.add_parser("show", help="run both forms of a mistake: symptom, diagnosis, repair, proof")
+    shown = commands.add_parser("show", help="run both forms of a mistake: symptom, diagnosis, repair, proof")
+    shown.add_argument("name", choices=table, metavar="NAME", help="of `list`")
     for command, what in (("patient", "lesson 12: run a mistake without its name, print what a user sees"),
                           ("look", "print lines of all that a patient has printed"),
                           ("repair", "show a patient's repair, and run it")):
-        one_of_them = commands.add_parser(command, help=what)
-        one_of_them.add_argument("number", type=int, choices=read_patients(), metavar="NUMBER", help="of the patient")
-        one_of_them.add_argument("--until", type=options.positive(int), help="those with higher numbers do not run")
+        numbered = commands.add_parser(command, help=what)
+        numbered.add_argument("number", type=int, choices=read_patients(), metavar="NUMBER", help="of the patient")
+        numbered.add_argument("--until", type=options.positive(int), help="those with higher numbers do not run")
         if command != "repair":
-            one_of_them.add_argument("lines" if command == "look" else "--lines", metavar="REGEX", type=re.compile,
-                                     help="which lines to print")
-    all_it_says = commands.add_parser("run", help="run one form, print all that it says")
-    all_it_says.add_argument("--repaired", action="store_true", help="the repaired form")
-    for each in (one, all_it_says):
-        each.add_argument("name", choices=table, metavar="NAME", help="of `list`")
+            numbered.add_argument("lines" if command == "look" else "--lines", metavar="REGEX", type=re.compile,
+                                  help="which lines to print")
     many = commands.add_parser("check", help="run pairs and judge them")
     many.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     many.add_argument("--fork", action="store_true", help="fork the ranks from one process, where torchrun is not "
                       "itself the subject: faster")
     many.add_argument("--out", type=options.nonempty_path, help="write what was found to this file, as JSON")
-    write = commands.add_parser("guide", help="write TROUBLESHOOTING.md")
-    write.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    commands.add_parser("guide", help="write TROUBLESHOOTING.md")
     args = parser.parse_args(arguments)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # told to stop, it leaves nothing running either
