@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py --out results/live/13_compiled.json
 
-A graph is what the compiler can make faster as one. Backend aot_eager: it finds the graphs of forward and backward as
-the default does, and makes no machine code of them, which would take longer. On CPUs with gloo.
+A graph is what the compiler can make faster as one. The backend `eager` gets the same graphs as the default backend
+and runs their operations one by one: to make machine code of them would take longer. On CPUs with gloo.
 """
 
 import logging
@@ -16,8 +16,8 @@ import launch
 from course import rank_program
 from files import check_output
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.shard_in_use import LARGER, apart, fresh, gradients
-from lessons.l13_beyond_ddp.shard_model import Watchdog
+from lessons.l13_beyond_ddp.shard_in_use import LARGER, fresh, gradients
+from lessons.l13_beyond_ddp.shard_model import Watchdog, apart
 from lessons.l13_beyond_ddp.shard_ways import own_share, shard_blocks
 
 
@@ -54,7 +54,7 @@ def compiled(make, options, placement, reference):
 
     torch._logging.set_logs(dynamo=logging.ERROR)  # else each rank warns of a profiler's mark inside DDP
     torch._dynamo.reset()
-    counter, model = CompileCounterWithBackend("aot_eager"), fresh(LARGER)
+    counter, model = CompileCounterWithBackend("eager"), fresh(LARGER)
     (tokens, targets), = tiny.batches(1, LARGER)
     try:
         parallel = make(model, placement.world_size, counter, **options)
@@ -82,7 +82,6 @@ def main():
         for name, (make, options) in WAYS.items():
             watchdog.beat(name)
             results[name] = compiled(make, options, placement, reference)
-        watchdog.timer.cancel()
     if placement.rank == 0:
         rank_program.write_json(args.out, results)
         print(f"{placement.world_size} ranks: {len(results)} ways compiled or refused")
