@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py --out results/live/13_compiled.json
 
-A graph is what the compiler can make faster as one. Backend aot_eager: it finds the graphs of forward and backward as
-the default does, and makes no machine code of them, which would take longer. On CPUs with gloo.
+A graph is what the compiler can make faster as one. The backend here gets the same graphs as the default backend,
+counts their operations and runs them one by one: to make machine code of them would take longer. On CPUs with gloo.
 """
 
 import logging
@@ -16,8 +16,8 @@ import launch
 from course import rank_program
 from files import check_output
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.shard_in_use import LARGER, apart, fresh, gradients
-from lessons.l13_beyond_ddp.shard_model import Watchdog
+from lessons.l13_beyond_ddp.shard_in_use import LARGER, fresh, gradients
+from lessons.l13_beyond_ddp.shard_model import Watchdog, apart
 from lessons.l13_beyond_ddp.shard_ways import own_share, shard_blocks
 
 
@@ -50,19 +50,21 @@ def compiled(make, options, placement, reference):
     """{"graphs": [operations of each], "off": largest difference of the gradients from those of one process}; where
     the compiler refuses, {"graphs": [], "error": the first line of its message}."""
     from torch._dynamo.exc import TorchDynamoException
-    from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._logging.set_logs(dynamo=logging.ERROR)  # else each rank warns of a profiler's mark inside DDP
     torch._dynamo.reset()
-    counter, model = CompileCounterWithBackend("aot_eager"), fresh(LARGER)
+    graphs, model = [], fresh(LARGER)
+
+    def backend(graph, inputs):
+        graphs.append(sum(node.op.startswith("call") for node in graph.graph.nodes))
+        return graph.forward  # as the backend `eager` does
     (tokens, targets), = tiny.batches(1, LARGER)
     try:
-        parallel = make(model, placement.world_size, counter, **options)
+        parallel = make(model, placement.world_size, backend, **options)
         own_share(parallel, placement.rank, placement.world_size)(tokens, targets)
     except TorchDynamoException as error:  # on all ranks alike, before any of them sends
         return {"graphs": [], "error": str(error).splitlines()[0]}
-    operations = [sum(node.op.startswith("call") for node in graph.graph.nodes) for graph in counter.graphs]
-    return {"graphs": operations, "off": apart(gradients(model), reference)}
+    return {"graphs": graphs, "off": apart(gradients(model), reference)}
 
 
 def main():
@@ -82,7 +84,6 @@ def main():
         for name, (make, options) in WAYS.items():
             watchdog.beat(name)
             results[name] = compiled(make, options, placement, reference)
-        watchdog.timer.cancel()
     if placement.rank == 0:
         rank_program.write_json(args.out, results)
         print(f"{placement.world_size} ranks: {len(results)} ways compiled or refused")

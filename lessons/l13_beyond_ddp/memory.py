@@ -29,6 +29,9 @@ class Bytes:
 FLOAT32 = Bytes(4, 4, 8, 4)  # Adam keeps two averages of each gradient
 MIXED = Bytes(2, 2, 12, 2)  # Adam in mixed precision: 16-bit, and a float32 copy beside the averages (1910.02054, 3.1)
 AUTOCAST = Bytes(4, 4, 8, 2)  # the same in PyTorch: torch.autocast leaves weights and gradients in float32
+SEQUENCE = 4096  # tokens, of the models that are predicted
+USABLE = 0.9  # of a device's memory
+CLOSE = 1.35  # a simpler way may take so many times as long as the fastest
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,11 @@ class Transformer:
     vocabulary: int = 0
 
     @classmethod
-    def of_size(cls, parameters, sequence=4096):
+    def of_size(cls, parameters):
         """The shape of GPT-3's larger models (Brown et al. 2020, 2005.14165, table 2.1): hidden = 128 layers, heads =
         layers, 12 hidden^2 parameters a layer. No whole numbers: it is for estimates."""
         layers = (parameters / 12 / 128**2) ** (1 / 3)
-        return cls(layers, 128 * layers, layers, sequence)
+        return cls(layers, 128 * layers, layers, SEQUENCE)
 
     def tensors(self):
         """{name: shape}, in the order of the model."""
@@ -82,7 +85,7 @@ def for_a_moment(parameters, layers, stage, size):
     return MIXED.parameter * parameters if size is AUTOCAST else 0
 
 
-def shared_out(parameters, devices, micro_batch=1):
+def shared_out(parameters, devices):
     """{name: {part: bytes a device}} of DDP, of ZeRO's stages, and of ZeRO-1 as PyTorch has it, with FlashAttention.
 
     ZeroRedundancyOptimizer over DDP keeps float32 weights and gradients whole: 4 + 4 + 8/N bytes a parameter. (Megatron
@@ -91,7 +94,7 @@ def shared_out(parameters, devices, micro_batch=1):
     model, named = Transformer.of_size(parameters), {
         "DDP": (0, AUTOCAST), "ZeRO-1 as PyTorch has it": (1, AUTOCAST), "ZeRO-1 in the paper": (1, MIXED),
         "ZeRO-2 in the paper": (2, MIXED), "ZeRO-3: FSDP": (3, AUTOCAST)}
-    kept = model.layers * activations(model, micro_batch, recompute="attention")
+    kept = model.layers * activations(model, 1, recompute="attention")
     return {name: {**model_states(parameters, devices, stage, size), "activations": kept,
                    MOMENT: for_a_moment(parameters, model.layers, stage, size)}
             for name, (stage, size) in named.items()}
@@ -165,7 +168,7 @@ def stage_tensors(model, stage, stages):
     return {name: shape for name, shape in model.tensors().items() if name.startswith((*first, *mine, *last))}
 
 
-def count(model, way, ranks, batch, micro_batches=4, size=FLOAT32):
+def count(model, way, ranks, batch, micro_batches=4):
     """[rank] -> {part: bytes}, exact, of the small transformer as lessons/l13_beyond_ddp/shard_model.py trains it,
     with Adam.
 
@@ -173,7 +176,7 @@ def count(model, way, ranks, batch, micro_batches=4, size=FLOAT32):
     ranks together. Adam also has a step count of 4 bytes for each tensor. MOMENT: the weights that FSDP has whole at
     one time, on a CPU one block and what stands outside the blocks.
     """
-    everything, found = model.tensors(), []
+    everything, of_ranks = model.tensors(), []
     tensor = {"tp": ranks, "fsdp_tp": 2}.get(way, 1)
     for rank in range(ranks):
         held, gathered = tensor_parallel(everything, rank % tensor, tensor), 0
@@ -185,15 +188,14 @@ def count(model, way, ranks, batch, micro_batches=4, size=FLOAT32):
             held = {name: rows(shape, rank // tensor, ranks // tensor) for name, shape in held.items()}
         stepped = greedy(everything, ranks)[rank] if way == "zero1" else held
         kept = sum(map(values, held.values()))
-        found.append({"parameters": size.parameter * kept, "gradients": size.gradient * kept,
-                      "optimizer state": sum(size.state * values(held[name]) + 4 for name in stepped),
-                      "activations": count_activations(model, way, rank, ranks, tensor, batch, micro_batches,
-                                                       size.activation),
-                      MOMENT: size.parameter * gathered})
-    return found
+        of_ranks.append({"parameters": FLOAT32.parameter * kept, "gradients": FLOAT32.gradient * kept,
+                         "optimizer state": sum(FLOAT32.state * values(held[name]) + 4 for name in stepped),
+                         "activations": count_activations(model, way, rank, ranks, tensor, batch, micro_batches),
+                         MOMENT: FLOAT32.parameter * gathered})
+    return of_ranks
 
 
-def count_activations(model, way, rank, ranks, tensor, batch, micro_batches, size):
+def count_activations(model, way, rank, ranks, tensor, batch, micro_batches):
     """Bytes, at most at one time: layers and, where the rank has the head, the loss with its log-probabilities."""
     layers, last, in_flight = model.layers, True, 1
     if way in ("gpipe", "1f1b"):  # 1F1B begins a backward as soon as it can: fewer micro-batches wait for theirs
@@ -202,24 +204,25 @@ def count_activations(model, way, rank, ranks, tensor, batch, micro_batches, siz
         batch //= micro_batches
     elif way != "one":
         batch //= ranks // tensor
-    tokens = batch * model.sequence
+    tokens, size = batch * model.sequence, FLOAT32.activation
     of_a_layer = activations(model, batch, tensor, dropout=False, size=size, stats=True)
     of_the_head = size * (tokens * (2 * model.hidden + 2 + model.vocabulary) + 1)  # 1: how many targets the mean is of
     return round(in_flight * (layers * of_a_layer + last * of_the_head))
 
 
-def sent_by_fsdp(model, shards, copies=1, gathered=4, reduced=4):
+def sent_by_fsdp(model, shards, copies=1, gathered=4):
     """{collective: bytes that each rank sends in a step} of FSDP2, in a ring, for `count`'s small transformer.
 
     Forward all-gathers all weights, `gathered` bytes each, and backward those of the blocks again: what stands outside
-    of them stays. Gradients are reduce-scattered, `reduced` bytes each. HSDP all-reduces each shard over the `copies`.
+    of them stays. Gradients are reduce-scattered in float32. HSDP all-reduces each shard over the `copies`.
     Each rank's piece has as many rows as the first's: shorter ones are filled up.
     """
     padded = {name: shards * values(rows(shape, 0, shards)) for name, shape in model.tensors().items()}
     everything, blocks = sum(padded.values()), sum(size for name, size in padded.items() if name.startswith("blocks."))
     others = (shards - 1) / shards
-    sizes = {"all_gather": gathered * (everything + blocks) * others, "reduce_scatter": reduced * everything * others,
-             "all_reduce": 2 * reduced * everything / shards * (copies - 1) / copies}
+    sizes = {"all_gather": gathered * (everything + blocks) * others,
+             "reduce_scatter": FLOAT32.gradient * everything * others,
+             "all_reduce": 2 * FLOAT32.gradient * everything / shards * (copies - 1) / copies}
     return {collective: round(size) for collective, size in sizes.items() if size}
 
 
@@ -268,7 +271,7 @@ WAYS = {"one device": (0, False, False, AUTOCAST), "DDP": (0, False, False, AUTO
         "TP + PP + ZeRO-1": (1, True, True, MIXED)}
 
 
-def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, sequence=4096):
+def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1):
     """The Plan, or None where the devices cannot be shared out like this. `sequences` a step, of all devices together.
 
     Seconds: 6 operations a parameter and token, 8 with everything recomputed (Kaplan et al. 2020, 2001.08361). A
@@ -288,7 +291,7 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
         return None
     if data < 1 or data != int(data) or sequences < data * micro_batch:
         return None
-    model = Transformer.of_size(parameters, sequence)
+    model = Transformer.of_size(parameters)
     micro_batches = sequences / data / micro_batch
     if model.layers < stages or micro_batches < stages:
         return None
@@ -300,7 +303,7 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
         layer + in_flight * activations(model, micro_batch, recompute="all"))
     held[MOMENT] = for_a_moment(own, model.layers, stage, size)
 
-    compute = (8 if recompute == "all" else 6) * parameters * sequences * sequence / (
+    compute = (8 if recompute == "all" else 6) * parameters * sequences * SEQUENCE / (
         cluster.devices * cluster.flops * cluster.used)
     local = min(data, cluster.per_node / tensor)  # of the devices that share the data, those in one node
     seconds_a_byte = own * ((local - 1) / local / cluster.within  # of each value, once, to or from all
@@ -313,25 +316,25 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1, 
         communication = max(0, sent * seconds_a_byte - 2 / 3 * compute / micro_batches)
         communication += size.parameter * seconds_a_byte if stage == 1 and size is AUTOCAST else 0
     if tensor > 1:
-        message = sequence * micro_batch * model.hidden * MIXED.activation
+        message = SEQUENCE * micro_batch * model.hidden * MIXED.activation
         times = (6 if recompute == "all" else 4) * micro_batches * model.layers / stages
         communication += times * 2 * (tensor - 1) / tensor * message / cluster.within
     return Plan(way, int(data), tensor, stages, micro_batch, recompute, held, compute, communication,
                 compute * (stages - 1) / micro_batches)
 
 
-def choose(parameters, cluster, sequences=None, sequence=4096, usable=0.9, close=1.35):
+def choose(parameters, cluster, sequences=None):
     """(the Plan to take or None, {way: its fastest Plan that fits}). `sequences` a step; if left out, 8 a device.
 
-    Of the ways that fit into `usable` of the memory, the simplest that takes at most `close` times as long as the
-    fastest. Micro-batches of 1, 2, 4, ..., everything recomputed or not, and pipelines of 2, 4, ... stages are tried.
+    Of the ways that fit into the USABLE memory, the simplest that takes at most CLOSE times as long as the fastest.
+    Micro-batches of 1, 2, 4, ..., everything recomputed or not, and pipelines of 2, 4, ... stages are tried.
     """
     fits, sequences = {}, sequences or 8 * cluster.devices
     for way, micro_batch, recompute, stages in product(WAYS, (1, 2, 4, 8, 16), ("attention", "all"),
                                                        (1, 2, 4, 8, 16, 32, 64)):
-        one = plan(parameters, way, cluster, sequences, micro_batch, recompute, stages, sequence)
-        if one and sum(one.bytes.values()) <= usable * cluster.memory and (
-                way not in fits or one.seconds < fits[way].seconds):
-            fits[way] = one
-    fastest = min((one.seconds for one in fits.values()), default=math.inf)
-    return next((fits[way] for way in WAYS if way in fits and fits[way].seconds <= close * fastest), None), fits
+        candidate = plan(parameters, way, cluster, sequences, micro_batch, recompute, stages)
+        if candidate and sum(candidate.bytes.values()) <= USABLE * cluster.memory and (
+                way not in fits or candidate.seconds < fits[way].seconds):
+            fits[way] = candidate
+    fastest = min((fit.seconds for fit in fits.values()), default=math.inf)
+    return next((fits[way] for way in WAYS if way in fits and fits[way].seconds <= CLOSE * fastest), None), fits

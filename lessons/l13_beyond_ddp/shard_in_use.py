@@ -35,15 +35,14 @@ import launch
 from course import rank_program
 from files import check_output, check_writable
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.shard_model import Watchdog, whole
+from lessons.l13_beyond_ddp.shard_model import Watchdog, apart, whole
 from lessons.l13_beyond_ddp.shard_ways import Setup, adam, fsdp, one_process, own_share, shard_blocks
 from options import nonempty_path, positive
 
 RANKS = 4  # HSDP's mesh is 2 x 2
 MOST = 0.5  # the norm that clipping leaves; that of the first gradients is larger
 RATE = 0.3  # of SGD
-WRITES = 3  # checkpoints of each kind, of which the middle one counts
-LARGER = replace(tiny.SHAPE, hidden=384)  # for them: some 90 MB with Adam's averages
+LARGER = replace(tiny.SHAPE, hidden=384)  # for timed checkpoints: some 90 MB with Adam's averages
 
 
 # ------------------------------------------------------------------------------------------------ the ways
@@ -167,21 +166,16 @@ def weights(model):
     return {name: whole(parameter).clone() for name, parameter in named(model).items()}
 
 
-def apart(mine, other):
-    """The largest difference of any value."""
-    return max((mine[name] - other[name]).abs().max().item() for name in other)
-
-
 def turned(mine, other):
     """The length of the difference of two gradients, or of two changes of the weights, as a share of the second."""
     flat, of_other = (torch.cat([each[name].flatten() for name in other]) for each in (mine, other))
     return ((flat - of_other).norm() / of_other.norm()).item()
 
 
-def train(setup, steps, clipped=None):
+def train(setup, steps):
     """(the trained values to be compared, the bytes that this rank held and sent). At least two steps, because the
     counters of the last step would themselves keep some of the tensors that `Alive` counts in the first."""
-    norms, start = [], weights(setup.model)
+    start = weights(setup.model)
     saved, sent, alive, multiplied = tiny.SavedForBackward(setup.model), Sent(), Alive(), FlopCounterMode(display=False)
     for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
         setup.optimizer.zero_grad()
@@ -191,11 +185,9 @@ def train(setup, steps, clipped=None):
             setup.backward(tokens, targets)
         if step == 1:
             first = gradients(setup.model)
-        norms.append(clipped and clipped(setup.model))
         setup.optimizer.step()
     end = weights(setup.model)
-    trained = {"gradient": first, "weights": end, "change": {name: end[name] - start[name] for name in end},
-               "norm": norms[0]}
+    trained = {"gradient": first, "weights": end, "change": {name: end[name] - start[name] for name in end}}
     return trained, {"held": tiny.held(setup.model, setup.optimizer, saved), "alive": alive.most, "sent": sent.rows(),
                      "operations": multiplied.get_total_flops(), "types": types(setup)}
 
@@ -235,19 +227,19 @@ def clippings(placement, steps, watchdog):
                                  ("clip_own_shards", fsdp, clip_own_shards)):
         watchdog.beat(name)
         setup = make(fresh(), placement)
-        setup.optimizer, counts = torch.optim.SGD(setup.model.parameters(), RATE), []
-
-        def counted(model, function=function, counts=counts):
-            counts.append(Sent())
-            with counts[-1]:
-                return function(model)
-        trained, _ = train(setup, steps, counted)
-        reference = reference or trained
-        norm, sent, gathering = trained["norm"], counts[-1], Sent()
-        with gathering:
+        setup.optimizer, norms = torch.optim.SGD(setup.model.parameters(), RATE), []
+        for tokens, targets in tiny.batches(steps):
+            setup.optimizer.zero_grad()
+            setup.backward(tokens, targets)
+            with Sent() as sent:
+                norms.append(function(setup.model))
+            setup.optimizer.step()
+        with Sent() as gathering:
             gradients(setup.model)
-        results[name] = {"type": type(norm).__name__, "norms": rank_program.gathered(whole(norm).item()),
-                         "weights_off": apart(trained["weights"], reference["weights"]),
+        trained = weights(setup.model)
+        reference = reference or trained
+        results[name] = {"type": type(norms[0]).__name__, "norms": rank_program.gathered(whole(norms[0]).item()),
+                         "weights_off": apart(trained, reference),
                          "parameters": len(named(setup.model)), "calls": sum(sent.calls.values()),
                          "sent": sum(sent.bytes.values()), "all_gathered": sum(gathering.bytes.values())}
     return results
@@ -318,29 +310,29 @@ def loaded(placement, steps, watchdog, folder):
     return read | {"weights_off": apart(weights(setup.model), weights(alone.model))}
 
 
-def timed(placement, watchdog, folder):
-    """Seconds that a checkpoint of a larger model takes from training, on the slowest rank; medians of some writes.
+def timed(placement, writes, watchdog, folder):
+    """Seconds that a checkpoint of a larger model takes from training, on the slowest rank; medians of `writes`.
 
-    `save` and `async_save`: until the call returns. Then training goes on until `async_save`'s is whole: `steps`, which
-    together take `slower` seconds more than as many steps at other times. `as it was`: it holds the weights of
-    the call.
+    `save` and `async_save`: until the call returns. Then training goes on until async_save's checkpoint is whole. Its
+    `steps` together take `slower` seconds more than as many steps at other times. `as it was`: the checkpoint holds the
+    weights of the moment of the call.
     """
     setup = fsdp(fresh(LARGER), placement)
     group = dist.new_group(backend="gloo")  # the writer's own group: its collectives must not come between training's
     few = [[each[:placement.world_size] for each in next(tiny.batches(1, LARGER))]]
     update(setup, few)
-    rounds, steps = [], []
-    for write in range(WRITES):
+    measured, steps = [], []
+    for write in range(writes):
         watchdog.beat(f"checkpoint {write}")
-        now = [moment()]
+        began = moment()
         update(setup, few)
-        now.append(moment())
+        updated = moment()
         save(setup, folder / f"timed {write}")
-        now.append(moment())
-        at_the_call = checksum(setup) if write == WRITES - 1 else None
-        now.append(moment())
+        saved = moment()
+        at_the_call = checksum(setup)
+        called = moment()
         response = save_meanwhile(setup, folder / f"timed meanwhile {write}", group)
-        now.append(time.perf_counter())
+        returned = time.perf_counter()
         writing, when = getattr(response, "upload_completion", response), queue.SimpleQueue()
         writing.add_done_callback(lambda _, when=when: when.put(time.perf_counter()))
         steps.append(0)
@@ -349,13 +341,11 @@ def timed(placement, watchdog, folder):
             steps[-1] += 1
         ended = time.perf_counter()
         writing.result()  # its error, if there is one
-        began, updated, saved, called, returned = now
-        rounds.append((updated - began, saved - updated, returned - called, when.get() - called,
-                       ended - called))
-    slowest = torch.tensor(rank_program.gathered(rounds)).amax(0).T  # [step, save, ...][write]
+        measured.append((updated - began, saved - updated, returned - called, when.get() - called, ended - returned))
+    slowest = torch.tensor(rank_program.gathered(measured)).amax(0).T  # [step, save, ...][write]
     step, save_, held_up, until_whole = slowest[:4].median(1).values.tolist()
-    slower = statistics.median(max(0, ended - returned - count * step) for ended, returned, count in zip(
-        slowest[4].tolist(), slowest[2].tolist(), steps, strict=True))
+    slower = statistics.median(max(0, training - count * step)
+                               for training, count in zip(slowest[4].tolist(), steps, strict=True))
     load(setup, folder / f"timed meanwhile {write}")
     as_it_was = checksum(setup) == at_the_call
     dist.barrier()
@@ -363,7 +353,7 @@ def timed(placement, watchdog, folder):
         for each in folder.glob("timed *"):
             shutil.rmtree(each)
     bytes_ = sum(parameter.numel() for parameter in setup.model.parameters()) * (4 + 8)
-    return {"bytes": bytes_, "step": step, "save": save_, "async_save": held_up, "until whole": until_whole,
+    return {"bytes": bytes_, "save": save_, "async_save": held_up, "until whole": until_whole,
             "steps": statistics.median(steps), "slower": slower, "as it was": as_it_was}
 
 
@@ -388,7 +378,8 @@ def parse():
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("--save", type=nonempty_path, metavar="FOLDER", help="compare all, and write a checkpoint there")
     task.add_argument("--load", type=nonempty_path, metavar="FOLDER", help="go on from the checkpoint there")
-    parser.add_argument("--steps", type=positive(int), default=4, help="updates of each way")
+    parser.add_argument("--steps", type=positive(int), default=4, help="updates of each way; a checkpoint is written "
+                        "once less in each; default: 4")
     args = parser.parse_args()
     with parser.one_line():
         if args.steps < 2:
@@ -413,16 +404,14 @@ def main():
     torch.set_num_threads(1)
     with rank_program.ranks(placement, args.timeout):
         watchdog = Watchdog(placement, args.timeout + 30)
-        results = {"world_size": placement.world_size, "torch": torch.__version__, "steps": args.steps,
-                   "batch": tiny.BATCH}
+        results = {"world_size": placement.world_size, "batch": tiny.BATCH}
         if args.save:
             results |= {"ways": compared(placement, args.steps, watchdog),
                         "clip": clippings(placement, args.steps, watchdog),
                         "saved": saved(placement, args.steps, watchdog, args.save),
-                        "timed": timed(placement, watchdog, args.save)}
+                        "timed": timed(placement, args.steps - 1, watchdog, args.save)}
         else:
             results["loaded"] = loaded(placement, args.steps, watchdog, args.load)
-        watchdog.timer.cancel()
     if placement.rank == 0:
         rank_program.write_json(args.out, results)
         print(f"{placement.world_size} ranks: " + ("compared and saved" if args.save else "loaded, and trained on"))

@@ -28,8 +28,9 @@ from lessons.l13_beyond_ddp.shard_ways import MICRO_BATCHES, WAYS, limits
 from options import positive
 
 MOST_RANKS = 4  # the model has four layers, one a stage
-PIPELINES, TIMED = ("gpipe", "1f1b"), 7  # steps of each with the model LARGER, of which the median is drawn
-LARGER = replace(tiny.SHAPE, hidden=144, sequence=64)
+PIPELINES = ("gpipe", "1f1b")
+LARGER = replace(tiny.SHAPE, hidden=144, sequence=64)  # for the times of the pipelines
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # "two all-gathers are slow"
 
 
 # ------------------------------------------------------------------------------------------------ train and count
@@ -65,19 +66,24 @@ def train(way, placement, steps, watchdog):
 
 def whole(parameter):
     """The value that all ranks hold together, on each rank."""
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # "two all-gathers are slow"
     return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach()
 
 
-def compare(way, placement, steps, watchdog, reference, expected_losses):
-    """{ranks, losses, weights_off, loss_off, state_of, pieces, timeline}: one way, beside the one process."""
-    setup, losses, held = train(way, placement, steps, watchdog)
+def apart(values, reference):
+    """The largest difference of any value, of two {name: tensor}."""
+    return max((value - reference[name]).abs().max().item() for name, value in values.items())
+
+
+def compare(trained, reference, expected_losses):
+    """{ranks, losses, weights_off, loss_off, state_of, pieces, timeline}: what `train` returns, compared with one
+    process's weights and losses."""
+    setup, losses, held = trained
     names = {parameter: name for name, parameter in setup.model.named_parameters()}
     weights = {name: whole(parameter) for parameter, name in names.items()}
-    off = max((weights[name] - reference[name]).abs().max().item() for name in weights)
     state_of = [names[parameter] for parameter in tiny.state_of(setup.optimizer)]
     pieces = {name: piece(tiny.plain(parameter).detach(), weights[name]) for parameter, name in names.items()}
-    held, off, state_of, pieces = zip(*rank_program.gathered((held, off, state_of, pieces)), strict=True)
+    measured = held, apart(weights, reference), state_of, pieces
+    held, off, state_of, pieces = zip(*rank_program.gathered(measured), strict=True)
     return {"ranks": held, "losses": losses, "weights_off": max(off), "state_of": state_of,
             "loss_off": max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True)),
             "pieces": {name: [of_rank.get(name) for of_rank in pieces] for name in reference},
@@ -97,17 +103,17 @@ def piece(mine, whole_weight):
     raise RuntimeError("this rank's piece is nowhere in the whole weight")
 
 
-def timelines(ways, placement, watchdog):
-    """{way: the events of all ranks in one step of a larger model, with `rank`, in ms since the first}, of pipelines.
+def timelines(placement, steps, watchdog):
+    """{pipeline: the events of all ranks in one step of a larger model, with `rank`, in ms since the first}.
 
-    Each event begins and ends at its medians over several steps: on a busy machine a rank may lose its core in the
+    Each event begins and ends at its medians over `steps` steps: on a busy machine a rank may lose its core in the
     middle of any of them. (Events that overlap in no step do not overlap in the medians.) The ways take turns, so that
     a disturbance of one disturbs the others, too. To compute the small model's micro-batches takes no longer than to
     send them.
     """
-    setups = {way: WAYS[way](tiny.TinyTransformer(LARGER), placement) for way in ways}
-    steps = {way: [] for way in ways}
-    for (tokens, targets), way in product(tiny.batches(1 + TIMED, LARGER), ways):
+    setups = {way: WAYS[way](tiny.TinyTransformer(LARGER), placement) for way in PIPELINES}
+    timed = {way: [] for way in PIPELINES}
+    for (tokens, targets), way in product(tiny.batches(1 + steps, LARGER), PIPELINES):
         watchdog.beat(f"{way}, timed")
         events = setups[way].events
         events.clear()
@@ -115,22 +121,13 @@ def timelines(ways, placement, watchdog):
         setups[way].backward(tokens, targets)
         events = [{"rank": rank, **event} for rank, own in enumerate(rank_program.gathered(events)) for event in own]
         first = min(event["start"] for event in events)  # the ranks of one machine share a clock
-        steps[way].append([{**event, "start": 1000 * (event["start"] - first), "end": 1000 * (event["end"] - first)}
+        timed[way].append([{**event, "start": 1000 * (event["start"] - first), "end": 1000 * (event["end"] - first)}
                            for event in events])
     return {way: [{**same[0], **{moment: median(event[moment] for event in same) for moment in ("start", "end")}}
-                  for same in zip(*steps[way][1:], strict=True)] for way in ways}  # the first makes what the others use
+                  for same in zip(*timed[way][1:], strict=True)] for way in PIPELINES}  # the first step is slower
 
 
 # ------------------------------------------------------------------------------------------------ command
-
-
-def get_parser():
-    parser = rank_program.parser(__doc__, out="write the results to this file, as JSON", timeout=60)
-    names = [*WAYS, "limits"]
-    parser.add_argument("--way", nargs="+", choices=names, metavar="NAME", help="one or more of: "
-                        f"{', '.join(names)}; default: all that fit the ranks (fsdp_tp needs four)")
-    parser.add_argument("--steps", type=positive(int), default=4, help="updates of each way")
-    return parser
 
 
 def check(args, placement):
@@ -147,7 +144,12 @@ def check(args, placement):
 
 
 def main():
-    parser = get_parser()
+    parser = rank_program.parser(__doc__, out="write the results to this file, as JSON", timeout=60)
+    names = [*WAYS, "limits"]
+    parser.add_argument("--way", nargs="+", choices=names, metavar="NAME", help="one or more of: "
+                        f"{', '.join(names)}; default: all that fit the ranks (fsdp_tp needs four)")
+    parser.add_argument("--steps", type=positive(int), default=4, help="updates of each way; of each "
+                        "pipeline 2 N - 1 are timed, if both are asked for; default: 4")
     args = parser.parse_args()
     with parser.one_line():
         placement = launch.find_placement("cpu", "gloo")
@@ -155,21 +157,22 @@ def main():
     torch.set_num_threads(1)
     with rank_program.ranks(placement, args.timeout):
         watchdog = Watchdog(placement, args.timeout + 30)  # later than the collective's own timeout, which says more
-        setup, losses, _ = train("one", placement, args.steps, watchdog)
+        setup, losses, _ = alone = train("one", placement, args.steps, watchdog)
         reference = {name: parameter.detach() for name, parameter in setup.model.named_parameters()}
         shapes = {name: list(value.shape) for name, value in reference.items()}
-        ways, results = {}, {"world_size": placement.world_size, "torch": torch.__version__, "steps": args.steps,
-                             "batch": tiny.BATCH, "micro_batches": MICRO_BATCHES, "shapes": shapes}
+        ways, results = {}, {"world_size": placement.world_size, "batch": tiny.BATCH, "micro_batches": MICRO_BATCHES,
+                             "shapes": shapes}
         for way in args.way:
-            watchdog.beat(way)
             if way == "limits":
+                watchdog.beat(way)
                 results["limits"] = limits(placement)
             else:
-                ways[way] = compare(way, placement, args.steps, watchdog, reference, losses)
+                trained = alone if way == "one" else train(way, placement, args.steps, watchdog)
+                ways[way] = compare(trained, reference, losses)
             dist.barrier()
-        pipelines = [way for way in PIPELINES if way in ways]
-        for way, events in timelines(pipelines, placement, watchdog).items():
-            ways[way]["timeline"] = events
+        if set(PIPELINES) <= set(ways):
+            for way, events in timelines(placement, 2 * args.steps - 1, watchdog).items():
+                ways[way]["timeline"] = events
     if placement.rank == 0:
         rank_program.write_json(args.out, results | {"ways": ways})
         for way, result in ways.items():

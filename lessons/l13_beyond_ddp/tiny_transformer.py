@@ -119,26 +119,25 @@ class SavedForBackward(saved_tensors_hooks):
         super().__init__(self.pack, self.unpack)
 
     def pack(self, tensor):
-        self.look_for_gathered()
+        weights = self.weights_now()
         # Detached: an operation's own result would hold the operation, which holds this, for ever.
         kept, storage = tensor.detach(), plain(tensor).untyped_storage()
-        if tensor.is_floating_point() and not self.is_weight(storage):
+        is_weight = any(weight.untyped_storage().data_ptr() == storage.data_ptr() for weight in weights)
+        if tensor.is_floating_point() and not is_weight:
             self.count(storage, +1)
             weakref.finalize(kept, self.count, storage, -1)  # when backward has used it
         return kept
 
     def unpack(self, kept):
-        self.look_for_gathered()
+        self.weights_now()
         return kept
 
-    def look_for_gathered(self):
+    def weights_now(self):
+        """What this rank has of each weight at this moment; it notes the bytes of the gathered weights."""
         now = {name: plain(weight) for name, weight in self.model.named_parameters()}
         whole = [weight for name, weight in now.items() if weight.shape != self.at_rest[name]]
         self.gathered = max(self.gathered, bytes_of(whole))
-
-    def is_weight(self, storage):
-        return any(plain(weight).untyped_storage().data_ptr() == storage.data_ptr()
-                   for weight in self.model.parameters())
+        return now.values()
 
     def count(self, storage, by):
         before = self.held[storage.data_ptr()]

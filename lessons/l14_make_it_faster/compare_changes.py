@@ -25,12 +25,14 @@ import torch
 import launch
 import shortcuts
 from course import rank_program
-from course.adjustable_training import ALONE, CHANGES, JUDGED, MODELS, TOGETHER, Setting, Training
+from course.adjustable_training import ALONE, CHANGES, MODELS, TOGETHER, Setting, Training
 from course.timing import interleave, slowest, timed
 from files import check_output
 from options import positive
 
 FEWEST = 3  # rounds
+BLOCK, JUDGED = 256, 1000  # images that each rank trains on in a block; test images for the loss after it
+TRIAL = 64  # images of both, where a comparison may take less than a second
 
 # ---------------------------------------------------------------------------------------------- a comparison
 
@@ -41,7 +43,7 @@ def summary(gains):
     return {"gain": middle, "low": min(gains), "high": max(gains), "quartiles": [low, high]}
 
 
-def compare(change, model, sets, args, placement):
+def compare(change, model, sets, block, args, placement):
     """A change against no change: gains of each round, and what it did to gradient and loss."""
     train_set, test_set = sets
     settings = [replace(Setting(), **values) for values in (change.before, change.after)]
@@ -57,10 +59,10 @@ def compare(change, model, sets, args, placement):
             return {"error": plain(error)}
         # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
         later.append(timed(training.update, 2, placement.device) / training.setting.images_an_update)
-    spent = sum(slowest(later)) * args.block  # seconds of a round, about; the same on all ranks
+    spent = sum(slowest(later)) * block  # seconds of a round, about; the same on all ranks
     rounds = min(args.rounds, max(FEWEST, int(args.seconds / spent)))
     before, after = map(slowest, interleave(
-        {which: partial(training.block, args.block) for which, training in enumerate(pair)}, rounds).values())
+        {which: partial(training.block, block) for which, training in enumerate(pair)}, rounds).values())
     images = [setting.images_an_update for setting in settings]
     measured = {"text": change.text, "before": change.before, "after": change.after,
                 "first_update_seconds": slowest(first), "images_an_update": images,
@@ -106,8 +108,7 @@ def main():
     add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
     add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
     add("--seconds", type=positive(float), default=4, help="a comparison makes as many rounds as fit into so many "
-        "seconds, but 3 at least; default: 4")
-    add("--block", type=positive(int), default=256, help="images of each rank in a block; default: 256")
+        "seconds, but 3 at least; below 1 it is a trial, with fewer images; default: 4")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
     args = parser.parse_args()
     with parser.one_line():
@@ -119,15 +120,17 @@ def main():
     if placement.device.type == "cpu":
         shortcuts.keep_memory()  # as main.py
     torch.set_num_threads(Setting.threads)
-    sets = train_set.first(len(train_set), placement.device), test_set.first(JUDGED, placement.device)
+    block, judged = (BLOCK, JUDGED) if args.seconds >= 1 else (TRIAL, TRIAL)
+    sets = train_set.first(len(train_set), placement.device), test_set.first(judged, placement.device)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA, which nobody asked for
     with tempfile.TemporaryDirectory() as cache, rank_program.ranks(placement, args.timeout):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # else a second start finds what the first has compiled
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more are processes of their own
-        measured = {**rank_program.measured_on(placement), "dataset": train_set.name, "block": args.block,
+        measured = {**rank_program.measured_on(placement), "dataset": train_set.name, "block": block,
                     "rounds": args.rounds, "setting": asdict(Setting()), "models": {model: {} for model in args.model}}
         for model, which in itertools.product(args.model, args.change):
-            measured["models"][model][which] = gains = compare(CHANGES[which], model, sets, args, placement)
+            measured["models"][model][which] = gains = compare(
+                CHANGES[which], model, sets, block, args, placement)
             if placement.rank == 0:
                 text = gains.get("error") or (
                     f"{gains['gain']:.2f} times as fast ({gains['low']:.2f} to {gains['high']:.2f})")

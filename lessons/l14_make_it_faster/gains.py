@@ -7,7 +7,6 @@ A gain is how many times as fast a step becomes: 1 is no gain.
 import math
 
 SPLIT = 0.05  # ms: an operator whose calls are shorter is not worth cutting up for threads
-MIB = 2**20
 LABELS = ("data", "forward", "backward", "update")  # self time of these: Python, autograd's engine, waiting
 
 
@@ -37,23 +36,23 @@ def amdahl(part, times):
     return 1 / (1 - part + part / times)
 
 
-def fill(shapes, caps):
-    """Bytes of each of DDP's buckets: last layer first, a bucket is full when it holds its cap or more."""
-    buckets, caps = [0], list(caps)
+def fill(shapes, cap):
+    """Bytes of each of DDP's buckets: last layer first, a bucket is full when it holds `cap` bytes or more."""
+    buckets = [0]
     for shape in reversed(shapes):
-        if buckets[-1] >= caps[min(len(buckets), len(caps)) - 1]:
+        if buckets[-1] >= cap:
             buckets.append(0)
         buckets[-1] += 4 * math.prod(shape)
     return buckets
 
 
-def powersgd_values(shapes, rank=1):
-    """Values that PowerSGD sends of tensors of these shapes: two thin matrices for each large one (Vogels et al. 2019,
-    arXiv 1905.13727); a tensor stays whole unless that halves it, as torch does it."""
+def powersgd_values(shapes):
+    """Values that PowerSGD sends of tensors of these shapes: two vectors for each large matrix (rank 1: Vogels et al.
+    2019, arXiv 1905.13727). A tensor stays whole unless that halves it, as torch does it."""
     total = 0
     for shape in shapes:
         rows, values = shape[0], math.prod(shape)
-        thin = (rows + values // rows) * rank
+        thin = rows + values // rows
         total += thin if len(shape) > 1 and 2 * thin < values else values
     return total
 
@@ -76,9 +75,9 @@ def send_less(profile, size, more_messages=0):
     return save(profile, min(profile["beta"] * size - profile["alpha"] * more_messages, least_wait(profile)))
 
 
-def hidden(profile, caps):
-    """All buckets but the last lie below backward; each one more costs α."""
-    *below, _ = fill(profile["shapes"], caps)
+def hidden(profile, cap):
+    """All buckets but the last are sent during backward. Each bucket more costs α."""
+    *below, _ = fill(profile["shapes"], cap)
     return send_less(profile, sum(below), more_messages=len(below))
 
 
@@ -109,10 +108,8 @@ MODELS = {
     "compile": (lambda p: amdahl(1 - share(p, lambda row: is_product(row["name"])), math.inf),
                 "at most: all but the products vanishes"),
     "bucket-view": (lambda p: save(p, 2 * p["copy"]), "the gradients are not copied twice"),
-    "first-bucket": (lambda p: hidden(p, [MIB, 25 * MIB]), "α + β · bytes; backward hides all but the last bucket"),
-    "small-buckets": (lambda p: hidden(p, [p["gradient_bytes"] / 4]),
+    "small-buckets": (lambda p: hidden(p, p["gradient_bytes"] / 4),
                       "α + β · bytes; backward hides all but the last bucket"),
-    "fp16-hook": (lambda p: send_less(p, p["gradient_bytes"] / 2), "half the bytes, casting costs nothing"),
     "bf16-hook": (lambda p: send_less(p, p["gradient_bytes"] / 2), "half the bytes, casting costs nothing"),
     "powersgd": (lambda p: send_less(p, p["gradient_bytes"] - 4 * powersgd_values(p["shapes"]), more_messages=2),
                  "three small messages, compressing costs nothing"),

@@ -35,13 +35,14 @@ from options import positive
 
 WAYS = ["returned", "kept"]
 WARM_UP = 5  # steps: they bring libraries in, and show the C library how much memory a step takes
+TIMEOUT = 120  # seconds: the longest wait for a process
 
 
-def train(pipe, way, dataset, args):
+def train(pipe, way, dataset, data_path):
     """A process that trains. Sent the name of a model, it begins with that; sent a number, it makes so many steps."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the one that asks ends this one
     torch.set_num_threads(1)
-    train_set = data.get_dataset(dataset, args.data_path, verify=False)[0].first(4096, torch.device("cpu"))
+    train_set = data.get_dataset(dataset, data_path, verify=False)[0].first(4096)
     if way == "kept":
         shortcuts.keep_memory()
     shortcuts.defer_compiler()
@@ -60,23 +61,23 @@ def train(pipe, way, dataset, args):
                        "resident": psutil.Process().memory_info().rss})
 
 
-def ask(way, pipe, question, timeout):
-    """What the process answers; it ends this program with a line if it is gone, or silent for `timeout` seconds."""
+def ask(way, pipe, question):
+    """The process's answer. If the process has ended, or is silent for TIMEOUT seconds, end this program with a line
+    that says so."""
     try:
         pipe.send(question)
-        if pipe.poll(timeout):
+        if pipe.poll(TIMEOUT):
             return pipe.recv()
     except (EOFError, ConnectionError):
         sys.exit(f"page_faults: the process with memory {way} has ended")
-    sys.exit(f"page_faults: waited {timeout:g} s for the process with memory {way}")
+    sys.exit(f"page_faults: waited {TIMEOUT:g} s for the process with memory {way}")
 
 
 def compare(pipes, model, args):
     """Both ways of one model, in turns."""
     for way, pipe in pipes.items():
-        ask(way, pipe, model, args.timeout)
-    rounds = interleave({way: partial(ask, way, pipe, args.steps, args.timeout) for way, pipe in pipes.items()},
-                        args.rounds)
+        ask(way, pipe, model)
+    rounds = interleave({way: partial(ask, way, pipe, args.steps) for way, pipe in pipes.items()}, args.rounds)
     return {**summary([returned["seconds"] / kept["seconds"] for returned, kept in zip(*rounds.values(), strict=True)]),
             **{way: {what: statistics.median(block[what] for block in blocks) for what in blocks[0]}
                for way, blocks in rounds.items()}}
@@ -88,7 +89,6 @@ def main():
     add("--model", nargs="+", choices=models.MODELS, default=list(models.MODELS), help="default: all")
     add("--rounds", type=positive(int), default=7, help="times that both are measured, 3 or more; default: 7")
     add("--steps", type=positive(int), default=10, help="in a block; default: 10")
-    add("--timeout", type=positive(float), default=120, help="longest wait for a process, seconds")
     args = parser.parse_args()
     with parser.one_line():
         if args.rounds < FEWEST:
@@ -98,10 +98,11 @@ def main():
     spawn, pipes = multiprocessing.get_context("spawn"), {}
     for way in WAYS:
         pipes[way], theirs = spawn.Pipe()
-        spawn.Process(target=train, args=(theirs, way, dataset, args), daemon=True).start()  # it ends with this one
+        process = spawn.Process(target=train, args=(theirs, way, dataset, args.data_path), daemon=True)
+        process.start()  # a daemon ends with this process
         theirs.close()  # the child has it: its end is then heard here
     measured = {**rank_program.measured_on(launch.find_placement("cpu", env={})), "threads": 1, "dataset": dataset,
-             "can_keep": shortcuts.keep_memory(), "models": {}}
+                "can_keep": shortcuts.keep_memory(), "models": {}}
     for model in args.model:
         measured["models"][model] = ways = compare(pipes, model, args)
         for way in WAYS:

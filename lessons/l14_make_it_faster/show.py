@@ -42,8 +42,8 @@ IN_MAIN = {  # {change: where main.py has it}
     "whole-batches": "always", "fused": "always", "bucket-view": "always",
     "threads": "cores / ranks by itself; `OMP_NUM_THREADS`", "batch": "`--batch-size`", "bf16": "`--bf16`",
     "channels-last": "on a CPU; elsewhere `--channels-last`", "compile": "`--compile`",
-    "first-bucket": "`--bucket-cap-mb`", "small-buckets": "`--bucket-cap-mb`", "fp16-hook": "`--comm-hook fp16`",
-    "bf16-hook": "`--comm-hook bf16`", "powersgd": "no: another gradient", "accumulate": "no: it is a larger batch",
+    "small-buckets": "`--bucket-cap-mb`", "bf16-hook": "`--comm-hook bf16`", "powersgd": "no: another gradient",
+    "accumulate": "no: it is a larger batch",
 }
 KINDS = {"convolution or matrix product": PHASES["backward"], "other operator": PHASES["forward"],
          "between operators": COLOURS[3]}

@@ -139,7 +139,7 @@ def timed_phases(training, steps):
 
 def medians(updates):
     """{phase: ms of an update}"""
-    return {phase: 1000 * statistics.median(one[phase] for one in updates) for phase in PHASES}
+    return {phase: 1000 * statistics.median(update[phase] for update in updates) for phase in PHASES}
 
 
 def median_ms(call, times):
@@ -156,19 +156,19 @@ def alone(training, model, train_set, steps):
             "one_by_one_data": median_ms(lambda: next(single.batches), WARM_UP)}
 
 
-def link(gradients, rounds=9):
+def link(gradients, rounds):
     """α (ms) and β (ms a byte) of an all-reduce between these ranks, from one of 4 KiB and one of all gradients; the ms
     of one with as many values of 16 bits; and the ms in which this rank copies all gradients once."""
     cpu, values = torch.device("cpu"), gradients // 4
     sizes = [4096, gradients]
     calls = [timing.prepare("all_reduce", size, cpu)[0] for size in sizes]
-    calls += [partial(dist.all_reduce, torch.zeros(values, dtype=kind)) for kind in (torch.float16, torch.bfloat16)]
+    calls.append(partial(dist.all_reduce, torch.zeros(values, dtype=torch.bfloat16)))
     times = timing.interleave({index: partial(timing.timed, call, 3, cpu) for index, call in enumerate(calls)}, rounds)
-    small, whole, fp16, bf16 = (statistics.median(timing.slowest(own)) for own in times.values())
+    small, whole, bf16 = (statistics.median(timing.slowest(own)) for own in times.values())
     alpha, beta = fit(sizes, [small, whole])
     source, target = torch.ones(values), torch.ones(values)
     return {"alpha": 1000 * alpha, "beta": 1000 * beta,
-            "all_reduce": {"float32": 1000 * whole, "fp16": 1000 * fp16, "bf16": 1000 * bf16},
+            "all_reduce": {"float32": 1000 * whole, "bf16": 1000 * bf16},
             "copy": median_ms(lambda: target.copy_(source), rounds)}
 
 
@@ -182,9 +182,9 @@ def look(model, train_set, args, placement):
     profiler, clock = profiled(training, args.steps)
     after = timed_phases(training, args.steps)  # on both sides: a machine that becomes slower is no profiler's fault
     measured = {"batch_size": training.setting.batch_size, "phases": medians(before + after),
-             "halves": [sum(medians(half).values()) for half in (before, after)],
-             "shapes": [list(p.shape) for p in training.raw.parameters()],
-             "gradient_bytes": sum(p.nbytes for p in training.raw.parameters())}
+                "halves": [sum(medians(half).values()) for half in (before, after)],
+                "shapes": [list(p.shape) for p in training.raw.parameters()],
+                "gradient_bytes": sum(p.nbytes for p in training.raw.parameters())}
     path = args.out.with_name(f"{args.out.stem}.{model}.rank{placement.rank}.trace.json")
     profiler.export_chrome_trace(str(path))
     steps = read_trace(path, clock, placement.rank)
@@ -192,14 +192,15 @@ def look(model, train_set, args, placement):
     measured["events"], measured["medians"] = typical(of_ranks)
     measured["operators"] = operators(profiler, args.steps)
     return measured | (alone(training, model, train_set, args.steps) if placement.world_size == 1
-                       else link(measured["gradient_bytes"]))
+                       else link(measured["gradient_bytes"], args.steps))
 
 
 def main():
-    parser = rank_program.parser(__doc__, out="write what was found to this file, as JSON", dataset=True, timeout=60)
+    parser = rank_program.parser(__doc__, out="write the measurements to this file, as JSON", dataset=True, timeout=60)
     add = parser.add_argument
     add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
-    add("--steps", type=positive(int), default=9, help="updates that are timed, profiled, and timed again; default: 9")
+    add("--steps", type=positive(int), default=9, help="updates that are timed, profiled, and timed again, and "
+        "all-reduces that are timed alone; default: 9")
     args = parser.parse_args()
     with parser.one_line():
         placement = launch.find_placement("cpu")

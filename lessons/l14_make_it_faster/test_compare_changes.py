@@ -1,8 +1,7 @@
 """What notebook 14 relies on: the profile of real ranks, the predictions' arithmetic, and each change as it is made."""
 
 import json
-import subprocess
-import sys
+import multiprocessing
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ import launch
 import shortcuts
 from course import adjustable_training, processes
 from course.adjustable_training import Setting, Training
-from lessons.l14_make_it_faster import compare_changes, gains, step_profile
+from lessons.l14_make_it_faster import compare_changes, gains, page_faults
 from tests import runner
 
 
@@ -36,24 +35,24 @@ def marked(mark):
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """Every change that DDP has, on two ranks, in one start."""
-    out = tmp_path_factory.mktemp("together") / "found.json"
-    done = run(2, "compare_changes", "--rounds", 3, "--seconds", 0.001, "--block", 128, "--change",
+    out = tmp_path_factory.mktemp("together") / "measured.json"
+    done = run(2, "compare_changes", "--rounds", 3, "--seconds", 0.001, "--change",
                *[name for name in compare_changes.TOGETHER if name != "threads"], "--out", out)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in out.parent.iterdir()] == ["found.json"]
+    assert [path.name for path in out.parent.iterdir()] == ["measured.json"]
     return json.loads(out.read_text())
 
 
 def test_memory_that_is_kept_makes_fewer_page_faults(tmp_path):
-    out = tmp_path / "found.json"
+    out = tmp_path / "measured.json"
     done = run(0, "page_faults", "--model", "resnet", "--rounds", 3, "--steps", 2, "--out", out,
                **{processes.MARK: str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert not marked(tmp_path)
-    found, told = json.loads(out.read_text()), "resnet  kept:"
-    resnet = found["models"]["resnet"]
-    assert resnet["low"] <= resnet["gain"] <= resnet["high"] and told in done.stdout
-    if not found["can_keep"] or resnet["returned"]["faults"] < 100:  # huge pages, or another malloc
+    measured = json.loads(out.read_text())
+    resnet = measured["models"]["resnet"]
+    assert resnet["low"] <= resnet["gain"] <= resnet["high"] and "resnet  kept:" in done.stdout
+    if not measured["can_keep"] or resnet["returned"]["faults"] < 100:  # huge pages, or another malloc
         pytest.skip("this system's memory does not come back a page at a time")
     assert resnet["kept"]["faults"] < resnet["returned"]["faults"] / 2
 
@@ -63,36 +62,31 @@ def test_a_c_library_without_mallopt_is_left_alone(monkeypatch):
     assert shortcuts.keep_memory() is False
 
 
-@pytest.mark.parametrize("way", ["returned", "kept"])
-def test_a_process_that_ends_early_is_named(tmp_path, way):
-    (tmp_path / "dies.py").write_text(
-        "import sys\nfrom lessons.l14_make_it_faster import page_faults\n"
-        "def train(pipe, way, *rest):\n"
-        f"    sys.exit(3) if way == {way!r} else page_faults_train(pipe, way, *rest)\n"
-        "page_faults_train = page_faults.train\npage_faults.train = train\n"
-        "if __name__ == '__main__':\n    page_faults.main()\n")
-    command = [sys.executable, tmp_path / "dies.py", "--dataset", "synthetic", "--out", tmp_path / "found.json"]
-    env = runner.environment(PYTHONPATH=str(runner.ROOT), **{processes.MARK: str(tmp_path)})
-    done = subprocess.run(command, cwd=runner.ROOT, env=env, capture_output=True, text=True, timeout=runner.LIMIT)
-    assert done.returncode == 1 and f"memory {way} has ended" in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "found.json").exists() and not marked(tmp_path)
+def test_a_process_that_ends_or_is_silent_is_named(monkeypatch):
+    monkeypatch.setattr(page_faults, "TIMEOUT", 0.1)
+    ours, theirs = multiprocessing.Pipe()
+    with pytest.raises(SystemExit, match="waited 0.1 s for the process with memory kept"):
+        page_faults.ask("kept", ours, 5)
+    theirs.close()
+    with pytest.raises(SystemExit, match="the process with memory kept has ended"):
+        page_faults.ask("kept", ours, 5)
 
 
 def test_each_change_has_its_rounds_and_the_gain_is_their_median(together):
     changes = together["models"]["lenet"]
     assert list(changes) == [name for name in compare_changes.TOGETHER if name != "threads"]
-    for found in changes.values():
-        ratios = [before / after for before, after in found["seconds_an_image"]]
-        assert len(ratios) == 3 and found["gain"] == pytest.approx(sorted(ratios)[1])
-        assert found["low"] == min(ratios) <= found["quartiles"][0] <= found["quartiles"][1] <= max(ratios)
+    for measured in changes.values():
+        ratios = [before / after for before, after in measured["seconds_an_image"]]
+        assert len(ratios) == 3 and measured["gain"] == pytest.approx(sorted(ratios)[1])
+        assert measured["low"] == min(ratios) <= measured["quartiles"][0] <= measured["quartiles"][1] <= max(ratios)
     assert changes["accumulate"]["images_an_update"] == [64, 256]
 
 
 def test_what_each_change_does_to_the_gradient(together):
-    off = {name: found.get("gradient_off") for name, found in together["models"]["lenet"].items()}
+    off = {name: measured.get("gradient_off") for name, measured in together["models"]["lenet"].items()}
     assert off["nothing"] == off["bucket-view"] == 0
-    assert off["first-bucket"] < 1e-5 and off["small-buckets"] < 1e-5
-    assert 1e-6 < off["fp16-hook"] < off["bf16-hook"] < 0.02 < off["powersgd"]
+    assert off["small-buckets"] < 1e-5
+    assert 1e-4 < off["bf16-hook"] < 0.02 < off["powersgd"]
     assert off["accumulate"] is None, "other images: nothing to compare"
     nothing, other = (together["models"]["lenet"][name]["losses"] for name in ("nothing", "powersgd"))
     assert nothing[0] == nothing[1] == other[0] != other[1]
@@ -100,18 +94,18 @@ def test_what_each_change_does_to_the_gradient(together):
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
-    out = tmp_path_factory.mktemp("profile") / "found.json"
-    done = run(3, "step_profile", "--model", "lenet", "resnet", "--steps", 3, "--out", out)
+    out = tmp_path_factory.mktemp("profile") / "measured.json"
+    done = run(2, "step_profile", "--model", "lenet", "resnet", "--steps", 2, "--out", out)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in out.parent.iterdir()) == ["found.json", *(
-        f"found.{model}.rank{rank}.trace.json" for model in ("lenet", "resnet") for rank in range(3))]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["measured.json", *(
+        f"measured.{model}.rank{rank}.trace.json" for model in ("lenet", "resnet") for rank in range(2))]
     return json.loads(out.read_text())
 
 
 @pytest.mark.parametrize("model", ["lenet", "resnet"])
 def test_timeline_is_a_step_of_every_rank_on_one_clock(profiled, model):
     events = pd.DataFrame(profiled["models"][model]["events"])
-    assert set(events["rank"]) == {0, 1, 2}
+    assert set(events["rank"]) == {0, 1}
     for _, compute in events[events["lane"] == "compute"].groupby("rank"):
         compute = compute.sort_values("start", kind="stable")
         assert list(compute["event"]) == ["data", "forward", "backward", "wait", "update"]
@@ -119,7 +113,7 @@ def test_timeline_is_a_step_of_every_rank_on_one_clock(profiled, model):
     sent = events[events["event"] == "all-reduce"]
     assert not events["event"].str.contains("barrier").any()
     of_gradients = sent.sort_values("start").groupby("rank").last()  # one bucket, after whatever BatchNorm sends
-    assert len(of_gradients) == 3
+    assert len(of_gradients) == 2
     slack = 5  # ms: clocks are tied by a label that the system may have delayed
     assert of_gradients["start"].max() <= of_gradients["end"].min() + slack, "the sum was there before all had sent"
 
@@ -146,22 +140,21 @@ def test_every_change_is_predicted_or_says_why_not(profiled):
 
 def test_one_process_and_no_compiler(tmp_path):
     """What comes without a C++ compiler is a line that says so, not the end of the table."""
-    done = runner.torchrun(0, "--dataset", "synthetic", "--change", "nothing", "whole-batches", "compile", "bf16",
-                           "--rounds", 3, "--block", 64, "--seconds", 0.001, "--out", tmp_path / "found.json",
-                           script="lessons/l14_make_it_faster/compare_changes.py", CXX="no-such-compiler")
+    done = run(0, "compare_changes", "--change", "nothing", "whole-batches", "compile", "bf16", "--rounds", 3,
+               "--seconds", 0.001, "--out", tmp_path / "measured.json", PATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())["models"]["lenet"]
-    assert "ompiler" in found["compile"]["error"] and "/" not in found["compile"]["error"]
-    assert "gain" in found["bf16"], "the changes after it are measured all the same"
-    assert found["whole-batches"]["gradient_off"] < 1e-4, "the same images, fetched in another way"
-    assert 1e-4 < found["bf16"]["gradient_off"] < 0.3
+    measured = json.loads((tmp_path / "measured.json").read_text())["models"]["lenet"]
+    assert "ompiler" in measured["compile"]["error"] and "/" not in measured["compile"]["error"]
+    assert "gain" in measured["bf16"], "the changes after it are measured all the same"
+    assert measured["whole-batches"]["gradient_off"] < 1e-4, "the same images, fetched in another way"
+    assert 1e-4 < measured["bf16"]["gradient_off"] < 0.3
 
 
 def test_one_process_profile_serves_every_prediction(tmp_path):
-    done = run(0, "step_profile", "--steps", 2, "--out", tmp_path / "found.json")
+    done = run(0, "step_profile", "--steps", 2, "--out", tmp_path / "measured.json")
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
-    profile = found["models"]["lenet"] | {"world_size": 1, "cores": 2}
+    measured = json.loads((tmp_path / "measured.json").read_text())
+    profile = measured["models"]["lenet"] | {"world_size": 1, "cores": 2}
     assert set(profile["phases"]) == set(gains.LABELS) and "least wait" in profile["medians"]
     for name in compare_changes.ALONE:
         gain, reason = gains.predict(name, profile)
@@ -198,11 +191,9 @@ def watched(training):
     return sent
 
 
-@pytest.mark.parametrize("every", [1, 4])
 @runner.in_a_group_of_one
-def test_accumulated_batches_send_each_bucket_once_an_update(every):
-    setting = Setting(batch_size=8, buckets=4, accumulate=every)
-    training = Training(setting, "lenet", random_images(), second_rank())
+def test_accumulated_batches_send_each_bucket_once_an_update():
+    training = Training(Setting(batch_size=8, buckets=4, accumulate=4), "lenet", random_images(), second_rank())
     sent = watched(training)
     training.update()  # DDP orders its buckets anew after it
     sent.clear()
@@ -225,19 +216,16 @@ def test_accumulated_gradient_is_that_of_the_large_batch():
 
 
 @pytest.mark.parametrize("model", ["lenet", "wide"])
-@pytest.mark.parametrize(("changes", "caps"), [({}, [25 * 2**20]), ({"bucket_cap_mb": None}, [2**20, 25 * 2**20]),
-                                               ({"buckets": 4}, None)])
 @runner.in_a_group_of_one
-def test_buckets_are_filled_as_ddp_fills_them(model, changes, caps):
-    setting = Setting(batch_size=4, **changes)
-    training = Training(setting, model, random_images(), second_rank())
+def test_buckets_are_filled_as_ddp_fills_them(model):
+    training = Training(Setting(batch_size=4, buckets=4), model, random_images(), second_rank())
     sent = watched(training)
     training.update()  # DDP orders its buckets anew after it
     sent.clear()
     training.update()
     shapes = [list(p.shape) for p in training.raw.parameters()]
     total = sum(p.nbytes for p in training.raw.parameters())
-    ours = gains.fill(shapes, caps or [total / 4])
+    ours = gains.fill(shapes, total / 4)
     assert sum(ours) == sum(sent) == total and len(ours) == len(sent)
     assert ours == pytest.approx(sent, rel=0.05), "up to a bias, which comes before or after its weights"
 
@@ -265,13 +253,13 @@ def settings(**changes):
     return SimpleNamespace(**{"change": None, "rounds": 3, "out": SimpleNamespace()} | changes)
 
 
-@pytest.mark.parametrize(("ranks", "changes", "told"), [
+@pytest.mark.parametrize(("ranks", "changes", "message"), [
     (1, {"change": ["nothing", "powersgd"]}, "powersgd is DDP's"),
     (2, {"change": ["compile"]}, "one process"),
     (1, {"rounds": 2}, "3 or more"),
 ])
-def test_what_cannot_work_is_said_before_any_rank_waits(ranks, changes, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_work_is_said_before_any_rank_waits(ranks, changes, message):
+    with pytest.raises(ValueError, match=message):
         compare_changes.check(settings(**changes), SimpleNamespace(world_size=ranks))
 
 
@@ -279,11 +267,3 @@ def test_what_cannot_work_is_said_before_any_rank_waits(ranks, changes, told):
 def test_bad_input_is_one_line(script, tmp_path):
     done = run(0, script, "--out", tmp_path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "folder" in done.stderr
-
-
-@pytest.mark.parametrize("module", [compare_changes, step_profile])
-def test_programs_explain_themselves(module, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [module.__name__, "--help"])
-    with pytest.raises(SystemExit, match="0"):
-        module.main()
-    assert "torchrun --nproc_per_node=2" in capsys.readouterr().out

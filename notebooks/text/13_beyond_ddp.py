@@ -598,8 +598,8 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 # %% [markdown]
 # (This is the larger model of the checkpoints, so that there are several buckets. For the first bucket the DDPOptimizer
 # takes 1 MB, whatever you set.) Under FSDP2 the gathering stands between the blocks and is not compiled. The blocks are
-# alike, so one graph serves them all; with `fullgraph=True`, which allows no cut, it is refused. Here the graphs are
-# found and not made into machine code (`aot_eager`), so no time is compared.
+# alike, so one graph serves them all; with `fullgraph=True`, which allows no cut, it is refused. Here the graphs
+# are counted and not made into machine code, so no time is compared.
 #
 # ### Further ways to cut
 #

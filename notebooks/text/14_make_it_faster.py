@@ -4,12 +4,12 @@
 #     minutes: 120
 #     quick:
 #       parameters:
-#         alone: nothing batch bf16
-#         alone_resnet: nothing channels-last
-#         together: nothing bf16-hook accumulate
+#         alone: nothing bf16
+#         alone_resnet: nothing
+#         together: nothing bf16-hook
 #         rounds: 3
 #         seconds: 0.3
-#         steps: 3
+#         steps: 2
 #       seconds: 50
 #     seconds: 145
 #   kernelspec:
