@@ -216,26 +216,13 @@ def test_a_damaged_notebook_is_named(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def opened(chromium):
-    """Makes the slides of a lesson and opens them; errors, and requests to the network, stand in `page.complaints`."""
-    contexts = []
-
+def opened(open_page):
+    """opened(name): makes the slides of a lesson and shows them. See open_page in conftest.py."""
     def open_slides(name):
-        path, _ = slides.write(name)
-        contexts.append(chromium.new_context(viewport={"width": 1280, "height": 720}))
-        page = contexts[-1].new_page()
-        page.complaints = []
-        page.on("console", lambda message: page.complaints.append(message.text)
-                if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("request", lambda request: page.complaints.append(request.url)
-                if not request.url.startswith((path.resolve().as_uri(), "data:", "about:")) else None)
-        page.goto(path.resolve().as_uri())
-        return page
+        url = slides.write(name)[0].resolve().as_uri()
+        return open_page(url, url, viewport={"width": 1280, "height": 720})
 
-    yield open_slides
-    for context in contexts:
-        context.close()
+    return open_slides
 
 
 @pytest.mark.promise("offline pages")
