@@ -106,8 +106,8 @@ def open_page(chromium):
 
 
 ONE_BY_ONE = {"test_notebooks_run.py"}  # its tests share nothing, and each takes its time
-LONGEST = ["notebooks_run", "slurm", "exercises", "broken", "fault_tolerance", "main", "checkpoint", "spawn_mnist",
-           "capstone", "launchers", "lab_cluster", "collectives", "compare_changes", "doctor", "browser",
+LONGEST = ["notebooks_run", "slurm", "exercises", "broken", "fault_tolerance", "main", "checkpoint", "site",
+           "spawn_mnist", "capstone", "launchers", "lab_cluster", "collectives", "compare_changes", "doctor", "browser",
            "run_notebooks", "grade", "learner_copy"]
 
 
