@@ -164,8 +164,8 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     for name, words in expected.items():
         assert sum(line.startswith(f"{name}: ") and words in line for line in lines) == 1, (name, lines)
     assert "2 notebooks graded, 15 not" in lines[-1]
-    found = outcomes(tmp_path / "out")
-    _, gain, loss = (found["words", question.name] for question in handed_in.asked_in("01"))
+    verdicts = outcomes(tmp_path / "out")
+    _, gain, loss = (verdicts["words", question.name] for question in handed_in.asked_in("01"))
     assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800")
     assert loss[0] == "wrong" and len(loss[1]) == handed_in.WORDS
     pages = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.html")}
