@@ -1,18 +1,13 @@
 """scripts/lab as a reader meets it: a real server, a real browser, a notebook run from top to bottom."""
 
 import contextlib
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import jupytext
 import nbformat
@@ -20,7 +15,7 @@ import pytest
 from playwright.sync_api import expect
 
 from course import rendezvous
-from tests.runner import ROOT
+from tests import runner
 
 pytestmark = pytest.mark.browser
 NOTEBOOK, TWIN = "notebooks/00_start_here.ipynb", "notebooks/text/00_start_here.py"
@@ -36,72 +31,37 @@ def code_cells(notebook):
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    """A copy of the course: JupyterLab saves what it runs, and the committed notebooks must stay as they are."""
+    """(folder, environment) of a clone: JupyterLab saves what it runs, and the committed notebooks must stay."""
     folder = tmp_path_factory.mktemp("course")
-    left_behind = shutil.ignore_patterns(".*", "data", "build", "tests", "results", "__pycache__")
-    shutil.copytree(ROOT, folder, ignore=left_behind, dirs_exist_ok=True)
-    (folder / "results/live").mkdir(parents=True)
-    if (ROOT / "results/recorded").exists():
-        shutil.copytree(ROOT / "results/recorded", folder / "results/recorded")
-    (ROOT / "data").mkdir(exist_ok=True)
-    (folder / "data").symlink_to(ROOT / "data")
+    environment = runner.clone(folder)
     notebook = nbformat.read(folder / NOTEBOOK, as_version=4)
     for cell in code_cells(notebook):
         cell.source, cell.outputs, cell.execution_count = quicker(cell.source), [], None
     nbformat.write(notebook, folder / NOTEBOOK)
     (folder / TWIN).write_text(quicker((folder / TWIN).read_text(encoding="utf-8")), encoding="utf-8")
-    return folder
+    # The settings of whoever runs the tests play no part.
+    return folder, environment | {"JUPYTER_CONFIG_DIR": str(folder / "no-config")}
 
 
 @pytest.fixture(scope="module")
-def lab(course):
+def lab(course, tmp_path_factory):
     """URL of a running `scripts/lab --no-browser`, as it prints it: with the token."""
-    port = rendezvous.free_port()
-    environment = os.environ | {
-        "VIRTUAL_ENV": sys.prefix,  # scripts/setup then takes the environment of these tests, where it finds the copy
-        "PYTHONPATH": str(course),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "JUPYTER_CONFIG_DIR": str(course / "no-config"),  # the settings of whoever runs the tests play no part
-    }
-    server = subprocess.Popen(
-        ["scripts/lab", "--no-browser", "--port", str(port)],
-        cwd=course,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    lines, url, known = [], [], threading.Event()
+    folder, environment = course
+    printed = tmp_path_factory.mktemp("lab") / "printed.txt"
 
-    def listen():  # to the end, for a full pipe would stop the server
-        for line in server.stdout:
-            lines.append(line)
-            if not url and (address := re.search(r"http://127\.0\.0\.1:\d+/\S+", line)):
-                url.append(address[0])
-                known.set()
-        known.set()  # it ended
+    def address():
+        assert server.poll() is None, printed.read_text()
+        return re.search(r"http://127\.0\.0\.1:\d+/\S+", printed.read_text())
 
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
+    with printed.open("w") as file:
+        server = subprocess.Popen(["scripts/lab", "--no-browser", "--port", str(rendezvous.free_port())], cwd=folder,
+                                  env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
-        known.wait(timeout=120)
-        assert url, "".join(lines)
-        deadline = time.monotonic() + 60
-        while not answers(url[0]):  # the URL is printed a moment before the server listens
-            assert time.monotonic() < deadline and server.poll() is None, "".join(lines)
-            time.sleep(0.2)
-        yield url[0]
+        # The URL is printed a moment before the server listens.
+        runner.wait_for(lambda: address() and answers(address()[0]), "JupyterLab")
+        yield address()[0]
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            server.send_signal(signal.SIGTERM)  # shuts the kernels down too
-        try:
-            server.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait(timeout=20)
-        listener.join(timeout=20)
+        runner.end(server, signal.SIGTERM)
 
 
 def status_of(url):
@@ -129,7 +89,8 @@ def test_only_this_machine_and_only_with_the_token(lab):
 
 @pytest.mark.timeout(600)
 def test_the_first_notebook_runs_in_the_browser(course, lab, chromium):
-    before = jupytext.read(course / TWIN)
+    folder, _ = course
+    before = jupytext.read(folder / TWIN)
     page = chromium.new_page(viewport={"width": 1400, "height": 1000})
     page.set_default_timeout(60_000)
     page.goto(lab)
@@ -147,10 +108,10 @@ def test_the_first_notebook_runs_in_the_browser(course, lab, chromium):
     page.keyboard.press("Control+s")  # cells out of sight may not be drawn: the rest is read from what JupyterLab saves
     expect(page.locator(".jp-mod-dirty")).to_have_count(0)
     page.close()
-    cells = code_cells(nbformat.read(course / NOTEBOOK, as_version=4))
+    cells = code_cells(nbformat.read(folder / NOTEBOOK, as_version=4))
     assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     assert all(cell.execution_count for cell in cells) and any(cell.outputs for cell in cells)
-    after = jupytext.read(course / TWIN)  # saving writes the text twin as well, and must lose nothing of it
+    after = jupytext.read(folder / TWIN)  # saving writes the text twin as well, and must lose nothing of it
     assert [(cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in after.cells] == [
         (cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in before.cells
     ]

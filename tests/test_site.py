@@ -132,9 +132,10 @@ def test_every_picture_has_words_and_headings_go_down_one_by_one(documents):
 
 @pytest.mark.promise("offline pages")
 def test_every_page_opens_on_a_phone_and_asks_nobody(documents, site, opened):
-    """Without an error, and nobody scrolls sideways."""
+    """Without an error, and nobody scrolls sideways. Of Troubleshooting, all in one form, every tenth entry."""
     page = opened("index.html", PHONE)
-    for name in documents:
+    entries = [name for name in documents if name.startswith("troubleshooting/")]
+    for name in documents.keys() - set(entries) | set(entries[::10]):
         page.goto(f"{site.as_uri()}/{name}")
         assert page.complaints == [], name
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
