@@ -6,7 +6,6 @@ of its own, so that a search for a message finds the entry.
 """
 
 import base64
-import filecmp
 import html
 import importlib
 import inspect
@@ -23,6 +22,7 @@ import nbformat
 from nbformat import NotebookNode
 
 import files
+from course import twins
 from course.lesson import some
 
 EXECUTED = Path("build/notebooks")  # what scripts/run has executed
@@ -85,8 +85,7 @@ class Lesson:
         self.name, self.notebook = path.stem, nbformat.read(run if newer else path, as_version=4)
         self.run = self.notebook.metadata.get("course_run") if newer else None
         self.text = "\n\n".join(cell.source for cell in self.notebook.cells if cell.cell_type == "markdown")
-        title = re.search(r"^# +(.+)", self.text, re.M)
-        self.title = title[1] if title else path.stem
+        self.title = twins.title_of(self.notebook, path.stem)
         question = re.search(r"\*\*The question\.\*\*(.+?)(?:\n\n|$)", self.text, re.S)
         self.question = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(question[1].split())) if question else ""
 
@@ -139,26 +138,12 @@ def build(executed: bool = False) -> Path:
         finally:
             if not done:  # stopped by Ctrl-C, too: Sphinx does not mend pages made by half
                 shutil.rmtree(MADE, ignore_errors=True)
-        publish(MADE, SITE)
+        new = SITE.with_name("site-new")
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.copytree(MADE, new, ignore=shutil.ignore_patterns("*.map"))  # 3 MB for whoever debugs the theme
+        shutil.rmtree(SITE, ignore_errors=True)
+        new.rename(SITE)
     return SITE / "index.html"
-
-
-def publish(made: Path, site: Path) -> None:
-    """Make `site` hold the files of `made`, each of them whole at every moment.
-
-    So a page that is open in a browser keeps its pictures, and its links work, while the pages are made again.
-    """
-    wanted = {path.relative_to(made) for path in made.rglob("*") if path.is_file()
-              and path.suffix != ".map"}  # 3 MB for whoever debugs the theme
-    for name in sorted(wanted):
-        target = site / name
-        if not (target.is_file() and filecmp.cmp(made / name, target)):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with files.whole(target) as part:
-                shutil.copy2(made / name, part)
-    for path in site.rglob("*"):
-        if path.is_file() and path.relative_to(site) not in wanted:
-            path.unlink()
 
 
 def lay_out(executed: bool) -> bool:
@@ -285,8 +270,7 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
 
 def alt_of(lesson: Lesson) -> str:
     """The words of a lesson's picture, as a Markdown image takes them."""
-    alt = alt_text(lesson.cover).replace("[", "(").replace("]", ")")
-    return alt or f"A picture of lesson {lesson.name[:2]}"
+    return alt_text(lesson.cover).replace("[", "(").replace("]", ")") or f"A picture of lesson {lesson.name[:2]}"
 
 
 def alt_text(output: NotebookNode) -> str:

@@ -54,7 +54,9 @@ def clone(folder):
     an environment in which Python imports the copy's modules, and scripts/setup takes this Python."""
     listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
                             capture_output=True, text=True, timeout=60, check=True)
-    for name in filter(None, listed.stdout.split("\0")):
+    for name in listed.stdout.split("\0"):
+        if not (ROOT / name).is_file():  # a linked data folder, or a file that is gone
+            continue
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
     (folder / "data").symlink_to(Path(os.environ.get("COURSE_DATA") or ROOT / "data").resolve())

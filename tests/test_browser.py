@@ -1,97 +1,67 @@
 """scripts/lab as a reader meets it: a real server, a real browser, a notebook run from top to bottom."""
 
 import contextlib
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import jupytext
 import nbformat
 import pytest
+from playwright.sync_api import expect
 
 from course import rendezvous
+from tests import runner
 
-ROOT = Path(__file__).resolve().parent.parent
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+pytestmark = pytest.mark.browser
+NOTEBOOK, TWIN = "notebooks/00_start_here.ipynb", "notebooks/text/00_start_here.py"
+
+
+def quicker(text):
+    return text.replace("samples = 10_000", "samples = 640").replace("--epochs 4", "--epochs 2 --test-samples 100")
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source]
 
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    """A copy of the course: JupyterLab saves what it runs, and the committed notebooks must stay as they are."""
+    """(folder, environment) of a clone: JupyterLab saves what it runs, and the committed notebooks must stay."""
     folder = tmp_path_factory.mktemp("course")
-    left_behind = shutil.ignore_patterns(".*", "data", "build", "tests", "results", "__pycache__")
-    shutil.copytree(ROOT, folder, ignore=left_behind, dirs_exist_ok=True)
-    (folder / "results/live").mkdir(parents=True)
-    if (ROOT / "results/recorded").exists():
-        shutil.copytree(ROOT / "results/recorded", folder / "results/recorded")
-    (ROOT / "data").mkdir(exist_ok=True)
-    (folder / "data").symlink_to(ROOT / "data")
-    for path in (folder / "notebooks/00_start_here.ipynb", folder / "notebooks/text/00_start_here.py"):
-        text = path.read_text(encoding="utf-8")
-        assert text.count("samples = 10_000") == 1
-        path.write_text(text.replace("samples = 10_000", "samples = 2000"), encoding="utf-8")  # the quick tier's
-    return folder
+    environment = runner.clone(folder)
+    notebook = nbformat.read(folder / NOTEBOOK, as_version=4)
+    for cell in code_cells(notebook):
+        cell.source, cell.outputs, cell.execution_count = quicker(cell.source), [], None
+    nbformat.write(notebook, folder / NOTEBOOK)
+    (folder / TWIN).write_text(quicker((folder / TWIN).read_text(encoding="utf-8")), encoding="utf-8")
+    # The settings of whoever runs the tests play no part.
+    return folder, environment | {"JUPYTER_CONFIG_DIR": str(folder / "no-config")}
 
 
 @pytest.fixture(scope="module")
-def lab(course):
+def lab(course, tmp_path_factory):
     """URL of a running `scripts/lab --no-browser`, as it prints it: with the token."""
-    port = rendezvous.free_port()
-    environment = os.environ | {
-        "VIRTUAL_ENV": sys.prefix,  # scripts/setup then takes the environment of these tests, where it finds the copy
-        "PYTHONPATH": str(course),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "JUPYTER_CONFIG_DIR": str(course / "no-config"),  # the settings of whoever runs the tests play no part
-    }
-    server = subprocess.Popen(
-        ["scripts/lab", "--no-browser", "--port", str(port)],
-        cwd=course,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    said, url, known = [], [], threading.Event()
+    folder, environment = course
+    printed = tmp_path_factory.mktemp("lab") / "printed.txt"
 
-    def listen():  # to the end, for a full pipe would stop the server
-        for line in server.stdout:
-            said.append(line)
-            if not url and (found := re.search(r"http://127\.0\.0\.1:\d+/\S+", line)):
-                url.append(found[0])
-                known.set()
-        known.set()  # it ended
+    def address():
+        assert server.poll() is None, printed.read_text()
+        return re.search(r"http://127\.0\.0\.1:\d+/\S+", printed.read_text())
 
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
+    with printed.open("w") as file:
+        server = subprocess.Popen(["scripts/lab", "--no-browser", "--port", str(rendezvous.free_port())], cwd=folder,
+                                  env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
-        known.wait(timeout=120)
-        assert url, "".join(said)
-        deadline = time.monotonic() + 60
-        while not answers(url[0]):  # the URL is printed a moment before the server listens
-            assert time.monotonic() < deadline and server.poll() is None, "".join(said)
-            time.sleep(0.2)
-        yield url[0]
+        # The URL is printed a moment before the server listens.
+        runner.wait_for(lambda: address() and answers(address()[0]), "JupyterLab")
+        yield address()[0]
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            server.send_signal(signal.SIGTERM)  # shuts the kernels down too
-        try:
-            server.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait(timeout=20)
-        listener.join(timeout=20)
+        runner.end(server, signal.SIGTERM)
 
 
 def status_of(url):
@@ -107,7 +77,6 @@ def answers(url):
         return status_of(url)[0] == 200
 
 
-@pytest.mark.browser
 def test_only_this_machine_and_only_with_the_token(lab):
     origin, _, token = re.match(r"(http://[^/]+)/(\S*)\?token=(\w+)", lab).groups()
     assert status_of(f"{origin}/api/contents?token={token}")[0] == 200
@@ -118,45 +87,31 @@ def test_only_this_machine_and_only_with_the_token(lab):
         other.connect(("127.0.0.2", int(origin.rpartition(":")[2])))
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM, reason="no chromium in PATH")
 @pytest.mark.timeout(600)
-def test_the_first_notebook_runs_in_the_browser(course, lab):
-    from playwright.sync_api import sync_playwright
-
-    notebook, twin = course / "notebooks/00_start_here.ipynb", course / "notebooks/text/00_start_here.py"
-    before = jupytext.read(twin)
-    arguments = QUIET + (["--no-sandbox"] if os.geteuid() == 0 else [])
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        try:
-            page = browser.new_page(viewport={"width": 1400, "height": 1000})
-            page.set_default_timeout(60_000)
-            page.goto(lab)
-            panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
-            panel.locator(".jp-CodeCell").first.wait_for()
-            page.get_by_text("| Idle").first.wait_for()
-            assert page.locator(".jp-Notification-Toast, .Toastify__toast").count() == 0, "nothing asks for attention"
-            page.get_by_role("menuitem", name="Run", exact=True).click()
-            page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-            panel.locator(".jp-OutputArea-output").first.wait_for()
-            deadline = time.monotonic() + 400
-            while page.get_by_text("| Busy").count() or panel.locator(".jp-InputPrompt", has_text="[*]").count():
-                assert time.monotonic() < deadline, "the notebook did not end"
-                page.wait_for_timeout(500)
-            # Cells out of sight may not be drawn, so the rest is read from what JupyterLab saves.
-            unsaved = notebook.stat().st_mtime_ns
-            page.keyboard.press("Control+s")
-            while notebook.stat().st_mtime_ns == unsaved:
-                assert time.monotonic() < deadline, "the notebook was not saved"
-                page.wait_for_timeout(200)
-        finally:
-            browser.close()
-
-    cells = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code" and cell.source]
-    assert not [out for cell in cells for out in cell.outputs if out.output_type == "error"]
+def test_the_first_notebook_runs_in_the_browser(course, lab, chromium):
+    folder, _ = course
+    before = jupytext.read(folder / TWIN)
+    page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(60_000)
+    page.goto(lab)
+    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+    panel.locator(".jp-CodeCell").first.wait_for()
+    page.get_by_text("| Idle").first.wait_for()
+    expect(page.locator(".jp-Notification-Toast, .Toastify__toast")).to_have_count(0)  # nothing asks for attention
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    panel.locator(".jp-OutputArea-output").first.wait_for()
+    deadline = time.monotonic() + 400
+    while page.get_by_text("| Busy").count() or panel.locator(".jp-InputPrompt", has_text="[*]").count():
+        assert time.monotonic() < deadline, "the notebook did not end"
+        page.wait_for_timeout(500)
+    page.keyboard.press("Control+s")  # cells out of sight may not be drawn: the rest is read from what JupyterLab saves
+    expect(page.locator(".jp-mod-dirty")).to_have_count(0)
+    page.close()
+    cells = code_cells(nbformat.read(folder / NOTEBOOK, as_version=4))
+    assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     assert all(cell.execution_count for cell in cells) and any(cell.outputs for cell in cells)
-    after = jupytext.read(twin)  # saving writes the text twin as well, and must lose nothing of it
+    after = jupytext.read(folder / TWIN)  # saving writes the text twin as well, and must lose nothing of it
     assert [(cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in after.cells] == [
         (cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in before.cells
     ]

@@ -108,19 +108,21 @@ def test_no_folder_s_name_is_on_the_page_though_files_are_left_out(room, tmp_pat
     assert not any(name in page for name in ("two-cores", "one-core", "linked", "locked", "jsonl"))
 
 
-@pytest.mark.parametrize(("name", "label"), [
-    ('"Ben"', "Ben"), (r'"$\\foo$"', r"$\foo$"), ("5", "machine 1"), ("lesson.begin", "machine 1")])
-def test_a_notebook_is_a_machine_whatever_its_learner_signs_with(name, label, tmp_path, monkeypatch):
-    notebook = nbformat.read(ROOT / "notebooks" / "07_performance.ipynb", as_version=4)
-    for cell in notebook.cells:
-        cell.source = cell.source.replace("board_name = None", f"board_name = {name}")
+def test_a_notebook_is_a_machine_whatever_its_learner_signs_with(tmp_path, monkeypatch):
     (tmp_path / "room" / "deep").mkdir(parents=True)
-    nbformat.write(notebook, tmp_path / "room" / "ada.ipynb")
+    names = ['"Ben"', r'"$\\foo$"', "5", "lesson.begin", "None"]
+    for learner, name in enumerate(names):
+        notebook = nbformat.read(ROOT / "notebooks" / "07_performance.ipynb", as_version=4)
+        for cell in notebook.cells:
+            cell.source = cell.source.replace("board_name = None", f"board_name = {name}")
+        nbformat.write(notebook, tmp_path / "room" / f"{learner}.ipynb")
     notebook.cells.append(nbformat.v4.new_code_cell("x = " + "1+" * 20_000 + "1"))
     nbformat.write(notebook, tmp_path / "room" / "deep" / "07.ipynb")
     assert main(monkeypatch, tmp_path / "room", "--out", tmp_path / "out") == 0
-    assert f"{label}: 2 cores, AMD EPYC" in (tmp_path / "out" / "index.html").read_text()
-    assert list(pd.read_csv(tmp_path / "out" / "board.csv").ranks) == [1, 2, 4, 8]
+    page, table = (tmp_path / "out" / "index.html").read_text(), pd.read_csv(tmp_path / "out" / "board.csv")
+    for label in ("Ben", r"$\foo$", "machine 3", "machine 4", "machine 5"):
+        assert f"{label}: 2 cores, AMD EPYC" in page
+        assert list(table[table.label == label].ranks) == [1, 2, 4, 8]
 
 
 def every(kind, **values):
@@ -135,7 +137,6 @@ def every(kind, **values):
     (every("epoch", val_accuracy=0.55512345), "no whole number"),
     (every("epoch", seconds=lambda epoch: epoch["seconds"] / (2 + epoch["epoch"])), "longer than the epoch|do not fit"),
     (every("end", seconds=0.01), "than the whole run"),
-    (lambda record: record.update(time=record["time"] + 10**8), "future"),
     (every("run", dataset="synthetic", synthetic=True), "synthetic"),
     (every("epoch", seconds=0.0), "not above 0|longer")])
 def test_a_log_that_contradicts_itself_is_named_and_left_out(change, message, room):

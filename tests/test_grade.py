@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from course.lesson import ROOT
+from lessons._template import check as template
 from lessons.l01_one_device import check as lesson_01
 from lessons.l05_distributed_sampler import check as lesson_05
 from teach import grade as grading
@@ -163,8 +164,8 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     for name, words in expected.items():
         assert sum(line.startswith(f"{name}: ") and words in line for line in lines) == 1, (name, lines)
     assert "2 notebooks graded, 15 not" in lines[-1]
-    found = outcomes(tmp_path / "out")
-    _, gain, loss = (found["words", question.name] for question in handed_in.asked_in("01"))
+    verdicts = outcomes(tmp_path / "out")
+    _, gain, loss = (verdicts["words", question.name] for question in handed_in.asked_in("01"))
     assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800")
     assert loss[0] == "wrong" and len(loss[1]) == handed_in.WORDS
     pages = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.html")}
@@ -179,32 +180,35 @@ def test_ranks_are_shielded_too_and_an_answer_for_the_cases_that_a_learner_sees_
     table = f"def my_shard(*case):\n    return {seen!r}.get(case, [])\n"
     exec(table, namespace := {})
     assert lesson_05.shard.verdict(namespace["my_shard"])[0] == "right"
-    backward = inspect.getsource(lesson_05.mean_of_own).replace("mean_of_own", "backward")
+    on_a_rank = ("import os\nimport torch\nimport torch.distributed as dist\n"
+                 "from torch.nn.functional import cross_entropy\n\n"
+                 f"assert not os.path.exists({str(ROOT / 'results')!r}), 'seen from a rank'\n")
     hand_in("05", tmp_path / "in" / "ada.ipynb", **{
-        "my_shard": table, "05_backward": f"from torch.nn.functional import cross_entropy\n{backward}"})
+        "my_shard": table, "05_backward": on_a_rank + inspect.getsource(lesson_05.backward)})
     grade(tmp_path / "in", "--seed", "1", "--out", tmp_path / "out")
-    found = outcomes(tmp_path / "out")
-    assert found["ada", "shard"][0] == "wrong" and found["ada", "exact"][0] == "untried"
-    assert found["ada", "gradient"][0] == "wrong" and "mean of the ranks' means" in found["ada", "gradient"][1]
+    verdicts = outcomes(tmp_path / "out")
+    assert verdicts["ada", "shard"][0] == "wrong" and verdicts["ada", "exact"][0] == "untried"
+    assert verdicts["ada", "gradient"][0] == "right", verdicts["ada", "gradient"]
 
 
 # -------------------------------------------------------------------------------------------------------- hostile
 
+PATIENCE = 8  # seconds of an answer
 HOSTILE = {
     "exits": ("import sys; sys.exit(0)", "SystemExit"),
     "ends its process": ("import os; os._exit(0)", "ended before the check had an answer"),
-    "never ends": ("while True: pass", "No end within 12 s"),
+    "never ends": ("while True: pass", f"No end within {PATIENCE} s"),
     "forks": ("import os, time\n    while True: os.fork() or time.sleep(1000)", "started more than"),
     "fills the disk": ("out = open('big', 'wb')\n    while True: out.write(bytes(10**7))", "No space left"),
     "prints": ("for _ in range(1000): print('x' * 10**6)", "printed more than 1 MB"),
     "eats memory": ("kept = []\n    while True: kept.append(bytearray(b'x') * 10**8)", "GB of memory"),
-    "asks the checks": ("from lessons.l01_one_device import check\n    return check.my_loss(*asked)", "looks into"),
+    "asks the checks": ("from lessons.l01_one_device import check\n    return check.my_mean(*asked)", "looks into"),
     "changes the checks": ("import sys\n    sys.modules['course.' + 'exer' + 'cise'].same = lambda *_: True\n"
                            "    return 1", "changes the course's checks"),
     "changes Python": ("import math\n    math.isclose = lambda *_, **__: True\n    return 1", "or what they call"),
     "forges verdicts": ("import os\n    there = f'/proc/{os.getppid()}/fd/'\n    for number in os.listdir(there):\n"
                         "        if 'pipe' in os.readlink(there + number) and int(number) > 2:\n"
-                        "            os.write(os.open(there + number, os.O_WRONLY), b'[\"loss\", \"right\", \"\"]\\n')",
+                        "            os.write(os.open(there + number, os.O_WRONLY), b'[\"mean\", \"right\", \"\"]\\n')",
                         "It was stopped"),
     "fills devices": ("open('/dev/big', 'wb')", "Read-only file system"),
     "reads a neighbour": ("return open(NEIGHBOUR).read()", "FileNotFoundError"),
@@ -221,25 +225,26 @@ LOOKS = """    import glob
 @needs_shield
 @pytest.mark.timeout(400)
 def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path, monkeypatch):
-    """All in one hand-in. A right answer, which looks for the seed and finds it nowhere, stands after the first, after
-    one that ends its room, and after the last."""
+    """All in one hand-in, to a check that needs no torch: each room that an answer ends is made again. A right answer,
+    which looks for the seed and finds it nowhere, stands after the first, after one that ends its room, and after the
+    last."""
     monkeypatch.setenv("MY_TOKEN", "a tell-tale word")  # of whoever grades
-    monkeypatch.setattr(shield, "MEMORY", 10**9)
+    monkeypatch.setattr(shield, "MEMORY", 3 * 10**8)
     places = {"NEIGHBOUR": repr(str(tmp_path / "in" / "neighbour.txt")), "HACKED": repr(str(ROOT / "course/hacked.py"))}
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "neighbour.txt").write_text("def my_loss(): ...")
-    right = IMPORTS + inspect.getsource(lesson_01.my_loss).replace("\n", f"\n{LOOKS}", 1)
-    asked, paper = {}, Paper("01", [])
+    (tmp_path / "in" / "neighbour.txt").write_text("def my_mean(): ...")
+    right = inspect.getsource(template.my_mean).replace("\n", f"\n{LOOKS}", 1)
+    asked, paper = {}, Paper("", [])
     for name, (body, _) in HOSTILE.items():
         for word, text in places.items():
             body = body.replace(word, text)
-        asked[name] = f"def my_loss(*asked):\n    {body}\n"
+        asked[name] = f"def my_mean(*asked):\n    {body}\n"
         if name in ("exits", "forks", "calls home"):
             asked[f"after: {name}"] = right
     for name, source in asked.items():
-        paper.questions.append(Question("lessons.l01_one_device.check", "loss", name))
-        paper.source[name] = source.replace("def my_loss", "def answer") + f"\nglobals()[{name!r}] = answer\n"
-    verdicts = shield.judged(paper, [tmp_path / "in"], "tell-tale", 12, shielded=True)
+        paper.questions.append(Question("lessons._template.check", "mean", name))
+        paper.source[name] = source.replace("def my_mean", "def answer") + f"\nglobals()[{name!r}] = answer\n"
+    verdicts = shield.judged(paper, [tmp_path / "in"], "tell-tale", PATIENCE, shielded=True)
     for name, (_, outcome, message) in zip(asked, verdicts, strict=True):
         if name in HOSTILE:
             assert outcome == "wrong" and HOSTILE[name][1] in message, (name, message)

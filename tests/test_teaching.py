@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
 
 import layout
 import slides
@@ -139,30 +140,21 @@ def test_the_page_of_a_plan_has_every_minute_and_each_question(plan, lessons, of
 # --------------------------------------------------------------------------------------------------- part of the site
 
 
-@pytest.mark.parametrize("teachers", [True, False])
-def test_the_site_has_a_door_for_teachers_where_teach_is(teachers, tmp_path, monkeypatch, lessons):
+def test_without_the_teacher_s_folder_there_is_a_site_without_it(tmp_path, monkeypatch):
     for path in runner.ROOT.iterdir():
-        if path.name not in ("build", ".git") and (teachers or path.name != "teach"):
+        if path.name not in ("build", ".git", "teach"):
             (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
-    if not teachers:
-        monkeypatch.setitem(sys.modules, "teach", None)  # to import it is an error
+    monkeypatch.setitem(sys.modules, "teach", None)  # to import it is an error
     layout.lay_out(executed=False)
-    files = {path.relative_to(layout.SOURCE).as_posix(): path.read_text(encoding="utf-8")
+    pages = {path.relative_to(layout.SOURCE).as_posix(): path.read_text(encoding="utf-8")
              for path in layout.SOURCE.rglob("*") if path.suffix in (".md", ".ipynb")}
-    pages = {"teach/README.md", "teach/tests.md", *(f"teach/plans/{plans.stem(plan)}.md" for plan in PLANS),
-             *(f"teach/lessons/{name}.md" for name in NAMES)}
-    if teachers:
-        assert "teach/index" in files["index.md"] and pages <= files.keys()
-        assert all(f"]({page.removeprefix('teach/')})" in files["teach/index.md"] for page in pages)
-        assert all(lesson.question in files[f"teach/lessons/{lesson.name}.md"] for lesson in lessons)
-    else:
-        assert not [name for name in files if name.startswith("teach")] and "each/" not in files["index.md"]
-    for name, text in files.items():
+    assert "index.md" in pages and not [name for name in pages if name.startswith("teach")]
+    for name, text in pages.items():
         for target in re.findall(r"\]\(((?!\w+:)[^)#:\s]+\.(?:md|ipynb))[)#]", text):
-            there = (layout.SOURCE / name).parent.joinpath(target).resolve().is_file()
-            named = (name, target) == ("README.md", "teach/README.md") and not teachers
-            assert there or named or name.startswith("download/"), f"{name} links to {target}"
+            exists = (layout.SOURCE / name).parent.joinpath(target).resolve().is_file()
+            named = (name, target) == ("README.md", "teach/README.md")
+            assert exists or named or name.startswith("download/"), f"{name} links to {target}"
 
 
 # -------------------------------------------------------------------------------------------------------------- slides
@@ -199,7 +191,7 @@ def test_a_question_by_show_of_hands_hides_its_answer_until_the_next_slide(tmp_p
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--slides", "99"], "scripts/site: error: --slides: no lesson 99; there are 00, 01"),
     (["--slides"], "scripts/site: error: argument --slides: expected at least one argument"),
-    (["--zip", "--slides", "05"], "not allowed with argument --zip"),
+    (["--executed", "--slides", "05"], "not allowed with argument --executed"),
 ])
 def test_a_wrong_number_is_one_line(arguments, message):
     done = subprocess.run([sys.executable, "site/build_site.py", *arguments], cwd=runner.ROOT, capture_output=True,
@@ -216,26 +208,13 @@ def test_a_damaged_notebook_is_named(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def opened(chromium):
-    """Makes the slides of a lesson and opens them; errors, and requests to the network, stand in `page.complaints`."""
-    contexts = []
-
+def opened(open_page):
+    """opened(name): makes the slides of a lesson and shows them. See open_page in conftest.py."""
     def open_slides(name):
-        path, _ = slides.write(name)
-        contexts.append(chromium.new_context(viewport={"width": 1280, "height": 720}))
-        page = contexts[-1].new_page()
-        page.complaints = []
-        page.on("console", lambda message: page.complaints.append(message.text)
-                if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("request", lambda request: page.complaints.append(request.url)
-                if not request.url.startswith((path.resolve().as_uri(), "data:", "about:")) else None)
-        page.goto(path.resolve().as_uri())
-        return page
+        url = slides.write(name)[0].resolve().as_uri()
+        return open_page(url, url, viewport={"width": 1280, "height": 720})
 
-    yield open_slides
-    for context in contexts:
-        context.close()
+    return open_slides
 
 
 @pytest.mark.promise("offline pages")
@@ -256,14 +235,14 @@ def test_keys_turn_slides_and_show_notes(opened):
     at = "slides.findIndex(slide => slide.getBoundingClientRect().bottom > 10)"
     for key, place in (("ArrowRight", 1), ("PageDown", 2), ("PageUp", 1), ("ArrowLeft", 0), ("ArrowLeft", 0)):
         page.keyboard.press(key)
-        assert page.evaluate(at) == place, key
+        page.wait_for_function(f"{at} === {place}")
     note = page.locator("aside").first
-    assert not note.is_visible()
+    expect(note).to_be_hidden()
     page.keyboard.press("n")
-    assert note.is_visible()
+    expect(note).to_be_visible()
     for _ in range(2 * page.evaluate("slides.length")):
         page.keyboard.press("PageDown")
-    assert page.evaluate("scrollY + innerHeight >= document.documentElement.scrollHeight - 1")
+    page.wait_for_function("scrollY + innerHeight >= document.documentElement.scrollHeight - 1")
 
 
 @pytest.mark.browser
