@@ -308,12 +308,6 @@ def test_a_run_of_unknown_world_size_is_left_out(live):
 # ---------------------------------------------------------------- the files, and the command that writes them
 
 
-def command(*arguments):
-    done = subprocess.run([sys.executable, "scripts/runs.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=120)
-    return done.returncode, [line for line in done.stdout.splitlines() if line.endswith(".png")], done.stderr
-
-
 def test_accuracy_stands_beside_itself_by_epoch_and_by_time(live):
     by_epoch, by_time = plots.accuracy_twice(live).axes
     for ax, last in ((by_epoch, live["epoch"].max()), (by_time, live.groupby("label")["seconds"].sum().max())):
@@ -348,25 +342,6 @@ def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):
     before, after = (plt.imread(tmp_path / name)[..., :3] for name in ("plot.png", "small.png"))
     assert len(small) < len(plot) / 2 and abs(before - after).mean() < 0.5 / 255
     assert png.small_png(noise) == noise
-
-
-def test_the_command_writes_the_pictures(log, tmp_path):
-    code, out, err = command(log("single", 1), log("ddp2", 2), "--plots", tmp_path / "new/plots")
-    assert (code, err) == (0, "")
-    assert out == [str(tmp_path / f"new/plots/{f.__name__}.png") for f in WRITTEN]
-    assert sorted(map(str, (tmp_path / "new/plots").iterdir())) == sorted(out)
-
-
-def test_the_command_leaves_out_what_cannot_be_drawn(tmp_path):
-    code, out, err = command(RECORDED / "eight_gpus.txt", "--plots", tmp_path)
-    assert code == 0
-    assert [path.rsplit("/")[-1] for path in out] == [
-        "loss_by_epoch.png", "loss_by_time.png", "accuracy_by_epoch.png", "seconds_per_epoch.png",
-        "throughput.png",
-    ]  # fmt: skip
-    assert [line.split(":")[1].strip() for line in err.splitlines()] == [
-        "no speed-up, no efficiency", "phases", "accuracy_twice", "speedup", "efficiency",
-    ]  # fmt: skip
 
 
 def test_a_curve_made_by_hand_needs_only_what_is_drawn():
