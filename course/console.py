@@ -1,5 +1,5 @@
-"""Reads the console text of a run as launchers write it: banners, `[rank0]:` and `0: ` prefixes, lines glued together, a
-last line cut off. A number that may have been cut is no number."""
+"""Reads the console text of a run as launchers write it: banners, `[rank0]:` and `0: ` prefixes, lines glued together,
+a last line cut off. A number that may have been cut is no number."""
 
 import io
 import re

@@ -152,6 +152,17 @@ def test_only_what_no_code_can_mend_is_one_line(error, lines, begin, monkeypatch
     assert [record.getMessage() for record in caplog.records] == (lines or [])
 
 
+@pytest.mark.parametrize(("ranks", "argv", "said"), [
+    (3, ["--samples", 2], "--samples 2 is less than the 3 ranks"),
+    (3, ["--global-batch-size", 64], "--global-batch-size 64 does not divide by 3 ranks"),
+    (2, ["--strategy", "single"], "--strategy single is for one process"),
+    (2, ["--strategy", "dp"], "--strategy dp is for one process"),
+])
+def test_what_so_many_ranks_cannot_do_is_one_line(ranks, argv, said, begin):
+    status, lines = begin(*argv, RANK=0, WORLD_SIZE=ranks)
+    assert status == 2 and len(lines) == 1 and said in lines[0], lines
+
+
 @pytest.mark.parametrize(("env", "said"), [
     ({"RANK": 5, "WORLD_SIZE": 2}, "RANK is 5"),
     ({"RANK": -1, "WORLD_SIZE": 2}, "RANK is -1"),
@@ -187,7 +198,7 @@ def arguments(draw):
 
 
 @pytest.mark.promise("one line")
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(argv=arguments(), rank=st.sampled_from([None, ("0", "1"), ("1", "2"), ("2", "2"), ("0", "3")]))
 @example(argv=["--checkpoint", "/dev/zero"], rank=None)
 def test_anything_is_accepted_or_refused_in_one_line(argv, rank, begin, tmp_path):
