@@ -263,10 +263,10 @@ def test_lost_loss_stops_the_run(tmp_path):
     assert end["kind"] == "end" and end["status"] == "failed" and "FloatingPointError" in end["error"]
 
 
-def alone(rank, port, address="127.0.0.1"):
+def alone(rank, port, address="127.0.0.1", script="main.py"):
     """main.py as one rank of two, of which the other never comes."""
     return runner.run(0, *SMALL, "--timeout", 2, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
-                      MASTER_ADDR=address, MASTER_PORT=str(port))
+                      MASTER_ADDR=address, MASTER_PORT=str(port), script=script)
 
 
 @pytest.mark.promise("bounded waits")
@@ -293,10 +293,13 @@ def test_unreachable_master_is_one_line(address, why):
     assert f"rank 1 of 2 waited for rank 0 at {address}:{port}, 2.0 s at most" in done.stderr and why in done.stderr
 
 
-def test_a_stranger_at_the_masters_port_does_not_hang_us():
+def test_a_stranger_at_the_masters_port_does_not_hang_us(tmp_path):
     """torch itself waits for ever for a server that takes the connection and never answers."""
+    script = tmp_path / "hasty.py"  # 4 s, and not 34
+    script.write_text("import launch, main\nwhole = launch.threading.Timer\n"
+                      "launch.threading.Timer = lambda seconds, *rest: whole(seconds - 30, *rest)\nmain.main()\n")
     with socket.create_server(("127.0.0.1", 0)) as stranger:
-        done = alone(1, port := stranger.getsockname()[1])
+        done = alone(1, port := stranger.getsockname()[1], script=script)
     assert done.returncode == 2 and f"what answers at 127.0.0.1:{port} is not rank 0 of this job" in done.stderr
 
 

@@ -146,7 +146,6 @@ def test_curves_show_the_numbers(live):
         assert line.get_ydata().tolist() == rows["loss"].tolist()
     assert plots.loss_by_time(live).lines[1].get_xdata().tolist() == [6, 12, 18, 24, 30]
     assert plots.accuracy_by_epoch(live).lines[0].get_ydata().tolist() == live["accuracy"].iloc[:5].tolist()
-    assert plots.accuracy_by_epoch(live, column="val_accuracy").lines[0].get_ydata().tolist() == [0.49] * 5
 
 
 def test_a_lost_epoch_or_loss_is_a_gap_and_a_missing_time_ends_the_line(log):
