@@ -24,19 +24,19 @@ def parse(parser, package):
 
 def resolve(args):
     """options.resolve, without main.py's own choices: the frameworks leave things as they are."""
-    here = options.resolve(args)
-    if (here.device.type, here.backend) == ("cuda", "gloo"):
+    placement = options.resolve(args)
+    if (placement.device.type, placement.backend) == ("cuda", "gloo"):
         raise ValueError("more ranks than GPUs: use --device cpu")
     args.channels_last = args.shortcuts = False
-    return here
+    return placement
 
 
 def run(train, description, package):
-    """main.main, for a `train(args, here, run)` whose process group and DDP are those of `package`."""
+    """main.main, for a `train(args, placement, run)` whose process group and DDP are those of `package`."""
     parser = options.get_parser(description)
     args = parse(parser, package)
     with parser.one_line():
-        here = resolve(args)
-        training = Run(args, here)
+        placement = resolve(args)
+        training = Run(args, placement)
     with training:
-        train(args, here, training)
+        train(args, placement, training)

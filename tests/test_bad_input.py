@@ -63,7 +63,7 @@ def left(folder):
 
 
 @pytest.mark.promise("one line")
-@pytest.mark.parametrize(("argv", "said"), [
+@pytest.mark.parametrize(("argv", "message"), [
     (["--dataset", "cifar"], "invalid choice: 'cifar'"),
     (["--model", "vgg"], "invalid choice: 'vgg'"),
     (["--strategy", "fsdp"], "invalid choice: 'fsdp'"),
@@ -109,10 +109,10 @@ def left(folder):
     (["--timeout", "1e300"], "is not a positive number below 2,147,483,648"),
     (["--dist-url", "tcp://localhost:1"], "--dist-url is where several processes meet"),
 ])
-def test_each_is_one_line_and_nothing_is_left(argv, said, begin, tmp_path):
+def test_each_is_one_line_and_nothing_is_left(argv, message, begin, tmp_path):
     before = left(tmp_path)
     status, lines = begin(*argv)
-    assert status == 2 and len(lines) == 1 and said in lines[0], lines
+    assert status == 2 and len(lines) == 1 and message in lines[0], lines
     assert left(tmp_path) == before
 
 
@@ -153,18 +153,18 @@ def test_only_what_no_code_can_mend_is_one_line(error, lines, begin, monkeypatch
     assert [record.getMessage() for record in caplog.records] == (lines or [])
 
 
-@pytest.mark.parametrize(("ranks", "argv", "said"), [
+@pytest.mark.parametrize(("ranks", "argv", "message"), [
     (3, ["--samples", 2], "--samples 2 is less than the 3 ranks"),
     (3, ["--global-batch-size", 64], "--global-batch-size 64 does not divide by 3 ranks"),
     (2, ["--strategy", "single"], "--strategy single is for one process"),
     (2, ["--strategy", "dp"], "--strategy dp is for one process"),
 ])
-def test_what_so_many_ranks_cannot_do_is_one_line(ranks, argv, said, begin):
+def test_what_so_many_ranks_cannot_do_is_one_line(ranks, argv, message, begin):
     status, lines = begin(*argv, RANK=0, WORLD_SIZE=ranks)
-    assert status == 2 and len(lines) == 1 and said in lines[0], lines
+    assert status == 2 and len(lines) == 1 and message in lines[0], lines
 
 
-@pytest.mark.parametrize(("env", "said"), [
+@pytest.mark.parametrize(("env", "message"), [
     ({"RANK": 5, "WORLD_SIZE": 2}, "RANK is 5"),
     ({"RANK": -1, "WORLD_SIZE": 2}, "RANK is -1"),
     ({"RANK": 0, "WORLD_SIZE": 0}, "WORLD_SIZE is 0"),
@@ -177,9 +177,9 @@ def test_what_so_many_ranks_cannot_do_is_one_line(ranks, argv, said, begin):
     ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": 0}, "MASTER_PORT is 0"),
     ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": "http"}, "'http'"),
 ])
-def test_a_launcher_that_contradicts_itself_is_refused(env, said, begin):
+def test_a_launcher_that_contradicts_itself_is_refused(env, message, begin):
     status, lines = begin(**env)
-    assert status == 2 and len(lines) == 1 and said in lines[0], lines
+    assert status == 2 and len(lines) == 1 and message in lines[0], lines
 
 
 NUMBERS = ["0", "1", "2", "-1", "3.5", "nan", "inf", "-inf", "1e999", "1e-999", "", " ", "7" * 40, "0x1", "one", "1_0"]

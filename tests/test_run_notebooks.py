@@ -86,21 +86,15 @@ def printed(path):
 
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory):
-    """One `scripts/run --quick` over a good, a failing and another good notebook."""
+    """One `scripts/run --quick` over a failing and a good notebook."""
     course = make_course(tmp_path_factory.mktemp("quick"))
     add_site(course)
     quick = {"seconds": 20, "quick": {"seconds": 7, "parameters": {"epochs": 1}}}
-    add_notebook(
-        course,
-        "00_first",
-        ("epochs = 5", ["parameters"]),
-        ("print('epochs', epochs)\nprint(sys.executable)\n!which python", []),
-        title="First & best",
-        course=quick,
-    )
     failing = "!printf '\\033[31mno such GPU\\033[0m\\n'; exit 3"
-    add_notebook(course, "01_failing", (failing, []), ("print('never')", []))
-    add_notebook(course, "02_last", ("import matplotlib.pyplot as plt\nplt.plot([1, 2]);", []))
+    add_notebook(course, "00_failing", (failing, []), ("print('never')", []))
+    shown = "print('epochs', epochs)\nprint(sys.executable)\n!which python"
+    add_notebook(course, "01_good", ("epochs = 5", ["parameters"]), (shown, []),
+                 ("import matplotlib.pyplot as plt\nplt.plot([1, 2]);", []), title="Last & best", course=quick)
     # Somebody's own kernel of the same name must not be taken for the environment's.
     foreign = course / "foreign" / "kernels" / "python3"
     foreign.mkdir(parents=True)
@@ -111,11 +105,8 @@ def quick_run(tmp_path_factory):
 
 def test_notebooks_run_in_order_and_a_failing_one_stops_no_other(quick_run):
     course, result = quick_run
-    assert re.findall(r"^\[(\d)/3\] (\w+): (passed|FAILED)", result.stdout, re.M) == [
-        ("1", "00_first", "passed"),
-        ("2", "01_failing", "FAILED"),
-        ("3", "02_last", "passed"),
-    ], result.stdout + result.stderr
+    assert re.findall(r"^\[(\d)/2\] (\w+): (passed|FAILED)", result.stdout, re.M) == [
+        ("1", "00_failing", "FAILED"), ("2", "01_good", "passed")], result.stdout + result.stderr
     assert "of about 7 s" in result.stdout
 
 
@@ -123,15 +114,15 @@ def test_notebooks_run_in_order_and_a_failing_one_stops_no_other(quick_run):
 def test_a_failing_notebook_is_named_with_its_error(quick_run):
     course, result = quick_run
     assert result.returncode == 1
-    end = result.stdout[result.stdout.index("FAILED 01_failing, cell [2]:") :]
+    end = result.stdout[result.stdout.index("FAILED 00_failing, cell [2]:") :]
     assert "no such GPU" in end and "returned non-zero exit status 3" in end
     assert "\033" not in result.stdout
-    assert "2 of 3 notebooks passed" in end and "build/site/index.html" in end
+    assert "1 of 2 notebooks passed" in end and "build/site/index.html" in end
 
 
 def test_quick_parameters_and_this_python_reach_the_kernel(quick_run):
     course, _ = quick_run
-    began, *out = printed(course / "build/notebooks/00_first.ipynb").split("\n", 1)
+    began, *out = printed(course / "build/notebooks/01_good.ipynb").split("\n", 1)
     assert began.startswith("Python ")
     out = out[0].split()
     assert out[:2] == ["epochs", "1"]
@@ -141,29 +132,28 @@ def test_quick_parameters_and_this_python_reach_the_kernel(quick_run):
 def test_pages_are_made_of_what_was_executed(quick_run):
     course, _ = quick_run
     pages = {path.stem: path.read_text() for path in (course / "build/site/notebooks").glob("*.html")}
-    assert sorted(pages) == ["00_first", "01_failing", "02_last"]
-    assert "returned non-zero exit status 3" in pages["01_failing"] and "<img" in pages["02_last"]
-    at = "someone/course/blob/v1.0/notebooks/00_first.ipynb"
-    assert f"https://colab.research.google.com/github/{at}" in pages["00_first"]
+    assert sorted(pages) == ["00_failing", "01_good"]
+    assert "returned non-zero exit status 3" in pages["00_failing"] and "<img" in pages["01_good"]
+    at = "someone/course/blob/v1.0/notebooks/01_good.ipynb"
+    assert f"https://colab.research.google.com/github/{at}" in pages["01_good"]
     index = (course / "build/site/index.html").read_text()
     card = r'<strong><a[^>]*href="notebooks/(\w+)\.html"><span[^>]*>([^<]*)<.*?(passed|failed) here'
     cards = re.findall(card, index, re.S)
-    assert cards == [("00_first", "First &amp; best", "passed"), ("01_failing", "A notebook", "failed"),
-                     ("02_last", "A notebook", "passed")]
+    assert cards == [("00_failing", "A notebook", "failed"), ("01_good", "Last &amp; best", "passed")]
 
 
 @pytest.mark.promise("loud commands")
 def test_papermill_itself_fails_where_a_command_fails(quick_run):
     """As the CI of a class would run it: no script of this repository in between."""
     course, _ = quick_run
-    result = run("papermill", "notebooks/01_failing.ipynb", "out.ipynb", cwd=course)
+    result = run("papermill", "notebooks/00_failing.ipynb", "out.ipynb", cwd=course)
     assert result.returncode != 0 and "returned non-zero exit status 3" in result.stderr
 
 
 def test_an_unknown_name_ends_with_status_2_and_lists_the_names(quick_run):
     result = run("scripts/run", "nope", cwd=quick_run[0])
     assert result.returncode == 2 and not result.stdout
-    assert result.stderr == "scripts/run: no notebook 'nope'; there are: 00_first, 01_failing, 02_last\n"
+    assert result.stderr == "scripts/run: no notebook 'nope'; there are: 00_failing, 01_good\n"
 
 
 def test_a_notebook_has_several_names():
