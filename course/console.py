@@ -1,5 +1,5 @@
-"""Reads the console text of a run as launchers write it: banners, `[rank0]:` and `0: ` prefixes, colour codes, lines
-glued together, a last line cut off. A number that may have been cut is no number."""
+"""Reads the console text of a run as launchers write it: banners, `[rank0]:` and `0: ` prefixes, lines glued together,
+a last line cut off. A number that may have been cut is no number."""
 
 import io
 import re
@@ -7,19 +7,16 @@ import re
 from course import log_fields
 from course.lesson import some
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 HEADER = re.compile(r"#[ \t]*([A-Za-z][\w ]*?)[ \t]*:[ \t]*(.*?)[ \t]*\n")
 READ_AS = {"string": str, "Int64": int, "float64": float,
            "boolean": lambda word: {"true": True, "false": False}[word.lower()]}
 # `[rank0]:` (PyTorch), `[default0]:` (torchrun --tee), `0: ` (srun --label), alone or one after the other
-PREFIX = r"\[[A-Za-z]+[0-9]+\]:?[ \t]*|[0-9]+:[ \t]+"
-RANK = re.compile(rf"(?:^[ \t]*|(?<=[0-9]s)|(?<=[0-9])(?=\[))((?:{PREFIX})+)")
+PREFIXES = re.compile(r"[ \t]*((?:\[[A-Za-z]+[0-9]+\]:?[ \t]*|[0-9]+:[ \t]+)+)")
 EPOCH = re.compile(r"[ \t]*([0-9]{1,9}),")
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|nan|inf)"
 # A number counts only if the text behind it shows that it was written to its end: a unit, a comma, or the line's end.
 FIELD = re.compile(
-    rf",[ \t]+([A-Za-z][A-Za-z /_]*?)[ \t]*:[ \t]*({NUMBER})(?:(s)(?=,?\s|\Z|Epoch:|\[|{PREFIX})|(?=(,\s|[ \t]*\n)))"
-)
+    rf",[ \t]+([A-Za-z][A-Za-z /_]*?)[ \t]*:[ \t]*({NUMBER})(?:(s)(?=,?\s|\Z|Epoch:|\[)|(?=(,\s|[ \t]*\n)))")
 NAMES = {"loss": "loss", "acc": "accuracy", "accuracy": "accuracy", "time cost": "seconds", "val loss": "val_loss",
          "val acc": "val_accuracy", "images/s": "images_per_second"}
 ALWAYS_THERE = ("loss", "accuracy", "seconds")
@@ -27,18 +24,17 @@ ALWAYS_THERE = ("loss", "accuracy", "seconds")
 
 def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
     """(the fields of the run, {epoch: the numbers of its line}) of console text; doubts are added to `notes`."""
-    info, body = _header(COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n"), notes)
+    info, body = _header(text.replace("\r\n", "\n").replace("\r", "\n"), notes)
     printed = []  # (rank or None, row), as they stand in the file
     in_part = 0
     for line in io.StringIO(body):
-        before, *pieces = re.split("(?<=Epoch:)", line)  # each with the text behind it, which shows that it is whole
-        rank = _rank(before)
-        for piece in pieces:
+        prefixes = PREFIXES.match(line)  # of srun and of torchrun on each node: (node, local rank)
+        rank = tuple(map(int, re.findall(r"[0-9]+", prefixes[1]))) if prefixes else None
+        for piece in re.split("(?<=Epoch:)", line)[1:]:  # each with the text behind it, which shows that it is whole
             row = _row(piece)
             if len(row) > 1:  # an epoch number alone says nothing
                 printed.append((rank, row))
             in_part += not _is_whole(row)
-            rank = _rank(piece) or rank
     last = body.rpartition("\n")[2]
     cut_off = "Epoch:" in last and not re.search(r"[0-9]s\s*$", last)
     if cut_off:
@@ -48,10 +44,8 @@ def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
         notes.append(f"{some(in_part, 'epoch line')} not read in full")
 
     rows = _one_row_an_epoch(printed, notes)
-    if rows:
-        _count_ranks(body, info, notes)
-        if re.search(r"\bSYNTHETIC\b", body):  # main.py says so at the start
-            info.setdefault("synthetic", True)
+    if rows and re.search(r"\bSYNTHETIC\b", body):  # main.py says so at the start
+        info.setdefault("synthetic", True)
     if info or rows:
         expected = info.get("epochs")
         finished = "unknown" if expected is None else "completed" if len(rows) >= expected else "unfinished"
@@ -71,12 +65,6 @@ def _header(text: str, notes: list[str]) -> tuple[dict, str]:
         except (KeyError, ValueError):  # typed by hand: no such field, or no such value
             notes.append(f"header left out: {name}: {value}")
     return info, text[end:]
-
-
-def _rank(before: str) -> tuple[int, ...] | None:
-    """The rank in the prefix of a line; (node, local rank) where srun and torchrun both put a prefix."""
-    prefixes = RANK.findall(before)
-    return tuple(map(int, re.findall(r"[0-9]+", prefixes[-1]))) if prefixes else None
 
 
 def _row(piece: str) -> dict:
@@ -99,9 +87,8 @@ def _is_whole(row: dict) -> bool:
 
 def _one_row_an_epoch(printed: list[tuple], notes: list[str]) -> dict[int, dict]:
     """Rank 0's line of each epoch; the first line where lines do not say their rank."""
-    ranks = {rank for rank, _ in printed if rank is not None}
-    speaker = min(ranks, key=lambda rank: (any(rank), rank), default=None)
-    if ranks and any(speaker):
+    speaker = min((rank for rank, _ in printed if rank is not None), default=())
+    if any(speaker):
         notes.append(f"rank 0 is not in this file: rank {'.'.join(map(str, speaker))} read instead")
     rows: dict[int, dict] = {}
     disagree = set()
@@ -111,16 +98,3 @@ def _one_row_an_epoch(printed: list[tuple], notes: list[str]) -> dict[int, dict]
     if disagree:
         notes.append(f"{some(len(disagree), 'epoch')} printed more than once with other values: first kept")
     return rows
-
-
-def _count_ranks(body: str, info: dict, notes: list[str]) -> None:
-    announced = re.findall(r"distributed init \(rank ([0-9]+)\): (\w+://)", body)
-    if not announced:
-        return
-    ranks = {int(rank) for rank, _ in announced}
-    # A line that other output has torn apart leaves one of these pieces without the others.
-    whole = all(body.count(piece) == len(announced) for piece in ("distributed init", "(rank ", announced[0][1]))
-    if not whole or ranks != set(range(len(ranks))):
-        notes.append("the list of ranks is not whole")
-    elif info.setdefault("world_size", len(ranks)) != len(ranks):
-        notes.append(f"{some(len(ranks), 'rank')} announced themselves")

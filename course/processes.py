@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,11 +76,11 @@ def find_rank(mark: object, rank: int) -> psutil.Process | None:
     return next((process for process in marked(mark) if process.info["environ"].get("RANK") == str(rank)), None)
 
 
-def end(mark: object, seconds: float = 10, spared: Iterable[psutil.Process] = ()) -> int:
-    """Kill every process with this mark that is not `spared`, and return their number. RuntimeError where a process is
-    still there after `seconds`."""
+def end(mark: object, seconds: float = 10) -> int:
+    """Kill every process with this mark, and return their number. RuntimeError where a process is still there after
+    `seconds`."""
     give_up, killed = time.monotonic() + seconds, set()
-    while left := set(marked(mark)) - set(spared):
+    while left := set(marked(mark)):
         if time.monotonic() > give_up:
             raise RuntimeError(f"waited {seconds} s for killed processes to end: {[process.pid for process in left]}")
         for process in left:

@@ -1,4 +1,4 @@
-"""How a program of the lessons begins and ends: its command line, its ranks, and the file of what it found.
+"""How a program of the lessons begins and ends: its command line, its ranks, and the file of its results.
 
 Nothing here imports torch before ranks meet: a program that only says hello starts in a tenth of a second.
 """
@@ -17,7 +17,7 @@ import options
 def parser(description, out=None, dataset=False, timeout=None):
     """A parser whose errors are one line, with the options that most programs share.
 
-    `out`: what --out is told to hold; that file is then required. `dataset`: --dataset and --data-path. `timeout`: the
+    `out`: the help of --out, a file that is then required. `dataset`: --dataset and --data-path. `timeout`: the
     default of --timeout, in seconds.
     """
     made = options.Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,7 +81,7 @@ def stoppable(parser, sigterm=lambda *_: sys.exit(128 + signal.SIGTERM)):
 
 
 @contextmanager
-def ranks(here, timeout):
+def ranks(placement, timeout):
     """The process group of several ranks, for as long as the block runs; at its end each waits for all the others.
 
     Ranks that do not meet end the program with one line, status 2.
@@ -90,9 +90,9 @@ def ranks(here, timeout):
 
     import launch
 
-    if here.world_size > 1:
+    if placement.world_size > 1:
         with options.Parser().one_line():
-            launch.init_distributed_mode(here, timeout=timeout)
+            launch.init_distributed_mode(placement, timeout=timeout)
     try:
         yield
         if dist.is_initialized():
@@ -131,7 +131,7 @@ def start(main, *arguments):
 
 
 def gathered(mine):
-    """What every rank has, a list with rank 0's first: anything that can be pickled."""
+    """The values of all ranks, rank 0's first; `mine` is anything that can be pickled."""
     import torch.distributed as dist
 
     of_ranks = [None] * dist.get_world_size()
@@ -149,20 +149,21 @@ def dataset(args):
         raise ConnectionError(f"{error}: use --dataset synthetic") from None
 
 
-def measured_on(here):
-    """Who measured: {world_size, device, device_name, cores, threads, torch, host}."""
+def measured_on(placement):
+    """The machine of a measurement: {world_size, device, device_name, cores, threads, torch, host}."""
     import platform
 
     import torch
 
     import launch
 
-    return {"world_size": here.world_size, "device": here.device.type, "device_name": launch.device_name(here.device),
-            "cores": launch.cores(), "threads": torch.get_num_threads(), "torch": torch.__version__,
+    return {"world_size": placement.world_size, "device": placement.device.type,
+            "device_name": launch.device_name(placement.device), "cores": launch.cores(),
+            "threads": torch.get_num_threads(), "torch": torch.__version__,
             "host": f"{platform.system()} {platform.machine()}"}
 
 
-def write_json(path, found):
-    """Write `found` to `path`, whole or not at all."""
+def write_json(path, results):
+    """Write `results` to `path`, whole or not at all."""
     with files.whole(path) as part:
-        part.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        part.write_text(json.dumps(results, indent=1), encoding="utf-8")

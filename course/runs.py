@@ -37,12 +37,9 @@ class RunError(ValueError):
 def read_run(path: str | os.PathLike, label: str | None = None) -> pd.DataFrame:
     """Read the last run of a log: one row an epoch; the fields of the whole run are repeated in each row.
 
-    `label` names the run; without it the log's own `label` does, or else the file's name.
-
-    Epoch columns: `epoch` (from 0), `loss`, `accuracy` (0 to 1), `seconds` (training alone),
-    `images_per_second` (all ranks), `data_seconds`, `forward_seconds`, `backward_seconds`, `update_seconds`,
-    `val_loss`, `val_accuracy`, and every other number in the epoch records.
-    Run columns: every field of the run record, and
+    `label` names the run; without it the log's own `label` does, or else the file's name. Columns: every number of the
+    epoch records (`epoch` from 0, `accuracy` from 0 to 1, `seconds` of training alone, `images_per_second` of all
+    ranks), every field of the run record, and
     `source`  "live", or "recorded" for a log under results/recorded;
     `machine` the folder under results/recorded, else "this machine";
     `status`  "completed", "failed", "resumable" (stopped by a signal, its checkpoint written), "unfinished", or
@@ -133,10 +130,8 @@ def _parse(path, label) -> tuple[dict, list[dict]]:
 
 
 def _text(name: str) -> str:
-    if os.path.isdir(name):
-        raise RunError(f"{name}: a folder without a run log (*.jsonl, *.txt, *.log), or where one log is wanted")
     if os.path.exists(name) and not os.path.isfile(name):  # reading a pipe or a device may never end
-        raise RunError(f"{name}: not a regular file")
+        raise RunError(f"{name}: neither a run log nor a folder that holds one (*.jsonl, *.txt, *.log)")
     try:
         text = Path(name).read_text(encoding="utf-8-sig", errors="replace")
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
@@ -235,8 +230,6 @@ def _read_json(records: list[dict], notes: list[str]) -> tuple[dict, dict[int, d
             end, info["restarts"] = None, info["restarts"] + 1
             sizes.append(record.get("world_size", sizes[-1]))
             info |= {"epochs": record["epochs"]} if "epochs" in record else {}  # it may be asked for more of them
-        else:
-            left_out["of unknown kind"] += 1
     notes += [f"left out {some(n, 'record')} {why}" for why, n in left_out.items()]
     if info["restarts"]:
         notes.append(f"went on from a checkpoint {some(info['restarts'], 'time')}")
@@ -305,10 +298,8 @@ def command_parts(df: pd.DataFrame) -> pd.DataFrame:
 def speedup_table(df: pd.DataFrame, baseline: str | Iterable[str] | None = None) -> pd.DataFrame:
     """How each run compares with its baseline: the table of `seconds_per_epoch` (or `df`, if it is one) and
 
-    `speedup`: the baseline's seconds an epoch / the run's, for the same number of images.
-    Where the two runs' `samples` differ, or only one is known, it is the ratio of their images/s. Where
-    neither is known (console text) the same number is assumed, and `note` says so. Missing when dataset or
-    model differ.
+    `speedup`: the baseline's seconds an epoch / the run's, for the same number of images. Where the two runs'
+    `samples` differ, or are not known, it is the ratio of their images/s. Missing when dataset or model differ.
     `efficiency`: speedup / world size; missing for DataParallel, where one rank drives several devices.
     `oversubscribed`: more ranks on a node than it has cores; missing on GPUs, and where the log cannot say.
 
@@ -350,19 +341,17 @@ def _baseline(runs: pd.DataFrame, named: list[str], where: str) -> pd.Series:
 
 def _compare(run: pd.Series, base: pd.Series) -> tuple[float, float, str, str]:
     """(speed-up, efficiency, the baseline's label, the run's notes and those on the comparison)"""
-    is_base = run["label"] == base["label"]
     notes = [run["note"]] if pd.notna(run["note"]) and run["note"] else []
     unlike = [k for k in ("dataset", "model") if pd.notna(run[k]) and pd.notna(base[k]) and run[k] != base[k]]
     before, after = base["seconds"], run["seconds"]
     if unlike:
         notes.append(f"not comparable with {base['label']}: another {' and '.join(unlike)}")
         before = after = math.nan
-    elif pd.isna(run["samples"]) and pd.isna(base["samples"]):
-        notes += [] if is_base else ["number of images unknown, taken as the baseline's"]
     elif pd.isna(run["samples"]) or pd.isna(base["samples"]) or run["samples"] != base["samples"]:
         before, after = 1 / base["images_per_second"], 1 / run["images_per_second"]
     speedup = before / after if after else math.nan
-    for compared, whose in [(run, "this run")] + [(base, "the baseline")] * (not is_base):
+    both = {"this run": run} | ({"the baseline": base} if run["label"] != base["label"] else {})
+    for whose, compared in both.items():
         if compared["status"] in ("unfinished", "failed", "resumable"):
             notes.append(f"{whose} {compared['status']}: from {some(compared['epochs'], 'epoch')}")
     no_ranks = pd.isna(run["world_size"]) or (pd.notna(run["strategy"]) and run["strategy"] == "dp")

@@ -131,9 +131,10 @@ def pretend(*command, **env):
                           timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), **env})
 
 
-@pytest.mark.parametrize("program", ["main.py", "scripts/prepare_data.py", "scripts/minimal_ddp.py",
-                                     "lessons/l10_launchers/spawn_mnist.py", "scripts/measure/side_by_side.py",
-                                     "scripts/cluster/lab_cluster.py", "scripts/cluster/slurm_lab.py"])
+@pytest.mark.parametrize("program", ["main.py", "scripts/cluster/lab_cluster.py", *(
+    pytest.param(program, marks=pytest.mark.weekly) for program in (
+        "scripts/prepare_data.py", "scripts/minimal_ddp.py", "lessons/l10_launchers/spawn_mnist.py",
+        "scripts/measure/side_by_side.py", "scripts/cluster/slurm_lab.py"))])
 def test_on_windows_one_line_says_where_to_go(program):
     done = pretend(program)
     assert done.returncode == 1 and done.stdout == ""

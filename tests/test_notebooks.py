@@ -1,6 +1,7 @@
 """What a reader of the committed notebooks relies on. Nothing here executes a notebook."""
 
 import ast
+import functools
 import json
 import re
 import sys
@@ -26,6 +27,7 @@ def twin_of(path):
     return path.parent / "text" / f"{path.stem}.py"
 
 
+@functools.cache
 def read(path):
     return nbformat.read(path, as_version=4)
 

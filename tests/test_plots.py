@@ -1,7 +1,5 @@
 """The pictures: what they show, and what they must say about it."""
 
-import subprocess
-import sys
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -11,14 +9,13 @@ import pytest
 
 from course import plots, png, runs
 from lessons.l12_break_it import show as l12
-from tests.test_runs import RECORDED, ROOT, as_text, end_record, epoch_record, run_record
+from tests.test_runs import RECORDED, as_text, end_record, epoch_record, run_record
 
 mpl.use("Agg")
 BY_RUN = [plots.loss_by_epoch, plots.loss_by_time, plots.accuracy_by_epoch, plots.phases]
 BY_TABLE = [plots.seconds_per_epoch, plots.throughput, plots.speedup, plots.efficiency]
 WRITTEN = [*BY_RUN, plots.accuracy_twice, *BY_TABLE]
 SCALING = [plots.throughput, plots.speedup, plots.efficiency]
-CURVES = [plots.loss_by_epoch, plots.loss_by_time, plots.accuracy_by_epoch]
 
 
 @pytest.fixture(autouse=True)
@@ -81,16 +78,16 @@ def test_a_picture_has_units_a_title_and_its_runs(function, live):
         assert ax.get_ylabel()
     if function not in SCALING:
         assert "single" in texts(ax) and "ddp2" in texts(ax)
-    assert any("(unfinished)" in text for text in texts(ax))
+    assert any("(unfinished)" in text for text in texts(ax)) and "SYNTHETIC" not in said(ax)
     assert tuple(ax.figure.get_size_inches()) == (10, 6)
 
 
 @pytest.mark.parametrize("function", BY_RUN + BY_TABLE)
-def test_a_picture_is_drawn_where_it_is_told(function, live):
+def test_a_picture_is_drawn_where_it_is_told_and_says_that_data_are_synthetic(function, log):
+    table = runs.read_runs([log(f"ddp{n}", n, dataset="synthetic", synthetic=True) for n in (1, 2)])
     figure, (left, right) = plt.subplots(1, 2)
-    table = live if function in BY_RUN else runs.speedup_table(live)
-    assert function(table, ax=right) is right
-    assert not left.has_data() and right.has_data()
+    assert function(table if function in BY_RUN else runs.speedup_table(table), ax=right) is right
+    assert not left.has_data() and right.has_data() and "SYNTHETIC DATA" in texts(right)
     assert plt.get_fignums() == [figure.number]
 
 
@@ -107,16 +104,6 @@ def test_an_empty_table_is_refused(function, live):
     assert not plt.get_fignums()
 
 
-@pytest.mark.parametrize("function", BY_RUN + BY_TABLE)
-def test_synthetic_data_is_called_so(function, live, log):
-    assert "SYNTHETIC" not in said(draw(function, live))
-    made_up = [
-        log("single", 1, dataset="synthetic", synthetic=True),
-        log("ddp2", 2, dataset="synthetic", synthetic=True),
-    ]
-    assert "SYNTHETIC DATA" in texts(draw(function, runs.read_runs(made_up)))
-
-
 def test_of_several_runs_the_synthetic_ones_are_named(log):
     df = runs.read_runs([log("real"), log("fake", dataset="synthetic", synthetic=True)])
     assert "SYNTHETIC DATA: fake" in texts(plots.loss_by_epoch(df))
@@ -124,20 +111,16 @@ def test_of_several_runs_the_synthetic_ones_are_named(log):
     assert "SYNTHETIC DATA: 4 of 5 runs" in texts(plots.loss_by_epoch(runs.read_runs([log("real"), *many])))
 
 
-@pytest.mark.parametrize("function", [*CURVES, plots.seconds_per_epoch, plots.speedup, plots.efficiency])
+@pytest.mark.parametrize("function", [plots.loss_by_epoch, plots.seconds_per_epoch, plots.speedup])
 def test_live_and_recorded_runs_are_told_apart(function, live):
-    ax = draw(function, live)
-    assert "live" not in said(ax), "needs no label as long as all is live"
-    plt.close("all")
+    assert "live" not in said(draw(function, live)), "needs no label as long as all is live"
     both = pd.concat([live, runs.read_runs(RECORDED)], ignore_index=True)
     ax = draw(function, both)
     assert {"live: this machine", "recorded: tutorial-one-gpu-vs-eight"} <= set(texts(ax))
     marks = ax.patches if function is plots.seconds_per_epoch else ax.get_legend().legend_handles
     assert {"-", "--"} <= {mark.get_linestyle() for mark in marks}
-    if function in CURVES:
+    if function is plots.loss_by_epoch:
         assert [line.get_markerfacecolor() == "white" for line in ax.lines] == [False] * 3 + [True] * 2
-    recorded = draw(function, runs.read_runs(RECORDED))
-    assert "recorded: tutorial-one-gpu-vs-eight" in texts(recorded)
 
 
 def test_a_prediction_is_dotted(live):
@@ -150,7 +133,7 @@ def test_a_prediction_is_dotted(live):
 
 def test_a_label_with_dollars_is_no_formula(log):
     df = runs.read_runs({r"$\frac$ of $x": log("a")})
-    for function in (plots.loss_by_epoch, plots.phases, plots.seconds_per_epoch):
+    for function in (plots.loss_by_epoch, plots.seconds_per_epoch):
         draw(function, df).figure.canvas.draw()
 
 
@@ -163,27 +146,20 @@ def test_curves_show_the_numbers(live):
         assert line.get_ydata().tolist() == rows["loss"].tolist()
     assert plots.loss_by_time(live).lines[1].get_xdata().tolist() == [6, 12, 18, 24, 30]
     assert plots.accuracy_by_epoch(live).lines[0].get_ydata().tolist() == live["accuracy"].iloc[:5].tolist()
-    assert plots.accuracy_by_epoch(live, column="val_accuracy").lines[0].get_ydata().tolist() == [0.49] * 5
 
 
-def test_a_lost_epoch_is_a_gap(log):
+def test_a_lost_epoch_or_loss_is_a_gap_and_a_missing_time_ends_the_line(log):
     df = runs.read_run(log("a", epochs=(0, 1, 3, 4)))
     (line,) = plots.loss_by_epoch(df).lines
     assert np.isnan(line.get_ydata()).tolist() == [False, False, True, False, False]
     (line,) = plots.loss_by_time(df).lines
     known = line.get_xdata()[np.isfinite(line.get_xdata())]
     assert known.tolist() == [12, 24], "the time of what follows a lost epoch is not known"
+    by_hand = pd.DataFrame({"label": "mine", "epoch": [0, 1, 2], "loss": [2.0, np.nan, 1.0]})
+    assert np.isnan(plots.loss_by_epoch(by_hand).lines[0].get_ydata()).tolist() == [False, True, False]
 
 
-def test_a_missing_loss_is_a_gap_and_a_missing_time_ends_the_line(log):
-    df = runs.read_run(log("a"))
-    df.loc[1, "loss"] = np.nan
-    assert np.isnan(plots.loss_by_epoch(df).lines[0].get_ydata()).tolist() == [False, True, False, False, False]
-    df.loc[2, "seconds"] = np.nan
-    assert np.isnan(plots.loss_by_time(df).lines[0].get_xdata()).tolist() == [False, False, True, True, True]
-
-
-@pytest.mark.parametrize("function", BY_RUN + [plots.seconds_per_epoch])
+@pytest.mark.parametrize("function", [plots.loss_by_epoch, plots.phases, plots.seconds_per_epoch])
 def test_a_run_without_epochs_does_no_harm(function, log):
     draw(function, runs.read_runs([log("single"), log("nothing", 2, epochs=(), ended=False)]))
 
@@ -308,12 +284,6 @@ def test_a_run_of_unknown_world_size_is_left_out(live):
 # ---------------------------------------------------------------- the files, and the command that writes them
 
 
-def command(*arguments):
-    done = subprocess.run([sys.executable, "scripts/runs.py", *map(str, arguments)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=120)
-    return done.returncode, [line for line in done.stdout.splitlines() if line.endswith(".png")], done.stderr
-
-
 def test_accuracy_stands_beside_itself_by_epoch_and_by_time(live):
     by_epoch, by_time = plots.accuracy_twice(live).axes
     for ax, last in ((by_epoch, live["epoch"].max()), (by_time, live.groupby("label")["seconds"].sum().max())):
@@ -331,15 +301,6 @@ def test_all_pictures_are_written(live, tmp_path):
         assert plt.imread(path).std() > 0
 
 
-def test_what_cannot_be_drawn_is_said_and_left_out(tmp_path):
-    df, said = runs.read_run(RECORDED / "eight_gpus.txt"), []
-    written = plots.write_all(df, runs.seconds_per_epoch(df), tmp_path, said.append)
-    assert [path.stem for path in written] == [
-        f.__name__ for f in (*CURVES, plots.seconds_per_epoch, plots.throughput)]
-    assert [line.split(":")[0] for line in said] == ["phases", "accuracy_twice", "speedup", "efficiency"]
-    assert all("nothing to draw" in line for line in said)
-
-
 def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):
     plots.loss_by_epoch(pd.DataFrame({"epoch": [0, 1], "loss": [2.0, 1.0]})).figure.savefig(tmp_path / "plot.png")
     plt.imsave(tmp_path / "noise.png", np.random.default_rng(0).random((64, 64, 3)))
@@ -348,31 +309,6 @@ def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):
     before, after = (plt.imread(tmp_path / name)[..., :3] for name in ("plot.png", "small.png"))
     assert len(small) < len(plot) / 2 and abs(before - after).mean() < 0.5 / 255
     assert png.small_png(noise) == noise
-
-
-def test_the_command_writes_the_pictures(log, tmp_path):
-    code, out, err = command(log("single", 1), log("ddp2", 2), "--plots", tmp_path / "new/plots")
-    assert (code, err) == (0, "")
-    assert out == [str(tmp_path / f"new/plots/{f.__name__}.png") for f in WRITTEN]
-    assert sorted(map(str, (tmp_path / "new/plots").iterdir())) == sorted(out)
-
-
-def test_the_command_leaves_out_what_cannot_be_drawn(tmp_path):
-    code, out, err = command(RECORDED / "eight_gpus.txt", "--plots", tmp_path)
-    assert code == 0
-    assert [path.rsplit("/")[-1] for path in out] == [
-        "loss_by_epoch.png", "loss_by_time.png", "accuracy_by_epoch.png", "seconds_per_epoch.png",
-        "throughput.png",
-    ]  # fmt: skip
-    assert [line.split(":")[1].strip() for line in err.splitlines()] == [
-        "no speed-up, no efficiency", "phases", "accuracy_twice", "speedup", "efficiency",
-    ]  # fmt: skip
-
-
-def test_a_curve_made_by_hand_needs_only_what_is_drawn():
-    table = pd.DataFrame({"label": ["mine", "mine"], "epoch": [0, 1], "loss": [2.0, 1.0]})
-    (line,) = plots.loss_by_epoch(table).get_lines()
-    assert list(line.get_ydata()) == [2.0, 1.0]
 
 
 # ---------------------------------------------------------------- timeline

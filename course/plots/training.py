@@ -15,21 +15,21 @@ from course.runs import command_parts
 COMMAND = {"once: start and end": GREY, "training": PHASES["backward"], "evaluating": PHASES["forward"]}
 
 
-def loss_by_epoch(df: pd.DataFrame, ax: Axes | None = None, column: str = "loss") -> Axes:
-    """Training loss of each run against epoch; `column="val_loss"` for that of the test images."""
-    return curves(df, "epoch", column, f"{_images(column)} loss by epoch", "epoch", "loss (cross-entropy)", ax)
+def loss_by_epoch(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Training loss of each run against epoch."""
+    return curves(df, "epoch", "loss", "Training loss by epoch", "epoch", "loss (cross-entropy)", ax)
 
 
-def loss_by_time(df: pd.DataFrame, ax: Axes | None = None, column: str = "loss") -> Axes:
+def loss_by_time(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Loss of each run against the seconds it has trained for; missing from the first epoch of unknown length on."""
     need(df, "seconds")
-    return curves(df.assign(elapsed=elapsed(df)), "elapsed", column, f"{_images(column)} loss by time",
-                  "training time (s)", "loss (cross-entropy)", ax)
+    return curves(df.assign(elapsed=elapsed(df)), "elapsed", "loss", "Training loss by time", "training time (s)",
+                  "loss (cross-entropy)", ax)
 
 
-def accuracy_by_epoch(df: pd.DataFrame, ax: Axes | None = None, column: str = "accuracy") -> Axes:
-    """Training accuracy of each run, in percent; `column="val_accuracy"` for that of the test images."""
-    ax = curves(df, "epoch", column, f"{_images(column)} accuracy by epoch", "epoch", "accuracy (% of images)", ax)
+def accuracy_by_epoch(df: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Training accuracy of each run, in percent."""
+    ax = curves(df, "epoch", "accuracy", "Training accuracy by epoch", "epoch", "accuracy (% of images)", ax)
     percent(ax)
     return ax
 
@@ -43,10 +43,6 @@ def accuracy_twice(df: pd.DataFrame) -> Figure:
                        "test accuracy (%)", ax))
     axes[1].set_ylabel("")
     return fig
-
-
-def _images(column):
-    return "Test" if column.startswith("val_") else "Training"
 
 
 def elapsed(df: pd.DataFrame) -> pd.Series:

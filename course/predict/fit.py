@@ -76,10 +76,10 @@ def size_name(size):
 
 def line(points, alpha, beta):
     """What the fit α + β · bytes says, and what it cannot say."""
-    said = f"α = **{1e6 * alpha:,.0f} µs**"
+    latency = f"α = **{1e6 * alpha:,.0f} µs**"
     if not measurable(points, alpha, beta):
         largest = size_name(max(point["bytes"] for point in points))
-        return (f"{said}. **β cannot be measured here**: by the fit, even a message of {largest} takes less than twice "
-                "as long as the shortest. Time larger ones.")
-    return (f"{said}, β = **{1e9 * beta:.2g} ns a byte**, that is {1e-9 / beta:.2g} GB/s. At α / β = "
+        return (f"{latency}. **β cannot be measured here**: by the fit, even a message of {largest} takes less than "
+                "twice as long as the shortest. Time larger ones.")
+    return (f"{latency}, β = **{1e9 * beta:.2g} ns a byte**, that is {1e-9 / beta:.2g} GB/s. At α / β = "
             f"{size_name(alpha / beta)} latency is half of the time; below, it is more.")
