@@ -3,7 +3,6 @@
 import logging
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # Windows
-    sys.exit("This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.")
+except ImportError:
+    raise ImportError("This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.") from None
 
 log = logging.getLogger("course")
 
@@ -62,7 +61,12 @@ def whole(path: str | Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-class Unwritable(OSError):
+class Refused(OSError):
+    """An error that no change of the code can mend: ranks that did not come, a full disk, a damaged file. Its text is
+    one line, and says what to do."""
+
+
+class Unwritable(Refused):
     """A log, a checkpoint or weights could not be written, for example because the disk is full. One line
     says which, and why."""
 
