@@ -44,6 +44,19 @@ WARM_UP = 5  # steps: DDP orders its buckets anew after the first
 PHASES = ["data", "forward", "backward", "wait", "all_reduce", "update"]
 
 
+class Timer(utils.PhaseTimer):
+    """That keeps each all-reduce, too."""
+
+    def __init__(self, device):
+        self.all_reduces = []
+        super().__init__(device)
+
+    def add(self, phase, seconds):
+        super().add(phase, seconds)
+        if phase == "all_reduce":
+            self.all_reduces.append(seconds)
+
+
 class Trainer:
     """One model, one batch size, one way."""
 
@@ -57,7 +70,7 @@ class Trainer:
         """{phase: seconds a step} of `count` steps, mean over the ranks that train; every rank must call it."""
         device, trains = self.placement.device, self.way != "alone" or self.placement.rank == 0
         meet(device)
-        timer = utils.PhaseTimer(device)
+        timer = Timer(device)
 
         def mark(phase):
             timer.mark(phase)
@@ -69,7 +82,7 @@ class Trainer:
             self.training.update(mark)
         phases = timer.totals()
         if self.way == "by_hand":
-            last = torch.tensor([span for phase, span in timer.spans() if phase == "all_reduce"], device=device)
+            last = torch.tensor(timer.all_reduces, device=device)
             dist.all_reduce(last, dist.ReduceOp.MIN)  # of each step
             phases["wait"], phases["all_reduce"] = phases["all_reduce"] - sum(last.tolist()), sum(last.tolist())
         # Who did not train waits in the sum: it takes nothing from the others.
@@ -122,7 +135,6 @@ def main():
     with parser.one_line():
         placement = launch.find_placement(args.device)
         train_set = check(args, placement)
-    torch.set_num_threads(launch.threads_per_rank(placement))
     shortcuts.keep_memory()
     shortcuts.defer_compiler()
     with rank_program.ranks(placement, args.timeout):
