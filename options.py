@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +19,7 @@ log = logging.getLogger("course")
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        """One line, not a page from each rank: the others wait for a node's first rank to say it and end the job."""
-        if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
-            time.sleep(10)
+        """One line, and no usage: each rank says it, for the first to end may end the others."""
         print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)  # one line, whatever a path holds
         sys.exit(2)
 
@@ -35,6 +32,25 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         except ValueError as error:
             self.error(str(error))
+
+
+@contextmanager
+def exit_status():
+    """End the process with the status that its launcher expects: 2, after one line, for what no change of the code can
+    mend; 75 after a signal; 130 after Ctrl-C. Every other error goes on, with its whole text and its traceback."""
+    import launch
+
+    try:
+        yield
+    except files.Refused as refusal:
+        log.error(refusal)
+        sys.exit(2)
+    except launch.Stopped as stopped:
+        log.info(stopped)
+        sys.exit(launch.RESUMABLE)
+    except KeyboardInterrupt:
+        log.info("Interrupted.")
+        sys.exit(130)
 
 
 def positive(kind: type, limit: float | None = None) -> Callable[[str], float]:
@@ -101,8 +117,9 @@ def get_parser(description: str | None = None) -> Parser:
     add("--channels-last", action=argparse.BooleanOptionalAction,
         help="keep a pixel's channels side by side in memory; default: on a CPU, where it is faster")
     add("--compile", action="store_true", help="torch.compile the model: slow to start, faster later")
-    add("--no-shortcuts", dest="shortcuts", action="store_false",
-        help="leave out what shortcuts.py does: to be faster on a CPU, and to end well with gloo")
+    add("--shortcuts", action=argparse.BooleanOptionalAction, default=os.environ.get("COURSE_SHORTCUTS") == "1",
+        help="take those of shortcuts.py, for ranks on a CPU; default: where COURSE_SHORTCUTS is 1, as lessons set it")
+    add("--verbose", action="store_true", help="let each rank say that it has come")
     add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop"
         " with status 75, which torchrun takes for a failure: with --max-restarts it starts the run again")
     add("--checkpoint-every", type=positive(int), metavar="N",
@@ -122,6 +139,8 @@ def resolve(args: argparse.Namespace):
 
     Runs before any process group exists: a mistake must not leave ranks that wait for each other.
     """
+    import torch
+
     import data
     import launch
 
@@ -141,6 +160,11 @@ def resolve(args: argparse.Namespace):
         raise ValueError(f"--comm-hook is DDP's, and the strategy is {args.strategy}: leave it out")
     if args.checkpoint is None and (args.checkpoint_every or args.resume == "must"):
         raise ValueError("--checkpoint-every and --resume need --checkpoint PATH")
+    if not args.dist_url.startswith(("env://", "tcp://", "file:///")):
+        raise ValueError(f"--dist-url {args.dist_url}: use env://, tcp://HOST:PORT or file:///PATH")
+    if args.dist_url.startswith("tcp://") and "TORCHELASTIC_RUN_ID" in os.environ and torch.__version__ < (2, 14):
+        # https://github.com/pytorch/pytorch/pull/192113: before it, all ranks wait for a store that none opens.
+        raise ValueError("--dist-url tcp:// does not work under torchrun before PyTorch 2.14: leave it out")
     if args.dist_url != "env://" and placement.launcher == "python":
         raise ValueError("--dist-url is where several processes meet, and this one was started alone: use torchrun")
     times = args.global_batch_size / args.batch_size if args.global_batch_size else placement.world_size

@@ -64,7 +64,7 @@ class RunLog:
 
     def __exit__(self, error_type, error, traceback):
         outcome = {"status": "failed", "error": repr(error)} if error else {"status": "completed"}
-        if isinstance(error, SystemExit) and error.code == launch.RESUMABLE:
+        if isinstance(error, launch.Stopped):
             outcome = {"status": "resumable"}
         self.write("end", **outcome, seconds=time.time() - self.started, peak_memory_bytes=peak_memory())
         if self.file:

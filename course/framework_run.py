@@ -38,5 +38,5 @@ def run(train, description, package):
     with parser.one_line():
         here = resolve(args)
         training = Run(args, here)
-    with training:
+    with options.exit_status(), training:
         train(args, here, training)

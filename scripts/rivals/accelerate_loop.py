@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import checkpoint
 import data
-import launch
 import models
 import utils
 from course import framework_run, rank_program
@@ -28,7 +27,6 @@ def train(args, here, run):
 
     group = InitProcessGroupKwargs(backend=here.backend, timeout=timedelta(seconds=args.timeout))
     accelerator = Accelerator(cpu=args.device == "cpu", kwargs_handlers=[group] if args.strategy == "ddp" else [])
-    torch.set_num_threads(launch.threads_per_rank(here))
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, here)
     raw_model = models.make_model(args, train_set, accelerator.device)
@@ -38,8 +36,7 @@ def train(args, here, run):
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
     args.framework = f"accelerate {__version__}"
 
-    run.begin(loader, raw_model, optimizer, scheduler=None)
-    for epoch in run.epochs():
+    for epoch in run.epochs(loader, raw_model, optimizer, scheduler=None):
         sampler.set_epoch(epoch)
         model.train()
         for images, labels in run.steps(loader):

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import checkpoint
 import data
-import launch
 import models
 import utils
 from course import framework_run, rank_program
@@ -29,7 +28,6 @@ def train(args, here, run):
     strategy = DDPStrategy(timeout=timedelta(seconds=args.timeout)) if args.strategy == "ddp" else "auto"
     fabric = Fabric(accelerator=args.device, strategy=strategy, devices=here.local_world_size, num_nodes=here.nodes)
     fabric.launch()
-    torch.set_num_threads(launch.threads_per_rank(here))
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, here)
     raw_model = models.make_model(args, train_set, fabric.device)
@@ -39,8 +37,7 @@ def train(args, here, run):
     loader = fabric.setup_dataloaders(loader, use_distributed_sampler=False)  # it has one
     args.framework = f"lightning-fabric {__version__}"
 
-    run.begin(loader, raw_model, optimizer, scheduler=None)
-    for epoch in run.epochs():
+    for epoch in run.epochs(loader, raw_model, optimizer, scheduler=None):
         sampler.set_epoch(epoch)
         model.train()
         for images, labels in run.steps(loader):

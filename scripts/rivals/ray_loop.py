@@ -42,8 +42,7 @@ def train(config):
 
     args = argparse.Namespace(**config)
     here = dataclasses.replace(framework_run.resolve(args), launcher="ray")
-    with Run(args, here) as run:
-        torch.set_num_threads(launch.threads_per_rank(here))
+    with options.exit_status(), Run(args, here) as run:
         torch.manual_seed(args.seed)
         train_set, test_set = data.load(args, here)
         raw_model = models.make_model(args, train_set, here.device)
@@ -53,8 +52,7 @@ def train(config):
         loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
         args.framework = f"ray {__version__}"
 
-        run.begin(loader, raw_model, optimizer, scheduler=None)
-        for epoch in run.epochs():
+        for epoch in run.epochs(loader, raw_model, optimizer, scheduler=None):
             sampler.set_epoch(epoch)
             model.train()
             for images, labels in run.steps(loader):
