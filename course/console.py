@@ -11,8 +11,18 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 HEADER = re.compile(r"#[ \t]*([A-Za-z][\w ]*?)[ \t]*:[ \t]*(.*?)[ \t]*\n")
 READ_AS = {"string": str, "Int64": int, "float64": float,
            "boolean": lambda word: {"true": True, "false": False}[word.lower()]}
-# `[rank0]:` (PyTorch), `[default0]:` (torchrun --tee), `0: ` (srun --label), alone or one after the other
-PREFIX = r"\[[A-Za-z]+[0-9]+\]:?[ \t]*|[0-9]+:[ \t]+"
+STAMP = re.compile(r"(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z ")  # of a hosted CI, before all that follows
+PREFIXES = re.compile("|".join((  # of launchers, alone or one after the other; the group is the rank
+    r"\[[A-Za-z]+([0-9]+)\]:?[ \t]*",  # [rank0]: (PyTorch), [default0]: (torchrun --tee)
+    r"([0-9]+):[ \t]+",  # 0: (srun --label)
+    r"\[(?:[\w.-]+@)?[0-9]+,(?:mpirank:)?([0-9]+)(?:,[\w-]+)?\]<std(?:out|err)>:[ \t]*",  # [1,0]<stdout>: (Open MPI)
+    r"\[([0-9]+)\][ \t]+",  # [0] (MPICH -l)
+    r"\[pod/[\w.-]*-([0-9]+)/[\w.-]+\][ \t]+",  # [pod/train-worker-0/pytorch] (kubectl --prefix)
+    r"[A-Za-z][\w.-]*/([0-9]+)[ \t]+",  # job/0 (torchx)
+    r"[A-Za-z][\w.-]*-([0-9]+)[ \t]+\|[ \t]*",  # trainer-0 | (docker compose)
+    r"\(\w+ pid=[0-9]+(?:, ip=[^)\s]+)?\)[ \t]*",  # (RayTrainWorker pid=100, ip=10.0.0.1): Ray says no rank
+)))
+PREFIX = re.sub(r"(?<!\\)\((?!\?)", "(?:", PREFIXES.pattern)  # without groups
 RANK = re.compile(rf"(?:^[ \t]*|(?<=[0-9]s)|(?<=[0-9])(?=\[))((?:{PREFIX})+)")
 EPOCH = re.compile(r"[ \t]*([0-9]{1,9}),")
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|nan|inf)"
@@ -27,7 +37,10 @@ ALWAYS_THERE = ("loss", "accuracy", "seconds")
 
 def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
     """(the fields of the run, {epoch: the numbers of its line}) of console text; doubts are added to `notes`."""
-    info, body = _header(COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n"), notes)
+    plain = COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    info, body = _header(STAMP.sub("", plain), notes)
+    if re.search(r"(?m)^\(\w+ pid=[0-9]+", body):
+        notes.append("Ray's prefix does not say which rank has printed a line")
     printed = []  # (rank or None, row), as they stand in the file
     in_part = 0
     for line in io.StringIO(body):
@@ -76,7 +89,9 @@ def _header(text: str, notes: list[str]) -> tuple[dict, str]:
 def _rank(before: str) -> tuple[int, ...] | None:
     """The rank in the prefix of a line; (node, local rank) where srun and torchrun both put a prefix."""
     prefixes = RANK.findall(before)
-    return tuple(map(int, re.findall(r"[0-9]+", prefixes[-1]))) if prefixes else None
+    ranks = [int(match[match.lastindex]) for match in PREFIXES.finditer(prefixes[-1] if prefixes else "")
+             if match.lastindex]
+    return tuple(ranks) or None
 
 
 def _row(piece: str) -> dict:
