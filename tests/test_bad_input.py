@@ -20,6 +20,7 @@ import data
 import files
 import main
 import options
+import shortcuts
 from tests import runner
 
 
@@ -34,6 +35,8 @@ def begin(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main, "train", lambda args, here, run: None)
     monkeypatch.setattr(main, "init_distributed_mode", lambda *args: None)
+    monkeypatch.setattr(shortcuts, "before_training", lambda *args: None)
+    monkeypatch.setattr(shortcuts, "exit_now", lambda: None)
 
     def start(*argv, **env):
         capsys.readouterr()
