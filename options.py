@@ -161,7 +161,7 @@ def resolve(args: argparse.Namespace):
     if args.checkpoint is None and (args.checkpoint_every or args.resume == "must"):
         raise ValueError("--checkpoint-every and --resume need --checkpoint PATH")
     if not args.dist_url.startswith(("env://", "tcp://", "file:///")):
-        raise ValueError(f"--dist-url {args.dist_url}: use env://, tcp://HOST:PORT or file:///PATH")
+        raise ValueError(f"--dist-url {args.dist_url!r}: use env://, tcp://HOST:PORT or file:///PATH")
     if args.dist_url.startswith("tcp://") and "TORCHELASTIC_RUN_ID" in os.environ and torch.__version__ < (2, 14):
         # https://github.com/pytorch/pytorch/pull/192113: before it, all ranks wait for a store that none opens.
         raise ValueError("--dist-url tcp:// does not work under torchrun before PyTorch 2.14: leave it out")
