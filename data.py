@@ -2,6 +2,15 @@
 
 The real sets come through torchvision; scripts/prepare_data.py knows another source. The arrays are checked (counts,
 classes, SHA-256) before the file is written, and it is written under another name and renamed when it is whole.
+
+A data set of one's own: --dataset FOLDER, with train/CLASS/*.jpg and val/CLASS/*.jpg, or --dataset FILE.py:NAME.
+NAME is a class, or a function, that is called with train=True and with train=False on each rank, and gives a data set:
+    len(it)        the number of images, the same on each rank: a sampler shares them out
+    it[i]          image i and its class: a float tensor [C, H, W], of one size, and an int
+    it.classes     the names of the classes, in the order of those numbers
+    it.collate     may be left out; makes a batch of what a list of indices gives (see ImageSet)
+Items are made in --workers processes of each rank. What is drawn there from torch's or Python's generator differs from
+rank to rank, from worker to worker and from epoch to epoch, and is the same when a run is repeated with its --seed.
 """
 
 import contextlib
@@ -42,6 +51,16 @@ DATASETS = {
 }
 
 
+class OwnSet(torch.utils.data.Subset):
+    """The first `count` items, or all, of a data set that is none of DATASETS. The docstring above says what it must
+    be."""
+
+    def __init__(self, name: str, dataset: torch.utils.data.Dataset, count: int | None):
+        super().__init__(dataset, range(count or len(dataset)))
+        self.name, self.classes, self.shape = name, dataset.classes, tuple(dataset[0][0].shape)
+        self.collate = getattr(dataset, "collate", torch.utils.data.default_collate)
+
+
 class ImageSet(torch.utils.data.Dataset):
     """A labelled image set held as one uint8 tensor [N, C, H, W] and int64 labels [N].
 
@@ -51,6 +70,7 @@ class ImageSet(torch.utils.data.Dataset):
 
     def __init__(self, name: str, images: torch.Tensor, labels: torch.Tensor):
         self.name, self.images, self.labels = name, images, labels
+        self.classes, self.shape = DATASETS[name].classes, DATASETS[name].shape
         mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1)
                      for values in (DATASETS[name].mean, DATASETS[name].std))
         self.scale, self.shift = 1 / (255 * std), -mean / std
@@ -96,9 +116,48 @@ def get_dataset(name: str, path: str | Path = FOLDER, verify: bool = True) -> li
     return [ImageSet(name, arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in ("train", "test")]
 
 
+def check_sizes(args, sizes: tuple[int, int], world_size: int) -> None:
+    """Set --samples and --test-samples to all that there are, where left out. ValueError where there are fewer."""
+    args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
+    if args.samples > sizes[0] or args.test_samples > sizes[1]:
+        raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
+                         f"{sizes[0]} and {sizes[1]} images")
+    if args.samples < world_size:
+        raise ValueError(f"--samples {args.samples} is less than the {world_size} ranks: each needs an image")
+
+
+def image_folder(folder: str | Path, size: int, train: bool) -> torch.utils.data.Dataset:
+    """The images train/CLASS/* or val/CLASS/* of a folder: decoded when they are asked for, cut to `size` pixels a
+    side, at random and mirrored for training, and normalised as ImageNet's."""
+    from torchvision import datasets, transforms  # late: most runs need none of it
+
+    cut = ([transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()] if train else
+           [transforms.Resize(size), transforms.CenterCrop(size)])
+    normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    return datasets.ImageFolder(Path(folder, "train" if train else "val"),
+                                transforms.Compose([*cut, transforms.ToTensor(), normalise]))
+
+
+def load_own(args, placement):
+    """(training set, test set) of a folder of images, or of FILE.py:NAME."""
+    if Path(args.dataset).is_dir():
+        parts = [image_folder(args.dataset, args.image_size, train) for train in (True, False)]
+    else:
+        make = files.from_file(args.dataset)
+        parts = [make(train=train) for train in (True, False)]
+    try:
+        check_sizes(args, tuple(map(len, parts)), placement.world_size)
+    except ValueError as error:
+        raise files.Refused(str(error)) from None
+    return [OwnSet(args.dataset, part, count) for part, count in zip(parts, (args.samples, args.test_samples),
+                                                                     strict=True)]
+
+
 def load(args, placement):
     """(training set, test set), the same on every rank: `auto` is what all nodes can have. files.Refused, on all of
     them, where a node can have none."""
+    if args.dataset not in ("auto", *DATASETS):
+        return load_own(args, placement)
     name = refusal = None
     if placement.local_rank == 0:  # one rank of each node prepares and checks the file, and vouches for it
         try:

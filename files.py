@@ -1,8 +1,10 @@
 """Files that are written whole or not at all, locks, and paths that are checked before anything begins. No torch."""
 
+import importlib
 import logging
 import os
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -44,6 +46,13 @@ def check_input(option: str, path: str | Path) -> None:
         raise ValueError(f"{option} {path}: {error.strerror}") from None
     if not regular:
         raise ValueError(f"{option} {path}: is no regular file")
+
+
+def from_file(address: str):
+    """The class or function NAME of an address FILE.py:NAME. A loader's workers find it, too, by its name."""
+    path, name = address.rsplit(":", 1)
+    sys.path.append(str(Path(path).resolve().parent))
+    return getattr(importlib.import_module(Path(path).stem), name)
 
 
 def part_of(path: str | Path) -> Path:

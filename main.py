@@ -12,7 +12,9 @@ It needs no GPU: without one the ranks are processes on the CPU, and gloo carrie
 """
 
 import argparse
+import contextlib
 import logging
+import math
 import sys
 
 import torch
@@ -24,6 +26,7 @@ from torch.utils.data import DataLoader
 
 import checkpoint
 import data
+import files
 import models
 import options
 import shortcuts
@@ -40,6 +43,8 @@ def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Place
         if placement.device.type == "cpu":
             logging.getLogger("course").warning("DataParallel splits over GPUs; on a CPU it only passes the batch on.")
         return nn.DataParallel(raw_model)
+    if args.wrapper:
+        return files.from_file(args.wrapper)(raw_model)
     if args.strategy == "ddp":
         if args.sync_bn:
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
@@ -68,30 +73,43 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     # order in which all ranks together would see them.
     sampler = Shard(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate,
-                        pin_memory=placement.device.type == "cuda",  # then a copy to the GPU need not be waited for
-                        generator=torch.Generator())
+                        num_workers=args.workers, generator=torch.Generator(),  # of the workers' seeds
+                        pin_memory=placement.device.type == "cuda")  # then a copy to the GPU need not be waited for
     optimizer = utils.make_optimizer(model.parameters(), args)
-    scheduler = utils.scale_rate(optimizer, args, len(loader))
+    scheduler = utils.scale_rate(optimizer, args, math.ceil(len(loader) / args.accumulate))
+
+    def before_update(*_):
+        if hasattr(model, "finish"):  # of a --wrapper: it may average the gradients over all ranks only here
+            model.finish()
+        if args.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+
+    optimizer.register_step_pre_hook(before_update)
+    no_sync = getattr(model, "no_sync", contextlib.nullcontext)  # in DDP's, forward and backward send nothing
     autocast = torch.autocast(placement.device.type, torch.bfloat16, enabled=args.bf16)
+    torch.set_float32_matmul_precision(args.matmul_precision)
     if args.compile:
         model.compile()  # in its place: the weights keep the names that they have without it
 
-    for epoch in run.epochs(loader, model, optimizer, scheduler):
+    for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         model.train()
-        for images, labels in run.steps(loader):
-            images = images.to(placement.device, non_blocking=True)
-            labels = labels.to(placement.device, non_blocking=True)
-            with autocast:
-                logits = model(images)
-                loss = cross_entropy(logits, labels)
-            run.forward_done(logits, labels, loss)
-            optimizer.zero_grad()
-            loss.backward()  # DDP averages the gradients over all ranks in here
-            run.backward_done()
+        for batches in run.steps(loader):  # those of one update: --accumulate of them, fewer at the end of an epoch
+            in_all = sum(len(labels) for _, labels in batches)
+            for number, (images, labels) in enumerate(batches, start=1):
+                images = images.to(placement.device, non_blocking=True)
+                labels = labels.to(placement.device, non_blocking=True)
+                with contextlib.nullcontext() if number == len(batches) else no_sync():
+                    with autocast:
+                        logits = model(images)
+                        loss = cross_entropy(logits, labels)
+                    run.forward_done(logits, labels, loss)
+                    (loss * (len(labels) / in_all)).backward()  # DDP averages the gradients over all ranks in here
+                run.backward_done()
             optimizer.step()
             scheduler.step()
-        run.end_epoch(*utils.evaluate(raw_model, test_set, placement))
+            optimizer.zero_grad()
+        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers))
 
     if args.save_model and placement.rank == 0:
         checkpoint.save_model(raw_model, args.save_model)  # the raw model's: DDP's names begin with "module."
@@ -100,8 +118,8 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = options.get_parser(__doc__)
-    args = parser.parse_args()
     with parser.one_line():  # bad input ends the program with one line, exit status 2
+        args = parser.parse_args()
         placement = options.resolve(args)
         run = Run(args, placement)
     with options.exit_status(), run:

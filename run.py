@@ -2,10 +2,12 @@
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
 import logging
 import math
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -63,12 +65,13 @@ class Run:
 
         with Run(args, placement) as run:
             ...
-            for epoch in run.epochs(loader, model, optimizer, scheduler):
-                for images, labels in run.steps(loader):
-                    ...                                     # forward
-                    run.forward_done(logits, labels, loss)
-                    ...                                     # backward
-                    run.backward_done()
+            for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
+                for batches in run.steps(loader):
+                    for images, labels in batches:          # of one update: --accumulate of them
+                        ...                                 # forward
+                        run.forward_done(logits, labels, loss)
+                        ...                                 # backward
+                        run.backward_done()
                     ...                                     # update
                 run.end_epoch(val_loss, val_accuracy)
 
@@ -87,12 +90,13 @@ class Run:
         self.log = self.log if there else run_log.RunLog(log_file)
         self.store = None  # that the ranks share, once they have met: see launch.init_distributed_mode
         self.parts, self.identity = {}, {}  # what a checkpoint holds, and what two runs must share to hold the same
-        self.sums = self.timer = None  # of this epoch
+        self.sums = self.timer = self.bar = None  # of this epoch
+        self.track = run_log.tracker(args.tracker if placement.rank == 0 else None)
         self.stop_signal, self.asked, self.steps_since, self.ask_after = None, 0.0, 0, 1
 
     # ------------------------------------------------------------------------------------------------ the loop
 
-    def epochs(self, loader: DataLoader, model: nn.Module, optimizer: torch.optim.Optimizer,
+    def epochs(self, loader: DataLoader, model: nn.Module, raw_model: nn.Module, optimizer: torch.optim.Optimizer,
                scheduler) -> Iterator[int]:
         """Resume from --checkpoint, if the file exists, and give the numbers of the epochs that remain.
 
@@ -100,7 +104,6 @@ class Run:
         (A signal that reaches one rank alone is a failure to torchrun: with --max-restarts it starts the run again.)
         Unusable if the file is damaged, belongs to another run, or is missing with --resume must.
         """
-        raw_model = getattr(model, "module", model)  # DDP and DataParallel keep it there
         self.parts = {"model": raw_model, "optimizer": optimizer, "scheduler": scheduler}
         self.identity = must_agree(self.args, self.placement, loader.dataset)
         for number in (signal.SIGTERM, signal.SIGUSR1) if self.args.checkpoint else ():
@@ -122,24 +125,27 @@ class Run:
                      self.progress.epoch, self.progress.step, self.progress.restarts)
             if (before := len(state["ranks"])) != self.placement.world_size:
                 log.info("%d ranks now, %d before. An update still takes %d images, at %g times --lr.",
-                         self.placement.world_size, before, self.placement.world_size * self.args.batch_size,
+                         self.placement.world_size, before, images_an_update(self.args, self.placement),
                          self.args.lr_scale)
         yield from range(self.progress.epoch, self.args.epochs)
 
-    def steps(self, loader: DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches of this epoch that remain."""
+    def steps(self, loader: DataLoader) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """The batches of each update of this epoch that remains: --accumulate of them, fewer at the end."""
         device, progress = self.placement.device, self.progress
-        loader.sampler.start = progress.step * loader.batch_size
+        loader.sampler.start = progress.step * loader.batch_size * self.args.accumulate
         if loader.generator:  # of the workers' seeds: others on each rank and in each epoch, the same after a restart
             loader.generator.manual_seed(hash((self.args.seed, self.placement.rank, progress.epoch)))
         self.sums = torch.tensor(progress.sums, dtype=utils.sum_type(device), device=device)
         self.timer = utils.PhaseTimer(device, progress.seconds)
         self.asked, self.steps_since, self.ask_after = time.monotonic(), 0, 1  # a signal may have come in evaluate()
-        for batch in loader:
+        batches = iter(loader)
+        while group := list(itertools.islice(batches, self.args.accumulate)):
             self.timer.mark("data")
-            yield batch
+            yield group
             self.timer.mark("update")
             self.after_step()
+            self.show_step(math.ceil(len(loader) / self.args.accumulate))
+        self.bar = None
 
     def forward_done(self, logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> None:
         self.sums += utils.count(logits, labels, loss)  # .item() at each step: a GPU would wait
@@ -154,12 +160,30 @@ class Run:
         facts = run_log.epoch_facts(utils.all_sum(self.sums), self.timer.totals(), val_loss, val_accuracy,
                                     utils.weight_norm(self.parts["model"]))
         self.log.write("epoch", epoch=epoch, **facts)
+        self.track(epoch, facts)
         run_log.say_epoch(epoch, facts)
         if not math.isfinite(facts["loss"]):
             raise FloatingPointError(f"the loss is {facts['loss']} after epoch {epoch}: try a smaller --lr")
         self.progress.next_epoch(facts)
         if self.args.checkpoint:
             self.save()
+
+    def show_step(self, steps: int) -> None:
+        """Each --log-every updates, of `steps` an epoch, say how rank 0 stands: all ranks' figures would cost a
+        message. A GPU is waited for then."""
+        progress, every = self.progress, self.args.log_every
+        if not every or self.placement.rank or progress.step % every:
+            return
+        loss, hits, images = self.sums.tolist()
+        if self.bar is None and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
+            from tqdm import tqdm
+            self.bar = tqdm(total=steps, desc=f"epoch {progress.epoch}", leave=False)
+        if self.bar is None:
+            log.info("epoch %d, update %d of %d: rank 0's loss %.4f, acc %.4f", progress.epoch, progress.step, steps,
+                     loss / images, hits / images)
+        else:
+            self.bar.update(progress.step - self.bar.n)
+            self.bar.set_postfix(loss=f"{loss / images:.4f}", acc=f"{hits / images:.4f}")
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -290,6 +314,10 @@ class Run:
         return bool(stop)
 
 
+def images_an_update(args, placement):
+    return placement.world_size * args.batch_size * args.accumulate
+
+
 def agree(theirs, ours, path):
     """Unusable where a run with `ours` cannot go on from a checkpoint with `theirs`."""
     for option in ours:
@@ -300,9 +328,10 @@ def agree(theirs, ours, path):
 
 def must_agree(args, placement, train_set):
     """{name: value} of what a run and its continuation share, or the second would not be the first."""
-    same = ("model", "samples", "test_samples", "optimizer", "lr", "lr_scaling", "warmup_epochs", "seed", "shuffle",
-            "lr_scale", "sync_bn", "comm_hook", "bf16")
-    return {"dataset": train_set.name, "global batch size": placement.world_size * args.batch_size,
+    same = ("model", "samples", "test_samples", "optimizer", "weight_decay", "clip", "lr", "lr_scaling", "schedule",
+            "warmup_epochs", "seed", "shuffle", "lr_scale", "sync_bn", "comm_hook", "bf16")
+    last = {"epochs": args.epochs} if args.schedule == "cosine" else {}
+    return {"dataset": train_set.name, "global batch size": images_an_update(args, placement), **last,
             **{name: getattr(args, name) for name in same}}
 
 

@@ -4,6 +4,7 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 """
 
 import argparse
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -13,22 +14,33 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from data import ImageSet
+from data import ImageSet, OwnSet
 from launch import Placement
 
 # ------------------------------------------------------------------------------------------------------------ optimizer
 
 def make_optimizer(parameters: Iterable[nn.Parameter], args: argparse.Namespace) -> torch.optim.Optimizer:
-    settings = {"params": parameters, "lr": args.lr, "fused": True}  # fused: one pass over all weights
-    return torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
+    settings = {"lr": args.lr, "weight_decay": args.weight_decay, "fused": True}  # fused: one pass over all weights
+    if args.optimizer == "sgd":
+        return torch.optim.SGD(parameters, **settings, momentum=0.9)
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[args.optimizer](parameters, **settings)
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
                steps_per_epoch: int) -> torch.optim.lr_scheduler.LambdaLR:
     """The scheduler that takes --lr to --lr times args.lr_scale, at once or over --warmup-epochs (Goyal et al. 2017,
-    1706.02677: k times the images an update, k times the rate). Stepped after each update."""
-    scale, rise = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 + (scale - 1) * (s / rise if s < rise else 1))
+    1706.02677: k times the images an update, k times the rate), and with --schedule cosine on to 0. Stepped after each
+    update."""
+    scale, rise, last = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch, args.epochs * steps_per_epoch
+    first = 0 if args.lr_scaling == "none" else 1
+
+    def factor(step):
+        if step < rise:
+            return first + (scale - first) * step / rise
+        fallen = (step - rise) / (last - rise) if args.schedule == "cosine" else 0  # from 0 to 1
+        return scale * (0.5 + 0.5 * math.cos(math.pi * fallen))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks
 
@@ -55,7 +67,8 @@ def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> tor
 
 
 @torch.no_grad()
-def evaluate(raw_model: nn.Module, test_set: ImageSet, placement: Placement) -> tuple[float, float]:
+def evaluate(raw_model: nn.Module, test_set: ImageSet | OwnSet, placement: Placement,
+             workers: int = 0) -> tuple[float, float]:
     """(loss, accuracy 0 to 1) over the test set; each image counts exactly once, whatever the world size.
 
     The shard is a plain slice: DistributedSampler would repeat images to make shards equal. Shards may then differ in
@@ -68,7 +81,7 @@ def evaluate(raw_model: nn.Module, test_set: ImageSet, placement: Placement) -> 
     sums = torch.zeros(3, dtype=sum_type(placement.device), device=placement.device)
     shard = range(placement.rank, len(test_set), placement.world_size)
     for images, labels in DataLoader(test_set, batch_size=1000, sampler=shard, collate_fn=test_set.collate,
-                                     pin_memory=placement.device.type == "cuda"):
+                                     num_workers=workers, pin_memory=placement.device.type == "cuda"):
         images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
         logits = raw_model(images)
         sums += count(logits, labels, nn.functional.cross_entropy(logits, labels))

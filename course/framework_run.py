@@ -5,9 +5,9 @@ import importlib.util
 import options
 from run import Run
 
-DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook"]  # by the framework
-LEFT_OUT = ["lr_scaling", "warmup_epochs", "bf16", "channels_last", "compile", "checkpoint", "checkpoint_every",
-            "resume", "shortcuts"]
+DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook", "wrapper"]  # by the framework
+LEFT_OUT = ["lr_scaling", "warmup_epochs", "schedule", "accumulate", "clip", "workers", "matmul_precision", "bf16",
+            "channels_last", "compile", "checkpoint", "checkpoint_every", "resume", "shortcuts"]
 
 
 def parse(parser, package):

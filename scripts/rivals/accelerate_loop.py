@@ -32,14 +32,15 @@ def train(args, here, run):
     raw_model = models.make_model(args, train_set, accelerator.device)
     model, optimizer = accelerator.prepare(raw_model, utils.make_optimizer(raw_model.parameters(), args))
     sampler = DistributedSampler(train_set, here.world_size, here.rank, shuffle=args.shuffle, seed=args.seed)
-    # not prepared: the sampler shares the images out already, and they are on the device
+    # not prepared: the sampler shares the images out already
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
     args.framework = f"accelerate {__version__}"
 
-    for epoch in run.epochs(loader, raw_model, optimizer, scheduler=None):
+    for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler=None):
         sampler.set_epoch(epoch)
         model.train()
-        for images, labels in run.steps(loader):
+        for ((images, labels),) in run.steps(loader):
+            images, labels = images.to(accelerator.device), labels.to(accelerator.device)
             logits = model(images)
             loss = cross_entropy(logits, labels)
             run.forward_done(logits, labels, loss)

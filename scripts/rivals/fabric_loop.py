@@ -37,10 +37,11 @@ def train(args, here, run):
     loader = fabric.setup_dataloaders(loader, use_distributed_sampler=False)  # it has one
     args.framework = f"lightning-fabric {__version__}"
 
-    for epoch in run.epochs(loader, raw_model, optimizer, scheduler=None):
+    for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler=None):
         sampler.set_epoch(epoch)
         model.train()
-        for images, labels in run.steps(loader):
+        for ((images, labels),) in run.steps(loader):
+            images, labels = images.to(fabric.device), labels.to(fabric.device)
             logits = model(images)
             loss = cross_entropy(logits, labels)
             run.forward_done(logits, labels, loss)
