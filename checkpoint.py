@@ -1,16 +1,15 @@
 """A checkpoint file that is whole at every moment.
 
-The file: a line with a SHA-256, then what torch.save wrote. It is read with weights_only=True: loading runs no code.
+torch.save writes it, and torch.load(PATH, weights_only=True) reads it: loading runs no code.
 """
 
 import contextlib
-import hashlib
 import io
 import logging
 import os
-import pickle
 import tempfile
 import uuid
+import zipfile
 from pathlib import Path
 
 import torch
@@ -18,12 +17,9 @@ import torch
 import files
 
 log = logging.getLogger("course")
-MAGIC = b"course checkpoint 1 "
-TORCH = Path(torch.__file__).parent
-ASK_SECONDS, ASK_STEPS = 1, 10  # the ranks ask each other whether to stop after so many seconds, or so many steps
 
 
-class Unusable(ValueError):
+class Unusable(files.Refused):
     """A checkpoint that this run cannot go on from. One line says why."""
 
 
@@ -44,7 +40,6 @@ class Checkpoint:
         with files.writing(self.path):
             try:
                 with open(part, "wb") as file:
-                    file.write(MAGIC + hashlib.sha256(buffer.getbuffer()).hexdigest().encode() + b"\n")
                     file.write(buffer.getbuffer())
                     file.flush()
                     os.fsync(file.fileno())
@@ -63,11 +58,11 @@ class Checkpoint:
         damaged = []
         for path in (self.path, Path(f"{self.path}.previous")):
             try:
-                state = parse(path.read_bytes())
+                state = load(path)
             except FileNotFoundError:
                 continue
-            except (OSError, Unusable) as error:
-                damaged.append(f"{path}: {getattr(error, 'strerror', None) or error}")
+            except Unusable as error:
+                damaged.append(f"{path}: {error}")
                 continue
             if damaged:
                 log.warning("%s. Going on from %s.", damaged[0], path)
@@ -80,17 +75,18 @@ class Checkpoint:
         return None
 
 
-def parse(raw: bytes) -> dict:
-    """The state in a file's bytes; Unusable where one of them is wrong or missing."""
-    head, _, body = raw.partition(b"\n")
-    if not head.startswith(MAGIC):
-        raise Unusable("not a checkpoint of this course, or its begin is damaged")
-    if head != MAGIC + hashlib.sha256(body).hexdigest().encode():
-        raise Unusable("damaged: its SHA-256 does not fit")
+def load(path: Path) -> dict:
+    """The state in a file. Unusable where a part of it does not have the CRC-32 that torch.save wrote beside it:
+    torch.load does not look."""
     try:
-        return torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        raise Unusable(f"holds what weights_only=True does not load ({str(error).splitlines()[0]})") from None
+        with zipfile.ZipFile(path) as archive:
+            if part := archive.testzip():
+                raise Unusable(f"damaged: the CRC-32 of {part} does not fit")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, Unusable):
+        raise
+    except Exception as error:  # a damaged or foreign file can fail in any way
+        raise Unusable(f"damaged, or no checkpoint ({f'{type(error).__name__}: {error}'.splitlines()[0]})") from None
 
 
 def save_model(raw_model: torch.nn.Module, path: str | Path) -> None:

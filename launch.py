@@ -1,16 +1,14 @@
-"""Who this process is among all of the job, as its launcher says (torchrun, srun, or nobody), and the process
+"""Who this process is among all of the job, as its launcher says (torchrun, srun, mpirun, or nobody), and the process
 group that it joins."""
 
-import logging
 import os
 import platform
 import re
 import socket
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +16,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-log = logging.getLogger("course")
-RESUMABLE = 75  # exit status of a run that a signal stopped, and that goes on from its checkpoint
+import files
+
+# The names of rank, world size, local rank and local world size under each mpirun.
+MPIRUNS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),  # HPE Cray
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
+)
+RESUMABLE = 75  # exit status of a run that a signal stopped: sysexits.h calls it a failure to try again later
+SHELLS = ("bash", "sh", "zsh", "csh", "tcsh", "ksh", "fish")
+
+
+class Stopped(Exception):
+    """A signal came, and the checkpoint is written. Started again, the run goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,17 @@ class Placement:
     world_size: int
     local_world_size: int
     nodes: int
-    launcher: str  # python, torchrun or srun
+    launcher: str  # python, torchrun, srun or mpirun
     device: torch.device
     backend: str  # gloo or nccl
+    meet_at: str = "env://"  # where the ranks find each other, unless --dist-url says it
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size} on {socket.gethostname()}: {self.device}, {self.backend}"
 
 
-def adopt_slurm(env: MutableMapping[str, str]) -> None:
-    """Copy srun's variables to torchrun's names, so that the rest of the code reads one set of names."""
+def slurm_names(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """(srun's variables under torchrun's names, where its ranks meet). Rank 0 runs on the first node of the step."""
     first = re.match(r"(?:[^,[]|\[[^]]*\])*", env["SLURM_STEP_NODELIST"])[0]  # up to a comma outside of brackets
     tasks, node = [], int(env["SLURM_NODEID"])
     for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", env["SLURM_STEP_TASKS_PER_NODE"]):  # 2(x3),1 -> 2 2 2 1
@@ -45,35 +59,56 @@ def adopt_slurm(env: MutableMapping[str, str]) -> None:
     if not first or not 0 <= node < len(tasks):
         raise ValueError(f"SLURM_NODEID is {node}, with SLURM_STEP_NODELIST {env['SLURM_STEP_NODELIST']!r} and "
                          f"SLURM_STEP_TASKS_PER_NODE {env['SLURM_STEP_TASKS_PER_NODE']!r}")
-    env.update(RANK=env["SLURM_PROCID"], WORLD_SIZE=env["SLURM_STEP_NUM_TASKS"], LOCAL_RANK=env["SLURM_LOCALID"],
-               LOCAL_WORLD_SIZE=tasks[node], GROUP_WORLD_SIZE=env["SLURM_STEP_NUM_NODES"])
+    names = {"RANK": env["SLURM_PROCID"], "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"], "LOCAL_RANK": env["SLURM_LOCALID"],
+             "LOCAL_WORLD_SIZE": tasks[node], "GROUP_WORLD_SIZE": env["SLURM_STEP_NUM_NODES"]}
     step = 16 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])  # one port for each step of each job
-    # Rank 0 runs on the first node: rack[1-2]n[07-09] begins with rack1n07.
-    env.setdefault("MASTER_ADDR", re.sub(r"\[(\d+)[^]]*\]", r"\1", first))
-    env.setdefault("MASTER_PORT", str(20_000 + step % 12_000))  # the same on all ranks, asking nobody
+    host = env.get("MASTER_ADDR") or re.sub(r"\[(\d+)[^]]*\]", r"\1", first)  # rack[1-2]n[07-09]: rack1n07
+    return names, f"tcp://{host}:{env.get('MASTER_PORT') or 20_000 + step % 12_000}"
+
+def launcher_names(env: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]:
+    """(launcher, who this process is, under torchrun's names, where the ranks meet).
+
+    One process alone is python's, whatever started it: a Jupyter server in a step of Slurm is no rank of anything.
+    """
+    if "RANK" in env:
+        return "torchrun", env, "env://"
+    # Slurm sets PMI_RANK, too, but not MPICH's local rank; and it may have started what mpirun starts on each node.
+    mpi = next((names for names in MPIRUNS
+                if names[0] in env and (names[2] in env or "SLURM_STEP_ID" not in env)), None)
+    if mpi and env[mpi[1]] != "1":
+        if not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():
+            raise ValueError(f"mpirun started {env[mpi[1]]} processes and tells none where rank 0 is; set MASTER_ADDR "
+                             "and MASTER_PORT for all, in Open MPI by mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500")
+        names = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), mpi, strict=True)
+        return "mpirun", {ours: env[theirs] for ours, theirs in names}, \
+            f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+    # A batch script that calls python has SLURM_PROCID, too, but no step.
+    if not mpi and "SLURM_STEP_ID" in env and (tasks := env["SLURM_STEP_NUM_TASKS"]) != "1":
+        if sys.stdin.isatty() or (env.get("SLURM_JOB_NAME") in SHELLS and env["SLURM_STEP_ID"] == "0"):
+            raise ValueError(f"srun --pty started {tasks} tasks, and this is a shell in one of them, no rank")
+        return "srun", *slurm_names(env)
+    return "python", {"RANK": "0", "WORLD_SIZE": "1"}, "env://"
 
 
-def find_placement(device: str = "auto", backend: str = "auto", env: MutableMapping[str, str] = os.environ,
+def find_placement(device: str = "auto", backend: str = "auto", env: Mapping[str, str] = os.environ,
                    ddp: bool = False) -> Placement:
-    """Read the rank from the variables of torchrun or srun in `env`, and choose a device and a backend.
+    """Read the rank from the variables of a launcher in `env`, and choose a device and a backend.
 
     The backend is NCCL if each local rank has its own GPU, and gloo if ranks share GPUs or compute on a CPU. `ddp`:
     a process without a launcher wants DDP, too. ValueError, in one line, for a request that cannot be met.
     """
-    launcher = "torchrun" if "RANK" in env else "srun" if "SLURM_STEP_ID" in env else "python"
     try:
-        if launcher == "srun":  # a batch script that calls python has SLURM_PROCID too, but no step
-            adopt_slurm(env)
-        rank, world_size = int(env.get("RANK", 0)), int(env["WORLD_SIZE"] if launcher != "python" else 1)
-        local_rank, local_world_size = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", 1))
-        nodes = int(env.get("GROUP_WORLD_SIZE", -(-world_size // max(1, local_world_size))))
-        port = int(env.get("MASTER_PORT", 1) if launcher != "python" else 1)
+        launcher, names, meet_at = launcher_names(env)
+        rank, world_size = int(names["RANK"]), int(names["WORLD_SIZE"])
+        local_rank, local_world_size = int(names.get("LOCAL_RANK", 0)), int(names.get("LOCAL_WORLD_SIZE", 1))
+        nodes = int(names.get("GROUP_WORLD_SIZE", -(-world_size // max(1, local_world_size))))
+        port = int(names.get("MASTER_PORT", 1) if meet_at == "env://" else meet_at.rpartition(":")[2])
         of_node = int(env.get("SLURM_GPUS_ON_NODE", 0)) if launcher == "srun" else 0  # a torchrun inherits it
     except KeyError as missing:
         raise ValueError(f"{missing.args[0]} is not set: start with torchrun, or with srun in a Slurm job") from None
     except ValueError as error:
         raise ValueError(f"the launcher's environment is not usable ({error}): start with torchrun or srun") from None
-    local_ranks = local_world_size if "LOCAL_WORLD_SIZE" in env else world_size  # not every launcher says it
+    local_ranks = local_world_size if "LOCAL_WORLD_SIZE" in names else world_size  # not every launcher says it
     for name, value, least, below in (("WORLD_SIZE", world_size, 1, 2**31), ("RANK", rank, 0, world_size),
                                       ("LOCAL_WORLD_SIZE", local_world_size, 1, world_size + 1),
                                       ("LOCAL_RANK", local_rank, 0, min(local_ranks, rank + 1)),
@@ -101,7 +136,7 @@ def find_placement(device: str = "auto", backend: str = "auto", env: MutableMapp
     if backend == "auto":
         backend = "nccl" if nccl else "gloo"
     device = torch.device(kind, local_rank % gpus) if gpus else torch.device("cpu")
-    return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, device, backend)
+    return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, device, backend, meet_at)
 
 
 def cores() -> int:
@@ -117,77 +152,42 @@ def device_name(device: torch.device) -> str:
     found = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
     return found[1] if found else platform.machine()
 
-
-def threads_per_rank(placement: Placement, env: Mapping[str, str] = os.environ) -> int:
-    """Cores divided by the ranks of this node, at least 1. A value of OMP_NUM_THREADS that the user has set wins."""
-    by_user = True
-    if "TORCHELASTIC_RUN_ID" in env:  # torchrun's rank: it sets 1, unless the user has started it with another number
-        try:
-            by_user = b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
-        except OSError:  # no /proc, as on macOS: a 1 is torchrun's
-            by_user = env.get("OMP_NUM_THREADS") != "1"
-    if by_user and env.get("OMP_NUM_THREADS", "").isdigit():
-        return max(1, int(env["OMP_NUM_THREADS"]))
-    if placement.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
-        return int(env["SLURM_CPUS_PER_TASK"])
-    return max(1, cores() // placement.local_world_size)
-
-
 # ------------------------------------------------------------------------------------------------------- process group
 
 def init_distributed_mode(placement: Placement, dist_url: str = "env://", timeout: float = 600) -> dist.Store:
     """Join the process group. Every later wait for another rank ends after `timeout` seconds with an error.
 
     A process without a launcher makes a group of one. Returns the store that the ranks share, a dictionary of small
-    facts. ConnectionError, in one line, if the others do not come.
+    facts. files.Refused, in one line, if the others do not come.
     """
     if placement.device.type != "cpu":
         torch.accelerator.set_device_index(placement.device)
-    place, bound = dist_url, timedelta(seconds=timeout)
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun listens already
-    if dist_url == "env://" and placement.launcher != "python":
-        if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-            raise ConnectionError(f"{' and '.join(missing)} not set: start with torchrun, or name rank 0's host and a "
-                                  "free port")
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        if placement.rank and not agent:
-            reach_master(placement, place, timeout)
-    who = f"rank {placement.rank} of {placement.world_size}"
-    # name_start() and the group have a bound of their own, `timeout`; a store that is not ours has none.
-    watchdog = threading.Timer(2 * timeout + 30, give_up, [f"{who}: what answers at {place} is not rank 0 of this job: "
-                                                       "choose another MASTER_PORT"])
-    watchdog.daemon = True
-    watchdog.start()
+    url, bound = placement.meet_at if dist_url == "env://" else dist_url, timedelta(seconds=timeout)
     try:
-        if dist_url == "env://" and placement.launcher == "python":
+        if placement.launcher == "python":
             store = dist.HashStore()
-        elif dist_url == "env://" and agent:
-            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                                  timeout=bound)
-            # torchrun's store outlives a restart (torch 2.14), and with it the addresses of ranks that are dead.
-            store = dist.PrefixStore(name_start(store, placement, timeout), store)
         else:
-            store, *_ = next(dist.rendezvous(dist_url, placement.rank, placement.world_size, timeout=bound))
+            store, *_ = next(dist.rendezvous(url, placement.rank, placement.world_size, timeout=bound))
+        if url == "env://" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun's store outlives a restart, and with it the addresses of ranks that are dead; its count of
+            # restarts differs from node to node. https://github.com/pytorch/pytorch/issues/135712
+            store = dist.PrefixStore(name_start(store, placement, timeout), store)
         dist.init_process_group(placement.backend, rank=placement.rank, world_size=placement.world_size,
                                 timeout=bound, store=store,
                                 device_id=placement.device if placement.backend == "nccl" else None)  # connects now
         return store
-    except (RuntimeError, ValueError) as error:
-        if "EADDRINUSE" in str(error):
-            raise ConnectionError(f"{who} cannot listen at {place}, another program does: choose another "
-                                  "MASTER_PORT") from None
+    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
+        place = url if url != "env://" else ":".join(os.environ.get(f"MASTER_{part}", "?") for part in ("ADDR", "PORT"))
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ConnectionError(f"{who} waited for the others, {timeout} s at most, at {place}: {reason}. Were all "
-                              "started? Is this address the same for all, and that of rank 0?") from None
-    finally:
-        watchdog.cancel()
+        raise files.Refused(f"rank {placement.rank} of {placement.world_size} waited for the others, {timeout} s at "
+                            f"most, at {place.removeprefix('tcp://')}: {reason}. Were all started? Is this address the "
+                            "same for all, and that of rank 0?") from error
 
 
 def name_start(store: dist.Store, placement: Placement, timeout: float) -> str:
     """A name for this start of the job, chosen by rank 0 and unknown to the ranks of an earlier start.
 
-    TORCHELASTIC_RESTART_COUNT will not do: each node's torchrun counts its own restarts. RuntimeError after `timeout`
-    seconds.
+    DistStoreError after `timeout` seconds.
     """
     me, end = uuid.uuid4().hex, time.monotonic() + timeout
     if placement.rank:
@@ -197,7 +197,7 @@ def name_start(store: dist.Store, placement: Placement, timeout: float) -> str:
         return name
     while (known := store.add(f"{me} is known", 0)) < placement.world_size - 1:
         if time.monotonic() > end:
-            raise RuntimeError(f"{placement.world_size - 1 - known} of them did not come")
+            raise dist.DistStoreError(f"{placement.world_size - 1 - known} of them did not come")
         for asks in (f"rank {rank} asks" for rank in range(1, placement.world_size)):
             if store.check([asks]):  # an answer to a rank that has died does no harm
                 store.set(f"answer to {store.get(asks).decode()}", me)
@@ -205,30 +205,8 @@ def name_start(store: dist.Store, placement: Placement, timeout: float) -> str:
     return me
 
 
-def reach_master(placement: Placement, place: str, timeout: float) -> None:
-    """Wait until rank 0 listens: torch's own attempt ends in pages of C++ frames that hide the reason."""
-    address, port = place.rsplit(":", 1)
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            return socket.create_connection((address, int(port)), timeout=5).close()
-        except (OSError, ValueError) as error:
-            if time.monotonic() > end or isinstance(error, ValueError):
-                raise ConnectionError(f"rank {placement.rank} of {placement.world_size} waited for rank 0 at {place}, "
-                                      f"{timeout} s at most: {error}. Is rank 0 running there? MASTER_ADDR and "
-                                      "MASTER_PORT must be rank 0's") from None
-            time.sleep(0.2)
-
-
-def give_up(message: str) -> None:
-    """End this process at once, from a thread: the main thread is in a wait that has no bound."""
-    log.error(message)
-    os._exit(2)
-
-
 def end_distributed_mode() -> None:
     """Leave the process group, unless it is NCCL's after an error: it would wait for the other ranks and hide it."""
-    error = sys.exc_info()[1]
-    together = error is None or getattr(error, "code", None) == RESUMABLE
+    together = sys.exc_info()[0] in (None, Stopped)
     if dist.is_initialized() and (together or dist.get_backend() != "nccl"):
         dist.destroy_process_group()

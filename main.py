@@ -6,11 +6,16 @@ All GPUs of one process        python main.py --strategy dp
 Two nodes, run on both         torchrun --nnodes=2 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-id=1
                                    --rdzv-endpoint=FIRST_NODE:29400 main.py
 A Slurm job, a task a rank     srun --ntasks-per-node=8 --kill-on-bad-exit=1 python main.py
+MPI's ranks                    mpirun -np 8 -x MASTER_ADDR=FIRST_NODE -x MASTER_PORT=29400 python main.py
 
 It needs no GPU: without one the ranks are processes on the CPU, and gloo carries their gradients.
 """
 
 import argparse
+import contextlib
+import logging
+import math
+import sys
 
 import torch
 from torch import nn
@@ -21,6 +26,7 @@ from torch.utils.data import DataLoader
 
 import checkpoint
 import data
+import files
 import models
 import options
 import shortcuts
@@ -28,13 +34,17 @@ import utils
 from launch import Placement, init_distributed_mode
 from run import Run, Shard
 
+BUFFERS = "forward_sync_buffers" if torch.__version__ >= (2, 13) else "broadcast_buffers"  # DDP has renamed it
+
 
 def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Placement) -> nn.Module:
     """The model whose backward() gives the gradient of the whole batch, whatever the strategy."""
     if args.strategy == "dp":
         if placement.device.type == "cpu":
-            utils.log.warning("DataParallel splits over GPUs; on a CPU it only passes the batch on.")
+            logging.getLogger("course").warning("DataParallel splits over GPUs; on a CPU it only passes the batch on.")
         return nn.DataParallel(raw_model)
+    if args.wrapper:
+        return files.from_file(args.wrapper)(raw_model)
     if args.strategy == "ddp":
         if args.sync_bn:
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
@@ -43,7 +53,7 @@ def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Place
             device_ids=None if args.device == "cpu" else [placement.device],
             bucket_cap_mb=args.bucket_cap_mb,  # how many gradients travel together
             gradient_as_bucket_view=True,  # they lie where they are sent from: saves a copy
-            **utils.keep_buffers_apart(),
+            **{BUFFERS: False},  # send no BatchNorm statistics: training reads none, evaluate() sends rank 0's
         )
         if args.comm_hook != "none":
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -62,28 +72,44 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     # A DistributedSampler that can begin in the middle of an epoch. A single process has one shard: all images, in the
     # order in which all ranks together would see them.
     sampler = Shard(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
-    loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate)
+    loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate,
+                        num_workers=args.workers, generator=torch.Generator(),  # of the workers' seeds
+                        pin_memory=placement.device.type == "cuda")  # then a copy to the GPU need not be waited for
     optimizer = utils.make_optimizer(model.parameters(), args)
-    scheduler = utils.scale_rate(optimizer, args, len(loader))
-    autocast = torch.autocast(placement.device.type, torch.bfloat16, enabled=args.bf16)
+    scheduler = utils.scale_rate(optimizer, args, math.ceil(len(loader) / args.accumulate))
 
-    run.begin(loader, model, optimizer, scheduler)
-    if args.compile:  # after begin(), which knows the weights by the names that they have without it
-        model = torch.compile(model)
-    for epoch in run.epochs():
+    def before_update(*_):
+        if hasattr(model, "finish"):  # of a --wrapper: it may average the gradients over all ranks only here
+            model.finish()
+        if args.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+
+    optimizer.register_step_pre_hook(before_update)
+    no_sync = getattr(model, "no_sync", contextlib.nullcontext)  # in DDP's, forward and backward send nothing
+    autocast = torch.autocast(placement.device.type, torch.bfloat16, enabled=args.bf16)
+    torch.set_float32_matmul_precision(args.matmul_precision)
+    if args.compile:
+        model.compile()  # in its place: the weights keep the names that they have without it
+
+    for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         model.train()
-        for images, labels in run.steps(loader):
-            with autocast:
-                logits = model(images)
-                loss = cross_entropy(logits, labels)
-            run.forward_done(logits, labels, loss)
-            optimizer.zero_grad()
-            loss.backward()  # DDP averages the gradients over all ranks in here
-            run.backward_done()
+        for batches in run.steps(loader):  # those of one update: --accumulate of them, fewer at the end of an epoch
+            in_all = sum(len(labels) for _, labels in batches)
+            for number, (images, labels) in enumerate(batches, start=1):
+                images = images.to(placement.device, non_blocking=True)
+                labels = labels.to(placement.device, non_blocking=True)
+                with contextlib.nullcontext() if number == len(batches) else no_sync():
+                    with autocast:
+                        logits = model(images)
+                        loss = cross_entropy(logits, labels)
+                    run.forward_done(logits, labels, loss)
+                    (loss * (len(labels) / in_all)).backward()  # DDP averages the gradients over all ranks in here
+                run.backward_done()
             optimizer.step()
             scheduler.step()
-        run.end_epoch(*utils.evaluate(raw_model, test_set, placement))
+            optimizer.zero_grad()
+        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers))
 
     if args.save_model and placement.rank == 0:
         checkpoint.save_model(raw_model, args.save_model)  # the raw model's: DDP's names begin with "module."
@@ -92,17 +118,20 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
 @record  # a rank that fails leaves its traceback where torchrun finds it
 def main():
     parser = options.get_parser(__doc__)
-    args = parser.parse_args()
     with parser.one_line():  # bad input ends the program with one line, exit status 2
+        args = parser.parse_args()
         placement = options.resolve(args)
         run = Run(args, placement)
-    with run:
+    with options.exit_status(), run:
         if args.strategy == "ddp":
             run.store = init_distributed_mode(placement, args.dist_url, args.timeout)
-        utils.suit_machine(args, placement)
+        if args.verbose:
+            print(placement, file=sys.stderr)
+        if args.shortcuts and args.device == "cpu":
+            shortcuts.before_training(args.compile)
         train(args, placement, run)
     if args.shortcuts and args.backend == "gloo":
-        shortcuts.exit_now()  # a thread of gloo may abort Python's own ending
+        shortcuts.exit_now()
 
 
 if __name__ == "__main__":

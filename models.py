@@ -63,6 +63,6 @@ MODELS = {"lenet": ConvNet, "resnet": SmallResNet}
 
 def make_model(args: argparse.Namespace, train_set: data.ImageSet, device: torch.device) -> nn.Module:
     """The raw model on `device`, with the weights that torch's seed gives: the same on every rank."""
-    info = data.DATASETS[train_set.name]
     layout = torch.channels_last if args.channels_last else torch.preserve_format
-    return MODELS[args.model](info.shape[0], len(info.classes), info.shape[1]).to(device, memory_format=layout)
+    channels, side, _ = train_set.shape
+    return MODELS[args.model](channels, len(train_set.classes), side).to(device, memory_format=layout)

@@ -2,10 +2,10 @@
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
 import logging
 import math
-import re
 import signal
 import sys
 import threading
@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -21,23 +22,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-import files
 import launch
 import run_log
 import utils
 from checkpoint import Checkpoint, Unusable
+from launch import Stopped
 
 log = logging.getLogger("course")
 TORCH = Path(torch.__file__).parent
 ASK_SECONDS, ASK_STEPS = 1, 10  # the ranks ask each other whether to stop after so many seconds, or so many steps
-
-
-class Stopped(SystemExit):
-    """A signal came and the checkpoint is written: status 75, which sysexits.h calls a failure to try again later."""
-
-    def __init__(self, message):
-        log.info(message)
-        super().__init__(launch.RESUMABLE)
 
 
 class Shard(DistributedSampler):
@@ -72,13 +65,13 @@ class Run:
 
         with Run(args, placement) as run:
             ...
-            run.begin(loader, model, optimizer, scheduler)
-            for epoch in run.epochs():
-                for images, labels in run.steps(loader):
-                    ...                                     # forward
-                    run.forward_done(logits, labels, loss)
-                    ...                                     # backward
-                    run.backward_done()
+            for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
+                for batches in run.steps(loader):
+                    for images, labels in batches:          # of one update: --accumulate of them
+                        ...                                 # forward
+                        run.forward_done(logits, labels, loss)
+                        ...                                 # backward
+                        run.backward_done()
                     ...                                     # update
                 run.end_epoch(val_loss, val_accuracy)
 
@@ -95,24 +88,30 @@ class Run:
         self.log = run_log.RunLog(log_file if there else None)
         self.file = Checkpoint(path) if path else None
         self.log = self.log if there else run_log.RunLog(log_file)
-        self.store, self.random, self.stop_signal = None, None, None
+        self.store = None  # that the ranks share, once they have met: see launch.init_distributed_mode
+        self.parts, self.identity = {}, {}  # what a checkpoint holds, and what two runs must share to hold the same
+        self.sums = self.timer = self.bar = None  # of this epoch
+        self.track = run_log.tracker(args.tracker if placement.rank == 0 else None)
+        self.stop_signal, self.asked, self.steps_since, self.ask_after = None, 0.0, 0, 1
 
     # ------------------------------------------------------------------------------------------------ the loop
 
-    def begin(self, loader: DataLoader, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler) -> None:
-        """Resume from --checkpoint, if the file exists: it holds the raw model, the other two, and the run's progress.
+    def epochs(self, loader: DataLoader, model: nn.Module, raw_model: nn.Module, optimizer: torch.optim.Optimizer,
+               scheduler) -> Iterator[int]:
+        """Resume from --checkpoint, if the file exists, and give the numbers of the epochs that remain.
 
         From now on SIGTERM and SIGUSR1 stop the run after a step: torchrun passes on the first, Slurm sends either.
         (A signal that reaches one rank alone is a failure to torchrun: with --max-restarts it starts the run again.)
         Unusable if the file is damaged, belongs to another run, or is missing with --resume must.
         """
-        self.raw_model = getattr(model, "module", model)  # DDP and DataParallel keep it there
-        self.parts = {"model": self.raw_model, "optimizer": optimizer, "scheduler": scheduler}
+        self.parts = {"model": raw_model, "optimizer": optimizer, "scheduler": scheduler}
+        self.identity = must_agree(self.args, self.placement, loader.dataset)
         for number in (signal.SIGTERM, signal.SIGUSR1) if self.args.checkpoint else ():
             signal.signal(number, lambda number, _: setattr(self, "stop_signal", signal.Signals(number).name))
-        if state := self.find(must_agree(self.args, self.placement, loader.dataset)):
+        state = self.saved_state()
+        if state:
             if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-                settle_buckets(model, loader)
+                settle_buckets(model, loader, self.placement.device)
             self.restore(state)
             self.log.resume(self.progress.run_id)
         self.progress.run_id = self.log.run_id
@@ -126,29 +125,27 @@ class Run:
                      self.progress.epoch, self.progress.step, self.progress.restarts)
             if (before := len(state["ranks"])) != self.placement.world_size:
                 log.info("%d ranks now, %d before. An update still takes %d images, at %g times --lr.",
-                         self.placement.world_size, before, self.placement.world_size * self.args.batch_size,
+                         self.placement.world_size, before, images_an_update(self.args, self.placement),
                          self.args.lr_scale)
+        yield from range(self.progress.epoch, self.args.epochs)
 
-    def epochs(self) -> range:
-        """The numbers of the epochs that remain."""
-        return range(self.progress.epoch, self.args.epochs)
-
-    def steps(self, loader: DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches of this epoch that remain."""
-        loader.sampler.start = self.progress.step * loader.batch_size
-        device = self.placement.device
-        self.sums = torch.tensor(self.progress.sums, dtype=utils.sum_type(device), device=device)
-        self.timer = utils.PhaseTimer(device, self.progress.seconds)
+    def steps(self, loader: DataLoader) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """The batches of each update of this epoch that remains: --accumulate of them, fewer at the end."""
+        device, progress = self.placement.device, self.progress
+        loader.sampler.start = progress.step * loader.batch_size * self.args.accumulate
+        if loader.generator:  # of the workers' seeds: others on each rank and in each epoch, the same after a restart
+            loader.generator.manual_seed(hash((self.args.seed, self.placement.rank, progress.epoch)))
+        self.sums = torch.tensor(progress.sums, dtype=utils.sum_type(device), device=device)
+        self.timer = utils.PhaseTimer(device, progress.seconds)
         self.asked, self.steps_since, self.ask_after = time.monotonic(), 0, 1  # a signal may have come in evaluate()
-        if self.progress.step == 0:
-            self.set_random_state()  # end_epoch() saved it before the loader drew its seed from it, after_step() after
         batches = iter(loader)
-        self.set_random_state()
-        for batch in batches:
+        while group := list(itertools.islice(batches, self.args.accumulate)):
             self.timer.mark("data")
-            yield batch
+            yield group
             self.timer.mark("update")
             self.after_step()
+            self.show_step(math.ceil(len(loader) / self.args.accumulate))
+        self.bar = None
 
     def forward_done(self, logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> None:
         self.sums += utils.count(logits, labels, loss)  # .item() at each step: a GPU would wait
@@ -161,8 +158,9 @@ class Run:
         """Log the epoch over all ranks, and save. RuntimeError if the ranks' models differ, which DDP prevents."""
         epoch = self.progress.epoch
         facts = run_log.epoch_facts(utils.all_sum(self.sums), self.timer.totals(), val_loss, val_accuracy,
-                                    utils.weight_norm(self.raw_model))
+                                    utils.weight_norm(self.parts["model"]))
         self.log.write("epoch", epoch=epoch, **facts)
+        self.track(epoch, facts)
         run_log.say_epoch(epoch, facts)
         if not math.isfinite(facts["loss"]):
             raise FloatingPointError(f"the loss is {facts['loss']} after epoch {epoch}: try a smaller --lr")
@@ -170,101 +168,100 @@ class Run:
         if self.args.checkpoint:
             self.save()
 
+    def show_step(self, steps: int) -> None:
+        """Each --log-every updates, of `steps` an epoch, say how rank 0 stands: all ranks' figures would cost a
+        message. A GPU is waited for then."""
+        progress, every = self.progress, self.args.log_every
+        if not every or self.placement.rank or progress.step % every:
+            return
+        loss, hits, images = self.sums.tolist()
+        if self.bar is None and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
+            from tqdm import tqdm
+            self.bar = tqdm(total=steps, desc=f"epoch {progress.epoch}", leave=False)
+        if self.bar is None:
+            log.info("epoch %d, update %d of %d: rank 0's loss %.4f, acc %.4f", progress.epoch, progress.step, steps,
+                     loss / images, hits / images)
+        else:
+            self.bar.update(progress.step - self.bar.n)
+            self.bar.set_postfix(loss=f"{loss / images:.4f}", acc=f"{hits / images:.4f}")
+
     # ------------------------------------------------------------------------------------------------ the end
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace):
-        """Write how the run ended, leave the process group, and report a known failure in one line."""
+        """Write how the run ended, say who waited for whom, and leave the process group. The error itself goes on."""
         try:
-            try:
-                self.log.__exit__(kind, error, trace)
-            except files.Unwritable as full:
-                error = full
-            if isinstance(error, ConnectionError | files.Unwritable):
-                log.error(error)
-                sys.exit(2)
-            if isinstance(error, Unusable):
-                sys.exit(2)  # rank 0 has said why, in find()
-            if isinstance(error, RuntimeError) and (where := self.lost(error)) is not None:
-                if where:
-                    log.error(where)
-                sys.exit(1)
-            if isinstance(error, KeyboardInterrupt):
-                log.info("Interrupted.")
-                sys.exit(130)  # what a shell expects after Ctrl-C
+            self.log.__exit__(kind, error, trace)
+            # gloo's errors have no type of their own, but begin with the place in its source.
+            if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
+                self.say_who_waited(error)
         finally:
             launch.end_distributed_mode()
 
-    def lost(self, error):
-        """Where the ranks stand after a wait for each other failed with `error`: a line for the lowest of those that
-        wait, "" for the others, None for an error that no wait made."""
-        if not self.store or not re.search(r"gloo|nccl|timed out|connection", str(error), re.IGNORECASE):
-            return None
+    def say_who_waited(self, error):
+        """The lowest of the ranks whose wait for another has failed names those that do not wait."""
         frames = traceback.extract_tb(error.__traceback__)
         line = next(frame.line for frame in reversed(frames) if not Path(frame.filename).is_relative_to(TORCH))
-        ranks, store = range(self.placement.world_size), self.store
+        ranks, store, me = range(self.placement.world_size), self.store, self.placement.rank
+        waiting = []
 
         def ask():
-            store.set(f"rank {self.placement.rank} waits", "")
-            time.sleep(2)  # the others' waits end within moments of each other
-            return [rank for rank in ranks if store.check([f"rank {rank} waits"])]
+            with contextlib.suppress(dist.DistError):  # the store is gone, with the rank or the torchrun that kept it
+                store.set(f"rank {me} waits", "")
+                with contextlib.suppress(dist.DistError):  # some rank does not wait
+                    store.wait([f"rank {rank} waits" for rank in ranks], timedelta(seconds=2))
+                waiting.extend(rank for rank in ranks if store.check([f"rank {rank} waits"]))
 
-        try:
-            waiting = within(10, ask)
-        except RuntimeError:  # who kept the store is gone, or behind a cut link
-            waiting = [self.placement.rank]
-        silent = ", ".join(str(rank) for rank in ranks if rank not in waiting)
-        if self.placement.rank != waiting[0]:
-            return ""
-        return (f"rank(s) {', '.join(map(str, waiting))} waited in epoch {self.progress.epoch}, step "
-                f"{self.progress.step + 1}, at `{line.split('  #')[0]}`; no word from rank(s) {silent or 'none'}: look "
-                f"there first ({str(error).splitlines()[0][:150]})")
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(10)  # a store behind a cut link never answers
+        waiting = waiting or [me]
+        if waiting[0] == me:
+            silent = ", ".join(str(rank) for rank in ranks if rank not in waiting)
+            log.error("rank(s) %s waited in epoch %d, step %d, at `%s`; no word from rank(s) %s: look there first",
+                      ", ".join(map(str, waiting)), self.progress.epoch, self.progress.step + 1,
+                      line.split("  #")[0], silent or "none")
 
     # ------------------------------------------------------------------------------------------------ going on
 
-    def find(self, same):
-        """The state to go on from, the same on every rank, or None for a run that begins. `same`: see must_agree.
+    def saved_state(self):
+        """The state to go on from, the same on every rank, or None for a run that begins.
 
         Each rank gets all of it at once, and pickled: for weights of some GB, let each rank write and read its part
         (torch.distributed.checkpoint).
         """
-        found, self.same = [None, None], same
+        state = refusal = None
         if self.file and self.args.resume != "never":
             try:
-                found[0] = self.file.read()
-                if found[0]:
-                    agree(found[0]["options"], same, self.file.path)
+                state = self.file.read()
+                if state:
+                    agree(state["options"], self.identity, self.file.path)
                 elif self.args.resume == "must":
                     raise Unusable(f"--resume must, but there is no checkpoint {self.file.path}")
             except Unusable as error:
-                log.error(error)  # before the others know: the first to end may end all
-                found[1] = str(error)
+                refusal = str(error)
+        answer = [state, refusal]
         if dist.is_initialized():
-            dist.broadcast_object_list(found, src=0)  # one reader: nodes need no common file system
-        if found[1]:
-            raise Unusable(found[1])
-        return found[0]
+            dist.broadcast_object_list(answer, src=0)  # one reader: nodes need no common file system
+        if answer[1]:
+            raise Unusable(answer[1])
+        return answer[0]
 
     def restore(self, state):
         for name, part in self.parts.items():
             part.load_state_dict(state["parts"][name])
         self.progress = progress = Progress(**state["progress"])
-        ranks, rank = state["ranks"], self.placement.rank
+        ranks, rank, device = state["ranks"], self.placement.rank, self.placement.device
         if len(ranks) == self.placement.world_size:
-            progress.sums, self.random = ranks[rank]["sums"], ranks[rank]["random"]
+            progress.sums = ranks[rank]["sums"]
+            torch.set_rng_state(ranks[rank]["random"]["cpu"])
+            if device.type != "cpu" and device.type in ranks[rank]["random"]:
+                torch.get_device_module(device).set_rng_state(ranks[rank]["random"][device.type])
         elif rank == 0:  # another number of ranks: add up their counts; their random states match none of the new ranks
-            progress.sums = [sum(column) for column in zip(*(one["sums"] for one in ranks), strict=True)]
+            progress.sums = [sum(column) for column in zip(*(saved["sums"] for saved in ranks), strict=True)]
         progress.restarts += 1
-
-    def set_random_state(self):
-        """Once after a restart: this rank's, as it was saved."""
-        states, self.random = self.random, None
-        if states:
-            torch.set_rng_state(states["cpu"])
-            if self.placement.device.type != "cpu" and self.placement.device.type in states:
-                torch.get_device_module(self.placement.device).set_rng_state(states[self.placement.device.type])
 
     def save(self):
         states = {"cpu": torch.get_rng_state()}
@@ -276,7 +273,7 @@ class Run:
             ranks = [None] * self.placement.world_size if self.placement.rank == 0 else None
             dist.gather_object(mine, ranks, dst=0)
         if self.file:
-            whole = {"options": self.same, "progress": {**asdict(self.progress), "sums": [0.0] * 3}, "ranks": ranks}
+            whole = {"options": self.identity, "progress": {**asdict(self.progress), "sums": [0.0] * 3}, "ranks": ranks}
             self.file.write({**whole, "parts": {name: part.state_dict() for name, part in self.parts.items()}})
 
     def after_step(self):
@@ -309,28 +306,16 @@ class Run:
         if self.steps_since < self.ask_after:
             return False
         pace = (time.monotonic() - self.asked) / self.steps_since
-        told = torch.tensor([self.stop_signal is not None, pace], dtype=torch.float32, device=self.placement.device)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        stop, pace = told.tolist()
+        flag_and_pace = torch.tensor([self.stop_signal is not None, pace], device=self.placement.device)
+        dist.all_reduce(flag_and_pace, op=dist.ReduceOp.MAX)
+        stop, pace = flag_and_pace.tolist()
         self.ask_after = max(1, min(ASK_STEPS, int(ASK_SECONDS / pace)))
         self.asked, self.steps_since = time.monotonic(), 0
         return bool(stop)
 
 
-def within(seconds, ask):
-    """What `ask` returns; RuntimeError after so many seconds: a store behind a cut link never answers."""
-    answers = []
-
-    def run():
-        with contextlib.suppress(RuntimeError):
-            answers.append(ask())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not answers:
-        raise RuntimeError(f"connection lost: the store of the ranks' addresses has not answered in {seconds} s")
-    return answers[0]
+def images_an_update(args, placement):
+    return placement.world_size * args.batch_size * args.accumulate
 
 
 def agree(theirs, ours, path):
@@ -343,18 +328,17 @@ def agree(theirs, ours, path):
 
 def must_agree(args, placement, train_set):
     """{name: value} of what a run and its continuation share, or the second would not be the first."""
-    same = ("model", "samples", "test_samples", "optimizer", "lr", "lr_scaling", "warmup_epochs", "seed", "shuffle",
-            "lr_scale", "sync_bn", "comm_hook", "bf16")
-    return {"dataset": train_set.name, "global batch size": placement.world_size * args.batch_size,
+    same = ("model", "samples", "test_samples", "optimizer", "weight_decay", "clip", "lr", "lr_scaling", "schedule",
+            "warmup_epochs", "seed", "shuffle", "lr_scale", "sync_bn", "comm_hook", "bf16")
+    last = {"epochs": args.epochs} if args.schedule == "cosine" else {}
+    return {"dataset": train_set.name, "global batch size": images_an_update(args, placement), **last,
             **{name: getattr(args, name) for name in same}}
 
 
-def settle_buckets(model, loader):
+def settle_buckets(model, loader, device):
     """DDP orders its buckets anew after its first step, and summing in another order changes the last bits. A run that
     resumes takes that step before it loads its weights, so that it ends with the weights of an undisturbed run.
     """
-    images, labels = next(iter(loader))
+    images, labels = (part.to(device) for part in next(iter(loader)))
     cross_entropy(model(images), labels).backward()
     model.zero_grad()
-
-

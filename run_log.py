@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -64,12 +65,21 @@ class RunLog:
 
     def __exit__(self, error_type, error, traceback):
         outcome = {"status": "failed", "error": repr(error)} if error else {"status": "completed"}
-        if isinstance(error, SystemExit) and error.code == launch.RESUMABLE:
+        if isinstance(error, launch.Stopped):
             outcome = {"status": "resumable"}
         self.write("end", **outcome, seconds=time.time() - self.started, peak_memory_bytes=peak_memory())
         if self.file:
             with files.writing(self.file.name):
                 self.file.close()
+
+
+def tracker(directory: str | None) -> Callable[[int, dict[str, float]], None]:
+    """What is called with each epoch and its facts: another tracker, such as wandb.log, is a line here."""
+    if not directory:
+        return lambda epoch, facts: None
+    from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(directory)
+    return lambda epoch, facts: [writer.add_scalar(name, value, epoch) for name, value in facts.items()]
 
 
 def describe(args, placement, sampler, run_log):
@@ -85,12 +95,13 @@ def describe(args, placement, sampler, run_log):
                   python=platform.python_version())
     log.info("%s%s: %d training and %d test images", train_set.name,
              " (SYNTHETIC: made from a seed, not photographs)" if synthetic else "", args.samples, args.test_samples)
-    log.info("%s, %s: %d rank(s) x batch %d = %d images a step; %s, %d thread(s) a rank", args.model, args.strategy,
-             placement.world_size, args.batch_size, placement.world_size * args.batch_size,
+    batches = f"{placement.world_size} rank(s) x batch {args.batch_size} = {placement.world_size * args.batch_size}"
+    accumulated = f", {args.accumulate} steps an update" if args.accumulate > 1 else ""
+    log.info("%s, %s: %s images a step%s; %s, %d thread(s) a rank", args.model, args.strategy, batches, accumulated,
              ", ".join(filter(None, [processor, args.backend])), threads)
     if args.lr_scaling != "none":
         log.info("learning rate %g x %g: --lr-scaling %s, %d images an update", args.lr, args.lr_scale, args.lr_scaling,
-                 placement.world_size * args.batch_size)
+                 placement.world_size * args.batch_size * args.accumulate)
     if args.device == "cuda" and args.backend == "gloo" and placement.local_world_size > gpus:
         log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
                     placement.local_world_size, gpus)

@@ -1,7 +1,7 @@
 """What makes a class on one small machine faster, and has no place in a job of 64 GPUs: for ranks on a CPU with gloo.
 
-main.py takes the first two where it trains on a CPU and the last wherever gloo ran, unless told --no-shortcuts. Each
-says what it gains and what it costs.
+Programs of the lessons take them; main.py does with --shortcuts, or where COURSE_SHORTCUTS is 1, as lessons set it.
+Each says what it gains and what it costs.
 """
 
 import ctypes
@@ -11,6 +11,14 @@ import sys
 import types
 
 import torch
+
+
+def before_training(compiles: bool) -> None:
+    """Take the first two; the second where nothing is compiled. After the ranks have met: joining the group brings in
+    the real compiler."""
+    keep_memory()
+    if not compiles:
+        defer_compiler()
 
 
 def keep_memory():
@@ -51,8 +59,8 @@ def exit_now():
     """End with status 0 and without Python's teardown.
 
     Gains: in that teardown a thread of gloo that still lets go of a tensor aborts the process ("terminate called
-    without an active exception": torch 2.15, 1 run of 8 ranks in 15). Costs: what registers with atexit, as profilers,
-    trackers and coverage do, is not called.
+    without an active exception": torch 2.15, 1 run of 8 ranks in 15; https://github.com/pytorch/pytorch/pull/179291).
+    Costs: what registers with atexit, as profilers, trackers and coverage do, is not called.
     """
     sys.stdout.flush()
     sys.stderr.flush()

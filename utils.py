@@ -4,52 +4,43 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 """
 
 import argparse
-import inspect
-import logging
+import math
 import time
+from collections import deque
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-import shortcuts
-from data import ImageSet
-from launch import Placement, threads_per_rank
-
-log = logging.getLogger("course")
+from data import ImageSet, OwnSet
+from launch import Placement
 
 # ------------------------------------------------------------------------------------------------------------ optimizer
 
 def make_optimizer(parameters: Iterable[nn.Parameter], args: argparse.Namespace) -> torch.optim.Optimizer:
-    settings = {"params": parameters, "lr": args.lr, "fused": True}  # fused: one pass over all weights
-    return torch.optim.Adam(**settings) if args.optimizer == "adam" else torch.optim.SGD(**settings, momentum=0.9)
+    settings = {"lr": args.lr, "weight_decay": args.weight_decay, "fused": True}  # fused: one pass over all weights
+    if args.optimizer == "sgd":
+        return torch.optim.SGD(parameters, **settings, momentum=0.9)
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[args.optimizer](parameters, **settings)
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
                steps_per_epoch: int) -> torch.optim.lr_scheduler.LambdaLR:
     """The scheduler that takes --lr to --lr times args.lr_scale, at once or over --warmup-epochs (Goyal et al. 2017,
-    1706.02677: k times the images an update, k times the rate). Stepped after each update."""
-    scale, rise = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 + (scale - 1) * (s / rise if s < rise else 1))
+    1706.02677: k times the images an update, k times the rate), and with --schedule cosine on to 0. Stepped after each
+    update."""
+    scale, rise, last = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch, args.epochs * steps_per_epoch
+    first = 0 if args.lr_scaling == "none" else 1
 
+    def factor(step):
+        if step < rise:
+            return first + (scale - first) * step / rise
+        fallen = (step - rise) / (last - rise) if args.schedule == "cosine" else 0  # from 0 to 1
+        return scale * (0.5 + 0.5 * math.cos(math.pi * fallen))
 
-def suit_machine(args: argparse.Namespace, placement: Placement) -> None:
-    """Set the threads of each rank; on a CPU, keep freed memory, and load no compiler if nothing is compiled."""
-    torch.set_num_threads(threads_per_rank(placement))
-    if args.shortcuts and placement.device.type == "cpu":
-        shortcuts.keep_memory()
-        if not args.compile:
-            shortcuts.defer_compiler()
-
-
-def keep_buffers_apart() -> dict[str, bool]:
-    """The argument that keeps DDP from sending BatchNorm's statistics at each step, as is its default: training reads
-    none, and evaluate() sends rank 0's. It has another name since PyTorch 2.13."""
-    known = inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks
 
@@ -76,7 +67,8 @@ def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> tor
 
 
 @torch.no_grad()
-def evaluate(raw_model: nn.Module, test_set: ImageSet, placement: Placement) -> tuple[float, float]:
+def evaluate(raw_model: nn.Module, test_set: ImageSet | OwnSet, placement: Placement,
+             workers: int = 0) -> tuple[float, float]:
     """(loss, accuracy 0 to 1) over the test set; each image counts exactly once, whatever the world size.
 
     The shard is a plain slice: DistributedSampler would repeat images to make shards equal. Shards may then differ in
@@ -88,7 +80,9 @@ def evaluate(raw_model: nn.Module, test_set: ImageSet, placement: Placement) -> 
     raw_model.eval()
     sums = torch.zeros(3, dtype=sum_type(placement.device), device=placement.device)
     shard = range(placement.rank, len(test_set), placement.world_size)
-    for images, labels in DataLoader(test_set, batch_size=1000, sampler=shard, collate_fn=test_set.collate):
+    for images, labels in DataLoader(test_set, batch_size=1000, sampler=shard, collate_fn=test_set.collate,
+                                     num_workers=workers, pin_memory=placement.device.type == "cuda"):
+        images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
         logits = raw_model(images)
         sums += count(logits, labels, nn.functional.cross_entropy(logits, labels))
     loss, hits, images = all_sum(sums)
@@ -110,14 +104,14 @@ def weight_norm(raw_model: nn.Module) -> float:
 class PhaseTimer:
     """Seconds in each phase of a step: `mark(phase)` counts the time since the last mark to `phase`.
 
-    On a CUDA GPU the marks are events, read once in `totals`: to synchronise at each would slow what is measured.
-    Other accelerators are waited for at each mark.
+    On a CUDA GPU the marks are events. Those that the GPU has passed are summed up and dropped, without waiting for
+    it: to synchronise at each would slow what is measured. Other accelerators are waited for at each mark.
     """
 
     def __init__(self, device, earlier=()):
         """`earlier`: {phase: seconds} of the same epoch before a restart."""
         self.cuda, self.wait = device.type == "cuda", device.type not in ("cpu", "cuda")
-        self.marks, self.earlier = [], dict(earlier)
+        self.marks, self.seconds = deque(), dict(earlier)
         self.mark("start")
 
     def mark(self, phase: str) -> None:
@@ -127,17 +121,22 @@ class PhaseTimer:
         if self.cuda:
             now.record()
         self.marks.append((phase, now))
+        while len(self.marks) > 1 and (not self.cuda or self.marks[1][1].query()):
+            self.fold()
 
-    def spans(self) -> list[tuple[str, float]]:
-        """(phase, seconds) from each mark to the next, in order; waits for the device."""
-        if self.cuda:
-            torch.cuda.synchronize()
-        return [(phase, before.elapsed_time(after) / 1000 if self.cuda else after - before)
-                for (_, before), (phase, after) in zip(self.marks, self.marks[1:], strict=False)]
+    def fold(self) -> None:
+        """Add the time between the two oldest marks to its phase."""
+        _, before = self.marks.popleft()
+        phase, after = self.marks[0]
+        self.add(phase, before.elapsed_time(after) / 1000 if self.cuda else after - before)
+
+    def add(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def totals(self) -> dict[str, float]:
         """{phase: seconds}; waits for the device."""
-        seconds = {**dict.fromkeys((phase for phase, _ in self.marks[1:]), 0.0), **self.earlier}
-        for phase, span in self.spans():
-            seconds[phase] += span
-        return seconds
+        if self.cuda:
+            torch.cuda.synchronize()
+        while len(self.marks) > 1:
+            self.fold()
+        return dict(self.seconds)

@@ -10,8 +10,19 @@ from course.lesson import some
 HEADER = re.compile(r"#[ \t]*([A-Za-z][\w ]*?)[ \t]*:[ \t]*(.*?)[ \t]*\n")
 READ_AS = {"string": str, "Int64": int, "float64": float,
            "boolean": lambda word: {"true": True, "false": False}[word.lower()]}
-# `[rank0]:` (PyTorch), `[default0]:` (torchrun --tee), `0: ` (srun --label), alone or one after the other
-PREFIXES = re.compile(r"[ \t]*((?:\[[A-Za-z]+[0-9]+\]:?[ \t]*|[0-9]+:[ \t]+)+)")
+STAMP = re.compile(r"(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z ")  # of a hosted CI, before all that follows
+PREFIXES = re.compile("|".join((  # of launchers, alone or one after the other; the group is the rank
+    r"\[[A-Za-z]+([0-9]+)\]:?[ \t]*",  # [rank0]: (PyTorch), [default0]: (torchrun --tee)
+    r"([0-9]+):[ \t]+",  # 0: (srun --label)
+    r"\[(?:[\w.-]+@)?[0-9]+,(?:mpirank:)?([0-9]+)(?:,[\w-]+)?\]<std(?:out|err)>:[ \t]*",  # [1,0]<stdout>: (Open MPI)
+    r"\[([0-9]+)\][ \t]+",  # [0] (MPICH -l)
+    r"\[pod/[\w.-]*-([0-9]+)/[\w.-]+\][ \t]+",  # [pod/train-worker-0/pytorch] (kubectl --prefix)
+    r"[A-Za-z][\w.-]*/([0-9]+)[ \t]+",  # job/0 (torchx)
+    r"[A-Za-z][\w.-]*-([0-9]+)[ \t]+\|[ \t]*",  # trainer-0 | (docker compose)
+    r"\(\w+ pid=[0-9]+(?:, ip=[^)\s]+)?\)[ \t]*",  # (RayTrainWorker pid=100, ip=10.0.0.1): Ray says no rank
+)))
+PREFIX = re.sub(r"(?<!\\)\((?!\?)", "(?:", PREFIXES.pattern)  # without groups
+START = re.compile(rf"[ \t]*((?:{PREFIX})+)")
 EPOCH = re.compile(r"[ \t]*([0-9]{1,9}),")
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|nan|inf)"
 # A number counts only if the text behind it shows that it was written to its end: a unit, a comma, or the line's end.
@@ -24,12 +35,14 @@ ALWAYS_THERE = ("loss", "accuracy", "seconds")
 
 def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
     """(the fields of the run, {epoch: the numbers of its line}) of console text; doubts are added to `notes`."""
-    info, body = _header(text.replace("\r\n", "\n").replace("\r", "\n"), notes)
+    plain = text.replace("\r\n", "\n").replace("\r", "\n")
+    info, body = _header(STAMP.sub("", plain), notes)
+    if re.search(r"(?m)^\(\w+ pid=[0-9]+", body):
+        notes.append("Ray's prefix does not say which rank has printed a line")
     printed = []  # (rank or None, row), as they stand in the file
     in_part = 0
     for line in io.StringIO(body):
-        prefixes = PREFIXES.match(line)  # of srun and of torchrun on each node: (node, local rank)
-        rank = tuple(map(int, re.findall(r"[0-9]+", prefixes[1]))) if prefixes else None
+        rank = _rank(line)
         for piece in re.split("(?<=Epoch:)", line)[1:]:  # each with the text behind it, which shows that it is whole
             row = _row(piece)
             if len(row) > 1:  # an epoch number alone says nothing
@@ -65,6 +78,14 @@ def _header(text: str, notes: list[str]) -> tuple[dict, str]:
         except (KeyError, ValueError):  # typed by hand: no such field, or no such value
             notes.append(f"header left out: {name}: {value}")
     return info, text[end:]
+
+
+def _rank(line: str) -> tuple[int, ...] | None:
+    """The rank in the prefix of a line; (node, local rank) where srun and torchrun both put a prefix."""
+    start = START.match(line)
+    ranks = [int(prefix[prefix.lastindex]) for prefix in PREFIXES.finditer(start[1] if start else "")
+             if prefix.lastindex]
+    return tuple(ranks) or None
 
 
 def _row(piece: str) -> dict:

@@ -8,15 +8,14 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import checkpoint
 import data
-import launch
 import models
 import options
 import utils
 from run import Run
 
-DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook"]  # by the framework
-LEFT_OUT = ["lr_scaling", "warmup_epochs", "bf16", "channels_last", "compile", "checkpoint", "checkpoint_every",
-            "resume", "shortcuts"]
+DECIDED = ["strategy", "backend", "dist_url", "sync_bn", "bucket_cap_mb", "comm_hook", "wrapper"]  # by the framework
+LEFT_OUT = ["lr_scaling", "warmup_epochs", "schedule", "accumulate", "clip", "workers", "matmul_precision", "bf16",
+            "channels_last", "compile", "checkpoint", "checkpoint_every", "resume", "shortcuts"]
 
 
 def parse(parser, package):
@@ -47,7 +46,7 @@ def run(train, description, package):
     with parser.one_line():
         placement = resolve(args)
         training = Run(args, placement)
-    with training:
+    with options.exit_status(), training:
         train(args, placement, training)
 
 
@@ -55,7 +54,6 @@ def train(args, placement, run, device, prepare, backward=torch.Tensor.backward,
     """main.py's loop. The framework's parts: `prepare(model, optimizer)` gives both as it wraps them, `backward(loss)`
     averages the gradients, and `prepare_loader(loader)` may wrap the DataLoader, which has its DistributedSampler.
     """
-    torch.set_num_threads(launch.threads_per_rank(placement))
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, placement)
     raw_model = models.make_model(args, train_set, device)
@@ -63,11 +61,11 @@ def train(args, placement, run, device, prepare, backward=torch.Tensor.backward,
     sampler = DistributedSampler(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
     loader = prepare_loader(DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate))
 
-    run.begin(loader, raw_model, optimizer, scheduler=None)
-    for epoch in run.epochs():
+    for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler=None):
         sampler.set_epoch(epoch)
         model.train()
-        for images, labels in run.steps(loader):
+        for ((images, labels),) in run.steps(loader):
+            images, labels = images.to(device), labels.to(device)
             logits = model(images)
             loss = cross_entropy(logits, labels)
             run.forward_done(logits, labels, loss)

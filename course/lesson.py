@@ -39,6 +39,7 @@ def begin() -> None:
     for variable, first in (("PATH", str(Path(sys.executable).parent)), ("PYTHONPATH", str(ROOT))):  # of each !command
         paths = os.environ.get(variable, "").split(os.pathsep)
         os.environ[variable] = os.pathsep.join([first, *(path for path in paths if path not in ("", first))])
+    os.environ["COURSE_SHORTCUTS"] = "1"  # of shortcuts.py: main.py starts sooner on a class's machine
     shell = get_ipython()
     shell.system_raise_on_error = True  # a !command that fails, fails its cell, the notebook and papermill
     # By name: a lesson without pictures needs no matplotlib. The bundle's formatter, not that of PNGs: matplotlib

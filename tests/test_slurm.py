@@ -129,8 +129,7 @@ def port_from_number(job):
     env = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1",
            "SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "0",
            "SLURM_LOCALID": "0"}
-    launch.adopt_slurm(env)
-    return env["MASTER_PORT"]
+    return launch.slurm_names(env)[1].rpartition(":")[2]
 
 # ----------------------------------------------------------------------------------------------------- the sbatch files
 

@@ -1,5 +1,7 @@
 """The models, and who a process is by what its launcher sets: no process is started here."""
 
+from types import MappingProxyType
+
 import pytest
 import torch
 
@@ -46,13 +48,11 @@ def test_torchrun_on_two_nodes():
 
 
 def test_slurm_step_on_four_nodes():
-    env = dict(STEP)
-    here = launch.find_placement("cpu", env=env)
+    here = launch.find_placement("cpu", env=MappingProxyType(STEP))  # that nobody can write to
     assert (here.rank, here.local_rank, here.world_size, here.local_world_size, here.nodes) == (5, 1, 7, 2, 4)
-    assert (here.launcher, env["MASTER_ADDR"]) == ("srun", "gpu-007")
-    assert int(env["MASTER_PORT"]) == 20_000 + 16 * 4_200_001 % 12_000
-    kept = launch.find_placement("cpu", env=(env := {**STEP, "MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "29500"}))
-    assert kept.rank == 5 and (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.1.1.1", "29500")
+    assert here.launcher == "srun" and here.meet_at == f"tcp://gpu-007:{20_000 + 16 * 4_200_001 % 12_000}"
+    here = launch.find_placement("cpu", env={**STEP, "MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "29500"})
+    assert (here.rank, here.meet_at) == (5, "tcp://10.1.1.1:29500")
 
 
 @pytest.mark.parametrize("missing", sorted(set(STEP) - {"SLURM_STEP_ID"}))
@@ -97,22 +97,12 @@ def test_slurm_may_show_each_of_two_tasks_its_own_gpus(visible, of_node, own, mo
     assert here.backend == ("nccl" if visible > 1 else "gloo"), "a torchrun's ranks all see the same"
 
 
-def test_threads_of_a_rank(monkeypatch):
-    """torchrun sets OMP_NUM_THREADS=1, and only its own environment says whether the user had: not without /proc."""
-    cores, two = launch.cores(), {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    here, torchrun = launch.find_placement("cpu", env=dict(two)), {**two, "TORCHELASTIC_RUN_ID": "none"}
-    assert launch.threads_per_rank(here, {**two, "OMP_NUM_THREADS": "1"}) == 1, "who starts ranks by hand means it"
-    monkeypatch.setattr(launch.os, "getppid", lambda: "no process of /proc, as on macOS")
-    assert launch.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "1"}) == max(1, cores // 2)
-    assert launch.threads_per_rank(here, {**torchrun, "OMP_NUM_THREADS": "3"}) == 3
-
-
 @pytest.mark.parametrize(("nodelist", "first"), [("node1", "node1"), ("a3,a4", "a3"), ("n[2,5]", "n2"),
                                                  ("gpu[01-02]-ib,x9", "gpu01-ib"),
                                                  ("rack[1-2]n[07-09]", "rack1n07")])
 def test_first_node_of_a_slurm_list(nodelist, first):
-    launch.find_placement("cpu", env=(env := {**STEP, "SLURM_STEP_NODELIST": nodelist}))
-    assert env["MASTER_ADDR"] == first
+    here = launch.find_placement("cpu", env={**STEP, "SLURM_STEP_NODELIST": nodelist})
+    assert here.meet_at.startswith(f"tcp://{first}:")
 
 
 def test_unusable_launcher_environment_is_named():

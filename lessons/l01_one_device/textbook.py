@@ -60,7 +60,6 @@ def main():
     args = parser.parse_args()
 
     placement = launch.find_placement(device="cpu")
-    torch.set_num_threads(launch.threads_per_rank(placement))
     launch.init_distributed_mode(placement)
     torch.manual_seed(0)
     info = data.DATASETS["cifar10"]

@@ -270,7 +270,6 @@ def run(parser, steps):
         check(args, placement)
         train_set, _ = rank_program.dataset(args)
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: SyncBatchNorm is compared in full precision
-    torch.set_num_threads(launch.threads_per_rank(placement))
     size = BATCH * placement.world_size
     batches = [train_set.__getitems__(range(step * size, (step + 1) * size)) for step in range(args.steps)]
     lab = Lab(args, placement, batches, train_set.name)

@@ -69,7 +69,6 @@ def be_rank(rank, args, port):
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: the parent serves it
     })
     placement = launch.find_placement(args.device)
-    torch.set_num_threads(launch.threads_per_rank(placement))
     launch.init_distributed_mode(placement, timeout=args.timeout)
     try:
         train(placement, args)

@@ -31,7 +31,6 @@ from torch.utils.data import DistributedSampler
 
 import checkpoint
 import data
-import launch
 import models
 import options
 import run_log
@@ -85,7 +84,6 @@ def learn(manager, model, optimizer, batch, steps, log):
 
 
 def train(args, placement):
-    torch.set_num_threads(launch.threads_per_rank(placement))
     torch.manual_seed(args.seed)
     train_set, test_set = data.load(args, placement)
     raw_model = models.make_model(args, train_set, placement.device)

@@ -12,6 +12,8 @@ that every machine shows the same.
 
 import contextlib
 import logging
+import os
+import sys
 import threading
 from dataclasses import replace
 from itertools import product
@@ -36,16 +38,22 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERR
 # ------------------------------------------------------------------------------------------------ train and count
 
 
+def give_up(message):
+    """End this process at once, from a thread: the main thread is in a wait that has no bound."""
+    print(message, file=sys.stderr, flush=True)
+    os._exit(2)
+
+
 class Watchdog:
     """Ends this process if `beat` is not called for so many seconds: a mesh's groups would wait half an hour."""
 
     def __init__(self, placement, seconds):
-        self.seconds, self.timer = seconds, threading.Timer(seconds, launch.give_up)
+        self.seconds, self.timer = seconds, threading.Timer(seconds, give_up)
         self.who = f"rank {placement.rank} of {placement.world_size} has waited {seconds:g} s for the others in"
 
     def beat(self, doing):
         self.timer.cancel()
-        self.timer = threading.Timer(self.seconds, launch.give_up, [f"{self.who}: {doing}"])
+        self.timer = threading.Timer(self.seconds, give_up, [f"{self.who}: {doing}"])
         self.timer.daemon = True
         self.timer.start()
 

@@ -40,7 +40,7 @@ PARTS = {  # {part of a step: is an operator of the profile one of it?}
 ROUNDING = 1e-4  # gradients nearer than this differ in the order of their sums
 IN_MAIN = {  # {change: where main.py has it}
     "whole-batches": "always", "fused": "always", "bucket-view": "always",
-    "threads": "cores / ranks by itself; `OMP_NUM_THREADS`", "batch": "`--batch-size`", "bf16": "`--bf16`",
+    "threads": "`OMP_NUM_THREADS`", "batch": "`--batch-size`", "bf16": "`--bf16`",
     "channels-last": "on a CPU; elsewhere `--channels-last`", "compile": "`--compile`",
     "small-buckets": "`--bucket-cap-mb`", "bf16-hook": "`--comm-hook bf16`", "powersgd": "no: another gradient",
     "accumulate": "no: it is a larger batch",

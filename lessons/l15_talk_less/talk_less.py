@@ -113,7 +113,6 @@ def main():
     with parser.one_line():
         placement = launch.find_placement()
         train_set, test_set = check(args, placement)
-    torch.set_num_threads(launch.threads_per_rank(placement))
     shortcuts.keep_memory()
     shortcuts.defer_compiler()
     with rank_program.ranks(placement, args.timeout):

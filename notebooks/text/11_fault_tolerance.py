@@ -321,7 +321,7 @@ print(show.essential(console))
 #
 # A signal reaches the ranks at different moments, or only one of them. But they must leave the loop after the same
 # step, or those that are left wait for the others. So they ask each other. This is `main.py`'s way, as it stands in
-# `checkpoint.py`:
+# `run.py`:
 
 # %%
 lesson.code(Run.must_stop)

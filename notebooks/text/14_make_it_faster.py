@@ -171,7 +171,7 @@ check.largest(my_largest)
 # program first touches one, the system stops the program, clears the page, and lets it go on. That is a **page fault**.
 # No operator has that name, but the operating system counts them.
 #
-# `main.py` and the programs of this lesson avoid them: they tell the C library to keep its memory
+# `main.py` as lessons start it, and the programs of this lesson, avoid them: they tell the C library to keep its memory
 # (`shortcuts.keep_memory()`; without any code `MALLOC_TRIM_THRESHOLD_=-1 MALLOC_MMAP_MAX_=0 python …`, both for glibc).
 # Two processes now take turns, one with that, one without.
 #

@@ -96,7 +96,6 @@ def main():
         sizes = check(args, placement)
     if placement.backend == "gloo":
         placement = replace(placement, device=torch.device("cpu"))
-    torch.set_num_threads(launch.threads_per_rank(placement))
     with rank_program.ranks(placement, args.timeout):
         measured = {**rank_program.measured_on(placement), "nodes": placement.nodes, "backend": placement.backend,
                     "rounds": args.rounds, "time": time.time(), "ops": {}}

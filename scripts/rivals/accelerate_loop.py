@@ -21,7 +21,7 @@ def train(args, placement, run):
     group = InitProcessGroupKwargs(backend=placement.backend, timeout=timedelta(seconds=args.timeout))
     accelerator = Accelerator(cpu=args.device == "cpu", kwargs_handlers=[group] if args.strategy == "ddp" else [])
     args.framework = f"accelerate {__version__}"
-    # The loader is not prepared: the sampler shares the images out already, and they are on the device.
+    # The loader is not prepared: the sampler shares the images out already.
     framework_run.train(args, placement, run, accelerator.device, accelerator.prepare, accelerator.backward)
 
 

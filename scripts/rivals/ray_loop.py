@@ -35,8 +35,8 @@ def train(config):
 
     args = argparse.Namespace(**config, framework=f"ray {__version__}")
     placement = dataclasses.replace(framework_run.resolve(args), launcher="ray")
-    with Run(args, placement) as run:
-        # The loader is not prepared: the sampler shares the images out already, and they are on the device.
+    with options.exit_status(), Run(args, placement) as run:
+        # The loader is not prepared: the sampler shares the images out already.
         framework_run.train(args, placement, run, placement.device,
                             lambda model, optimizer: (prepare_model(model), optimizer))
 

@@ -1,0 +1,102 @@
+"""Launchers other than torchrun: their ranks are adopted, or refused in one line at once."""
+
+import pytest
+
+import launch
+from course import rendezvous
+from tests import runner
+
+SMALL = ["--dataset", "synthetic", "--samples", 64, "--test-samples", 32, "--epochs", 1, "--device", "cpu"]
+STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+MPI = {
+    "Open MPI": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                 "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    "MPICH": {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+    "PALS": {"PALS_RANKID": "3", "PMI_RANK": "3", "PMI_SIZE": "4", "PALS_LOCAL_RANKID": "1", "PMI_LOCAL_SIZE": "2"},
+}
+MEET = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize("mpi", MPI)
+@pytest.mark.parametrize("inside", [{}, STEP], ids=["alone", "in a Slurm step"])
+def test_the_ranks_of_an_mpirun_are_adopted_where_they_can_meet(mpi, inside):
+    placement = launch.find_placement("cpu", env={**inside, **MPI[mpi], **MEET})
+    assert (placement.rank, placement.world_size, placement.local_rank, placement.local_world_size) == (3, 4, 1, 2)
+    assert (placement.launcher, placement.nodes, placement.meet_at) == ("mpirun", 2, "tcp://node1:29500")
+    with pytest.raises(ValueError, match="set MASTER_ADDR"):
+        launch.find_placement("cpu", env={**inside, **MPI[mpi]})
+
+
+def test_slurms_own_variables_for_mpi_are_no_mpirun():
+    placement = launch.find_placement("cpu", env={**STEP, "PMI_RANK": "0", "PMI_SIZE": "4"})
+    assert (placement.launcher, placement.world_size) == ("srun", 4)
+
+
+def test_two_ranks_of_an_mpirun_train_together(tmp_path):
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(rendezvous.free_port())}
+    tasks = runner.together([{**meet, "PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank),
+                              "MPI_LOCALNRANKS": "2"} for rank in (0, 1)], *SMALL, "--verbose")
+    assert [task.returncode for task in tasks] == [0, 0], [task.stderr for task in tasks]
+    for rank, task in enumerate(tasks):
+        assert task.stderr.startswith(f"rank {rank} of 2 on ") and ": cpu, gloo\n" in task.stderr
+    assert "2 rank(s) x batch 64" in tasks[0].stderr and "Epoch: 0" not in tasks[1].stderr
+
+
+@pytest.mark.parametrize(("env", "words"), [
+    ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "mpirun started 2"),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
+    ({"PALS_RANKID": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
+    ({**STEP, "SLURM_JOB_NAME": "bash"}, "this is a shell"),
+], ids=["Open MPI", "MPICH", "PALS", "srun --pty bash"])
+def test_what_is_no_rank_is_refused_in_one_line(env, words):
+    """As in the list of cases that were found silent, or waiting for ten minutes."""
+    done = runner.run(0, *SMALL, "--timeout", 5, **env)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert words in done.stderr and "start with torchrun" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "step", "launcher"), [
+    ("spawner-jupyterhub", {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}, "python"),
+    ("bash", {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}, "python"),
+    ("bash", {"SLURM_STEP_ID": "1"}, "srun"),  # typed in such a shell: srun python main.py
+    ("interactive", {}, "srun"),  # typed after salloc
+    ("train", {}, "srun"),
+])
+def test_a_step_of_one_task_is_one_process_and_srun_in_a_shell_makes_ranks(name, step, launcher):
+    assert launch.find_placement("cpu", env={**STEP, "SLURM_JOB_NAME": name, **step}).launcher == launcher
+
+
+def test_a_jupyter_server_in_a_step_is_no_rank(tmp_path):
+    one_task = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    done = runner.run(0, *SMALL, **STEP | one_task, SLURM_JOB_NAME="spawner-jupyterhub")
+    assert done.returncode == 0 and "lenet, single: 1 rank(s)" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+@pytest.mark.parametrize("start", ["torchrun", "by hand"])
+def test_ranks_meet_at_a_dist_url(scheme, start, tmp_path):
+    url = f"tcp://127.0.0.1:{rendezvous.free_port()}" if scheme == "tcp" else f"file://{tmp_path}/meet"
+    options = [*SMALL, "--timeout", 30, "--dist-url", url]
+    if start == "torchrun":  # forked, with all that torchrun sets
+        done = runner.run(2, *options)
+        assert done.returncode == 0 and "2 rank(s) x batch 64" in done.stderr, done.stderr
+    else:
+        tasks = runner.together([{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in (0, 1)], *options)
+        assert [task.returncode for task in tasks] == [0, 0], [task.stderr for task in tasks]
+        assert "2 rank(s) x batch 64" in tasks[0].stderr
+
+
+def test_a_torchrun_that_cannot_serve_tcp_is_refused(monkeypatch):
+    """https://github.com/pytorch/pytorch/pull/192113: all ranks would wait for a store that none opens."""
+    import torch
+
+    import options
+
+    args = options.get_parser().parse_args(["--dist-url", "tcp://127.0.0.1:29500", "--dataset", "synthetic"])
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("TORCHELASTIC_RUN_ID", "none")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.13.1"))
+    with pytest.raises(ValueError, match="does not work under torchrun before"):
+        options.resolve(args)
