@@ -95,7 +95,7 @@ def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
     done = runner.run(0, "--meet", "env://", "--timeout", 2, "--out", tmp_path, script=SCRIPT, RANK="0",
                       WORLD_SIZE="2", **meeting_place())
     assert done.returncode == 1 and not list(tmp_path.iterdir())
-    assert done.stderr.splitlines()[-1].startswith("ConnectionError: rank 0 of 2 waited for the others, 2.0 s")
+    assert done.stderr.splitlines()[-1].startswith("files.Refused: rank 0 of 2 waited for the others, 2.0 s")
 
 
 def test_a_file_of_an_earlier_run_is_not_taken_for_this_run(tmp_path):
