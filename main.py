@@ -13,7 +13,6 @@ It needs no GPU: without one the ranks are processes on the CPU, and gloo carrie
 
 import argparse
 import contextlib
-import logging
 import math
 import sys
 
@@ -40,8 +39,6 @@ BUFFERS = "forward_sync_buffers" if torch.__version__ >= (2, 13) else "broadcast
 def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Placement) -> nn.Module:
     """The model whose backward() gives the gradient of the whole batch, whatever the strategy."""
     if args.strategy == "dp":
-        if placement.device.type == "cpu":
-            logging.getLogger("course").warning("DataParallel splits over GPUs; on a CPU it only passes the batch on.")
         return nn.DataParallel(raw_model)
     if args.wrapper:
         return files.from_file(args.wrapper)(raw_model)
@@ -97,8 +94,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
         for batches in run.steps(loader):  # those of one update: --accumulate of them, fewer at the end of an epoch
             in_all = sum(len(labels) for _, labels in batches)
             for number, (images, labels) in enumerate(batches, start=1):
-                images = images.to(placement.device, non_blocking=True)
-                labels = labels.to(placement.device, non_blocking=True)
+                images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
                 with contextlib.nullcontext() if number == len(batches) else no_sync():
                     with autocast:
                         logits = model(images)

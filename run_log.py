@@ -79,7 +79,13 @@ def tracker(directory: str | None) -> Callable[[int, dict[str, float]], None]:
         return lambda epoch, facts: None
     from torch.utils.tensorboard import SummaryWriter
     writer = SummaryWriter(directory)
-    return lambda epoch, facts: [writer.add_scalar(name, value, epoch) for name, value in facts.items()]
+
+    def track(epoch, facts):
+        for name, value in facts.items():
+            writer.add_scalar(name, value, epoch)
+        writer.flush()
+
+    return track
 
 
 def describe(args, placement, sampler, run_log):
@@ -102,6 +108,8 @@ def describe(args, placement, sampler, run_log):
     if args.lr_scaling != "none":
         log.info("learning rate %g x %g: --lr-scaling %s, %d images an update", args.lr, args.lr_scale, args.lr_scaling,
                  placement.world_size * args.batch_size * args.accumulate)
+    if args.device == "cpu" and args.strategy == "dp":
+        log.warning("DataParallel splits over GPUs; on a CPU it only passes the batch on.")
     if args.device == "cuda" and args.backend == "gloo" and placement.local_world_size > gpus:
         log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
                     placement.local_world_size, gpus)

@@ -10,6 +10,7 @@ from course.lesson import some
 HEADER = re.compile(r"#[ \t]*([A-Za-z][\w ]*?)[ \t]*:[ \t]*(.*?)[ \t]*\n")
 READ_AS = {"string": str, "Int64": int, "float64": float,
            "boolean": lambda word: {"true": True, "false": False}[word.lower()]}
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's prefixes
 STAMP = re.compile(r"(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z ")  # of a hosted CI, before all that follows
 PREFIXES = re.compile("|".join((  # of launchers, alone or one after the other; the group is the rank
     r"\[[A-Za-z]+([0-9]+)\]:?[ \t]*",  # [rank0]: (PyTorch), [default0]: (torchrun --tee)
@@ -35,7 +36,7 @@ ALWAYS_THERE = ("loss", "accuracy", "seconds")
 
 def read(text: str, notes: list[str]) -> tuple[dict, dict[int, dict]]:
     """(the fields of the run, {epoch: the numbers of its line}) of console text; doubts are added to `notes`."""
-    plain = text.replace("\r\n", "\n").replace("\r", "\n")
+    plain = COLOUR.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     info, body = _header(STAMP.sub("", plain), notes)
     if re.search(r"(?m)^\(\w+ pid=[0-9]+", body):
         notes.append("Ray's prefix does not say which rank has printed a line")

@@ -371,6 +371,8 @@ def command_of(record: dict, log: Path) -> tuple[list[str], dict[str, str]]:
              for word in (f"--{name.replace('_', '-')}", str(record[name]))]
     given += [f"--{name}" for name in SWITCHES if record.get(name)]
     given += ["--dataset", "cifar10", "--device", record["device"], "--log-file", str(log)]
+    if any(word.startswith("@") for word in given):  # a file of options, which may name code to run
+        raise ValueError("the winner's command cannot be repeated: its log holds a value with @")
     args = options.get_parser().parse_args(given)
     if not 1 <= ranks <= MOST or not 1 <= record["threads"] <= MOST:
         raise ValueError(f"{ranks} ranks with {record['threads']} threads are not repeated here: at most {MOST}")

@@ -202,6 +202,8 @@ def test_a_log_gives_no_command_but_main_py_s_own(tmp_path):
     for name, value in (("threads", None), ("device", None), ("lr_scale", "x")):
         with pytest.raises(ValueError, match=f"does not say {name}"):
             board.command_of({**record, name: value}, tmp_path / "log.jsonl")
+    with pytest.raises(ValueError, match="a value with @"):
+        board.command_of({**record, "model": "@/handed-in/options"}, tmp_path / "log.jsonl")
     with pytest.raises(ValueError, match="at most"):
         board.command_of({**record, "world_size": 5000}, tmp_path / "log.jsonl")
     with pytest.raises(SystemExit):

@@ -76,11 +76,11 @@ def test_a_jupyter_server_in_a_step_is_no_rank(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
 @pytest.mark.parametrize("start", ["torchrun", "by hand"])
-def test_ranks_meet_at_a_dist_url(scheme, start, tmp_path):
+def test_ranks_meet_at_a_dist_url(scheme, start, forked_python, tmp_path):
     url = f"tcp://127.0.0.1:{rendezvous.free_port()}" if scheme == "tcp" else f"file://{tmp_path}/meet"
     options = [*SMALL, "--timeout", 30, "--dist-url", url]
-    if start == "torchrun":  # forked, with all that torchrun sets
-        done = runner.run(2, *options)
+    if start == "torchrun":
+        done = runner.torchrun(2, *options, PYTHON_EXEC=forked_python)
         assert done.returncode == 0 and "2 rank(s) x batch 64" in done.stderr, done.stderr
     else:
         tasks = runner.together([{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in (0, 1)], *options)
