@@ -48,7 +48,8 @@ SAME = ["model", "dataset", "samples", "batch_size", "global_batch_size", "optim
 FEW, MOST_IN_RACE = 6, 10  # machines whose lines all have colours and labels of their own; bars of the race
 # What --rerun takes over from a log: how it trained, and nothing that names a path.
 REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "optimizer", "lr",
-            "lr_scaling", "warmup_epochs", "seed", "bucket_cap_mb", "comm_hook")
+            "lr_scaling", "schedule", "warmup_epochs", "accumulate", "clip", "weight_decay", "seed", "bucket_cap_mb",
+            "comm_hook")
 NEEDED = {"world_size": int, "threads": int, "device": str, "global_batch_size": int | None,
           "lr_scale": int | float | None}
 SWITCHES = ("bf16", "compile")

@@ -146,3 +146,30 @@ def test_phase_timer_counts_all_time_once(monkeypatch):
     for phase in ("data", "forward", "data", "forward"):
         timer.mark(phase)
     assert timer.totals() == {"data": 1.5, "forward": 6.0}
+
+
+def test_phase_timer_keeps_no_mark_that_the_gpu_has_passed(monkeypatch):
+    """A GPU that is two marks behind, in a second for each."""
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing):
+            self.number, Event.made = Event.made, Event.made + 1
+
+        def record(self):
+            pass
+
+        def query(self):
+            return self.number + 2 < Event.made
+
+        def elapsed_time(self, later):
+            return 1000 * (later.number - self.number)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    timer = utils.PhaseTimer(torch.device("cuda"), {"data": 5.0})
+    for _ in range(1000):
+        for phase in ("data", "forward"):
+            timer.mark(phase)
+            assert len(timer.marks) <= 4
+    assert timer.totals() == timer.totals() == {"data": 1005.0, "forward": 1000.0}

@@ -502,7 +502,7 @@ check.line(my_line)
 # %% [markdown]
 # (Shortly before the job's time is over Slurm sends the signal USR1, so that `main.py` can save and stop. torchrun would
 # die of it: `trap "" USR1` makes it deaf to that signal, and `exec` then starts it.) In the first way nobody sets
-# `RANK`. Slurm tells each task the same facts under other names, and `main.py` translates them (`adopt_slurm` in
+# `RANK`. Slurm tells each task the same facts under other names, and `main.py` translates them (`slurm_names` in
 # [launch.py](../launch.py)):
 #
 # | Slurm | torchrun |
