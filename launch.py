@@ -6,9 +6,11 @@ import platform
 import re
 import socket
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -167,7 +169,8 @@ def init_distributed_mode(placement: Placement, dist_url: str = "env://", timeou
         if placement.launcher == "python":
             store = dist.HashStore()
         else:
-            store, *_ = next(dist.rendezvous(url, placement.rank, placement.world_size, timeout=bound))
+            meet = dist.rendezvous(url, placement.rank, placement.world_size, timeout=bound)
+            store, *_ = within(timeout + 5, lambda: next(meet))
         if url == "env://" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun's store outlives a restart, and with it the addresses of ranks that are dead; its count of
             # restarts differs from node to node. https://github.com/pytorch/pytorch/issues/135712
@@ -176,12 +179,27 @@ def init_distributed_mode(placement: Placement, dist_url: str = "env://", timeou
                                 timeout=bound, store=store,
                                 device_id=placement.device if placement.backend == "nccl" else None)  # connects now
         return store
-    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
+    except (dist.DistNetworkError, dist.DistStoreError, TimeoutError, ValueError) as error:
         place = url if url != "env://" else ":".join(os.environ.get(f"MASTER_{part}", "?") for part in ("ADDR", "PORT"))
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = (str(error) or "another program listens there and does not answer").splitlines()[0].rstrip(".")
         raise files.Refused(f"rank {placement.rank} of {placement.world_size} waited for the others, {timeout} s at "
                             f"most, at {place.removeprefix('tcp://')}: {reason}. Were all started? Is this address the "
                             "same for all, and that of rank 0?") from error
+
+
+def within(seconds: float, call: Callable):
+    """What `call` returns; TimeoutError after so many seconds. A TCPStore's client waits without end for a server that
+    takes its connection and does not answer, such as another program at MASTER_PORT (tried with torch 2.14.1)."""
+    answer = Future()
+
+    def run():
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(seconds)
 
 
 def name_start(store: dist.Store, placement: Placement, timeout: float) -> str:

@@ -279,6 +279,13 @@ def test_other_ranks_that_never_come_are_named(rank, address, why):
     assert why in line
 
 
+@pytest.mark.promise("bounded waits")
+def test_another_program_at_the_masters_port_does_not_hang_us():
+    with socket.create_server(("127.0.0.1", 0)) as stranger:  # takes the connection and says nothing
+        line = alone(1, port := stranger.getsockname()[1])
+    assert f"at 127.0.0.1:{port}: another program listens there and does not answer" in line
+
+
 def test_port_in_use_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as other:
         line = alone(0, port := other.getsockname()[1])
