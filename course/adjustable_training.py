@@ -36,8 +36,7 @@ class Setting:
     compile: bool = False
     ddp: bool = True  # with several ranks; else each trains a model of its own
     bucket_view: bool = True
-    bucket_cap_mb: float | None = 25  # MiB of a bucket; None: DDP's own choice
-    buckets: int | None = None  # how many buckets the gradients should fill, in place of a size
+    buckets: int | None = None  # how many buckets the gradients should fill; None: as main.py
     hook: str = "none"  # none, bf16, powersgd; or silent: nothing is sent, each rank keeps its own gradients
     accumulate: int = 1  # batches an update, all-reduced once
 
@@ -149,7 +148,7 @@ class Training:
 
 
 def parallelise(raw, setting, placement):
-    cap = setting.bucket_cap_mb
+    cap = 25  # MiB of a bucket, as main.py
     if setting.buckets:
         cap = sum(p.nbytes for p in raw.parameters()) / setting.buckets / MIB
     model = DistributedDataParallel(raw, device_ids=[placement.device] if placement.device.type == "cuda" else None,

@@ -152,6 +152,11 @@ def _end(error):
     return str(error) if isinstance(error, Wrong) else type(error)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error: `ZeroDivisionError: division by zero`."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
 def drawn(fixed: Iterable, draw: Callable[[Random], Any]) -> list:
     """The cases that every learner meets; for a grader, as many new ones on top: draw(random) makes one.
 

@@ -1,4 +1,4 @@
-"""main.py's training for the frameworks beside it: its options, loop, log and ending."""
+"""main.py's options, loop, log and ending, for the frameworks that it is compared with."""
 
 import importlib.util
 
@@ -40,7 +40,7 @@ def resolve(args):
 
 
 def run(train, description, package):
-    """main.main, for a `train(args, placement, run)` whose process group and DDP are those of `package`."""
+    """main.main with a program's own `train(args, placement, run)`, whose process group and DDP are the package's."""
     parser = options.get_parser(description)
     args = parse(parser, package)
     with parser.one_line():
@@ -50,8 +50,9 @@ def run(train, description, package):
         train(args, placement, training)
 
 
-def train(args, placement, run, device, prepare, backward=torch.Tensor.backward, prepare_loader=lambda loader: loader):
-    """main.py's loop. The framework's parts: `prepare(model, optimizer)` gives both as it wraps them, `backward(loss)`
+def train_with(args, placement, training, device, prepare, backward=torch.Tensor.backward,
+               prepare_loader=lambda loader: loader):
+    """main.py's loop. The framework's parts: `prepare(model, optimizer)` returns both, wrapped, `backward(loss)`
     averages the gradients, and `prepare_loader(loader)` may wrap the DataLoader, which has its DistributedSampler.
     """
     torch.manual_seed(args.seed)
@@ -61,18 +62,18 @@ def train(args, placement, run, device, prepare, backward=torch.Tensor.backward,
     sampler = DistributedSampler(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
     loader = prepare_loader(DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate))
 
-    for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler=None):
+    for epoch in training.epochs(loader, model, raw_model, optimizer, scheduler=None):
         sampler.set_epoch(epoch)
         model.train()
-        for ((images, labels),) in run.steps(loader):
+        for ((images, labels),) in training.steps(loader):
             images, labels = images.to(device), labels.to(device)
             logits = model(images)
             loss = cross_entropy(logits, labels)
-            run.forward_done(logits, labels, loss)
+            training.forward_done(logits, labels, loss)
             optimizer.zero_grad()
             backward(loss)
-            run.backward_done()
+            training.backward_done()
             optimizer.step()
-        run.end_epoch(*utils.evaluate(raw_model, test_set, placement))
+        training.end_epoch(*utils.evaluate(raw_model, test_set, placement))
     if args.save_model and placement.rank == 0:
         checkpoint.save_model(raw_model, args.save_model)

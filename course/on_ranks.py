@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 import shortcuts
 from course import exercise
-from course.exercise import Case, Ended, Exercise, Wrong, drawn_one
+from course.exercise import Case, Ended, Exercise, Wrong, drawn_one, first_line
 
 # For a check on ranks: the number of ranks; seconds for the whole run; for one wait; and for all ranks to start, which
 # a busy machine delays.
@@ -219,10 +219,6 @@ def see(measurement, attempt, context):
         if isinstance(error, NotImplementedError) and not str(error):  # the stub's own
             return {"untried": True}
         return {"raised": first_line(error), "broken": isinstance(error, RuntimeError)}
-
-
-def first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
 def be_rank(measurement, attempt, rank, ranks, folder, seed):

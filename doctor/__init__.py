@@ -4,6 +4,6 @@
 
 The script runs unchanged (visit.py). Hooks at the public seams of torch (seams.py) note what each rank does, in its
 diary (diary.py). At the end, or when the script fails or stalls, the ranks put their diaries together (exchange.py).
-Detectors look for mistakes in them (detectors.py), and a report names these (findings.py). This folder needs torch, and
-nothing of the course: copy it, and call `python -m doctor`.
+Detectors (detectors.py) look for mistakes in the diaries, and the report (findings.py) names them. This folder needs
+torch, and nothing of the course: copy it, and call `python -m doctor`.
 """

@@ -1,7 +1,7 @@
-"""What each mistake looks like in the diaries of all ranks.
+"""Detectors of mistakes in the diaries of all ranks.
 
-A detector is a pure function of facts, so that each can be tried without a rank. It gets the
-diaries, by rank, and yields its findings; what it says of a mistake stands right above it.
+A detector is a pure function of facts, so it can be tried without a rank. It gets the diaries in the order of the
+ranks, and yields findings. Each Finding's text stands above its detector.
 """
 
 import math
@@ -209,7 +209,7 @@ def no_group(diaries, world_size):
         yield NO_GROUP.at(trained[0]["where"], world_size=world_size)
 
 
-# Of the error that ended a rank: what its message looks like, and the finding.
+# {pattern of the message of the error that ended a rank: its finding}
 ERRORS = {
     r'Unexpected key\(s\) in state_dict: "module\.': Finding(
         "module_prefix", WRONG, "{error}",
@@ -387,7 +387,7 @@ NO_SYNC = Finding(
 
 
 def no_sync(diaries):
-    late = [one for one in notes(diaries[0], "no_sync") if one["backwards"] and not one["forwards"]]
+    late = [fact for fact in notes(diaries[0], "no_sync") if fact["backwards"] and not fact["forwards"]]
     for fact in late[:1]:
         yield NO_SYNC.at(fact["where"])
 
@@ -455,7 +455,7 @@ def batchnorm(diaries):
         if all(digests) and not all_same(digests):
             yield STATISTICS.at(facts[0]["where"])
             break
-    batch = next((one["batch"] for one in notes(diaries[0], "pass") if one["trained"]), None)
+    batch = next((read["batch"] for read in notes(diaries[0], "pass") if read["trained"]), None)
     for fact in notes(diaries[0], "batchnorm")[:1]:
         if batch and batch < 16:
             yield BATCHNORM.at(fact["where"], batch=batch)
@@ -486,23 +486,23 @@ def drawn(diaries):
 
 def by_loader(diaries):
     """Of each loader: the passes of each rank over it."""
-    for loader in dict.fromkeys(one["loader"] for one in notes(diaries[0], "pass")):
-        yield [[one for one in passes if one["loader"] == loader]
+    for loader in dict.fromkeys(read["loader"] for read in notes(diaries[0], "pass")):
+        yield [[read for read in passes if read["loader"] == loader]
                for passes in notes_of_all(diaries, "pass")]
 
 
 def shares(diaries):
     """What the ranks read of each loader, and which samples they have in common."""
-    evaluated = {one["loader"] for one in notes(diaries[0], "pass") if not one["trained"]}
+    evaluated = {read["loader"] for read in notes(diaries[0], "pass") if not read["trained"]}
     for passes in by_loader(diaries):
         for together in zip(*passes, strict=False):
-            found = of_a_stream(together)
-            if not found and all(one["indices"] for one in together) and not own_sets(together):
-                found = (of_training(together) if together[0]["trained"] else
-                         of_evaluation(together, alone=len(evaluated) == 1,
-                                       gathered=gathered(diaries[0], together[0])))
-            if found:
-                yield found
+            finding = of_a_stream(together)
+            if not finding and all(read["indices"] for read in together) and not own_sets(together):
+                finding = (of_training(together) if together[0]["trained"] else
+                           of_evaluation(together, alone=len(evaluated) == 1,
+                                         gathered=gathered(diaries[0], together[0])))
+            if finding:
+                yield finding
                 break
 
 
@@ -516,21 +516,21 @@ UNSHARDED = Finding(
 def of_a_stream(passes):
     first = passes[0]
     if first["prints"] and (first["trained"] or first["before_training"]) and all(
-            one["prints"] == first["prints"] for one in passes):
+            read["prints"] == first["prints"] for read in passes):
         return UNSHARDED.at(first["where"], count=len(first["prints"]))
     return None
 
 
 def own_sets(passes):
     """Has each rank a data set of its own, and goes through all of it?"""
-    return (all(one["whole"] and len(set(one["indices"])) == one["of"] for one in passes)
-            and len({one["labels"] for one in passes}) > 1)
+    return (all(read["whole"] and len(set(read["indices"])) == read["of"] for read in passes)
+            and len({read["labels"] for read in passes}) > 1)
 
 
 def counted(passes):
     """(samples that the ranks took, different ones among them, whether all took the same set)"""
-    sets = [set(one["indices"]) for one in passes]
-    return (sum(len(one["indices"]) for one in passes), len(set.union(*sets)),
+    sets = [set(read["indices"]) for read in passes]
+    return (sum(len(read["indices"]) for read in passes), len(set.union(*sets)),
             all(samples == sets[0] for samples in sets))
 
 
@@ -548,9 +548,9 @@ def of_training(passes):
     first, world_size = passes[0], len(passes)
     total, different, same_set = counted(passes)
     twice, padding = total - different, world_size - 1
-    whole = all(one["whole"] for one in passes)
-    same_order = all(one["indices"] == first["indices"] for one in passes)
-    replacing = any(len(set(one["indices"])) < len(one["indices"]) for one in passes)
+    whole = all(read["whole"] for read in passes)
+    same_order = all(read["indices"] == first["indices"] for read in passes)
+    replacing = any(len(set(read["indices"])) < len(read["indices"]) for read in passes)
     if same_order or not replacing and twice > padding and (
             twice > world_size * padding or not whole):
         how = "in the same order" if same_order else "in another order each"
@@ -582,7 +582,7 @@ def of_evaluation(passes, alone, gathered):
     first = passes[0]
     total, different, same_set = counted(passes)
     twice, missing = total - different, first["of"] - different
-    if not all(one["whole"] for one in passes):
+    if not all(read["whole"] for read in passes):
         return None
     if twice and not gathered and not same_set:
         return PADDED.at(first["where"], total=total, different=different, twice=twice)
@@ -591,11 +591,11 @@ def of_evaluation(passes, alone, gathered):
     return None
 
 
-def gathered(diary, one):
+def gathered(diary, read):
     """Has a rank sent something of each sample of a pass to the others?"""
     sent = sum(talk["numbers"] for talk in notes(diary, "talk")
-               if "gather" in talk["what"] and talk["passes"] in (one["number"], one["number"] + 1))
-    return sent >= one["images"]
+               if "gather" in talk["what"] and talk["passes"] in (read["number"], read["number"] + 1))
+    return sent >= read["images"]
 
 
 SET_EPOCH = Finding(
@@ -606,7 +606,7 @@ SET_EPOCH = Finding(
 
 def epochs(diaries):
     for passes in by_loader(diaries[:1]):
-        trained = [one for one in passes[0] if one["trained"] and one["order"] and one["whole"]]
+        trained = [read for read in passes[0] if read["trained"] and read["order"] and read["whole"]]
         if len(trained) > 1 and trained[0]["order"] == trained[1]["order"] and (
                 trained[0]["shuffles"] and trained[0]["images"] > 5):  # five may come so by chance
             yield SET_EPOCH.at(trained[0]["where"])
@@ -649,18 +649,18 @@ def metrics(diaries):
                      for what, _ in first["kinds"])
     if by_objects or not all(map(ended_well, diaries)):  # the collective may have been to come
         return
-    for together in (one for passes in by_loader(diaries) for one in zip(*passes, strict=False)):
-        fact = together[0]
-        everything = len({frozenset(one["indices"] or ()) for one in together}) == 1  # on all ranks
-        if fact["trained"] or not fact["whole"] or not fact["indices"] or everything:
+    for together in chain(*(zip(*passes, strict=False) for passes in by_loader(diaries))):
+        own = together[0]
+        everything = len({frozenset(read["indices"] or ()) for read in together}) == 1  # on all ranks
+        if own["trained"] or not own["whole"] or not own["indices"] or everything:
             continue
-        later = [one["number"] for one in notes(first, "pass")
-                 if one["trained"] and one["number"] > fact["number"]]
+        later = [read["number"] for read in notes(first, "pass")
+                 if read["trained"] and read["number"] > own["number"]]
         after = [talk for talk in notes(first, "talk")  # other evaluations may come in between
-                 if fact["number"] <= talk["passes"] <= min(later, default=math.inf)]
-        counts = [one["images"] for one in together]
+                 if own["number"] <= talk["passes"] <= min(later, default=math.inf)]
+        counts = [read["images"] for read in together]
         if not after:
-            yield ONE_RANKS.at(fact["where"], images=fact["images"])
+            yield ONE_RANKS.at(own["where"], images=own["images"])
             return
         if len(set(counts)) > 1 and len(after) == 1 and after[0]["fraction"]:
             yield AVERAGES.at(after[0]["where"], counts=", ".join(map(str, counts)))
@@ -684,7 +684,7 @@ def saved(diaries):
     for fact in facts[0]:
         place = fact["host"], fact["path"]
         writers = [diary["rank"] for diary, mine in zip(diaries, facts, strict=True)
-                   if place in [(one["host"], one["path"]) for one in mine]]
+                   if place in [(fact["host"], fact["path"]) for fact in mine]]
         if len(writers) > 1:
             yield EVERY_RANK_WRITES.at(fact["where"], writers=listed(writers),
                                        file=fact["path"].rpartition("/")[2])

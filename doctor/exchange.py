@@ -90,7 +90,7 @@ class Exchange:
     def collect(self, patient):
         """{rank: diary} of all ranks if this rank is to report; else None, as soon as another has reported.
 
-        `patient`: this rank has ended well, so wait for the others until one asks, which has failed or stalled.
+        `patient`: this rank has ended well, so wait until all have posted, or until a rank that failed or stalled asks.
         """
         try:
             return self._collect(patient) if self.store else {self.rank: self.diary.pages()}
@@ -116,7 +116,7 @@ class Exchange:
                 if store.check([f"diary {rank}"])}
 
     def end(self):
-        """Leave, with the report made, or left to another rank. The rank that keeps the store goes last."""
+        """Leave, once this rank or another has the report in hand. The rank that keeps the store goes last."""
         with contextlib.suppress(dist.DistError):
             if self.store:
                 self.store.set("reported", "")

@@ -19,10 +19,10 @@ def judge(diaries, world_size):
     known = [diaries[rank] for rank in sorted(diaries)]
     checks = (detectors.ONE_IS_ENOUGH + (detectors.COMPARING if len(known) > 1 else [])
               + (detectors.OF_ALL if len(known) == world_size > 1 else []))
-    found = [*detectors.silent(known, world_size), *detectors.no_group(known, world_size),
-             *(finding for check in checks for finding in check(known))]
-    names = {finding.name for finding in found}
-    causes = [finding for finding in found if not names & set(BECAUSE.get(finding.name, ()))]
+    findings = [*detectors.silent(known, world_size), *detectors.no_group(known, world_size),
+                *(finding for check in checks for finding in check(known))]
+    names = {finding.name for finding in findings}
+    causes = [finding for finding in findings if not names & set(BECAUSE.get(finding.name, ()))]
     return Report(sorted(causes, key=lambda finding: LEVELS.index(finding.level)),
                   list(facts(known, world_size)), list(unjudged(known, world_size)))
 
@@ -32,8 +32,8 @@ def facts(diaries, world_size):
         if diary["ended"] and not detectors.ended_well(diary):
             yield f"rank {diary['rank']}: {detectors.standing(diary)}."
     first = diaries[0]
-    batches = [one["batch"] for one in notes(first, "pass") if one["trained"] and one["batch"]]
-    rates = [one["rates"][0] for one in notes(first, "optimizer") if one["rates"]]
+    batches = [read["batch"] for read in notes(first, "pass") if read["trained"] and read["batch"]]
+    rates = [fact["rates"][0] for fact in notes(first, "optimizer") if fact["rates"]]
     if batches and rates:
         yield (f"{first['steps']:,} updates, each of {world_size} x {batches[0]} = "
                f"{world_size * batches[0]} samples, with a learning rate of {rates[0]:g}.")
@@ -74,13 +74,13 @@ def unjudged(diaries, world_size):
         yield f"The ranks' diaries could not be put together ({fact['error']}): each was judged alone."
     for fact in notes(first, "failed"):
         yield f"The doctor's own look at `{fact['what']}` failed: {fact['error']}"
-    for line in sorted({one["where"] for one in passes if one["unseen"]}):
+    for line in sorted({read["where"] for read in passes if read["unseen"]}):
         yield f"Which samples a sampler of your own draws could not be seen: {line}."
-    if not any(one["trained"] for one in passes):
+    if not any(read["trained"] for read in passes):
         yield "No DataLoader was read in training: the ranks' data was not compared."
-    if sum(one["trained"] for one in passes) == 1:
+    if sum(read["trained"] for read in passes) == 1:
         yield "It trained for one epoch: set_epoch could not be judged."
-    if not any(one["whole"] and not one["trained"] for one in passes):
+    if not any(read["whole"] and not read["trained"] for read in passes):
         yield "It evaluated no DataLoader to its end."
 
 

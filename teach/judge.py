@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from course import exercise as exercises
-from course.exercise import Exercise
+from course.exercise import Exercise, first_line
 from teach import handed_in
 
 ROOM, MESSAGE = 100_000_000, 100_000  # bytes that an answer finds free, and of a verdict
@@ -115,8 +115,7 @@ def send_verdict(sender, exercise, name, source, closed):
         exec(compile(source, str(path.resolve()), "exec"), namespace)
         outcome, message = exercise.verdict(namespace.get(name))
     except BaseException as error:  # SystemExit too: whatever an answer raises
-        first_line = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        outcome, message = "wrong", f"Not yet. It raised {first_line}"
+        outcome, message = "wrong", f"Not yet. It raised {first_line(error)}"
     if fingerprint(watched) != before:
         outcome, message = "wrong", "Not yet. It changes the course's checks, or what they call."
     sender.send_bytes(json.dumps([outcome, handed_in.plain(message)]).encode())

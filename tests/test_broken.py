@@ -44,7 +44,7 @@ def outcomes(request, tmp_path_factory, forked_python):
 @pytest.mark.timeout(300)
 @each_entry
 def test_broken_shows_its_symptom_and_repaired_does_not(entry, outcomes):
-    """The judge has no complaint; and several where the two forms are exchanged, so it tells them apart."""
+    """The judge has no complaint, and has several when the two forms are exchanged."""
     outcome = outcomes[entry.name]
     assert not outcome["complaints"], json.dumps(outcome, indent=1)
     broken, repaired = (gallery.Outcome(**outcome[form]) for form in ("broken", "repaired"))

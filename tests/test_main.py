@@ -305,7 +305,7 @@ def test_what_srun_sets_makes_a_job(tmp_path):
 
 
 def with_little_data(folder, line=""):
-    """A script that is main.py, but for the size of the synthetic data, which takes seconds to make."""
+    """A script that runs main.py with a small synthetic set."""
     (folder / "little.py").write_text(f"""import data, main, os, sys
 data.DATASETS["synthetic"] = data.DATASETS["synthetic"]._replace(sizes=(1206, 1001))
 {line}

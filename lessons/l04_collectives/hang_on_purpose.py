@@ -80,6 +80,8 @@ def main():
             seen = rank_program.gathered(attempt(name, args.timeout))
             first = min(rank["start"] for rank in seen)  # the ranks of one machine share a clock
             results[name] = [{**rank, "start": rank["start"] - first, "end": rank["end"] - first} for rank in seen]
+            if not any(rank["error"] for rank in seen):
+                raise RuntimeError(f"{name}: no rank failed, though one of them called another collective or none")
     if placement.rank == 0:
         rank_program.write_json(args.out, results)
 

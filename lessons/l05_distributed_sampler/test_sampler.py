@@ -125,7 +125,7 @@ def test_ranks_that_would_have_equal_shards_are_refused_in_one_line(tmp_path):
     two = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     done = runner.run(0, "--out", tmp_path / "results.json", script=UNEVEN, **two)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
-    assert "10 images make no uneven shards of 2" in done.stderr
+    assert "2 rank(s) cannot have uneven shards of 10 images" in done.stderr
 
 
 def test_means_are_those_of_the_images_seen():

@@ -84,6 +84,8 @@ def go_through(way, model, images, timeout):
 def who_waited(ranks):
     """Which ranks waited in vain, how long, and in which step: {"ranks", "seconds", "step" (1 is the first)}."""
     waited = [rank for rank, rank_result in enumerate(ranks) if rank_result["error"]]
+    if not waited:
+        raise RuntimeError("no rank waited in vain for a rank with fewer images")
     return {"ranks": waited, "seconds": max(ranks[rank]["seconds"] for rank in waited),
             "step": 1 + len(ranks[waited[0]]["losses"])}
 
@@ -173,7 +175,8 @@ def main():
         placement = launch.find_placement("cpu", "gloo")
         ranks = placement.world_size
         if ranks > IMAGES or IMAGES % ranks == 0:
-            raise ValueError(f"{IMAGES} images make no uneven shards of {ranks} rank(s): take --nproc_per_node=3")
+            raise ValueError(f"{ranks} rank(s) cannot have uneven shards of {IMAGES} images with an image each: "
+                             "take --nproc_per_node=3")
         check_output("--out", args.out)
         train_set, _ = rank_program.dataset(args)
     torch.set_num_threads(1)

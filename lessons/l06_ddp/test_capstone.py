@@ -16,6 +16,7 @@ DEVICE = 'torch.device("cuda" if torch.cuda.is_available() else "cpu")'
 SAMPLER = "sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)"
 SET_EPOCH = "    sampler.set_epoch(epoch)  # without it every epoch has the order of the first\n"
 TRAIN_LOADER = "DataLoader(train_set, BATCH // world_size, sampler=sampler, collate_fn=train_set.collate)"
+TRAIN_LOOP = "    for images, labels in train_loader:"
 WRAP = "DistributedDataParallel(model)"
 SUMS = "    dist.all_reduce(sums)"
 SAVE = "if rank == 0:\n    torch.save(model.state_dict(), SAVE)"
@@ -37,6 +38,14 @@ RIGHT = {
         WRAP: "DistributedDataParallel(model, bucket_cap_mb=1, device_ids=[device.index] if device.index else None)",
         SUMS: "    all_sums = [0] * world_size\n    dist.all_gather_object(all_sums, sums)\n    sums = sum(all_sums)",
         "(model.state_dict(), SAVE)": "(dict(sorted(ddp_model.module.state_dict().items())), SAVE)"},
+    "more steps on rank 0, under join()": {
+        SAMPLER: "sampler = DistributedSampler(train_set, 1, 0)  # the order of all ranks",
+        ", momentum=0.9": "",  # the ranks would have momentums of their own after the first epoch
+        TRAIN_LOOP: """    order = list(sampler)
+    own = order[23:][rank::world_size] + (order[:23] if rank == 0 else [])
+    own_loader = DataLoader(train_set, BATCH // world_size, sampler=own, collate_fn=train_set.collate)
+    with ddp_model.join():
+     for images, labels in own_loader:"""},
 }
 MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "never met": ({GROUP: "", "dist.get_rank(), dist.get_world_size()": "0, 1", WRAP: "model", SUMS: "    pass",

@@ -124,6 +124,7 @@ class Job:
     def __post_init__(self):
         _need(self.gradient_bytes >= 0, "gradients cannot have less than 0 bytes")
         _need(self.buckets >= 1, "there is at least 1 bucket")
+        _need(self.cores is None or self.cores >= 1, "a node has at least 1 core")
 
     def nodes(self, world_size: int) -> tuple[int, int]:
         """(nodes, ranks of each). ValueError where the ranks do not fill whole nodes."""

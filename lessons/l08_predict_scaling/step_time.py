@@ -9,14 +9,13 @@ by_hand       so it does, but after each backward all ranks all-reduce as many b
 silent        DDP, whose hook sends nothing: what DDP costs by itself
 ddp           as main.py: DistributedDataParallel
 
-The file is one JSON object: who measured, and models.lenet.points, a point for each way and batch size (images a step
+The file is one JSON object: the machine, and models.lenet.points, a point for each way and batch size (images a step
 of each rank). `rounds` of a point are seconds a step, means over the ranks: `step`, and the parts `wait` and
 `all_reduce` of it. A round measures every way and batch size once, one after another. It is a mean over many steps: an
 epoch is a sum, and slow steps count in it as they are.
 """
 
 import statistics
-import time
 from functools import partial
 
 import torch
@@ -120,8 +119,8 @@ def main():
                 print(f"{point['way']:13} batch {point['batch_size']:4}: {statistics.median(steps):8.2f} ms a step "
                       f"({min(steps):.2f} to {max(steps):.2f})", flush=True)
             rank_program.write_json(args.out, {
-                **rank_program.measured_on(placement), "dataset": train_set.name, "backend": placement.backend,
-                "time": time.time(), "models": {"lenet": {"points": points}}})
+                **rank_program.measured_on(placement), "dataset": train_set.name,
+                "models": {"lenet": {"points": points}}})
 
 
 if __name__ == "__main__":

@@ -90,6 +90,8 @@ def test_more_ranks_than_cores_take_turns():
     job = replace(JOB, cores=2)
     assert [job.predict(ranks, 64).compute for ranks in (1, 2, 4, 8)] == [exactly(0.0084 * n) for n in (1, 1, 2, 4)]
     assert replace(JOB, cores=2, ranks_per_node=2).predict(8, 64).compute == exactly(0.0084)  # two on each of 4 nodes
+    with pytest.raises(ValueError, match="at least 1 core"):
+        replace(JOB, cores=0)
     free = replace(job, all_reduce=Link(0, math.inf))
     assert [scaling.speedup(free, ranks, 64)[0] for ranks in (1, 2, 4, 8)] == [1, 2, 2, 2]
 

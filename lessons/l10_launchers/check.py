@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import run as torchrun
 
-from course.exercise import Case, Wrong, exercise
+from course.exercise import Case, Wrong, exercise, first_line
 from course.hosts import Cluster
-from course.on_ranks import exercise_on_ranks, first_line
+from course.on_ranks import exercise_on_ranks
 from course.rendezvous import free_port
 
 

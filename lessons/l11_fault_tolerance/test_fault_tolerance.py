@@ -33,7 +33,7 @@ needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NO
 
 
 def needs_torchft(test):
-    """A test of what is under torchft, which only the weekly run installs."""
+    """Marks a test that needs torchft, which only the weekly run installs."""
     return pytest.mark.weekly(pytest.mark.skipif(not find_spec("torchft"), reason="torchft is not installed")(test))
 
 

@@ -378,8 +378,8 @@ def parse():
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("--save", type=nonempty_path, metavar="FOLDER", help="compare all, and write a checkpoint there")
     task.add_argument("--load", type=nonempty_path, metavar="FOLDER", help="go on from the checkpoint there")
-    parser.add_argument("--steps", type=positive(int), default=4, help="updates of each way; a checkpoint is written "
-                        "once less in each; default: 4")
+    parser.add_argument("--steps", type=positive(int), default=4, help="updates N of each way; each way of saving is "
+                        "timed N - 1 times; default: 4")
     args = parser.parse_args()
     with parser.one_line():
         if args.steps < 2:

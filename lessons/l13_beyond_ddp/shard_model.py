@@ -156,8 +156,8 @@ def main():
     names = [*WAYS, "limits"]
     parser.add_argument("--way", nargs="+", choices=names, metavar="NAME", help="one or more of: "
                         f"{', '.join(names)}; default: all that fit the ranks (fsdp_tp needs four)")
-    parser.add_argument("--steps", type=positive(int), default=4, help="updates of each way; of each "
-                        "pipeline 2 N - 1 are timed, if both are asked for; default: 4")
+    parser.add_argument("--steps", type=positive(int), default=4, help="updates N of each way; if both "
+                        "pipelines are asked for, 2 N - 1 steps of each are timed; default: 4")
     args = parser.parse_args()
     with parser.one_line():
         placement = launch.find_placement("cpu", "gloo")

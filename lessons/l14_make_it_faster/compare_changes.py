@@ -8,8 +8,9 @@
 
 A change is a pair: before and after. Both train from the same first weights on the same images, a block each in turns:
 A B, B A, A B ... A gain is the seconds an image takes before, divided by those after the change, on the slowest rank.
-`nothing` compares main.py's training with itself: what it shows is noise. The file is one JSON object: who measured,
-and `models`, {model: {change: {gain, low, high, quartiles, losses, ...}}}.
+`nothing` compares main.py's training with itself: what it shows is noise. A trial, with --seconds below 1, shows
+that the program runs; do not quote its gains. The file is one JSON object: the machine, and `models`, {model: {change:
+{gain, low, high, quartiles, losses, ...}}}.
 """
 
 import itertools
@@ -32,7 +33,7 @@ from options import positive
 
 FEWEST = 3  # rounds
 BLOCK, JUDGED = 256, 1000  # images that each rank trains on in a block; test images for the loss after it
-TRIAL = 64  # images of both, where a comparison may take less than a second
+TRIAL = 64  # images of both, in a trial: --seconds below 1
 
 # ---------------------------------------------------------------------------------------------- a comparison
 

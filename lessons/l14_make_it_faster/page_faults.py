@@ -4,7 +4,7 @@
 
 Two processes, one thread each, train the same model in turns: A B, B A, A B ... One calls shortcuts.keep_memory(), as
 main.py does; in the other the C library gives freed memory back as it likes. Memory that comes back is mapped and
-cleared by the system, a page at a time: a page fault each. The file is one JSON object: who measured, and `models`,
+cleared by the system, a page at a time: a page fault each. The file is one JSON object: the machine, and `models`,
 {model: {gain, low, high, quartiles, returned: {...}, kept: {...}}}, each with `seconds` and page `faults` a step, the
 `system` share of the time (0 to 1), and the bytes `resident` between two steps; `can_keep` is false where the C library
 has no such setting.

@@ -7,7 +7,7 @@ A way is a name of lessons/l15_talk_less/talk_ways.py, with `:N` where its ranks
 the ceiling: nobody talks. With each seed all ways start from the same weights. They take turns: in a round each learns
 from --steps batches, and is then judged on the test set, which does not count as time.
 
-The file is one JSON object: who measured, `shapes` of the tensors of LeNet, `samples` (training images), `steps`
+The file is one JSON object: the machine, `shapes` of the tensors of LeNet, `samples` (training images), `steps`
 (batches of a round), and `rounds`, one object for each way, seed and round: `images` seen so far by all ranks,
 `seconds` of this round, `accuracy` (of `never` the mean over the ranks' models), and `sent`, bytes a batch that each
 rank sent, as the network interfaces of rank 0's machine counted them, with other programs' bytes; None for GPUs, which

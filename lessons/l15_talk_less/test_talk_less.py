@@ -43,7 +43,7 @@ def weights(trained):
 
 
 def trained(way, given):
-    """The weights after BATCHES of the batches, if there are more, and after all of them."""
+    """[weights after BATCHES batches, if there are more; weights after all]"""
     mine, after = model(), []
     update = way(mine, EVERY)
     for number, batch in enumerate(given, 1):

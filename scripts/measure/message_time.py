@@ -27,7 +27,7 @@ from course.timing import interleave, prepare, slowest, timed
 from files import check_output
 from options import positive
 
-SMALLEST, FACTOR = 1024, 4  # bytes of the first message, and how many times the last each message is
+SMALLEST, FACTOR = 1024, 4  # bytes of the first message; each next message is FACTOR times as large
 WARM_UP = 3  # calls for each size, before any is timed
 BLOCK = 0.02  # seconds: calls are timed in blocks of about this length, 50 calls at most
 
@@ -76,7 +76,7 @@ def check(args, placement):
     if placement.world_size < 2:
         raise ValueError("a message needs two ranks: torchrun --nproc_per_node=2 scripts/measure/message_time.py")
     if args.max_bytes < FACTOR * SMALLEST:
-        raise ValueError(f"--max-bytes {args.max_bytes}: a line needs two messages; take {FACTOR * SMALLEST} or more")
+        raise ValueError(f"--max-bytes {args.max_bytes}: a line needs two sizes; take {FACTOR * SMALLEST} or more")
     check_output("--out", args.out)
     steps = int(math.log(args.max_bytes / SMALLEST, FACTOR) + 1e-9)
     return [SMALLEST * FACTOR**step for step in range(steps + 1)]
@@ -88,7 +88,7 @@ def main():
     add("--op", nargs="+", choices=BUS_FACTORS, default=["all_reduce"], metavar="NAME",
         help=f"one or more of: {', '.join(BUS_FACTORS)}; default: all_reduce")
     add("--max-bytes", type=size, default=64 * 1024**2,
-        help="largest message; K, M and G may follow; default: 64M. The first has 1K, each other 4 times the last")
+        help="largest message; K, M and G may follow; default: 64M. Sizes begin at 1K and grow by a factor of 4")
     add("--rounds", type=positive(int), default=7, help="times that each size is measured; default: 7")
     args = parser.parse_args()
     with parser.one_line():

@@ -5,7 +5,7 @@
 Each process trains a model of its own, as main.py does on one rank. They start together, and share what a machine's
 processes share: memory, caches, heat. With this model and this batch no way of training together can be faster. A round
 measures 2, 4, 8 and so on up to all of them, and rank 0 alone, in turns; who does not train waits. The file is one JSON
-object: who measured, `model`, `batch_size`, images a second of one process `alone`, the median over the rounds, and
+object: the machine, `model`, `batch_size`, images a second of one process `alone`, the median over the rounds, and
 `ceilings`, one for each number of processes: `ranks`, `together` (images a second of all), and `ceiling`, the median of
 together / alone, with `low` and `high`, the lowest and the highest of a round.
 """

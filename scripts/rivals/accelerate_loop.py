@@ -22,7 +22,7 @@ def train(args, placement, run):
     accelerator = Accelerator(cpu=args.device == "cpu", kwargs_handlers=[group] if args.strategy == "ddp" else [])
     args.framework = f"accelerate {__version__}"
     # The loader is not prepared: the sampler shares the images out already.
-    framework_run.train(args, placement, run, accelerator.device, accelerator.prepare, accelerator.backward)
+    framework_run.train_with(args, placement, run, accelerator.device, accelerator.prepare, accelerator.backward)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def train(args, placement, run):
                     num_nodes=placement.nodes)
     fabric.launch()
     args.framework = f"lightning-fabric {__version__}"
-    framework_run.train(args, placement, run, fabric.device, fabric.setup, fabric.backward,
-                        partial(fabric.setup_dataloaders, use_distributed_sampler=False))  # it has one
+    framework_run.train_with(args, placement, run, fabric.device, fabric.setup, fabric.backward,
+                             partial(fabric.setup_dataloaders, use_distributed_sampler=False))  # it has one
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def train(config):
     placement = dataclasses.replace(framework_run.resolve(args), launcher="ray")
     with options.exit_status(), Run(args, placement) as run:
         # The loader is not prepared: the sampler shares the images out already.
-        framework_run.train(args, placement, run, placement.device,
-                            lambda model, optimizer: (prepare_model(model), optimizer))
+        framework_run.train_with(args, placement, run, placement.device,
+                                 lambda model, optimizer: (prepare_model(model), optimizer))
 
 
 def main():
