@@ -220,7 +220,8 @@ class Watcher:
         if self.loops != self.training_loop:
             self.training_loop, self.epoch = self.loops, self.epoch + 1
         self.facts["batches"].append({"epoch": self.epoch, "update": self.update, "images": self.images[1], "ddp": ddp})
-        if ddp and module.require_backward_grad_sync:
+        # Under DDP's join() a rank without images left makes no step.
+        if ddp and module.require_backward_grad_sync and not module._join_config.enable:
             self.meet("is at a step of training")
 
     def after_forward(self, module, arguments, output):

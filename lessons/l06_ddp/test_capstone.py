@@ -3,6 +3,8 @@
 All programs are scripts/minimal_ddp.py with some lines changed.
 """
 
+import textwrap
+
 import pytest
 
 from lessons.l06_ddp import capstone
@@ -19,6 +21,7 @@ TRAIN_LOADER = "DataLoader(train_set, BATCH // world_size, sampler=sampler, coll
 WRAP = "DistributedDataParallel(model)"
 SUMS = "    dist.all_reduce(sums)"
 SAVE = "if rank == 0:\n    torch.save(model.state_dict(), SAVE)"
+LOOP = MANY[MANY.index("    for images, labels in train_loader"):MANY.index("    model.eval()")]
 
 RIGHT = {
     "minimal_ddp.py": {},
@@ -37,6 +40,11 @@ RIGHT = {
         WRAP: "DistributedDataParallel(model, bucket_cap_mb=1, device_ids=[device.index] if device.index else None)",
         SUMS: "    all_sums = [0] * world_size\n    dist.all_gather_object(all_sums, sums)\n    sums = sum(all_sums)",
         "(model.state_dict(), SAVE)": "(dict(sorted(ddp_model.module.state_dict().items())), SAVE)"},
+    "uneven steps under join": {  # two on each rank but rank 0, which has all other images
+        SAMPLER: "sampler, two = [0], [2 * (BATCH // world_size)] * (world_size - 1)",
+        SET_EPOCH: "    order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(epoch))\n"
+                   "    sampler[:] = order.split([len(order) - sum(two), *two])[rank]\n",
+        LOOP: "    with ddp_model.join():\n" + textwrap.indent(LOOP, "    ")},
 }
 MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "never met": ({GROUP: "", "dist.get_rank(), dist.get_world_size()": "0, 1", WRAP: "model", SUMS: "    pass",
