@@ -17,7 +17,8 @@ MAY_IMPORT = {  # of the other rooms; tests may import all
     "site": ("teach", "lessons", "course", "root"), "notebooks": ("lessons", "course", "root")}
 LEAVES = {"files"}
 TORCHLESS = ("files", "options", "course.console", "course.interactive", "course.log_fields", "course.lesson",
-             "course.plots", "course.predict", "course.processes", "course.rank_program", "course.runs")  # and below
+             "course.plots", "course.predict", "course.processes", "course.rank_program", "course.runs",
+             "lessons.l03_processes_and_ranks.ranks_meet")  # and below
 
 
 def our_modules(root):

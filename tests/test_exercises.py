@@ -46,15 +46,18 @@ def test_solution_is_right_and_stub_is_untried_and_each_mistake_gets_its_own_mes
     assert len(mistakes) >= 2
     outcome, message = asked.verdict(asked.answer)
     assert outcome == "right" and len(message) > 30, message
-    # All others at once, since on ranks each start takes its time. A verdict would run the mistakes once more.
-    untried, raised, *observed = asked.observe([stub, broken, *mistakes])
+    # All others at once, since on ranks each start takes its time. A verdict would run the mistakes once more. Each
+    # mistake runs twice: as a learner's attempt, and to be compared with it.
+    untried, raised, *twice = asked.observe([stub, broken, *mistakes, *mistakes])
+    attempts, observed = twice[:len(mistakes)], twice[len(mistakes):]
 
     def verdict(attempt):
         with mock.patch.object(asked, "observe", side_effect=[[attempt], observed]):
             return asked.verdict("an attempt")
 
-    assert verdict(raised)[0] == "wrong"
-    for attempt, message in zip(observed, asked.mistakes, strict=True):
+    outcome, message = verdict(raised)
+    assert outcome == "wrong" and "Not yet." in message
+    for attempt, message in zip(attempts, asked.mistakes, strict=True):
         outcome, text = verdict(attempt)
         assert outcome == "wrong" and message in text, message
     assert verdict(untried) == asked.verdict(None) == asked.verdict(...) == ("untried", "Not tried yet.")

@@ -150,11 +150,10 @@ def test_a_lesson_runs_in_it_and_writes_to_no_shared_folder(copy, tmp_path):
         (data / name).symlink_to((source / name).resolve(strict=True))
     shared = [str(path) for path in (source, data, sys.prefix, sys.base_prefix)]
     read_only = ["bwrap", "--dev-bind", "/", "/", *(word for path in shared for word in ("--ro-bind", path, path))]
-    lesson, quicker = copy / "notebooks" / handed_in.lessons()["00"].name, tmp_path / "00.ipynb"
-    text = lesson.read_text(encoding="utf-8")
-    quicker.write_text(text.replace("--epochs 4", "--epochs 2 --test-samples 100"), encoding="utf-8")
+    lesson = copy / "notebooks" / handed_in.lessons()["00"].name
     done = subprocess.run([*(read_only if shutil.which("bwrap") else []), sys.executable, "-m", "papermill", "-k",
-                           "python3", quicker, "results/live/done.ipynb", "-p", "samples", "320"], cwd=copy,
+                           "python3", lesson, "results/live/done.ipynb", "-p", "samples", "320", "-p", "epochs", "2",
+                           "-p", "tested", "100"], cwd=copy,
                           env=runner.environment(COURSE_DATA=str(data), PYTHONPATH=None), capture_output=True,
                           text=True, timeout=2 * runner.LIMIT)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,6 +1,5 @@
 """The pictures: what they show, and what they must say about it."""
 
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np

@@ -164,6 +164,12 @@ def test_an_unknown_name_lists_the_names(quick_run):
     assert result.stderr == "scripts/run: no notebook '0'; there are: 00_failing, 01_good\n"
 
 
+def test_committed_outputs_are_never_those_of_a_quick_run(quick_run):
+    course, _ = quick_run
+    result = run("scripts/run", "--quick", "--in-place", cwd=course)
+    assert (result.returncode, result.stdout) == (2, "") and "not allowed with" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["00", "00_first", "notebooks/00_first.ipynb", "/else/notebooks/text/00_first.py"])
 def test_a_notebook_has_several_names(name):
     choose = run_notebooks.choose

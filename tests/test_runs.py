@@ -107,6 +107,8 @@ def test_a_log_without_end_is_unfinished(read):
     df = read(as_text(whole_log()[:3]))
     assert set(df["status"]) == {"unfinished"}
     assert df["note"].iloc[0] == "no end record; 2 of 3 epochs"
+    cut = read(as_text(whole_log()[:4])[:-9], "cut.jsonl")
+    assert cut["note"].iloc[0] == "last line cut off; no end record; 2 of 3 epochs"
 
 
 def test_what_was_not_written_is_missing_and_what_is_new_becomes_a_column(read):
@@ -120,6 +122,11 @@ def test_what_was_not_written_is_missing_and_what_is_new_becomes_a_column(read):
 def test_a_log_of_earlier_versions_has_no_checksums(read):
     df = read("".join(json.dumps(record) + "\n" for record in whole_log()))
     assert len(df) == 3 and set(df["status"]) == {"completed"} and set(df["note"]) == {""}
+
+
+def test_a_log_that_an_editor_of_windows_has_saved_is_read_whole(read):
+    df = read(as_text(whole_log()).replace("\n", "\r\n").encode("utf-8-sig"))
+    assert len(df) == 3 and set(df["note"]) == {""}
 
 
 def test_a_failed_run_says_why(read):
@@ -623,5 +630,3 @@ def test_bad_input_gives_one_line_and_status_2(arguments, command, tmp_path):
     status, out, err = command(*arguments, "--csv", tmp_path / "t.csv")
     assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("runs.py: ")
     assert not list(tmp_path.iterdir())
-
-# ---------------------------------------------------------------- the command

@@ -60,18 +60,24 @@ class Document(html.parser.HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.links, self.anchors, self.headings, self.pictures = [], set(), [], []
+        self.links, self.anchors, self.headings, self.pictures, self.sources = [], set(), [], [], []
+        self.longest = 0  # characters of the longest word, at which no line breaks
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.anchors.add(attributes.get("id"))
+        if "src" in attributes:
+            self.sources.append(attributes["src"])
         if tag == "a" and "href" in attributes:
             self.links.append(attributes["href"])
         elif tag == "img":
             self.pictures.append((attributes.get("src"), attributes.get("alt")))
         elif tag in {"h1", "h2", "h3", "h4", "h5", "h6"}:
             self.headings.append(int(tag[1]))
+
+    def handle_data(self, data):
+        self.longest = max(self.longest, *map(len, data.split()), 0)
 
 
 # ------------------------------------------------------------------------------------------------------ what was made
@@ -127,15 +133,23 @@ def test_every_picture_has_words_and_headings_go_down_one_by_one(documents):
         assert document.headings[:1] == [1] and all(below <= above + 1 for above, below in steps), name
 
 
+@pytest.mark.promise("offline pages")
+def test_no_page_shows_or_runs_a_file_of_another_host(documents):
+    for name, document in documents.items():
+        assert [source for source in document.sources if re.match("(https?:)?//", source)] == [], name
+
+
 # ------------------------------------------------------------------------------------------------------- in a browser
 
 
 @pytest.mark.promise("offline pages")
 def test_every_page_opens_on_a_phone_and_asks_nobody(documents, site, opened):
-    """Without an error, and nobody scrolls sideways. Of Troubleshooting, all in one form, every tenth entry."""
+    """Without an error, and nobody scrolls sideways. Of Troubleshooting, all in one form, every tenth entry, and the
+    one with the longest word."""
     page = opened("index.html", PHONE)
     entries = [name for name in documents if name.startswith("troubleshooting/")]
-    for name in documents.keys() - set(entries) | set(entries[::10]):
+    chosen = {*entries[::10], max(entries, key=lambda name: documents[name].longest)}
+    for name in documents.keys() - set(entries) | chosen:
         page.goto(f"{site.as_uri()}/{name}")
         assert page.complaints == [], name
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name

@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel.scatter_gather import scatter
 
 from lessons.l02_data_parallel import pretend_devices, show
 
@@ -76,6 +77,14 @@ def test_tied_weights_and_a_missing_bias():
     assert not list(pretend_devices.replicate(model, 2)[1].parameters())
     torch.testing.assert_close(gradients(by_hand(model, 4), batch, labels, weights),
                                gradients(model, batch, labels, weights))
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_scatter") or torch.accelerator.is_available(),
+                    reason="-1 is the CPU only in a PyTorch that knows CUDA, on a machine without a GPU")
+@pytest.mark.parametrize("rows", [5, 10])
+def test_chunk_cuts_as_the_scatter_of_pytorch(rows):
+    batch = torch.randn(rows, 40)
+    torch.testing.assert_close(list(batch.chunk(4)), list(scatter(batch, [-1] * 4)))
 
 
 @pytest.mark.gpu

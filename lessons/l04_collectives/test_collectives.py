@@ -176,8 +176,13 @@ def test_detail_names_both_collectives_before_anybody_waits(hung):
         assert "Rank" in rank["error"] and rank["stack"] == []
 
 
-@pytest.mark.parametrize(("script", "message"), [(DEMO, "this shows 2 to 7 ranks"), (HANG, "three ranks or more")])
-def test_one_process_is_refused_in_one_line(script, message, tmp_path):
-    done = runner.run(0, "--out", tmp_path / "results.json", script=script)
+@pytest.mark.parametrize(("script", "ranks", "message"), [
+    (DEMO, 1, "this shows 2 to 7 ranks"), (DEMO, 8, "this shows 2 to 7 ranks"),
+    (HANG, 1, "three ranks or more"), (HANG, 2, "three ranks or more")])
+def test_too_few_or_too_many_ranks_are_refused_in_one_line(script, ranks, message, tmp_path):
+    environment = {} if ranks == 1 else {  # rank 0's, as torchrun sets it; it refuses before it meets another
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = runner.run(0, "--out", tmp_path / "results.json", script=script, **environment)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 import models
 from course import rendezvous
@@ -145,6 +146,9 @@ def test_a_model_that_changes_its_type_after_ddp_is_no_longer_synchronised(resul
 def test_the_saved_weights_load_without_ddp(results):
     models.ConvNet().load_state_dict(results["weights"])
     assert results["save"]["names"] == {"DDP(model)": "module.conv1.weight", "DDP(model).module": "conv1.weight"}
+    state = {f"module.{name}": value for name, value in results["weights"].items()}
+    consume_prefix_in_state_dict_if_present(state, "module.")
+    models.ConvNet().load_state_dict(state)
 
 
 def test_every_rank_holds_everything(results):

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from lessons.l13_beyond_ddp import memory, shard_model, show, tiny_transformer
+from lessons.l13_beyond_ddp import memory, shard_model, shard_ways, show, tiny_transformer
 from tests import runner
 
 FOLDER = "lessons/l13_beyond_ddp"
@@ -321,3 +321,7 @@ def test_bad_input_is_one_line_and_status_2(program, arguments, message, tmp_pat
     done = runner.run(0, *arguments, "--out", tmp_path / "x.json", script=f"{FOLDER}/{program}.py")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
     assert message in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_every_way_of_training_has_a_name():
+    assert set(show.NAMES) == set(shard_ways.WAYS)
