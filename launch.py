@@ -87,7 +87,8 @@ def launcher_names(env: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]
     # A batch script that calls python has SLURM_PROCID, too, but no step.
     if not mpi and "SLURM_STEP_ID" in env and (tasks := env["SLURM_STEP_NUM_TASKS"]) != "1":
         if sys.stdin.isatty() or (env.get("SLURM_JOB_NAME") in SHELLS and env["SLURM_STEP_ID"] == "0"):
-            raise ValueError(f"srun --pty started {tasks} tasks, and this is a shell in one of them, no rank")
+            raise ValueError(f"srun started {tasks} tasks, and this looks like a shell in one of them (srun --pty), no "
+                             "rank; if it is one, name the job: srun --job-name=train")
         return "srun", *slurm_names(env)
     return "python", {"RANK": "0", "WORLD_SIZE": "1"}, "env://"
 

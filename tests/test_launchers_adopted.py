@@ -48,7 +48,7 @@ def test_two_ranks_of_an_mpirun_train_together(tmp_path):
     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "mpirun started 2"),
     ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
     ({"PALS_RANKID": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
-    ({**STEP, "SLURM_JOB_NAME": "bash"}, "this is a shell"),
+    ({**STEP, "SLURM_JOB_NAME": "bash"}, "this looks like a shell"),
 ], ids=["Open MPI", "MPICH", "PALS", "srun --pty bash"])
 def test_what_is_no_rank_is_refused_in_one_line(env, words):
     """As in the list of cases that were found silent, or waiting for ten minutes."""
