@@ -194,8 +194,8 @@ main.main()
     assert sorted(done.stdout.splitlines()) == [f"tracked None {epoch} True" for epoch in (0, 0, 1, 1)], done.stderr
 
 
+@pytest.mark.weekly  # which installs .[watch]
 def test_tensorboard_reads_what_its_tracker_writes(tmp_path):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert runner.run(2, *SMALL, "--tracker", tmp_path / "events").returncode == 0
