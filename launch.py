@@ -67,6 +67,7 @@ def slurm_names(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
     host = env.get("MASTER_ADDR") or re.sub(r"\[(\d+)[^]]*\]", r"\1", first)  # rack[1-2]n[07-09]: rack1n07
     return names, f"tcp://{host}:{env.get('MASTER_PORT') or 20_000 + step % 12_000}"
 
+
 def launcher_names(env: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]:
     """(launcher, who this process is, under torchrun's names, where the ranks meet).
 
@@ -86,7 +87,7 @@ def launcher_names(env: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]
             f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
     # A batch script that calls python has SLURM_PROCID, too, but no step.
     if not mpi and "SLURM_STEP_ID" in env and (tasks := env["SLURM_STEP_NUM_TASKS"]) != "1":
-        if sys.stdin.isatty() or (env.get("SLURM_JOB_NAME") in SHELLS and env["SLURM_STEP_ID"] == "0"):
+        if (sys.stdin and sys.stdin.isatty()) or (env.get("SLURM_JOB_NAME") in SHELLS and env["SLURM_STEP_ID"] == "0"):
             raise ValueError(f"srun started {tasks} tasks, and this looks like a shell in one of them (srun --pty), no "
                              "rank; if it is one, name the job: srun --job-name=train")
         return "srun", *slurm_names(env)
@@ -121,9 +122,9 @@ def find_placement(device: str = "auto", backend: str = "auto", env: Mapping[str
                              f"{below - 1} (RANK {rank}, WORLD_SIZE {world_size}, LOCAL_WORLD_SIZE "
                              f"{local_world_size}): start with torchrun or srun")
 
-    found = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
-    kind = {"auto": found}.get(device, device)
-    if kind not in ("cpu", found):
+    best = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+    kind = {"auto": best}.get(device, device)
+    if kind not in ("cpu", best):
         raise ValueError(f"--device {device}, but torch sees no such GPU here: use --device cpu")
     if kind == "mps" and (ddp or launcher != "python"):  # no backend carries what is on Apple's GPUs
         if device == "mps":
@@ -152,8 +153,8 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")  # Linux; elsewhere the kind of processor has to do
-    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
-    return found[1] if found else platform.machine()
+    name = re.search(r"model name\s*: (.+)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    return name[1] if name else platform.machine()
 
 # ------------------------------------------------------------------------------------------------------- process group
 

@@ -100,7 +100,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
                         logits = model(images)
                         loss = cross_entropy(logits, labels)
                     run.forward_done(logits, labels, loss)
-                    (loss * (len(labels) / in_all)).backward()  # DDP averages the gradients over all ranks in here
+                    (loss * (len(labels) / in_all)).backward()  # in here DDP averages the gradients over all ranks
                 run.backward_done()
             optimizer.step()
             scheduler.step()

@@ -74,7 +74,7 @@ class RunLog:
 
 
 def tracker(directory: str | None) -> Callable[[int, dict[str, float]], None]:
-    """What is called with each epoch and its facts: another tracker, such as wandb.log, is a line here."""
+    """A function of an epoch and its facts, which the tracker keeps. Another tracker is another such function."""
     if not directory:
         return lambda epoch, facts: None
     from torch.utils.tensorboard import SummaryWriter
