@@ -127,7 +127,7 @@ def test_ranks_that_a_way_cannot_have_are_refused(way, ranks, nodes, message, tm
 @pytest.mark.promise("bounded waits")
 def test_a_wait_without_end_is_ended_and_says_where(monkeypatch):
     ended = queue.SimpleQueue()
-    monkeypatch.setattr("launch.give_up", ended.put)
+    monkeypatch.setattr(shard_model, "give_up", ended.put)
     dog = shard_model.Watchdog(SimpleNamespace(rank=1, world_size=3), 1.5)
     for step in range(4):  # longer than the limit in all, but alive
         dog.beat(f"fsdp_tp, step {step}")
