@@ -61,7 +61,8 @@ def part_of(path: str | Path) -> Path:
 
 @contextmanager
 def whole(path: str | Path) -> Iterator[Path]:
-    """A file beside `path` to write to. It takes that name when the block ends well, and goes where it does not."""
+    """A file beside `path` to write to. It takes that name when the block ends well, and is deleted if the block
+    raises."""
     part = part_of(path)
     try:
         yield part
@@ -110,6 +111,7 @@ def lock(file: IO) -> bool:
     except OSError as error:  # some network file systems
         log.warning("%s cannot be locked (%s): take care that no second run writes to it", file.name, error.strerror)
         return False
+    os.register_at_fork(after_in_child=file.close)  # a loader's workers would hold it after this process was killed
     return True
 
 

@@ -49,7 +49,8 @@ class Placement:
     meet_at: str = "env://"  # where the ranks find each other, unless --dist-url says it
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.world_size} on {socket.gethostname()}: {self.device}, {self.backend}"
+        return f"rank {self.rank} of {self.world_size} on {socket.gethostname()}: {self.device}" + (
+            f", {self.backend}" if self.launcher != "python" else "")
 
 
 def slurm_names(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -80,16 +81,18 @@ def launcher_names(env: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]
                 if names[0] in env and (names[2] in env or "SLURM_STEP_ID" not in env)), None)
     if mpi and env[mpi[1]] != "1":
         if not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():
-            raise ValueError(f"mpirun started {env[mpi[1]]} processes and tells none where rank 0 is; set MASTER_ADDR "
-                             "and MASTER_PORT for all, in Open MPI by mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500")
+            raise files.Refused(f"mpirun started {env[mpi[1]]} processes and does not say where rank 0 is: set "
+                                "MASTER_ADDR and MASTER_PORT for all, in Open MPI by mpirun -x MASTER_ADDR=HOST "
+                                "-x MASTER_PORT=29500")
         names = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), mpi, strict=True)
         return "mpirun", {ours: env[theirs] for ours, theirs in names}, \
             f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
     # A batch script that calls python has SLURM_PROCID, too, but no step.
     if not mpi and "SLURM_STEP_ID" in env and (tasks := env["SLURM_STEP_NUM_TASKS"]) != "1":
         if (sys.stdin and sys.stdin.isatty()) or (env.get("SLURM_JOB_NAME") in SHELLS and env["SLURM_STEP_ID"] == "0"):
-            raise ValueError(f"srun started {tasks} tasks, and this looks like a shell in one of them (srun --pty), no "
-                             "rank; if it is one, name the job: srun --job-name=train")
+            raise files.Refused(f"srun started {tasks} tasks, but this process looks like an interactive shell. For "
+                                "one process: srun --ntasks=1 --pty bash. For a training: srun --job-name=train python "
+                                "main.py")
         return "srun", *slurm_names(env)
     return "python", {"RANK": "0", "WORLD_SIZE": "1"}, "env://"
 
@@ -123,7 +126,7 @@ def find_placement(device: str = "auto", backend: str = "auto", env: Mapping[str
                              f"{local_world_size}): start with torchrun or srun")
 
     best = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
-    kind = {"auto": best}.get(device, device)
+    kind = {"auto": best if best in ("cuda", "mps") else "cpu"}.get(device, device)
     if kind not in ("cpu", best):
         raise ValueError(f"--device {device}, but torch sees no such GPU here: use --device cpu")
     if kind == "mps" and (ddp or launcher != "python"):  # no backend carries what is on Apple's GPUs
@@ -132,13 +135,14 @@ def find_placement(device: str = "auto", backend: str = "auto", env: Mapping[str
         kind = "cpu"
     gpus = torch.accelerator.device_count() if kind != "cpu" else 0
     # Slurm may show each task its own GPU only: then the tasks of a node together see no more GPUs than the node has.
-    own = gpus >= local_world_size or 0 < gpus * local_world_size <= of_node
-    nccl = kind == "cuda" and own
-    if backend == "nccl" and not nccl:
+    own = kind == "cuda" and (gpus >= local_world_size or 0 < gpus * local_world_size <= of_node)
+    # A script may show each rank a GPU of its own; a user may show all ranks the same. So NCCL must be asked for.
+    shown_one = kind == "cuda" and gpus == 1 and "CUDA_VISIBLE_DEVICES" in env
+    if backend == "nccl" and not (own or shown_one):
         raise ValueError(f"--backend nccl needs a GPU for each of this node's {local_world_size} ranks, and there are "
                          f"{gpus}: use --backend gloo")
     if backend == "auto":
-        backend = "nccl" if nccl else "gloo"
+        backend = "nccl" if own else "gloo"
     device = torch.device(kind, local_rank % gpus) if gpus else torch.device("cpu")
     return Placement(rank, local_rank, world_size, local_world_size, nodes, launcher, device, backend, meet_at)
 
@@ -184,6 +188,10 @@ def init_distributed_mode(placement: Placement, dist_url: str = "env://", timeou
     except (dist.DistNetworkError, dist.DistStoreError, TimeoutError, ValueError) as error:
         place = url if url != "env://" else ":".join(os.environ.get(f"MASTER_{part}", "?") for part in ("ADDR", "PORT"))
         reason = (str(error) or "another program listens there and does not answer").splitlines()[0].rstrip(".")
+        if "EADDRINUSE" in reason:
+            raise files.Refused(f"rank {placement.rank} of {placement.world_size} cannot listen at "
+                                f"{place.removeprefix('tcp://')}: another program does. Choose another MASTER_PORT"
+                                ) from error
         raise files.Refused(f"rank {placement.rank} of {placement.world_size} waited for the others, {timeout} s at "
                             f"most, at {place.removeprefix('tcp://')}: {reason}. Were all started? Is this address the "
                             "same for all, and that of rank 0?") from error

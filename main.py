@@ -33,7 +33,8 @@ import utils
 from launch import Placement, init_distributed_mode
 from run import Run, Shard
 
-BUFFERS = "forward_sync_buffers" if torch.__version__ >= (2, 13) else "broadcast_buffers"  # DDP has renamed it
+# broadcast_buffers=False, which PyTorch 2.13 has renamed forward_sync_buffers
+BUFFERS = "forward_sync_buffers" if torch.__version__ >= (2, 13) else "broadcast_buffers"
 
 
 def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Placement) -> nn.Module:
@@ -41,7 +42,11 @@ def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Place
     if args.strategy == "dp":
         return nn.DataParallel(raw_model)
     if args.wrapper:
-        return files.from_file(args.wrapper)(raw_model)
+        model = files.from_file(args.wrapper)(raw_model)
+        if args.accumulate > 1 and not hasattr(model, "no_sync"):
+            raise files.Refused(f"--accumulate asks --wrapper {args.wrapper} for no_sync(), in which backward sends "
+                                "nothing; if only finish() sends: no_sync = contextlib.nullcontext")
+        return model
     if args.strategy == "ddp":
         if args.sync_bn:
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
@@ -71,18 +76,19 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     sampler = Shard(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, collate_fn=train_set.collate,
                         num_workers=args.workers, generator=torch.Generator(),  # of the workers' seeds
-                        pin_memory=placement.device.type == "cuda")  # then a copy to the GPU need not be waited for
+                        pin_memory=placement.device.type == "cuda",  # then a copy to the GPU need not be waited for
+                        timeout=args.timeout if args.workers else 0, worker_init_fn=utils.leave_signals_to_rank)
     optimizer = utils.make_optimizer(model.parameters(), args)
     scheduler = utils.scale_rate(optimizer, args, math.ceil(len(loader) / args.accumulate))
 
     def before_update(*_):
-        if hasattr(model, "finish"):  # of a --wrapper: it may average the gradients over all ranks only here
+        if hasattr(model, "finish"):  # a --wrapper may wait until here to average the gradients
             model.finish()
         if args.clip:
             nn.utils.clip_grad_norm_(model.parameters(), args.clip)
 
     optimizer.register_step_pre_hook(before_update)
-    no_sync = getattr(model, "no_sync", contextlib.nullcontext)  # in DDP's, forward and backward send nothing
+    no_sync = getattr(model, "no_sync", contextlib.nullcontext)  # inside DDP's no_sync(), backward sends nothing
     autocast = torch.autocast(placement.device.type, torch.bfloat16, enabled=args.bf16)
     torch.set_float32_matmul_precision(args.matmul_precision)
     if args.compile:
@@ -119,10 +125,10 @@ def main():
         placement = options.resolve(args)
         run = Run(args, placement)
     with options.exit_status(), run:
+        if args.verbose:  # before the ranks meet: then it is seen which one has not come
+            print(placement, file=sys.stderr)
         if args.strategy == "ddp":
             run.store = init_distributed_mode(placement, args.dist_url, args.timeout)
-        if args.verbose:
-            print(placement, file=sys.stderr)
         if args.shortcuts and args.device == "cpu":
             shortcuts.before_training(args.compile)
         train(args, placement, run)

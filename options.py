@@ -1,4 +1,4 @@
-"""What a program is told on its command line: one-line errors, paths that can be written, and main.py's own options.
+"""The command line: one-line errors, paths that can be written, and main.py's own options.
 
 It imports no torch of itself: a bad word is refused at once, and small programs start in a tenth of a second.
 """
@@ -125,12 +125,14 @@ def get_parser(description: str | None = None) -> Parser:
     add("--test-samples", type=positive(int), help="evaluate on the first so many images; default: all")
     add("--model", choices=models.MODELS, default="lenet", help="resnet is small and has BatchNorm")
     add("--epochs", type=positive(int), default=10, help="passes over the training images")
-    add("--batch-size", type=positive(int), default=64, help="images a step, for each process")
-    add("--accumulate", type=positive(int), default=1, metavar="N", help="add up the gradients of N steps an update")
+    add("--batch-size", type=positive(int), default=64, help="images a backward, for each process")
+    add("--accumulate", type=positive(int), default=1, metavar="N",
+        help="add up the gradients of N batches for an update")
     add("--global-batch-size", type=positive(int), help="images an update, over all processes, whatever their "
         "number: in place of --batch-size")
     add("--optimizer", choices=["adam", "adamw", "sgd"], default="adam", help="sgd has momentum 0.9")
-    add("--weight-decay", type=not_negative, default=0, help="adamw keeps it apart from the gradient")
+    add("--weight-decay", type=not_negative, help="adamw keeps it apart from the gradient; default: 0.01 for adamw, "
+        "else 0")
     add("--clip", type=positive(float), metavar="NORM", help="shorten the gradient of an update to this norm")
     add("--lr", type=positive(float), default=0.001, help="learning rate")
     add("--lr-scaling", choices=["none", "linear", "sqrt"], default="none",
@@ -139,11 +141,11 @@ def get_parser(description: str | None = None) -> Parser:
     add("--schedule", choices=["constant", "cosine"], default="constant",
         help="cosine: after the warm-up the rate falls to 0 until the last epoch ends")
     add("--warmup-epochs", type=positive(float),
-        help="rise to the rate in so many epochs: from --lr to the scaled one, or with --lr-scaling none from 0")
+        help="rise to the rate in so many epochs: from --lr to the scaled one, or with --lr-scaling none from nearly 0")
     add("--seed", type=from_zero, default=0, help="of the weights and of the shuffling")
     add("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the images")
     add("--strategy", choices=["auto", "single", "dp", "ddp"], default="auto",
-        help="auto: ddp where torchrun or srun started this process, else single")
+        help="auto: ddp where torchrun, srun or mpirun started this process, else single")
     add("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto", help="auto: a GPU where there is one")
     add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
         help="auto: nccl where each rank has a GPU of its own, else gloo")
@@ -153,7 +155,8 @@ def get_parser(description: str | None = None) -> Parser:
     add("--bucket-cap-mb", type=positive(float, 2**31), default=25, help="size of DDP's gradient buckets, MiB")
     add("--comm-hook", choices=["none", "fp16", "bf16"], default="none", help="send gradients in 16 bits")
     add("--wrapper", type=address, metavar="FILE.py:CLASS", help="a module of your own in place of "
-        "DistributedDataParallel, made of the raw model; if it has finish(), that is called before each update")
+        "DistributedDataParallel, made of the raw model; if it has finish(), that is called before each update; with "
+        "--accumulate it needs no_sync(), in which backward sends nothing")
     add("--bf16", action="store_true", help="forward pass in bfloat16, by autocast")
     add("--matmul-precision", choices=["highest", "high", "medium"], default="highest",
         help="of matrix products in float32; high: TF32 on the GPUs that have it")
@@ -166,7 +169,7 @@ def get_parser(description: str | None = None) -> Parser:
     add("--checkpoint", metavar="PATH", help="keep a file to go on from; SIGTERM and SIGUSR1 then write it and stop"
         " with status 75, which torchrun takes for a failure: with --max-restarts it starts the run again")
     add("--checkpoint-every", type=positive(int), metavar="N",
-        help="write it each N steps; default: after each epoch, which is done in any case")
+        help="write it each N updates; default: after each epoch, which is done in any case")
     add("--resume", choices=["auto", "never", "must"], default="auto",
         help="go on from --checkpoint: where it exists, never, or fail without it")
     add("--log-every", type=positive(int), metavar="N",
@@ -200,9 +203,8 @@ def resolve(args: argparse.Namespace):
         raise ValueError("--sync-bn needs DDP on GPUs (SyncBatchNorm has no CPU form): leave it out")
     if args.sync_bn and args.model == "lenet":
         raise ValueError("--sync-bn changes nothing: lenet has no BatchNorm. Leave it out, or use --model resnet")
-    if args.warmup_epochs and args.lr_scaling == "none" and args.schedule == "constant":
-        raise ValueError("--warmup-epochs rises to a rate that changes: choose --lr-scaling linear or sqrt, or "
-                         "--schedule cosine")
+    if args.weight_decay is None:
+        args.weight_decay = 0.01 if args.optimizer == "adamw" else 0
     if args.warmup_epochs and args.warmup_epochs >= args.epochs and args.schedule == "cosine":
         raise ValueError(f"--warmup-epochs {args.warmup_epochs:g} leaves nothing of --epochs {args.epochs} to "
                          "--schedule cosine: take less")

@@ -47,7 +47,7 @@ class Progress:
     """How far a run has come: the state that neither the model nor the optimizer holds."""
 
     epoch: int = 0
-    step: int = 0  # steps of this epoch that are done
+    step: int = 0  # updates of this epoch that are done
     total_steps: int = 0  # since the run began
     sums: list = field(default_factory=lambda: [0.0, 0.0, 0.0])  # this rank's, in this epoch: loss, hits, images
     seconds: dict = field(default_factory=dict)  # rank 0's phases in this epoch
@@ -84,10 +84,10 @@ class Run:
         self.args, self.placement, self.progress = args, placement, Progress()
         path, log_file = (args.checkpoint, args.log_file) if placement.rank == 0 else (None, None)
         # Another run may own an existing file, so lock it before creating anything: a refusal leaves nothing.
-        there = log_file and Path(log_file).exists()
-        self.log = run_log.RunLog(log_file if there else None)
+        log_exists = log_file and Path(log_file).exists()
+        self.log = run_log.RunLog(log_file if log_exists else None)
         self.file = Checkpoint(path) if path else None
-        self.log = self.log if there else run_log.RunLog(log_file)
+        self.log = self.log if log_exists else run_log.RunLog(log_file)
         self.store = None  # that the ranks share, once they have met: see launch.init_distributed_mode
         self.parts, self.identity = {}, {}  # what a checkpoint holds, and what two runs must share to hold the same
         self.sums = self.timer = self.bar = None  # of this epoch
@@ -111,7 +111,7 @@ class Run:
         state = self.saved_state()
         if state:
             if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-                settle_buckets(model, loader, self.placement.device)
+                settle_buckets(model, loader, self.placement.device, self.args.bf16)
             self.restore(state)
             self.log.resume(self.progress.run_id)
         self.progress.run_id = self.log.run_id
@@ -148,7 +148,7 @@ class Run:
         self.bar = None
 
     def forward_done(self, logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> None:
-        self.sums += utils.count(logits, labels, loss)  # .item() at each step: a GPU would wait
+        self.sums += utils.count(logits, labels, loss)  # on the device: .item() would wait for it at each step
         self.timer.mark("forward")
 
     def backward_done(self) -> None:
@@ -195,13 +195,14 @@ class Run:
         try:
             self.log.__exit__(kind, error, trace)
             # gloo's errors have no type of their own, but begin with the place in its source.
-            if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error)):
+            of_gloo = isinstance(error, RuntimeError) and "/gloo/" in str(error)
+            if self.store and (of_gloo or isinstance(error, dist.DistError)):
                 self.say_who_waited(error)
         finally:
             launch.end_distributed_mode()
 
     def say_who_waited(self, error):
-        """The lowest of the ranks whose wait for another has failed names those that do not wait."""
+        """Of the ranks whose wait for another has failed, the lowest logs which ranks are silent."""
         frames = traceback.extract_tb(error.__traceback__)
         line = next(frame.line for frame in reversed(frames) if not Path(frame.filename).is_relative_to(TORCH))
         ranks, store, me = range(self.placement.world_size), self.store, self.placement.rank
@@ -329,16 +330,18 @@ def agree(theirs, ours, path):
 def must_agree(args, placement, train_set):
     """{name: value} of what a run and its continuation share, or the second would not be the first."""
     same = ("model", "samples", "test_samples", "optimizer", "weight_decay", "clip", "lr", "lr_scaling", "schedule",
-            "warmup_epochs", "seed", "shuffle", "lr_scale", "sync_bn", "comm_hook", "bf16")
+            "warmup_epochs", "seed", "shuffle", "lr_scale", "sync_bn", "comm_hook", "wrapper", "bf16", "image_size")
     last = {"epochs": args.epochs} if args.schedule == "cosine" else {}
     return {"dataset": train_set.name, "global batch size": images_an_update(args, placement), **last,
             **{name: getattr(args, name) for name in same}}
 
 
-def settle_buckets(model, loader, device):
+def settle_buckets(model, loader, device, bf16):
     """DDP orders its buckets anew after its first step, and summing in another order changes the last bits. A run that
     resumes takes that step before it loads its weights, so that it ends with the weights of an undisturbed run.
     """
     images, labels = (part.to(device) for part in next(iter(loader)))
-    cross_entropy(model(images), labels).backward()
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        loss = cross_entropy(model(images), labels)
+    loss.backward()
     model.zero_grad()

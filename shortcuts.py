@@ -14,8 +14,8 @@ import torch
 
 
 def before_training(compiles: bool) -> None:
-    """Take the first two; the second where nothing is compiled. After the ranks have met: joining the group brings in
-    the real compiler."""
+    """Take the first two; the second where nothing is compiled. After the ranks have met: joining the group would
+    replace the stand-in by the real compiler."""
     keep_memory()
     if not compiles:
         defer_compiler()

@@ -5,6 +5,7 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 
 import argparse
 import math
+import signal
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -32,15 +33,23 @@ def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
     1706.02677: k times the images an update, k times the rate), and with --schedule cosine on to 0. Stepped after each
     update."""
     scale, rise, last = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch, args.epochs * steps_per_epoch
-    first = 0 if args.lr_scaling == "none" else 1
 
     def factor(step):
+        if step < rise and args.lr_scaling == "none":
+            return (step + 1) / (rise + 1)  # at a rate of 0 the first update would move nothing
         if step < rise:
-            return first + (scale - first) * step / rise
+            return 1 + (scale - 1) * step / rise
         fallen = (step - rise) / (last - rise) if args.schedule == "cosine" else 0  # from 0 to 1
         return scale * (0.5 + 0.5 * math.cos(math.pi * fallen))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def leave_signals_to_rank(_worker: int) -> None:
+    """A DataLoader's worker_init_fn. torchrun sends SIGTERM to a rank's workers, too; the rank still needs them, for it
+    stops after its update."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks
 

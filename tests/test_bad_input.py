@@ -71,7 +71,6 @@ def left(folder):
     (["--samples", 0], "0 is not a positive number"),
     (["--samples", 50_001], "50000"),
     (["--sync-bn"], "--sync-bn needs DDP on GPUs"),
-    (["--warmup-epochs", 1], "choose --lr-scaling"),
     (["--comm-hook", "fp16"], "--comm-hook is DDP's"),
     (["--resume", "must"], "need --checkpoint PATH"),
     (["--checkpoint", "/dev/null/c"], "--checkpoint: cannot write in /dev/null"),

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import signal
 import subprocess
 import sys
 
@@ -30,8 +31,8 @@ def trained(folder, ranks, *arguments):
     return torch.load(weights, weights_only=True), [record for record in records if record["kind"] == "epoch"]
 
 
-def distance(one, other):
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+def distance(weights, others):
+    return max((weights[name] - others[name]).abs().max().item() for name in weights)
 
 
 @pytest.fixture(scope="module")
@@ -105,28 +106,28 @@ main.main()
 def rates(steps, *arguments):
     """--lr's multiples in the updates of a training with `steps` updates an epoch."""
     args = options.get_parser().parse_args(list(arguments))
-    args.lr_scale = 1 if args.lr_scaling == "none" else 4
+    args.lr_scale, args.weight_decay = 1 if args.lr_scaling == "none" else 4, 0
     optimizer = utils.make_optimizer([torch.nn.Parameter(torch.zeros(1))], args)
-    scheduler, found = utils.scale_rate(optimizer, args, steps), []
+    scheduler, of_updates = utils.scale_rate(optimizer, args, steps), []
     for _ in range(args.epochs * steps):
-        found.append(optimizer.param_groups[0]["lr"] / args.lr)
+        of_updates.append(optimizer.param_groups[0]["lr"] / args.lr)
         optimizer.step()
         scheduler.step()
-    return found
+    return of_updates
 
 
 def test_a_cosine_falls_to_nothing_after_the_warm_up():
-    found = rates(10, "--epochs", "5", "--schedule", "cosine", "--warmup-epochs", "1")
-    assert found[:11] == pytest.approx([step / 10 for step in range(11)])
-    assert found[10:] == pytest.approx([(1 + math.cos(math.pi * step / 40)) / 2 for step in range(40)])
-    found = rates(10, "--epochs", "5", "--schedule", "cosine", "--lr-scaling", "linear")
-    assert found == pytest.approx([2 + 2 * math.cos(math.pi * step / 50) for step in range(50)])
+    warmed_up = rates(10, "--epochs", "5", "--schedule", "cosine", "--warmup-epochs", "1")
+    assert warmed_up[:11] == pytest.approx([step / 11 for step in range(1, 11)] + [1])
+    assert warmed_up[10:] == pytest.approx([(1 + math.cos(math.pi * step / 40)) / 2 for step in range(40)])
+    scaled = rates(10, "--epochs", "5", "--schedule", "cosine", "--lr-scaling", "linear")
+    assert scaled == pytest.approx([2 + 2 * math.cos(math.pi * step / 50) for step in range(50)])
 
 
 def test_the_schedule_is_constant_and_the_warm_up_scales_as_before():
     assert rates(10, "--epochs", "2") == [1] * 20
-    found = rates(10, "--epochs", "2", "--lr-scaling", "linear", "--warmup-epochs", "1")
-    assert found[:11] == pytest.approx([1 + 3 * step / 10 for step in range(11)]) and found[11:] == [4] * 9
+    scaled = rates(10, "--epochs", "2", "--lr-scaling", "linear", "--warmup-epochs", "1")
+    assert scaled[:11] == pytest.approx([1 + 3 * step / 10 for step in range(11)]) and scaled[11:] == [4] * 9
 
 
 def test_adamw_decays_weights_apart_from_the_gradient():
@@ -273,7 +274,7 @@ class Circles(torch.utils.data.Dataset):
 
 # ----------------------------------------------------------------------------------------------- a wrapper of one's own
 
-WRAPPER = """import torch, torch.distributed as dist
+WRAPPER = """import contextlib, torch, torch.distributed as dist
 
 class Averaging(torch.nn.Module):
     def __init__(self, raw_model):
@@ -289,6 +290,8 @@ class Averaging(torch.nn.Module):
         for parameter in self.net.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
+
+    no_sync = contextlib.nullcontext  # backward sends nothing
 """
 
 
@@ -301,6 +304,35 @@ def test_a_wrapper_of_ones_own_trains_the_model_of_one_process(clip, one_process
     (tmp_path / "mine.py").write_text(WRAPPER.replace("def finish", "def forgotten"))
     done = runner.run(2, *SMALL, "--wrapper", f"{tmp_path / 'mine.py'}:Averaging")
     assert done.returncode == 1 and "the ranks' models have drifted apart" in done.stderr
+    (tmp_path / "mine.py").write_text(WRAPPER.replace("no_sync", "not_asked_for"))
+    done = runner.run(2, *SMALL, "--accumulate", 3, "--wrapper", f"{tmp_path / 'mine.py'}:Averaging")
+    assert done.returncode == 2 and "for no_sync(), in which backward sends nothing" in done.stderr
+
+
+def test_workers_leave_a_signal_to_their_rank(tmp_path):
+    """torchrun sends SIGTERM to the process group of each rank: to its workers, too."""
+    options_ = [*SMALL, "--epochs", 1000, "--workers", 2, "--checkpoint", tmp_path / "c"]
+    process = subprocess.Popen([sys.executable, "main.py", *map(str, options_)], cwd=runner.ROOT, text=True,
+                               stderr=subprocess.PIPE, env=runner.environment(), start_new_session=True)
+    for line in process.stderr:
+        if line.startswith("Epoch: 1,"):
+            break
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=runner.LIMIT)
+    assert process.returncode == 75 and "stopped in epoch" in errors, errors
+
+
+def test_a_group_that_cannot_be_joined_names_no_rank_that_waited(tmp_path):
+    script = tmp_path / "joins.py"
+    script.write_text("""import main, torch.distributed as dist
+def join(*args):
+    raise dist.DistBackendError("NCCL error: unhandled system error")
+main.init_distributed_mode = join
+main.main()
+""")
+    done = runner.run(2, *SMALL, script=script)
+    assert done.returncode == 1 and "unhandled system error" in done.stderr
+    assert "AttributeError" not in done.stderr and "waited in epoch" not in done.stderr
 
 
 @pytest.mark.parametrize(("argv", "words"), [

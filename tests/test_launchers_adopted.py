@@ -48,13 +48,13 @@ def test_two_ranks_of_an_mpirun_train_together(tmp_path):
     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "mpirun started 2"),
     ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
     ({"PALS_RANKID": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
-    ({**STEP, "SLURM_JOB_NAME": "bash"}, "this looks like a shell"),
+    ({**STEP, "SLURM_JOB_NAME": "bash"}, "looks like an interactive shell"),
 ], ids=["Open MPI", "MPICH", "PALS", "srun --pty bash"])
 def test_what_is_no_rank_is_refused_in_one_line(env, words):
     """As in the list of cases that were found silent, or waiting for ten minutes."""
     done = runner.run(0, *SMALL, "--timeout", 5, **env)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert words in done.stderr and "start with torchrun" in done.stderr
+    assert words in done.stderr
 
 
 @pytest.mark.parametrize(("name", "step", "launcher"), [

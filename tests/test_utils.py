@@ -130,6 +130,19 @@ def test_backend_and_device_by_gpus_and_local_ranks(gpus, local_ranks, backend, 
             launch.find_placement(backend="nccl", env=env)
 
 
+def test_nccl_can_be_asked_for_where_each_rank_is_shown_one_gpu(monkeypatch):
+    see(monkeypatch, "cuda", 1)
+    env = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "1"}
+    assert launch.find_placement(env=env).backend == "gloo", "the GPU may be everybody's"
+    placement = launch.find_placement(backend="nccl", env=env)
+    assert (placement.backend, str(placement.device)) == ("nccl", "cuda:0")
+
+
+def test_an_accelerator_that_no_option_names_is_left_alone(monkeypatch):
+    see(monkeypatch, "xpu", 1)
+    assert str(launch.find_placement(env={}).device) == "cpu"
+
+
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_program_that_used_a_gpu_ends_as_python_does(gpu, monkeypatch):
     ended = []
