@@ -102,7 +102,8 @@ def find_placement(device: str = "auto", backend: str = "auto", env: Mapping[str
     """Read the rank from the variables of a launcher in `env`, and choose a device and a backend.
 
     The backend is NCCL if each local rank has its own GPU, and gloo if ranks share GPUs or compute on a CPU. `ddp`:
-    a process without a launcher wants DDP, too. ValueError, in one line, for a request that cannot be met.
+    a process without a launcher wants DDP, too. ValueError, in one line, for a request that cannot be met;
+    files.Refused for a launcher whose processes do not know each other.
     """
     try:
         launcher, names, meet_at = launcher_names(env)

@@ -2,6 +2,7 @@
 
 import pytest
 
+import files
 import launch
 from course import rendezvous
 from tests import runner
@@ -25,7 +26,7 @@ def test_the_ranks_of_an_mpirun_are_adopted_where_they_can_meet(mpi, inside):
     placement = launch.find_placement("cpu", env={**inside, **MPI[mpi], **MEET})
     assert (placement.rank, placement.world_size, placement.local_rank, placement.local_world_size) == (3, 4, 1, 2)
     assert (placement.launcher, placement.nodes, placement.meet_at) == ("mpirun", 2, "tcp://node1:29500")
-    with pytest.raises(ValueError, match="set MASTER_ADDR"):
+    with pytest.raises(files.Refused, match="set MASTER_ADDR"):
         launch.find_placement("cpu", env={**inside, **MPI[mpi]})
 
 
