@@ -88,6 +88,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     if args.compile:
         model.compile()  # in its place: the weights keep the names that they have without it
 
+    judged = args.batch_size if isinstance(test_set, data.OwnSet) else 1000  # images at a time; large ones need memory
     for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         model.train()
@@ -105,7 +106,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers))
+        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers, judged))
 
     if args.save_model and placement.rank == 0:
         checkpoint.save_model(raw_model, args.save_model)  # the raw model's: DDP's names begin with "module."
