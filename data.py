@@ -7,10 +7,12 @@ A data set of one's own: --dataset FOLDER, with train/CLASS/*.jpg and val/CLASS/
 NAME is a class, or a function, that is called with train=True and with train=False on each rank, and gives a data set:
     len(it)        the number of images, the same on each rank: a sampler shares them out
     it[i]          image i and its class: a float tensor [C, H, W], of one size, and an int
-    it.classes     the names of the classes, in the order of those numbers
+    it.classes     the names of the classes, in the order of those numbers, the same in both sets and on each rank
     it.collate     may be left out; makes a batch of what a list of indices gives (see ImageSet)
-Items are made in --workers processes of each rank. What is drawn there from torch's or Python's generator differs from
-rank to rank, from worker to worker and from epoch to epoch, and is the same when a run is repeated with its --seed.
+Items are made in --workers processes of each rank, or in the rank itself with --workers 0. What is drawn there from
+torch's or Python's generator differs from rank to rank, from worker to worker and from epoch to epoch. It is the same
+when a run is repeated with its --seed, its --workers and its number of ranks. After a stop within an epoch, workers
+draw anew for the rest of it. With --workers 0 a run that goes on starts Python's generator again from the seed.
 """
 
 import contextlib

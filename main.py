@@ -14,6 +14,7 @@ It needs no GPU: without one the ranks are processes on the CPU, and gloo carrie
 import argparse
 import contextlib
 import math
+import random
 import sys
 
 import torch
@@ -66,6 +67,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     raw_model = models.make_model(args, train_set, placement.device)
     model = parallelise(raw_model, args, placement)
     torch.manual_seed(args.seed + placement.rank)  # all ranks have the same weights; dropout must differ
+    random.seed(args.seed + placement.rank)  # a data set of one's own may draw from Python's generator
     # A DistributedSampler that can begin in the middle of an epoch. A single process has one shard: all images, in the
     # order in which all ranks together would see them.
     sampler = Shard(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
