@@ -54,8 +54,7 @@ DATASETS = {
 
 
 class OwnSet(torch.utils.data.Subset):
-    """The first `count` items, or all, of a data set that is none of DATASETS. The docstring above says what it must
-    be."""
+    """The first `count` items, or all, of a data set not in DATASETS; the module's docstring gives the contract."""
 
     def __init__(self, name: str, dataset: torch.utils.data.Dataset, count: int | None):
         super().__init__(dataset, range(count or len(dataset)))
@@ -134,29 +133,61 @@ def check_sizes(args, sizes: tuple[int, int], world_size: int) -> None:
 
 def image_folder(folder: str | Path, size: int, train: bool) -> torch.utils.data.Dataset:
     """The images train/CLASS/* or val/CLASS/* of a folder: decoded when they are asked for, cut to `size` pixels a
-    side, at random and mirrored for training, and normalised as ImageNet's."""
+    side, at random and mirrored for training, and normalised as ImageNet's. files.Refused where a class has none."""
     from torchvision import datasets, transforms  # late: most runs need none of it
 
     cut = ([transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()] if train else
            [transforms.Resize(size), transforms.CenterCrop(size)])
     normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    return datasets.ImageFolder(Path(folder, "train" if train else "val"),
-                                transforms.Compose([*cut, transforms.ToTensor(), normalise]))
+    split = Path(folder, "train" if train else "val")
+    try:
+        return datasets.ImageFolder(split, transforms.Compose([*cut, transforms.ToTensor(), normalise]))
+    except FileNotFoundError as error:
+        raise files.Refused(f"{split}: {error}") from None
 
 
-def load_own(args, placement):
-    """(training set, test set) of a folder of images, or of FILE.py:NAME."""
+def of_all_ranks(fact, placement):
+    """[`fact` of each rank]; in a single process its own."""
+    facts = [fact]
+    if dist.is_initialized():
+        facts = [None] * placement.world_size
+        dist.all_gather_object(facts, fact)
+    return facts
+
+
+def own_sets(args, placement):
+    """[training set, test set] of a folder of images, or of FILE.py:NAME, as this rank sees them."""
     if Path(args.dataset).is_dir():
         parts = [image_folder(args.dataset, args.image_size, train) for train in (True, False)]
     else:
         make = files.from_file(args.dataset)
         parts = [make(train=train) for train in (True, False)]
+    if list(parts[0].classes) != list(parts[1].classes):  # each numbers its own: a label would mean two things
+        raise files.Refused(f"--dataset {args.dataset}: train and val have different classes")
     try:
         check_sizes(args, tuple(map(len, parts)), placement.world_size)
     except ValueError as error:
         raise files.Refused(str(error)) from None
     return [OwnSet(args.dataset, part, count) for part, count in zip(parts, (args.samples, args.test_samples),
                                                                      strict=True)]
+
+
+def load_own(args, placement):
+    """own_sets(). files.Refused, on all ranks, where a rank can have none or where two ranks' sets differ."""
+    sets = facts = refusal = None
+    try:
+        sets = own_sets(args, placement)
+        facts = [(list(part.classes), len(part.dataset), part.shape) for part in sets]
+    except files.Refused as error:
+        refusal = str(error)
+    answers = of_all_ranks((facts, refusal), placement)
+    if refusals := [refusal for _, refusal in answers if refusal]:
+        raise files.Refused(refusals[0])
+    for rank, (others, _) in enumerate(answers):
+        if others != answers[0][0]:
+            raise files.Refused(f"--dataset {args.dataset}: ranks 0 and {rank} have different classes, numbers of "
+                                "images or image shapes")
+    return sets
 
 
 def load(args, placement):
@@ -170,10 +201,7 @@ def load(args, placement):
             name = get_dataset(args.dataset, args.data_path)[0].name
         except OSError as error:
             refusal = f"{error}: use --dataset synthetic, or another --data-path than {args.data_path}"
-    answers = [(name, refusal)]
-    if dist.is_initialized():
-        answers = [None] * placement.world_size
-        dist.all_gather_object(answers, (name, refusal))  # no rank maps a file before its node has looked at it
+    answers = of_all_ranks((name, refusal), placement)  # no rank maps a file before its node has looked at it
     if refusals := [refusal for _, refusal in answers if refusal]:
         raise files.Refused(refusals[0])
     names = {name for name, _ in answers if name}
