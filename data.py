@@ -7,10 +7,12 @@ A data set of one's own: --dataset FOLDER, with train/CLASS/*.jpg and val/CLASS/
 NAME is a class, or a function, that is called with train=True and with train=False on each rank, and gives a data set:
     len(it)        the number of images, the same on each rank: a sampler shares them out
     it[i]          image i and its class: a float tensor [C, H, W], of one size, and an int
-    it.classes     the names of the classes, in the order of those numbers
+    it.classes     the names of the classes, in the order of those numbers, the same in both sets and on each rank
     it.collate     may be left out; makes a batch of what a list of indices gives (see ImageSet)
-Items are made in --workers processes of each rank. What is drawn there from torch's or Python's generator differs from
-rank to rank, from worker to worker and from epoch to epoch, and is the same when a run is repeated with its --seed.
+Items are made in --workers processes of each rank, or in the rank itself with --workers 0. What is drawn there from
+torch's or Python's generator differs from rank to rank, from worker to worker and from epoch to epoch. It is the same
+when a run is repeated with its --seed, its --workers and its number of ranks. After a stop within an epoch, workers
+draw anew for the rest of it. With --workers 0 a run that goes on starts Python's generator again from the seed.
 """
 
 import contextlib
@@ -52,8 +54,7 @@ DATASETS = {
 
 
 class OwnSet(torch.utils.data.Subset):
-    """The first `count` items, or all, of a data set that is none of DATASETS. The docstring above says what it must
-    be."""
+    """The first `count` items, or all, of a data set not in DATASETS; the module's docstring gives the contract."""
 
     def __init__(self, name: str, dataset: torch.utils.data.Dataset, count: int | None):
         super().__init__(dataset, range(count or len(dataset)))
@@ -80,7 +81,10 @@ class ImageSet(torch.utils.data.Dataset):
 
     def __getitems__(self, indices):
         """float32 [n, C, H, W], about mean 0 and deviation 1 in each channel, and int64 [n], for n indices."""
-        indices = torch.as_tensor(indices, device=self.images.device)
+        indices = torch.as_tensor(indices)
+        if self.images.is_cuda:  # pinned, so that the copy to the GPU need not be waited for
+            indices = indices.pin_memory()
+        indices = indices.to(self.images.device, non_blocking=self.images.is_cuda)
         return self.images.index_select(0, indices).float().mul_(self.scale).add_(self.shift), self.labels[indices]
 
     def __getitem__(self, index):
@@ -92,7 +96,8 @@ class ImageSet(torch.utils.data.Dataset):
         return batch
 
     def first(self, count, device="cpu"):
-        """The first `count` images, on `device`: a GPU that holds them needs no copying (CIFAR-10 takes 154 MB)."""
+        """The first `count` images, on `device`. A GPU that holds them (CIFAR-10 takes 154 MB) is sent only the indices
+        of each batch."""
         return ImageSet(self.name, self.images[:count].to(device), self.labels[:count].to(device))
 
 
@@ -128,29 +133,61 @@ def check_sizes(args, sizes: tuple[int, int], world_size: int) -> None:
 
 def image_folder(folder: str | Path, size: int, train: bool) -> torch.utils.data.Dataset:
     """The images train/CLASS/* or val/CLASS/* of a folder: decoded when they are asked for, cut to `size` pixels a
-    side, at random and mirrored for training, and normalised as ImageNet's."""
+    side, at random and mirrored for training, and normalised as ImageNet's. files.Refused where a class has none."""
     from torchvision import datasets, transforms  # late: most runs need none of it
 
     cut = ([transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()] if train else
            [transforms.Resize(size), transforms.CenterCrop(size)])
     normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    return datasets.ImageFolder(Path(folder, "train" if train else "val"),
-                                transforms.Compose([*cut, transforms.ToTensor(), normalise]))
+    split = Path(folder, "train" if train else "val")
+    try:
+        return datasets.ImageFolder(split, transforms.Compose([*cut, transforms.ToTensor(), normalise]))
+    except FileNotFoundError as error:
+        raise files.Refused(f"{split}: {error}") from None
 
 
-def load_own(args, placement):
-    """(training set, test set) of a folder of images, or of FILE.py:NAME."""
+def of_all_ranks(fact, placement):
+    """[`fact` of each rank]; in a single process its own."""
+    facts = [fact]
+    if dist.is_initialized():
+        facts = [None] * placement.world_size
+        dist.all_gather_object(facts, fact)
+    return facts
+
+
+def own_sets(args, placement):
+    """[training set, test set] of a folder of images, or of FILE.py:NAME, as this rank sees them."""
     if Path(args.dataset).is_dir():
         parts = [image_folder(args.dataset, args.image_size, train) for train in (True, False)]
     else:
         make = files.from_file(args.dataset)
         parts = [make(train=train) for train in (True, False)]
+    if list(parts[0].classes) != list(parts[1].classes):  # each numbers its own: a label would mean two things
+        raise files.Refused(f"--dataset {args.dataset}: train and val have different classes")
     try:
         check_sizes(args, tuple(map(len, parts)), placement.world_size)
     except ValueError as error:
         raise files.Refused(str(error)) from None
     return [OwnSet(args.dataset, part, count) for part, count in zip(parts, (args.samples, args.test_samples),
                                                                      strict=True)]
+
+
+def load_own(args, placement):
+    """own_sets(). files.Refused, on all ranks, where a rank can have none or where two ranks' sets differ."""
+    sets = facts = refusal = None
+    try:
+        sets = own_sets(args, placement)
+        facts = [(list(part.classes), len(part.dataset), part.shape) for part in sets]
+    except files.Refused as error:
+        refusal = str(error)
+    answers = of_all_ranks((facts, refusal), placement)
+    if refusals := [refusal for _, refusal in answers if refusal]:
+        raise files.Refused(refusals[0])
+    for rank, (others, _) in enumerate(answers):
+        if others != answers[0][0]:
+            raise files.Refused(f"--dataset {args.dataset}: ranks 0 and {rank} have different classes, numbers of "
+                                "images or image shapes")
+    return sets
 
 
 def load(args, placement):
@@ -164,10 +201,7 @@ def load(args, placement):
             name = get_dataset(args.dataset, args.data_path)[0].name
         except OSError as error:
             refusal = f"{error}: use --dataset synthetic, or another --data-path than {args.data_path}"
-    answers = [(name, refusal)]
-    if dist.is_initialized():
-        answers = [None] * placement.world_size
-        dist.all_gather_object(answers, (name, refusal))  # no rank maps a file before its node has looked at it
+    answers = of_all_ranks((name, refusal), placement)  # no rank maps a file before its node has looked at it
     if refusals := [refusal for _, refusal in answers if refusal]:
         raise files.Refused(refusals[0])
     names = {name for name, _ in answers if name}

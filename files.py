@@ -49,10 +49,17 @@ def check_input(option: str, path: str | Path) -> None:
 
 
 def from_file(address: str):
-    """The class or function NAME of an address FILE.py:NAME. A loader's workers find it, too, by its name."""
+    """The class or function NAME of an address FILE.py:NAME. A loader's workers find it, too, by its name. Refused
+    where the file has no such name, or where the file's own name is that of another module."""
     path, name = address.rsplit(":", 1)
-    sys.path.append(str(Path(path).resolve().parent))
-    return getattr(importlib.import_module(Path(path).stem), name)
+    file, stem = Path(path).resolve(), Path(path).stem
+    sys.path.append(str(file.parent))
+    module = importlib.import_module(stem)
+    if Path(getattr(module, "__file__", None) or "").resolve() != file:
+        raise Refused(f"{path}: a module {stem} is loaded already; rename the file")
+    if not hasattr(module, name):
+        raise Refused(f"{path} has no {name}")
+    return getattr(module, name)
 
 
 def part_of(path: str | Path) -> Path:

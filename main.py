@@ -14,6 +14,7 @@ It needs no GPU: without one the ranks are processes on the CPU, and gloo carrie
 import argparse
 import contextlib
 import math
+import random
 import sys
 
 import torch
@@ -71,6 +72,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     raw_model = models.make_model(args, train_set, placement.device)
     model = parallelise(raw_model, args, placement)
     torch.manual_seed(args.seed + placement.rank)  # all ranks have the same weights; dropout must differ
+    random.seed(args.seed + placement.rank)  # a data set of one's own may draw from Python's generator
     # A DistributedSampler that can begin in the middle of an epoch. A single process has one shard: all images, in the
     # order in which all ranks together would see them.
     sampler = Shard(train_set, placement.world_size, placement.rank, shuffle=args.shuffle, seed=args.seed)
@@ -94,6 +96,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     if args.compile:
         model.compile()  # in its place: the weights keep the names that they have without it
 
+    judged = args.batch_size if isinstance(test_set, data.OwnSet) else 1000  # images at a time; large ones need memory
     for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         model.train()
@@ -111,7 +114,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers))
+        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers, judged))
 
     if args.save_model and placement.rank == 0:
         checkpoint.save_model(raw_model, args.save_model)  # the raw model's: DDP's names begin with "module."

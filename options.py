@@ -105,7 +105,7 @@ def get_parser(description: str | None = None) -> Parser:
     import models
 
     def dataset(text):
-        if text in ("auto", *data.DATASETS) or Path(text, "train").is_dir():
+        if text in ("auto", *data.DATASETS) or all(Path(text, split).is_dir() for split in ("train", "val")):
             return text
         if ".py:" in text:
             return address(text)

@@ -133,7 +133,7 @@ class Run:
         """The batches of each update of this epoch that remains: --accumulate of them, fewer at the end."""
         device, progress = self.placement.device, self.progress
         loader.sampler.start = progress.step * loader.batch_size * self.args.accumulate
-        if loader.generator:  # of the workers' seeds: others on each rank and in each epoch, the same after a restart
+        if loader.generator:  # of the workers' seeds: others on each rank and in each epoch
             loader.generator.manual_seed(hash((self.args.seed, self.placement.rank, progress.epoch)))
         self.sums = torch.tensor(progress.sums, dtype=utils.sum_type(device), device=device)
         self.timer = utils.PhaseTimer(device, progress.seconds)

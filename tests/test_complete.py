@@ -6,13 +6,16 @@ import math
 import os
 import pty
 import signal
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import data
+import files
 import options
 import utils
 from tests import runner
@@ -270,6 +273,82 @@ class Circles(torch.utils.data.Dataset):
     assert len({row[3] for row in rows}) == len({row[4] for row in rows}) == len(rows), "two draw the same"
     refused = runner.run(2, *options_, "--samples", 65)
     assert refused.returncode == 2 and "has 64 and 10 images" in refused.stderr.splitlines()[-1]
+
+
+def test_a_folder_whose_splits_do_not_match_is_refused(folder, tmp_path, capsys):
+    copy = tmp_path / "images"
+    shutil.copytree(folder, copy)
+
+    def load():
+        return data.load(options.get_parser().parse_args(["--dataset", str(copy)]), SimpleNamespace(world_size=1))
+
+    assert [len(part) for part in load()] == [96, 27]
+    (copy / "val/bird").rename(copy / "val/cat")
+    with pytest.raises(files.Refused, match="train and val have different classes"):
+        load()
+    (copy / "train/bird").rename(copy / "train/cat")
+    for image in (copy / "val/cat").iterdir():
+        image.unlink()
+    with pytest.raises(files.Refused, match="val: Found no valid file for the classes cat"):
+        load()
+    shutil.rmtree(copy / "val")
+    with pytest.raises(SystemExit):
+        load()
+    assert "a folder with train/CLASS/ and val/CLASS/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("differs", ["classes", "count", "size"])
+def test_ranks_with_different_sets_are_refused(differs, tmp_path):
+    file = tmp_path / "ranks_differ.py"
+    file.write_text(f"""import os, torch
+
+class Grey(torch.utils.data.Dataset):
+    def __init__(self, train):
+        differs = "{differs}" if os.environ["RANK"] == "1" else ""
+        self.classes = ["dark", "dull" if differs == "classes" else "bright"]
+        self.count, self.size = 65 if differs == "count" else 64, 28 if differs == "size" else 32
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return torch.full((3, self.size, self.size), index % 2.0), index % 2
+""")
+    done = runner.run(2, "--dataset", f"{file}:Grey", "--epochs", 1)
+    assert done.returncode == 2, done.stderr
+    assert {line.split(": ")[-1] for line in done.stderr.splitlines()} == {
+        "ranks 0 and 1 have different classes, numbers of images or image shapes"}
+
+
+def test_a_set_without_workers_draws_the_same_again_and_is_judged_in_batches_like_those_of_training(tmp_path):
+    file = tmp_path / "noise.py"
+    file.write_text(f"""import os, random, torch
+
+class Noise(torch.utils.data.Dataset):
+    classes = ["even", "odd"]
+
+    def __init__(self, train):
+        self.count = 16 if train else 11
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return torch.randn(3, 32, 32), index % 2
+
+    def collate(self, batch):
+        with open("{tmp_path}/drawn-" + os.environ["RANK"], "a") as file:
+            print(len(batch), batch[0][0].mean().item(), random.random(), file=file)
+        return torch.utils.data.default_collate(batch)
+""")
+    drawn = [tmp_path / f"drawn-{rank}" for rank in range(2)]
+    for _ in range(2):
+        done = runner.run(2, "--dataset", f"{file}:Noise", "--epochs", 1, "--batch-size", 4)
+        assert done.returncode == 0, done.stderr
+    rows = [[line.split() for line in path.read_text().splitlines()] for path in drawn]
+    assert [[int(row[0]) for row in of_rank] for of_rank in rows] == [[4, 4, 4, 2] * 2, [4, 4, 4, 1] * 2]
+    assert all(of_rank[:4] == of_rank[4:] for of_rank in rows), "a repeated run draws the same"
+    assert len({number for of_rank in rows for row in of_rank[:4] for number in row[1:]}) == 16, "two draw the same"
 
 
 # ----------------------------------------------------------------------------------------------- a wrapper of one's own

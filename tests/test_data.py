@@ -159,3 +159,14 @@ def test_a_file_system_without_locks_will_do_and_nobodys_work_is_removed(small, 
     assert len(data.get_dataset("synthetic", tmp_path)[0]) == 500
     assert "synthetic.lock cannot be locked (Function not implemented)" in caplog.text
     assert (tmp_path / ".synthetic-of-another").exists(), "who builds at the same time would lose its work"
+
+
+def test_a_file_with_the_name_of_another_module_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "models.py").write_text("class LeNet: pass\n")
+    with pytest.raises(files.Refused, match=f"{tmp_path}/models.py: a module models is loaded already; rename"):
+        files.from_file(f"{tmp_path}/models.py:LeNet")
+    (tmp_path / "of_my_own.py").write_text("class LeNet: pass\n")
+    assert files.from_file(f"{tmp_path}/of_my_own.py:LeNet").__module__ == "of_my_own"
+    with pytest.raises(files.Refused, match="of_my_own.py has no ResNet"):
+        files.from_file(f"{tmp_path}/of_my_own.py:ResNet")
