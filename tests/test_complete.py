@@ -5,8 +5,8 @@ import json
 import math
 import os
 import pty
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
