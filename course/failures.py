@@ -24,7 +24,7 @@ CAUSES = {
     r"needs a GPU for each of this node's \d+ ranks, and there are \d+|invalid device ordinal|Duplicate GPU detected":
         "more ranks than GPUs on this node. Give --nproc_per_node at most the number of GPUs, or --backend gloo, "
         "and ranks share them",
-    r"(rank \d+ of \d+ waited for .+)": "{1}",  # what launch.init_distributed_mode says
+    r"(rank \d+ of \d+ (?:waited for|cannot listen at) .+)": "{1}",  # launch.init_distributed_mode's own words
     r"Timed out after \d+ seconds waiting for clients\. (\d+)/(\d+) clients joined":
         "only {1} of {2} ranks came. Start the others too, with this address and port, and this world size",
     r"(?m)^(?:.*: )?(\S+\.py): error: (.+)$": "{1} says: {2}",

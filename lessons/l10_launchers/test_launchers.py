@@ -189,6 +189,8 @@ def test_exit_status_is_that_of_the_command():
 @pytest.mark.parametrize(("said", "why"), [
     ("0: RuntimeError: rank 0 of 2 waited for the others, 5 s at most, at env:// node1:29500",
      "rank 0 of 2 waited for the others"),
+    ("rank 0 of 2 cannot listen at 127.0.0.1:29500: another program does. Choose another MASTER_PORT",
+     "rank 0 of 2 cannot listen at 127.0.0.1:29500: another program does. Choose another MASTER_PORT"),
     ("torch.distributed.DistStoreError: Timed out after 4 seconds waiting for clients. 1/2 clients joined.",
      "only 1 of 2 ranks came"),
     ("[rank0]: RuntimeError: [/pytorch/gloo/buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
