@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 import files
+import launch
 
 log = logging.getLogger("course")
 FOLDER = os.environ.get("COURSE_DATA") or "./data"  # of the files; many people can share one that they only read
@@ -146,15 +147,6 @@ def image_folder(folder: str | Path, size: int, train: bool) -> torch.utils.data
         raise files.Refused(f"{split}: {error}") from None
 
 
-def of_all_ranks(fact, placement):
-    """[`fact` of each rank]; in a single process its own."""
-    facts = [fact]
-    if dist.is_initialized():
-        facts = [None] * placement.world_size
-        dist.all_gather_object(facts, fact)
-    return facts
-
-
 def own_sets(args, placement):
     """[training set, test set] of a folder of images, or of FILE.py:NAME, as this rank sees them."""
     if Path(args.dataset).is_dir():
@@ -180,7 +172,7 @@ def load_own(args, placement):
         facts = [(list(part.classes), len(part.dataset), part.shape) for part in sets]
     except files.Refused as error:
         refusal = str(error)
-    answers = of_all_ranks((facts, refusal), placement)
+    answers = launch.gathered((facts, refusal))
     if refusals := [refusal for _, refusal in answers if refusal]:
         raise files.Refused(refusals[0])
     for rank, (others, _) in enumerate(answers):
@@ -201,7 +193,7 @@ def load(args, placement):
             name = get_dataset(args.dataset, args.data_path)[0].name
         except OSError as error:
             refusal = f"{error}: use --dataset synthetic, or another --data-path than {args.data_path}"
-    answers = of_all_ranks((name, refusal), placement)  # no rank maps a file before its node has looked at it
+    answers = launch.gathered((name, refusal))  # no rank maps a file before its node has looked at it
     if refusals := [refusal for _, refusal in answers if refusal]:
         raise files.Refused(refusals[0])
     names = {name for name, _ in answers if name}

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -199,7 +200,7 @@ def init_distributed_mode(placement: Placement, dist_url: str = "env://", timeou
 
 
 def within(seconds: float, call: Callable):
-    """What `call` returns; TimeoutError after so many seconds. A TCPStore's client waits without end for a server that
+    """The result of `call`; TimeoutError after so many seconds. A TCPStore's client waits without end for a server that
     takes its connection and does not answer, such as another program at MASTER_PORT (tried with torch 2.14.1)."""
     answer = Future()
 
@@ -232,6 +233,15 @@ def name_start(store: dist.Store, placement: Placement, timeout: float) -> str:
                 store.set(f"answer to {store.get(asks).decode()}", me)
         time.sleep(0.05)
     return me
+
+
+def gathered(value: Any) -> list:
+    """The values of all ranks, rank 0's first; in a single process its own. Anything that can be pickled."""
+    values = [value]
+    if dist.is_initialized():
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
 
 
 def end_distributed_mode() -> None:

@@ -34,9 +34,6 @@ import utils
 from launch import Placement, init_distributed_mode
 from run import Run, Shard
 
-# broadcast_buffers=False, which PyTorch 2.13 has renamed forward_sync_buffers
-BUFFERS = "forward_sync_buffers" if torch.__version__ >= (2, 13) else "broadcast_buffers"
-
 
 def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Placement) -> nn.Module:
     """The model whose backward() gives the gradient of the whole batch, whatever the strategy."""
@@ -56,7 +53,7 @@ def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Place
             device_ids=None if args.device == "cpu" else [placement.device],
             bucket_cap_mb=args.bucket_cap_mb,  # how many gradients travel together
             gradient_as_bucket_view=True,  # they lie where they are sent from: saves a copy
-            **{BUFFERS: False},  # send no BatchNorm statistics: training reads none, evaluate() sends rank 0's
+            **{utils.BUFFERS: False},  # send no BatchNorm statistics: training reads none, evaluate() sends rank 0's
         )
         if args.comm_hook != "none":
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

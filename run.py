@@ -8,7 +8,6 @@ import logging
 import math
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -206,19 +205,17 @@ class Run:
         frames = traceback.extract_tb(error.__traceback__)
         line = next(frame.line for frame in reversed(frames) if not Path(frame.filename).is_relative_to(TORCH))
         ranks, store, me = range(self.placement.world_size), self.store, self.placement.rank
-        waiting = []
 
         def ask():
-            with contextlib.suppress(dist.DistError):  # the store is gone, with the rank or the torchrun that kept it
-                store.set(f"rank {me} waits", "")
-                with contextlib.suppress(dist.DistError):  # some rank does not wait
-                    store.wait([f"rank {rank} waits" for rank in ranks], timedelta(seconds=2))
-                waiting.extend(rank for rank in ranks if store.check([f"rank {rank} waits"]))
+            store.set(f"rank {me} waits", "")
+            with contextlib.suppress(dist.DistError):  # some rank does not wait
+                store.wait([f"rank {rank} waits" for rank in ranks], timedelta(seconds=2))
+            return [rank for rank in ranks if store.check([f"rank {rank} waits"])]
 
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(10)  # a store behind a cut link never answers
-        waiting = waiting or [me]
+        try:
+            waiting = launch.within(10, ask)
+        except (dist.DistError, TimeoutError):  # the store is gone, with the rank or the torchrun that kept it, or is
+            waiting = [me]  # behind a cut link
         if waiting[0] == me:
             silent = ", ".join(str(rank) for rank in ranks if rank not in waiting)
             log.error("rank(s) %s waited in epoch %d, step %d, at `%s`; no word from rank(s) %s: look there first",

@@ -18,6 +18,9 @@ from torch.utils.data import DataLoader
 from data import ImageSet, OwnSet
 from launch import Placement
 
+# DDP's broadcast_buffers, which PyTorch 2.13 has renamed
+BUFFERS = "forward_sync_buffers" if torch.__version__ >= (2, 13) else "broadcast_buffers"
+
 # ------------------------------------------------------------------------------------------------------------ optimizer
 
 def make_optimizer(parameters: Iterable[nn.Parameter], args: argparse.Namespace) -> torch.optim.Optimizer:

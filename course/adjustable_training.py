@@ -18,7 +18,6 @@ import utils
 from course.timing import timed
 
 MIB = 2**20
-BUFFERS = "forward_sync_buffers" if torch.__version__ >= (2, 13) else "broadcast_buffers"  # DDP has renamed it
 
 # ---------------------------------------------------------------------------------------------- what can be changed
 
@@ -153,7 +152,7 @@ def parallelise(raw, setting, placement):
         cap = sum(p.nbytes for p in raw.parameters()) / setting.buckets / MIB
     model = DistributedDataParallel(raw, device_ids=[placement.device] if placement.device.type == "cuda" else None,
                                     bucket_cap_mb=cap, gradient_as_bucket_view=setting.bucket_view,
-                                    **{BUFFERS: False})
+                                    **{utils.BUFFERS: False})
     if setting.hook == "powersgd":
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1,

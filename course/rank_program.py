@@ -130,15 +130,6 @@ def start(main, *arguments):
         shortcuts.exit_now()
 
 
-def gathered(mine):
-    """The values of all ranks, rank 0's first; `mine` is anything that can be pickled."""
-    import torch.distributed as dist
-
-    of_ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, mine)
-    return of_ranks
-
-
 def dataset(args):
     """data.get_dataset for --dataset and --data-path; its ConnectionError says what to do."""
     import data

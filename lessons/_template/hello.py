@@ -29,7 +29,7 @@ def main():
         check_output("--out", args.out)
     with rank_program.ranks(placement, args.timeout):
         numbers = torch.arange(placement.rank + 1.0)
-        means, mean = rank_program.gathered(numbers.mean().item()), mean_over_ranks(numbers)
+        means, mean = launch.gathered(numbers.mean().item()), mean_over_ranks(numbers)
     if placement.rank == 0:
         print(f"means of the {placement.world_size} ranks: {means}; of all numbers: {mean:.3f}")
         rank_program.write_json(args.out, {"means": means, "mean": mean})

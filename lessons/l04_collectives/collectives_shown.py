@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 import launch
 from course import rank_program
-from course.rank_program import gathered
 from files import check_output
 
 MOST_RANKS = 7  # the pictures have a colour for each
@@ -119,7 +118,8 @@ def states(name):
             raise
         held = all_to_all_from_scatters(mine, rank, ranks)
     after = [] if held is None else torch.cat(held).tolist() if isinstance(held, list) else held.tolist()
-    return [{"label": label, "cells": gathered(cells)} for label, cells in (("before", before), ("after", after))]
+    return [{"label": label, "cells": launch.gathered(cells)}
+            for label, cells in (("before", before), ("after", after))]
 
 
 # ------------------------------------------------------------------------------------------ who waits for whom
@@ -156,7 +156,7 @@ def times(name):
     """{point: the seconds after the first rank's start at which each rank came to it}."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     dist.barrier()
-    of_ranks = gathered(TIMED[name](numbers(rank, ranks), rank, ranks))
+    of_ranks = launch.gathered(TIMED[name](numbers(rank, ranks), rank, ranks))
     start = min(own["start"] for own in of_ranks)  # the ranks of one machine share a clock
     return {point: [own[point] - start for own in of_ranks] for point in of_ranks[0]}
 
@@ -191,18 +191,18 @@ def ring():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine, sums = numbers(rank, ranks), numbers(rank, ranks)
     dist.all_reduce(sums)
-    steps = [{"cells": gathered(mine.tolist())}]
+    steps = [{"cells": launch.gathered(mine.tolist())}]
     for chunk, sent in ring_steps(mine):
-        step = gathered({"cells": mine.tolist(), "sent": chunk, "bytes": sent})
+        step = launch.gathered({"cells": mine.tolist(), "sent": chunk, "bytes": sent})
         steps.append({key: [own[key] for own in step] for key in ("cells", "sent", "bytes")})
 
     floats = torch.randn(10_001, generator=torch.Generator().manual_seed(rank))
     reference = floats.clone()
     list(ring_steps(floats))  # to its end
     dist.all_reduce(reference)
-    return {"steps": steps, "bytes": mine.nbytes, "equal": gathered(torch.equal(mine, sums)),
-            "floats": {"off": max(gathered((floats - reference).abs().max().item())),
-                       "ranks_agree": len(set(gathered(tuple(floats.tolist())))) == 1}}
+    return {"steps": steps, "bytes": mine.nbytes, "equal": launch.gathered(torch.equal(mine, sums)),
+            "floats": {"off": max(launch.gathered((floats - reference).abs().max().item())),
+                       "ranks_agree": len(set(launch.gathered(tuple(floats.tolist())))) == 1}}
 
 
 # ------------------------------------------------------------------------------------------ command

@@ -77,7 +77,7 @@ def main():
     results = {}
     with rank_program.ranks(placement, 30 + 2 * args.timeout):
         for name in TRIES:
-            seen = rank_program.gathered(attempt(name, args.timeout))
+            seen = launch.gathered(attempt(name, args.timeout))
             first = min(rank["start"] for rank in seen)  # the ranks of one machine share a clock
             results[name] = [{**rank, "start": rank["start"] - first, "end": rank["end"] - first} for rank in seen]
             if not any(rank["error"] for rank in seen):

@@ -134,7 +134,7 @@ def apart(model, images, momentum, timeout):
                 optimizer.step()
                 if step == 0:
                     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    of_ranks = torch.stack(rank_program.gathered(weights))
+    of_ranks = torch.stack(launch.gathered(weights))
     return (of_ranks.amax(0) - of_ranks.amin(0)).max().item()
 
 
@@ -162,7 +162,7 @@ def look(ranks, train_set, timeout):
     results = {"images": IMAGES, "dataset": train_set.name, "loss": losses.mean().item(),
                "one process": counts(alone, gradients, ranks).tolist()}
     for way in WAYS:
-        of_ranks = rank_program.gathered(go_through(way, model, images, timeout))
+        of_ranks = launch.gathered(go_through(way, model, images, timeout))
         results[way] = who_waited(of_ranks) if way == "uneven" else judged(of_ranks, gradients)
     return results | {"apart": {name: apart(model, images, momentum, timeout)
                                 for name, momentum in (("plain SGD", 0), ("momentum", 0.9))}}

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+import launch
 import models
 from course import rank_program
 from lessons.l06_ddp import ddp_from_scratch
@@ -203,7 +204,7 @@ def timeline(lab):
         return parallel, torch.optim.SGD(model.parameters(), lr=0.01), buckets
 
     def step(run):  # of all ranks
-        of_ranks = rank_program.gathered(timed_step(*run, inputs))
+        of_ranks = launch.gathered(timed_step(*run, inputs))
         return [{**event, "rank": rank} for rank, events in enumerate(of_ranks) for event in events]
 
     runs = [start(cap) for cap in lab.args.bucket_mb]
@@ -369,7 +370,7 @@ def memory(lab):
                  (("parameters", model.parameters()), ("gradients", own), ("Adam's state", state))}
         sizes["buckets"] = sum(event["bytes"] for event in events)
         results.append({"gradient_as_bucket_view": view, "values": flat_weights(model).numel(),
-                        "ranks": rank_program.gathered(sizes)})
+                        "ranks": launch.gathered(sizes)})
     return results
 
 

@@ -216,7 +216,7 @@ def compared(placement, steps, watchdog):
         results[way] = {"gradient_off": turned(trained["gradient"], reference["gradient"]),
                         "change_off": turned(trained["change"], reference["change"]),
                         "weights_off": apart(trained["weights"], reference["weights"]),
-                        "ranks": rank_program.gathered(counted)}
+                        "ranks": launch.gathered(counted)}
     return results
 
 
@@ -238,7 +238,7 @@ def clippings(placement, steps, watchdog):
             gradients(setup.model)
         trained = weights(setup.model)
         reference = reference or trained
-        results[name] = {"type": type(norms[0]).__name__, "norms": rank_program.gathered(whole(norms[0]).item()),
+        results[name] = {"type": type(norms[0]).__name__, "norms": launch.gathered(whole(norms[0]).item()),
                          "weights_off": apart(trained, reference),
                          "parameters": len(named(setup.model)), "calls": sum(sent.calls.values()),
                          "sent": sum(sent.bytes.values()), "all_gathered": sum(gathering.bytes.values())}
@@ -294,7 +294,7 @@ def saved(placement, steps, watchdog, folder):
     update(setup, tiny.batches(steps))
     watchdog.beat("save")
     save(setup, folder)
-    return {"checksum": checksum(setup), "rows": rank_program.gathered(len(tiny.plain(setup.model.head.weight)))}
+    return {"checksum": checksum(setup), "rows": launch.gathered(len(tiny.plain(setup.model.head.weight)))}
 
 
 def loaded(placement, steps, watchdog, folder):
@@ -304,7 +304,7 @@ def loaded(placement, steps, watchdog, folder):
     torch.manual_seed(1)  # other weights than those that were saved
     setup, alone = fsdp(tiny.TinyTransformer(), placement), one_process(fresh(), placement)
     load(setup, folder)
-    read = {"checksum": checksum(setup), "rows": rank_program.gathered(len(tiny.plain(setup.model.head.weight)))}
+    read = {"checksum": checksum(setup), "rows": launch.gathered(len(tiny.plain(setup.model.head.weight)))}
     update(setup, list(tiny.batches(2 * steps))[steps:])
     update(alone, tiny.batches(2 * steps))
     return read | {"weights_off": apart(weights(setup.model), weights(alone.model))}
@@ -342,7 +342,7 @@ def timed(placement, writes, watchdog, folder):
         ended = time.perf_counter()
         writing.result()  # its error, if there is one
         measured.append((updated - began, saved - updated, returned - called, when.get() - called, ended - returned))
-    slowest = torch.tensor(rank_program.gathered(measured)).amax(0).T  # [step, save, ...][write]
+    slowest = torch.tensor(launch.gathered(measured)).amax(0).T  # [step, save, ...][write]
     step, save_, held_up, until_whole = slowest[:4].median(1).values.tolist()
     slower = statistics.median(max(0, training - count * step)
                                for training, count in zip(slowest[4].tolist(), steps, strict=True))

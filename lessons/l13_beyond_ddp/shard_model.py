@@ -91,7 +91,7 @@ def compare(trained, reference, expected_losses):
     state_of = [names[parameter] for parameter in tiny.state_of(setup.optimizer)]
     pieces = {name: piece(tiny.plain(parameter).detach(), weights[name]) for parameter, name in names.items()}
     measured = held, apart(weights, reference), state_of, pieces
-    held, off, state_of, pieces = zip(*rank_program.gathered(measured), strict=True)
+    held, off, state_of, pieces = zip(*launch.gathered(measured), strict=True)
     return {"ranks": held, "losses": losses, "weights_off": max(off), "state_of": state_of,
             "loss_off": max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True)),
             "pieces": {name: [of_rank.get(name) for of_rank in pieces] for name in reference},
@@ -127,7 +127,7 @@ def timelines(placement, steps, watchdog):
         events.clear()
         dist.barrier()
         setups[way].backward(tokens, targets)
-        events = [{"rank": rank, **event} for rank, own in enumerate(rank_program.gathered(events)) for event in own]
+        events = [{"rank": rank, **event} for rank, own in enumerate(launch.gathered(events)) for event in own]
         first = min(event["start"] for event in events)  # the ranks of one machine share a clock
         timed[way].append([{**event, "start": 1000 * (event["start"] - first), "end": 1000 * (event["end"] - first)}
                            for event in events])

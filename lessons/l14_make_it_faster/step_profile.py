@@ -188,7 +188,7 @@ def look(model, train_set, args, placement):
     path = args.out.with_name(f"{args.out.stem}.{model}.rank{placement.rank}.trace.json")
     profiler.export_chrome_trace(str(path))
     steps = read_trace(path, clock, placement.rank)
-    of_ranks = rank_program.gathered(steps) if placement.world_size > 1 else [steps]
+    of_ranks = launch.gathered(steps)
     measured["events"], measured["medians"] = typical(of_ranks)
     measured["operators"] = operators(profiler, args.steps)
     return measured | (alone(training, model, train_set, args.steps) if placement.world_size == 1
