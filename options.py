@@ -21,6 +21,13 @@ log = logging.getLogger("course")
 
 
 class Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse's; but @FILE must be a regular file: a pipe would be waited for."""
+        for word in sys.argv[1:] if args is None else args:
+            if self.fromfile_prefix_chars and word.startswith("@"):
+                files.check_input("@FILE", word[1:])
+        return super().parse_known_args(args, namespace)
+
     def convert_arg_line_to_args(self, arg_line):
         """Of a file of options, @FILE: words as in a shell, # begins a comment."""
         return shlex.split(arg_line, comments=True)
@@ -210,7 +217,7 @@ def resolve(args: argparse.Namespace):
                          "--schedule cosine: take less")
     if args.wrapper and (args.strategy != "ddp" or args.comm_hook != "none" or args.sync_bn):
         raise ValueError("--wrapper stands in place of DDP: start several ranks, without --comm-hook and --sync-bn")
-    if args.tracker and not importlib.util.find_spec("tensorboard"):
+    if args.tracker is not None and not importlib.util.find_spec("tensorboard"):
         raise ValueError("--tracker needs TensorBoard: pip install tensorboard")
     if args.comm_hook != "none" and args.strategy != "ddp":
         raise ValueError(f"--comm-hook is DDP's, and the strategy is {args.strategy}: leave it out")
@@ -239,7 +246,7 @@ def resolve(args: argparse.Namespace):
         files.check_writable("--data-path", args.data_path)
     taken = {Path(args.data_path, f"{name}{ending}").resolve(): "--data-path"
              for name in data.DATASETS for ending in (".pt", ".lock")}
-    if args.tracker:
+    if args.tracker is not None:
         files.check_writable("--tracker", args.tracker)
     outputs = {"--save-model": args.save_model, "--log-file": args.log_file, "--checkpoint": args.checkpoint}
     for option, file in ((option, file) for option, file in outputs.items() if file is not None):

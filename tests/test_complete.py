@@ -420,8 +420,15 @@ main.main()
     (["--schedule", "cosine", "--warmup-epochs", 10], "leaves nothing of --epochs 2"),
     (["--weight-decay", -1], "is not a number from 0"),
     (["--global-batch-size", 100, "--accumulate", 3], "does not divide by 1 ranks and --accumulate 3"),
-    (["@nowhere"], "nowhere"),
+    (["@nowhere"], "@FILE nowhere"),
+    (["--tracker", ""], "--tracker"),
 ])
 def test_what_cannot_be_is_refused_in_one_line(argv, words):
     done = runner.run(0, *SMALL, *argv)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
+
+
+def test_a_pipe_of_options_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "options")
+    done = runner.run(0, f"@{tmp_path / 'options'}")
+    assert done.returncode == 2 and done.stderr.endswith("options: is no regular file\n"), done.stderr
