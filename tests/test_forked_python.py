@@ -92,4 +92,4 @@ def test_a_rank_of_torchrun_has_its_place_and_its_failure_is_told(forked_python,
                                       "dist.barrier()\nif os.environ['RANK'] == '1': raise KeyError('on purpose')\n")
     done = runner.torchrun(2, script=tmp_path / "rank.py", PYTHON_EXEC=forked_python)
     assert done.returncode == 1 and "[rank1]: KeyError: 'on purpose'" in done.stderr
-    assert "rank      : 1 (local_rank: 1)\n  exitcode  : 1" in done.stderr.split("Root Cause")[1]
+    assert "rank      : 1 (local_rank: 1)\n  exitcode  : 1" in done.stderr.split("Failures:")[1]

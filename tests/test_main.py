@@ -212,8 +212,8 @@ main.main()
                           env=runner.environment(PYTHON_EXEC=forked_python), capture_output=True, text=True,
                           timeout=runner.LIMIT)
     assert done.returncode == 1
-    root_cause = done.stderr.split("Root Cause")[1]
-    assert "rank      : 1 (local_rank: 1)" in root_cause and "ZeroDivisionError: on purpose" in root_cause
+    failures = done.stderr.split("Failures:")[1]  # Root Cause is rank 0 where both failed within one second
+    assert "rank      : 1 (local_rank: 1)" in failures and "ZeroDivisionError: on purpose" in failures
     # Rank 0 loses its neighbour, and writes so, unless torchrun's SIGTERM is faster.
     assert runs.read_run(tmp_path / "run.jsonl")["status"][0] in ("failed", "unfinished")
 
