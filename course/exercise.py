@@ -5,7 +5,7 @@
     def my_shard(n, rank, world_size):
         ...                                  # the learner's answer
 
-    check.shard(my_shard)                    # says what is wrong, or what was shown; never breaks run-all
+    check.shard(my_shard)                    # shows what is wrong, or what was shown; never breaks run-all
     check.shard.hint()
     check.shard.solution()
 
@@ -24,9 +24,11 @@ for answers that run on ranks.
 """
 
 import base64
+import html
 import inspect
 import linecache
 import math
+import re
 import textwrap
 import zlib
 from collections.abc import Callable, Iterable
@@ -116,7 +118,9 @@ class Exercise:
         return ""
 
     def __call__(self, attempt) -> None:
-        print(textwrap.fill(self.verdict(attempt)[1], 100))
+        from IPython.display import display  # late, as in course/lesson.py
+
+        display(Shown(*self.verdict(attempt)))
 
     def hint(self) -> None:
         print(textwrap.fill(self.hint_text, 100))
@@ -128,6 +132,25 @@ class Exercise:
             print(self.answer.read_text(encoding="utf-8"))
         else:
             print(textwrap.dedent(inspect.getsource(self.answer)) if callable(self.answer) else self.answer)
+
+
+class Shown:
+    """A verdict, as a notebook shows it: mark and colour tell right, not yet and not tried apart; in text, the mark."""
+
+    MARKS = {"right": ("✔", "#00704f"), "wrong": ("✘", "#b34a00"), "untried": ("○", "#595959")}
+
+    def __init__(self, outcome: str, message: str):
+        (self.mark, self.colour), self.message = self.MARKS[outcome], message
+
+    def __repr__(self):
+        return textwrap.fill(f"{self.mark} {self.message}", 100)
+
+    def _repr_html_(self):
+        verdict, dot, reason = html.escape(self.message).partition(".")
+        reason = re.sub("`(.+?)`", r"<code>\1</code>", reason)
+        badge = f"background:{self.colour};color:#fff;padding:1px 8px;border-radius:4px"
+        return (f'<div style="border-left:4px solid {self.colour};padding:4px 12px;max-width:60em">'
+                f'<b style="{badge}">{self.mark} {verdict}{dot}</b>{reason}</div>')
 
 
 def exercise(*, solution, hint: str, mistakes: dict[str, Any]) -> Callable[[Callable], Exercise]:

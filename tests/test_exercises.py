@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from course import on_ranks
-from course.exercise import Case, Exercise, exercise, same
+from course.exercise import Case, Exercise, Shown, exercise, same
 from course.on_ranks import ExerciseOnRanks, exercise_on_ranks
 from tests import runner
 
@@ -64,7 +64,7 @@ def test_solution_is_right_and_stub_is_untried_and_each_mistake_gets_its_own_mes
     asked(None)
     asked.hint()
     asked.solution()
-    assert re.match(r"Not tried yet\.\n[^\n]{20}(.*\n){2}", capsys.readouterr().out)
+    assert re.match(r"○ Not tried yet\.\n[^\n]{20}(.*\n){2}", capsys.readouterr().out)
 
 
 # ------------------------------------------------------------------------------------------------ a grader's cases
@@ -141,6 +141,27 @@ def count(answer):
 ])
 def test_a_wrong_answer_gets_the_case_and_the_mistake_that_behaves_alike(answer, outcome, message):
     assert count.verdict(answer.__getitem__) == (outcome, message)
+
+
+@exercise(solution=lambda place: place + 1, hint="Count.", mistakes={"It stays.": lambda place: place})
+def counts(answer):
+    """You can count."""
+    for place in range(3):
+        got = answer(place)
+        yield Case(got + 0, place + 1, f"At {place} you gave {got}.")
+
+
+@pytest.mark.parametrize(("answer", "outcome", "said"), [
+    (lambda place: place + 1, "right", "✔ Right. You can count."),
+    (lambda place: place, "wrong", "✘ Not yet. At 0 you gave 0. It stays."), (None, "untried", "○ Not tried yet.")])
+def test_a_verdict_has_a_mark_in_text_and_a_mark_and_a_colour_in_a_notebook(answer, outcome, said, capsys):
+    counts(answer)
+    assert capsys.readouterr().out == f"{said}\n"
+    page = Shown(outcome, f"{said[2:]} `a < b`")._repr_html_()
+    mark, colour = Shown.MARKS[outcome]
+    assert f"background:{colour}" in page and f">{mark} {said[2:].partition('.')[0]}.</b>" in page
+    assert page.endswith("<code>a &lt; b</code></div>")
+    assert len({colour for _, colour in Shown.MARKS.values()}) == 3
 
 
 class Agrees(int):
