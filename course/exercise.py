@@ -116,7 +116,12 @@ class Exercise:
         return ""
 
     def __call__(self, attempt) -> None:
-        print(textwrap.fill(self.verdict(attempt)[1], 100))
+        status, message = self.verdict(attempt)
+        print(textwrap.fill(message, 100))
+        self.judged(attempt, status)
+
+    def judged(self, attempt, status: str) -> None:
+        """What else a notebook's check does with an attempt: nothing. A grader does not call this."""
 
     def hint(self) -> None:
         print(textwrap.fill(self.hint_text, 100))
