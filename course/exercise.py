@@ -128,7 +128,12 @@ class Exercise:
     def __call__(self, attempt) -> None:
         from IPython.display import display  # late, as in course/lesson.py
 
-        display(Shown(*self.verdict(attempt)))
+        status, message = self.verdict(attempt)
+        display(Shown(status, message))
+        self.judged(attempt, status)
+
+    def judged(self, attempt, status: str) -> None:
+        """What else a notebook's check does with an attempt: nothing. A grader does not call this."""
 
     def hint(self) -> None:
         print(textwrap.fill(self.hint_text, 100))

@@ -7,10 +7,10 @@
             yield Case(measured["gradient"], measured["of one process"], f"On rank {rank} ...")
 
 On each rank `measure(answer, context)` calls the learner's function and returns what it saw, a dict for JSON; the check
-turns the list of these dicts, rank 0's first, into cases. The learner's function stands in a file, which a cell has
-written with %%writefile; tests give the function itself. Each check starts the ranks anew, forked from a process that
-has torch, so an answer that hangs or dies disturbs no other. If the answer is wrong, all typical mistakes run at the
-same time, each on ranks of its own: one that hangs keeps no other waiting.
+turns the list of these dicts, rank 0's first, into cases. The learner's function, or class, stands in a file, which a
+cell has written with %%writefile; tests give the function itself. Each check starts the ranks anew, forked from a
+process that has torch, so an answer that hangs or dies disturbs no other. If the answer is wrong, all typical mistakes
+run at the same time, each on ranks of its own: one that hangs keeps no other waiting.
 
 Ranks report through the store where they met, since an answer may break a process group, but not the store.
 """
@@ -80,16 +80,16 @@ class Measurement:
     preload: tuple[str, ...] = ()
     """modules that the ranks find imported: what takes seconds, once for all"""
 
-    def run(self, attempts: list, ranks: int) -> list[list[dict] | Wrong]:
-        """For each attempt what each rank measured, or the Wrong that says how it ended. All attempts run at once.
+    def run(self, attempts: list[tuple[Any, int]]) -> list[list[dict] | Exception]:
+        """For each attempt what each rank measured, or the error that says how it ended. All attempts run at once.
 
-        An attempt is a function that can be imported by name, or the path of a file.
+        An attempt is a function or class that can be imported by name, or the path of a file; and a number of ranks.
         """
         context = multiprocessing.get_context("forkserver")  # forks from a process that has torch, and no threads
         context.set_forkserver_preload([*PRELOAD, self.measure.__module__, *self.preload])
         with tempfile.TemporaryDirectory() as folder:
             groups = [_Group(self, attempt, ranks, Path(folder, str(number)), context)
-                      for number, attempt in enumerate(attempts)]
+                      for number, (attempt, ranks) in enumerate(attempts)]
             try:
                 while running := [group for group in groups if group.outcome is None]:
                     wait([process.sentinel for group in running for process in group.running.values()], 0.2)
@@ -160,22 +160,35 @@ def _outcome(measured):
 
 
 class ExerciseOnRanks(Exercise):
-    """An Exercise whose check gets what was measured on the ranks. `ranks` says on how many."""
+    """An Exercise whose check gets what was measured on the ranks. `ranks` says on how many: a number, or several
+    numbers, of which each gets a run and a check of its own."""
 
-    def __init__(self, check, solution, hint, mistakes, measurement: Measurement, ranks: Callable[[], int]):
+    def __init__(self, check, solution, hint, mistakes, measurement: Measurement,
+                 ranks: Callable[[], int | tuple[int, ...]]):
         super().__init__(check, solution, hint, mistakes)
         self.measurement, self.ranks = measurement, ranks
 
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
-        observed: list[Any] = [None if callable(answer) else _unreadable(Path(answer), self.measurement.name)
-                               for answer in answers]
-        if to_run := [number for number, problem in enumerate(observed) if problem is None]:
-            attempts = [answer if callable(answer) else str(Path(answer).resolve()) for answer in answers]
-            measured = self.measurement.run([attempts[number] for number in to_run], self.ranks())
-            for number, outcome in zip(to_run, measured, strict=True):
-                observed[number] = outcome
-        return [([], outcome) if isinstance(outcome, Exception) else super(ExerciseOnRanks, self).observe([outcome])[0]
-                for outcome in observed]
+        unreadable = [None if callable(answer) else _unreadable(Path(answer), self.measurement.name)
+                      for answer in answers]
+        counts = ranks if isinstance(ranks := self.ranks(), tuple) else (ranks,)
+        attempts = [(answer if callable(answer) else str(Path(answer).resolve()), count)
+                    for answer, problem in zip(answers, unreadable, strict=True) if problem is None
+                    for count in counts]
+        measured = iter(self.measurement.run(attempts) if attempts else ())
+        return [self._judged([problem] if problem else [next(measured) for _ in counts]) for problem in unreadable]
+
+    def _judged(self, outcomes):
+        """The cases of all outcomes, up to the first that is an error or whose check ends with one."""
+        cases: list[Case] = []
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                return cases, outcome
+            more, error = super().observe([outcome])[0]
+            cases += more
+            if error:
+                return cases, error
+        return cases, None
 
 
 def some_ranks() -> int:
@@ -184,27 +197,30 @@ def some_ranks() -> int:
 
 
 def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solution: Callable, hint: str,
-                      mistakes: dict[str, Callable], ranks: Callable[[], int] = some_ranks, group: bool = True,
-                      preload: tuple[str, ...] = ()) -> Callable[[Callable], ExerciseOnRanks]:
-    """Make an exercise of the decorated check. The learner's function has the name of the solution."""
-    measurement = Measurement(measure, solution.__name__, group, preload)
+                      mistakes: dict[str, Callable], ranks: Callable[[], int | tuple[int, ...]] = some_ranks,
+                      group: bool = True, preload: tuple[str, ...] = (),
+                      name: str = "") -> Callable[[Callable], ExerciseOnRanks]:
+    """Make an exercise of the decorated check. The learner's function or class has this name, or the solution's."""
+    measurement = Measurement(measure, name or solution.__name__, group, preload)
     return lambda check: ExerciseOnRanks(check, solution, hint, mistakes, measurement, ranks)
 
 
 def _unreadable(file, name):
-    """NotImplementedError if there is no file, or if the function in it begins with the stub's line; Ended if the file
-    is not Python or lacks the function; else None. No rank is started for such a file."""
+    """NotImplementedError if there is no file, or if the function in it, or a method of the class, begins or ends with
+    the stub's line; Ended if the file is not Python or lacks the name; else None. No rank is started for the former."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=file.name)
     except FileNotFoundError:
         return NotImplementedError()
     except SyntaxError as error:
         return Ended(f"Your file cannot be run: {first_line(error)}.", None)
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not functions:
-        return Ended(f"Your file defines no function {name}. Write it with def.", None)
-    first = functions[-1].body[ast.get_docstring(functions[-1]) is not None:][:1]
-    return NotImplementedError() if [ast.unparse(line) for line in first] == ["raise NotImplementedError"] else None
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name]
+    if not found:
+        return Ended(f"Your file defines no {name}. Write it with {'class' if name[0].isupper() else 'def'}.", None)
+    functions = [node for node in ast.walk(found[-1]) if isinstance(node, ast.FunctionDef)]
+    lines = [ast.unparse(line) for function in functions for line in function.body[-1:]
+             + function.body[ast.get_docstring(function) is not None:][:1]]
+    return NotImplementedError() if "raise NotImplementedError" in lines else None
 
 
 def see(measurement, attempt, context):

@@ -38,7 +38,7 @@ def commands(folder, quick):
     # only files with such tests: the others want packages that somebody else's machine may not have
     tests = sorted(str(path) for room in ("lessons", "tests") for path in Path(room).rglob("test_*.py")
                    if re.search(r"[@[]pytest\.mark\.gpu", path.read_text(encoding="utf-8")))
-    benchmark = "--only epoch --rounds 1 --samples 256" if quick else "--only epoch --only ranks --rounds 3 --samples 12800"
+    benchmark = "--only epoch " + ("--rounds 1 --samples 256" if quick else "--only ranks --rounds 3 --samples 12800")
     return {
         "tests": f"python -m pytest -m gpu -q -rA --tb=line -p no:cacheprovider {' '.join(tests)}",
         "1 rank": f"python {log}/1-rank.jsonl", **runs,

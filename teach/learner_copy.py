@@ -39,7 +39,7 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             ".pre-commit-config.yaml", ".binder", ".devcontainer")
 OF_A_LESSON = re.compile(r"lessons/l\d\d_\w+/(teach\.md|test_\w+\.py)")  # left out, too
 # Packed as they stand: the checks, with their solutions and mistakes.
-PACKED = re.compile(r"lessons/l\d\d_\w+/(check|capstone)\.py")
+PACKED = re.compile(r"lessons/l\d\d_\w+/(check|capstone|my_ddp)\.py")
 MODULE = '''"""Holds solutions of the course's exercises, packed."""
 
 from course.exercise import unpack

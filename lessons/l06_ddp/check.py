@@ -1,9 +1,12 @@
 """Exercises of lesson 06. All run on ranks: course/on_ranks.py says how."""
 
 import copy
+import filecmp
 import pickle
+import shutil
 import time
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +17,383 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
 
 from course.exercise import Case, Wrong, drawn_one, generator_seed
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks
+from lessons.l06_ddp.buckets import make_buckets, pack, unpack
+from lessons.l06_ddp.my_ddp import MyDDP
+from lessons.l06_ddp.wrapped_training import Collectives
+
+
+# The five steps to MyDDP: our answers, each a small difference from another, then the typical mistakes.
+class SameWeights(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for tensor in module.state_dict().values():  # parameters and buffers
+            dist.broadcast(tensor, src=0)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish(self):
+        pass
+
+
+class MeanGradients(SameWeights):
+    def finish(self):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+
+class OneMessage(SameWeights):
+    def finish(self):
+        bucket = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        flat = pack(bucket)
+        dist.all_reduce(flat)
+        unpack(flat / dist.get_world_size(), bucket)
+
+
+class Overlapped(SameWeights):
+    def __init__(self, module):
+        super().__init__(module)
+        self.underway = []
+        for bucket in make_buckets(module):
+            for parameter in bucket:
+                parameter.register_post_accumulate_grad_hook(partial(self.send_if_full, bucket))
+
+    def send_if_full(self, bucket, parameter):
+        if all(other.grad is not None for other in bucket):
+            flat = pack(bucket)
+            self.underway.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish(self):
+        for bucket, flat, work in self.underway:
+            work.wait()
+            unpack(flat / dist.get_world_size(), bucket)
+        self.underway.clear()
+
+
+class OwnWeights(SameWeights):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module = module
+
+
+class NoBuffers(OwnWeights):
+    def __init__(self, module):
+        super().__init__(module)
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+
+class Rank0Alone(OwnWeights):
+    def __init__(self, module):
+        super().__init__(module)
+        if dist.get_rank() == 0:
+            for tensor in module.state_dict().values():
+                dist.broadcast(tensor, src=0)
+
+
+class ForgetsResult(SameWeights):
+    def forward(self, *inputs):
+        self.module(*inputs)
+
+
+class Summed(SameWeights):
+    def finish(self):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+
+
+class AveragesWeights(SameWeights):
+    def finish(self):
+        for tensor in self.module.state_dict().values():
+            dist.all_reduce(tensor)
+            tensor /= dist.get_world_size()
+
+
+class BucketsInFinish(SameWeights):
+    def finish(self):
+        for bucket in make_buckets(self.module):
+            flat = pack(bucket)
+            dist.all_reduce(flat)
+            unpack(flat / dist.get_world_size(), bucket)
+
+
+class NeverUnpacked(SameWeights):
+    def finish(self):
+        flat = pack([parameter for parameter in self.module.parameters() if parameter.requires_grad])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+
+
+class SummedFlat(SameWeights):
+    def finish(self):
+        bucket = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        flat = pack(bucket)
+        dist.all_reduce(flat)
+        unpack(flat, bucket)
+
+
+class Blocking(Overlapped):
+    def send_if_full(self, bucket, parameter):
+        if all(other.grad is not None for other in bucket):
+            flat = pack(bucket)
+            dist.all_reduce(flat)
+            unpack(flat / dist.get_world_size(), bucket)
+
+
+class NeverWaits(Overlapped):
+    def finish(self):
+        for bucket, flat, _ in self.underway:
+            unpack(flat / dist.get_world_size(), bucket)
+        self.underway.clear()
+
+
+class NeverCleared(Overlapped):
+    def finish(self):
+        for bucket, flat, work in self.underway:
+            work.wait()
+            unpack(flat / dist.get_world_size(), bucket)
+
+
+class MessageEach(Overlapped):
+    def send_if_full(self, bucket, parameter):
+        super().send_if_full([parameter], parameter)
+
+
+class FullFirst(MyDDP):
+    def arrived(self, number, parameter):
+        self.missing[number] -= 1
+        if not self.missing[number]:
+            self.send_number(number)
+
+    def begin(self):
+        super().begin()
+        self.sent = {}
+
+    def send_number(self, number):
+        flat = pack(self.buckets[number])
+        self.sent[number] = flat, dist.all_reduce(flat, async_op=True)
+        self.missing[number] = len(self.buckets[number])
+
+    def finish(self):
+        for number, bucket in enumerate(self.buckets):
+            if number not in self.sent:
+                self.send_number(number)
+            flat, work = self.sent[number]
+            work.wait()
+            unpack(flat / dist.get_world_size(), bucket)
+        self.begin()
+
+
+class FirstBackwardOnly(MyDDP):
+    def arrived(self, number, parameter):
+        self.missing[number] -= 1
+        while len(self.sent) < len(self.buckets) and self.missing[len(self.sent)] <= 0:
+            self.send()
+
+
+WIDTH, ROWS = 400, 6  # of the network below: each wide layer fills a bucket
+UPDATES = ("the first update", "an update that two backward() prepared",
+           "an update in which rank 0 alone has a gradient for one layer")
+PARTS = (1, 2, 1)  # backward() of each
+PATIENCE = 3  # seconds that the late rank gives the others' backward to return
+ROUNDING, ENOUGH = 1e-9, 1.01  # of float64; bytes sent in a backward, in those of all gradients
+
+
+class Network(nn.Module):
+    """A frozen layer, a buffer, a weight that two layers share, and perhaps a layer `spare` that can be skipped."""
+
+    def __init__(self, spare):
+        super().__init__()
+        self.frozen = nn.Linear(5, WIDTH).requires_grad_(False)
+        self.first, self.shared, self.again = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.again.weight = self.shared.weight
+        self.spare, self.skip = nn.Linear(WIDTH, WIDTH) if spare else None, False
+        self.last = nn.Linear(WIDTH, 3)
+        self.register_buffer("offset", torch.rand(WIDTH))
+        self.double()
+
+    def forward(self, inputs):
+        hidden = self.frozen(inputs) + self.offset
+        for layer in (self.first, self.shared, self.again, None if self.skip else self.spare):
+            hidden = layer(hidden).tanh() if layer else hidden
+        return self.last(hidden)
+
+
+def measure_ddp(step, cls, context):
+    """What the wrapper `cls` does on this rank, as `ddp_cases` reads it."""
+    rank, ranks = context.rank, context.world_size
+    torch.manual_seed(generator_seed())
+    whole = Network(spare=step == 5)  # one process, which begins with rank 0's weights
+    inputs = torch.randn(len(UPDATES), 2, ranks, ROWS, 5, dtype=torch.float64)
+    labels = torch.randint(3, inputs.shape[:4])
+    torch.manual_seed(rank)
+    own = Network(spare=step == 5) if rank else copy.deepcopy(whole)
+    sent, first_layer = Collectives(), []
+    own.first.weight.register_post_accumulate_grad_hook(lambda _: first_layer.append(sent.calls.total()))
+    wrapped = cls(own)
+    output = wrapped(inputs[0, 0, 0])
+    seen = {"forward": isinstance(output, torch.Tensor) and torch.equal(output, own(inputs[0, 0, 0])),
+            "parameters": all(map(torch.equal, own.parameters(), whole.parameters())),
+            "buffers": all(map(torch.equal, own.buffers(), whole.buffers()))}
+    if step == 1 or not all(seen.values()):
+        return seen
+
+    def backward(model, network, update, of_ranks):
+        """The gradient of the mean loss over the rows of these ranks."""
+        for part in range(PARTS[update]):
+            for each in of_ranks:
+                network.skip = update == 2 and each > 0
+                loss = cross_entropy(model(inputs[update, part, each]), labels[update, part, each])
+                (loss / PARTS[update] / len(of_ranks)).backward()
+
+    start = parameters_to_vector(whole.parameters()).detach()
+    gradients = sum(each.nbytes for each in own.parameters() if each.requires_grad)
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (whole, own)]
+    for update in range(len(UPDATES) if step == 5 else 1):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        backward(whole, whole, update, range(ranks))
+        if update == 0 and step >= 4 and rank == ranks - 1:  # late: it begins when the others' backward has returned
+            try:
+                context.store.wait([f"returned {other}" for other in range(rank)], timedelta(seconds=PATIENCE))
+            except RuntimeError:
+                seen["blocked"] = True
+        before = sent.bytes
+        with sent:
+            backward(wrapped, own, update, [rank])
+            context.store.set(f"returned {rank}", "yes")
+            wrapped.finish()
+        seen["bytes"] = round((sent.bytes - before) / PARTS[update] / gradients, 2)
+        if update == 0:
+            seen |= {"messages": sent.calls.total(), "early": first_layer[0], "buckets": len(make_buckets(own))}
+        for optimizer in optimizers:
+            optimizer.step()
+        moved, right = (parameters_to_vector(network.parameters()).detach() - start for network in (own, whole))
+        seen[UPDATES[update]] = ((moved - right).abs().max() / right.abs().max()).item()
+        seen.setdefault("times as far", (moved @ right / (right @ right)).item())
+        if seen[UPDATES[update]] > ROUNDING or seen["bytes"] > ENOUGH:
+            break  # the following updates would be wrong for the same reason
+    return seen
+
+
+def ddp_cases(step, ranks):
+    """Of each step: its own demands after those of the steps before it."""
+    on = f"On {len(ranks)} ranks"
+    yield Case([seen["forward"] for seen in ranks], [True] * len(ranks),
+               f"{on}: forward must return what the module returns for the same inputs.")
+    for kind in ("parameters", "buffers"):
+        other = [rank for rank, seen in enumerate(ranks) if not seen[kind]]
+        yield Case(other, [], f"{on}: after MyDDP(module) the {kind} of rank {' and rank '.join(map(str, other))} are "
+                   "not rank 0's.")
+    if step == 1:
+        return
+    if step == 3:
+        yield Case(ranks[0]["messages"], 1, f"{on}: an update took {ranks[0]['messages']} messages, not one.")
+    if step >= 4:
+        least = min(seen["messages"] for seen in ranks)
+        yield Case(2 <= least <= ranks[0]["buckets"], True, f"{on}: an update took {least} messages, and make_buckets "
+                   f"makes {ranks[0]['buckets']} buckets of the network.")
+        yield Case(min(seen["early"] for seen in ranks) > 0, True, f"{on}: no message had left when backward came to "
+                   "the first layer. A hook must send a bucket as soon as its last gradient is there.")
+        yield Case(any("blocked" in seen for seen in ranks), False, f"{on}: backward did not go on while a message was "
+                   "under way. We let one rank be late, and the others' backward() waited for it.")
+    yield Case(round(ranks[0]["times as far"], 2), 1.0, f"{on}: in the first update the weights moved "
+               f"{ranks[0]['times as far']:.2f} times as far as those of one process.", rel_tol=0.02)
+    for update in [update for update in UPDATES if update in ranks[0]]:
+        off = max(seen[update] for seen in ranks)
+        yield Case(off < ROUNDING, True, f"{on}: after {update} the weights are not those of one process: they "
+                   f"differ by {off:.0e} of the way that they moved.")
+    most = max(seen["bytes"] for seen in ranks)
+    yield Case(most <= ENOUGH, True, f"{on}: {most:.1f} times the bytes of all gradients were sent in a backward(). "
+               "Each gradient needs to go once.")
+
+
+OURS, MINE = "lessons/l06_ddp/my_ddp.py", Path("results/live/06_my_ddp.py")
+
+
+class Step(ExerciseOnRanks):
+    """A step of MyDDP. `trains` is a wrapper for main.py, FILE.py:CLASS: the learner's, once it is right, else ours."""
+
+    def __init__(self, number, solution, shown, hint, mistakes):
+        def check(ranks):
+            yield from ddp_cases(number, ranks)
+
+        check.__doc__, check.__name__ = shown, f"step_{number}"
+        measurement = Measurement(partial(measure_ddp, number), "MyDDP", preload=(__name__,))
+        super().__init__(check, solution, hint, mistakes, measurement, lambda: (2, 3))
+        self.number, self.whose = number, "ours"
+        self.ours = self.trains = f"{OURS if number == 5 else 'lessons/l06_ddp/check.py'}:{solution.__name__}"
+
+    def judged(self, attempt, status):
+        self.whose, self.trains = ("yours", f"{attempt}:MyDDP") if status == "right" else ("ours", self.ours)
+        if status == "right" and self.number > 1:  # it trains: MINE is the last step that was right
+            shutil.copy(attempt, MINE)
+
+
+same_weights = Step(
+    1, SameWeights,
+    "All ranks begin with rank 0's parameters and buffers. state_dict() has both, and its tensors are the model's own.",
+    "module.state_dict().values() are all tensors of the model. dist.broadcast(tensor, src=0) gives each rank the "
+    "values of rank 0, in place.",
+    {"Nothing was sent. A call on every rank, for each tensor: dist.broadcast(tensor, src=0).": OwnWeights,
+     "parameters() has no buffers, such as BatchNorm's running means. state_dict() has both.": NoBuffers,
+     "broadcast is a collective: every rank calls it, those that receive, too.": Rank0Alone,
+     "Is there a return in forward?": ForgetsResult})
+mean_gradients = Step(
+    2, MeanGradients,
+    "The ranks train as one process does with all their images. A message a parameter; a frozen one has no gradient.",
+    "For each parameter whose .grad is not None: dist.all_reduce adds it up over the ranks, in place; then divide by "
+    "dist.get_world_size().",
+    {"Every rank made the update of its own images. finish() must bring the gradients together.": SameWeights,
+     "That is the sum over the ranks. The loss is a mean over images, so the gradient is a mean over ranks.": Summed,
+     "You averaged weights: but the gradient is what the update needs. Average parameter.grad.": AveragesWeights})
+one_message = Step(
+    3, OneMessage,
+    "One flat tensor, one message. It leaves when all gradients are there: nothing overlaps yet.",
+    "bucket = the parameters with requires_grad; flat = pack(bucket); all_reduce; divide; unpack(flat, bucket).",
+    {"Pack the gradients of all parameters into one bucket.": MeanGradients,
+     "make_buckets makes several buckets. For one message put all parameters into one list.": BucketsInFinish,
+     "The mean is in the flat tensor, and the optimizer reads parameter.grad: unpack it.": NeverUnpacked,
+     "That is the sum over the ranks: divide by dist.get_world_size().": SummedFlat})
+overlapped = Step(
+    4, Overlapped,
+    "A bucket leaves when its last gradient is there, backward goes on, and finish() waits before the update.",
+    "In __init__: parameter.register_post_accumulate_grad_hook(function) for each parameter of each bucket of "
+    "make_buckets(module). The function looks whether all gradients of its bucket are there; then pack, and "
+    "dist.all_reduce(flat, async_op=True) returns a handle at once. Keep bucket, flat tensor and handle for finish().",
+    {"finish() runs after backward(). Send from a hook.": BucketsInFinish,
+     "all_reduce returns when the message is through. With async_op=True it returns at once: wait in finish().":
+         Blocking,
+     "The tensors were unpacked before the messages had come. Call wait() on each handle first.": NeverWaits,
+     "A message for each parameter: send a bucket when all of its gradients are there.": MessageEach})
+any_backward = Step(
+    5, MyDDP,
+    "Right after any backward: every bucket leaves, in the same order on all ranks, also where a gradient is missing "
+    "or a second backward adds to the first.",
+    "Count for each bucket the gradients that are missing. Send in the order of the buckets: the next one, while none "
+    "of its gradients is missing. finish() sends those that are left. A gradient for a bucket that has left belongs to "
+    "another backward: then begin to count anew, and send all again.",
+    {"`.grad is not None` says that a gradient is there, of this backward or of an earlier one; and a bucket with an "
+     "unused parameter never leaves. Count, and let finish() send what is left.": Overlapped,
+     "The ranks sent their buckets in different orders, so that a bucket met another one. Send the next bucket only "
+     "when the one before it has left.": FullFirst,
+     "After the second backward the mean of the first one took the place of the sum. A gradient for a bucket that has "
+     "left means: count anew, and send again.": FirstBackwardOnly})
+
+
+def kept():
+    """Whose class is in MINE: "yours", or "ours", put there where no step has been right."""
+    if not MINE.exists():
+        shutil.copy(OURS, MINE)
+    return "ours" if filecmp.cmp(OURS, MINE, shallow=False) else "yours"
 
 
 # Exercise 1: how far apart are the ranks?

@@ -7,6 +7,7 @@ The ranks run on CPUs with gloo, so that every machine shows the same. Only torc
 
 import time
 from collections import Counter
+from contextlib import contextmanager
 from functools import cache
 from statistics import median
 
@@ -16,16 +17,19 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+import files
 import launch
 import models
 from course import rank_program
-from lessons.l06_ddp import ddp_from_scratch
-from lessons.l06_ddp.ddp_from_scratch import LR, Messages, between_ranks, ddp, flat_weights, messages, pack, worst
+from lessons.l06_ddp import wrapped_training
+from lessons.l06_ddp.buckets import pack
+from lessons.l06_ddp.wrapped_training import LR, Collectives, between_ranks, calls, flat_weights, worst
 from options import positive
 
 WARM_UP, TIMED = 3, 9  # steps of `timeline`
 LAYERS, ROWS = 6, 128  # of its model, and samples a step for each rank
 CPU = torch.device("cpu")
+ALL_REDUCE = "c10d::allreduce_"  # its name among Collectives.calls
 
 # ---------------------------------------------------------------------------------------------- when equal, when not
 
@@ -159,8 +163,8 @@ def equality(lab):
     }
     batchnorm = {
         "layers": sum(isinstance(module, nn.BatchNorm2d) for module in own.modules()),
-        "messages": {"BatchNorm": messages(ddp, lab, lambda: lab.model(models.SmallResNet)),
-                     "BatchNorm over all ranks": messages(ddp, lab, lambda: over_ranks(lab.model(models.SmallResNet)))},
+        "messages": {name: calls(DistributedDataParallel, convert(lab.model(models.SmallResNet)), lab)[ALL_REDUCE]
+                     for name, convert in (("BatchNorm", nn.Identity()), ("BatchNorm over all ranks", over_ranks))},
         "running_means": {name: between_ranks(model.stem[1].running_mean[None])[0] for name, model in (
             ("BatchNorm", own), ("BatchNorm over all ranks", shared))}}
     if lab.placement.device.type == "cuda":  # torch's own
@@ -186,12 +190,33 @@ def recorded(events, bucket):
     return dist.all_reduce(mean, async_op=True).get_future().then(arrived)
 
 
+@contextmanager
+def written_down(events):
+    """In the `with` block dist.all_reduce writes down each message, as `recorded` does, for a wrapper of one's own."""
+    all_reduce = dist.all_reduce
+
+    def noted(tensor, *args, async_op=False, **options):
+        event = {"bucket": len(events), "bytes": tensor.nbytes, "start": time.perf_counter()}
+        events.append(event)
+        work = all_reduce(tensor, *args, async_op=True, **options)
+        event["arrives"] = work.get_future().then(lambda _: event.update(end=time.perf_counter()))
+        return work if async_op else work.wait()
+
+    dist.all_reduce = noted
+    try:
+        yield
+    finally:
+        dist.all_reduce = all_reduce
+        for event in events:
+            event.pop("arrives").wait()
+
+
 def timeline(lab):
     """For each bucket size the events of a typical step, in milliseconds since a barrier, and all steps' medians.
 
     The step is the one whose parts are nearest to these medians. After `bucket_cap_mb` MiB or more a bucket is full.
-    `wait` is the rest of backward() after the last bucket has started: nothing is left to compute. Clocks start when a
-    rank leaves the barrier.
+    `wait` is the rest of backward() and finish() after the last bucket has started: nothing is left to compute. Clocks
+    start when a rank leaves the barrier. With --wrapper a step under that class, too; its bucket_cap_mb is None.
     """
     width = lab.args.width
     inputs = torch.randn(ROWS, width)
@@ -199,18 +224,22 @@ def timeline(lab):
     def start(cap):
         torch.manual_seed(0)
         model = nn.Sequential(*[part for _ in range(LAYERS) for part in (nn.Linear(width, width), nn.ReLU())])
-        parallel, buckets = DistributedDataParallel(model, bucket_cap_mb=cap), []
+        optimizer, buckets = torch.optim.SGD(model.parameters(), lr=0.01), []
+        if cap is None:
+            return files.from_file(lab.args.wrapper)(model), optimizer, buckets
+        parallel = DistributedDataParallel(model, bucket_cap_mb=cap)
         parallel.register_comm_hook(buckets, recorded)
-        return parallel, torch.optim.SGD(model.parameters(), lr=0.01), buckets
+        return parallel, optimizer, buckets
 
     def step(run):  # of all ranks
         of_ranks = launch.gathered(timed_step(*run, inputs))
         return [{**event, "rank": rank} for rank, events in enumerate(of_ranks) for event in events]
 
-    runs = [start(cap) for cap in lab.args.bucket_mb]
+    caps = [*lab.args.bucket_mb, *([None] if lab.args.wrapper else [])]
+    runs = [start(cap) for cap in caps]
     rounds = [[step(run) for run in runs] for _ in range(WARM_UP + TIMED)]  # in turn: what disturbs one disturbs all
     results = []
-    for cap, (parallel, *_), steps in zip(lab.args.bucket_mb, runs, zip(*rounds[WARM_UP:], strict=True), strict=True):
+    for cap, (parallel, *_), steps in zip(caps, runs, zip(*rounds[WARM_UP:], strict=True), strict=True):
         typical = medians(steps)
         distances = [sum(abs(length - typical[part]) for part, length in medians([events]).items()) for events in steps]
         results.append({"bucket_cap_mb": cap, "events": steps[distances.index(min(distances))],
@@ -225,7 +254,12 @@ def timed_step(parallel, optimizer, buckets, inputs):
     start = time.perf_counter()
     loss = parallel(inputs).square().mean()
     forward = time.perf_counter()
-    loss.backward()
+    if hasattr(parallel, "finish"):
+        with written_down(buckets):
+            loss.backward()
+            parallel.finish()
+    else:
+        loss.backward()
     backward = time.perf_counter()
     optimizer.step()
     optimizer.zero_grad()
@@ -298,11 +332,11 @@ def no_sync(lab):
     for way in (synchronise_each, synchronise_last, first_try, never, around_ddp):
         model = lab.model()
         parallel = DistributedDataParallel(model)
-        with Messages() as sent:
+        with Collectives() as sent:
             way(parallel, parts)
         gradient = pack(list(model.parameters()))
         results[way.__name__] = {
-            "all_reduces": sent.count, "between_ranks": between_ranks(gradient[None])[0],
+            "all_reduces": sent.calls[ALL_REDUCE], "between_ranks": between_ranks(gradient[None])[0],
             "from_one_process": worst((gradient - truth)[None])[0]}
     return results
 
@@ -380,11 +414,14 @@ QUESTIONS = {step.__name__: step for step in (scale, equality, timeline, no_sync
 
 
 def main():
-    parser = ddp_from_scratch.get_parser(__doc__, QUESTIONS)
+    parser = wrapped_training.get_parser(__doc__)
     add = parser.add_argument
+    add("--step", nargs="+", required=True, choices=QUESTIONS, metavar="NAME", help=f"of: {', '.join(QUESTIONS)}")
     add("--bucket-mb", type=positive(float), nargs="+", default=[4, 1000], help="bucket_cap_mb of each `timeline`, MiB")
     add("--width", type=positive(int), default=1024, help="of the layers in `timeline`")
-    ddp_from_scratch.run(parser, QUESTIONS)
+    add("--wrapper", metavar="FILE.py:CLASS", help="a class of your own, for `timeline`, too")
+    args = parser.parse_args()
+    wrapped_training.run(args, parser, {name: QUESTIONS[name] for name in args.step})
 
 
 if __name__ == "__main__":

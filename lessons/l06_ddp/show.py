@@ -1,4 +1,4 @@
-"""Lesson 06: pictures and tables on DDP, from the results that ddp_from_scratch.py and ddp_questions.py write."""
+"""Lesson 06: pictures and tables on DDP, from the results that wrapped_training.py and ddp_questions.py write."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -57,18 +57,42 @@ def length(run: dict) -> float:
     return sum(run["medians"][part] for part in PARTS)
 
 
-def buckets(run: dict) -> str:
-    """"6 buckets (bucket_cap_mb=4)": those that rank 0 sent in the step drawn."""
-    sent = sum(event["event"] == "all-reduce" and event["rank"] == 0 for event in run["events"])
-    return f"{some(sent, 'bucket')} (bucket_cap_mb={run['bucket_cap_mb']:g})"
+def buckets(run: dict, whose: str) -> str:
+    """"DDP, 6 buckets (bucket_cap_mb=4)": those that rank 0 sent in the step drawn. `whose`: MyDDP."""
+    sent = some(sum(event["event"] == "all-reduce" and event["rank"] == 0 for event in run["events"]), "bucket")
+    cap = run["bucket_cap_mb"]
+    return f"DDP, {sent} (bucket_cap_mb={cap:g})" if cap else f"MyDDP ({whose}), {sent}"
 
 
-def overlap(small_buckets: dict, one_bucket: dict) -> list[dict]:
-    """A row for each size of the buckets. Hidden is the share of one bucket's wait that small buckets save."""
-    hidden = 1 - small_buckets["medians"]["wait"] / one_bucket["medians"]["wait"]
-    return [{"buckets": buckets(run), **{f"{part}, ms": f"{run['medians'][part]:.1f}" for part in PARTS},
-             "step, ms": f"{length(run):.1f}", "hidden": share}
-            for run, share in ((small_buckets, f"{hidden:.0%}"), (one_bucket, "–"))]
+def overlap(timelines: list[dict], whose: str) -> list[dict]:
+    """A row for each: small buckets, one bucket, MyDDP. Hidden is the share of one bucket's wait that is saved."""
+    one_bucket = timelines[1]["medians"]["wait"]
+    return [{"step": buckets(run, whose), **{f"{part}, ms": f"{run['medians'][part]:.1f}" for part in PARTS},
+             "together, ms": f"{length(run):.1f}",
+             "hidden": "–" if run is timelines[1] else f"{1 - run['medians']['wait'] / one_bucket:.0%}"}
+            for run in timelines]
+
+
+def speeds(by_wrapper: dict) -> Axes:
+    """{wrapper: table of its run log}: a point for each epoch after the first, and a bar at their median."""
+    ax = plt.subplots(figsize=(12, 3.6))[1]
+    for row, run in enumerate(by_wrapper.values()):
+        speed = run["images_per_second"].iloc[1:]
+        ax.plot(speed, [row] * len(speed), "o", markersize=13, color=COLOURS[row], alpha=0.6)
+        ax.plot([speed.median()] * 2, [row - 0.3, row + 0.3], color=COLOURS[row], linewidth=5)
+        ax.annotate(f"{speed.median():,.0f}", (speed.median(), row - 0.34), ha="center", va="bottom", fontweight="bold")
+    most = max(run["images_per_second"].max() for run in by_wrapper.values())
+    ax.set(xlabel="images a second", xlim=(0, 1.1 * most), ylim=(len(by_wrapper) - 0.4, -0.8))
+    name_rows(ax, by_wrapper)
+    head(ax, "The same training under both wrappers", pd.concat(by_wrapper.values()), {})
+    return ax
+
+
+def faster(mine: pd.Series, theirs: pd.Series) -> str:
+    """The verdict on images a second, epoch by epoch: told apart only where no epoch of one is among the other's."""
+    ratio = f"{mine.median() / theirs.median():.2f} times as many images a second as DDP, by the medians"
+    apart = mine.min() > theirs.max() or mine.max() < theirs.min()
+    return f"MyDDP: **{ratio}**." if apart else f"MyDDP: **not told apart** from DDP ({ratio}; their epochs overlap)."
 
 
 def shorter(small_buckets: dict, one_bucket: dict) -> str:

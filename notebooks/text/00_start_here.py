@@ -1,14 +1,14 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 35
+#     minutes: 40
 #     quick:
 #       parameters:
 #         epochs: 2
 #         samples: 1000
 #         tested: 500
-#       seconds: 25
-#     seconds: 40
+#       seconds: 40
+#     seconds: 60
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -29,7 +29,7 @@
 # **You need** nothing but Python. No GPU: without one, processes work on CPU cores. With GPUs the same files and the
 # same commands use them.
 #
-# **Time.** About 35 minutes for you, 1 for the machine.
+# **Time.** About 40 minutes for you, 1 for the machine.
 #
 # This is the first of sixteen lessons. Later you build DDP yourself from two calls ([06](06_ddp.ipynb)), predict
 # how fast 1,024 GPUs would be, which you do not have ([08](08_predict_scaling.ipynb)), kill processes and see the
@@ -61,10 +61,10 @@ from course import plots, runs
 from lessons.l00_start_here import check, show
 
 # %% tags=["parameters"]
-samples = 10_000  # training images of the two runs below
-epochs = 4  # passes over them, at least 2
+samples = 10_000  # training images of the runs below
+epochs = 6  # passes over them, at least 2
 tested = 10_000  # test images, after each epoch
-ranks = 2  # processes of the second run
+ranks = 2  # processes, where there are several
 
 # %% [markdown]
 # ## What this machine has
@@ -103,14 +103,14 @@ figure.suptitle(f"{name}: two images of each class", x=0.01, ha="left", fontsize
 plt.show()
 
 # %% [markdown]
-# ## One process, then two
+# ## The same training, sooner
 #
 # Every lesson goes the same way: a question, **your prediction**, a run, a picture, what it means. Write the number
 # down *before* you run. To be wrong is fine: the gap is what you learn from.
 #
 # We train twice on the same images: first one process on one device (a GPU, or one CPU core), then two processes on
-# two. Each process holds a copy of the network and takes its own part of the images. In each step they average their
-# gradients: what each has learned from its images.
+# two. Each process holds a copy of the network. The network is updated after each 512 images: one process takes all
+# 512, and two take 256 each and average their gradients, which is what each has learned from its images.
 #
 # **Predict**: two processes train how many times as fast as one? Replace `None` by a number.
 
@@ -121,9 +121,10 @@ my_speedup = None  # times as fast
 # One process. (`OMP_NUM_THREADS=1` keeps it to one core. Otherwise it would use all cores.)
 
 # %%
+options = f"--samples {samples} --test-samples {tested}"
+large = f"{options} --epochs {epochs} --global-batch-size 512 --lr 0.002"
 start = time.perf_counter()
-# !OMP_NUM_THREADS=1 python main.py --epochs {epochs} --samples {samples} \
-#     --test-samples {tested} --log-file results/live/00_one.jsonl
+# !OMP_NUM_THREADS=1 python main.py {large} --log-file results/live/00_one.jsonl
 wall = {"one process": time.perf_counter() - start}
 
 # %% [markdown]
@@ -133,44 +134,70 @@ wall = {"one process": time.perf_counter() - start}
 
 # %%
 start = time.perf_counter()
-# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} main.py --epochs {epochs} \
-#     --samples {samples} --test-samples {tested} --log-file results/live/00_ranks.jsonl
+# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} main.py {large} \
+#     --log-file results/live/00_ranks.jsonl
 wall[f"{ranks} ranks"] = time.perf_counter() - start
 
 # %% [markdown]
-# Each run wrote a log. We read both back. The first epoch is often slower (it warms up), so we leave it out. Of the
-# other speeds we take the middle one, the **median**.
+# Each run wrote a log. We read both back, and draw the accuracy on the test images: once after as many epochs, once
+# after as many seconds.
 
 # %%
 logs = runs.read_runs({"one process": "results/live/00_one.jsonl",
                        f"{ranks} ranks": "results/live/00_ranks.jsonl"})
-table = runs.speedup_table(logs, baseline="one process")
+plots.accuracy_twice(logs)
+plt.show()
+
+# %% [markdown]
+# Left: epoch by epoch both are equally good, since it is **the same training**. (The small differences come from
+# rounding.) Right: one of them is there earlier. How much earlier? The first epoch is often slower (it warms up), so we
+# leave it out. Of the other speeds we take the middle one, the **median**.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-guess = pd.DataFrame({"source": ["predicted"], "world_size": [ranks], "speedup": [my_speedup]})
-known = table.dropna(axis=1, how="all")
-plots.speedup(known if my_speedup is None else pd.concat([known, guess]))
-plt.show()
-lesson.predicted(my_speedup, table["speedup"].iloc[-1], "times as fast")
-lesson.table([{"run": run.label, "images/s": f"{run.images_per_second:,.0f}",
-               "times as fast": f"{run.speedup:.2f}",
-               "images per step": run.batch_size * run.world_size,
-               "steps per epoch": math.ceil(samples / (run.batch_size * run.world_size)),
-               f"loss after {run.epochs} epochs": f"{run.loss:.2f}"} for run in table.itertuples()])
+table = runs.speedup_table(logs, baseline="one process")
 devices, kind = (len(gpus), "GPU") if gpus else (cores, "core")
+lesson.predicted(my_speedup, table["speedup"].iloc[-1], "times as fast")
 lesson.verdict(show.most_to_hope_for(ranks, devices, kind))
 
 # %% [markdown]
-# How to read the table:
+# What is missing from the ideal was spent on averaging, on waiting for the other process, and on what the devices of one
+# machine share. (Other programs on your machine count, too. Run the cells again.) Lesson [08](08_predict_scaling.ipynb)
+# takes the loss apart, and predicts it.
 #
-# - **Times as fast**: what is missing from the ideal was spent on averaging, on waiting for the other process, and on
-#   what the devices of one machine share. (Other programs on your machine count, too. Run the cells again.) Lesson
-#   [08](08_predict_scaling.ipynb) takes the loss apart, and predicts it.
-# - **Images per step**: each process takes as many as the one process took. Together that is the **global batch**, and
-#   with a larger one an epoch has fewer steps. So it is not quite the same training, and the losses differ. Lesson
-#   [09](09_large_batch.ipynb) is about that.
-# - On a CPU there is a third way: one process that uses all cores itself. It is not what we compare here: one core
-#   stands for one GPU. Lesson [07](07_performance.ipynb) sets these side by side, too.
+# ## And with small batches?
+#
+# Each update costs a message, however few images it took. Without `--global-batch-size` each process takes 64 images
+# for an update.
+#
+# **Predict**: with 64 images each, do two processes gain more than above, or less?
+
+# %%
+my_small = None  # "more" or "less"
+
+# %%
+small = f"{options} --epochs {max(2, epochs // 2)}"
+# !OMP_NUM_THREADS=1 python main.py {small} --log-file results/live/00_one_small.jsonl
+# !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} main.py {small} \
+#     --log-file results/live/00_ranks_small.jsonl
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+one_small, ranks_small = "one process, 64", f"{ranks} ranks, 64 each"
+small_logs = runs.read_runs({one_small: "results/live/00_one_small.jsonl",
+                             ranks_small: "results/live/00_ranks_small.jsonl"})
+rows = [*table.itertuples(), *runs.speedup_table(small_logs, baseline=one_small).itertuples()]
+lesson.predicted(my_small, "more" if rows[3].speedup > rows[1].speedup else "less")
+lesson.table([{"run": run.label, "images/s": f"{run.images_per_second:,.0f}",
+               "times as fast": f"{run.speedup:.2f}",
+               "images an update": run.batch_size * run.world_size,
+               "updates an epoch": math.ceil(samples / (run.batch_size * run.world_size)),
+               f"loss after {run.epochs} epochs": f"{run.loss:.2f}"} for run in rows])
+
+# %% [markdown]
+# And it is **not the same training**: two processes with 64 images each make an update of 128, so an epoch has half as
+# many updates, and the losses differ. Lesson [09](09_large_batch.ipynb) is about that.
+#
+# On a CPU there is a third way: one process that uses all cores itself. It is not what we compare here: one core stands
+# for one GPU. Lesson [07](07_performance.ipynb) sets these side by side, too.
 #
 # ## But how long did you wait?
 #

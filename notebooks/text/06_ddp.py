@@ -1,13 +1,15 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 150
+#     minutes: 190
 #     quick:
 #       parameters:
 #         steps: 6
 #         width: 512
-#       seconds: 35
-#     seconds: 75
+#         samples: 1280
+#         epochs: 3
+#       seconds: 45
+#     seconds: 105
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -21,8 +23,8 @@
 # each other, and when?
 #
 # **You will be able to**
-# - build data-parallel training from `broadcast` and `all_reduce`, and say what `DistributedDataParallel` (DDP) does
-#   of it, and when;
+# - write data-parallel training yourself, from `broadcast` and `all_reduce`, and say what `DistributedDataParallel`
+#   (DDP) does of it, and when;
 # - prove that the ranks train as one process does, and name what breaks this;
 # - save messages with `no_sync`, and save a model that loads without DDP;
 # - turn a training script into DDP.
@@ -31,7 +33,8 @@
 # ([03](03_processes_and_ranks.ipynb)), collectives ([04](04_collectives.ipynb)) and shards
 # ([05](05_distributed_sampler.ipynb)).
 #
-# **Time.** About 150 minutes for you, 2 for the machine. The capstone takes half of yours.
+# **Time.** About 190 minutes for you, 2 for the machine. That is three sittings: DDP, which you build (80 minutes);
+# its traps (50); the capstone (60).
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -49,23 +52,22 @@ import torch
 
 import data
 import models
-from course import plots
-from lessons.l06_ddp import capstone, check, show
-from lessons.l06_ddp import ddp_from_scratch as loops, ddp_questions as questions
+from course import plots, runs
+from lessons.l06_ddp import buckets, capstone, check, show
+from lessons.l06_ddp import ddp_questions as questions, wrapped_training
 
 # %% tags=["parameters"]
 ranks = 2  # processes of every run below; 2 or more
 steps = 20  # updates of each training run
 width = 1024  # of the layers in the model whose step we draw
+samples, epochs = 12_800, 6  # of main.py's runs
 
 # %% [markdown]
 # The ranks of this lesson are processes on the CPU, also where there are GPUs: so everybody sees the same. A GPU
 # changes the speed, not the result. (On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, look at the table on
-# BatchNorm, which gets a row for PyTorch's own `SyncBatchNorm`, and at the capstone, whose ranks take a GPU each.) Each rank has 16 images per step. All training loops below stand in one file,
-# [`ddp_from_scratch.py`](../lessons/l06_ddp/ddp_from_scratch.py), and each differs from the one before in a few
-# lines.
+# BatchNorm, which gets a row for PyTorch's own `SyncBatchNorm`, and at the capstone, whose ranks take a GPU each.)
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank; lesson 07 says more
 synthetic = data.get_dataset("auto")[0].name == "synthetic"
 
@@ -74,23 +76,57 @@ def results(name):
     return json.loads(Path(f"results/live/06_{name}.json").read_text())
 
 
-# %% [markdown]
-# ## Nothing: each rank for itself
-#
-# This is the loop that everybody writes. `batches` are the rank's own: its part of each whole batch.
+def labelled(step, text):
+    return f"{text} ({step.whose})"
 
-# %%
-lesson.code(loops.independent)
 
 # %% [markdown]
-# Two ranks train two models: each has its own random first weights, and its own images.
+# ## The loop stays, the model is wrapped
 #
-# ## Broadcast: the same first weights
-#
-# `dist.broadcast(tensor, src=0)` gives every rank the values of rank 0. New lines are green and begin with `+`.
+# This is the training loop of this lesson. `batches` are the rank's own: its part of each whole batch.
 
 # %%
-lesson.difference(loops.independent, loops.broadcast)
+lesson.code(wrapped_training.train)
+
+# %% [markdown]
+# Started on two ranks as it is, it trains two models: each rank has its own random first weights and its own images.
+#
+# You will change nothing in this loop. You write what stands around the model: **`MyDDP`**, as PyTorch's own
+# `DistributedDataParallel(model)` stands around a model. `forward` gives the images to the model, and `finish()` is
+# called between backward and the update. You write it in **five steps**. Each step is a cell, and behind it a check
+# runs your class on 2 and on 3 ranks. What is right is what trains in the rest of this lesson. Until then our class
+# takes its place, and the pictures say whose it is.
+#
+# ## Step 1: the same first weights
+#
+# `dist.broadcast(tensor, src=0)` gives every rank the values of rank 0, in place. Every rank calls it.
+#
+# Write `__init__`: after `MyDDP(model)` all ranks have rank 0's weights. (A model has buffers, too, such as the running
+# means of BatchNorm. `model.state_dict()` has both.)
+
+# %%
+# %%writefile results/live/06_step_1.py
+import torch.distributed as dist
+from torch import nn
+
+
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        raise NotImplementedError
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish(self):
+        pass
+
+
+# %%
+check.same_weights("results/live/06_step_1.py")
+# check.same_weights.hint()
+# check.same_weights.solution()
 
 # %% [markdown]
 # **Predict.** All ranks now begin with the same weights. Are these still the same on all ranks after the last update?
@@ -99,31 +135,56 @@ lesson.difference(loops.independent, loops.broadcast)
 my_weights = None  # "the same" or "not the same"
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_from_scratch.py \
-#     --step independent broadcast --steps {steps} --out results/live/06_start.json
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/wrapped_training.py \
+#     --wrapper none {check.same_weights.trains} --steps {steps} --out results/live/06_start.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-proofs = {name: results("start")[name] for name in ("independent", "broadcast")}
+proofs = {"no wrapper": results("start")["none"],
+          labelled(check.same_weights, "step 1"): results("start")[check.same_weights.trains]}
 show.by_update({name: proof["between_ranks"] for name, proof in proofs.items()},
                "How far the ranks' models are apart", synthetic)
 plt.show()
-at_the_end = proofs["broadcast"]["between_ranks"][-1]
+at_the_end = results("start")[check.same_weights.trains]["between_ranks"][-1]
 lesson.predicted(my_weights, "not the same" if at_the_end else "the same")
 
 # %% [markdown]
 # **Same weights + same updates = same weights.** A broadcast gives the first half only: each rank has other images,
 # so other gradients, so other updates.
 #
-# ## Average the gradients
+# ## Step 2: the mean gradient
 #
 # `dist.all_reduce(tensor)` adds the tensor up over all ranks, and leaves the sum on each.
+#
+# Write `finish()`: when it returns, every `parameter.grad` is the **mean** over all ranks. A frozen parameter has no
+# gradient: its `.grad` is `None`. (Begin with your class of step 1.)
 
 # %%
-lesson.difference(loops.broadcast, loops.average)
+# %%writefile results/live/06_step_2.py
+import torch.distributed as dist
+from torch import nn
+
+
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        ...  # as in step 1
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish(self):
+        raise NotImplementedError
+
+
+# %%
+check.mean_gradients("results/live/06_step_2.py")
+# check.mean_gradients.hint()
+# check.mean_gradients.solution()
 
 # %% [markdown]
-# Now the ranks should stay together; the table at the end of this part shows it. But do they train what **one process**
-# trains, with the whole batches and none of this?
+# Now the ranks should stay together. But do they train what **one process** trains, with the whole batches and none of
+# this?
 #
 # **Predict.** How large is the largest difference between a weight of the ranks and the same weight of one process,
 # after the last update?
@@ -132,14 +193,14 @@ lesson.difference(loops.broadcast, loops.average)
 my_difference = None  # a number
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_from_scratch.py --step average \
-#     --steps {steps} --out results/live/06_average.json
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/wrapped_training.py \
+#     --wrapper {check.mean_gradients.trains} --steps {steps} --out results/live/06_mean.json
 # !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py --step scale \
 #     --out results/live/06_scale.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-proofs["average"] = results("average")["average"]
-lesson.predicted(my_difference, proofs["average"]["from_one_process"][-1])
+mean = results("mean")[check.mean_gradients.trains]
+lesson.predicted(my_difference, mean["from_one_process"][-1])
 lesson.table([{"the loss is the … over a rank's images": row["loss"],
                "over the ranks we take the …": row["over_ranks"],
                "times the gradient of the whole batch": f"{row['times']:.3f}"}
@@ -158,10 +219,262 @@ lesson.table([{"the loss is the … over a rank's images": row["loss"],
 # of older weights: nobody waits, and the result is another one ([13](13_beyond_ddp.ipynb) names the parameter
 # server).
 #
+# ## Step 3: one message
+#
+# Each all-reduce costs some time, however small the tensor ([04](04_collectives.ipynb)). So pack the gradients into
+# one flat tensor, a **bucket**, and send that. Three functions are given:
+
+# %%
+lesson.code(buckets.make_buckets, buckets.pack, buckets.unpack)
+
+# %% [markdown]
+# Write `finish()` with **one** all-reduce for all gradients. A bucket is a list of parameters.
+
+# %%
+# %%writefile results/live/06_step_3.py
+import torch.distributed as dist
+from torch import nn
+
+from lessons.l06_ddp.buckets import make_buckets, pack, unpack
+
+
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        ...  # as in step 1
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish(self):
+        raise NotImplementedError
+
+
+# %%
+check.one_message("results/live/06_step_3.py")
+# check.one_message.hint()
+# check.one_message.solution()
+
+# %% [markdown]
+# ## Step 4: send while backward goes on
+#
+# Backward begins with the last layer. When its gradients are ready, those of the first layers are still to come. Why
+# wait for them? Three things are needed:
+#
+# - **buckets**: `make_buckets(module)` puts the last layers into the first bucket;
+# - a **hook**, a function that PyTorch calls when the gradient of a parameter is complete:
+#   `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)`;
+# - **`async_op=True`**: `work = dist.all_reduce(flat, async_op=True)` returns at once, and `work.wait()` waits.
+#
+# Write a hook that sends a bucket when its last gradient is there, and a `finish()` that waits for all messages and
+# unpacks them. `zero_grad()` sets every `.grad` to `None`, so `None` means: not yet there. (`functools.partial(function,
+# bucket)` is `function` with its first argument set.)
+
+# %%
+# %%writefile results/live/06_step_4.py
+from functools import partial
+
+import torch.distributed as dist
+from torch import nn
+
+from lessons.l06_ddp.buckets import make_buckets, pack, unpack
+
+
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        ...  # as in step 1, and the hooks
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish(self):
+        raise NotImplementedError
+
+
+# %%
+check.overlapped("results/live/06_step_4.py")
+# check.overlapped.hint()
+# check.overlapped.solution()
+
+# %% [markdown]
+# ## Step 5: after any backward
+#
+# `.grad is not None` is true in the *second* backward before an update, too, from its first hook on. And a parameter
+# that a forward leaves out gets no gradient: its bucket is never full. On some ranks only, perhaps: then the ranks send
+# their buckets in different orders, and a collective meets another one.
+#
+# Make your class right for
+# - two `backward()` before one `finish()`: the gradient is the mean of what both have added up;
+# - a parameter without gradient, on all ranks or on some: `finish()` sends what is left, and `pack` puts zeros there;
+# - one order: all ranks send bucket 0, then 1, then 2.
+
+# %%
+# %%writefile results/live/06_step_5.py
+from functools import partial
+
+import torch.distributed as dist
+from torch import nn
+
+from lessons.l06_ddp.buckets import make_buckets, pack, unpack
+
+
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        ...  # as in step 4, but count the gradients that are missing
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish(self):
+        raise NotImplementedError
+
+
+# %%
+check.any_backward("results/live/06_step_5.py")
+# check.any_backward.hint()
+# check.any_backward.solution()
+
+# %% [markdown]
+# When yours is right, the next cell prints ours, to compare.
+
+# %%
+if check.any_backward.whose == "yours":
+    check.any_backward.solution()
+
+# %% [markdown]
+# ## DistributedDataParallel
+#
+# DDP does all of this: the broadcast in its constructor, the hooks and buckets in `backward()`, and it waits there,
+# too. When `backward()` returns, every rank has the mean gradient (on a GPU the messages stand in the queue, before the
+# update). So it needs no `finish()`. Does it do the same as the five steps?
+
+# %%
+five = [check.same_weights, check.mean_gradients, check.one_message, check.overlapped,
+        check.any_backward]
+trains = " ".join(step.trains for step in five)
+
+# %%
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/wrapped_training.py \
+#     --wrapper none {trains} ddp --steps {steps} --out results/live/06_all.json
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+names = {"none": "no wrapper"}
+names |= {step.trains: f"step {step.number} ({step.whose})" for step in five}
+names |= {"ddp": "`DistributedDataParallel`"}
+lesson.table([{"wrapper": text, "between the ranks": show.small(proof["between_ranks"][-1]),
+               "from one process": show.small(proof["from_one_process"][-1]),
+               "messages an update": proof["messages"]}
+              for name, text in names.items() for proof in [results("all")[name]]])
+mib = sum(parameter.nbytes for parameter in models.ConvNet().parameters()) / 2**20
+print(f"{mib:.2f} MiB of gradients")
+
+# %% [markdown]
+# A wrapper trains what one process trains if *between the ranks* is 0 and *from one process* is rounding. How the ranks
+# exchange their gradients then changes the time alone.
+#
+# The model here is `main.py`'s LeNet. Its gradients fit into the first bucket, which holds 1 MiB in DDP, too
+# (`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`; the others hold 25 MiB,
+# [manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). So it sends
+# one message, which leaves when backward is at its end, and with LeNet nothing overlaps.
+#
+# DDP's first step sends all in one bucket: in it DDP notes the order in which the gradients come, and then makes the
+# buckets after it. So never time the first step.
+#
+# ## Your DDP trains CIFAR-10
+#
+# `main.py --wrapper FILE.py:CLASS` puts a class in the place of `DistributedDataParallel`. The rest is the same: data,
+# seed, evaluation, log.
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+whose = check.kept()
+lesson.verdict(f"The class in results/live/06_my_ddp.py is **{whose}**.")
+common = f"--samples {samples} --test-samples 2000 --epochs {epochs}"
+
+# %%
+# !rm -f results/live/06_mine.jsonl results/live/06_theirs.jsonl
+# !torchrun --nproc_per_node={ranks} main.py --wrapper results/live/06_my_ddp.py:MyDDP {common} \
+#     --save-model results/live/06_mine.pt --log-file results/live/06_mine.jsonl
+# !torchrun --nproc_per_node={ranks} main.py {common} \
+#     --save-model results/live/06_theirs.pt --log-file results/live/06_theirs.jsonl
+
+# %% [markdown]
+# **Predict.** How many images a second does this `MyDDP` train, as a share of `DistributedDataParallel`'s?
+
+# %%
+my_share = None  # such as 0.5
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+both = {f"MyDDP ({whose})": runs.read_run("results/live/06_mine.jsonl"),
+        "DistributedDataParallel": runs.read_run("results/live/06_theirs.jsonl")}
+show.speeds(both)
+plt.show()
+mine, theirs = (frame["images_per_second"].iloc[1:] for frame in both.values())
+lesson.predicted(my_share, mine.median() / theirs.median())
+lesson.verdict(show.faster(mine, theirs))
+saved = [torch.load(f"results/live/06_{name}.pt", weights_only=True) for name in ("mine", "theirs")]
+apart = max((saved[0][name] - saved[1][name]).abs().max().item() for name in saved[0])
+print(f"largest difference between a weight of the one and of the other: {apart:.0e}")
+
+# %% [markdown]
+# Each point is an epoch; the first one, in which all warms up, is left out. The weights differ by rounding, which grows
+# from update to update.
+#
+# More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design
+# notes](https://docs.pytorch.org/docs/stable/notes/ddp.html), and the paper that measured buckets and overlap ([Li et
+# al., VLDB 2020](https://arxiv.org/abs/2006.15704)).
+#
+# ## Overlap, seen
+#
+# A larger model: six layers of `width` × `width`. We write down when each message was sent and when it came back, and
+# draw one step each: DDP with small buckets (`bucket_cap_mb` sets their size, the first one's too), DDP with a single
+# bucket for everything, and `MyDDP`.
+#
+# One thing differs from GPUs: there, sending needs only a small part of the GPU. Here the messages are carried by **the
+# same cores that compute**. What overlap hides, backward may lose.
+#
+# **Predict.** Which of DDP's two steps is shorter on this machine?
+
+# %%
+my_step = None  # "small buckets", "one bucket" or "neither" (less than 3 % apart)
+
+# %%
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py --step timeline \
+#     --bucket-mb 4 1000 --width {width} --wrapper results/live/06_my_ddp.py:MyDDP \
+#     --out results/live/06_timeline.json
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+drawn = results("timeline")["timeline"]
+plots.timelines.one_below_another(
+    {show.buckets(run, whose): pd.DataFrame(run["events"]) for run in drawn}, ranks=1)
+plt.show()
+lesson.predicted(my_step, show.shorter(*drawn[:2]))
+lesson.table(show.overlap(drawn, whose))
+
+# %% [markdown]
+# **How to read it.** One step of rank 0. Blue: it computes. Orange: a bucket is under way, from when this rank sends it
+# until the sum of all ranks is there; the bar shows the bucket's number. Grey, `wait`: nothing is left to compute, and
+# `backward()`, or `finish()`, waits for the messages under way and copies the means back. The table has medians over
+# nine steps and all ranks, and the step drawn is the nearest to them. *hidden* is the share of one bucket's `wait` that
+# is saved.
+#
+# With one bucket nothing can be hidden: it leaves when all gradients are there. With small buckets compare two
+# columns: is `wait` shorter, and is `backward` longer? The step is what counts.
+#
+# ## When it is not the training of one process
+#
+# **A good place for a break.** You have built DDP. From here on you meet its traps, one by one: what gives a
+# different result; BatchNorm; `no_sync`; a parameter without gradient; a model that changes after wrapping; saving. You
+# may skip the traps that your model does not have.
+#
 # ### Exercise 1: are the ranks still together?
 #
-# `apart(model)` runs on all ranks. Return the largest difference of any weight between any two ranks: the same number
-# on each rank. Do not change the weights. (Run the cell to write the file, then the next one: it starts three ranks.)
+# A trap is found by looking. `apart(model)` runs on all ranks. Return the largest difference of any weight between any
+# two ranks: the same number on each rank. Do not change the weights.
 
 # %%
 # %%writefile results/live/06_apart.py
@@ -179,122 +492,7 @@ check.drift("results/live/06_apart.py")
 # check.drift.solution()
 
 # %% [markdown]
-# ## Buckets: fewer, larger messages
-#
-# Each all-reduce costs some time, however small the tensor. So pack several gradients into one flat tensor, a
-# **bucket**. Backward begins with the last layer, so the first bucket holds the last layers.
-
-# %%
-lesson.difference(loops.average, loops.bucketed)
-
-# %%
-lesson.code(loops.make_buckets, loops.pack, loops.unpack)
-
-# %% [markdown]
-# ## Hooks: a bucket leaves when it is full
-#
-# When the gradients of the last layers are ready, those of the first layers are still to come. Why wait for them? A
-# **hook** is a function that PyTorch calls for us; this one, when the gradient of a parameter is complete.
-# (`partial(send_if_full, bucket)` is `send_if_full` whose first argument is set already.)
-
-# %%
-lesson.difference(loops.bucketed, loops.hooked)
-
-# %% [markdown]
-# How does the hook know that the bucket is full? `zero_grad()` sets each `.grad` to `None`, so `None` means: not yet
-# there. That is PyTorch's default. With `zero_grad(set_to_none=False)` no gradient would be `None` again after the
-# first update: the hook would take every bucket for full, and send it once for each of its parameters. DDP does not
-# rely on this: it counts the gradients that have come.
-#
-# ## Overlap: send, and go on
-#
-# So far backward stops while a bucket is on its way. `async_op=True` returns at once, with a handle. Backward goes
-# on, and **before the update** we wait.
-
-# %%
-lesson.difference(loops.hooked, loops.overlapped)
-
-# %% [markdown]
-# ## DistributedDataParallel
-#
-# DDP does all of this: the broadcast in its constructor, the hooks and buckets in `backward()`, and it waits there:
-# when `backward()` returns, every rank has the mean gradient (on a GPU it stands in the queue, before the update).
-# Compared with the loop that we began with:
-
-# %%
-lesson.difference(loops.independent, loops.ddp)
-
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_from_scratch.py \
-#     --step bucketed hooked overlapped ddp --steps {steps} --out results/live/06_ddp.json
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-proofs |= {name: results("ddp")[name] for name in ("bucketed", "hooked", "overlapped", "ddp")}
-lesson.table([{"loop": f"`{name}`", "between the ranks": show.small(proof["between_ranks"][-1]),
-               "from one process": show.small(proof["from_one_process"][-1]),
-               "all-reduces per update": proof["messages"]} for name, proof in proofs.items()])
-mib = sum(parameter.nbytes for parameter in models.ConvNet().parameters()) / 2**20
-print(f"{mib:.2f} MiB of gradients")
-
-# %% [markdown]
-# A loop is the training of one process if *between the ranks* is 0 and *from one process* is rounding. How the ranks
-# exchange their gradients then changes the time alone: see the next section, with a larger model.
-#
-# DDP's first bucket holds 1 MiB, so that it leaves soon (`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`), and the
-# others 25 MiB
-# ([manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). But the
-# first step sends all in one bucket: in it DDP notes the order in which the gradients come, and then makes the buckets
-# after it. So never time the first step.
-#
-# The model here is `main.py`'s LeNet. Its gradients fit into the first bucket: one message, which leaves when backward
-# is at its end. With LeNet `main.py` overlaps nothing.
-#
-# More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design
-# notes](https://docs.pytorch.org/docs/stable/notes/ddp.html), and the paper that measured buckets and overlap ([Li et
-# al., VLDB 2020](https://arxiv.org/abs/2006.15704)).
-#
-# ## Overlap, seen
-#
-# A larger model: six layers of `width` × `width`. DDP tells a *communication hook* of each bucket; ours writes down
-# when it was sent and when it came back. `bucket_cap_mb` sets the size of a bucket, the first one too. We draw one step
-# with small buckets, and one with a single bucket for everything.
-#
-# One thing differs from GPUs: there, sending needs only a small part of the GPU. Here the messages are carried by **the
-# same cores that compute**. What overlap hides, backward may lose.
-#
-# **Predict.** Which step is shorter on this machine?
-
-# %%
-my_step = None  # "small buckets", "one bucket" or "neither" (less than 3 % apart)
-
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py --step timeline \
-#     --bucket-mb 4 1000 --width {width} --out results/live/06_timeline.json
-
-# %%
-drawn = results("timeline")["timeline"]
-plots.timelines.one_below_another(
-    {show.buckets(run): pd.DataFrame(run["events"]) for run in drawn}, ranks=1)
-plt.show()
-
-# %%
-lesson.predicted(my_step, show.shorter(*drawn))
-lesson.table(show.overlap(*drawn))
-
-# %% [markdown]
-# **How to read it.** One step of rank 0. Blue: it computes. Orange: a bucket is under way, from when this rank sends it
-# until the mean of all ranks is there; the bar shows the bucket's number. Grey, `wait`: `backward()` has nothing left to
-# compute, waits for the messages under way, and copies the means back. The table has medians over nine steps and all
-# ranks, and the step drawn is the nearest to them. *hidden* is the share of one bucket's `wait` that small buckets save.
-#
-# With one bucket nothing can be hidden: it leaves when all gradients are there. With small buckets compare two
-# columns: is `wait` shorter, and is `backward` longer? The step is what counts.
-#
-# ## When it is not the training of one process
-#
-# **A good place for a break.** You have built DDP. From here on you meet its traps, one by one: what gives a
-# different result; BatchNorm; `no_sync`; a parameter without gradient; a model that changes after wrapping; saving. You
-# may skip the traps that your model does not have.
+# ### The cases
 #
 # Equality has conditions. Each case below is a training with DDP, compared with one process on the whole batches.
 # "Loss summed" is `reduction="sum"`, "dropout" a layer `nn.Dropout(0.5)`, and "BatchNorm" a small residual network.
@@ -516,6 +714,8 @@ lesson.table(rows)
 
 # %% [markdown]
 # ## Capstone: your own DDP program
+#
+# **Another good place for a break.** This is an hour's work of its own.
 #
 # `scripts/minimal.py` trains a small network in one process. Nothing of it is hidden:
 
