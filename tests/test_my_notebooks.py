@@ -117,6 +117,14 @@ def test_work_in_a_cell_that_the_course_has_dropped_stays_and_is_named(course):
     assert course.sources() == ["# 05 Shards", "my answer", "check.shard(my_shard)", "The end."]
 
 
+@pytest.mark.filterwarnings("error")  # nbformat's, of an id that stands twice
+def test_a_cell_kept_under_an_id_that_another_cell_has_now_gets_a_new_one(course):
+    course.write("stub", "my answer")
+    course.publish({"title": CELLS["title"], "stub": CELLS["guess"], "end": CELLS["end"]})
+    course.lines()
+    assert course.sources() == ["# 05 Shards", "my_guess = None", "my answer", "The end."]
+
+
 def test_a_build_that_gives_an_id_to_another_cell_loses_nothing(course):
     """As jupytext's pairing by position does: here all ids move one cell down."""
     course.write("stub", "my answer")
@@ -140,7 +148,7 @@ def test_a_stub_that_the_learner_copied_before_answering_does_not_take_the_answe
     course.save(notebook)
     course.publish(CELLS | {"stub": STUB.replace("n", "m")})
     course.lines()
-    assert course.sources()[2] == "my answer"
+    assert course.sources()[2] == "my answer" and course.sources()[4] == STUB  # not the new stub, which would win
 
 
 def test_a_deleted_cell_stays_away_until_the_course_changes_it(course):
