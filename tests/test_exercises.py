@@ -143,6 +143,13 @@ def test_a_wrong_answer_gets_the_case_and_the_mistake_that_behaves_alike(answer,
     assert count.verdict(answer.__getitem__) == (outcome, message)
 
 
+def test_a_lesson_goes_on_with_the_learner_s_answer_only_where_it_is_right():
+    right = [1, 2, 3].__getitem__
+    assert count.or_ours(right) == (right, "your")
+    for attempt in ([1, 9, 8].__getitem__, {}.__getitem__, stub, None):
+        assert count.or_ours(attempt) == (count.answer, "our")
+
+
 class Agrees(int):
     """As a cheat writes it."""
 
