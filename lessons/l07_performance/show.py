@@ -58,10 +58,19 @@ def speedups(lines: dict[str, dict[int, tuple[float, float]]], ax: Axes, title: 
     return ax
 
 
-def by_batch(measured: dict[int, float], wanted: float, found: int | None, ax: Axes, title: str) -> Axes:
+def spread(one: pd.DataFrame, many: pd.DataFrame) -> tuple[float, float]:
+    """The lowest and the highest speed-up of an epoch of `many` ranks against one of `one`, after each run's first;
+    tables of `runs.read_run`."""
+    slow, fast = ([run["images_per_second"].iloc[1:].agg(end) for run in (one, many)] for end in ("min", "max"))
+    return slow[1] / fast[0], fast[1] / slow[0]
+
+
+def by_batch(measured: dict[int, float], spreads: dict[int, tuple[float, float]], wanted: float, found: int | None,
+             ax: Axes, title: str) -> Axes:
     """Speed-up of two ranks against one process, over the images of an update. `measured`: {global batch: speed-up}, in
-    the order in which a search measured them; `found`: its result."""
+    the order in which a search measured them; `spreads`: lowest and highest of each; `found`: the search's result."""
     sizes = sorted(measured)
+    ax.vlines(sizes, *zip(*(spreads[size] for size in sizes), strict=True), color=COLOURS[0], linewidth=3)
     ax.plot(sizes, [measured[size] for size in sizes], color=COLOURS[0], linewidth=1)
     ax.plot(sizes, [measured[size] for size in sizes], **line_style(0) | {"linestyle": "", "markersize": 14})
     ax.axhline(1, color="black", linewidth=2)
@@ -76,9 +85,9 @@ def by_batch(measured: dict[int, float], wanted: float, found: int | None, ax: A
     ax.set_xscale("log", base=2)
     ticks(ax, sizes, "{:,}")
     ax.set(xlabel="images an update, both ranks together", ylabel="times as fast as one process",
-           xlim=(sizes[0] / 1.5, 1.5 * sizes[-1]), ylim=(0, 1.15 * max(2, *measured.values())))
+           xlim=(sizes[0] / 1.5, 1.5 * sizes[-1]), ylim=(0, 1.15 * max(2, *(high for _, high in spreads.values()))))
     head(ax, title, columns=2, key=[
-        line_key("measured, in this order", **line_style(0) | {"linestyle": ""}),
+        line_key("measured, in this order (line: all epochs)", **line_style(0)),
         line_key("found", marker="o", linestyle="", markersize=16, markerfacecolor="none", color=COLOURS[1])])
     write_beside(ax, ends, BESIDE_AN_END)
     write_beside(ax, notes, BESIDE_A_POINT)

@@ -82,12 +82,19 @@ def test_the_recorded_runs_have_the_faults_that_were_made():
 
 def test_the_picture_of_the_search_has_its_order_and_its_result():
     measured = {512: 1.74, 128: 1.45, 256: 1.62}
-    ax = show.by_batch(measured, 1.7, 512, plt.subplots()[1], "your search")
+    spreads = {batch: (speedup - 0.1, speedup + 0.4) for batch, speedup in measured.items()}
+    ax = show.by_batch(measured, spreads, 1.7, 512, plt.subplots()[1], "your search")
     assert {"1: 1.74×", "2: 1.45×", "3: 1.62×", "ideal", "wanted: 1.7×"} <= texts(ax)
     found = ax.lines[-1]
     assert (found.get_xdata().item(), found.get_ydata().item()) == (512, 1.74)
-    nothing = show.by_batch(measured, 1.9, None, plt.subplots()[1], "our search")
-    assert len(nothing.lines) == len(ax.lines) - 1
+    nothing = show.by_batch(measured, spreads, 1.9, None, plt.subplots()[1], "our search")
+    assert len(nothing.lines) == len(ax.lines) - 1 and nothing.get_ylim()[1] > 2.14
+
+
+def test_the_spread_is_from_the_slowest_epoch_to_the_quickest_after_the_warm_up():
+    one, many = (run("a run", ranks, epochs=4) for ranks in (1, 2))
+    one["images_per_second"], many["images_per_second"] = [900.0, 100, 80, 90], [9.0, 150, 160, 120]
+    assert show.spread(one, many) == (pytest.approx(1.2), pytest.approx(2))
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 11])

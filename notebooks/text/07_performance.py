@@ -9,8 +9,8 @@
 #         epochs: 2
 #         samples: 320
 #         test_samples: 100
-#       seconds: 35
-#     seconds: 130
+#       seconds: 40
+#     seconds: 180
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -488,7 +488,10 @@ paying = search(measure, [int(batch) for batch in batches.split()], wanted)
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_paying_batch, paying, "images an update" if paying else "of these")
 title = f"Two ranks against one process: {whose_search} search"
-show.by_batch(measured_speedups, wanted, paying, plt.subplots(figsize=(13, 7))[1], title)
+spreads = {batch: show.spread(*(runs.read_run(f"results/live/07_{batch}_{n}.jsonl") for n in (1, 2)))
+           for batch in measured_speedups}
+ax = plt.subplots(figsize=(13, 7))[1]
+show.by_batch(measured_speedups, spreads, wanted, paying, ax, title)
 plt.show()
 
 # %% [markdown]
