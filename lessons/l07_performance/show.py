@@ -51,7 +51,7 @@ def speedups(lines: dict[str, dict[int, tuple[float, float]]], ax: Axes, title: 
     ticks(ax, sizes)
     ax.set_yticks(sizes, [f"{size:g}" for size in sizes])
     ax.set(xlabel="world size (ranks)", ylabel="times as fast as one rank", xlim=(0.9, 1.3 * most),
-           ylim=(min(0.7, 0.8 * min(speedup for _, speedup, *_ in points)), 1.2 * max(most, mine or 0)))
+           ylim=(0.8 * min(0.9, mine or 1, *(speedup for _, speedup, *_ in points)), 1.2 * max(most, mine or 0)))
     head(ax, title, key=key)
     write_beside(ax, ends, BESIDE_AN_END)
     write_beside(ax, points, BESIDE_A_POINT)

@@ -49,15 +49,17 @@ def time_by_size(points: pd.DataFrame, predict: Callable, known: list[tuple], na
     ax.vlines(sizes, 1e6 * points["low"], 1e6 * points["high"], color=COLOURS[0], linewidth=2)
     for rows, colour in ((points[~given], COLOURS[0]), (points[given], GREY)):
         ax.plot(rows["bytes"], 1e6 * rows["seconds"], "o", color=colour, markersize=13)
-    ax.plot(many, [1e6 * predict(size, known) for size in many], ":", color=COLOURS[1], linewidth=4)
+    bottom = 5e5 * points["low"].min()  # µs: a line through noise may fall below 0, which no logarithmic axis has
+    line = [max(bottom, 1e6 * predict(size, known)) for size in many]
+    ax.plot(many, line, ":", color=COLOURS[1], linewidth=4)
     size, error = worst_error(predict, points, known)
     measured = points.loc[points["bytes"] == size, "seconds"].item()
-    ax.plot([size, size], [1e6 * measured, 1e6 * predict(size, known)], color="black", linewidth=2)
+    ax.plot([size, size], [1e6 * measured, max(bottom, 1e6 * predict(size, known))], color="black", linewidth=2)
     _log_axes(ax, sizes[::2], "time (µs)")
     head(ax, title, columns=2, key=[
         line_key("measured (median; line: all rounds)", marker="o", linestyle="-", color=COLOURS[0]),
         line_key("measured, and given to the prediction", marker="o", linestyle="", color=GREY)])
-    write_beside(ax, [(many[-1], 1e6 * predict(many[-1], known), name, COLOURS[1])], BESIDE_AN_END)
+    write_beside(ax, [(many[-1], line[-1], name, COLOURS[1])], BESIDE_AN_END)
     write_beside(ax, [(size, 1e6 * measured, f"worst: {error:+.0%}", "#000000")], BESIDE_A_POINT)
     return ax
 

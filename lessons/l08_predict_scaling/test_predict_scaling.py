@@ -96,6 +96,9 @@ def test_the_worst_error_is_over_the_sizes_that_were_not_given():
     assert show.worst_error(lambda size, known: seconds[size] if size == 4000 else 0.0, points, known) == (64000, -1)
     ax = show.time_by_size(points, check.my_message, known, "your line", plt.subplots(figsize=(13, 7))[1], "")
     assert {"your line", "worst: +120%"} <= {text.get_text() for text in ax.texts}
+    ax = plt.subplots(figsize=(13, 7))[1]
+    falling = show.time_by_size(points, lambda size, known: 1e-3 - 1e-7 * size, known, "", ax, "")
+    assert all(min(line.get_ydata()) > 0 for line in falling.lines)  # on a logarithmic axis
 
 
 def test_the_predicted_step_and_epoch_are_those_of_the_model():
