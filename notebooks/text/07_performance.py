@@ -488,8 +488,9 @@ paying = search(measure, [int(batch) for batch in batches.split()], wanted)
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_paying_batch, paying, "images an update" if paying else "of these")
 title = f"Two ranks against one process: {whose_search} search"
-spreads = {batch: show.spread(*(runs.read_run(f"results/live/07_{batch}_{n}.jsonl") for n in (1, 2)))
-           for batch in measured_speedups}
+pairs = {batch: [runs.read_run(f"results/live/07_{batch}_{n}.jsonl") for n in (1, 2)]
+         for batch in measured_speedups}
+spreads = {batch: show.spread(*pair) for batch, pair in pairs.items()}
 ax = plt.subplots(figsize=(13, 7))[1]
 show.by_batch(measured_speedups, spreads, wanted, paying, ax, title)
 plt.show()
