@@ -115,6 +115,11 @@ class Exercise:
                 return message
         return ""
 
+    def or_ours(self, attempt) -> tuple[Any, str]:
+        """(the learner's answer, "your") where it is right, else (the solution, "our"): for a lesson that goes on with
+        it, and says whose it is."""
+        return (attempt, "your") if self.verdict(attempt)[0] == "right" else (self.answer, "our")
+
     def __call__(self, attempt) -> None:
         status, message = self.verdict(attempt)
         print(textwrap.fill(message, 100))

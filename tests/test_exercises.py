@@ -20,7 +20,7 @@ from tests import runner
 EXERCISES = {f"{re.search('[0-9]{2}', lesson)[0]}-{name}": value for lesson in runner.LESSONS
              for name, value in vars(importlib.import_module(lesson)).items() if isinstance(value, Exercise)}
 # Their question is one fixed text with one right answer: a code, a table, recorded runs or consoles, a command line.
-NOTHING_TO_DRAW = {"04-choices", "07-diagnosis", "10-failures", "10-line", "12-five_runs"}
+NOTHING_TO_DRAW = {"04-choices", "10-failures", "10-line", "12-five_runs"}
 # They are judged by what they do, not by what they return.
 NOTHING_TO_REMEMBER = {"02-step", "11-never_half"}
 ON_RANKS = {name for name, each in EXERCISES.items() if isinstance(each, ExerciseOnRanks)}
@@ -142,6 +142,13 @@ def count(answer):
 ])
 def test_a_wrong_answer_gets_the_case_and_the_mistake_that_behaves_alike(answer, outcome, message):
     assert count.verdict(answer.__getitem__) == (outcome, message)
+
+
+def test_a_lesson_goes_on_with_the_learner_s_answer_only_where_it_is_right():
+    right = [1, 2, 3].__getitem__
+    assert count.or_ours(right) == (right, "your")
+    for attempt in ([1, 9, 8].__getitem__, {}.__getitem__, stub, None):
+        assert count.or_ours(attempt) == (count.answer, "our")
 
 
 class Agrees(int):
