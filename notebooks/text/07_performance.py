@@ -151,6 +151,17 @@ options = f"--epochs {epochs} --samples {samples} --test-samples {test_samples}"
 # !torchrun --nproc_per_node=4 main.py {options} --log-file results/live/07_4.jsonl
 
 # %% [markdown]
+# And the class that you wrote in lesson [06](06_ddp.ipynb), in the place of PyTorch's. (Where that lesson has left none,
+# ours.)
+
+# %%
+ours, mine = Path("lessons/l06_ddp/my_ddp.py"), Path("results/live/06_my_ddp.py")
+yours = mine.exists() and mine.read_bytes() != ours.read_bytes()
+wrapper = f"{mine if yours else ours}:MyDDP"
+# !torchrun --nproc_per_node=2 main.py {options} --wrapper {wrapper} \
+#     --log-file results/live/07_my_ddp.jsonl
+
+# %% [markdown]
 # ## May we compare them?
 #
 # Before a comparison: did each run finish, on the same images, with the same settings?
@@ -204,6 +215,8 @@ check.speedup(my_speedup)
 # %%
 speedup_of, whose = check.speedup.or_ours(my_speedup)
 lines = {"DDP": {n: speedup_of(records(logs[1]), records(logs[n])) for n in sizes}}
+of_mine = speedup_of(records(logs[1]), records("results/live/07_my_ddp.jsonl"))
+lines[f"MyDDP ({'yours' if yours else 'ours'})"] = {1: (1, 1), 2: of_mine}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 title = f"Speed-up and efficiency, computed by {whose} function"
