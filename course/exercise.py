@@ -125,6 +125,11 @@ class Exercise:
         name = getattr(self.answer, "__name__", "")
         return _returns(self.answer, name) and not _returns(attempt, getattr(attempt, "__name__", name))
 
+    def or_ours(self, attempt) -> tuple[Any, str]:
+        """(the learner's answer, "your") where it is right, else (the solution, "our"): for a lesson that goes on with
+        it, and says whose it is."""
+        return (attempt, "your") if self.verdict(attempt)[0] == "right" else (self.answer, "our")
+
     def __call__(self, attempt) -> None:
         from IPython.display import display  # late, as in course/lesson.py
 

@@ -144,17 +144,20 @@ def is_log(path):
 
 
 def consoles(notebook):
-    """Of each cell of a lesson 07 that started main.py its output, as text that runs.read_run() takes."""
+    """The output of each time that a lesson 07 started main.py, as text that runs.read_run() takes."""
     machine = {}
     for cell in notebook.cells:
         text = "".join(output.get("text", "") for output in cell.get("outputs", []))
         if begun := re.search(r"PyTorch (\S+), (\d+) cores? of ([^,\n]+)", text if not machine else ""):
             machine = {"torch": begun[1], "cores": begun[2], "device_name": begun[3]}
-        if who := re.search(r"^(\w+), \w+: (\d+) rank\(s\) x batch (\d+) .*; .*\b(\d+) thread\(s\)", text, re.M):
-            images = re.search(r"^(\w+): (\d+) training", text, re.M)
+        for run in re.split(r"^(?=\w+: \d+ training)", text, flags=re.M):  # a cell may start several
+            who = re.search(r"^(\w+), \w+: (\d+) rank\(s\) x batch (\d+) .*; .*\b(\d+) thread\(s\)", run, re.M)
+            if not who:
+                continue
+            images = re.search(r"^(\w+): (\d+) training", run, re.M)
             about = dict(zip(("model", "world_size", "batch_size", "threads"), who.groups(), strict=True))
             about |= dict(zip(("dataset", "samples"), images.groups(), strict=True)) if images else {}
-            yield "".join(f"# {name}: {value}\n" for name, value in (machine | about).items()) + text
+            yield "".join(f"# {name}: {value}\n" for name, value in (machine | about).items()) + run
 
 
 def signed(notebook):

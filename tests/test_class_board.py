@@ -125,6 +125,17 @@ def test_a_notebook_is_a_machine_whatever_its_learner_signs_with(tmp_path, monke
         assert list(table[table.label == label].ranks) == [1, 2, 4, 8]
 
 
+def test_each_run_of_a_cell_is_a_run():
+    printed = "".join(f"cifar10: 640 training and 100 test images\nlenet, ddp: {ranks} rank(s) x batch {64 // ranks} = "
+                      f"64 images a step; a processor, gloo, 1 thread(s) a rank\n"
+                      f"Epoch: 0, Loss: {ranks}.5000, acc: 0.2900, time cost: 1.00s\n" for ranks in (1, 2))
+    cell = nbformat.v4.new_code_cell("measure(64)", outputs=[nbformat.v4.new_output("stream", text=printed)])
+    one, two = board.consoles(nbformat.v4.new_notebook(cells=[cell]))
+    for text, ranks in ((one, 1), (two, 2)):
+        assert f"# world_size: {ranks}\n# batch_size: {64 // ranks}\n" in text and f"Loss: {ranks}.5" in text
+        assert text.count("Epoch:") == 1 and "# samples: 640\n" in text
+
+
 def every(kind, **values):
     """A change of records of a kind: a value, or a function of the record."""
     def change(record):

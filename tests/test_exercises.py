@@ -21,7 +21,7 @@ from tests import runner
 EXERCISES = {f"{re.search('[0-9]{2}', lesson)[0]}-{name}": value for lesson in runner.LESSONS
              for name, value in vars(importlib.import_module(lesson)).items() if isinstance(value, Exercise)}
 # Their question is one fixed text with one right answer: a code, a table, recorded runs or consoles, a command line.
-NOTHING_TO_DRAW = {"04-choices", "07-diagnosis", "10-failures", "10-line", "12-five_runs"}
+NOTHING_TO_DRAW = {"04-choices", "10-failures", "10-line", "12-five_runs"}
 # They are judged by what they do, not by what they return.
 NOTHING_TO_REMEMBER = {"02-step", "11-never_half"}
 ON_RANKS = {name for name, each in EXERCISES.items() if isinstance(each, ExerciseOnRanks)}
@@ -198,6 +198,13 @@ def test_what_an_exercise_excludes_is_refused_and_a_tuple_will_do_for_a_list():
     assert "to do without it" in shard.verdict(partial(DistributedSampler, shuffle=False))[1]
     assert shard.verdict(lambda *case: tuple(shard.answer(*case)))[0] == "right"
     assert DistributedSampler.__init__ is init
+
+
+def test_a_lesson_goes_on_with_the_learner_s_answer_only_where_it_is_right():
+    right = [1, 2, 3].__getitem__
+    assert count.or_ours(right) == (right, "your")
+    for attempt in ([1, 9, 8].__getitem__, {}.__getitem__, stub, None):
+        assert count.or_ours(attempt) == (count.answer, "our")
 
 
 class Agrees(int):

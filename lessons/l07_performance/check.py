@@ -1,11 +1,9 @@
-"""Exercises of lesson 07: where a step's time is lost, the rank that holds up the others, logs of runs that went wrong,
-and the number of ranks for a job."""
+"""Exercises of lesson 07: a speed-up from two logs, where a step's time is lost, the rank that holds up the others,
+what went wrong in a run, and the batch from which a second rank pays."""
 
-import copy
 import math
 import statistics
 import time
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -14,7 +12,129 @@ from course.exercise import Case, Wrong, drawn, drawn_one, exercise
 from course.on_ranks import exercise_on_ranks
 
 
-# Exercise 1: the cost of sharing the machine, and the cost of communication
+# Exercise 1: speed-up and efficiency, from two logs
+def my_speedup(one, many):
+    def images_a_second(log):
+        epochs = [record for record in log if record["kind"] == "epoch"]
+        return statistics.median(epoch["images_per_second"] for epoch in epochs[1:])
+
+    speedup = images_a_second(many) / images_a_second(one)
+    return speedup, speedup / many[0]["world_size"]
+
+
+def timed_epochs(log, field, first=1):
+    """Of each epoch from the `first` on."""
+    return [record[field] for record in log if record["kind"] == "epoch"][first:]
+
+
+def with_efficiency(speedup, many):
+    return speedup, speedup / many[0]["world_size"]
+
+
+def warm_up_counted(one, many):
+    speeds = [statistics.median(timed_epochs(log, "images_per_second", first=0)) for log in (one, many)]
+    return with_efficiency(speeds[1] / speeds[0], many)
+
+
+def mean_of_the_epochs(one, many):
+    speeds = [statistics.mean(timed_epochs(log, "images_per_second")) for log in (one, many)]
+    return with_efficiency(speeds[1] / speeds[0], many)
+
+
+def seconds_of_an_epoch(one, many):
+    seconds = [statistics.median(timed_epochs(log, "seconds")) for log in (one, many)]
+    return with_efficiency(seconds[0] / seconds[1], many)
+
+
+def seconds_of_all_epochs(one, many):
+    seconds = [sum(timed_epochs(log, "seconds", first=0)) for log in (one, many)]
+    return with_efficiency(seconds[0] / seconds[1], many)
+
+
+def seconds_of_the_run(one, many):
+    return with_efficiency(one[-1]["seconds"] / many[-1]["seconds"], many)
+
+
+def multiplied_by_ranks(one, many):
+    return with_efficiency(my_speedup(one, many)[0] * many[0]["world_size"], many)
+
+
+def speedup_turned_round(one, many):
+    return with_efficiency(1 / my_speedup(one, many)[0], many)
+
+
+def in_percent(one, many):
+    speedup, efficiency = my_speedup(one, many)
+    return speedup, 100 * efficiency
+
+
+def efficiency_first(one, many):
+    return my_speedup(one, many)[::-1]
+
+
+def run_log(ranks, samples, seconds):
+    """The records of a log, as main.py writes them, with the fields that matter here."""
+    epochs = [{"kind": "epoch", "epoch": number, "seconds": each, "images_per_second": samples / each}
+              for number, each in enumerate(seconds)]
+    return [{"kind": "run", "world_size": ranks, "batch_size": 64, "samples": samples, "epochs": len(epochs)}, *epochs,
+            {"kind": "end", "status": "completed", "seconds": 1.25 * sum(seconds) + 1}]
+
+
+def pairs_of_runs():
+    """(log of one process, log of several ranks): ranks, images of an epoch, seconds of each epoch."""
+    def other(random):
+        def epochs(usual):
+            disturbed = random.uniform(1.5, 2) * usual
+            later = [usual, 1.02 * usual, 0.97 * usual, 1.05 * usual, disturbed]
+            return [random.uniform(1.2, 1.8) * usual, *random.sample(later, 5)]
+
+        samples, usual = random.randint(10, 90) * 100, random.randint(10, 90) / 10
+        return ((1, samples, epochs(usual)),
+                (random.randint(3, 16), random.randint(2, 5) * samples, epochs(usual * random.uniform(0.6, 1.5))))
+
+    cases = drawn([((1, 6400, [1.4, 0.8, 0.82, 0.79, 1.3, 0.78]), (2, 6400, [1.2, 0.5, 0.9, 0.48, 0.52, 0.51])),
+                   ((1, 1000, [3.0, 2.0, 2.1, 2.6]), (8, 4000, [5.0, 4.0, 7.0, 3.9]))], other)
+    return [[run_log(*run) for run in pair] for pair in cases]
+
+
+@exercise(
+    solution=my_speedup,
+    hint="A log begins with the run's record, which has `world_size`. The records with kind \"epoch\" have "
+    "`images_per_second`, of all ranks together. Leave out the first of them, and take the statistics.median of the "
+    "others. Speed-up: many by one. Efficiency: speed-up by ranks.",
+    mistakes={
+        "The first epoch warms up: it takes longer, and it is not what each further epoch takes. Leave it out.":
+            warm_up_counted,
+        "One epoch was disturbed, and the mean follows it. The median does not.": mean_of_the_epochs,
+        "These are seconds, and the two runs need not have equally many images in an epoch. Compare images a second.":
+            seconds_of_an_epoch,
+        "The sum of the epochs holds the warm-up and the disturbed epoch, and the runs need not have equally many "
+        "images. Take a usual epoch, and its images a second.": seconds_of_all_epochs,
+        "The seconds of the last record are those of the whole run: with its start, its tests and its warm-up.":
+            seconds_of_the_run,
+        "images_per_second counts the images of all ranks already: do not multiply it by the ranks.":
+            multiplied_by_ranks,
+        "The ratio is turned round: a speed-up above 1 means that several ranks are faster.": speedup_turned_round,
+        "Return the efficiency as a ratio: 0.75, not 75.": in_percent,
+        "You swapped the two: the speed-up comes first, the efficiency second.": efficiency_first,
+    },
+)
+def speedup(answer):
+    """You divide the images a second of all ranks, in a usual epoch, by those of one process. The efficiency says what
+    part of each rank's time is not lost."""
+    for one, many in pairs_of_runs():
+        result = answer(one, many)
+        if not isinstance(result, tuple | list) or len(result) != 2 or None in result:
+            raise Wrong(f"Your function returned {result!r}. Return two numbers: the speed-up and the efficiency.")
+        speeds = [", ".join(f"{speed:,.0f}" for speed in timed_epochs(log, "images_per_second", 0))
+                  for log in (one, many)]
+        case = (f"Images a second of each epoch: with one process {speeds[0]}; with {many[0]['world_size']} ranks "
+                f"{speeds[1]}.")
+        for name, got, right in zip(("speed-up", "efficiency"), map(float, result), my_speedup(one, many), strict=True):
+            yield Case(got, right, f"{case} You gave the {name} {got:.4g}; {right:.4g} is right.")
+
+
+# Exercise 2: the cost of sharing the machine, and the cost of communication
 def my_split(alone, together, ranks, ceiling):
     beside = alone * ranks / ceiling
     return beside - alone, together - beside
@@ -73,7 +193,7 @@ def split(answer):
                    f"{ceiling:g}. You gave {got[0]:g} and {got[1]:g} ms; {right[0]:g} and {right[1]:g} ms are right.")
 
 
-# Exercise 2: the rank that holds up the others
+# Exercise 3: the rank that holds up the others
 def my_slowest(work, talk, rounds):
     seconds = []
     for _ in range(rounds):
@@ -218,124 +338,194 @@ def slowest(ranks):
         yield Case(named, [result["slow"] for result in results], message)
 
 
-# Exercise 3: what went wrong?
-def my_diagnosis():
-    return {"a": "threads", "b": "data", "c": "slow rank"}
+# Exercise 4: what went wrong?
+FAULTS = ("threads", "data", "batch", "slow rank")
 
 
-def always(fault):
-    return partial(dict.fromkeys, my_diagnosis(), fault)
+def my_diagnosis(sound, run):
+    grown = {phase for phase in sound if run[phase] > 2 * sound[phase]}
+    if run["forward"] < sound["forward"] / 2:
+        return "batch"
+    if grown == {"data"}:
+        return "data"
+    return "threads" if "forward" in grown else "slow rank"
+
+
+def by_the_longest_phase(sound, run):
+    return {"data": "data", "forward": "threads", "backward": "slow rank", "update": "batch"}[max(run, key=run.get)]
+
+
+def by_what_grew_most(sound, run):
+    grown = max(run, key=lambda phase: run[phase] - sound[phase])
+    return {"data": "data", "forward": "threads", "backward": "slow rank", "update": "batch"}[grown]
+
+
+def slow_rank_grows_all(sound, run):
+    fault = my_diagnosis(sound, run)
+    return {"threads": "slow rank", "slow rank": "threads"}.get(fault, fault)
+
+
+def slow_data_first(sound, run):
+    return "data" if run["data"] > 2 * sound["data"] else my_diagnosis(sound, run)
+
+
+def no_small_batch(sound, run):
+    fault = my_diagnosis(sound, run)
+    return "slow rank" if fault == "batch" else fault
+
+
+SOUND = {"data": 0.5, "forward": 6.4, "backward": 9.5, "update": 0.7}
+# How many times as long each phase takes; the first three as in runs a, b and c of results/recorded/went-wrong.
+STRETCHED = {"threads": [(2.4, 3.9, 15.4, 2.7)], "data": [(34, 1, 1, 0.9)], "slow rank": [(1.4, 1.4, 7.7, 1.3)],
+             "batch": [(0.4, 0.1, 0.35, 0.9)]}
+
+
+def ill_runs():
+    """(sound, run, fault): milliseconds of each phase of a step."""
+    def other(random):
+        def around(factors):
+            return [factor * random.uniform(0.95, 1.05) for factor in factors]
+
+        sound = dict(zip(SOUND, (random.uniform(0.8, 8) * ms for ms in SOUND.values()), strict=True))
+        fault = random.choice(FAULTS)
+        return sound, around(random.choice(STRETCHED[fault])), fault
+
+    cases = drawn([(SOUND, factors, fault) for fault, each in STRETCHED.items() for factors in each], other)
+    return [(sound, {phase: round(factor * sound[phase], 2) for phase, factor in zip(sound, factors, strict=True)},
+             fault) for sound, factors, fault in cases]
 
 
 @exercise(
     solution=my_diagnosis,
-    hint="First the table: does a log say of its run what it should not? Then the picture: which phase has grown "
-    "beside the sound run, and which has not? What happens in that phase?",
+    hint="Compare each phase with that of the sound run: has it more than doubled? Which phases are this rank's own "
+    "work, and in which does it wait for another rank? What does a step with few images have less of?",
     mistakes={
-        "The table would show the wrong number of threads.": always("threads"),
-        "Slow data would make the data phase long.": always("data"),
-        "The table would show a small batch, and forward would be short.": always("batch"),
-        "With a slow rank, rank 0's backward would grow, and little else.": always("slow rank"),
+        "`backward` is the longest phase of a sound run, too. Compare each phase with the sound run.":
+            by_the_longest_phase,
+        "The phase that grew most is not enough: too many threads stretch backward most, and forward as well. Look at "
+        "all phases.": by_what_grew_most,
+        "A slow rank makes this rank wait, and it waits in backward alone. Too many threads stretch each phase.":
+            slow_rank_grows_all,
+        "With too many threads the data phase doubles, too. Slow data stretches no other phase.": slow_data_first,
+        "A step with few images has a short forward: then the batch is too small.": no_small_batch,
     },
 )
 def diagnosis(answer):
-    """a: 8 threads a rank, on two cores for two ranks. b: each image was opened and decoded when it was asked for. c:
-    rank 1 had the processor for a quarter of the time; rank 0, whose log this is, waited for it in backward. A slow
-    link would look the same: the exercise before this one tells the two apart."""
-    where_to_look = {
-        "a": "Look at the table: in which column does run a differ from the sound run? The effect shows in forward and "
-             "backward.",
-        "b": "Look at the picture: one phase of run b is many times as long as in the sound run, and it comes before "
-             "forward.",
-        "c": "Look at the picture: forward has grown little, so rank 0 computes about as fast as before. The other "
-             "phase, in which it waits for rank 1, has grown.",
-    }
-    faults, right = ("threads", "data", "batch", "slow rank"), {"a": "threads", "b": "data", "c": "slow rank"}
-    named = answer()
-    if not isinstance(named, dict) or right.keys() - named.keys():
-        raise Wrong(f"Your function returned {named!r}. Return a dict with a fault for each of a, b and c.")
-    for run, fault in named.items():
-        if fault not in faults:
-            raise Wrong(f"{run}: {fault!r} is not among the faults: {', '.join(faults)}.")
-    for run in right:
-        yield Case(named[run], right[run], f"{run}: not {named[run]!r}. {where_to_look[run]}")
+    """Threads in each other's way stretch every phase; slow data the first one; a slow rank the one in which this rank
+    waits for it. A small batch shortens each step, and the messages become a larger part of it. A slow link would look
+    like a slow rank: the exercise before this one tells the two apart."""
+    for sound, run, fault in ill_runs():
+        got = answer(dict(sound), dict(run))
+        if got not in FAULTS:
+            raise Wrong(f"Your function returned {got!r}. Return one of {', '.join(map(repr, FAULTS))}.")
+        phases = ", ".join(f"{phase} {sound[phase]:.3g} → {run[phase]:.3g}" for phase in sound)
+        yield Case(got, fault, f"From sound to ill, in ms a step: {phases}. You gave {got!r}; it was {fault!r}.")
 
 
-# Exercise 4: the number of ranks for a job
-def my_choice(measured, epochs):
-    def seconds(ranks):
-        starts, epoch = measured[ranks]
-        return statistics.median(starts) + epochs * epoch
-
-    return min(measured, key=seconds)
-
-
-def choose(measured, epochs, start=statistics.median):
-    return my_choice({ranks: ([start(starts)], epoch) for ranks, (starts, epoch) in measured.items()}, epochs)
-
-
-def by_mean_start(measured, epochs):
-    return choose(measured, epochs, statistics.mean)
+# Exercise 5: the batch from which a second rank pays
+def my_batch(measure, batches, wanted):
+    low, high = 0, len(batches)  # the place of the answer is between these two, or one of them
+    while low < high:
+        middle = (low + high) // 2
+        if measure(batches[middle]) >= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    return batches[low] if low < len(batches) else None
 
 
-def by_first_start(measured, epochs):
-    return choose(measured, epochs, lambda starts: starts[0])
+def one_after_another(measure, batches, wanted):
+    return next((batch for batch in batches if measure(batch) >= wanted), None)
 
 
-def shortest_epoch(measured, epochs):
-    return min(measured, key=lambda ranks: measured[ranks][1])
+def last_that_fails(measure, batches, wanted):
+    batch = my_batch(measure, batches, wanted)
+    place = batches.index(batch) if batch else len(batches)
+    return batches[max(0, place - 1)]
 
 
-def first_to_train(measured, epochs):
-    return choose(measured, 0)
+def first_tried_that_reaches(measure, batches, wanted):
+    while batches:
+        middle = len(batches) // 2
+        if measure(batches[middle]) >= wanted:
+            return batches[middle]
+        batches = batches[middle + 1:]
+    return None
 
 
-def one_epoch(measured, epochs):
-    return choose(measured, 1)
+def largest_as_a_way_out(measure, batches, wanted):
+    return my_batch(measure, batches, wanted) or batches[-1]
 
 
-def seconds_of_the_job(measured, epochs):
-    starts, epoch = measured[my_choice(measured, epochs)]
-    return statistics.median(starts) + epochs * epoch
+def speedup_in_its_place(measure, batches, wanted):
+    batch = my_batch(measure, batches, wanted)
+    return batch and measure(batch)
 
 
-def jobs():
-    """{ranks: (starts, seconds an epoch)} and the epochs, for each job."""
-    started = {1: ([4.0, 4.25, 4.5], 6.0), 2: ([5.25, 24.0, 5.0], 4.0), 4: ([7.25, 7.0, 6.75], 3.5),
-               8: ([12.0, 12.5, 11.75], 3.25)}
+def as_efficiency(measure, batches, wanted):
+    return my_batch(lambda batch: measure(batch) / 2, batches, wanted)
 
+
+def never_narrows(measure, batches, wanted):
+    low, high = 0, len(batches)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if measure(batches[middle]) >= wanted else (middle, high)
+    return batches[low]
+
+
+def machines():
+    """(batches, speed-up wanted, seconds of a step: fixed, an image, the message) of each case."""
     def other(random):
-        starts, epochs = (sorted(random.sample(range(4, 60), 4), reverse=falling) for falling in (False, True))
-        measured = {}
-        for place, (start, epoch) in enumerate(zip(starts, epochs, strict=True)):
-            late = random.sample((0, 0.5, random.randint(9, 30)), 3)
-            # Without 0.05 * place two numbers of ranks could tie.
-            measured[3 * 2**place] = [round(start / 4 + 0.05 * place + more, 2) for more in late], epoch / 4
-        return measured, random.randint(1, 30)
+        smallest, wanted, image = random.randint(2, 9), random.uniform(1.3, 1.6), random.uniform(0.01, 0.2)
+        batches = [smallest * 2**power for power in range(random.randint(9, 17))]
+        batch = batches[random.randrange(2 * len(batches) // 3, len(batches))] / 1.3  # has the speed-up that is wanted
+        fixed = random.uniform(0, 0.2) * image * batch
+        message = (fixed + image * batch) / wanted - fixed - image * batch / 2
+        return batches, wanted, fixed, image, message
 
-    short = {1: ([2.0, 2.0, 2.0], 9.0), 2: ([4.0, 2.5, 2.5], 7.5)}
-    return drawn([(started, 2), (started, 6), (started, 100), (short, 1)], other)
+    powers = [2**power for power in range(2, 17)]
+    fixed = [(powers, 1.7, 0.5, 0.1, 1.5), (powers, 1.7, 0.5, 0.01, 0.01), (powers[:8], 1.7, 1.0, 0.1, 90.0),
+             (powers[2:8], 1.4, 0.5, 0.1, 4.0), (powers[:1], 1.2, 0.5, 0.1, 0.2)]
+    return drawn(fixed, other)
 
 
 @exercise(
-    solution=my_choice,
-    hint="How many seconds does the whole job take with each number of ranks? One start, and then its epochs. One "
-    "disturbed start must not move it: statistics.median. Then the smallest: min(..., key=...).",
+    solution=my_batch,
+    hint="Measure the batch in the middle. If it reaches what is wanted, the answer is this batch or a smaller one; "
+    "else a larger one. Go on with that half, until no batch is left to be tried. Think of the case that none reaches "
+    "it.",
     mistakes={
-        "One start was disturbed, and the mean follows it. The median does not.": by_mean_start,
-        "You took the first start alone. It may be the disturbed one: take the median.": by_first_start,
-        "These ranks have the shortest epoch. But they start later, and so short a job does not win that back.":
-            shortest_epoch,
-        "These ranks are the first to train. The others win that back in the epochs: count them, too.": first_to_train,
-        "You counted a start for every epoch. The job starts once, however many epochs it has.": one_epoch,
-        "Return the number of ranks, not its seconds.": seconds_of_the_job,
+        "The speed-up rises with the batch, so one measurement in the middle answers for half of the batches. You try "
+        "one after another.": one_after_another,
+        "This is the largest batch that does not reach it. The smallest that does is the next.": last_that_fails,
+        "This batch reaches it, but a smaller one may, too: go on in the lower half.": first_tried_that_reaches,
+        "Here no batch reaches it. Then return None.": largest_as_a_way_out,
+        "Return the batch, not its speed-up.": speedup_in_its_place,
+        "`measure` gives the speed-up, and `wanted` is one: do not divide by the ranks.": as_efficiency,
+        "The search does not narrow: a batch that was measured and failed must be left out of the rest.":
+            never_narrows,
     },
 )
-def choice(answer):
-    """More ranks begin later and run faster: like a train against a bicycle, the longer the way, the surer they are
-    first. So the best number of ranks depends on the job, and the starts count as much as the speed-up."""
-    for measured, epochs in jobs():
-        got = answer(copy.deepcopy(measured), epochs)
-        right = min(measured, key=lambda ranks: statistics.median(measured[ranks][0]) + epochs * measured[ranks][1])
-        yield Case(got, right, f"A job of {epochs} epochs, with measured={measured}: your function returned {got!r}; "
-                               f"{right} is right.")
+def batch(answer):
+    """Each measurement halves what is left. Below your batch the message, which is equally long for every batch, takes
+    too large a part of a step."""
+    for batches, wanted, fixed, image, message in machines():
+        speedups = {size: (fixed + image * size) / (fixed + image * size / 2 + message) for size in batches}
+        tried, most = [], math.ceil(math.log2(len(batches) + 1)) + 1
+
+        def measure(size, speedups=speedups, tried=tried):
+            if size not in speedups:
+                raise Wrong(f"You measured the batch {size!r}, which is not in `batches`.")
+            tried.append(size)
+            if len(tried) > 99:
+                raise Wrong("You measured 99 times, and were not done.")
+            return speedups[size]
+
+        got = answer(measure, list(batches), wanted)
+        right = next((size for size in batches if speedups[size] >= wanted), None)
+        case = f"batches={batches}, wanted={wanted:.3g}"
+        yield Case(got, right, f"{case}: you gave {got!r}; {right} is right. Some speed-ups: " + ", ".join(
+            f"{size}: {speedups[size]:.2f}" for size in batches[:: max(1, len(batches) // 4)]) + ".")
+        yield Case(max(0, len(tried) - most), 0, f"{case}: you measured {len(tried)} times, and each time takes two "
+                                                 f"trainings. {most} or fewer are enough.")

@@ -1,9 +1,16 @@
-"""Lesson 07: which runs may be compared, and where the ideal speed-up goes."""
+"""Lesson 07: which runs may be compared, where the ideal speed-up goes, what the learner's functions are used for."""
 
+import json
+
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from lessons.l07_performance import show
+from course import runs
+from lessons.l07_performance import check, show
+from tests.runner import ROOT
+
+RECORDED = ROOT / "results" / "recorded"
 
 
 def run(label, ranks, epochs=2, **fields):
@@ -42,3 +49,70 @@ def test_the_phase_that_grew_is_in_milliseconds_a_step_after_the_warm_up():
     assert show.grown(df) == "backward"
     df.loc[df["world_size"] == 2, "data_seconds"] = [0, 999]  # the first epoch warms up
     assert show.grown(df) == "data"
+
+
+# ------------------------------------------------------------------------------------- what the learner's functions do
+
+
+def texts(ax):
+    return {text.get_text() for text in ax.texts}
+
+
+def test_the_speed_up_of_exercise_1_is_that_of_the_reader_of_logs():
+    logs = {name: RECORDED / "two-cpu-cores" / f"{name}.jsonl" for name in ("one-process", "ddp2", "ddp4", "ddp8")}
+    records = {name: [json.loads(line) for line in log.read_text().splitlines()] for name, log in logs.items()}
+    for run in runs.speedup_table(runs.read_runs(logs)).itertuples():
+        speedup, efficiency = check.my_speedup(records["one-process"], records[run.label])
+        assert speedup == pytest.approx(run.speedup) and efficiency == pytest.approx(run.efficiency)
+
+
+def test_a_further_way_to_train_is_a_further_line():
+    lines = {"DDP": {1: (1.0, 1.0), 2: (1.5, 0.75), 8: (1.2, 0.15)}, "MyDDP": {1: (1.0, 1.0), 2: (1.4, 0.7)}}
+    ax = show.speedups(lines, plt.subplots()[1], "by your function", mine=6)
+    assert {"ideal", "DDP", "MyDDP", "1.50× (75%)", "1.20× (15%)", "1.40× (70%)", "you: 6×"} <= texts(ax)
+    assert [list(line.get_ydata()) for line in ax.lines[1:3]] == [[1, 1.5, 1.2], [1, 1.4]]
+    assert "you" not in str(texts(show.speedups(lines, plt.subplots()[1], "")))
+
+
+def test_the_recorded_runs_have_the_faults_that_were_made():
+    steps = show.per_step(runs.read_runs(RECORDED / "went-wrong"))
+    sound, *wrong = (show.medians(steps, run) for run in ("sound", "a", "b", "c"))
+    assert [check.my_diagnosis(sound, run) for run in wrong] == ["threads", "data", "slow rank"]
+
+
+def test_the_picture_of_the_search_has_its_order_and_its_result():
+    measured = {512: 1.74, 128: 1.45, 256: 1.62}
+    spreads = {batch: (speedup - 0.1, speedup + 0.4) for batch, speedup in measured.items()}
+    ax = show.by_batch(measured, spreads, 1.7, 512, plt.subplots()[1], "your search")
+    assert {"1: 1.74×", "2: 1.45×", "3: 1.62×", "ideal", "wanted: 1.7×"} <= texts(ax)
+    found = ax.lines[-1]
+    assert (found.get_xdata().item(), found.get_ydata().item()) == (512, 1.74)
+    nothing = show.by_batch(measured, spreads, 1.9, None, plt.subplots()[1], "our search")
+    assert len(nothing.lines) == len(ax.lines) - 1 and nothing.get_ylim()[1] > 2.14
+
+
+def test_the_spread_is_from_the_slowest_epoch_to_the_quickest_after_the_warm_up():
+    one, many = (run("a run", ranks, epochs=4) for ranks in (1, 2))
+    one["images_per_second"], many["images_per_second"] = [900.0, 100, 80, 90], [9.0, 150, 160, 120]
+    assert show.spread(one, many) == (pytest.approx(1.2), pytest.approx(2))
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 11])
+def test_the_search_finds_each_batch_and_none_with_few_measurements(count):
+    batches = [64 * 2**power for power in range(count)]
+    for place in range(count + 1):
+        tried = []
+
+        def measure(batch, place=place, tried=tried):
+            tried.append(batch)
+            return float(batches.index(batch) >= place)
+
+        assert check.my_batch(measure, batches, 0.5) == (batches[place] if place < count else None)
+        assert 2 ** len(tried) <= 2 * count
+
+
+def test_the_table_of_published_runs_keeps_the_puzzle():
+    folder = RECORDED / "tutorial-one-gpu-vs-eight"
+    published = runs.read_runs({"one GPU": folder / "one_gpu.txt", "eight GPUs": folder / "eight_gpus.txt"})
+    rows = show.recorded(published)
+    assert all("accuracy, eight" not in row for row in rows) and rows[0]["loss, eight"] == "2.20"

@@ -1,14 +1,17 @@
-"""Exercises of lesson 08: an all-reduce that times itself, its bandwidths, processes side by side, the batch from
-which DDP pays, and the link that 64 GPUs need. Two run on ranks: course/on_ranks.py says how."""
+"""Exercises of lesson 08: the time of a message, an all-reduce that times itself, processes side by side, the time of a
+step and of an epoch, the batch from which DDP pays, and the link that 64 GPUs need. Two run on ranks:
+course/on_ranks.py says how."""
 
 import math
 import statistics
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise
+from course.lesson import some
 from course.on_ranks import exercise_on_ranks
 from lessons.l08_predict_scaling import scaling
 from lessons.l08_predict_scaling.scaling import Job, Link, Measured, StepTime
@@ -43,7 +46,84 @@ def nearest(value, statistics):
     return name if abs(value - statistics[name]) <= 0.12 * statistics[name] else "none of them"
 
 
-# Exercise 1: a collective that times itself
+# Exercise 1: the time of a message
+def my_message(bytes, points):
+    (small, first), (large, last) = points[0], points[-1]
+    beta = (last - first) / (large - small)
+    alpha = first - beta * small
+    return alpha + beta * bytes
+
+
+def in_proportion(bytes, points):
+    size, seconds = points[-1]
+    return bytes * seconds / size
+
+
+def latency_twice(bytes, points):
+    return points[0][1] + in_proportion(bytes, points)
+
+
+def shortest_as_latency(bytes, points):
+    (small, first), (large, last) = points[0], points[-1]
+    return first + (last - first) / (large - small) * bytes
+
+
+def nearest_measured(bytes, points):
+    return min(points, key=lambda point: abs(point[0] - bytes))[1]
+
+
+def between_neighbours(bytes, points):
+    return float(np.interp(bytes, *zip(*points, strict=True)))
+
+
+def power_law(bytes, points):
+    (small, first), (large, last) = points[0], points[-1]
+    return first * (bytes / small) ** (math.log(last / first) / math.log(large / small))
+
+
+def links():
+    """(α in s, β in s a byte, sizes that were measured, sizes to be predicted) of each case."""
+    def other(random):
+        sizes = sorted(random.sample(range(1, 900), 5))
+        return (random.randint(1, 900) * 1e-6, random.randint(1, 90) * 1e-9, [1000 * size for size in sizes],
+                [1000 * random.randint(sizes[0] + 1, sizes[-1] - 1) + 500, 1000 * random.randint(1000, 9000)])
+
+    return drawn([(500e-6, 1e-9, [100_000, 400_000, 1_600_000], [250_000, 16_000_000]),
+                  (20e-6, 4e-9, [1000, 8000], [2000, 100_000])], other)
+
+
+@exercise(
+    solution=my_message,
+    hint="Two of the points are enough. By how many bytes do they differ, and by how many seconds? That is beta. What "
+    "is left of the seconds of one point, without beta times its bytes, is alpha.",
+    mistakes={
+        "Seconds in proportion to the bytes: then an empty message would take no time. There is a latency, too.":
+            in_proportion,
+        "The largest message has paid the latency as well: seconds by bytes is more than beta. Take the difference of "
+        "two points.": latency_twice,
+        "The shortest message has bytes, too: take beta times its bytes off, before you call its time alpha.":
+            shortest_as_latency,
+        "This is the time of the nearest message that was measured.": nearest_measured,
+        "Between the points this is right. But a message larger than all of them takes longer than the largest.":
+            between_neighbours,
+        "A straight line on logarithmic axes is a power of the bytes, not alpha + beta * bytes.": power_law,
+    },
+)
+def message(answer):
+    """You draw a line through messages that were measured, and read any other from it. Real points lie beside such a
+    line: the lesson shows by how much."""
+    for alpha, beta, measured, sizes in links():
+        points = [(size, alpha + beta * size) for size in measured]
+        shown = ", ".join(f"{size:,} bytes {1e6 * seconds:,.1f} µs" for size, seconds in points)
+        for size in sizes:
+            got, right = answer(size, list(points)), alpha + beta * size
+            if isinstance(got, tuple | list) or got is None:
+                raise Wrong(f"Your function returned {got!r}. Return the seconds of a message, a number.")
+            yield Case(float(got), right, f"Measured: {shown}. For {size:,} bytes you gave {1e6 * float(got):,.1f} µs; "
+                                          f"{1e6 * right:,.1f} µs is right.", rel_tol=1e-4)
+
+
+# Exercise 2: a collective that times itself
 def my_timing(call, rounds):
     call()
     seconds = []
@@ -177,43 +257,6 @@ def timing(ranks):
                f"took {', '.join(f'{1e3 * value:.0f}' for value in slowest)} ms.")
 
 
-# Exercise 2: algbw and busbw
-def my_bandwidths(bytes, seconds, ranks):
-    algbw = bytes / seconds / 1e9
-    return algbw, algbw * 2 * (ranks - 1) / ranks
-
-
-@exercise(
-    solution=my_bandwidths,
-    hint="algbw is bytes / seconds. busbw counts what each rank sends in the ring: 2 (n - 1) / n times the bytes of "
-    "the tensor. 1 GB is 1e9 bytes.",
-    mistakes={
-        "This is algbw. But each rank has to send 2 (n - 1) / n times the bytes of the tensor.":
-            lambda bytes, seconds, ranks: (bytes / seconds / 1e9, bytes / seconds / 1e9),
-        "This is half. The ring goes round twice: once adding, once copying.":
-            lambda bytes, seconds, ranks: (bytes / seconds / 1e9, bytes / seconds / 1e9 * (ranks - 1) / ranks),
-        "These are GiB (2^30 bytes); network speeds are given in GB (1e9).":
-            lambda bytes, seconds, ranks: my_bandwidths(bytes * 1e9 / 2**30, seconds, ranks),
-        "These are gigabits. A link of 400 Gbit/s carries 50 GB/s.":
-            lambda bytes, seconds, ranks: my_bandwidths(8 * bytes, seconds, ranks),
-        "This is busbw alone.": lambda bytes, seconds, ranks: my_bandwidths(bytes, seconds, ranks)[1],
-    },
-)
-def bandwidths(answer):
-    """Both are right for 2, 4 and 8 ranks. algbw tells how long your message takes; busbw tells how well the links are
-    used, whatever the number of ranks."""
-    cases = drawn(((10**9, 0.5, 8), (4_000_000, 0.002, 4), (1_000_000, 0.001, 2)), lambda random: (
-        random.randint(1, 999) * 10**6, random.randint(1, 99) / 1000, random.randint(3, 64)))
-    for bytes, seconds, ranks in cases:
-        got, right = answer(bytes, seconds, ranks), my_bandwidths(bytes, seconds, ranks)
-        if not isinstance(got, (tuple, list)) or len(got) != 2:
-            raise Wrong(f"You returned {got}. Return two numbers: algbw, busbw.")
-        algbw, busbw = map(float, got)
-        case = f"{bytes:,} bytes in {seconds} s on {ranks} ranks"
-        yield Case(algbw, right[0], f"{case}: algbw is bytes / seconds, {right[0]:g} GB/s; you gave {algbw:.4g}.")
-        yield Case(busbw, right[1], f"{case}: busbw is {right[1]:.4g} GB/s; you gave {busbw:.4g}.")
-
-
 # Exercise 3: side by side
 def my_ceiling(train, steps):
     def speed():
@@ -332,7 +375,103 @@ def ceiling(ranks):
                f"{right:.2f} times as many. You gave {times[0]:.2f}.")
 
 
-# Exercise 4: from which batch on does it pay?
+# Exercise 4: a step, and an epoch
+def my_prediction(samples, batch, ranks, fixed, per_image, message):
+    def step(images):
+        return fixed + per_image * images + (message if ranks > 1 else 0)
+
+    full, rest = divmod(math.ceil(samples / ranks), batch)
+    return step(batch), full * step(batch) + (step(rest) if rest else 0)
+
+
+def parts_of(samples, batch, ranks, fixed, per_image, message):
+    """(seconds of a step without its message, seconds of the message, steps of each rank in an epoch)"""
+    return fixed + per_image * batch, message if ranks > 1 else 0, math.ceil(math.ceil(samples / ranks) / batch)
+
+
+def nobody_talks(samples, batch, ranks, fixed, per_image, message):
+    return my_prediction(samples, batch, ranks, fixed, per_image, 0)
+
+
+def alone_talks_too(samples, batch, ranks, fixed, per_image, message):
+    return my_prediction(samples, batch, ranks, fixed + message, per_image, 0)
+
+
+def message_of_each_rank(samples, batch, ranks, fixed, per_image, message):
+    return my_prediction(samples, batch, ranks, fixed, per_image, ranks * message)
+
+
+def batch_shared(samples, batch, ranks, fixed, per_image, message):
+    return my_prediction(samples, batch, ranks, fixed, per_image / ranks, message)
+
+
+def all_images_on_each_rank(samples, batch, ranks, fixed, per_image, message):
+    return (my_prediction(samples, batch, ranks, fixed, per_image, message)[0],
+            my_prediction(samples * ranks, batch, ranks, fixed, per_image, message)[1])
+
+
+def one_message_an_epoch(*case):
+    compute, message, steps = parts_of(*case)
+    return compute + message, nobody_talks(*case)[1] + message
+
+
+def last_step_full(*case):
+    compute, message, steps = parts_of(*case)
+    return compute + message, steps * (compute + message)
+
+
+def parts_of_a_step(samples, batch, ranks, *times):
+    step = my_prediction(samples, batch, ranks, *times)[0]
+    return step, samples / ranks / batch * step
+
+
+def last_step_dropped(samples, batch, ranks, *times):
+    step = my_prediction(samples, batch, ranks, *times)[0]
+    return step, samples // ranks // batch * step
+
+
+def larger_job(random):
+    return (random.randint(1000, 9000), random.randint(9, 99), random.randint(2, 9), random.randint(1, 9) * 1e-3,
+            random.randint(10, 90) * 1e-5, random.randint(10, 90) * 1e-4)
+
+
+@exercise(
+    solution=my_prediction,
+    hint="A step of one rank takes fixed + per_image * batch; with several ranks the message comes on top. How many "
+    "images has each rank, and how many full steps are these? divmod gives the full steps and the images that are "
+    "left. The last step computes less, and sends as much.",
+    mistakes={
+        "With several ranks each step has a message: the gradients.": nobody_talks,
+        "One rank alone has nobody to send to.": alone_talks_too,
+        "`message` is the time until all ranks have their result. The ranks do not take turns.": message_of_each_rank,
+        "`batch` is that of each rank: its step computes all of it.": batch_shared,
+        "The ranks share the images of an epoch.": all_images_on_each_rank,
+        "The gradients are sent in each step, not once.": one_message_an_epoch,
+        "The last step of an epoch may have fewer images than the others.": last_step_full,
+        "A step with fewer images still has its fixed part and its message, whole: there is no part of a step.":
+            parts_of_a_step,
+        "The images that fill no batch are trained on as well: one more, shorter step.": last_step_dropped,
+    },
+)
+def prediction(answer):
+    """A first model of DDP: a step of one rank, and the message on top. It needs three numbers, measured apart from
+    each other, and no run with several ranks that train."""
+    cases = drawn(((1001, 64, 4, 1e-3, 1e-4, 2e-3), (1000, 64, 1, 1e-3, 1e-4, 2e-3), (6400, 64, 2, 2e-3, 1e-4, 5e-4),
+                   (100, 64, 3, 1e-3, 1e-4, 4e-3)), larger_job)
+    for case in cases:
+        samples, batch, ranks, fixed, per_image, message = case
+        result = answer(*case)
+        if not isinstance(result, tuple | list) or len(result) != 2 or None in result:
+            raise Wrong(f"Your function returned {result!r}. Return two numbers, in seconds: a step, and an epoch.")
+        job = Job(StepTime(fixed, per_image), 0, Measured({ranks: (message, 0)}), overlap=False)
+        rights = job.predict(ranks, batch).seconds, job.epoch_seconds(ranks, batch, samples)
+        what = (f"{samples} images, batch {batch}, {some(ranks, 'rank')}, fixed {1e3 * fixed:g} ms, "
+                f"{1e6 * per_image:g} µs an image, message {1e3 * message:g} ms")
+        for name, got, right in zip(("a step", "an epoch"), map(float, result), rights, strict=True):
+            yield Case(got, right, f"{what}: for {name} you gave {1e3 * got:.5g} ms; {1e3 * right:.5g} ms is right.")
+
+
+# Exercise 5: from which batch on does it pay?
 def my_batch(fixed, per_image, all_reduce, ranks):
     needed = all_reduce / (ranks - 1)  # a step of one rank must take longer than this
     return max(1, math.floor((needed - fixed) / per_image) + 1)
@@ -382,7 +521,7 @@ def break_even(answer):
                    f"{'A smaller batch would do.' if got > right else 'They need a larger one.'}")
 
 
-# Exercise 5: which link?
+# Exercise 6: which link?
 def my_bandwidth(step, gradient_bytes, ranks, efficiency):
     allowed = step * (1 / efficiency - 1)  # seconds that may be added to a step
     return 2 * (ranks - 1) / ranks * gradient_bytes / allowed

@@ -2,6 +2,7 @@
 series: the tables, sentences and pictures of the lesson."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PALE, head, line_key, line_style, name_rows, percent, ticks
-from course.predict.fit import BUS_FACTORS, measurable, size_name
+from course.predict.fit import BUS_FACTORS, size_name
 from lessons.l08_predict_scaling.scaling import Hierarchy, Job, Link, StepTime, ddp_buckets, speedup
 
 PARTS = ["a step alone", "slower together", "waiting", "all-reduce", "DDP itself"]
@@ -29,25 +30,37 @@ def _log_axes(ax, sizes, ylabel):
     ax.xaxis.set_minor_locator(NullLocator())
 
 
-def time_by_size(points: pd.DataFrame, alpha: float, beta: float, ax: Axes, title: str) -> Axes:
-    """Microseconds of each message, a DataFrame of message_time.py's points, and the line α + β · bytes fitted to them,
-    with the two parts that it is the sum of. A β that noise may have made is not drawn."""
+def worst_error(predict: Callable, points: pd.DataFrame, known: list[tuple]) -> tuple[float, float]:
+    """(bytes, predicted / measured - 1) where predict(bytes, known) is furthest off, among the points that it was not
+    given."""
+    others = points[~points["bytes"].isin([size for size, _ in known])]
+    errors = {size: predict(size, known) / seconds - 1
+              for size, seconds in zip(others["bytes"], others["seconds"], strict=True)}
+    size = max(errors, key=lambda size: abs(errors[size]))
+    return size, errors[size]
+
+
+def time_by_size(points: pd.DataFrame, predict: Callable, known: list[tuple], name: str, ax: Axes, title: str) -> Axes:
+    """Microseconds of each message, a DataFrame of message_time.py's points, and what predict(bytes, known) says, a
+    line called `name`. `known`: the points that it is given, (bytes, seconds)."""
     sizes = points["bytes"].to_numpy()
     many = np.geomspace(sizes[0], sizes[-1], 100)
+    given = points["bytes"].isin([size for size, _ in known])
     ax.vlines(sizes, 1e6 * points["low"], 1e6 * points["high"], color=COLOURS[0], linewidth=2)
-    ax.plot(sizes, 1e6 * points["seconds"], "o", color=COLOURS[0], markersize=13)
-    ax.plot(many, 1e6 * (alpha + beta * many), ":", color=COLOURS[1], linewidth=4)
-    ends = [(many[-1], 1e6 * (alpha + beta * many[-1]), "α + β · bytes", COLOURS[1])]
-    if measurable(points.to_dict("records"), alpha, beta):
-        bytes_part = many[beta * many > alpha / 10]
-        for values, xs, name in ((alpha + 0 * many, many, "α"), (beta * bytes_part, bytes_part, "β · bytes")):
-            ax.plot(xs, 1e6 * values, color=GREY, linewidth=1.5)
-            ends.append((xs[-1], 1e6 * values[-1], name, GREY))
+    for rows, colour in ((points[~given], COLOURS[0]), (points[given], GREY)):
+        ax.plot(rows["bytes"], 1e6 * rows["seconds"], "o", color=colour, markersize=13)
+    bottom = 5e5 * points["low"].min()  # µs: a line through noise may fall below 0, which no logarithmic axis has
+    line = [max(bottom, 1e6 * predict(size, known)) for size in many]
+    ax.plot(many, line, ":", color=COLOURS[1], linewidth=4)
+    size, error = worst_error(predict, points, known)
+    measured = points.loc[points["bytes"] == size, "seconds"].item()
+    ax.plot([size, size], [1e6 * measured, max(bottom, 1e6 * predict(size, known))], color="black", linewidth=2)
     _log_axes(ax, sizes[::2], "time (µs)")
-    head(ax, title, key=[
-        line_key("measured (median; line: fastest to slowest round)", marker="o", linestyle="-", color=COLOURS[0]),
-        line_key("fitted", linestyle=":", color=COLOURS[1])], columns=2)
-    write_beside(ax, ends, BESIDE_AN_END)
+    head(ax, title, columns=2, key=[
+        line_key("measured (median; line: all rounds)", marker="o", linestyle="-", color=COLOURS[0]),
+        line_key("measured, and given to the prediction", marker="o", linestyle="", color=GREY)])
+    write_beside(ax, [(many[-1], line[-1], name, COLOURS[1])], BESIDE_AN_END)
+    write_beside(ax, [(size, 1e6 * measured, f"worst: {error:+.0%}", "#000000")], BESIDE_A_POINT)
     return ax
 
 
@@ -117,16 +130,22 @@ def parts_table(table):
     return rows
 
 
-def errors_table(measured, ones, first, summed, alone):
+def errors_table(measured, ones, first, summed, alone, name):
     """A row for each prediction of main.py's step: its error over several runs. All in seconds: `measured` steps of
-    several ranks and `ones` of one rank in the same minutes, Series; `first` and `summed`, predicted with α and β, and
-    with the parts; `alone`, predicted for one rank."""
+    several ranks and `ones` of one rank in the same minutes, Series; `first` and `summed`, predicted by the first
+    model, which is called `name`, and with the parts; `alone`, predicted for one rank."""
     ratios = measured.to_numpy() / ones.to_numpy()
     rows = [{"prediction": name, "ms": f"{1e3 * predicted:.2f}", "off by": span(predicted / measured - 1),
              "off by, as a ratio to one rank": span(predicted / alone / ratios - 1)}
-            for name, predicted in (("first model", first), ("sum of the parts", summed))]
+            for name, predicted in ((name, first), ("sum of the parts", summed))]
     return [*rows, {"prediction": "one rank alone", "ms": f"{1e3 * alone:.2f}", "off by": span(alone / ones - 1),
                     "off by, as a ratio to one rank": "–"}]
+
+
+def worst_speedup(curve: dict[float, float], speedups: pd.DataFrame) -> float:
+    """Predicted / measured - 1 at the batch size where the prediction is furthest off. `curve`: {batch: speed-up}."""
+    predicted = np.interp(speedups["batch_size"], list(curve), list(curve.values()))
+    return max(predicted / speedups["speedup"] - 1, key=abs)
 
 
 def pays(speedups):
@@ -159,10 +178,11 @@ def span(errors):
     return low if low == high else f"{low} to {high}"
 
 
-def staircase(parts: pd.Series, first: float, measured: pd.Series, ax: Axes, title: str) -> Axes:
+def staircase(parts: pd.Series, first: float, measured: pd.Series, name: str, ax: Axes, title: str) -> Axes:
     """Milliseconds of each part, a Series: a bar begins where the last one ended; one below 0 goes back, hatched.
 
-    Below: their sum, what a `first` model predicted, and steps of main.py as `measured` in several runs, a Series.
+    Below: their sum, what a `first` model predicted, which is called `name`, and steps of main.py as `measured` in
+    several runs, a Series.
     """
     left, most = 0.0, max(parts.sum(), first, measured.max())
     for y, width in enumerate(parts):
@@ -174,7 +194,7 @@ def staircase(parts: pd.Series, first: float, measured: pd.Series, ax: Axes, tit
         left += width
     predicted = {"facecolor": "white", "edgecolor": COLOURS[1], "linestyle": ":", "linewidth": 3}
     live = {"facecolor": COLOURS[2], "linestyle": "-"}
-    others = {"sum of the parts": (left, predicted), "first model": (first, predicted),
+    others = {"sum of the parts": (left, predicted), name: (first, predicted),
               "main.py": (measured.median(), live)}
     for y, (ms, look) in enumerate(others.values(), start=len(parts)):
         ax.barh(y, ms, height=0.7, **look)

@@ -1,14 +1,16 @@
 """Lesson 08: its programs on 3 ranks, the parts of a step, and the published figures that it uses."""
 
 import json
+import random
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import models
-from lessons.l08_predict_scaling import scaling, show, step_time
+from lessons.l08_predict_scaling import check, scaling, show, step_time
 from scripts.measure import side_by_side
 from tests import runner
 
@@ -82,6 +84,37 @@ def test_the_parts_add_up_to_by_hand_and_ddp_itself_and_are_not_cut_at_zero():
         show.between(table, 9)
 
 
+# ---------------------------------------------------------------- the learner's predictions
+
+
+def test_the_worst_error_is_over_the_sizes_that_were_not_given():
+    seconds = {1000: 2e-3, 4000: 1e-3, 16000: 3e-3, 64000: 5e-3}
+    points = pd.DataFrame({"bytes": seconds.keys(), **dict.fromkeys(("seconds", "low", "high"), seconds.values())})
+    known = [(1000, 2e-3), (16000, 3e-3)]
+    assert check.my_message(4000, known) == pytest.approx(2.2e-3)
+    assert show.worst_error(check.my_message, points, known) == (4000, pytest.approx(1.2))
+    assert show.worst_error(lambda size, known: seconds[size] if size == 4000 else 0.0, points, known) == (64000, -1)
+    ax = show.time_by_size(points, check.my_message, known, "your line", plt.subplots(figsize=(13, 7))[1], "")
+    assert {"your line", "worst: +120%"} <= {text.get_text() for text in ax.texts}
+    ax = plt.subplots(figsize=(13, 7))[1]
+    falling = show.time_by_size(points, lambda size, known: 1e-3 - 1e-7 * size, known, "", ax, "")
+    assert all(min(line.get_ydata()) > 0 for line in falling.lines)  # on a logarithmic axis
+
+
+def test_the_predicted_step_and_epoch_are_those_of_the_model():
+    draw = random.Random(0)
+    for ranks in (1, 2, 3, 5):
+        case = (draw.randint(100, 2000), 64, ranks, 2e-3, 1e-4, 3e-3)
+        job = scaling.Job(scaling.StepTime(2e-3, 1e-4), 0, scaling.Measured({ranks: (3e-3, 0)}))
+        assert check.my_prediction(*case) == (pytest.approx(job.predict(ranks, 64).seconds),
+                                              pytest.approx(job.epoch_seconds(ranks, 64, case[0])))
+
+
+def test_the_worst_error_of_a_curve_is_at_the_measured_batches():
+    speedups = pd.DataFrame({"batch_size": [4, 16], "speedup": [1.0, 1.5]})
+    assert show.worst_speedup({4: 1.1, 10: 9.0, 16: 1.2}, speedups) == pytest.approx(-0.2)
+
+
 # ---------------------------------------------------------------- what others have published
 
 
@@ -146,6 +179,7 @@ def test_ceilings_of_two_batches_differ_if_their_rounds_do_not_overlap(small, co
 
 
 def test_the_error_of_a_prediction_is_also_that_of_the_ratio_to_one_rank():
-    rows = show.errors_table(pd.Series([1.0, 1.1]), pd.Series([0.5, 0.5]), 0.8, 1.1, 0.25)
+    rows = show.errors_table(pd.Series([1.0, 1.1]), pd.Series([0.5, 0.5]), 0.8, 1.1, 0.25, "your model")
+    assert [row["prediction"] for row in rows] == ["your model", "sum of the parts", "one rank alone"]
     assert [row["off by"] for row in rows] == ["-27 % to -20 %", "+0 % to +10 %", "-50 %"]
     assert [row["off by, as a ratio to one rank"] for row in rows] == ["+45 % to +60 %", "+100 % to +120 %", "–"]

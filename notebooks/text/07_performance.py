@@ -4,12 +4,13 @@
 #     minutes: 80
 #     quick:
 #       parameters:
+#         batches: 64 512
 #         ceiling_rounds: 1
 #         epochs: 2
 #         samples: 320
 #         test_samples: 100
-#       seconds: 35
-#     seconds: 130
+#       seconds: 40
+#     seconds: 180
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -24,10 +25,10 @@
 #
 # **You will be able to**
 #
-# - measure speed-up and efficiency, and say what was held fixed;
+# - compute speed-up and efficiency from two logs, and say what was held fixed;
 # - tell apart what is lost by taking turns, by sharing a machine, and by talking;
 # - read from a log which phase of a step is too long, and find the rank that holds up the others;
-# - choose the number of ranks for a job of a given length.
+# - have the same training sooner, and find the batch from which a second rank pays.
 #
 # **You need** [03 · Processes and ranks](03_processes_and_ranks.ipynb), [04 · Collectives](04_collectives.ipynb) and
 # [06 · DDP](06_ddp.ipynb).
@@ -42,7 +43,6 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 # %%
 import json
 import os
-import time
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -60,6 +60,7 @@ epochs = 4  # passes over the training images; the first one warms up and is not
 samples = 12_800  # training images
 test_samples = 2_000  # test images, looked at after each epoch
 ceiling_rounds = 5  # each: a second for each number of processes that never talk
+batches = "64 128 256 512 1024 2048"  # images of an update, for the search in exercise 5
 
 # %% [markdown]
 # ## What is one device?
@@ -113,7 +114,7 @@ lesson.table([{
 # epoch higher, lower, or equal?
 
 # %%
-my_speedup = None  # times as fast
+my_times = None  # times as fast
 my_loss = None  # "higher", "lower" or "equal"
 
 # %% [markdown]
@@ -123,10 +124,7 @@ my_loss = None  # "higher", "lower" or "equal"
 
 # %%
 options = f"--epochs {epochs} --samples {samples} --test-samples {test_samples}"
-command_seconds = {}
-start = time.perf_counter()
 # !python main.py {options} --log-file results/live/07_1.jsonl
-command_seconds[1] = time.perf_counter() - start
 
 # %% [markdown]
 # First the data. Then who works: model, strategy, ranks × batch, device, threads. Then one line an epoch: `Loss` and
@@ -137,53 +135,94 @@ command_seconds[1] = time.perf_counter() - start
 # Only what stands before `main.py` changes.
 
 # %%
-start = time.perf_counter()
 # !torchrun --nproc_per_node=8 main.py {options} --log-file results/live/07_8.jsonl
-command_seconds[8] = time.perf_counter() - start
 
 # %% [markdown]
 # Eight processes ran, yet each line stands there once: only rank 0 prints, and what it prints is summed over all ranks.
 #
-# In a terminal, `torchrun` begins with a banner, here with a command that does nothing:
-
-# %%
-# !env -u OMP_NUM_THREADS torchrun --nproc_per_node=2 --no-python true
-
-# %% [markdown]
-# It is no error. If every rank used all cores, the ranks would get in each other's way. So `torchrun` gives each rank
-# one thread, unless you set the variable, as we have.
+# (In a terminal, `torchrun` begins with a banner: `Setting OMP_NUM_THREADS environment variable for each process to be
+# 1 in default …`. It is no error. If every rank used all cores, the ranks would get in each other's way. So `torchrun`
+# gives each rank one thread, unless you set the variable, as we have.)
 #
 # Two points make no curve:
 
 # %%
-start = time.perf_counter()
 # !torchrun --nproc_per_node=2 main.py {options} --log-file results/live/07_2.jsonl
-command_seconds[2] = time.perf_counter() - start
+# !torchrun --nproc_per_node=4 main.py {options} --log-file results/live/07_4.jsonl
+
+# %% [markdown]
+# And the class that you wrote in lesson [06](06_ddp.ipynb), in the place of PyTorch's. (Where that lesson has left none,
+# ours.)
 
 # %%
-start = time.perf_counter()
-# !torchrun --nproc_per_node=4 main.py {options} --log-file results/live/07_4.jsonl
-command_seconds[4] = time.perf_counter() - start
+ours, mine = Path("lessons/l06_ddp/my_ddp.py"), Path("results/live/06_my_ddp.py")
+yours = mine.exists() and mine.read_bytes() != ours.read_bytes()
+wrapper = f"{mine if yours else ours}:MyDDP"
+# !torchrun --nproc_per_node=2 main.py {options} --wrapper {wrapper} \
+#     --log-file results/live/07_my_ddp.jsonl
 
 # %% [markdown]
 # ## May we compare them?
 #
-# Before a comparison: did each run finish, on the same images, with the same settings? Then the result. **Speed-up**:
-# how many times as fast as one rank. **Efficiency**: speed-up by the number of ranks.
+# Before a comparison: did each run finish, on the same images, with the same settings?
 
 # %%
-df = runs.read_runs({lesson.some(n, "rank"): f"results/live/07_{n}.jsonl" for n in sizes})
+logs = {n: f"results/live/07_{n}.jsonl" for n in sizes}
+df = runs.read_runs({lesson.some(n, "rank"): log for n, log in logs.items()})
 lesson.verdict(show.comparable(df, epochs))
-table = runs.speedup_table(df)  # seconds: the median over the epochs after the first
-of = table.set_index("world_size")
+
+
+# %% [markdown]
+# **Speed-up** is how many times as fast as one process. **Efficiency** is the speed-up divided by the number of ranks.
+# A log holds what both need. It is a file with a record a line, which rank 0 wrote. (A command that is started again
+# adds its records to the file: we take those of the last run.)
+
+# %%
+def records(log):
+    every = [json.loads(line) for line in Path(log).read_text().splitlines()]
+    last = max(place for place, record in enumerate(every) if record["kind"] == "run")
+    return every[last:]
+
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.table([{
-    "run": run.label, "seconds an epoch": f"{run.seconds:.2f}",
-    "images/s": f"{run.images_per_second:,.0f}", "speed-up": f"{run.speedup:.2f}",
-    "efficiency": f"{run.efficiency:.0%}", "loss": f"{run.loss:.2f}"}
-    for run in table.itertuples()])
-lesson.predicted(my_speedup, of.speedup[8], "times")
+fields = ["kind", "world_size", "samples", "epoch", "seconds", "images_per_second"]
+lesson.table([{name: f"{record[name]:.4g}" if isinstance(record.get(name), float)
+               else record.get(name, "") for name in fields} for record in records(logs[8])])
+
+
+# %% [markdown]
+# `images_per_second` counts the images of all ranks. In the last record, `seconds` are those of the whole run.
+#
+# ### Exercise 1: speed-up and efficiency
+#
+# `one` and `many` are such lists of records: of one process, and of several ranks. The first epoch warms up, and does
+# not count. Another epoch may have been disturbed: it must not move the result. The two runs need not have equally many
+# images. Return two numbers: the speed-up, and the efficiency from 0 to 1.
+
+# %%
+def my_speedup(one, many):
+    raise NotImplementedError
+
+
+# %%
+check.speedup(my_speedup)
+# check.speedup.hint()
+# check.speedup.solution()
+
+# %% [markdown]
+# Now your function reads the four logs. (As long as it is not right, ours does, and the picture says so.)
+
+# %%
+speedup_of, whose = check.speedup.or_ours(my_speedup)
+lines = {"DDP": {n: speedup_of(records(logs[1]), records(logs[n])) for n in sizes}}
+of_mine = speedup_of(records(logs[1]), records("results/live/07_my_ddp.jsonl"))
+lines[f"MyDDP ({'yours' if yours else 'ours'})"] = {1: (1, 1), 2: of_mine}
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+title = f"Speed-up and efficiency, computed by {whose} function"
+show.speedups(lines, plt.subplots(figsize=(13, 7.5))[1], title, my_times)
+plt.show()
+lesson.predicted(my_times, lines["DDP"][8][0], "times")
 
 # %% [markdown]
 # ## What is it lost to?
@@ -211,7 +250,8 @@ ceilings = {ceiling["ranks"]: ceiling for ceiling in measured}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_ceiling, ceilings[8]["ceiling"], "times")
-plots.under_ceiling(table, ceilings, devices, plt.subplots(figsize=(14, 8))[1], my_speedup)
+table = runs.seconds_per_epoch(df).assign(speedup=[lines["DDP"][n][0] for n in sizes])
+plots.under_ceiling(table, ceilings, devices, plt.subplots(figsize=(14, 8))[1], my_times)
 plt.show()
 lesson.table(show.losses(table, ceilings, devices))
 lesson.verdict(show.talking(table, ceilings))
@@ -224,7 +264,7 @@ lesson.verdict(show.talking(table, ceilings))
 # own, since the machine's speed changes over minutes. Both are ratios of noisy times. So a loss below 0, or smaller
 # than its range, says only: too little to be measured here.
 #
-# ### Exercise 1: the same in milliseconds
+# ### Exercise 2: the same in milliseconds
 #
 # A step takes `alone` ms with one rank alone on the machine, and `together` ms with `ranks` ranks. Each rank has a
 # batch of its own, as large as before. `ceiling` is the one that we have just measured. How many ms does a step take
@@ -269,7 +309,7 @@ lesson.predicted(my_phase, show.grown(steps))
 #
 # The log is rank 0's. It shows how long *rank 0* waited, and not for whom.
 #
-# ### Exercise 2: who holds up the others?
+# ### Exercise 3: who holds up the others?
 #
 # Your function runs on three ranks. In each round call `work()`, which is this rank's own part of a step, and then
 # `talk()`, which is a collective. One rank is slow. In one of the rounds another rank is disturbed: that must not
@@ -299,32 +339,30 @@ check.slowest("results/live/07_slowest.py")
 # %% [markdown]
 # ## Diagnose
 #
-# Four runs of `main.py` with two ranks, recorded on two cores. One is sound, and in three something was wrong. What, you
-# find out from what the logs say.
+# Four runs of `main.py` with two ranks, recorded on two cores. One is sound, and in three something was wrong. You can
+# find out what from the phases.
 
 # %%
-wrong = runs.read_runs("results/recorded/went-wrong")
+wrong = show.per_step(runs.read_runs("results/recorded/went-wrong"))
+phases = {run: show.medians(wrong, run) for run in ("sound", "a", "b", "c")}  # ms a step
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-speed = wrong[wrong.epoch > 0].groupby("label").images_per_second.median()
-lesson.table([{
-    "run": run.label, "ranks": run.world_size, "batch of each": run.batch_size, "cores": run.cores,
-    "threads a rank": run.threads, "status": run.status, "images/s": f"{speed[run.label]:,.0f}"}
-    for run in wrong.groupby("label", sort=False).tail(1).itertuples()])
 ax = plt.subplots(figsize=(14, 6))[1]
-plots.phases(show.per_step(wrong), ax, "milliseconds a step of rank 0 (recorded)", "ms")
+plots.phases(wrong, ax, "milliseconds a step of rank 0 (recorded)", "ms")
 plt.show()
 
 
 # %% [markdown]
-# ### Exercise 3: name the faults
+# ### Exercise 4: name the fault
 #
-# Choose for each run: `"threads"` (too many of them), `"data"` (images come too slowly), `"batch"` (too small to be
-# worth a message), `"slow rank"` (another rank than 0 is slow).
+# `sound` and `run` are the milliseconds of each phase, `{"data": …, "forward": …, "backward": …, "update": …}`: of a
+# sound run, and of one to be judged. Return its fault: `"threads"` (each rank has too many of them), `"data"` (images
+# come too slowly), `"batch"` (too few images a step to be worth a message), or `"slow rank"` (another rank than this
+# one is slow). A phase that has not doubled counts as unchanged.
 
 # %%
-def my_diagnosis():
-    raise NotImplementedError  # return {"a": …, "b": …, "c": …}
+def my_diagnosis(sound, run):
+    raise NotImplementedError
 
 
 # %%
@@ -333,42 +371,27 @@ check.diagnosis(my_diagnosis)
 # check.diagnosis.solution()
 
 # %% [markdown]
-# ## Or threads?
-#
-# One process can use several cores by itself: it cuts each operation up over *threads*. Then why start several
-# processes? The same cores both ways, on the CPU also where there are GPUs.
-#
-# **Predict.** How many times as fast as threads are ranks?
+# When it is right, your function judges the three recorded runs:
 
-# %%
-my_ranks_by_threads = None  # times
-
-# %%
-team = max(n for n in sizes if n <= cores)
-side = f"--device cpu --epochs 2 --samples {min(samples, 4000)} --test-samples {test_samples}"
-# !OMP_NUM_THREADS={team} python main.py {side} --log-file results/live/07_threads.jsonl
-# !torchrun --nproc_per_node={team} main.py {side} --log-file results/live/07_ranks.jsonl
-
-# %%
-ways = runs.seconds_per_epoch(runs.read_runs(
-    {way: f"results/live/07_{way}.jsonl" for way in ("threads", "ranks")})).set_index("label")
-speeds = ways.images_per_second
-lesson.predicted(my_ranks_by_threads, speeds["ranks"] / speeds["threads"], "times")
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+judge, whose_judge = check.diagnosis.or_ours(my_diagnosis)
+done = {"a": "`OMP_NUM_THREADS=8`: 16 threads on two cores",
+        "b": "each image was opened and decoded when it was asked for",
+        "c": "rank 1 had the processor for a quarter of the time"}
+if whose_judge == "your":
+    lesson.table([{"run": run, "you": judge(phases["sound"], phases[run]), "what was done": what}
+                  for run, what in done.items()])
 
 # %% [markdown]
-# Below 1: threads were faster. Threads meet at the end of every operation, ranks once a step: this helps ranks. But
-# ranks have to send gradients, and their global batch is larger; threads leave the training as it is. Which counts more
-# depends on the model, the cores, and what else runs: measure yours. Threads end at one machine, and at one GPU. Ranks
-# do not.
-#
 # ## Is it as good a training?
 #
 # Left: what each epoch taught. Right: what each second taught.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-many, one = of.loss[8], of.loss[1]  # within 1 % they are called equal
+last = df.groupby("world_size")["loss"].last()
+more = last[8] / last[1]  # within 1 % they are called equal
 lesson.predicted(
-    my_loss, "equal" if abs(many / one - 1) < 0.01 else "higher" if many > one else "lower")
+    my_loss, "equal" if abs(more - 1) < 0.01 else "higher" if more > 1 else "lower")
 fig, (left, right) = plt.subplots(1, 2, figsize=(18, 7))
 plots.loss_by_epoch(df, left)
 plots.loss_by_time(df, right)
@@ -376,36 +399,119 @@ plt.show()
 
 # %% [markdown]
 # Each update of eight ranks rests on more images, but there are fewer of them. **Faster per image and better per image
-# are two questions**: this lesson measures the first. The second is that of lesson [09](09_large_batch.ipynb).
+# are two questions.** The second is that of lesson [09](09_large_batch.ipynb). But several ranks can also do the same
+# training, update by update.
 #
-# ## And the whole command?
+# ## The same training, sooner
 #
-# You waited longer than the training took. Each rank is a Python that starts and imports torch.
+# `--global-batch-size 512` fixes the images of an update: one process takes 512, each of two ranks 256. Then the
+# updates are the same, but for rounding. A message has as many bytes as before, and the work between two messages is
+# four times that of 64 images a rank.
+#
+# One process can use two cores as well: it cuts each operation up over two *threads*. Threads meet at the end of every
+# operation, ranks once a step. But ranks have to send gradients. (Threads end at one machine, and are the CPU's.)
+#
+# **Predict.** With 512 images an update, how many times as fast as one process are two ranks? And two threads?
+
+# %%
+my_two_ranks = None  # times
+my_two_threads = None  # times
+
+# %%
+# !python main.py {options} --global-batch-size 512 --log-file results/live/07_512_1.jsonl
+# !torchrun --nproc_per_node=2 main.py {options} --global-batch-size 512 \
+#     --log-file results/live/07_512_2.jsonl
+os.environ["OMP_NUM_THREADS"] = "2"
+# !python main.py {options} --global-batch-size 512 --log-file results/live/07_512_threads.jsonl
+os.environ["OMP_NUM_THREADS"] = "1"
+
+# %%
+ways = {"1 process": "results/live/07_512_1.jsonl", "2 ranks": "results/live/07_512_2.jsonl",
+        "2 threads": "results/live/07_512_threads.jsonl"}
+faster = {way: speedup_of(records(ways["1 process"]), records(log))[0] for way, log in ways.items()}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-df["command_seconds"] = df["world_size"].map(command_seconds)
-plots.whole_command(df, plt.subplots(figsize=(12, 5.5))[1])
+lesson.predicted(my_two_ranks, faster["2 ranks"], "times (ranks)")
+lesson.predicted(my_two_threads, faster["2 threads"], "times (threads)")
+same = runs.read_runs(ways)
+plots.accuracy_twice(same)
 plt.show()
+later = same[same["epoch"] > 0].groupby("label", sort=False)["seconds"]
+lesson.table([{
+    "512 images an update": way, "seconds an epoch": f"{seconds.min():.2f} to {seconds.max():.2f}",
+    f"times as fast, by {whose} function": f"{faster[way]:.2f}",
+    "loss at the end": f"{same[same['label'] == way]['loss'].iloc[-1]:.3f}"}
+    for way, seconds in later])
+
+# %% [markdown]
+# Left, for the same epochs: one curve, whoever computed it. Right: who is there sooner. Where the seconds of two ways
+# overlap, these runs do not tell which is faster. (The same pair over eight epochs, recorded on a quiet machine:
+# [results/recorded/same-training](../results/recorded/same-training/README.md).)
+#
+# ## From which batch on?
+#
+# The more images an update has, the less a message weighs in it.
+#
+# **Predict.** With how many images an update are two ranks 1.7 times as fast as one process, on this machine? Choose
+# from the powers of two between 64 and 2,048.
+
+# %%
+my_paying_batch = None  # images an update, both ranks together
 
 
 # %% [markdown]
-# Each bar is one start, and starts differ. So measure several before you decide:
+# ### Exercise 5: find it
 #
-# ### Exercise 4: how many ranks for this job?
-#
-# `measured` is `{ranks: (starts, seconds_an_epoch)}`. `starts` is a list: seconds until training began, one for each
-# time that the command was started. One of them may have been disturbed. Return the number of ranks that is done first
-# with a job of so many `epochs`.
+# `measure(batch)` trains twice, with one process and with two ranks, and returns the speed-up. It takes a quarter of a
+# minute, so call it seldom. The speed-up rises with the batch. `batches` is a list, the smallest first. Return the
+# smallest batch that reaches `wanted`, or None if none does.
 
 # %%
-def my_choice(measured, epochs):
+def my_batch(measure, batches, wanted):
     raise NotImplementedError
 
 
 # %%
-check.choice(my_choice)
-# check.choice.hint()
-# check.choice.solution()
+check.batch(my_batch)
+# check.batch.hint()
+# check.batch.solution()
+
+# %% [markdown]
+# The check has simulated machines. Now your search gets this one. (As long as it is not right, ours does.) The speed-up
+# with 512 is known already.
+
+# %%
+wanted, measured_speedups = 1.7, {512: faster["2 ranks"]}
+
+
+def measure(batch):
+    if batch not in measured_speedups:
+        log = f"results/live/07_{batch}"
+        for ranks, program in {1: "python", 2: "torchrun --nproc_per_node=2"}.items():
+            command = f"{program} main.py {options} --global-batch-size {batch}"
+            get_ipython().system(f"{command} --log-file {log}_{ranks}.jsonl")  # as `!` does
+        one, two = records(f"{log}_1.jsonl"), records(f"{log}_2.jsonl")
+        measured_speedups[batch], efficiency = speedup_of(one, two)
+    return measured_speedups[batch]
+
+
+search, whose_search = check.batch.or_ours(my_batch)
+paying = search(measure, [int(batch) for batch in batches.split()], wanted)
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.predicted(my_paying_batch, paying, "images an update" if paying else "of these")
+title = f"Two ranks against one process: {whose_search} search"
+pairs = {batch: [runs.read_run(f"results/live/07_{batch}_{n}.jsonl") for n in (1, 2)]
+         for batch in measured_speedups}
+spreads = {batch: show.spread(*pair) for batch, pair in pairs.items()}
+ax = plt.subplots(figsize=(13, 7))[1]
+show.by_batch(measured_speedups, spreads, wanted, paying, ax, title)
+plt.show()
+
+# %% [markdown]
+# Near the line, noise decides: the next search may end one batch further. *None*: on this machine two ranks do not get
+# that far; compare with their ceiling above. A larger batch talks less, and learns less from the same images. Lesson
+# [08](08_predict_scaling.ipynb) predicts this curve, lesson [09](09_large_batch.ipynb) shows the price.
 
 # %% [markdown]
 # ## The same on eight GPUs (recorded)
@@ -420,43 +526,50 @@ folder = "results/recorded/tutorial-one-gpu-vs-eight"
 recorded = runs.read_runs(
     {"one GPU": f"{folder}/one_gpu.txt", "eight GPUs": f"{folder}/eight_gpus.txt"})
 rec_table = runs.speedup_table(recorded)
+eight = recorded[recorded.label == "eight GPUs"]
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 fig, (left, right) = plt.subplots(1, 2, figsize=(18, 7))
 plots.loss_by_epoch(recorded, left)
 plots.seconds_per_epoch(rec_table, right)
 plt.show()
-alone, eight = (recorded[recorded.label == label].seconds for label in rec_table.label)
-last = rec_table.iloc[-1]
+alone, last = recorded[recorded.label == "one GPU"].seconds, rec_table.iloc[-1]
 lesson.verdict(
     f"Speed-up **{last.speedup:.1f}**, efficiency {last.efficiency:.0%}, by the medians. But one "
     f"GPU took {alone.min():.0f} to {alone.max():.0f} s for the same work: from epoch to epoch the "
-    f"speed-up is anything between {alone.min() / eight.max():.1f} and "
-    f"{alone.max() / eight.min():.1f}.")
-
-# %% [markdown]
-# ## The puzzle: accuracy 0.06
-#
-# The loss on eight GPUs is close to that on one. The accuracy is not. Ten classes: blind guessing has 10 % of the hits,
-# and loss ln 10 = 2.30.
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
+    f"speed-up is anything between {alone.min() / eight.seconds.max():.1f} and "
+    f"{alone.max() / eight.seconds.min():.1f}.")
 lesson.table(show.recorded(recorded))
 
 # %% [markdown]
-# **Predict.** What accuracy did the model on eight GPUs really have in the last epoch that was printed? (So, first:
-# what went wrong?)
+# **Predict.** The table leaves out the accuracy on eight GPUs. Judge by the losses: what was it in the last epoch that
+# was printed?
 
 # %%
 my_accuracy = None  # %
 
+# %% [markdown]
+# ## The puzzle
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+printed = eight.accuracy.iloc[-1]
+lesson.predicted(my_accuracy, 100 * printed, "%, as printed")
+plots.accuracy_by_epoch(recorded, plt.subplots(figsize=(12, 7))[1])
+plt.show()
+
+# %% [markdown]
+# Ten classes: blind guessing has 10 % of the hits, and loss ln 10 = 2.30.
+#
+# **Predict.** What went wrong in the counting? Say it as a number: by what must the printed accuracy be multiplied?
+
 # %%
-eight = recorded[recorded.label == "eight GPUs"]
+my_factor = None  # ×
+
+# %%
 corrected = eight.assign(label="eight GPUs × 8", accuracy=8 * eight.accuracy)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.predicted(my_accuracy, 100 * corrected.accuracy.iloc[-1], "%")
-printed = eight.accuracy.iloc[-1]
+lesson.predicted(my_factor, 8, "×")
 lesson.verdict(f"Two printed digits leave room: 8 × {printed:.2f} is anything from "
                f"{8 * (printed - 0.005):.2f} to {8 * (printed + 0.005):.2f}.")
 plots.accuracy_by_epoch(pd.concat([recorded, corrected]), plt.subplots(figsize=(12, 7))[1])
@@ -502,7 +615,8 @@ lesson.sign(board_name)
 # %% [markdown]
 # ## What to remember
 #
-# 1. Say what one device is and what is held fixed. Then a speed-up means something.
+# 1. Say what one device is and what is held fixed. Then a speed-up means something. With the global batch held fixed,
+#    several ranks do the same training, sooner.
 # 2. Less than ideal has three reasons: turns, sharing, talking. Processes that never talk show the ceiling.
 # 3. A step is as long as the slowest rank's. Find the phase that grew, then the rank.
 #

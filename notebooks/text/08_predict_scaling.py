@@ -25,9 +25,9 @@
 #
 # **You will be able to**
 #
-# - time a collective, and say what of its time is latency and what is bandwidth;
+# - predict the time of a message from a few that were measured: what of it is latency, what is bandwidth;
 # - measure the most that a machine can give to several processes, and how this depends on the batch;
-# - predict the step of several ranks from its parts, and say how far the prediction was off;
+# - predict a step and an epoch of several ranks, and say how far the prediction was off;
 # - say when DDP is slower than one process, and which link a larger job needs.
 #
 # **You need** [04 · Collectives](04_collectives.ipynb), [06 · DDP](06_ddp.ipynb) and
@@ -47,15 +47,13 @@ import time
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 
-import launch
 import models
 from course import runs
 from course.predict import fit
 from lessons.l08_predict_scaling import check, show
-from lessons.l08_predict_scaling.scaling import Job, Link, Measured, StepTime, ddp_buckets, speedup
+from lessons.l08_predict_scaling.scaling import Job, Link, StepTime, ddp_buckets, speedup
 
 # %% tags=["parameters"]
 ranks = 2  # each should have a core of its own, or a GPU
@@ -100,21 +98,57 @@ points, alpha, beta = pd.DataFrame(messages["points"]), messages["alpha"], messa
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_microseconds, 1e6 * points["seconds"][0], "µs")
-ax = plt.subplots(figsize=(12, 7))[1]
-show.time_by_size(points, alpha, beta, ax, f"All-reduce between {ranks} ranks")
-plt.show()
-lesson.verdict(fit.line(messages["points"], alpha, beta))
+
 
 # %% [markdown]
-# One line describes the whole curve:
+# The simplest model of such times is a line:
 #
 # $$t(\text{bytes}) = \alpha + \beta\cdot\text{bytes}$$
 #
 # **α** (alpha, seconds) is the **latency**: what a message costs however short it is. **β** (beta, seconds a byte) is
-# 1 / **bandwidth**. (Both axes are logarithmic, which bends the line.) Ten messages pay α ten times. So send few, large
-# messages: that is what DDP's buckets are for.
+# 1 / **bandwidth**. Ten messages pay α ten times. So send few, large messages: that is what DDP's buckets are for.
 #
-# ### Exercise 1: a collective that times itself
+# ### Exercise 1: predict a message
+#
+# `points` is a list of measured messages, (bytes, seconds), from the shortest to the longest. Return the seconds of a
+# message of `bytes`: a size between them, or beyond them.
+
+# %%
+def my_message(bytes, points):
+    raise NotImplementedError
+
+
+# %%
+check.message(my_message)
+# check.message.hint()
+# check.message.solution()
+
+# %% [markdown]
+# In the check the points lie on a line. Here they lie beside it. Every other one is given to your function, which
+# predicts the rest. (As long as it is not right, ours does, and the picture says so.)
+
+# %%
+message_seconds, whose = check.message.or_ours(my_message)
+pairs = list(zip(points["bytes"], points["seconds"], strict=True))
+size, worst = show.worst_error(message_seconds, points, pairs[::2])
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+ax = plt.subplots(figsize=(13, 7))[1]
+show.time_by_size(points, message_seconds, pairs[::2], f"{whose} line: α + β · bytes", ax,
+                  f"All-reduce between {ranks} ranks")
+plt.show()
+lesson.verdict([
+    f"The worst error of {whose} line is **{worst:+.0%}**, for {fit.size_name(size)}."
+    + (" One line does not describe these messages: take what follows as a rough guess."
+       if abs(worst) > 0.3 else ""),
+    "A line through all points, with relative errors as small as can be: "
+    + fit.line(messages["points"], alpha, beta)])
+
+# %% [markdown]
+# (Both axes are logarithmic, which bends the line.) A function that goes through the two ends trusts two measurements;
+# least squares trusts the largest messages most, since their errors have the most microseconds.
+#
+# ### Exercise 2: a collective that times itself
 #
 # Your function runs on three ranks. `call()` is a collective. Its first call is slow. Later calls take another time on
 # each rank and in each round, and now and then one is disturbed. Return **one** number, the same on every rank: the
@@ -146,14 +180,14 @@ check.timing("results/live/08_timing.py")
 # ([nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)). **algbw** (algorithm bandwidth)
 # is the bytes of the message by the time: how soon is *my message* done? **busbw** (bus bandwidth) is the bytes that
 # each rank *sends* by the time: how busy are *the links*? In lesson [04](04_collectives.ipynb) you have counted what a
-# rank sends in a ring. busbw can be compared with the speed of a link, and between numbers of ranks.
+# rank sends in a ring of n: 2 (n − 1) / n times its tensor. So for an all-reduce busbw = algbw · 2 (n − 1) / n. It can
+# be compared with the speed of a link, and between numbers of ranks.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 published = pd.read_csv("results/recorded/published/all_reduce.csv")
 ax = plt.subplots(figsize=(14, 8))[1]
 show.bus_bandwidth(points, published, f"here, {ranks} ranks", ax)
 plt.show()
-
 
 # %% [markdown]
 # Source of the dashed curves:
@@ -163,22 +197,6 @@ plt.show()
 # curve of the H200 ends above the 450 GB/s of its links. It can, because its *switch* (the box that joins the GPUs)
 # does the adding: fewer bytes cross a link than busbw assumes.
 #
-# ### Exercise 2: both bandwidths of an all-reduce
-#
-# In GB/s (1 GB is 10⁹ bytes).
-
-# %%
-def my_bandwidths(bytes, seconds, ranks):
-    """(algbw, busbw)"""
-    raise NotImplementedError
-
-
-# %%
-check.bandwidths(my_bandwidths)
-# check.bandwidths.hint()
-# check.bandwidths.solution()
-
-# %% [markdown]
 # ## 2. What can the machine give?
 #
 # Lesson [07](07_performance.ipynb) measured the **ceiling**: processes that never talk, added up, by
@@ -219,9 +237,8 @@ check.ceiling("results/live/08_ceiling.py")
 # ## 3. A first model, and what it forgets
 #
 # A step of several ranks = a step of one rank + an all-reduce of the gradients. LeNet's gradients fit into one of DDP's
-# buckets, so nothing is sent while `backward` still runs: the two times add up.
-#
-# How long a step of one rank takes for a batch of n images is again a line: **a + b · n**.
+# buckets, so nothing is sent while `backward` still runs: the two times add up. How long a step of one rank takes for a
+# batch of n images is again a line, `fixed + per_image * n`.
 #
 # **Predict.** An epoch takes one rank some time. What part of that time do two ranks need, with the same batch of 64
 # each?
@@ -232,6 +249,24 @@ check.ceiling("results/live/08_ceiling.py")
 # %%
 my_part = None  # 0.5 is half of the time
 my_smallest = None  # images of each rank: 4, 16, 32 or 128
+
+
+# %% [markdown]
+# ### Exercise 4: predict the step, and the whole
+#
+# An epoch has `samples` images, for all ranks together. The sampler gives each of `ranks` ranks equally many, rounded
+# up. `batch` is the batch of each rank; its last step of an epoch may have fewer images. `message` is the seconds of
+# the all-reduce. Return two times, in seconds: a step with a whole batch, and an epoch.
+
+# %%
+def my_prediction(samples, batch, ranks, fixed, per_image, message):
+    raise NotImplementedError
+
+
+# %%
+check.prediction(my_prediction)
+# check.prediction.hint()
+# check.prediction.solution()
 
 # %% [markdown]
 # One command now times steps of LeNet in five ways, in turns: what disturbs one way, disturbs all.
@@ -252,21 +287,23 @@ my_smallest = None  # images of each rank: 4, 16, 32 or 128
 # %%
 table = show.parts(measured("steps")["models"]["lenet"]["points"])
 alone = table.groupby("batch_size")["a step alone"].median()
-step = StepTime.fit(alone.index, alone)
+fixed, per_image = fit.fit(alone.index, alone)
 gradient_bytes = sum(4 * p.numel() for p in models.ConvNet().parameters())
-job = Job(step, gradient_bytes, Measured({ranks: (alpha, beta)}), cores=launch.cores())
-first = job.predict(ranks, batch_size).seconds
+message = message_seconds(gradient_bytes, pairs)
+predict, whose_model = check.prediction.or_ours(my_prediction)
+model = f"{whose_model} model"
+first, epoch_seconds = predict(samples, batch_size, ranks, fixed, per_image, message)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table([{
-    "a, ms": f"{1e3 * step.fixed:.2f}", "b, µs an image": f"{1e6 * step.per_image:.0f}",
+    "fixed, ms": f"{1e3 * fixed:.2f}", "per image, µs": f"{1e6 * per_image:.0f}",
     "bytes of gradients": f"{gradient_bytes:,}",
-    "all-reduce, ms": f"{1e3 * (alpha + beta * gradient_bytes):.2f}",
-    f"predicted: a step of {ranks} ranks, ms": f"{1e3 * first:.2f}",
-    "an epoch, in those of one rank": f"{first / step.seconds(batch_size) / ranks:.2f}"}])
+    f"message, by {whose} line, ms": f"{1e3 * message:.2f}",
+    f"a step of {ranks} ranks, ms": f"{1e3 * first:.2f}", "an epoch, s": f"{epoch_seconds:.3f}",
+    "predicted by": f"{whose_model} function"}])
 
 # %% [markdown]
-# a, b and the all-reduce were measured apart: a rank alone on the machine, and all-reduces one after another with
+# The three numbers were measured apart: a rank alone on the machine, and all-reduces one after another with
 # nothing in between. Training is not like that. What is forgotten? The five ways tell, by their differences:
 #
 # | part | measured as |
@@ -281,7 +318,7 @@ lesson.table([{
 parts = show.between(table, batch_size)
 lesson.table(show.parts_table(table))
 lesson.verdict(f"For batch {batch_size} the sum of the parts predicts a step of "
-               f"**{1e3 * parts.sum():.2f} ms**, the first model {1e3 * first:.2f} ms.")
+               f"**{1e3 * parts.sum():.2f} ms**, {model} {1e3 * first:.2f} ms.")
 
 # %% [markdown]
 # A row holds five parts, their sum, and the time of a DDP step, all as medians of the rounds. The last column adds up
@@ -312,15 +349,19 @@ ones, many = steps[later["world_size"] == 1], steps[later["world_size"] == ranks
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_part, many.median() / ones.median() / ranks, "of one rank's time")
 ax = plt.subplots(figsize=(13, 7))[1]
-show.staircase(1e3 * parts, 1e3 * first, 1e3 * many, ax,
+show.staircase(1e3 * parts, 1e3 * first, 1e3 * many, model, ax,
                f"A step of {ranks} ranks, batch {batch_size} each")
 plt.show()
-lesson.table(show.errors_table(many, ones, first, parts.sum(), step.seconds(batch_size)))
+one_step = fixed + per_image * batch_size
+lesson.table(show.errors_table(many, ones, first, parts.sum(), one_step, model))
+took = later.loc[later["world_size"] == ranks, "seconds"]
+lesson.verdict(f"The whole epoch, predicted by {model}: **{epoch_seconds:.2f} s**. "
+               f"`main.py` took {took.min():.2f} to {took.max():.2f} s.")
 
 # %% [markdown]
-# Lowest and highest of all runs. *One rank alone* talks to nobody: its error is what the line a + b · n misses, or what
-# the machine was faster or slower than when the steps were timed. The last column divides by one rank's step in the
-# same minutes, and this error falls out. Are the parts closer than the first model? If not, look at the range of the
+# Lowest and highest of all runs. *One rank alone* talks to nobody: its error is what the line of section 3 misses, or
+# what the machine was faster or slower than when the steps were timed. The last column divides by one rank's step in the
+# same minutes, and this error falls out. Are the parts closer than the model? If not, look at the range of the
 # rounds above, and run again.
 #
 # A model tells what *should* happen. Where it misses, it tells what to measure next. Had we measured `main.py` only, we
@@ -334,11 +375,14 @@ lesson.table(show.errors_table(many, ones, first, parts.sum(), step.seconds(batc
 # %%
 speedups = show.speedups(table, ranks)
 ceiling = show.speedups(table, ranks, "side_by_side")
-curve = {"first model": {}, "sum of the parts": {}}
-for n in np.linspace(alone.index.min(), alone.index.max(), 50):
-    curve["first model"][n] = ranks * step.seconds(n) / job.predict(ranks, n).seconds
+first_model, of_parts = {}, {}
+for n in range(alone.index.min(), alone.index.max() + 1):
+    one, several = (predict(samples, n, size, fixed, per_image, message)[0] for size in (1, ranks))
+    first_model[n] = ranks * one / several
     at = show.between(table, n)
-    curve["sum of the parts"][n] = ranks * at["a step alone"] / at.sum()
+    of_parts[n] = ranks * at["a step alone"] / at.sum()
+off = show.worst_speedup(first_model, speedups)
+curve = {f"{model},\noff by up to {off:+.0%}": first_model, "sum of the parts": of_parts}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_smallest, show.smallest(speedups), "(by the medians)")
@@ -360,7 +404,7 @@ lesson.verdict(show.pays(speedups))
 # one rank waits another computes, and a step has more images for each message) or lose more (they take turns, and share
 # the caches): lesson [07](07_performance.ipynb) measures both at once.
 #
-# ### Exercise 4: from which batch size on?
+# ### Exercise 5: from which batch size on?
 #
 # One rank's step takes `fixed + per_image * n` seconds. The ranks have a device each and a batch of n **each**, and what
 # DDP adds to a step takes `all_reduce` seconds that nothing hides. Return the smallest whole n with which they do more
@@ -459,7 +503,7 @@ lesson.predicted(my_shared, max(faster, key=faster.get), "ranks")
 
 
 # %% [markdown]
-# ### Exercise 5: which link?
+# ### Exercise 6: which link?
 #
 # Without overlap. One GPU's step takes `step` seconds, the gradients have `gradient_bytes` bytes. `ranks` GPUs form a
 # ring, and its messages cost nothing but their bytes. What bandwidth (bytes a second) must a link have, for this
