@@ -5,7 +5,7 @@
     def my_shard(n, rank, world_size):
         ...                                  # the learner's answer
 
-    check.shard(my_shard)                    # says what is wrong, or what was shown; never breaks run-all
+    check.shard(my_shard)                    # shows what is wrong, or what was shown; never breaks run-all
     check.shard.hint()
     check.shard.solution()
 
@@ -23,10 +23,13 @@ message of the one that behaves the same explains the error. `exercise_on_ranks`
 for answers that run on ranks.
 """
 
+import ast
 import base64
+import html
 import inspect
 import linecache
 import math
+import re
 import textwrap
 import zlib
 from collections.abc import Callable, Iterable
@@ -36,6 +39,7 @@ from random import Random
 from typing import Any
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, type(None))
+NOTHING = "Your function returned nothing. Is its `return` missing?"
 PACKED = "<packed "  # begins the file name of code that unpack() ran
 seed = ""  # a grader sets it, so that an answer written for the cases that a learner saw does not pass
 
@@ -98,6 +102,8 @@ class Exercise:
             return "right", f"Right. {' '.join(self.__doc__.split())}"
         else:
             message = str(error) if isinstance(error, Wrong) else f"It raised {type(error).__name__}: {error}"
+        if (wrong is not None or "None" in message) and self._forgotten_return(attempt):
+            return "wrong", f"Not yet. {NOTHING}"
         no_mistake = isinstance(error, Ended) and error.how is None
         reason = "" if no_mistake else self._mistake_behind(cases, error, wrong)
         return "wrong", f"Not yet. {message} {reason}".strip()
@@ -115,14 +121,20 @@ class Exercise:
                 return message
         return ""
 
+    def _forgotten_return(self, attempt) -> bool:
+        name = getattr(self.answer, "__name__", "")
+        return _returns(self.answer, name) and not _returns(attempt, getattr(attempt, "__name__", name))
+
     def or_ours(self, attempt) -> tuple[Any, str]:
         """(the learner's answer, "your") where it is right, else (the solution, "our"): for a lesson that goes on with
         it, and says whose it is."""
         return (attempt, "your") if self.verdict(attempt)[0] == "right" else (self.answer, "our")
 
     def __call__(self, attempt) -> None:
+        from IPython.display import display  # late, as in course/lesson.py
+
         status, message = self.verdict(attempt)
-        print(textwrap.fill(message, 100))
+        display(Shown(status, message))
         self.judged(attempt, status)
 
     def judged(self, attempt, status: str) -> None:
@@ -138,6 +150,25 @@ class Exercise:
             print(self.answer.read_text(encoding="utf-8"))
         else:
             print(textwrap.dedent(inspect.getsource(self.answer)) if callable(self.answer) else self.answer)
+
+
+class Shown:
+    """A verdict, as a notebook shows it: mark and colour tell right, not yet and not tried apart; in text, the mark."""
+
+    MARKS = {"right": ("✔", "#00704f"), "wrong": ("✘", "#b34a00"), "untried": ("○", "#595959")}
+
+    def __init__(self, outcome: str, message: str):
+        (self.mark, self.colour), self.message = self.MARKS[outcome], message
+
+    def __repr__(self):
+        return textwrap.fill(f"{self.mark} {self.message}", 100)
+
+    def _repr_html_(self):
+        verdict, dot, reason = html.escape(self.message).partition(".")
+        reason = re.sub("`(.+?)`", r"<code>\1</code>", reason)
+        badge = f"background:{self.colour};color:#fff;padding:1px 8px;border-radius:4px"
+        return (f'<div style="border-left:4px solid {self.colour};padding:4px 12px;max-width:60em">'
+                f'<b style="{badge}">{self.mark} {verdict}{dot}</b>{reason}</div>')
 
 
 def exercise(*, solution, hint: str, mistakes: dict[str, Any]) -> Callable[[Callable], Exercise]:
@@ -160,6 +191,24 @@ def _end(error):
     if isinstance(error, Ended):
         return error.how
     return str(error) if isinstance(error, Wrong) else type(error)
+
+
+def _returns(answer, name: str) -> bool:
+    """Does the function `name`, the answer or in its file, return a value somewhere? True where nobody can tell."""
+    try:
+        text = (Path(answer).read_text(encoding="utf-8") if isinstance(answer, str | Path)
+                else textwrap.dedent(inspect.getsource(answer)))
+        *_, function = (node for node in ast.parse(text).body
+                        if isinstance(node, ast.FunctionDef) and node.name == name)
+    except (OSError, TypeError, ValueError, SyntaxError):  # a value, a lambda, a function without a text
+        return True
+    inside = list(function.body)
+    for node in inside:
+        if isinstance(node, ast.Return) and node.value or isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            inside += ast.iter_child_nodes(node)
+    return False
 
 
 def first_line(error: BaseException) -> str:
@@ -190,14 +239,15 @@ def generator_seed() -> int:
 
 
 def same(got, right, rel_tol: float = 1e-6) -> bool:
-    """Are two answers the same? Floats up to rounding, so that a float32 will do, also in a tuple; all else exactly.
+    """Are two answers the same? Floats up to rounding, so that a float32 will do; of tuples and lists the items alone;
+    all else exactly.
 
     Only Python's own types are, and a number of torch or NumPy: any other class decides itself what it equals.
     """
     got = got.item() if getattr(got, "shape", None) == () else got
     if type(got) not in PLAIN or isinstance(got, set | dict) and any(type(item) not in PLAIN for item in got):
         return False
-    if isinstance(got, tuple | list) and type(got) is type(right):
+    if isinstance(got, tuple | list) and isinstance(right, tuple | list):
         return len(got) == len(right) and all(same(*pair, rel_tol) for pair in zip(got, right, strict=True))
     if isinstance(got, dict) and isinstance(right, dict):
         return got.keys() == right.keys() and all(same(got[name], right[name], rel_tol) for name in right)

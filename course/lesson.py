@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from course.exercise import same
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -118,11 +120,12 @@ def difference(old: Callable, new: Callable) -> None:
 def predicted(mine: object, measured: object, unit: str = "") -> None:
     """Show a prediction beside the measured value, in one line. `mine` is None where nothing was predicted.
 
-    Numbers are rounded to three digits and followed by `unit`; every other value is shown as it is.
+    Numbers are rounded to three digits and followed by `unit`; every other value is shown as it is. A tuple will do for
+    a list.
     """
     if mine is None:
         _show(f"Nothing predicted yet: replace `None` above. Here it is **{_figure(measured, unit)}**.")
-    elif mine == measured or _figure(mine, unit) == _figure(measured, unit):
+    elif same(mine, measured) or _figure(mine, unit) == _figure(measured, unit):
         _show(f"You predicted **{_figure(mine, unit)}**, and that is what came out.")
     else:
         _show(f"You predicted **{_figure(mine, unit)}**. Here it is **{_figure(measured, unit)}**.")

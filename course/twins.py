@@ -84,6 +84,14 @@ def write(notebook, path):
         nbformat.write(notebook, part)
 
 
+def without_outputs(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook itself, as if no cell had run."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
 def title_of(notebook: nbformat.NotebookNode, name: str) -> str:
     """The first heading of level 1; `name` if there is none."""
     headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in notebook.cells if cell.cell_type == "markdown")

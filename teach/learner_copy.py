@@ -28,8 +28,9 @@ from teach import handed_in, questions
 # Files and folders that only teachers and authors need. The files that remain import none of these:
 # tests/test_learner_copy.py.
 LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py", "site/layout.py",
-            "site/slides.html.j2", "site/slides.py", "site/static", "notebooks/text", "scripts/test", "scripts/run",
-            "scripts/run_notebooks.py", "scripts/notebook_runs.py", "course/twins.py", "scripts/site", "scripts/record",
+            "site/slides.html.j2", "site/slides.py", "site/static", "notebooks/text", "notebooks/jupytext.toml",
+            "scripts/test", "scripts/run", "scripts/run_notebooks.py", "scripts/notebook_runs.py",
+            "scripts/my_notebooks.py", "course/twins.py", "scripts/site", "scripts/record",
             "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board",
             "scripts/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
@@ -105,19 +106,14 @@ def write(name: str, path: Path) -> None:
     """Write the course's file `name` to `path`, as learners get it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if name.startswith("notebooks/"):
-        nbformat.write(without_outputs(nbformat.read(ROOT / name, as_version=4)), path)
+        notebook = twins.without_outputs(nbformat.read(ROOT / name, as_version=4))
+        for cell in notebook.cells:
+            cell.source = SOLUTION.sub("", cell.source).rstrip("\n")
+        nbformat.write(notebook, path)
     elif PACKED.fullmatch(name):
         path.write_text(packed((ROOT / name).read_text(encoding="utf-8")), encoding="utf-8")
     else:
         shutil.copy2(ROOT / name, path)
-
-
-def without_outputs(notebook):
-    for cell in notebook.cells:
-        cell.source = SOLUTION.sub("", cell.source).rstrip("\n")
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    return notebook
 
 
 def packed(source: str) -> str:

@@ -1,10 +1,12 @@
-"""scripts/lab as a reader meets it: a real server, a real browser, a notebook run from top to bottom."""
+"""scripts/lab as a reader meets it: a real server, a real browser, a notebook run from top to bottom; and as a
+contributor does."""
 
 import contextlib
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +21,7 @@ from tests import runner
 
 pytestmark = pytest.mark.browser
 NOTEBOOK, TWIN = "notebooks/00_start_here.ipynb", "notebooks/text/00_start_here.py"
+OWN = "my-notebooks/00_start_here.ipynb"
 QUICKER = {"samples = 10_000": "samples = 640", "epochs = 4 ": "epochs = 2 ", "tested = 10_000": "tested = 100"}
 
 
@@ -38,34 +41,36 @@ def course(tmp_path_factory):
     """(folder, environment) of a clone: JupyterLab saves what it runs, and the committed notebooks must stay."""
     folder = tmp_path_factory.mktemp("course")
     environment = runner.clone(folder)
-    notebook = nbformat.reads(quicker((folder / NOTEBOOK).read_text(encoding="utf-8")), as_version=4)
-    for cell in code_cells(notebook):
-        cell.outputs, cell.execution_count = [], None
-    nbformat.write(notebook, folder / NOTEBOOK)
+    (folder / NOTEBOOK).write_text(quicker((folder / NOTEBOOK).read_text(encoding="utf-8")), encoding="utf-8")
     (folder / TWIN).write_text(quicker((folder / TWIN).read_text(encoding="utf-8")), encoding="utf-8")
     # The settings of whoever runs the tests play no part.
     return folder, environment | {"JUPYTER_CONFIG_DIR": str(folder / "no-config")}
 
 
-@pytest.fixture(scope="module")
-def lab(course, tmp_path_factory):
+@contextlib.contextmanager
+def served(course, printed, *options):
     """URL of a running `scripts/lab --no-browser`, as it prints it: with the token."""
     folder, environment = course
-    printed = tmp_path_factory.mktemp("lab") / "printed.txt"
 
     def address():
         assert server.poll() is None, printed.read_text()
         return re.search(r"http://127\.0\.0\.1:\d+/\S+", printed.read_text())
 
     with printed.open("w") as file:
-        server = subprocess.Popen(["scripts/lab", "--no-browser", "--port", str(rendezvous.free_port())], cwd=folder,
-                                  env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        server = subprocess.Popen(["scripts/lab", "--no-browser", "--port", str(rendezvous.free_port()), *options],
+                                  cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
         # The URL is printed a moment before the server listens.
         runner.wait_for(lambda: address() and answers(address()[0]), "JupyterLab")
         yield address()[0]
     finally:
         runner.end(server, signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def lab(course, tmp_path_factory):
+    with served(course, tmp_path_factory.mktemp("lab") / "printed.txt") as url:
+        yield url
 
 
 def status_of(url):
@@ -91,17 +96,34 @@ def test_only_this_machine_and_only_with_the_token(lab):
         other.connect(("127.0.0.2", int(origin.rpartition(":")[2])))
 
 
-@pytest.mark.timeout(600)
-def test_the_first_notebook_runs_in_the_browser(course, lab, chromium):
-    folder, _ = course
-    before = jupytext.read(folder / TWIN)
+def opened(chromium, url):
+    """(page, panel of the notebook), drawn and idle."""
     page = chromium.new_page(viewport={"width": 1400, "height": 1000})
     page.set_default_timeout(60_000)
-    page.goto(lab)
+    page.goto(url)
     panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
     panel.locator(".jp-CodeCell").first.wait_for()
     page.get_by_text("| Idle").first.wait_for()
     expect(page.locator(".jp-Notification-Toast, .Toastify__toast")).to_have_count(0)  # nothing asks for attention
+    return page, panel
+
+
+def save(page):
+    page.keyboard.press("Control+s")  # cells out of sight may not be drawn: the rest is read from what JupyterLab saves
+    expect(page.locator(".lm-TabBar-tab.jp-mod-dirty")).to_have_count(0, timeout=60_000)
+    page.close()
+
+
+def tracked(folder):
+    return {path: path.read_bytes() for path in folder.glob("notebooks/**/*") if path.is_file()}
+
+
+@pytest.mark.timeout(600)
+def test_the_first_notebook_runs_in_the_browser_as_the_learner_s_own(course, lab, chromium):
+    folder, environment = course
+    before = tracked(folder)
+    assert not any(cell.outputs for cell in code_cells(nbformat.read(folder / OWN, as_version=4)))
+    page, panel = opened(chromium, lab)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     panel.locator(".jp-OutputArea-output").first.wait_for()
@@ -109,13 +131,35 @@ def test_the_first_notebook_runs_in_the_browser(course, lab, chromium):
     while page.get_by_text("| Busy").count() or panel.locator(".jp-InputPrompt", has_text="[*]").count():
         assert time.monotonic() < deadline, "the notebook did not end"
         page.wait_for_timeout(500)
-    page.keyboard.press("Control+s")  # cells out of sight may not be drawn: the rest is read from what JupyterLab saves
-    expect(page.locator(".jp-mod-dirty")).to_have_count(0)
-    page.close()
-    cells = code_cells(nbformat.read(folder / NOTEBOOK, as_version=4))
+    save(page)
+    cells = code_cells(nbformat.read(folder / OWN, as_version=4))
     assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
     assert all(cell.execution_count for cell in cells) and any(cell.outputs for cell in cells)
+    assert tracked(folder) == before and not (folder / "my-notebooks" / "text").exists()
+    # JupyterLab has kept what the next start needs in order to tell the learner's work from the course's cells.
+    changed = nbformat.read(folder / NOTEBOOK, as_version=4)
+    changed.cells[0].source += "\nChanged."
+    nbformat.write(changed, folder / NOTEBOOK)
+    subprocess.run([sys.executable, "scripts/my_notebooks.py"], cwd=folder, env=environment, timeout=120, check=True)
+    after = nbformat.read(folder / OWN, as_version=4)
+    assert [cell.source for cell in after.cells] == [cell.source for cell in changed.cells]
+    assert [cell.outputs for cell in code_cells(after)] == [cell.outputs for cell in cells]
+    (folder / NOTEBOOK).write_bytes(before[folder / NOTEBOOK])
+
+
+def test_a_contributor_s_notebook_is_saved_with_its_text_twin(course, chromium, tmp_path):
+    folder, _ = course
+    before = jupytext.read(folder / TWIN)
+    with served(course, tmp_path / "printed.txt", "--course", "00_start_here.ipynb") as url:
+        page, panel = opened(chromium, url)
+        panel.locator(".jp-CodeCell .cm-content").first.click()
+        expect(panel.locator(".jp-CodeCell .cm-focused")).to_have_count(1)
+        page.keyboard.press("Control+End")
+        page.keyboard.type("  # changed")
+        save(page)
     after = jupytext.read(folder / TWIN)  # saving writes the text twin as well, and must lose nothing of it
+    changed = next(cell for cell in before.cells if cell.cell_type == "code")
+    changed.source += "  # changed"
     assert [(cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in after.cells] == [
         (cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in before.cells
     ]

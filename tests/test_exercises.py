@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DistributedSampler
 
 from course import on_ranks
-from course.exercise import Case, Exercise, exercise, same
+from course.exercise import NOTHING, Case, Exercise, Shown, exercise, same
 from course.on_ranks import ExerciseOnRanks, exercise_on_ranks
 from tests import runner
 
@@ -64,7 +65,7 @@ def test_solution_is_right_and_stub_is_untried_and_each_mistake_gets_its_own_mes
     asked(None)
     asked.hint()
     asked.solution()
-    assert re.match(r"Not tried yet\.\n[^\n]{20}(.*\n){2}", capsys.readouterr().out)
+    assert re.match(r"○ Not tried yet\.\n[^\n]{20}(.*\n){2}", capsys.readouterr().out)
 
 
 # ------------------------------------------------------------------------------------------------ a grader's cases
@@ -144,6 +145,61 @@ def test_a_wrong_answer_gets_the_case_and_the_mistake_that_behaves_alike(answer,
     assert count.verdict(answer.__getitem__) == (outcome, message)
 
 
+def counted_and_printed(place):
+    print(place + 1)
+
+
+def counted_in_place(place):
+    def inner():
+        return place
+    inner()
+
+
+def counted_on_one_way(place):
+    if place:
+        return place + 1
+
+
+@exercise(solution=lambda place: place + 1, hint="Count.", mistakes={"It stays.": lambda place: place})
+def counts(answer):
+    """You can count."""
+    for place in range(3):
+        got = answer(place)
+        yield Case(got + 0, place + 1, f"At {place} you gave {got}.")
+
+
+@pytest.mark.parametrize(("answer", "message"), [
+    (counted_and_printed, NOTHING), (counted_in_place, NOTHING), (counted_on_one_way, "It raised TypeError"),
+    (lambda place: print(place), "It raised TypeError"), (lambda place: place, "At 0 you gave 0. It stays.")])
+def test_a_forgotten_return_is_told_as_that(answer, message):
+    assert counts.verdict(answer)[1].startswith(f"Not yet. {message}")
+
+
+@pytest.mark.parametrize(("answer", "outcome", "said"), [
+    (lambda place: place + 1, "right", "✔ Right. You can count."),
+    (lambda place: place, "wrong", "✘ Not yet. At 0 you gave 0. It stays."), (None, "untried", "○ Not tried yet.")])
+def test_a_verdict_has_a_mark_in_text_and_a_mark_and_a_colour_in_a_notebook(answer, outcome, said, capsys):
+    counts(answer)
+    assert capsys.readouterr().out == f"{said}\n"
+    page = Shown(outcome, f"{said[2:]} `a < b`")._repr_html_()
+    mark, colour = Shown.MARKS[outcome]
+    assert f"background:{colour}" in page and f">{mark} {said[2:].partition('.')[0]}.</b>" in page
+    assert page.endswith("<code>a &lt; b</code></div>")
+    assert len({colour for _, colour in Shown.MARKS.values()}) == 3
+
+
+def asks_the_sampler(n, rank, world_size):
+    return list(DistributedSampler(range(n), world_size, rank, shuffle=False))
+
+
+def test_what_an_exercise_excludes_is_refused_and_a_tuple_will_do_for_a_list():
+    shard, init = EXERCISES["05-shard"], DistributedSampler.__init__
+    assert "to do without it" in shard.verdict(asks_the_sampler)[1]
+    assert "to do without it" in shard.verdict(partial(DistributedSampler, shuffle=False))[1]
+    assert shard.verdict(lambda *case: tuple(shard.answer(*case)))[0] == "right"
+    assert DistributedSampler.__init__ is init
+
+
 def test_a_lesson_goes_on_with_the_learner_s_answer_only_where_it_is_right():
     right = [1, 2, 3].__getitem__
     assert count.or_ours(right) == (right, "your")
@@ -163,9 +219,9 @@ class Agrees(int):
 @pytest.mark.parametrize(("got", "right", "expected"), [
     (Agrees(5), 7, False), (Agrees(7), 7, False), ([Agrees(5)], [7], False), ((1.0, Agrees(5)), (1.0, 7), False),
     ({"a": Agrees(5)}, {"a": 7}, False), (mock.ANY, None, False), (torch.tensor(7), 7, True),
-    (torch.tensor(7), 8, False), (np.float32(0.1), 0.1, True), (np.int64(7), 7, True), ([1], (1,), False),
-    ((1.0, 2), (1.0 + 1e-8, 2), True), (True, 1, True), (None, None, True), ("a", "a", True),
-    ({"a": 1}, {"a": 1}, True), ({"a": 1}, {"b": 1}, False)])
+    (torch.tensor(7), 8, False), (np.float32(0.1), 0.1, True), (np.int64(7), 7, True), ([1], (1,), True),
+    ((1, [2]), [1, (3,)], False), ((1.0, 2), (1.0 + 1e-8, 2), True), (True, 1, True), (None, None, True),
+    ("a", "a", True), ({"a": 1}, {"a": 1}, True), ({"a": 1}, {"b": 1}, False)])
 def test_an_answer_is_compared_and_does_not_compare_itself(got, right, expected):
     assert same(got, right) is expected
 
@@ -207,6 +263,7 @@ def in_a_file(folder, body):
     ("if dist.get_rank() == 0: dist.barrier()\n    return number", "wrong", "same collectives"),
     ("1 / 0", "wrong", "On rank 0 it raised ZeroDivisionError: division by zero. It cannot divide."),
     ("number / no_such_name", "wrong", "On rank 0 it raised NameError"),
+    ("dist.barrier()", "wrong", f"Not yet. {NOTHING}"),
     ("dist.barrier(", "wrong", "cannot be run: SyntaxError"),
     ("time.sleep(1000)", "wrong", "No end within 6 s: rank 0 and 1 and 2 still ran"),
     ("os.abort()", "wrong", "died (SIGABRT)"),

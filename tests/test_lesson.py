@@ -136,6 +136,8 @@ def test_a_lesson_on_windows_is_refused_in_one_line(monkeypatch):
     (19, "19", "", "You predicted **19**, and that is what came out."),
     ("b", "a", "", "You predicted **b**. Here it is **a**."),
     ([10, 20], [10, 20], "", "You predicted **[10, 20]**, and that is what came out."),
+    ((10, 20), [10, 20], "", "You predicted **(10, 20)**, and that is what came out."),
+    ((20, 10), [10, 20], "", "You predicted **(20, 10)**. Here it is **[10, 20]**."),
     (False, True, "", "You predicted **False**. Here it is **True**."),
 ])
 def test_a_prediction_stands_beside_what_came_out(mine, measured, unit, message, shown):

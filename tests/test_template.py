@@ -14,7 +14,7 @@ def test_its_notebook_runs_and_its_exercise_is_untried():
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3",
                             resources={"metadata": {"path": str(runner.ROOT / "notebooks")}}).execute()
     (check,) = [cell for cell in notebook.cells if cell.source.startswith("check.mean(")]
-    assert check.outputs[0].text == "Not tried yet.\n"
+    assert check.outputs[0].data["text/plain"] == "○ Not tried yet."
 
 
 def test_its_teacher_s_page_has_the_form_of_all():

@@ -53,7 +53,7 @@ def place(answer):
     for process, per_node in reversed(processes):  # the last rank shows most
         rank, node, local_rank = process["rank"], process["group_rank"], process["local_rank"]
         got = answer(rank, per_node)
-        yield Case(tuple(got) if isinstance(got, list) else got, (node, local_rank),
+        yield Case(got, (node, local_rank),
                    f"Rank {rank} with {per_node} processes a node: you returned {got}. The rank has local rank "
                    f"{local_rank} on node {node}, so {(node, local_rank)} is right.")
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,10 @@ def sampler_shard(n, rank, world_size):
     return list(DistributedSampler(range(n), world_size, rank, shuffle=False))
 
 
+def refuse(*args, **kwargs):
+    raise Wrong("Your function asks the sampler, and the exercise is to do without it. A range with a step suffices.")
+
+
 @exercise(
     solution=my_shard,
     hint="A range has a step. Think of the whole order, made longer until world_size divides it: total = "
@@ -68,7 +73,9 @@ def shard(answer):
                   lambda random: (random.randint(22, 60), random.randint(2, 9)))
     for n, world_size in sizes:
         for rank in range(world_size):
-            items, right = answer(n, rank, world_size), sampler_shard(n, rank, world_size)
+            right = sampler_shard(n, rank, world_size)
+            with mock.patch.object(DistributedSampler, "__init__", refuse):
+                items = answer(n, rank, world_size)
             if items is None:
                 raise Wrong("Your function returned None. Is its return missing?")
             got = [int(item) for item in items]
