@@ -2,6 +2,9 @@
 
 import copy
 import math
+from collections import Counter
+from functools import partial
+from itertools import islice
 from unittest import mock
 
 import torch
@@ -9,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import exercise_on_ranks, some_ranks
 
 
 # Exercise 1: the shard of a rank
@@ -83,7 +86,136 @@ def shard(answer):
                                    f"gives {right}.")
 
 
-# Exercise 2: batches of unequal size
+# Exercise 2: a stream, read by ranks and their loader workers
+class WholeStream(IterableDataset):
+    def __init__(self, source):  # runs in the rank
+        self.source = source
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+
+    def __iter__(self):  # runs in each loader worker, or in the rank if it has none
+        return iter(self.source)
+
+
+class Stream(WholeStream):
+    def __iter__(self):
+        worker = get_worker_info()  # None where the rank itself reads
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        return islice(self.source, self.rank * workers + number, None, self.world_size * workers)
+
+
+class EquallyMany(Stream):
+    def __iter__(self):
+        worker = get_worker_info()
+        readers = self.world_size * (worker.num_workers if worker else 1)
+        return islice(super().__iter__(), len(list(self.source)) // readers)
+
+
+class Strided(Stream):
+    """Takes every `step`-th item from `first` on, as a wrong rule says."""
+
+    def __init__(self, rule, source):
+        super().__init__(source)
+        self.rule = rule
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = self.rule(self.rank, self.world_size, *((worker.id, worker.num_workers) if worker else (0, 1)))
+        return islice(self.source, first, None, step)
+
+
+def ranks_alone(rank, ranks, worker, workers):
+    return rank, ranks
+
+
+def workers_alone(rank, ranks, worker, workers):
+    return worker, workers
+
+
+def begins_at_the_worker(rank, ranks, worker, workers):
+    return worker, ranks * workers
+
+
+def rank_plus_worker(rank, ranks, worker, workers):
+    return rank + worker, ranks * workers
+
+
+def rank_times_ranks(rank, ranks, worker, workers):
+    return rank * ranks + worker, ranks * workers
+
+
+class Source:
+    """n items that can only be read from the first on, as from a compressed file: no length, no index."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        return iter(range(self.n))
+
+
+def readings():
+    """(loader workers of each rank, items): as many items as no number of readers divides, and fewer than readers.
+    A loader worker costs a core 0.05 s, and all mistakes run at once: hence no more cases."""
+    n = drawn_one(23, lambda random: random.choice((19, 29, 31)))
+    return [(0, n), (1, 2), (2, n)]
+
+
+def measure_reading(stream, context):
+    """What this rank's loader gives, for each of the readings()."""
+    read = []
+    for workers, n in readings():
+        # Forked workers: a class of a learner's file cannot be sent to spawned ones. The loader ends one that hangs.
+        of_workers = {"multiprocessing_context": "fork", "timeout": 4 * context.timeout} if workers else {}
+        loader = DataLoader(stream(Source(n)), batch_size=None, num_workers=workers, **of_workers)
+        try:
+            read.append([int(item) for item in islice(loader, 10 * n)])  # it may have no end
+        except (AttributeError, TypeError) as error:
+            if "non-iterator of type 'NoneType'" in str(error):
+                raise Wrong("Your __iter__ returned None. Is its return missing?") from None
+            if workers or "'NoneType'" not in str(error):
+                raise
+            raise Wrong("With num_workers=0 the rank itself reads, and get_worker_info() returns None. Count the rank "
+                        "as the only worker then: number 0 of 1.") from None
+    return {"read": read}
+
+
+@exercise_on_ranks(
+    measure_reading,
+    solution=Stream,
+    hint="There are world_size * num_workers readers. Give each a number of its own, from 0 on: rank * num_workers + "
+    "worker id. Then deal like the sampler: itertools.islice(source, first, None, step). With num_workers=0 "
+    "get_worker_info() returns None, and the rank is the only reader.",
+    mistakes={
+        "Every rank and every worker reads all of it. Which of them is this one, and how many are there?":
+            WholeStream,
+        "The ranks share the items, but each loader worker of a rank reads the whole part of its rank: "
+        "get_worker_info() says which worker this is.": partial(Strided, ranks_alone),
+        "The loader workers of a rank share the items, but all ranks read the same ones.":
+            partial(Strided, workers_alone),
+        "The step is right. But worker 0 of every rank begins at item 0: the rank belongs into the first item, too.":
+            partial(Strided, begins_at_the_worker),
+        "Rank + worker id is no number of a reader's own: worker 1 of rank 0 and worker 0 of rank 1 have the same. "
+        "Before rank r stand r * num_workers readers.": partial(Strided, rank_plus_worker),
+        "Before rank r stand r ranks with num_workers readers each, not with world_size: rank * num_workers + worker "
+        "id.": partial(Strided, rank_times_ranks),
+        "You drop the last items, so that all readers have equally many. DDP does need equally many steps, and the "
+        "next section comes to it. Here each item is asked for.": EquallyMany,
+    },
+    ranks=lambda: (2, some_ranks()),
+)
+def stream(ranks):
+    """Each item is read once, for every number of ranks and loader workers tried, also where they do not divide the
+    items, and where there are fewer items than readers."""
+    for number, (workers, n) in enumerate(readings()):
+        read = sorted(item for measured in ranks for item in measured["read"][number])
+        times = Counter(read)
+        yield Case(read, list(range(n)),
+                   f"A stream of {n} items, {len(ranks)} ranks, num_workers={workers}: "
+                   f"{sum(count > 1 for count in times.values())} items are read more than once, "
+                   f"{len(set(range(n)) - times.keys())} by nobody.")
+
+
+# Exercise 3: batches of unequal size
 def backward(ddp_model, images, labels):
     count = torch.tensor(float(len(labels)), device=images.device)
     dist.all_reduce(count)  # images of all ranks
@@ -167,110 +299,3 @@ def gradient(ranks):
         yield Case(measured["gradient"], measured["of one process"],
                    f"The ranks have batches of {sizes} images, and your gradient is not that of one process with all "
                    f"{sum(measured['batch'] for measured in ranks)}.", rel_tol=1e-4)
-
-
-# Exercise 3: exact accuracy from padded shards
-def accuracy(right, n):
-    mine = len(range(dist.get_rank(), n, dist.get_world_size()))  # without padding, which stands at the end
-    sums = torch.tensor([sum(right[:mine]), mine], dtype=torch.float64)  # with NCCL also device=…
-    dist.all_reduce(sums)
-    return (sums[0] / sums[1]).item()  # divided once, at the end
-
-
-def summed(*values):
-    sums = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(sums)
-    return sums.tolist()
-
-
-def with_padding(right, n):
-    hits, images = summed(sum(right), len(right))
-    return hits / images
-
-
-def padding_among_the_hits(right, n):
-    return summed(sum(right))[0] / n
-
-
-def without_padding(right, n):
-    return right[:len(range(dist.get_rank(), n, dist.get_world_size()))]
-
-
-def mean_of_means(right, n):
-    mine = without_padding(right, n)
-    return summed(sum(mine) / max(1, len(mine)))[0] / dist.get_world_size()
-
-
-def cut_to_one_length(right, n):
-    hits, images = summed(sum(right[:n // dist.get_world_size()]), n // dist.get_world_size())
-    return hits / max(1, images)
-
-
-def of_this_rank(right, n):
-    return sum(right) / len(right)
-
-
-def own_hits_of_all(right, n):
-    return sum(right) / n
-
-
-def on_rank_0(right, n):
-    exact = accuracy(right, n)
-    return exact if dist.get_rank() == 0 else None
-
-
-def reduced_to_rank_0(right, n):
-    mine = without_padding(right, n)
-    sums = torch.tensor([sum(mine), len(mine)], dtype=torch.float64)
-    dist.reduce(sums, dst=0)
-    return (sums[0] / max(1, sums[1])).item()
-
-
-def image_sets(ranks):
-    """{number of test images: those that the model gets right}; a grader's are others, one set smaller than the
-    world."""
-    def other(random):
-        many, few = ranks * random.randint(2, 7) - 1, random.randrange(2, ranks)
-        # Padding repeats the first of many images. It and the next are right, on two ranks, so each mistake shows.
-        return {many: (0, 1), few: tuple(random.sample(range(few), random.randint(1, few)))}
-
-    return drawn_one({10: (0, 3, 4, 9), 4: (0, 2), 2: (1,)}, other)
-
-
-def measure_accuracy(function, context):
-    """What the function makes of this rank's padded shard, for each of the image_sets()."""
-    accuracies = []
-    for n, hits in image_sets(context.world_size).items():
-        value = function([item in hits for item in sampler_shard(n, context.rank, context.world_size)], n)
-        accuracies.append(None if value is None else float(value))
-    return {"accuracies": accuracies}
-
-
-@exercise_on_ranks(
-    measure_accuracy,
-    solution=accuracy,
-    hint="Rank r has the items r, r + world_size, r + 2 * world_size ... below n: count them with len(range(...)). "
-    "What its shard holds beyond that is padding, at the end. Then add up hits and images over the ranks; divide last.",
-    mistakes={
-        "The padding is counted: some images count twice. (The mean of the ranks' accuracies does the same: padded "
-        "shards are equally long.)": with_padding,
-        "The hits of the padding are counted, but n leaves it out.": padding_among_the_hits,
-        "This is the mean of the ranks' accuracies. Without padding the shards are not equally long, and an image in a "
-        "short one counts more: add hits and images up, then divide.": mean_of_means,
-        "Every shard is cut to one length. Some lose a real image by that, as with drop_last: only padding must go.":
-            cut_to_one_length,
-        "Each rank reports its own shard alone.": of_this_rank,
-        "Each rank divides its own hits by all images. Add the hits up over the ranks first.": own_hits_of_all,
-        "Every rank needs the number, and only rank 0 returns it.": on_rank_0,
-        "Only rank 0 is right: dist.reduce leaves the sum on one rank; dist.all_reduce leaves it on each.":
-            reduced_to_rank_0,
-    },
-)
-def exact(ranks):
-    """On every rank your accuracy is the true one, although the shards are padded: each image counts once, and sums
-    are added up before anything is divided."""
-    for case, (n, hits) in enumerate(image_sets(len(ranks)).items()):
-        got, right = [measured["accuracies"][case] for measured in ranks], len(hits) / n
-        yield Case(got, [right] * len(ranks),
-                   f"{len(hits)} of {n} images are right: {right:.3f}, on every rank. On {len(ranks)} ranks you have "
-                   f"{', '.join('None' if value is None else f'{value:.3f}' for value in got)}.")

@@ -8,17 +8,17 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from course.plots.style import COLOURS, PALE, bare, colour_of, handles, head, line_key, name_rows, write_in
+from course.plots.style import COLOURS, bare, colour_of, handles, head, line_key, name_rows, write_in
 
 ROWS = {"padded": "padded", "dropped": "dropped", "Join": "Join", "Join, False": "Join, divided by the ranks left"}
 
 
-def sampler_map(shards: list | dict, n: int, title="Which rank sees which item") -> Axes:
+def sampler_map(shards: list | dict, n: int, title="Which rank sees which item", workers=1) -> Axes:
     """A column for each of the items 0 to n - 1, and a row for each rank. For several epochs: a row for each epoch, a
-    colour for each rank.
+    colour for each rank. For several loader `workers` of each rank: a row for each worker, a colour for each rank.
 
-    `shards` is a list with the items of each rank, in its order; for several epochs {epoch: such a list}. A cell shows
-    the item's place in the shard. It is hatched if the item was seen before in this epoch.
+    `shards` is a list with the items of each rank (or worker), in its order; for several epochs {epoch: such a list}. A
+    cell shows the item's place in the shard. It is hatched if the item was seen before in this epoch.
     """
     rows = "epoch" if isinstance(shards, dict) else "rank"
     epochs = shards if rows == "epoch" else {0: shards}
@@ -31,7 +31,7 @@ def sampler_map(shards: list | dict, n: int, title="Which rank sees which item")
     for (row, item), cell in seen.groupby([rows, "item"]):
         height = 0.9 / len(cell)  # an epoch's cell is shared by all ranks that see the item
         for slot, view in enumerate(cell.itertuples()):
-            colour, bottom = colour_of(view.rank), ys[row] - 0.45 + slot * height
+            colour, bottom = colour_of(view.rank // workers), ys[row] - 0.45 + slot * height
             look = {"facecolor": "white", "hatch": "//"} if view.again else {"facecolor": colour}
             ax.add_patch(Rectangle((item - 0.45, bottom), 0.9, height, edgecolor=colour, linewidth=2, **look))
             if len(cell) == 1:
@@ -42,13 +42,14 @@ def sampler_map(shards: list | dict, n: int, title="Which rank sees which item")
             for item in items:
                 write_in(ax, item, y, "×", "white", fontsize=22)
     ax.set(xlim=(-0.6, n - 0.4), ylim=(len(ys) - 0.4, -0.6), xlabel="item (in the cell: place in the shard)")
-    ax.set_yticks(list(ys.values()), [f"{rows} {row}" for row in ys])
+    ax.set_yticks(list(ys.values()), [f"{rows} {row // workers}" + f", worker {row % workers}" * (workers > 1)
+                                      for row in ys])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
     bare(ax)
     ranks = sorted(seen["rank"].unique()) if rows == "epoch" else []
     key = handles({f"rank {rank}": colour_of(rank) for rank in ranks})
     if seen["again"].any():
-        key.append(Patch(facecolor="white", edgecolor="black", hatch="//", label="seen again (padding)"))
+        key.append(Patch(facecolor="white", edgecolor="black", hatch="//", label="seen again"))
     if any(missed.values()):
         key.append(line_key("seen by nobody", linestyle="", marker="x", color="black"))
     head(ax, title, key=key, columns=max(1, len(key)))
@@ -71,37 +72,6 @@ def counts_map(counts: dict) -> Axes:
     key = [Patch(color=COLOURS[0], label="once"), Patch(color=COLOURS[1], label="more than once"),
            line_key("never", linestyle="", marker="x", color="black")]
     head(ax, "How often each image counts in the gradient", key=key, columns=3)
-    return ax
-
-
-def accuracy_errors(df: pd.DataFrame, n: int) -> Axes:
-    """A dot for each order of the `n` test images: columns `way` ("padded" or "dropped"), `ranks`,
-    `error` (percentage points).
-
-    The grey box behind them is as far as the repeated, or the dropped, images can put it off.
-    """
-    colours = {"padded": COLOURS[0], "dropped": COLOURS[1]}
-    ax = plt.subplots(figsize=(14, 6.5))[1]
-    for shift, (way, colour) in zip((-0.22, 0.22), colours.items(), strict=True):
-        for ranks, dots in df[df["way"] == way].groupby("ranks"):
-            too_many, too_few = -n % ranks, n % ranks
-            limit = 100 * ((n - too_many) * (1 / n - 1 / (n + too_many)) if way == "padded" else too_few / n)
-            ax.bar(ranks + shift, 2 * limit, bottom=-limit, width=0.42, color=PALE)
-            spread = [ranks + shift + 0.34 * ((place + 0.5) / len(dots) - 0.5) for place in range(len(dots))]
-            ax.plot(spread, dots["error"], "o", color=colour, markersize=6, alpha=0.5, markeredgewidth=0)
-    ax.axhline(0, color=COLOURS[2], linewidth=2)
-    ax.annotate("exact", (1, 0), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-                color=COLOURS[2], fontweight="bold", annotation_clip=False)
-    worlds = sorted(df["ranks"].unique())
-    ax.set(xlabel="world size (ranks)", xticks=worlds, xlim=(worlds[0] - 0.5, worlds[-1] + 0.5),
-           ylabel="accuracy: percentage points off")
-    ax.margins(y=0.05)
-    ax.use_sticky_edges = False
-    ax.grid(axis="x", visible=False)
-    dot = {"linestyle": "", "marker": "o", "markeredgewidth": 0}
-    head(ax, f"One model, many accuracies ({n} test images)", df,
-         [*(line_key(f"{way}: a dot for each order", color=colour, **dot) for way, colour in colours.items()),
-          Patch(color=PALE, label="as far as it can be off")], columns=3)
     return ax
 
 

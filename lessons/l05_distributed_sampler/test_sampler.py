@@ -1,18 +1,18 @@
-"""Lesson 05: DistributedSampler against a brute-force model that deals items like cards, the results of
-uneven_shards.py, and the pictures."""
+"""Lesson 05: DistributedSampler against a brute-force model that deals items like cards, streams read by ranks and
+their loader workers, the results of uneven_shards.py, and the pictures."""
 
 import itertools
 import json
+import re
 from collections import Counter
 
-import pandas as pd
 import pytest
 import torch
 from matplotlib.colors import to_hex
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course.plots.style import COLOURS
-from lessons.l05_distributed_sampler import show, uneven_shards
+from lessons.l05_distributed_sampler import check, show, uneven_shards
 from tests import runner
 
 SIZES = [1, 2, 3, 7, 8, 20, 21, 97]
@@ -89,6 +89,62 @@ def test_the_bound_on_the_error_of_padding_holds_and_is_sharp(world_size):
             assert worst <= copies / (n + copies)
 
 
+# ------------------------------------------------------------------------------------------- a stream
+
+
+READERS = "lessons/l05_distributed_sampler/stream_readers.py"
+STUB = re.search(r"^# %%writefile results/live/05_stream.py\n(.+?)\n+# %%", (
+    runner.ROOT / "notebooks/text/05_distributed_sampler.py").read_text(), re.M | re.S)[1]
+WORKER = """worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        """
+
+
+def in_a_file(folder, body):
+    """The lesson's own cell, with this in place of its stub."""
+    path = folder / "answer.py"
+    path.write_text(STUB.replace("raise NotImplementedError", body))
+    return path
+
+
+@pytest.mark.parametrize(("body", "outcome", "message"), [
+    (f"""{WORKER}for place, item in enumerate(self.source):
+            if place % (self.world_size * workers) == number * self.world_size + self.rank:
+                yield item""", "right", "Each item is read once"),
+    (f"""{WORKER}items, first = list(self.source), self.rank * workers + number
+        return iter(items[len(items) * first // (self.world_size * workers):
+                          len(items) * (first + 1) // (self.world_size * workers)])""", "right", "Each item is read"),
+    ("raise NotImplementedError", "untried", "Not tried yet."),
+    ("iter(self.source)", "wrong", "Not yet. Your __iter__ returned None. Is its return missing?"),
+    ("return iter([get_worker_info().id])", "wrong",
+     "With num_workers=0 the rank itself reads, and get_worker_info() returns None."),
+    ("return itertools.count()", "wrong", "On rank 0 it raised NameError"),
+    ("while True: yield 0", "wrong", "2 ranks, num_workers=0: 1 items are read more than once, 22 by nobody."),
+])
+def test_any_way_to_share_a_stream_that_is_right_passes(body, outcome, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(check.stream, "_mistake_behind", lambda *_: "")  # tests/test_exercises.py runs the mistakes
+    verdict = check.stream.verdict(in_a_file(tmp_path, body))
+    assert verdict[0] == outcome and message in verdict[1], verdict
+
+
+@pytest.mark.parametrize(("ranks", "workers", "items"), [(2, 1, 5), (3, 2, 20), (2, 3, 4)])
+def test_readers_of_the_lesson_s_stream_repeat_it_and_those_of_an_answer_share_it(ranks, workers, items, tmp_path):
+    right = in_a_file(tmp_path, f"""{WORKER}for item in self.source:
+            if item % (self.world_size * workers) == self.rank * workers + number:
+                yield item""")
+    broken = tmp_path / "broken.py"
+    broken.write_text(STUB)
+    for stream, whose in (((), "Each reader reads the whole stream"), ((right,), "Your stream"),
+                          ((broken,), "yours does not read yet")):
+        done = runner.run(ranks, "--out", tmp_path / "results.json", "--workers", workers, "--items", items,
+                          *(part for path in stream for part in ("--stream", f"{path}:Stream")), script=READERS)
+        assert done.returncode == 0, done.stderr
+        results = json.loads((tmp_path / "results.json").read_text())
+        shared = [list(range(items))[reader::ranks * workers] for reader in range(ranks * workers)]
+        assert results["readers"] == (shared if stream else [list(range(items))] * ranks * workers)
+        assert whose in results["whose"]
+
+
 # ------------------------------------------------------------------------------------------- shards of unequal length
 
 
@@ -157,17 +213,17 @@ def test_the_map_marks_items_that_are_seen_again_or_by_nobody():
     assert [text.get_position() for text in ax.texts if text.get_text() == "×"] == [(20, 0), (20, 1)]
 
 
+def test_the_map_of_loader_workers_has_a_row_for_each_and_the_colour_of_its_rank():
+    ax = show.sampler_map([[0, 1], [0, 1], [2], []], 4, workers=2)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "rank 0, worker 0", "rank 0, worker 1", "rank 1, worker 0", "rank 1, worker 1"]
+    assert cells(ax) == {(0, 0, False), (1, 0, False), (0, 1, True), (1, 1, True), (2, 2, False)}
+    assert [to_hex(patch.get_edgecolor()).upper() for patch in ax.patches] == [COLOURS[0]] * 4 + [COLOURS[1]]
+    assert {text.get_position() for text in ax.texts if text.get_text() == "×"} == {(3, row) for row in range(4)}
+
+
 def test_the_map_of_several_epochs_has_a_row_for_each_epoch_and_a_colour_for_each_rank():
     ax = show.sampler_map({epoch: dealt(range(3), 2, False) for epoch in (0, 1)}, 3)
     drawn = [(round(p.get_x() + 0.45), to_hex(p.get_edgecolor()).upper(), round(p.get_height(), 2)) for p in ax.patches]
     first, second = COLOURS[:2]
     assert drawn == [(0, first, 0.45), (0, second, 0.45), (1, second, 0.9), (2, first, 0.9)] * 2, "item 0 is shared"
-
-
-def test_errors_have_a_dot_for_each_order_within_the_possible_range():
-    table = pd.DataFrame([{"way": way, "ranks": ranks, "error": error, "synthetic": True}
-                          for way in ("padded", "dropped") for ranks in (1, 4) for error in (-0.5, 0.0, 0.5)])
-    ax = show.accuracy_errors(table, 97)
-    dots = [line for line in ax.lines if line.get_linestyle() == "None"]
-    assert [len(line.get_xdata()) for line in dots] == [3] * 4
-    assert [round(bar.get_height() / 2, 2) for bar in ax.patches[:4]] == [0, 2.91, 0, 1.03]  # 94/97 - 94/100, 1/97
