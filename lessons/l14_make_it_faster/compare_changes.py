@@ -57,6 +57,7 @@ def compare(change, model, sets, block, args, placement):
     for training in pair:
         if change.act and training is pair[1]:
             change.act(training)
+            training.scheduler = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: 1)
         torch.set_num_threads(training.setting.threads)
         first.append(timed(training.update, 1, placement.device))  # it brings libraries in, and compiles
         # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
