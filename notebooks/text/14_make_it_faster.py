@@ -187,10 +187,12 @@ many = json.loads(Path("results/live/14_profile_ranks.json").read_text())
 waiting = {model: show.waiting(many, model) for model in many["models"]}
 lesson.predicted(my_waiting, waiting["wide"], "%")
 parts = (*gains.LABELS, "wait", "all-reduce")
+never = {model: bound({"wait": percent, "rest": 100 - percent}, "wait", math.inf)
+         for model, percent in waiting.items()}
 lesson.table([{"model": show.NAMES[model]}
               | {f"{part}, ms": f"{p['medians'][part]:.1f}" for part in parts}
-              | {"waits": f"{waiting[model]:.0f}%", f"if it never waited, bound ({whose})":
-                 f"{bound({'w': waiting[model], 'rest': 100 - waiting[model]}, 'w', math.inf):.2f}×"}
+              | {"waits": f"{waiting[model]:.0f}%",
+                 f"if it never waited, bound ({whose})": f"{never[model]:.2f}× as fast"}
               for model, p in many["models"].items()])
 plots.timelines.one_below_another({show.NAMES[model]: pd.DataFrame(p["events"])
                                    for model, p in many["models"].items()})

@@ -219,8 +219,8 @@ plt.show()
 why_not = Cluster.available() if several_nodes else "several_nodes is False"
 recorded = Path("results/recorded/slow-link/link.json")
 alone = show.silent_batch(json.loads(recorded.read_text()) if why_not else read("never"))
-lesson.verdict(f"{'Where the run below was recorded,' if why_not else 'Here'} a batch of ranks that "
-               f"never talk takes **{1000 * alone:.1f} ms**.")
+place = "Where the run below was recorded," if why_not else "Here"
+lesson.verdict(f"{place} a batch of ranks that never talk takes **{1000 * alone:.1f} ms**.")
 
 # %% [markdown]
 # **Predict.** How many percent of the ceiling does DDP reach over this link? And by the model, how many batches must the
