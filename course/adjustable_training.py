@@ -4,6 +4,7 @@ page_faults.py measure. It is written once more here because it must differ in o
 import contextlib
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -55,6 +56,7 @@ class Change:
     after: dict = field(default_factory=dict)  # what differs from Setting()
     before: dict = field(default_factory=dict)
     ranks: bool = False  # it is DDP's
+    act: Callable | None = None  # changes a Training before its first update: a learner's
 
 
 CHANGES = {

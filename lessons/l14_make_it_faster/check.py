@@ -1,10 +1,11 @@
-"""Exercises of lesson 14: self time in a trace, a fair comparison, a communication hook, losses that are seldom
-read."""
+"""Exercises of lesson 14: Amdahl's bound, a fair comparison, a communication hook, losses that are seldom read; and
+our example of a change."""
 
 import copy
+import itertools
+import math
 import statistics
 from contextlib import ExitStack
-from functools import partial
 from unittest import mock
 
 import torch
@@ -17,96 +18,75 @@ from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_s
 from course.on_ranks import exercise_on_ranks
 
 
-# Exercise 1: self time
-def my_largest(events):
-    own = {}
-    for event in events:
-        inside = [e for e in events if event["start"] <= e["start"] and e["end"] <= event["end"] and e is not event]
-        children = [e for e in inside if not any(o["start"] <= e["start"] and e["end"] <= o["end"]
-                                                 for o in inside if o is not e)]
-        self_time = event["end"] - event["start"] - sum(e["end"] - e["start"] for e in children)
-        own[event["name"]] = own.get(event["name"], 0) + self_time
-    return max(own, key=own.get)
+# Exercise 1: Amdahl's bound
+def my_bound(profile, part, times):
+    whole = sum(profile.values())
+    return whole / (whole - profile[part] + profile[part] / times)
 
 
-def inside(event, events):
-    """The events that this one holds, however deep."""
-    return [e for e in events if event["start"] <= e["start"] and e["end"] <= event["end"] and e is not event]
+def share(profile, part):
+    return profile[part] / sum(profile.values())
 
 
-def length(event):
-    return event["end"] - event["start"]
+def gone(profile, part, times):
+    return 1 / (1 - share(profile, part))
 
 
-def largest_sum(value, events):
-    """The name with the largest sum, over its events, of value(event)."""
-    sums = {}
-    for event in events:
-        sums[event["name"]] = sums.get(event["name"], 0) + value(event)
-    return max(sums, key=sums.get)
+def time_left(profile, part, times):
+    return 1 / my_bound(profile, part, times)
 
 
-def longest_call(events):
-    return events[my_largest([{**event, "name": number} for number, event in enumerate(events)])]["name"]
+def of_the_part(profile, part, times):
+    return times
 
 
-def grandchildren_twice(events):
-    return largest_sum(lambda event: length(event) - sum(map(length, inside(event, events))), events)
+def share_of_the_gain(profile, part, times):
+    return share(profile, part) * times
 
 
-def longest_leaf(events):
-    return max((event for event in events if not inside(event, events)), key=length)["name"]
+def mean_of_speeds(profile, part, times):
+    return 1 - share(profile, part) + share(profile, part) * times
 
 
-def spans(*rows):
-    return [{"name": name, "start": start, "end": end} for name, start, end in rows]
+def milliseconds_saved(profile, part, times):
+    return profile[part] - profile[part] / times
 
 
-TRACES = [
-    # The gaps between the operators of `backward` are the largest, as when a rank waits.
-    spans(("step", 0, 50), ("forward", 1, 15), ("conv", 2, 14), ("backward", 15, 49), ("conv", 16, 22),
-          ("copy", 23, 24), ("copy", 25, 26), ("copy", 27, 28)),
-    # conv is the longest call; the three calls of relu together are longer.
-    spans(("step", 0, 100), ("forward", 2, 60), ("conv", 4, 29), ("relu", 30, 44), ("relu", 45, 58),
-          ("backward", 61, 98), ("relu", 62, 74), ("mm", 75, 97)),
-    # three deep
-    spans(("backward", 0, 50), ("engine", 10, 40), ("mm", 15, 33)),
-]
-OTHER_NAMES = ("train", "encode", "decode", "norm", "pool", "embed", "gather", "softmax")
+PARTS = ("data", "convolution", "fully connected", "optimizer", "everything else")
 
 
-def renamed(random):
-    """One of TRACES with other names, stretched in time."""
-    events, factor = random.choice(TRACES), random.randint(2, 9)
-    names = dict(zip(sorted({event["name"] for event in events}), random.sample(OTHER_NAMES, 8), strict=False))
-    return spans(*((names[event["name"]], factor * event["start"], factor * event["end"]) for event in events))
+def profiled(random):
+    """A profile, a part of it, and how many times as fast that part becomes."""
+    profile = dict(zip(PARTS, (random.randint(5, 95) / 10 for _ in PARTS), strict=True))
+    return profile, random.choice(PARTS), random.choice((0.5, 2, 3, 4, 8))
 
 
 @exercise(
-    solution=my_largest,
-    hint="The self time of an event is its length minus that of its children: the events directly inside it. What is "
-    "inside a child has been taken off with the child. Then add up the calls of each name.",
+    solution=my_bound,
+    hint="Compute two times: of the step as it is, and of the step in which the part takes profile[part] / times. The "
+    "other parts take as long as before. Divide the first by the second.",
     mistakes={
-        "That name has the largest total time, which holds the time of everything it calls. Take the children's time "
-        "off.": partial(largest_sum, length),
-        "That name is called most often. Many short calls can be cheap: add up their time.":
-            partial(largest_sum, lambda event: 1),
-        "That name has the longest single call. Calls of one name belong together: add them up.": longest_call,
-        "If a child holds a grandchild, the grandchild's time is part of the child's: you took it off twice. Take off "
-        "the direct children only.": grandchildren_twice,
-        "That is the longest call with nothing inside. An event that holds others has time of its own, too: here "
-        "`backward` has gaps in which no operator runs.": longest_leaf,
+        "That is the bound for a part that takes no time at all. This one still takes profile[part] / times.": gone,
+        "That is the part of the time that is left. Divide the old time by the new one.": time_left,
+        "So fast does the part become. The others take as long as before.": of_the_part,
+        "A share of the time, multiplied by a gain, is no gain. Add up what the step takes afterwards.":
+            share_of_the_gain,
+        "You have averaged speeds. Times add up: a part that takes the share p of the time takes p / times afterwards.":
+            mean_of_speeds,
+        "These are the milliseconds that are saved. How many times as fast is the step?": milliseconds_saved,
     },
 )
-def largest(answer):
-    """You found the largest self time, added up over the calls. A profiler sorts its table by it. Total time would
-    always name the outermost label. A part without a name, such as waiting in backward, shows as the self time of the
-    event around it."""
-    for events in drawn(TRACES, renamed):
-        got, right = answer(copy.deepcopy(events)), my_largest(events)
-        trace = ", ".join(f"{event['name']} {event['start']}–{event['end']}" for event in events)
-        yield Case(got, right, f"For the trace {trace} you returned {got!r}. The largest self time, over all calls, "
-                               f"has {right!r}.")
+def bound(answer):
+    """This is Amdahl's law (1967): if a part takes the share p of the time and becomes k times as fast, the whole
+    becomes 1 / (1 - p + p / k) times as fast. A part that takes a tenth gives 1.11 at most, however fast it becomes."""
+    step = {"data": 1, "convolution": 6, "optimizer": 1, "everything else": 2}
+    cases = drawn([(step, "convolution", 2), (step, "data", math.inf), (step, "optimizer", 4),
+                   (step, "convolution", 0.5)], profiled)
+    for profile, part, times in cases:
+        got, right = answer(dict(profile), part, times), my_bound(profile, part, times)
+        parts = ", ".join(f"{name} {ms} ms" for name, ms in profile.items())
+        yield Case(got, right, f"A step has {parts}, and `{part}` becomes {times} times as fast. You returned {got}; "
+                               f"the step becomes {right:.3f} times as fast.")
 
 
 # Exercise 2: a fair comparison
@@ -226,6 +206,12 @@ def fair(answer):
                    f"training {machine.gain:g} times as fast.", rel_tol=0.08)
 
 
+# Exercise 3, which has no check: compare_changes.py measures it
+def my_change(training):
+    """How much does the step gain if its data take no time? Eight batches are fetched before the clock starts."""
+    training.batches = itertools.cycle([next(training.batches) for _ in range(8)])
+
+
 # For the exercises on ranks: a small model, and batches of each rank
 def sizes():
     """(batches, images of each, batches for each loss that is logged, values of an image)"""
@@ -245,7 +231,7 @@ def small_batches(context):
             for _ in range(batches)]
 
 
-# Exercise 3: gradients in 16 bits
+# Exercise 4: gradients in 16 bits
 def my_hook(state, bucket):
     short = bucket.buffer().div(dist.get_world_size()).to(torch.bfloat16)
     sending = dist.all_reduce(short, async_op=True)
@@ -353,7 +339,7 @@ def hook(ranks):
         yield Case(measured["waits"], False, "The gradient is right, but all_reduce waited inside the hook.")
 
 
-# Exercise 4: losses that are seldom read
+# Exercise 5: losses that are seldom read
 def my_train(ddp, batches, optimizer, every):
     losses, total = [], 0
     for number, (images, labels) in enumerate(batches, start=1):

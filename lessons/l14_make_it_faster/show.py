@@ -7,6 +7,7 @@ page_faults.py. Predictions and verdicts are those of gains.py.
 
 import math
 import statistics
+from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
+from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import (
     COLOURS,
     GREY,
@@ -64,6 +66,11 @@ def shares(profile: dict) -> dict[str, float]:
     parts |= {part: sum(row["ms"] for row in profile["operators"] if holds(row["name"])) / total
               for part, holds in PARTS.items()}
     return parts | {"everything else": 1 - sum(parts.values())}
+
+
+def milliseconds(profile: dict) -> dict[str, float]:
+    """{part: ms of a step without the profiler}: the same shares."""
+    return {part: share * gains.step(profile) for part, share in shares(profile).items()}
 
 
 def disturbed(profile: dict) -> str:
@@ -128,17 +135,24 @@ def predictions(run: dict, changes: dict, names: str) -> list[dict]:
     return rows
 
 
-def judged(measured: dict, run: dict, changes: dict, names: list[str]) -> dict[str, pd.DataFrame]:
-    """{model's name: table with the verdict on each change}, as `compared` draws it."""
-    tables = {}
+def judged(measured: dict, run: dict, changes: dict, names: list[str], bounds: dict | None = None
+           ) -> dict[str, pd.DataFrame]:
+    """{model's name: table with the verdict on each change}, as `compared` draws it.
+
+    A learner's changes, which are none of `changes`, come last; `bounds` has what they were predicted to gain: {change:
+    gain}.
+    """
+    tables, texts = {}, {name: change.text for name, change in changes.items()}
+    texts |= {name: row["text"] for of_model in measured.values() for name, row in of_model.items() if "text" in row}
+    names = [*names, *(name for name in texts if name not in changes)]
     for model, of_model in measured.items():
         rows = []
         for name in names:
             row = of_model.get(name, {"error": "not tried"})
             verdict = (gains.verdict(row, of_model["nothing"]) if "gain" in row else
                        "did not run" if name in of_model else "not tried")
-            rows.append({"change": name, "text": changes[name].text, "predicted": predicted(run, model, name)[0],
-                         **row, "verdict": verdict})
+            expected = predicted(run, model, name)[0] if name in changes else (bounds or {}).get(name)
+            rows.append({"change": name, "predicted": expected, **row, "text": texts[name], "verdict": verdict})
         tables[NAMES[model]] = pd.DataFrame(rows, columns=[
             "change", "text", "predicted", "gain", "low", "high", "quartiles", "error", "verdict", "losses",
             "gradient_off"])
@@ -149,6 +163,22 @@ def gain(tables: dict, model: str, name: str) -> float | str:
     """The measured gain of a change; or, where there is none, its verdict."""
     row = tables[NAMES[model]].set_index("change").loc[name]
     return row["verdict"] if pd.isna(row["gain"]) else row["gain"]
+
+
+def of_the_learner(table: pd.DataFrame, part: str | None, most: float | None, whose: str) -> str:
+    """The change of a learner, or ours in its place, beside the bound of the part that it was to make shorter.
+
+    `whose`: the author of the bound. Without a part: what the change did, and no bound.
+    """
+    row = table.set_index("change").loc["my_change"]
+    if pd.isna(row["gain"]):
+        return f"**{row['text']}** did not run: {row['error']}"
+    noise = gains.noise(table.iloc[0])
+    limit = (f" If `{part}` took no time the step would be {most:.2f} times as fast: the bound ({whose})." if part else
+             " Name its part in `my_part`, and its bound stands here.")
+    return (f"**{row['text']}**: {row['gain']:.2f} times as fast, all rounds {row['low']:.2f} to {row['high']:.2f}. "
+            f"With nothing changed a round was up to {noise:.2f} times as fast or slow. Verdict: **{row['verdict']}**."
+            f"{limit}")
 
 
 def compiled(change: dict | None, nothing: dict) -> str:
@@ -167,14 +197,15 @@ def compiled(change: dict | None, nothing: dict) -> str:
 
 
 def numerics(*results: dict) -> list[dict]:
-    """A row for each change whose first gradient differs by more than rounding; then one for all others.
+    """A row for each change whose first gradient differs by more than rounding, and for the learner's; then one for all
+    others.
 
     `results`: tables by model, as `judged` gives them.
     """
     rows, others = [], []
     for model, table in [pair for tables in results for pair in tables.items()]:
         for row in table[table["losses"].notna() & (table["change"] != "nothing")].itertuples():
-            if row.gradient_off > ROUNDING:
+            if row.gradient_off > ROUNDING or row.change.startswith("my_"):
                 rows.append({"change": row.text, "model": model,
                              "first gradient is off by": f"{100 * row.gradient_off:.2g} %",
                              "loss without it": f"{row.losses[0]:.3f}", "with it": f"{row.losses[1]:.3f}"})
@@ -228,6 +259,25 @@ def profiles(models: dict) -> Figure:
     for ax, (title, rows) in zip(axes, models.items(), strict=True):
         operators(rows, ax).set_title(title)
     key_below(fig, KINDS)
+    return fig
+
+
+def bounds(bound: Callable, profiles: dict, whose: str) -> Figure:
+    """{model: {part: ms}}, side by side: how many times as fast the step becomes when a part becomes up to 64 times as
+    fast, as `bound(profile, part, times)` says. `whose`: "yours" or "ours"."""
+    fig, axes = plt.subplots(1, len(profiles), figsize=(20, 7), sharey=True)
+    times, notes = np.geomspace(1, 64, 49), []
+    for ax, (model, profile) in zip(axes, profiles.items(), strict=True):
+        for part, colour in zip(profile, COLOURS, strict=False):
+            curve = [bound(profile, part, k) for k in times]
+            ax.plot(times, curve, color=colour, linestyle=LINES["predicted"])
+            text = f"{part}: at most {bound(profile, part, math.inf):.2f}×"
+            notes.append((ax, (times[-1], curve[-1], text, colour)))
+        ax.set(xscale="log", xlabel="how many times as fast one part becomes", title=f"{model}: the bound ({whose})")
+        ticks(ax, [1, 2, 4, 8, 16, 32, 64])
+    axes[0].set_ylabel("times as fast: the step")
+    for ax in axes:  # now that the axes have their limits
+        write_beside(ax, [note for of, note in notes if of is ax], BESIDE_AN_END)
     return fig
 
 

@@ -82,6 +82,59 @@ def test_each_change_has_its_rounds_and_the_gain_is_their_median(together):
     assert changes["accumulate"]["images_an_update"] == [64, 256]
 
 
+CHANGE = """import itertools
+import torch
+def my_change(training):
+    training.batches = itertools.cycle([next(training.batches)])
+    training.optimizer = torch.optim.SGD(training.raw.parameters(), lr=0.1)
+"""
+HOOK = """import torch
+def my_hook(state, bucket):
+    done = torch.futures.Future()
+    done.set_result(0 * bucket.buffer())
+    return done
+"""
+STUB = """def {name}({arguments}):
+    raise NotImplementedError
+"""
+
+
+def measured_with(tmp_path, ranks, option, written, *arguments):
+    (tmp_path / "answer.py").write_text(written)
+    done = run(ranks, "compare_changes", "--rounds", 3, "--seconds", 0.001, option, tmp_path / "answer.py", *arguments,
+               "--out", tmp_path / "measured.json")
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+    return json.loads((tmp_path / "measured.json").read_text())["models"]["lenet"], done.stdout
+
+
+@pytest.mark.parametrize(("ranks", "option", "written", "text", "off"), [
+    (0, "--change-file", CHANGE, "yours: my_change", 0), (3, "--hook-file", HOOK, "yours: my_hook", 1),
+    (2, "--hook-file", STUB.format(name="my_hook", arguments="state, bucket"), "ours: my_hook", 0.005),
+    (0, "--change-file", STUB.format(name="my_change", arguments="training"), "ours: my_change", 0)],
+    ids=["change", "hook", "no_hook", "no_change"])
+def test_what_a_learner_wrote_is_measured_beside_nothing_changed(ranks, option, written, text, off, tmp_path):
+    measured, printed = measured_with(tmp_path, ranks, option, written, "--change", "fused")
+    name = text.split()[1]
+    assert list(measured) == ["nothing", "fused", name], "nothing changed is always there, and first"
+    assert measured[name]["text"] == text and len(measured[name]["seconds_an_image"]) == 3
+    assert measured[name]["gradient_off"] == pytest.approx(off, abs=0.01), "it is their function that trained"
+    nothing, theirs = (next(line for line in printed.splitlines() if words in line)
+                       for words in ("nothing changed", text))
+    assert nothing.endswith("this is the noise")
+    assert theirs.endswith(gains.verdict(measured[name], measured["nothing"]))
+
+
+@pytest.mark.parametrize(("body", "error"), [
+    ("training.no_such_thing()", "AttributeError: 'Training' object has no attribute 'no_such_thing'"),
+    ("training.batches = iter([next(training.batches)])", "StopIteration"),
+    ("training.batches = ((images[:8], labels[:8]) for images, labels in [next(training.batches)] * 99)",
+     "ValueError: an update saw 8 images, not 64")])
+def test_a_learner_s_error_ends_no_comparison(body, error, tmp_path):
+    measured, printed = measured_with(tmp_path, 0, "--change-file", f"def my_change(training):\n    {body}\n")
+    assert measured["my_change"]["text"] == "yours: my_change" and "gain" in measured["nothing"]
+    assert measured["my_change"]["error"].startswith(error) and f"did not run: {error}" in printed
+
+
 def test_what_each_change_does_to_the_gradient(together):
     off = {name: measured.get("gradient_off") for name, measured in together["models"]["lenet"].items()}
     assert off["nothing"] == off["bucket-view"] == 0
@@ -250,13 +303,14 @@ def test_powersgd_sends_as_many_values_as_torch_counts():
 
 
 def settings(**changes):
-    return SimpleNamespace(**{"change": None, "rounds": 3, "out": SimpleNamespace()} | changes)
+    return SimpleNamespace(**{"change": None, "rounds": 3, "out": SimpleNamespace(), "change_file": None,
+                              "hook_file": None} | changes)
 
 
 @pytest.mark.parametrize(("ranks", "changes", "message"), [
     (1, {"change": ["nothing", "powersgd"]}, "powersgd is DDP's"),
     (2, {"change": ["compile"]}, "one process"),
-    (1, {"rounds": 2}, "3 or more"),
+    (1, {"rounds": 2}, "3 or more"), (1, {"hook_file": "hook.py"}, "two ranks or more"),
 ])
 def test_what_cannot_work_is_said_before_any_rank_waits(ranks, changes, message):
     with pytest.raises(ValueError, match=message):

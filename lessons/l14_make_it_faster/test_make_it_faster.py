@@ -40,10 +40,12 @@ def test_amdahl_and_payback():
 
 def test_a_gain_within_the_noise_is_none():
     noise = summary([0.9, 1.0, 1.1, 1.2, 0.95])
-    assert gains.verdict(summary([1.01, 1.02, 1.03]), noise) == "no difference seen"
+    assert gains.verdict(summary([1.01, 1.02, 1.03]), noise) == "not told apart"
+    assert gains.verdict(summary([0.7, 0.8, 1.3, 1.4, 1.5]), noise) == "not told apart", "half of it on each side of 1"
     assert gains.verdict(summary([1.5, 1.6, 1.7]), noise) == "pays"
     assert gains.verdict(summary([0.5, 0.6, 0.7]), noise) == "costs"
-    assert gains.verdict(summary([0.5, 1.6, 1.7]), noise) == "pays", "one was disturbed"
+    assert gains.verdict(summary([0.5, 1.6, 1.6, 1.7, 1.7]), noise) == "pays", "one was disturbed"
+    assert gains.verdict(summary([1.1, 1.15, 1.3, 1.4, 1.5]), noise) == "not told apart", "half of it is in the noise"
 
 
 def test_shares_add_up_with_everything_else():
@@ -57,10 +59,40 @@ def test_a_profiler_that_makes_faster_is_a_disturbance():
 
 
 def test_each_change_is_judged_or_not_tried():
-    assert list(tables()["LeNet"]["verdict"]) == ["no difference seen", "pays", "not tried"]
+    assert list(tables()["LeNet"]["verdict"]) == ["not told apart", "pays", "not tried"]
     assert show.gain(tables(), "lenet", "bf16") == 1.5 and show.gain(tables(), "lenet", "compile") == "not tried"
     assert [(row["change"], row["tried"], row["paid"]) for row in show.decided(CHANGES, tables())] == [
         ("BF16", 1, 1), ("COMPILE", 0, 0)]
+
+
+@pytest.mark.parametrize(("measured", "verdict"), [
+    (summary([1.01, 1.02, 1.03]), "Verdict: **not told apart**. If `data` took no time the step would be 1.12"),
+    (summary([1.3, 1.4, 1.5]), "Verdict: **pays**"), ({"error": "TypeError: oops"}, "did not run: TypeError: oops")])
+def test_a_learner_s_change_stands_beside_its_bound(measured, verdict):
+    run = {"models": {"lenet": profile()}, "world_size": 1, "cores": 2}
+    row = {"text": "yours: my_change"} | measured
+    [table] = show.judged({"lenet": {"nothing": NOISE, "my_change": row}}, run, CHANGES, ["nothing"],
+                          {"my_change": 1.12}).values()
+    text = show.of_the_learner(table, "data", 1.12, "ours")
+    assert text.startswith("**yours: my_change**") and verdict in text
+    assert "Name its part" in show.of_the_learner(table, None, None, "ours") or "error" in measured
+    ax = show.compared({"LeNet": table}, "one rank").axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["NOTHING", "yours: my_change"]
+    two = show.judged({"lenet": {"nothing": NOISE, "my_change": row}, "resnet": {"nothing": NOISE}},
+                      run | {"models": {"lenet": profile(), "resnet": profile()}}, CHANGES, ["nothing"])
+    assert list(two["small ResNet"]["verdict"]) == ["not told apart", "not tried"], "both pictures have the same rows"
+    plt.close("all")
+
+
+def test_the_bound_is_drawn_by_the_function_that_is_given():
+    profiles = {"LeNet": show.milliseconds(profile()), "small ResNet": {"data": 1.0, "convolution": 3.0}}
+    assert sum(profiles["LeNet"].values()) == pytest.approx(gains.step(profile()))
+    figure = show.bounds(lambda profile, part, times: 2.0, profiles, "yours")
+    left, right = figure.axes
+    assert len(left.lines) == len(profiles["LeNet"]) and {*left.lines[0].get_ydata()} == {2.0}
+    assert right.get_title(loc="left") == "small ResNet: the bound (yours)"
+    assert {text.get_text() for text in right.texts} == {"data: at most 2.00×", "convolution: at most 2.00×"}
+    plt.close("all")
 
 
 def test_gradients_that_differ_by_rounding_are_one_row():

@@ -1,15 +1,13 @@
-"""Exercises of lesson 15: DiLoCo's outer step, how seldom to talk over a link, and what local training leaves
-different on the ranks."""
+"""Exercises of lesson 15: DiLoCo's outer step, and what local training leaves different on the ranks."""
 
 import copy
-import math
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course.exercise import Case, drawn, drawn_one, exercise, generator_seed
+from course.exercise import Case, drawn_one, generator_seed
 from course.on_ranks import exercise_on_ranks
 
 
@@ -50,7 +48,7 @@ def added_up(tensor):
     return tensor
 
 
-# Exercise 1: the outer step, with which talk_ways.py trains
+# Exercise 1: the outer step, with which talk_ways.py trains where a learner wrote none
 @torch.no_grad()
 def my_outer_step(model, agreed, outer):
     agreed.grad = agreed - parameters_to_vector(model.parameters())
@@ -171,52 +169,7 @@ def outer(ranks):
         start = right
 
 
-# Exercise 2: how seldom?
-def my_every(step, alpha, beta, bytes, most):
-    return max(1, math.ceil((alpha + beta * bytes) / (most * step)))
-
-
-def rounded_down(step, alpha, beta, bytes, most):
-    return max(1, math.floor((alpha + beta * bytes) / (most * step)))
-
-
-def without_most(step, alpha, beta, bytes, most):
-    return max(1, math.ceil((alpha + beta * bytes) / step))
-
-
-def without_latency(step, alpha, beta, bytes, most):
-    return max(1, math.ceil(beta * bytes / (most * step)))
-
-
-def slow_link(random):
-    """A case in which the message is long enough for the mistakes to differ from the answer."""
-    return (random.randint(4, 12) / 1000, random.randint(20, 90) / 1000, random.randint(30, 90) / 1e9,
-            random.randint(3, 9) * 10**6, random.choice((0.04, 0.05, 0.08)))
-
-
-@exercise(
-    solution=my_every,
-    hint="Talking takes alpha + beta · bytes once in N batches, so each batch pays a part of it. Which whole N makes "
-    "that part at most `most` times `step`? Round up; and nobody can talk more often than after each batch.",
-    mistakes={
-        "With that the message takes more than it may: round up.": rounded_down,
-        "`most` is missing, so the message takes as long as all the batches together.": without_most,
-        "A message also has a latency, however short it is: alpha.": without_latency,
-    },
-)
-def every(answer):
-    """N grows with the message and with the latency of the link, and falls as a batch takes longer. No formula of times
-    tells what N does to learning."""
-    cases = drawn([(0.005, 0.05, 8e-9, 9_999_000, 0.05), (0.005, 0.0002, 1e-9, 248_024, 0.05),
-                   (0.25, 0.05, 0.8e-9, 400_100_000, 0.1), (0.25, 0.0001, 1e-9, 248_024, 0.1)], slow_link)
-    for step, alpha, beta, bytes, most in cases:
-        got, right = (function(step, alpha, beta, bytes, most) for function in (answer, my_every))
-        yield Case(got, right,
-                   f"A batch takes {step} s, a message {alpha} s + {beta} s · {bytes:,}, and talking may take "
-                   f"{most:.0%} of the batches' time. You returned {got}; after {right} batches is right.")
-
-
-# Exercise 3: what is not averaged?
+# Exercise 2: what is not averaged?
 @torch.no_grad()
 def my_average(model, optimizer):
     tensors = [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]

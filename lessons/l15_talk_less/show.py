@@ -25,9 +25,10 @@ FLOAT = 4  # bytes
 POWERSGD_RANK = 2  # columns, as talk_ways.py asks for
 
 
-def name(way: str, every: int) -> str:
-    """A way's name in tables and pictures."""
-    return WORDS[way] + (f", each {every}" if every > 1 else "")
+def name(way: str, every: int, whose: str | None = None) -> str:
+    """A way's name in tables and pictures; `whose`: the author of DiLoCo's outer step, "yours" or "ours"."""
+    author = f" ({whose})" if whose and way == "diloco" else ""
+    return WORDS[way] + author + (f", each {every}" if every > 1 else "")
 
 
 # ------------------------------------------------------------------------------------------------ predicted
@@ -59,20 +60,35 @@ def sent(way: str, every: int, shapes: list, ranks: int) -> float:
     return BUS_FACTORS["all_reduce"](ranks) * messages(way, shapes)[1] / every
 
 
+def silent_batch(results: dict) -> float:
+    """Seconds of a batch of ranks that never talk, the median of the rounds."""
+    return median(row["seconds"] for row in results["rounds"] if row["way"] == "never") / results["steps"]
+
+
 def forecast(text: str, results: dict, alpha: float, beta: float) -> pd.DataFrame:
     """A row for each way of `text`, a --ways, without `never`: `count` of its messages, `message`, the bytes of all,
     and `share` of the images a second of ranks that never talk, whose time stands in `results`.
 
     A message of n bytes takes alpha + beta * n seconds, once in `every` batches.
     """
-    alone = median(row["seconds"] for row in results["rounds"] if row["way"] == "never") / results["steps"]
-    rows = []
+    alone, rows = silent_batch(results), []
     for way, _, every in (word.partition(":") for word in text.split()):
         every, (count, size) = int(every or 1), messages(way, results["shapes"])
         if count:
             rows.append({"way": way, "every": every, "name": name(way, every), "count": count, "message": size,
                          "share": alone / (alone + (count * alpha + beta * size) / every)})
     return pd.DataFrame(rows)
+
+
+def expected(forecast: pd.DataFrame, row) -> float | None:
+    """The predicted share of a way, from its row of `ways`; None where nothing is predicted."""
+    return forecast.set_index(["way", "every"])["share"].get((row.way, row.every))
+
+
+def seldom(seconds: float, alpha: float, beta: float, size: int, share: float) -> int:
+    """Batches of `seconds` each after which ranks must talk to reach this share of the images a second of ranks that
+    never do; a message of `size` bytes takes alpha + beta * size seconds."""
+    return max(1, math.ceil((alpha + beta * size) / seconds * share / (1 - share)))
 
 
 def forecasts(table: pd.DataFrame) -> list[dict]:
@@ -89,7 +105,7 @@ def rounds(results: dict) -> pd.DataFrame:
     """A row for each round of each way: its `name`, images a second as a `share` of what ranks that never talk reached
     in the same round, and `elapsed`, seconds of training since the start of this seed."""
     table = pd.DataFrame(results["rounds"])
-    table["name"] = [name(row["way"], row["every"]) for row in results["rounds"]]
+    table["name"] = [name(row["way"], row["every"], results.get("outer")) for row in results["rounds"]]
     never = table[table["way"] == "never"].set_index(["seed", "round"])["seconds"]
     table["share"] = [never[row.seed, row.round] / row.seconds for row in table.itertuples()]
     table["synthetic"] = results["dataset"] == "synthetic"
@@ -121,9 +137,10 @@ def all_had(results: dict) -> float:
     return rounds(results).groupby(["name", "seed"])["elapsed"].max().min()
 
 
-def of_ceiling(row) -> dict[str, str]:
-    """Two columns of a table: how fast a way is, from its row of `ways`."""
-    return {"% of the ceiling": f"{100 * row.share:.0f}",
+def of_ceiling(row, forecast: pd.DataFrame) -> dict[str, str]:
+    """Three columns of a table: how fast a way was predicted to be, and is, from its row of `ways`."""
+    share = expected(forecast, row)
+    return {"predicted": f"{100 * share:.0f}" if share else "–", "% of the ceiling": f"{100 * row.share:.0f}",
             "lowest to highest round": f"{100 * row.low:.0f} to {100 * row.high:.0f}"}
 
 
@@ -147,14 +164,14 @@ def fast_and_good(results: dict, forecast: pd.DataFrame, title: str) -> Figure:
     accuracy after the same images, and DDP's band."""
     table = ways(results)
     fig, (left, right) = plt.subplots(1, 2, figsize=(18, 3 + 0.65 * len(table)), sharey=True)
-    expected, ddp = forecast.set_index("name")["share"], table.set_index("name").loc["DDP"]
+    ddp = table.set_index("name").loc["DDP"]
     left.axvline(100, color=GREY, linewidth=2, zorder=1)
     right.axvspan(ddp["accuracy"] - ddp["sd"], ddp["accuracy"] + ddp["sd"], color=PALE, zorder=0, linewidth=0)
     for y, row in enumerate(table.itertuples(index=False)):
         left.plot([100 * row.low, 100 * row.high], [y, y], color=COLOURS[0], linewidth=2)
         left.plot(100 * row.share, y, "o", color=COLOURS[0], markersize=13)
-        if row.name in expected:
-            left.plot(100 * expected[row.name], y, **PREDICTED)
+        if share := expected(forecast, row):
+            left.plot(100 * share, y, **PREDICTED)
         right.plot([row.accuracy - row.sd, row.accuracy + row.sd], [y, y], color=COLOURS[2], linewidth=4)
         right.plot(row.accuracy, y, "s", color=COLOURS[2], markersize=12)
         right.text(1.02, y, f"{row.accuracy:.3f}", va="center", transform=right.get_yaxis_transform())

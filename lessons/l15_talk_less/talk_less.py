@@ -1,21 +1,24 @@
 """Must ranks talk at each step? Ways to train in turns, how fast they are, what they send, and what they learn.
 
     torchrun --nproc_per_node=2 lessons/l15_talk_less/talk_less.py --out results/live/15.json
-    torchrun --nproc_per_node=2 lessons/l15_talk_less/talk_less.py --ways never ddp diloco:32 --out results/live/15.json
+    torchrun --nproc_per_node=2 lessons/l15_talk_less/talk_less.py --ways never ddp diloco:32 \\
+        --outer results/live/15_outer.py --out results/live/15.json
 
 A way is a name of lessons/l15_talk_less/talk_ways.py, with `:N` where its ranks talk after each N batches. `never` is
 the ceiling: nobody talks. With each seed all ways start from the same weights. They take turns: in a round each learns
-from --steps batches, and is then judged on the test set, which does not count as time.
+from --steps batches, and is then judged on the test set, which does not count as time. `--outer FILE` trains diloco
+with the outer step of that file, a learner's; ours takes its place where the file has only the exercise's stub.
 
 The file is one JSON object: the machine, `shapes` of the tensors of LeNet, `samples` (training images), `steps`
 (batches of a round), and `rounds`, one object for each way, seed and round: `images` seen so far by all ranks,
 `seconds` of this round, `accuracy` (of `never` the mean over the ranks' models), and `sent`, bytes a batch that each
 rank sent, as the network interfaces of rank 0's machine counted them, with other programs' bytes; None for GPUs, which
-may use no network.
+may use no network. `outer` says whose outer step diloco took: "yours" or "ours" with --outer, else None.
 """
 
 import itertools
 import time
+from functools import partial
 
 import psutil
 import torch
@@ -26,10 +29,11 @@ import models
 import shortcuts
 import utils
 from course import rank_program
+from course.attempts import theirs_or_ours
 from course.rank_program import meet
 from files import check_output
-from lessons.l15_talk_less.talk_ways import WAYS
-from options import from_zero, positive
+from lessons.l15_talk_less.talk_ways import WAYS, diloco, my_outer_step
+from options import from_zero, nonempty_path, positive
 
 BATCH_SIZE = 64  # images a batch of each rank
 DEFAULT = ["never", "ddp", "accumulate:8", "local:8", "local:32", "diloco:32", "bf16", "powersgd"]
@@ -50,7 +54,7 @@ class Training:
         torch.manual_seed(seed)
         self.device = placement.device
         self.model = models.make_model(args, train_set, placement.device)
-        self.update = WAYS[name](self.model, every)
+        self.update = args.makers[name](self.model, every)
         self.sampler = DistributedSampler(train_set, placement.world_size, placement.rank, seed=seed)
         self.batches = self.endless(DataLoader(train_set, BATCH_SIZE, sampler=self.sampler, drop_last=True,
                                                collate_fn=train_set.collate))
@@ -86,8 +90,15 @@ def measure(args, train_set, test_set, placement):
 
 
 def check(args, placement):
-    """(training set, test set); ValueError, one line, for options that cannot work. No rank waits before it."""
+    """(training set, test set); ValueError, one line, for options that cannot work. No rank waits before it.
+
+    Sets `args.makers`, {name of a way: what makes it}, and `args.whose`, the author of diloco's outer step.
+    """
     check_output("--out", args.out)
+    args.makers, args.whose = WAYS, None
+    if args.outer:
+        step, args.whose = theirs_or_ours(args.outer, "my_outer_step", my_outer_step)
+        args.makers = WAYS | {"diloco": partial(diloco, outer_step=step)}
     if placement.world_size < 2:
         raise ValueError("one rank has nobody to talk to: torchrun --nproc_per_node=2 talk_less.py")
     for name, every in args.ways:
@@ -108,6 +119,7 @@ def main():
     add("--rounds", type=positive(int), default=3, help="of each seed; default: 3")
     add("--steps", type=positive(int), default=64, help="batches of each rank in a round; default: 64")
     add("--test-samples", type=positive(int), default=None, metavar="N", help="default: all")
+    add("--outer", type=nonempty_path, metavar="FILE", help="train diloco with my_outer_step of this file")
     parser.set_defaults(model="lenet", channels_last=False)  # diloco reads the weights as one vector
     args = parser.parse_args()
     with parser.one_line():
@@ -127,7 +139,7 @@ def main():
             shapes = [list(p.shape) for p in models.make_model(args, train_set, placement.device).parameters()]
             rank_program.write_json(args.out, {
                 **rank_program.measured_on(placement), "dataset": train_set.name, "samples": len(train_set),
-                "shapes": shapes, "steps": args.steps, "time": time.time(), "rounds": rounds})
+                "shapes": shapes, "steps": args.steps, "outer": args.whose, "time": time.time(), "rounds": rounds})
 
 
 if __name__ == "__main__":

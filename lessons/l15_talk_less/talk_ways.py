@@ -72,7 +72,7 @@ def local_sgd(model, every):
     return partial(learn, model, PostLocalSGDOptimizer(adamw(model), averager))
 
 
-def diloco(model, every):
+def diloco(model, every, outer_step=my_outer_step):
     """Each rank learns alone; the gradient of an outer optimizer is the ranks' mean change of the weights, negated."""
     inner, batches = adamw(model), itertools.count(1)
     agreed = parameters_to_vector(model.parameters()).detach().clone()  # the weights that all ranks had last
@@ -81,7 +81,7 @@ def diloco(model, every):
     def update(images, labels):
         learn(model, inner, images, labels)
         if next(batches) % every == 0:
-            my_outer_step(model, agreed, outer)
+            outer_step(model, agreed, outer)
     return update
 
 

@@ -1,7 +1,9 @@
 """Lesson 15: each way trains what it says, on ranks and in one process; what it sends; what the program refuses."""
 
+import inspect
 import json
 import math
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pytest
@@ -11,7 +13,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from course.hosts import Cluster
 from course.on_ranks import Measurement
-from lessons.l15_talk_less import show, talk_ways
+from lessons.l15_talk_less import check, show, talk_ways
 from tests import runner
 
 WHY_NOT = Cluster.available()
@@ -150,6 +152,69 @@ def test_each_way_is_judged_in_each_round(tmp_path):
     plt.close("all")
 
 
+HEAD = """from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+"""
+# The mean of the weights, and a note of each call: with this step DiLoCo is local SGD.
+MEAN = """
+@torch.no_grad()
+def my_outer_step(model, agreed, outer):
+    agreed.copy_(parameters_to_vector(model.parameters()))
+    dist.all_reduce(agreed)
+    agreed /= dist.get_world_size()
+    vector_to_parameters(agreed.clone(), model.parameters())
+    with Path(__file__).with_name(f"calls{dist.get_rank()}").open("a") as calls:
+        calls.write("x")
+"""
+STUB = """
+def my_outer_step(model, agreed, outer):
+    raise NotImplementedError
+"""
+
+
+@pytest.mark.parametrize(("ranks", "written", "whose", "like"), [
+    (2, MEAN, "yours", "local"), (3, MEAN, "yours", "local"), (2, STUB, "ours", "diloco"),
+    (2, inspect.getsource(check.my_outer_step), "yours", "diloco")], ids=["mean", "three", "stub", "solution"])
+def test_the_learner_s_outer_step_trains_diloco(ranks, written, whose, like, tmp_path, ours_trained):
+    """A step that is local SGD's learns as that; the solution, and what stands in for a stub, learn as ours."""
+    file, out = tmp_path / "answer.py", tmp_path / "x.json"
+    file.write_text(HEAD + written)
+    done = runner.run(ranks, *LEARN, "--outer", file, "--out", out, script=SCRIPT)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert results["outer"] == whose and f"DiLoCo ({whose}), each 2" in set(show.rounds(results)["name"])
+    assert f"DiLoCo ({whose}), each 2" in {text.get_text() for text in show.by_time(results, "title").texts}
+    plt.close("all")
+    learnt = accuracies(results)
+    same = learnt["local"] if like == "local" else ours_trained["diloco"]
+    assert learnt["diloco"] == pytest.approx(same, abs=0.011)
+    calls = {path.name: len(path.read_text()) for path in tmp_path.glob("calls*")}
+    assert calls == ({f"calls{rank}": 2 * 4 // 2 for rank in range(ranks)} if written == MEAN else {})
+
+
+LEARN = ["--dataset", "synthetic", "--test-samples", 200, "--seeds", 0, "--rounds", 2, "--steps", 4,
+         "--ways", "never", "ddp", "local:2", "diloco:2"]
+
+
+def accuracies(results):
+    return {way: [row["accuracy"] for row in results["rounds"] if row["way"] == way] for way in ("local", "diloco")}
+
+
+@pytest.fixture(scope="module")
+def ours_trained(tmp_path_factory):
+    """{way: accuracy after each round} without --outer, where DiLoCo and local SGD learn differently."""
+    out = tmp_path_factory.mktemp("ours") / "x.json"
+    done = runner.run(2, *LEARN, "--out", out, script=SCRIPT)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert results["outer"] is None and "DiLoCo, each 2" in set(show.rounds(results)["name"])
+    learnt = accuracies(results)
+    assert learnt["local"] != pytest.approx(learnt["diloco"], abs=0.02)
+    return learnt
+
+
 @pytest.mark.weekly
 @pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
 def test_the_network_counts_the_bytes_of_the_formula(tmp_path):
@@ -176,6 +241,8 @@ def test_the_network_counts_the_bytes_of_the_formula(tmp_path):
     (0, [], "one rank has nobody to talk to"),
     (0, ["--ways", "gossip"], "--ways: invalid way value: 'gossip'"),
     (0, ["--ways", "local:0"], "invalid way value"),
+    (2, ["--outer", "README.md"], "README.md: Your file cannot be run: SyntaxError"),
+    (2, ["--outer", "main.py"], "main.py: Your file defines no"),
     (2, ["--ways", "local:3"], "local:3 talks after 3 batches, and --steps 4 is no multiple"),
 ])
 def test_bad_input_is_one_line(ranks, options, message, tmp_path):
@@ -209,6 +276,10 @@ def test_the_forecast_is_a_share_of_ranks_that_never_talk():
     table = show.forecast("never ddp diloco:4", made(never=(0.1, 0.5)), 0.009, 1e-6)
     assert list(table["name"]) == ["DDP", "DiLoCo, each 4"]
     assert list(table["share"]) == pytest.approx([0.5, 0.8])
+    diloco = SimpleNamespace(way="diloco", every=4)
+    assert show.expected(table, diloco) == pytest.approx(0.8), "whoever wrote its outer step"
+    assert show.expected(table, SimpleNamespace(way="diloco", every=8)) is None
+    assert show.seldom(0.01, 0.009, 1e-6, 1000, 0.8) == 4
 
 
 @pytest.mark.parametrize(("diloco", "fast", "learnt"), [

@@ -26,7 +26,7 @@
 # **You will be able to**
 #
 # - profile a step on one rank and on several, and say what a change can gain at most;
-# - measure a change so that noise does not fool you, and see whether it is still the same training;
+# - measure a change of your own so that noise does not fool you, and see whether it is still the same training;
 # - send gradients in 16 bits with a communication hook of your own, and log losses without waiting for them.
 #
 # **You need** lessons [06 · DistributedDataParallel](06_ddp.ipynb) and [07 · Performance](07_performance.ipynb).
@@ -52,7 +52,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import data, models
 from course import plots
-from course.adjustable_training import CHANGES
+from course.adjustable_training import CHANGES, Training
 from lessons.l14_make_it_faster import check, gains, show
 
 # %% tags=["parameters"]
@@ -131,77 +131,42 @@ plots.picture(show.profiles({show.NAMES[model]: p["operators"]
 # The number of weights says little about the time. A convolution uses each weight at every place of every image, a
 # fully connected layer uses it once an image.
 #
-# If a part takes the share *p* of the time and becomes *k* times as fast, the whole becomes 1 / (1 − *p* + *p* / *k*)
-# times as fast. This is **Amdahl's law** ([1967](https://doi.org/10.1145/1465482.1465560)). A part that takes a tenth
-# gives 1.11 at most, however fast it becomes:
+# This is the profile of your machine, by parts:
 
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-rows = []
-for part in shares["LeNet"]:
-    of_models = {model: parts[part] for model, parts in shares.items()}
-    rows.append({"part": part} | {model: f"{share:.0%}" for model, share in of_models.items()} | {
-        f"{model}, if it took no time": f"{gains.amdahl(share, math.inf):.2f}× as fast"
-        for model, share in of_models.items()})
-lesson.table(rows)
+# %%
+profiles = {show.NAMES[model]: show.milliseconds(p) for model, p in one["models"].items()}
+lesson.table([{"part": part} | {f"{model}, ms": f"{of[part]:.2f}" for model, of in profiles.items()}
+              for part in profiles["LeNet"]])
 
 
 # %% [markdown]
-# So the first use of a profile is to tell which changes *cannot* pay.
+# ### Exercise 1: the bound
 #
-# ### Exercise 1: self time
-#
-# `events` is a list of dicts with `name`, `start` and `end`, all of one thread. An event holds those that lie inside
-# it. Return the name with the largest self time, over all its calls.
+# One part of a step becomes `times` times as fast. How many times as fast does the step become? `profile` is a dict of
+# milliseconds, such as `profiles["LeNet"]`; `times` may be `math.inf`: then the part takes no time at all.
 
 # %%
-def my_largest(events):
+def my_bound(profile, part, times):
     raise NotImplementedError
 
 
 # %%
-check.largest(my_largest)
-# check.largest.hint()
-# check.largest.solution()
+check.bound(my_bound)
+# check.bound.hint()
+# check.bound.solution()
 
 # %% [markdown]
-# ## What the profile does not name
-#
-# Each result of an operator needs memory. When it is no longer needed, the C library may give the memory back to the
-# operating system, and the next step asks for it again. The system hands it out in **pages**, mostly of 4 KiB: when a
-# program first touches one, the system stops the program, clears the page, and lets it go on. That is a **page fault**.
-# No operator has that name, but the operating system counts them.
-#
-# `main.py` as lessons start it, and the programs of this lesson, avoid them: they tell the C library to keep its memory
-# (`shortcuts.keep_memory()`; without any code `MALLOC_TRIM_THRESHOLD_=-1 MALLOC_MMAP_MAX_=0 python …`, both for glibc).
-# Two processes now take turns, one with that, one without.
-#
-# **Predict.** How many page faults does a step of the small ResNet make without it? Its first result alone, 64 × 16 ×
-# 32 × 32 numbers, takes 4 MiB, or 1,024 pages.
-
-# %%
-my_faults = None  # page faults a step
-
-# %%
-# !python lessons/l14_make_it_faster/page_faults.py --model resnet --rounds {rounds} --steps 5 \
-#     --out results/live/14_pages.json
+# This is **Amdahl's law** ([1967](https://doi.org/10.1145/1465482.1465560)). From now on your function says what a change
+# can gain at most. (Until it is right ours does, and the pictures say so.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-pages = json.loads(Path("results/live/14_pages.json").read_text())
-faults = pages["models"]["resnet"]["returned"]["faults"]
-lesson.predicted(my_faults, faults, "page faults")
-lesson.table(show.page_faults(pages))
-size = faults * mmap.PAGESIZE / 2**20
-lesson.verdict(f"{faults:,.0f} pages of {mmap.PAGESIZE // 1024} KiB are {size:.0f} MiB: in each "
-               f"step, memory for {size / 4:.1f} such results is given back and asked for again.")
-if not pages["can_keep"]:
-    lesson.verdict("**This system's C library cannot be told to keep memory: both processes did "
-                   "the same, and their difference is noise.**")
+whose = "yours" if check.bound.verdict(my_bound)[0] == "right" else "ours"
+bound = my_bound if whose == "yours" else check.my_bound
+plots.picture(show.bounds(bound, profiles, whose))
 
 # %% [markdown]
-# The column *predicted* counts the time inside the operating system alone. A page that is cleared also pushes other
-# data out of the caches, so the gain may be larger. What the C library gives back differs from run to run. The price is
-# memory that stays with the process. (On a GPU PyTorch keeps freed memory by itself: its [caching
-# allocator](https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-memory-management).)
+# So the first use of a profile is to tell which changes *cannot* pay. All of these lines flatten: the more a part has
+# gained, the less there is left of it.
 #
 # ## Several ranks: what is new?
 #
@@ -222,10 +187,12 @@ many = json.loads(Path("results/live/14_profile_ranks.json").read_text())
 waiting = {model: show.waiting(many, model) for model in many["models"]}
 lesson.predicted(my_waiting, waiting["wide"], "%")
 parts = (*gains.LABELS, "wait", "all-reduce")
+never = {model: bound({"wait": percent, "rest": 100 - percent}, "wait", math.inf)
+         for model, percent in waiting.items()}
 lesson.table([{"model": show.NAMES[model]}
               | {f"{part}, ms": f"{p['medians'][part]:.1f}" for part in parts}
-              | {"waits": f"{waiting[model]:.0f}%", "if it never waited":
-                 f"{gains.amdahl(waiting[model] / 100, math.inf):.2f}× as fast"}
+              | {"waits": f"{waiting[model]:.0f}%",
+                 f"if it never waited, bound ({whose})": f"{never[model]:.2f}× as fast"}
               for model, p in many["models"].items()])
 plots.timelines.one_below_another({show.NAMES[model]: pd.DataFrame(p["events"])
                                    for model, p in many["models"].items()})
@@ -296,16 +263,43 @@ check.fair(my_gain)
 # check.fair.solution()
 
 # %% [markdown]
+# ### Exercise 3: a change of yours
+#
+# Which part of LeNet's step would you make shorter, and how? `my_change(training)` is called once, before the first
+# update. It may replace whatever the step uses: `training.model`, `training.optimizer`, `training.autocast`, or
+# `training.batches`, an iterator of (images, labels). This is the step:
+
+# %%
+lesson.code(Training.update)
+
+# %% [markdown]
+# It need not be a change that one would keep. An **experiment** that takes a part away shows whether the bound is true.
+# **Predict**: name the part. Its bound by `my_bound` will stand beside your measurement.
+
+# %%
+my_part = None  # "data", "convolution", "fully connected", "optimizer" or "everything else"
+
+# %%
+# %%writefile results/live/14_change.py
+import torch
+
+
+def my_change(training):
+    raise NotImplementedError
+
+
+# %% [markdown]
 # ## One rank: measure
 #
 # `compare_changes.py` trains with the change and without it, in the way of exercise 2: from the same first weights, on
-# the same images. It also compares **the training with itself**: what that shows is noise. (Whole batches, the fused
+# the same images. It first compares **the training with itself**: what that shows is noise. (Whole batches, the fused
 # optimizer and channels_last are `main.py`'s defaults on a CPU: for these three, the training *without* it is the one to
-# compare with.)
+# compare with.) The last line of LeNet is your change. No check can say whether it is right: the rounds do.
 
 # %%
 # !python lessons/l14_make_it_faster/compare_changes.py --model lenet --change {alone} \
-#     --rounds {rounds} --seconds {seconds} --out results/live/14_lenet.json
+#     --change-file results/live/14_change.py --rounds {rounds} --seconds {seconds} \
+#     --out results/live/14_lenet.json
 # !python lessons/l14_make_it_faster/compare_changes.py --model resnet --change {alone_resnet} \
 #     --rounds {rounds} --seconds {seconds} --out results/live/14_resnet.json
 
@@ -313,7 +307,10 @@ check.fair(my_gain)
 lenet, resnet = (json.loads(Path(f"results/live/14_{name}.json").read_text())["models"]
                  for name in ("lenet", "resnet"))
 alone_measured = lenet | resnet
-on_one = show.judged(alone_measured, one, CHANGES, alone.split())
+ours = alone_measured["lenet"]["my_change"]["text"].startswith("ours")
+part = "data" if ours else my_part
+most = bound(profiles["LeNet"], part, math.inf) if part else None
+on_one = show.judged(alone_measured, one, CHANGES, alone.split(), {"my_change": most})
 lesson.predicted(my_bf16, show.gain(on_one, "lenet", "bf16"), "times as fast")
 table = pd.concat([table.assign(model=model) for model, table in on_one.items()], ignore_index=True)
 off = (table["gain"] / table["predicted"])[table["change"] != "nothing"].dropna()
@@ -325,15 +322,17 @@ bf16 = [word for word in ("amx_bf16", "avx512_bf16", "bf16") if word in words]
 lesson.verdict([f"Furthest from its prediction: **{worst['text']}**, {worst['model']}: predicted "
                 f"{worst['predicted']:.2f}, measured {worst['gain']:.2f}.",
                 "bf16 instructions that Linux names for this processor: "
-                f"{', '.join(bf16) or '**none**'}."])
+                f"{', '.join(bf16) or '**none**'}.",
+                show.of_the_learner(on_one["LeNet"], part, most, whose)])
+if ours:
+    lesson.code(check.my_change)
 plots.picture(show.compared(on_one, "one rank"))
 
 # %% [markdown]
 # Right of the line at 1: faster. The dot is the median of the rounds, the thick line their middle half, the thin line
-# all of them. **What lies in the grey is no gain**, whatever its median. *Pays* means: the middle half lies above 1,
-# and the median is right of the grey.
-#
-# (The grey is as wide to the left as to the right: noise makes a training slower as easily as faster.)
+# all of them. The grey is the spread of the training compared with itself, as wide to the left as to the right. One rule
+# decides: a change *pays* or *costs* if the middle half of its rounds lies outside the grey. Otherwise it is **not told
+# apart** from no change, whatever its median.
 #
 # Where prediction and measurement differ, a reason was wrong:
 #
@@ -371,32 +370,9 @@ next(iter(wrapped.state_dict())), next(iter(model.state_dict()))
 #
 # ## Several ranks: measure
 #
-# The same program under `torchrun`. What counts is the slowest rank.
-
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/compare_changes.py \
-#     --model lenet wide --change {together} --rounds {rounds} --seconds {seconds} \
-#     --out results/live/14_ranks.json
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-many_measured = json.loads(Path("results/live/14_ranks.json").read_text())["models"]
-on_many = show.judged(many_measured, many, CHANGES, together.split())
-lesson.predicted(my_half, show.gain(on_many, "wide", "bf16-hook"), "times as fast")
-plots.picture(show.compared(on_many, f"{ranks} ranks"))
-
-# %%
-lesson.table(show.messages(many))
-
-# %% [markdown]
-# - **LeNet sends little.** No change of its messages can gain what is not there.
-# - **Half the bytes need not take half the time** (last column): someone must add up the 16-bit values, and casting to
-#   and fro costs, too.
-# - **PowerSGD** sends least, but multiplies matrices for it, on the same cores. What it leaves out it adds to the next
-#   gradient.
-# - **An update each 4 batches** waits and updates a quarter as often. But its global batch is 4 times as large.
-# - **Four buckets** can only hide what is sent while there is a core left to send it.
+# The same program runs under `torchrun`. What counts is the slowest rank. One of the changes will be yours.
 #
-# ### Exercise 3: gradients in 16 bits
+# ### Exercise 4: gradients in 16 bits
 #
 # A communication hook takes the place of DDP's all-reduce. DDP calls `my_hook(state, bucket)` for each bucket as soon
 # as it is full. `bucket.buffer()` is a tensor with its gradients, in float32. Return a `Future` of the tensor that DDP
@@ -422,6 +398,32 @@ check.hook("results/live/14_hook.py")
 # check.hook.solution()
 
 # %% [markdown]
+# The run measures **your hook**, too, beside PyTorch's own bf16 compression. While your file holds only the stub, it
+# takes ours, and says so.
+
+# %%
+# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/compare_changes.py \
+#     --model lenet wide --change {together} --hook-file results/live/14_hook.py \
+#     --rounds {rounds} --seconds {seconds} --out results/live/14_ranks.json
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+many_measured = json.loads(Path("results/live/14_ranks.json").read_text())["models"]
+on_many = show.judged(many_measured, many, CHANGES, together.split())
+lesson.predicted(my_half, show.gain(on_many, "wide", "bf16-hook"), "times as fast")
+plots.picture(show.compared(on_many, f"{ranks} ranks"))
+
+# %%
+lesson.table(show.messages(many))
+
+# %% [markdown]
+# - **LeNet sends little.** No change of its messages can gain what is not there.
+# - **Half the bytes need not take half the time** (last column): someone must add up the 16-bit values, and casting to
+#   and fro costs, too.
+# - **PowerSGD** sends least, but multiplies matrices for it, on the same cores. What it leaves out it adds to the next
+#   gradient.
+# - **An update each 4 batches** waits and updates a quarter as often. But its global batch is 4 times as large.
+# - **Four buckets** can only hide what is sent while there is a core left to send it.
+#
 # ## Is it still the same training?
 #
 # Some changes compute other numbers. Beside each: how far the first gradient is from the unchanged one (the length of
@@ -436,7 +438,7 @@ lesson.table(show.numerics(on_one, on_many))
 # 0.01 %, only the order of sums has changed. A change that sees other images (a larger batch) cannot be compared so,
 # and is not listed.
 #
-# ### Exercise 4: losses that are seldom read
+# ### Exercise 5: losses that are seldom read
 #
 # `loss.item()` looks harmless. On a GPU it makes the program wait until the GPU has done all its work; and a mean over
 # ranks is a message. Write the loop: train `ddp` on `batches` with `cross_entropy`, an update each batch. Return a list
@@ -482,6 +484,40 @@ lesson.table(show.decided(CHANGES, on_one, on_many))
 # | the GPU waits for `DataLoader` | `num_workers`, `persistent_workers=True`, `prefetch_factor` |
 # | matrix products take most of it | bf16 autocast; TF32: `torch.set_float32_matmul_precision("high")` ([01](01_one_device.ipynb)) |
 # | an NCCL kernel runs alone at the end | other bucket sizes; a communication hook |
+#
+# ## Appendix: what the profile does not name
+#
+# Each result of an operator needs memory. When it is no longer needed, the C library may give the memory back to the
+# operating system, and the next step asks for it again. The system hands it out in **pages**, mostly of 4 KiB: when a
+# program first touches one, the system stops the program, clears the page, and lets it go on. That is a **page fault**.
+# No operator has that name, but the operating system counts them.
+#
+# `main.py` as lessons start it, and the programs of this lesson, avoid them: they tell the C library to keep its memory
+# (`shortcuts.keep_memory()`; without any code `MALLOC_TRIM_THRESHOLD_=-1 MALLOC_MMAP_MAX_=0 python …`, both for glibc).
+# Two processes now take turns, one with that, one without.
+#
+# The first result of the small ResNet alone, 64 × 16 × 32 × 32 numbers, takes 4 MiB, or 1,024 pages.
+
+# %%
+# !python lessons/l14_make_it_faster/page_faults.py --model resnet --rounds {rounds} --steps 5 \
+#     --out results/live/14_pages.json
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+pages = json.loads(Path("results/live/14_pages.json").read_text())
+faults = pages["models"]["resnet"]["returned"]["faults"]
+lesson.table(show.page_faults(pages))
+size = faults * mmap.PAGESIZE / 2**20
+lesson.verdict(f"{faults:,.0f} pages of {mmap.PAGESIZE // 1024} KiB are {size:.0f} MiB: in each "
+               f"step, memory for {size / 4:.1f} such results is given back and asked for again.")
+if not pages["can_keep"]:
+    lesson.verdict("**This system's C library cannot be told to keep memory: both processes did "
+                   "the same, and their difference is noise.**")
+
+# %% [markdown]
+# The column *predicted* counts the time inside the operating system alone. A page that is cleared also pushes other
+# data out of the caches, so the gain may be larger. What the C library gives back differs from run to run. The price is
+# memory that stays with the process. (On a GPU PyTorch keeps freed memory by itself: its [caching
+# allocator](https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-memory-management).)
 #
 # ## What to remember
 #
