@@ -84,11 +84,6 @@ def test_pieces_cover_each_weight(results):
                 assert seen.unique().tolist() in ([1], [2]), (way, name)
 
 
-def test_zero1_deals_whole_tensors_out(all_ways):
-    dealt = memory.greedy(SHAPE.tensors(), 3)
-    assert [sorted(names) for names in all_ways["ways"]["zero1"]["state_of"]] == [sorted(names) for names in dealt]
-
-
 def test_pipelines_do_each_micro_batch_once_and_1f1b_goes_back_sooner(all_ways):
     for way in shard_model.PIPELINES:
         for rank in range(3):
