@@ -1,6 +1,11 @@
 """Exercises of lesson 13. What is right comes from one process, or from what FSDP2 leaves on each rank."""
 
+import gc
 import math
+import re
+import traceback
+import weakref
+from datetime import timedelta
 from functools import partial
 from unittest import mock
 
@@ -9,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks, some_ranks
+from lessons.l13_beyond_ddp.tiny_transformer import Sent
 
-MOMENTUM, RATE = 0.9, 0.1  # of exercise 2's updates
 # What FSDP imports. All exercises name it, because the first one starts the process that all ranks are forked from.
 FSDP = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp")
 
@@ -77,102 +82,293 @@ def fits(answer):
         yield Case("a number" if right is None and got is not None else got, right, message)
 
 
-# Exercise 2: the optimizer's state, shared out by hand
-def my_step(weights, gradient, state):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    dist.all_reduce(gradient)
-    mine, own = weights.chunk(ranks)[rank], gradient.chunk(ranks)[rank] / ranks
-    state["momentum"] = 0.9 * state.get("momentum", 0) + own
-    mine -= 0.1 * state["momentum"]
-    dist.all_gather(list(weights.chunk(ranks)), mine.clone())
+# Exercise 2: an optimizer whose state the ranks share out
+class MyZero:
+    def __init__(self, parameters, optimizer_class, **options):
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.parameters = [each for each in parameters if each.requires_grad]
+        self.sizes = [each.numel() for each in self.parameters]
+        self.sizes.append(-sum(self.sizes) % ranks)  # zeros at the end, so that the ranks divide the length
+        self.weights = self.flat(self.parameters)
+        for each, values in zip(self.parameters, self.weights.split(self.sizes), strict=False):
+            each.data = values.view_as(each)  # in the vector's memory: what is gathered there is in the model
+        self.own = self.weights.chunk(ranks)[rank]
+        self.optimizer = optimizer_class([self.own], **options)
+
+    def flat(self, tensors):
+        return torch.cat([*(each.detach().flatten() for each in tensors), tensors[0].new_zeros(self.sizes[-1])])
+
+    @torch.no_grad()
+    def step(self):
+        gradients = self.flat([torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters])
+        self.own.grad = self.mean_of_own(gradients)
+        self.optimizer.step()
+        self.own.grad = None  # not needed any more
+        self.gather()
+
+    def mean_of_own(self, gradients):
+        own = torch.empty_like(self.own)
+        dist.reduce_scatter(own, list(gradients.chunk(dist.get_world_size())))
+        return own / dist.get_world_size()
+
+    def gather(self):
+        dist.all_gather(list(self.weights.chunk(dist.get_world_size())), self.own.clone())
 
 
-def stepped(weights, gradient, state, reduced=True, divided=True, remembered=True, whole=False, gathered=True):
-    """my_step with one thing another way."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if reduced:
-        dist.all_reduce(gradient)
-    chunks = [weights] if whole else weights.chunk(ranks)
-    own = (gradient if whole else gradient.chunk(ranks)[rank]) / (ranks if divided else 1)
-    state["momentum"] = (MOMENTUM * state.get("momentum", 0) if remembered else 0) + own
-    mine = chunks[0 if whole else rank]
-    mine -= RATE * state["momentum"]
-    if gathered and not whole:
-        dist.all_gather(list(chunks), mine.clone())
+class OneRanksGradient(MyZero):
+    def mean_of_own(self, gradients):
+        return gradients.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 
-def rank_0_updates(weights, gradient, state):
-    dist.all_reduce(gradient)
-    if dist.get_rank() == 0:
-        state["momentum"] = MOMENTUM * state.get("momentum", 0) + gradient / dist.get_world_size()
-        weights -= RATE * state["momentum"]
-    dist.broadcast(weights, src=0)
+class Sum(MyZero):
+    def mean_of_own(self, gradients):
+        return super().mean_of_own(gradients) * dist.get_world_size()
 
 
-def updates(ranks):
-    """(values of the weights, updates, a number that the gradients are made with)."""
-    return drawn_one((12, 3, 7), lambda random: (
-        ranks * random.choice((5, 7)), random.choice((4, 5)), random.choice((9, 11, 13))))
+class AllReduced(MyZero):
+    def mean_of_own(self, gradients):
+        dist.all_reduce(gradients)
+        return gradients.chunk(dist.get_world_size())[dist.get_rank()] / dist.get_world_size()
 
 
-def first_weights(values):
-    return torch.arange(100.0, 100 + values)  # far from 0, so that a relative tolerance suits all of them
+class Forgetful(MyZero):
+    def step(self):
+        super().step()
+        self.optimizer.state.clear()
 
 
-def in_one_process(gradients):
-    """The weights after these gradients, one for each step."""
-    weights, momentum = first_weights(gradients.shape[-1]), 0
-    for gradient in gradients:
-        momentum = MOMENTUM * momentum + gradient
-        weights -= RATE * momentum
-    return weights.tolist()
+class NotGathered(MyZero):
+    def gather(self):
+        pass
 
 
-def measure_my_step(function, context):
-    """This rank's gradient in each step, its weights in the end, and how many values it keeps in `state`."""
-    values, steps, modulus = updates(context.world_size)
-    weights, state, gradients = first_weights(values), {}, []
-    for step in range(steps):
-        gradient = torch.tensor([float((value * (context.rank + 2) + step) % modulus) for value in range(values)])
-        gradients.append(gradient.tolist())
-        function(weights, gradient, state)
-    return {"gradients": gradients, "weights": weights.tolist(),
-            "state": sum(kept.numel() for kept in state.values() if torch.is_tensor(kept))}
+class NotCopied(MyZero):
+    def __init__(self, parameters, optimizer_class, **options):
+        parameters = list(parameters)
+        before = [each.data for each in parameters]
+        super().__init__(parameters, optimizer_class, **options)
+        for each, values in zip(parameters, before, strict=True):
+            each.data = values
 
 
-@exercise_on_ranks(
-    measure_my_step,
-    solution=my_step,
-    hint="Four lines: add up the gradients of all ranks (all_reduce, or reduce_scatter for less to send); update the "
-    "momentum of your own piece; change your own piece of the weights; all_gather the pieces. weights.chunk(n) shares "
-    "the memory of weights.",
+class Unpadded(MyZero):
+    def __init__(self, parameters, optimizer_class, **options):
+        super().__init__(parameters, optimizer_class, **options)
+        self.sizes[-1] = 0
+
+
+class Watched(MyZero):
+    def step(self):
+        super().step()
+        with torch.enable_grad():
+            self.parameters[0] *= 1
+
+
+class NoneUsed(MyZero):
+    def step(self):
+        self.flat([each.grad for each in self.parameters])
+        super().step()
+
+
+class WholeState(MyZero):
+    def __init__(self, parameters, optimizer_class, **options):
+        super().__init__(parameters, optimizer_class, **options)
+        self.own = self.weights
+        self.optimizer = optimizer_class([self.own], **options)
+
+    def mean_of_own(self, gradients):
+        dist.all_reduce(gradients)
+        return gradients / dist.get_world_size()
+
+    def gather(self):
+        pass
+
+
+class FrozenToo(MyZero):
+    def __init__(self, parameters, optimizer_class, **options):
+        parameters = list(parameters)
+        frozen = [each.requires_grad_() for each in parameters if not each.requires_grad]
+        super().__init__(parameters, optimizer_class, **options)
+        for each in frozen:
+            each.requires_grad_(False)
+
+
+class WholeTensors:
+    """Each rank updates some of the tensors, the largest dealt out first."""
+
+    def __init__(self, parameters, optimizer_class, **options):
+        self.owners, load = {}, [0] * dist.get_world_size()
+        for each in sorted((each for each in parameters if each.requires_grad), key=lambda each: -each.numel()):
+            self.owners[each] = load.index(min(load))
+            load[self.owners[each]] += each.numel()
+        own = [each for each, owner in self.owners.items() if owner == dist.get_rank()]
+        self.optimizer = optimizer_class(own, **options)
+
+    @torch.no_grad()
+    def step(self):
+        for each, owner in self.owners.items():
+            each.grad = torch.zeros_like(each) if each.grad is None else each.grad / dist.get_world_size()
+            dist.reduce(each.grad, owner)
+        self.optimizer.step()
+        for each, owner in self.owners.items():
+            dist.broadcast(each, owner)
+
+
+class Judged(nn.Module):
+    """In 64 bits, with more values to train than 2 to 6 ranks can share evenly. Of its parameters `frozen` is not
+    trained, `never` takes part in no loss, and `sometimes` in rank 0's alone."""
+
+    def __init__(self, inputs, hidden, outputs):
+        super().__init__()
+        torch.manual_seed(generator_seed())
+        self.up, self.down = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
+        self.sometimes = nn.Parameter(torch.randn(outputs))
+        others = sum(each.numel() for each in self.parameters())
+        self.never = nn.Parameter(torch.randn(next(size for size in range(1, 31) if math.gcd(others + size, 60) == 1)))
+        self.frozen = nn.Parameter(torch.randn(hidden, hidden), requires_grad=False)
+        self.double()
+
+    def loss(self, rank, step):
+        """Of a rank's own batch of this step."""
+        random = torch.Generator().manual_seed(1000 * step + rank)
+        x = torch.randn(5, self.up.in_features, generator=random, dtype=torch.float64)
+        out = self.down(torch.tanh(self.up(x)) @ self.frozen)
+        return (out + self.sometimes if rank == 0 else out - 1).square().mean()
+
+
+def measure_my_zero(function, context):
+    """What `trained` returns, on all ranks and then on two of them: on two first, the third would wait in vain for two
+    that have failed."""
+    results = []
+    for ranks in sorted({2, context.world_size}, reverse=True):
+        if context.rank < ranks:
+            dist.init_process_group("gloo", store=dist.PrefixStore(f"{ranks} ranks", context.store), rank=context.rank,
+                                    world_size=ranks, timeout=timedelta(seconds=context.timeout))
+            results.append(trained(function, context.rank, ranks))
+            dist.destroy_process_group()
+    return results
+
+
+def typical(error):
+    """The Wrong in place of an error of step() that has one likely cause, whatever PyTorch's words for it; or None."""
+    if "NoneType" in str(error):
+        return Wrong("step() uses the gradient of a parameter that has none.")
+    if "in-place" in str(error):
+        return Wrong("step() changes weights while autograd is watching them.")
+    waited = re.search("timed out|closed by peer", str(error), re.IGNORECASE)
+    frames = traceback.extract_tb(error.__traceback__)
+    if not waited and any(frame.filename.endswith("distributed_c10d.py") for frame in frames):
+        return Wrong("A collective refuses the sizes of its tensors.")
+    return None
+
+
+def trained(function, rank, ranks):
+    """The weights that `function` trains and those of one process, {name: values}; the bytes of its optimizers' state,
+    what a step sends, and the most that each may be."""
+    made = weakref.WeakSet()
+
+    class Adam(torch.optim.Adam):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.add(self)
+
+    sizes = drawn_one((5, 9, 4), lambda random: (random.randint(3, 6), random.choice((8, 10, 11)), 3))
+    model, alone = Judged(*sizes), Judged(*sizes)
+    options = {"lr": 0.05, "eps": 0.1}  # with a small eps Adam would divide out whether it is a sum or a mean
+    optimizer = function(model.parameters(), Adam, **options)
+    reference = torch.optim.Adam(alone.parameters(), **options)
+    for step in range(4):
+        model.zero_grad()
+        with Sent() as sent:
+            model.loss(rank, step).backward()
+            try:
+                optimizer.step()
+            except (AttributeError, TypeError, RuntimeError, ValueError) as error:
+                raise (typical(error) or error) from None
+        reference.zero_grad()
+        (sum(alone.loss(each, step) for each in range(ranks)) / ranks).backward()
+        reference.step()
+    gc.collect()  # optimizers that were made and dropped
+    values = [each.numel() for each in alone.parameters() if each.requires_grad]
+    piece = 8 * sum(math.ceil(size / ranks) for size in values)  # bytes, with each tensor cut for itself
+    return {"weights": {name: each.flatten().tolist() for name, each in model.named_parameters()},
+            "right": {name: each.flatten().tolist() for name, each in alone.named_parameters()},
+            "state": sum(value.nbytes for each in made for state in each.state.values() for value in state.values()
+                         if torch.is_tensor(value) and value.dim()),
+            "whole state": 2 * 8 * sum(values), "most state": 2 * piece, "sent": sent.rows(),
+            "most sent": 2 * (ranks - 1) * piece + 100}  # and a few numbers, should they be needed
+
+
+def zero1(ranks):
+    """On 3 ranks and on 2 all have the weights of one process (in 64 bits, to rounding), each keeps its share of Adam's
+    averages, and a step sends no more than DDP's all-reduce: this is stage 1 of ZeRO."""
+    for number in range(len(ranks[0])):
+        yield from cases_of_group([measured[number] for measured in ranks if number < len(measured)])
+
+
+def cases_of_group(ranks):
+    on = f"On {len(ranks)} ranks"
+    for rank, measured in enumerate(ranks):
+        got, right = measured["weights"], measured["right"]
+        name, place = max(((name, place) for name in right for place in range(len(right[name]))),
+                          key=lambda which: abs(got[which[0]][which[1]] - right[which[0]][which[1]]))
+        yield Case(got, right, f"{on}, after 4 steps, value {place} of `{name}` on rank {rank} is "
+                               f"{got[name][place]:.4f}; one process has {right[name][place]:.4f}.", rel_tol=1e-8)
+    kept, most, whole = [measured["state"] for measured in ranks], ranks[0]["most state"], ranks[0]["whole state"]
+    yield Case([max(kept) > most, round(sum(kept) / whole)], [False, 1],
+               f"{on} the weights are right. Of Adam's averages, {whole:,} bytes in all, the ranks keep "
+               f"{', '.join(f'{each:,}' for each in kept)} bytes in optimizers of the class that you were given: at "
+               f"most {most:,} each are right.")
+    for rank, measured in enumerate(ranks):
+        sent, most = sum(row["bytes"] for row in measured["sent"]), measured["most sent"]
+        names = ", ".join(f"{row['calls']} {row['collective']}" for row in measured["sent"])
+        yield Case(round(2 * max(sent, most) / most), 2,
+                   f"{on} the weights and the state are right. In a step rank {rank} sends {sent:,} bytes ({names}); "
+                   f"at most {most:,} are right.")
+
+
+class Trained(ExerciseOnRanks):
+    """`trains` names what the lesson trains with, FILE.py:CLASS: the learner's, once it is right, else ours."""
+
+    ours = trains = "lessons/l13_beyond_ddp/check.py:MyZero"
+
+    def judged(self, attempt, status):
+        self.trains = f"{attempt}:MyZero" if status == "right" else self.ours
+
+
+zero1 = Trained(
+    zero1,
+    solution=MyZero,
+    hint="Put the values of all parameters into one flat vector (torch.cat), with zeros at the end until the ranks "
+    "divide its length. Rank r owns the r-th piece, weights.chunk(n)[r], which shares the vector's memory: make the "
+    "optimizer for this tensor alone. In step(): the gradients as such a vector, reduce_scatter into the .grad of your "
+    "piece, divide, update, all_gather the pieces, and see that the values come back into the parameters. (If each "
+    "parameter's .data is a view of the vector, they do so by themselves.)",
     mistakes={
         "Each piece was updated with the gradient of one rank alone. It needs the mean over all ranks.":
-            partial(stepped, reduced=False, divided=False),
-        "That is the result with the sum of the gradients. DDP takes their mean.": partial(stepped, divided=False),
-        "The momentum was forgotten between two steps: keep it in `state`.": partial(stepped, remembered=False),
+            OneRanksGradient,
+        "That is the result with the sum of the gradients: reduce_scatter adds up. Divide by the number of ranks.": Sum,
+        "The optimizer forgets its averages between two steps. Make it once, in __init__.": Forgetful,
         "Each rank's own piece is right, and the others are old: the ranks did not tell each other what they had "
-        "updated.": partial(stepped, gathered=False),
-        "Every rank keeps all of it: this is DDP, and saves no memory.": partial(stepped, whole=True),
-        "Rank 0 keeps and updates everything, and the others wait for it.": rank_0_updates,
+        "updated.": NotGathered,
+        "The model still has its first weights. You updated a copy: bring the values back into the parameters.":
+            NotCopied,
+        "A whole is N times as long as a piece, on every rank. Fill it up with zeros, and count a gradient that is "
+        "None as zeros, too.": Unpadded,
+        "A parameter that took no part in the loss has no gradient: its grad is None. Count it as zeros, for on "
+        "another rank it may have taken part.": NoneUsed,
+        "The update is no part of the model: put @torch.no_grad() before step().": Watched,
+        "Every rank keeps the state of all weights: this is DDP, and saves no memory.": WholeState,
+        "Frozen parameters (requires_grad is False) were shared out, too. They need no state and no message.":
+            FrozenToo,
+        "You dealt out whole tensors, as PyTorch's ZeroRedundancyOptimizer does: the rank with the largest keeps the "
+        "most. Cut the values, not the list of tensors.": WholeTensors,
+        "all_reduce gives each rank the sums of all gradients, and a rank needs those of its own piece. That is what "
+        "reduce_scatter gives it, for half of the bytes.": AllReduced,
     },
-    preload=FSDP,
+    measurement=Measurement(measure_my_zero, "MyZero", group=False, preload=FSDP),
+    ranks=some_ranks,
 )
-def zero1(ranks):
-    """Each rank keeps the state of its own piece, and all ranks have all weights: this is stage 1 of ZeRO. With
-    reduce_scatter in place of all_reduce it sends no more than DDP's all_reduce."""
-    gradients = torch.tensor([measured["gradients"] for measured in ranks])  # [rank, step, value]
-    _, steps, values = gradients.shape
-    right, piece = in_one_process(gradients.mean(0)), values // len(ranks)
-    for rank, measured in enumerate(ranks):
-        got = measured["weights"]
-        worst = max(range(values), key=lambda value: abs(got[value] - right[value]))
-        yield Case(got, right, f"After {steps} steps value {worst} of rank {rank}'s weights is {got[worst]:.3f}; "
-                               f"{right[worst]:.3f} is right.", rel_tol=1e-5)
-    kept = [measured["state"] for measured in ranks]
-    yield Case(kept, [piece] * len(ranks),
-               f"The weights are right, and the ranks keep {', '.join(map(str, kept))} values in `state`. Each should "
-               f"keep the momentum of its own piece, {piece} values.")
 
 
 # Exercise 3: what FSDP keeps where

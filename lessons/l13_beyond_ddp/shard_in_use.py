@@ -18,7 +18,6 @@ import statistics
 import time
 import weakref
 import zlib
-from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -26,7 +25,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -95,45 +93,6 @@ def clip_own_shards(model):
 # ------------------------------------------------------------------------------------------------ counting
 
 
-class Sent(TorchDispatchMode):
-    """Within `with`: `bytes`, {(ranks of the group, collective, type): what this rank sends}, in a ring of n ranks, and
-    `calls`, how many collectives these are.
-
-    Of a whole of S bytes each rank sends (n - 1) / n S to gather or to reduce-scatter it, twice that to all-reduce it.
-    """
-
-    COLLECTIVES = {"all_gather": ("all_gather", 1), "allgather": ("all_gather", 1), "all_reduce": ("all_reduce", 2),
-                   "reduce_scatter": ("reduce_scatter", 1), "allreduce": ("all_reduce", 2)}
-
-    def __init__(self):
-        self.bytes, self.calls = Counter(), Counter()
-        super().__init__()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if any(hasattr(kind, "full_tensor") for kind in types):
-            return NotImplemented  # a DTensor works out first what it has to send
-        out = function(*args, **(kwargs or {}))
-        known = [collective for name, collective in self.COLLECTIVES.items() if name in function.name()]
-        if "c10d" in function.namespace and known:
-            (name, times), ranks = known[0], self.ranks(args)
-            tensors = [each for each in tree_leaves([args, out]) if torch.is_tensor(each)]
-            largest = max(tensors, key=lambda each: each.nbytes)
-            key = tuple(ranks), name, str(largest.dtype).removeprefix("torch.")
-            self.calls[key] += 1
-            self.bytes[key] += times * largest.nbytes * (len(ranks) - 1) // len(ranks)
-        return out
-
-    @staticmethod
-    def ranks(args):
-        boxed = [each for each in args if isinstance(each, torch.ScriptObject)]  # the group, and then the operation
-        group = dist.ProcessGroup.unbox(boxed[0]) if boxed else _resolve_process_group(args[-1])
-        return dist.get_process_group_ranks(group)
-
-    def rows(self):
-        return [{"ranks": list(ranks), "collective": name, "type": kind, "bytes": size}
-                for (ranks, name, kind), size in self.bytes.items()]
-
-
 class Alive(TorchDispatchMode):
     """Within `with`: `most`, the largest number of bytes that tensors made within it occupy at one time."""
 
@@ -176,7 +135,8 @@ def train(setup, steps):
     """(the trained values to be compared, the bytes that this rank held and sent). At least two steps, because the
     counters of the last step would themselves keep some of the tensors that `Alive` counts in the first."""
     start = weights(setup.model)
-    saved, sent, alive, multiplied = tiny.SavedForBackward(setup.model), Sent(), Alive(), FlopCounterMode(display=False)
+    saved, sent, alive = tiny.SavedForBackward(setup.model), tiny.Sent(), Alive()
+    multiplied = FlopCounterMode(display=False)
     for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
         setup.optimizer.zero_grad()
         with contextlib.ExitStack() as counting:
@@ -231,10 +191,10 @@ def clippings(placement, steps, watchdog):
         for tokens, targets in tiny.batches(steps):
             setup.optimizer.zero_grad()
             setup.backward(tokens, targets)
-            with Sent() as sent:
+            with tiny.Sent() as sent:
                 norms.append(function(setup.model))
             setup.optimizer.step()
-        with Sent() as gathering:
+        with tiny.Sent() as gathering:
             gradients(setup.model)
         trained = weights(setup.model)
         reference = reference or trained

@@ -31,7 +31,7 @@ from options import positive
 
 MOST_RANKS = 4  # the model has four layers, one a stage
 PIPELINES = ("gpipe", "1f1b")
-LARGER = replace(tiny.SHAPE, hidden=144, sequence=64)  # for the times of the pipelines
+LARGER = replace(tiny.SHAPE, hidden=144, sequence=64)  # for times
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # "two all-gathers are slow"
 
 
@@ -58,14 +58,14 @@ class Watchdog:
         self.timer.start()
 
 
-def train(way, placement, steps, watchdog):
+def train(way, placement, steps, watchdog, ways=WAYS, shape=tiny.SHAPE):
     """(the trained Setup, the losses, {part: bytes} of this rank)."""
     torch.manual_seed(0)  # the same weights for each way, and on each rank
-    setup, losses = WAYS[way](tiny.TinyTransformer(), placement), []
+    setup, losses = ways[way](tiny.TinyTransformer(shape), placement), []
     saved = tiny.SavedForBackward(setup.model)
-    for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
+    for step, (tokens, targets) in enumerate(tiny.batches(steps, shape), start=1):
         watchdog.beat(f"{way}, step {step}")
-        setup.optimizer.zero_grad()
+        setup.model.zero_grad()
         with saved if step == steps else contextlib.nullcontext():  # each step keeps as much as the last
             losses.append(setup.backward(tokens, targets).item())
         setup.optimizer.step()
@@ -83,16 +83,14 @@ def apart(values, reference):
 
 
 def compare(trained, reference, expected_losses):
-    """{ranks, losses, weights_off, loss_off, state_of, pieces, timeline}: what `train` returns, compared with one
+    """{ranks, losses, weights_off, loss_off, pieces, timeline}: what `train` returns, compared with one
     process's weights and losses."""
     setup, losses, held = trained
     names = {parameter: name for name, parameter in setup.model.named_parameters()}
     weights = {name: whole(parameter) for parameter, name in names.items()}
-    state_of = [names[parameter] for parameter in tiny.state_of(setup.optimizer)]
     pieces = {name: piece(tiny.plain(parameter).detach(), weights[name]) for parameter, name in names.items()}
-    measured = held, apart(weights, reference), state_of, pieces
-    held, off, state_of, pieces = zip(*launch.gathered(measured), strict=True)
-    return {"ranks": held, "losses": losses, "weights_off": max(off), "state_of": state_of,
+    held, off, pieces = zip(*launch.gathered((held, apart(weights, reference), pieces)), strict=True)
+    return {"ranks": held, "losses": losses, "weights_off": max(off),
             "loss_off": max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True)),
             "pieces": {name: [of_rank.get(name) for of_rank in pieces] for name in reference},
             "timeline": []}

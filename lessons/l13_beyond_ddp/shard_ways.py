@@ -79,6 +79,11 @@ def zero1(model, placement):
     return Setup(model, optimizer, own_share(parallel, placement.rank, placement.world_size))
 
 
+def mine(model, placement, sharded_optimizer):
+    optimizer = sharded_optimizer(model.parameters(), torch.optim.Adam, **ADAM)  # sends what has to be sent: no DDP
+    return Setup(model, optimizer, own_share(model, placement.rank, placement.world_size))
+
+
 def fsdp(model, placement):
     shard_blocks(model, init_device_mesh("cpu", (placement.world_size,)))
     return Setup(model, adam(model), own_share(model, placement.rank, placement.world_size))

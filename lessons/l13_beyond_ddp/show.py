@@ -1,8 +1,8 @@
 """Lesson 13: what the ways of sharing out a model trained and held, which rank has which piece, and a map of which way
 to choose.
 
-`results` is the JSON of lessons/l13_beyond_ddp/shard_model.py, `in_use` that of shard_in_use.py. Predictions are those
-of memory.py.
+`results` is the JSON of lessons/l13_beyond_ddp/shard_model.py, `zero1` that of shard_optimizer.py, `in_use` that of
+shard_in_use.py. Predictions are those of memory.py.
 """
 
 import math
@@ -17,7 +17,19 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter
 
 from course.lesson import some
-from course.plots.style import COLOURS, ROOM, bare, colour_of, halo, key_below, name_rows, stacked, write_in
+from course.plots.style import (
+    COLOURS,
+    GREY,
+    ROOM,
+    bare,
+    colour_of,
+    halo,
+    handles,
+    key_below,
+    name_rows,
+    stacked,
+    write_in,
+)
 from course.plots.timelines import timeline
 from course.predict import checkpoints
 from lessons.l13_beyond_ddp import memory
@@ -26,6 +38,8 @@ SHARED = "#D9D9D9"  # by all ranks
 NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2", "tp": "TP", "fsdp_tp": "FSDP2 × TP",
          "gpipe": "pipeline, GPipe", "1f1b": "pipeline, 1F1B"}
 IN_USE = {"fsdp": "FSDP2", "mixed": "FSDP2, 16 bits", "recomputed": "FSDP2, recomputed", "hsdp": "HSDP"}
+COLLECTIVES = dict(zip(("all_reduce", "broadcast", "reduce_scatter", "all_gather", "other"),
+                       [*(COLOURS[i] for i in (6, 1, 4, 3)), GREY], strict=True))
 PARTS = dict(zip([*memory.PARTS, memory.MOMENT], [COLOURS[i] for i in (0, 5, 2, 1, 3)], strict=True))
 WAYS = dict(zip(memory.WAYS, [SHARED, *(COLOURS[i] for i in (5, 0, 2, 4, 1))], strict=True))
 
@@ -38,6 +52,36 @@ def held(results: dict, way: str) -> list[dict]:
     return [{"bytes": part, "one process": f"{alone[0][part]:,}", "DDP, each rank": f"{ddp[0][part]:,}"}
             | {f"{NAMES[way]}, rank {rank}": f"{of_rank[part]:,}" for rank, of_rank in enumerate(ranks)}
             for part in PARTS]
+
+
+def sharded(zero1: dict) -> dict[str, str]:
+    """{way: its name}, which says whose MyZero it is."""
+    whose = "ours" if zero1["optimizer"].startswith("lessons/") else "yours"
+    return {"ddp": "DDP", "zero1": "PyTorch's ZeRO-1", "mine": f"MyZero ({whose})"}
+
+
+def sharded_optimizers(zero1: dict) -> list[dict]:
+    """A row a way: how far off it trains, what its optimizer keeps on each rank, what it sends, how long it takes."""
+    rows = []
+    for way, name in sharded(zero1).items():
+        of_way = zero1["ways"][way]
+        low, middle, high = np.percentile(of_way["ms"], [25, 50, 75])
+        rows.append({"": name, "weights off by": f"{of_way['weights_off']:.0e}"} | {
+            f"optimizer state of rank {rank}, bytes": f"{held['optimizer state']:,}"
+            for rank, held in enumerate(of_way["ranks"])} | {
+            "messages": " + ".join(f"{row['calls']} {row['collective']}" for row in sent(of_way)),
+            "rank 0 sends, bytes": f"{sum(row['bytes'] for row in sent(of_way)):,}",
+            "a step, ms (middle half)": f"{middle:.0f} ({low:.0f} to {high:.0f})"})
+    return rows
+
+
+def as_fast(zero1: dict, other: str) -> str:
+    """How long MyZero's step takes beside another way's, from the ratios of each round: told apart only where the
+    middle half of these lies on one side of 1."""
+    name, mine = sharded(zero1)[other], zero1["ways"]["mine"]["ms"]
+    low, middle, high = np.percentile(np.divide(mine, zero1["ways"][other]["ms"]), [25, 50, 75])
+    told = "" if low > 1 or high < 1 else ": **not told apart**"
+    return f"A step with MyZero takes {middle:.2f} times as long as with {name} ({low:.2f} to {high:.2f}){told}."
 
 
 def lengths(results: dict) -> dict[str, tuple[float, float]]:
@@ -59,9 +103,13 @@ def as_long(results: dict) -> str:
             "nothing of sending, and of what else a machine does.")
 
 
-def messages(in_use: dict, way: str, rank: int = 0) -> list[dict]:
+def sent(counted: dict) -> list[dict]:
     """What a rank sends in a step, a row for each collective, without the loss, which is one number."""
-    return [row for row in in_use["ways"][way]["ranks"][rank]["sent"] if row["bytes"] > 100]
+    return [row for row in counted["sent"] if row["bytes"] > 100]
+
+
+def messages(in_use: dict, way: str, rank: int = 0) -> list[dict]:
+    return sent(in_use["ways"][way]["ranks"][rank])
 
 
 def beside(in_use: dict, way: str) -> list[dict]:
@@ -137,14 +185,11 @@ def meanwhile(in_use: dict) -> str:
 # ------------------------------------------------------------------------------------------------ pictures
 
 
-def kept(results: dict) -> Figure:
-    """The bytes that each rank was counted to hold, a thin bar a rank; model states on the left, activations on the
-    right."""
-    _, axes = plt.subplots(1, 2, figsize=(18, 8), width_ratios=[3, 2])
-    panels = [part for part in PARTS if part != "activations"], ["activations"]
+def bars_of_ranks(axes, panels, ways: dict, names: dict) -> None:
+    """The bytes that each rank was counted to hold, a thin bar a rank; on each of the axes some of the parts."""
     y, places = 0, []
-    for way, result in results["ways"].items():
-        ranks = result["ranks"][:1] if way == "one" else result["ranks"]
+    for way in names:
+        ranks = ways[way]["ranks"][:1] if way == "one" else ways[way]["ranks"]
         places.append(y + (len(ranks) - 1) / 2)
         for row, of_rank in enumerate(ranks):
             for ax, panel in zip(axes, panels, strict=True):
@@ -155,13 +200,52 @@ def kept(results: dict) -> Figure:
                 ax.text(sizes.sum(), y + row, f" {sizes.sum():.2f}", va="center", fontsize=15)
         y += len(ranks) + 0.7
     for ax in axes:
-        name_rows(ax, [NAMES[way] for way in results["ways"]], places, bottom=y - 1)
+        name_rows(ax, list(names.values()), places, bottom=y - 1)
         ax.margins(x=0.13)
+        ax.set_xlabel("MB a rank")
+
+
+def kept(results: dict) -> Figure:
+    """The bytes that each rank holds; model states on the left, activations on the right."""
+    fig, axes = plt.subplots(1, 2, figsize=(18, 8), width_ratios=[3, 2])
+    panels = [part for part in PARTS if part != "activations"], ["activations"]
+    bars_of_ranks(axes, panels, results["ways"], {way: NAMES[way] for way in results["ways"]})
     axes[1].tick_params(labelleft=False)
-    axes[0].set(xlabel="MB a rank", title=f"Model states, {results['world_size']} ranks: a bar each")
-    axes[1].set(xlabel="MB a rank", title="Activations")
-    key_below(axes[0].figure, PARTS)
-    return axes[0].figure
+    axes[0].set_title(f"Model states, {results['world_size']} ranks: a bar each")
+    axes[1].set_title("Activations")
+    key_below(fig, PARTS)
+    return fig
+
+
+def zero1_beside_pytorch(zero1: dict) -> Figure:
+    """What each rank holds, what rank 0 sends in a step, and how long a step takes: DDP, PyTorch's ZeRO-1, MyZero."""
+    fig, axes = plt.subplots(1, 3, figsize=(20, 6.5), width_ratios=[4, 4, 3])
+    names, states = sharded(zero1), list(PARTS)[:3]
+    bars_of_ranks(axes[:1], [states], zero1["ways"], names)
+    axes[0].set_title(f"Held: a bar for each of {zero1['world_size']} ranks")
+    axes[0].legend(handles=handles({part: PARTS[part] for part in states}), loc="upper left", ncols=3, frameon=False,
+                   bbox_to_anchor=(-0.35, -0.16), handlelength=1, columnspacing=1)
+    bars = []
+    for way in names:
+        sizes = {}
+        for row in sent(zero1["ways"][way]):
+            known = row["collective"] if row["collective"] in COLLECTIVES else "other"
+            sizes[known] = sizes.get(known, 0) + row["bytes"] / 1e6
+        bars.append(sizes)
+    used = stacked(axes[1], list(names.values()), bars, COLLECTIVES, "MB a step", "MB")
+    axes[1].set_title("Sent by rank 0, in a ring")
+    axes[1].legend(handles=handles(used), loc="upper left", ncols=2, frameon=False, bbox_to_anchor=(-0.1, -0.16))
+    for y, way in enumerate(names):
+        low, middle, high = np.percentile(zero1["ways"][way]["ms"], [25, 50, 75])
+        axes[2].plot([low, high], [y, y], color=GREY, linewidth=9, solid_capstyle="butt")
+        axes[2].plot(middle, y, "o", color="black", markersize=14)
+        axes[2].annotate(f"{middle:.0f}", (middle, y), (0, 14), textcoords="offset points", ha="center",
+                         fontweight="bold")
+    name_rows(axes[2], list(names.values()))
+    axes[2].set(xlabel="ms a step: median, middle half", title="Time", xlim=(0, None))
+    for ax in axes[1:]:
+        ax.tick_params(labelleft=False)
+    return fig
 
 
 def pieces(results: dict, names: list[str]) -> Figure:

@@ -1,5 +1,6 @@
 """Lesson 13: each way trains the model of one process, and holds and sends the bytes that are predicted."""
 
+import inspect
 import json
 import math
 import queue
@@ -10,7 +11,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from lessons.l13_beyond_ddp import memory, shard_model, shard_ways, show, tiny_transformer
+from lessons.l13_beyond_ddp import check, memory, shard_model, shard_ways, show, tiny_transformer
 from tests import runner
 
 FOLDER = "lessons/l13_beyond_ddp"
@@ -82,11 +83,6 @@ def test_pieces_cover_each_weight(results):
                     seen[top:top + rows, left:left + columns] += 1
             if len(shape) == 2:  # twice: FSDP shares out what TP leaves whole, on each of two ranks
                 assert seen.unique().tolist() in ([1], [2]), (way, name)
-
-
-def test_zero1_deals_whole_tensors_out(all_ways):
-    dealt = memory.greedy(SHAPE.tensors(), 3)
-    assert [sorted(names) for names in all_ways["ways"]["zero1"]["state_of"]] == [sorted(names) for names in dealt]
 
 
 def test_pipelines_do_each_micro_batch_once_and_1f1b_goes_back_sooner(all_ways):
@@ -193,6 +189,91 @@ def test_states_stand_beside_the_memory_of_a_device():
     plt.close("all")
 
 
+# ------------------------------------------------------------------------------------------------ shard_optimizer.py
+
+LARGER = shard_model.LARGER
+PARAMETERS = sum(map(memory.values, LARGER.tensors().values()))
+
+
+@pytest.fixture(scope="module", params=[(2, "yours"), (3, "ours")], ids="{0[0]} ranks, {0[1]}".format)
+def zero1(request, tmp_path_factory):
+    """Two ranks with a learner's file, three with ours."""
+    (ranks, whose), folder = request.param, tmp_path_factory.mktemp("zero1")
+    imports = "import torch\nimport torch.distributed as dist\n"
+    (folder / "mine.py").write_text(imports + inspect.getsource(check.MyZero))
+    optimizer = f"{folder / 'mine.py'}:MyZero" if whose == "yours" else check.zero1.ours
+    done = runner.run(ranks, "--optimizer", optimizer, "--steps", STEPS, "--rounds", 3, "--out", folder / "x.json",
+                      script=f"{FOLDER}/shard_optimizer.py")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((folder / "x.json").read_text())
+    assert results["world_size"] == ranks and show.sharded(results)["mine"] == f"MyZero ({whose})"
+    return results
+
+
+@pytest.mark.promise("one model")
+def test_my_zero_trains_the_model_of_one_process_with_a_share_of_the_state(zero1):
+    ways, ranks = zero1["ways"], zero1["world_size"]
+    assert all(of_way["weights_off"] < 1e-5 and len(of_way["ms"]) == 3 for of_way in ways.values())
+    assert ways["mine"]["losses"][-1] < ways["mine"]["losses"][0] - 0.1, "it has learnt, else nothing would be shown"
+    held = {way: [of_rank["optimizer state"] for of_rank in of_way["ranks"]] for way, of_way in ways.items()}
+    dealt = memory.greedy(LARGER.tensors(), ranks)
+    assert held == {
+        "ddp": [8 * PARAMETERS + 4 * len(LARGER.tensors())] * ranks,
+        "zero1": [sum(8 * memory.values(LARGER.tensors()[name]) + 4 for name in names) for names in dealt],
+        "mine": [8 * math.ceil(PARAMETERS / ranks) + 4] * ranks}
+
+
+def test_my_zero_sends_as_much_as_ddp_and_pytorch_s_half_as_much_again(zero1):
+    sent = {way: {row["collective"]: row for row in show.sent(of_way)} for way, of_way in zero1["ways"].items()}
+    once = 4 * PARAMETERS * (zero1["world_size"] - 1) / zero1["world_size"]
+    bytes_ = {way: {name: row["bytes"] for name, row in rows.items()} for way, rows in sent.items()}
+    assert bytes_ == {"ddp": {"all_reduce": pytest.approx(2 * once, abs=50)},
+                      "zero1": {"all_reduce": pytest.approx(2 * once, abs=50),
+                                "broadcast": pytest.approx(once, abs=50)},
+                      "mine": {"reduce_scatter": pytest.approx(once, abs=50),
+                               "all_gather": pytest.approx(once, abs=50)}}
+    assert sent["zero1"]["broadcast"]["calls"] == len(LARGER.tensors())
+    assert [row["calls"] for row in sent["mine"].values()] == [1, 1]
+
+
+def test_the_picture_of_my_zero_shows_what_was_counted_and_whose_it_is(zero1):
+    held, moved, times = show.zero1_beside_pytorch(zero1).axes
+    mine = zero1["ways"]["mine"]
+    assert {round(bar.get_width() * 1e6) for bar in held.patches} >= {of_rank["optimizer state"]
+                                                                      for of_rank in mine["ranks"]}
+    assert sum(bar.get_width() for bar in moved.patches[-2:]) == pytest.approx(
+        sum(row["bytes"] for row in show.sent(mine)) / 1e6)
+    assert times.lines[-1].get_xdata()[0] == sorted(mine["ms"])[1], "the median of three"
+    assert [label.get_text() for label in held.get_yticklabels()] == list(show.sharded(zero1).values())
+    plt.close("all")
+
+
+def test_a_right_class_trains_and_any_other_leaves_it_to_ours():
+    file = "results/live/13_my_zero.py"
+    for status, trains in (("right", f"{file}:MyZero"), ("wrong", check.zero1.ours), ("untried", check.zero1.ours)):
+        check.zero1.judged(file, status)
+        assert check.zero1.trains == trains
+
+
+def test_times_that_overlap_are_not_told_apart():
+    def zero1(mine):
+        return {"optimizer": "13_my_zero.py:MyZero", "ways": {"ddp": {"ms": [10, 11, 12, 13]}, "mine": {"ms": mine}}}
+
+    assert "not told apart" in show.as_fast(zero1([9, 12, 13, 12]), "ddp")
+    assert "MyZero takes 2.00 times as long as with DDP" in show.as_fast(zero1([20, 22, 24, 26]), "ddp")
+    assert "not told" not in show.as_fast(zero1([20, 22, 24, 26]), "ddp")
+
+
+def test_what_an_optimizer_keeps_is_found_wherever_it_is():
+    model, saved = torch.nn.Linear(5, 7), SimpleNamespace(most=0, gathered=0)
+    model(torch.ones(5)).sum().backward()
+    copy = torch.ones(100)
+    hidden = SimpleNamespace(state={model.weight: [copy, copy[3:]]}, pieces=({"own": torch.ones(10)},),
+                             model=model, weights=[model.weight.data.view(-1)])
+    hidden.itself = hidden
+    assert tiny_transformer.held(model, hidden, saved)["optimizer state"] == 4 * 110
+
+
 # ------------------------------------------------------------------------------------------------ shard_in_use.py
 
 
@@ -296,7 +377,7 @@ def test_delta_is_all_that_a_checkpoint_takes_from_training():
     assert meanwhile["lost, %"] == f"{100 * shares:.2f}"
 
 
-# ------------------------------------------------------------------------------------------------ the three programs
+# ------------------------------------------------------------------------------------------------ the programs
 
 
 @pytest.mark.weekly
@@ -314,7 +395,10 @@ def test_ddp_splits_at_buckets_and_fsdp_at_blocks(tmp_path):
 
 @pytest.mark.promise("one line")
 @pytest.mark.parametrize(("program", "arguments", "message"), [
-    ("shard_model", [], "torchrun --nproc_per_node=2"), ("compiled_graphs", [], "2 ranks or more"),
+    ("shard_model", [], "torchrun --nproc_per_node=2"),
+    ("shard_optimizer", ["--optimizer", check.zero1.ours], "2 to 4 ranks"),
+    ("shard_optimizer", ["--optimizer", "x.py:MyZero"], "of a file that is there"),
+    ("compiled_graphs", [], "2 ranks or more"),
     ("shard_in_use", ["--save", "dcp"], "for 4 ranks"), ("shard_in_use", ["--load", "nowhere"], "2 ranks or more"),
     ("shard_in_use", ["--save", "dcp", "--steps", "1"], "two or more")])
 def test_bad_input_is_one_line_and_status_2(program, arguments, message, tmp_path):

@@ -21,7 +21,7 @@
 # **You will be able to**
 #
 # - estimate what a device must hold, and say which part of it ZeRO, FSDP, tensor parallelism and pipelines share out;
-# - share out an optimizer's state, a model's layers and a matrix product with a few lines of PyTorch;
+# - write an optimizer that shares out its state, and share out a model's layers and a matrix product;
 # - use FSDP2 as large trainings do: 16 bits, recomputed activations, clipped gradients, a copy in each node, checkpoints;
 # - choose the simplest way that fits.
 #
@@ -155,53 +155,90 @@ lesson.table([{"way": show.NAMES[way], "last loss": f"{result['losses'][-1]:.4f}
 #
 # ## ZeRO-1: the optimizer's state
 #
-# Each rank updates some of the parameters, and sends them to the others. First DDP, then ZeRO-1: one other optimizer.
-# (`placement` knows the rank's number, and `own_share` gives each rank its share of the sequences. A `Setup` holds the model,
-# its optimizer, and the function that runs forward and backward. Without
-# `gradient_as_bucket_view=True` DDP keeps the gradients twice.)
+# With DDP each rank has the mean of all gradients, and then all ranks make the same update: N times the same work, with N
+# copies of the same state. With ZeRO-1 each rank updates one N-th of the weights, and keeps the state of these alone. So
+# it needs the mean gradients of its own N-th, and afterwards the weights that the other ranks have updated. For each of
+# the two there is a collective in lesson [04](04_collectives.ipynb): **reduce_scatter**, then **all_gather**.
+#
+# **Predict.** How many bytes does such a step send, in percent of what DDP sends?
 
 # %%
-lesson.code(shard_ways.ddp, shard_ways.zero1)
-
-# %%
-lesson.table(show.held(two, "zero1"))
+my_sent = None  # percent
 
 # %% [markdown]
-# Only the line of the optimizer's state shrinks, and not to equal halves: `ZeroRedundancyOptimizer` deals out **whole
-# tensors**.
+# ### Exercise 2: your sharded optimizer
 #
-# The price: DDP's all-reduce stays, and after it each rank broadcasts what it has updated. An all-reduce sends about
-# twice the model for each rank, and the broadcasts send it once more: three times. The paper's ZeRO-1 needs only two: a
-# reduce_scatter of the gradients, then an all_gather of the parameters.
+# Write the class `MyZero`. Each rank makes one, `MyZero(model.parameters(), optimizer_class, **options)`, while all ranks
+# have the same weights. After each backward all ranks call `step()`. Then all have the weights that one process would
+# have with the **mean** of the ranks' gradients. There is no DDP around the model.
 #
-# ### Exercise 2: ZeRO-1 by hand
+# - A rank makes `optimizer_class(…, **options)` for one N-th of the values. Cut the values, not the list of tensors: one
+#   tensor may have most of them. N need not divide their number.
+# - A step sends no more than ZeRO-1 needs.
+# - Parameters with `requires_grad=False` stay as they are, and need neither state nor messages.
+# - A gradient may be `None`, on some ranks or on all. Count it as zeros.
 #
-# All ranks have the same `weights`, one tensor with one dimension, whose length the ranks divide. Each has a `gradient`
-# of its own. Write `my_step(weights, gradient, state)`, which changes `weights` in place, the same on all ranks, as SGD
-# with momentum does with the **mean** gradient *g*:
-#
-# *momentum* ← 0.9 · *momentum* + *g*, then *weights* ← *weights* − 0.1 · *momentum*. In the first step the momentum
-# is *g*.
-#
-# `state` is a dict, empty at first, that is handed in again in the next step. Rank r keeps in it the momentum of the
-# r-th piece of the weights, and no more.
+# `dist.reduce_scatter(piece, pieces)` leaves in `piece` this rank's part of the sum, `dist.all_gather(pieces, piece)`
+# collects what the ranks have. `pieces` is a list of N tensors of one size, such as `list(whole.chunk(N))`, which share
+# the memory of `whole`.
 
 # %%
-# %%writefile results/live/13_zero1.py
+# %%writefile results/live/13_my_zero.py
 import torch
 import torch.distributed as dist
 
 
-def my_step(weights, gradient, state):
-    raise NotImplementedError
+class MyZero:
+    def __init__(self, parameters, optimizer_class, **options):
+        raise NotImplementedError
+
+    def step(self):
+        raise NotImplementedError
 
 
 # %%
-check.zero1("results/live/13_zero1.py")
+check.zero1("results/live/13_my_zero.py")
 # check.zero1.hint()
 # check.zero1.solution()
 
 # %% [markdown]
+# ### MyZero trains
+#
+# Your class trains the transformer, made larger (vectors of 144 numbers), beside DDP and PyTorch's own ZeRO-1. As long
+# as the check has not said "Right", ours trains in its place, and table and picture say *ours*. Here are the three ways:
+#
+# (`placement` knows the rank's number, and `own_share` gives each rank its share of the sequences. A `Setup` holds the
+# model, its optimizer, and the function that runs forward and backward. Without `gradient_as_bucket_view=True` DDP
+# keeps the gradients twice.)
+
+# %%
+lesson.code(shard_ways.ddp, shard_ways.zero1, shard_ways.mine)
+
+# %%
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_optimizer.py --steps {steps} \
+#     --optimizer {check.zero1.trains} --out results/live/13_zero1.json
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+zero1 = json.loads(Path("results/live/13_zero1.json").read_text())
+of_mine, of_ddp = (sum(row["bytes"] for row in show.sent(zero1["ways"][way]))
+                   for way in ("mine", "ddp"))
+lesson.predicted(my_sent, 100 * of_mine / of_ddp, "%")
+lesson.table(show.sharded_optimizers(zero1))
+lesson.verdict([show.as_fast(zero1, other) for other in ("zero1", "ddp")])
+plots.picture(show.zero1_beside_pytorch(zero1))
+
+# %% [markdown]
+# A ring's all-reduce *is* a reduce_scatter, then an all_gather. ZeRO-1 makes the update between the two. So it sends
+# what DDP sends, and only the optimizer's state shrinks: weights and gradients stay whole. (*Optimizer state* is all that
+# the optimizer keeps and the model does not. A copy of the rank's piece of the weights counts, too.)
+#
+# `ZeroRedundancyOptimizer` deals out **whole tensors**, so its ranks hold unequal parts. DDP's all-reduce stays, and
+# after the update each rank broadcasts its tensors, a message each: the model is sent three times in place of twice.
+#
+# Bytes are counted as a ring sends them; NCCL's reduce_scatter does. That of gloo is an all-reduce inside (torch 2.14),
+# so the times here do not show the saving. And MyZero sends after backward, where DDP sends during backward: with
+# hooks and buckets (lesson [06](06_ddp.ipynb)) a reduce_scatter can leave as early. FSDP does this, too.
+#
 # ## FSDP: the parameters, too
 #
 # Between two uses a rank keeps only its rows of each weight. Before a block computes, its weights are **all-gathered**;
