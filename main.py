@@ -97,20 +97,19 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         model.train()
-        for batches in run.steps(loader):  # those of one update: --accumulate of them, fewer at the end of an epoch
-            in_all = sum(len(labels) for _, labels in batches)
-            for number, (images, labels) in enumerate(batches, start=1):
-                images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
-                with contextlib.nullcontext() if number == len(batches) else no_sync():
-                    with autocast:
-                        logits = model(images)
-                        loss = cross_entropy(logits, labels)
-                    run.forward_done(logits, labels, loss)
-                    (loss * (len(labels) / in_all)).backward()  # in here DDP averages the gradients over all ranks
-                run.backward_done()
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+        for images, labels, share, last in run.batches(loader):  # share: of its update's images; last: of its update
+            images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
+            with contextlib.nullcontext() if last else no_sync():
+                with autocast:
+                    logits = model(images)
+                    loss = cross_entropy(logits, labels)
+                run.forward_done(logits, labels, loss)
+                (loss * share).backward()  # in here DDP averages the gradients over all ranks
+            run.backward_done()
+            if last:
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
         run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers, judged))
 
     if args.save_model and placement.rank == 0:
