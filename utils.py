@@ -4,17 +4,19 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 """
 
 import argparse
+import contextlib
 import math
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
+import files
 from data import ImageSet, OwnSet
 from launch import Placement
 
@@ -31,11 +33,12 @@ def make_optimizer(parameters: Iterable[nn.Parameter], args: argparse.Namespace)
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
-               steps_per_epoch: int) -> torch.optim.lr_scheduler.LambdaLR:
+               batches_per_epoch: int) -> torch.optim.lr_scheduler.LambdaLR:
     """The scheduler that takes --lr to --lr times args.lr_scale, at once or over --warmup-epochs (Goyal et al. 2017,
     1706.02677: k times the images an update, k times the rate), and with --schedule cosine on to 0. Stepped after each
     update."""
-    scale, rise, last = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch, args.epochs * steps_per_epoch
+    updates_per_epoch, scale = math.ceil(batches_per_epoch / args.accumulate), args.lr_scale
+    rise, last = (args.warmup_epochs or 0) * updates_per_epoch, args.epochs * updates_per_epoch
 
     def factor(step):
         if step < rise and args.lr_scaling == "none":
@@ -46,6 +49,14 @@ def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
         return scale * (0.5 + 0.5 * math.cos(math.pi * fallen))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def find_no_sync(model: nn.Module, args: argparse.Namespace) -> Callable:
+    """DDP's no_sync, or a --wrapper's; where backward sends nothing anyway, a context that does nothing."""
+    if args.wrapper and args.accumulate > 1 and not hasattr(model, "no_sync"):
+        raise files.Refused(f"--accumulate asks --wrapper {args.wrapper} for no_sync(), in which backward sends "
+                            "nothing; if only finish() sends: no_sync = contextlib.nullcontext")
+    return getattr(model, "no_sync", contextlib.nullcontext)
 
 
 def leave_signals_to_rank(_worker: int) -> None:
