@@ -105,7 +105,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers, judged))
+        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers, judged, args.timeout))
 
     if args.save_model and placement.rank == 0:
         checkpoint.save_model(raw_model, args.save_model)  # the raw model's: DDP's names begin with "module."

@@ -91,7 +91,7 @@ def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> tor
 
 @torch.no_grad()
 def evaluate(raw_model: nn.Module, test_set: ImageSet | OwnSet, placement: Placement,
-             workers: int = 0, batch_size: int = 1000) -> tuple[float, float]:
+             workers: int = 0, batch_size: int = 1000, timeout: float = 0) -> tuple[float, float]:
     """(loss, accuracy 0 to 1) over the test set; each image counts exactly once, whatever the world size.
 
     The shard is a plain slice: DistributedSampler would repeat images to make shards equal. Shards may then differ in
@@ -104,7 +104,8 @@ def evaluate(raw_model: nn.Module, test_set: ImageSet | OwnSet, placement: Place
     sums = torch.zeros(3, dtype=sum_type(placement.device), device=placement.device)
     shard = range(placement.rank, len(test_set), placement.world_size)
     for images, labels in DataLoader(test_set, batch_size, sampler=shard, collate_fn=test_set.collate,
-                                     num_workers=workers, worker_init_fn=leave_signals_to_rank,
+                                     num_workers=workers, timeout=timeout if workers else 0,
+                                     worker_init_fn=leave_signals_to_rank,
                                      pin_memory=placement.device.type == "cuda"):
         images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
         logits = raw_model(images)

@@ -280,7 +280,8 @@ def test_a_folder_whose_splits_do_not_match_is_refused(folder, tmp_path, capsys)
     shutil.copytree(folder, copy)
 
     def load():
-        return data.load(options.get_parser().parse_args(["--dataset", str(copy)]), SimpleNamespace(world_size=1))
+        args = options.get_parser().parse_args(["--dataset", str(copy), "--image-size", "24"])
+        return data.load(args, SimpleNamespace(world_size=1))
 
     assert [len(part) for part in load()] == [96, 27]
     (copy / "val/bird").rename(copy / "val/cat")
@@ -399,6 +400,31 @@ def test_workers_leave_a_signal_to_their_rank(tmp_path):
     os.killpg(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=runner.LIMIT)
     assert process.returncode == 75 and "stopped in epoch" in errors, errors
+
+
+@pytest.mark.promise("bounded waits")
+@pytest.mark.parametrize("train", [True, False], ids=["training", "evaluation"])
+def test_a_worker_that_hangs_ends_the_run(train, tmp_path):
+    file = tmp_path / "hangs.py"
+    file.write_text(f"""import time, torch
+
+class Hanging(torch.utils.data.Dataset):
+    classes = ["even", "odd"]
+
+    def __init__(self, train):
+        self.train = train
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        if self.train == {train} and torch.utils.data.get_worker_info():
+            time.sleep(1000)
+        return torch.randn(3, 32, 32), index % 2
+""")
+    done = runner.torchrun(0, "--dataset", f"{file}:Hanging", "--epochs", 1, "--workers", 1, "--timeout", 3, limit=60)
+    assert done.returncode == 1 and "DataLoader timed out after 3" in done.stderr, done.stderr
+    assert ("in evaluate" in done.stderr) != train
 
 
 def test_a_group_that_cannot_be_joined_names_no_rank_that_waited(tmp_path):
