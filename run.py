@@ -201,6 +201,7 @@ class Run:
             if self.store and (of_gloo or isinstance(error, dist.DistError)):
                 self.say_who_waited(error)
         finally:
+            utils.end_workers()
             launch.end_distributed_mode()
 
     def say_who_waited(self, error):

@@ -6,6 +6,7 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 import argparse
 import contextlib
 import math
+import multiprocessing
 import signal
 import time
 from collections import deque
@@ -64,6 +65,15 @@ def leave_signals_to_rank(_worker: int) -> None:
     stops after its update."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_workers() -> None:
+    """Kill what an error leaves of a loader's workers: they ignore SIGTERM, and the end of a Python process waits for
+    them, for ever if one hangs."""
+    if workers := [child for child in multiprocessing.active_children() if child.daemon]:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else DataLoader raises an error of its own in our midst
+        for worker in workers:
+            worker.kill()
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks
 

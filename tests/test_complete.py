@@ -79,6 +79,24 @@ print("messages", sum(calls))
     assert done.stdout.split() == ["messages", "3"] * 2, done.stderr
 
 
+def test_accumulation_fetches_a_batch_when_the_one_before_is_computed(tmp_path):
+    """Else nothing would be computed while workers fetch, and the batches of an update would fill the memory."""
+    script = tmp_path / "order.py"
+    script.write_text("""import data, main, models
+getitems, forward = data.ImageSet.__getitems__, models.ConvNet.forward
+def fetched(self, indices):
+    print("fetched", len(indices))
+    return getitems(self, indices)
+def computed(self, images):
+    print("computed", len(images))
+    return forward(self, images)
+data.ImageSet.__getitems__, models.ConvNet.forward = fetched, computed
+main.main()
+""")
+    done = runner.run(0, *SMALL, "--epochs", 1, "--samples", 44, "--batch-size", 16, "--accumulate", 3, script=script)
+    assert done.stdout.split("\n")[:6] == ["fetched 16", "computed 16"] * 2 + ["fetched 12", "computed 12"], done.stderr
+
+
 def test_a_run_that_accumulates_goes_on_after_a_stop(tmp_path):
     script = tmp_path / "stopped.py"
     script.write_text("""import main, models, os, signal
@@ -422,7 +440,7 @@ class Hanging(torch.utils.data.Dataset):
             time.sleep(1000)
         return torch.randn(3, 32, 32), index % 2
 """)
-    done = runner.torchrun(0, "--dataset", f"{file}:Hanging", "--epochs", 1, "--workers", 1, "--timeout", 3, limit=60)
+    done = runner.run(0, "--dataset", f"{file}:Hanging", "--epochs", 1, "--workers", 1, "--timeout", 3)
     assert done.returncode == 1 and "DataLoader timed out after 3" in done.stderr, done.stderr
     assert ("in evaluate" in done.stderr) != train
 
