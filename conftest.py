@@ -139,7 +139,7 @@ def pytest_handlecrashitem(crashitem):
 
 # What continuous integration may leave out: no machine of its has a GPU, and some tests depend on what torch or the
 # system happens to be.
-MAY_SKIP = "GPU|accelerator|bubblewrap makes no room here|not among the ways of this run|a page at a time"
+MAY_SKIP = "GPU|accelerator|bubblewrap makes no room here|not among the ways of this run|a page at a time|no mpirun"
 skipped_in_ci = []
 
 

@@ -75,11 +75,14 @@ def launcher_names(env: Mapping[str, str]) -> tuple[str, Mapping[str, str], str]
 
     One process alone is python's, whatever started it: a Jupyter server in a step of Slurm is no rank of anything.
     """
-    if "RANK" in env:
-        return "torchrun", env, "env://"
     # Slurm sets PMI_RANK, too, but not MPICH's local rank; and it may have started what mpirun starts on each node.
     mpi = next((names for names in MPIRUNS
                 if names[0] in env and (names[2] in env or "SLURM_STEP_ID" not in env)), None)
+    if "RANK" in env:
+        if mpi and "TORCHELASTIC_RUN_ID" not in env and int(env.get("WORLD_SIZE", 1)) < int(env[mpi[1]]):
+            raise files.Refused(f"mpirun started {env[mpi[1]]} processes, and each found RANK {env['RANK']} and "
+                                f"WORLD_SIZE {env.get('WORLD_SIZE', 1)}, left over from elsewhere: unset both")
+        return "torchrun", env, "env://"
     if mpi and env[mpi[1]] != "1":
         if not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():
             raise files.Refused(f"mpirun started {env[mpi[1]]} processes and does not say where rank 0 is: set "

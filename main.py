@@ -13,7 +13,6 @@ It needs no GPU: without one the ranks are processes on the CPU, and gloo carrie
 
 import argparse
 import contextlib
-import math
 import random
 import sys
 
@@ -40,11 +39,7 @@ def parallelise(raw_model: nn.Module, args: argparse.Namespace, placement: Place
     if args.strategy == "dp":
         return nn.DataParallel(raw_model)
     if args.wrapper:
-        model = files.from_file(args.wrapper)(raw_model)
-        if args.accumulate > 1 and not hasattr(model, "no_sync"):
-            raise files.Refused(f"--accumulate asks --wrapper {args.wrapper} for no_sync(), in which backward sends "
-                                "nothing; if only finish() sends: no_sync = contextlib.nullcontext")
-        return model
+        return files.from_file(args.wrapper)(raw_model)
     if args.strategy == "ddp":
         if args.sync_bn:
             raw_model = nn.SyncBatchNorm.convert_sync_batchnorm(raw_model)
@@ -78,7 +73,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
                         pin_memory=placement.device.type == "cuda",  # then a copy to the GPU need not be waited for
                         timeout=args.timeout if args.workers else 0, worker_init_fn=utils.leave_signals_to_rank)
     optimizer = utils.make_optimizer(model.parameters(), args)
-    scheduler = utils.scale_rate(optimizer, args, math.ceil(len(loader) / args.accumulate))
+    scheduler = utils.scale_rate(optimizer, args, len(loader))
 
     def before_update(*_):
         if hasattr(model, "finish"):  # a --wrapper may wait until here to average the gradients
@@ -87,7 +82,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), args.clip)
 
     optimizer.register_step_pre_hook(before_update)
-    no_sync = getattr(model, "no_sync", contextlib.nullcontext)  # inside DDP's no_sync(), backward sends nothing
+    no_sync = utils.find_no_sync(model, args)  # inside DDP's no_sync(), backward sends nothing
     autocast = torch.autocast(placement.device.type, torch.bfloat16, enabled=args.bf16)
     torch.set_float32_matmul_precision(args.matmul_precision)
     if args.compile:
@@ -97,21 +92,20 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         model.train()
-        for batches in run.steps(loader):  # those of one update: --accumulate of them, fewer at the end of an epoch
-            in_all = sum(len(labels) for _, labels in batches)
-            for number, (images, labels) in enumerate(batches, start=1):
-                images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
-                with contextlib.nullcontext() if number == len(batches) else no_sync():
-                    with autocast:
-                        logits = model(images)
-                        loss = cross_entropy(logits, labels)
-                    run.forward_done(logits, labels, loss)
-                    (loss * (len(labels) / in_all)).backward()  # in here DDP averages the gradients over all ranks
-                run.backward_done()
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers, judged))
+        for images, labels, share, last in run.batches(loader):  # its share of an update's images; whether the last
+            images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
+            with contextlib.nullcontext() if last else no_sync():
+                with autocast:
+                    logits = model(images)
+                    loss = cross_entropy(logits, labels)
+                run.forward_done(logits, labels, loss)
+                (loss * share).backward()  # in here DDP averages the gradients over all ranks
+            run.backward_done()
+            if last:
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        run.end_epoch(*utils.evaluate(raw_model, test_set, placement, args.workers, judged, args.timeout))
 
     if args.save_model and placement.rank == 0:
         checkpoint.save_model(raw_model, args.save_model)  # the raw model's: DDP's names begin with "module."

@@ -125,7 +125,7 @@ def get_parser(description: str | None = None) -> Parser:
     add("--dataset", type=dataset, default="auto", metavar="NAME",
         help=f"{', '.join(data.DATASETS)}; auto: cifar10, or synthetic where it cannot be had; a folder of images, "
         "train/CLASS/*.jpg and val/CLASS/*.jpg; or FILE.py:NAME, a set of your own: see data.py")
-    add("--image-size", type=positive(int), default=224, help="pixels a side of the images of a folder")
+    add("--image-size", type=positive(int), help="pixels a side of the images of a folder; default: 224")
     add("--workers", type=from_zero, default=0, help="processes of each rank that fetch its batches; 0: the rank does")
     add("--data-path", default=data.FOLDER, help="folder of the data files; default: COURSE_DATA, or ./data")
     add("--samples", type=positive(int), help="train on the first so many images; default: all")
@@ -157,7 +157,8 @@ def get_parser(description: str | None = None) -> Parser:
     add("--backend", choices=["auto", "nccl", "gloo"], default="auto",
         help="auto: nccl where each rank has a GPU of its own, else gloo")
     add("--dist-url", default="env://", help="where the ranks meet; env:// reads MASTER_ADDR and MASTER_PORT")
-    add("--timeout", type=positive(float, 2**31), default=600, help="longest wait for another rank, seconds")
+    add("--timeout", type=positive(float, 2**31), default=600,
+        help="longest wait for another rank, or for a batch of --workers, seconds")
     add("--sync-bn", action="store_true", help="BatchNorm over the batches of all ranks (GPUs only)")
     add("--bucket-cap-mb", type=positive(float, 2**31), default=25, help="size of DDP's gradient buckets, MiB")
     add("--comm-hook", choices=["none", "fp16", "bf16"], default="none", help="send gradients in 16 bits")
@@ -240,6 +241,9 @@ def resolve(args: argparse.Namespace):
         args.batch_size = args.global_batch_size // parts
 
     dataset = "cifar10" if args.dataset == "auto" else args.dataset
+    if args.image_size and (dataset in data.DATASETS or not Path(dataset).is_dir()):
+        raise ValueError(f"--image-size is for a folder of images, and --dataset is {args.dataset}: leave it out")
+    args.image_size = args.image_size or 224
     if dataset in data.DATASETS:  # of another set the sizes are known when it is loaded
         data.check_sizes(args, data.DATASETS[dataset].sizes, placement.world_size)
     if dataset in data.DATASETS and not Path(args.data_path, f"{dataset}.pt").is_file():

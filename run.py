@@ -65,13 +65,12 @@ class Run:
         with Run(args, placement) as run:
             ...
             for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
-                for batches in run.steps(loader):
-                    for images, labels in batches:          # of one update: --accumulate of them
-                        ...                                 # forward
-                        run.forward_done(logits, labels, loss)
-                        ...                                 # backward
-                        run.backward_done()
-                    ...                                     # update
+                for images, labels, share, last in run.batches(loader):
+                    ...                                     # forward
+                    run.forward_done(logits, labels, loss)
+                    ...                                     # backward, of the loss times share
+                    run.backward_done()
+                    ...                                     # if last: update
                 run.end_epoch(val_loss, val_accuracy)
 
     All ranks must make the same calls. OSError where another run has the log or the checkpoint.
@@ -128,22 +127,26 @@ class Run:
                          self.args.lr_scale)
         yield from range(self.progress.epoch, self.args.epochs)
 
-    def steps(self, loader: DataLoader) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-        """The batches of each update of this epoch that remains: --accumulate of them, fewer at the end."""
-        device, progress = self.placement.device, self.progress
-        loader.sampler.start = progress.step * loader.batch_size * self.args.accumulate
+    def batches(self, loader: DataLoader) -> Iterator[tuple[torch.Tensor, torch.Tensor, float, bool]]:
+        """The batches that remain of this epoch: (images, labels, its share of the images of its update, whether it is
+        the last of its update). An update has --accumulate batches, and fewer at the end of an epoch."""
+        device, progress, accumulate = self.placement.device, self.progress, self.args.accumulate
+        of_update = loader.batch_size * accumulate  # images of this rank
+        loader.sampler.start = progress.step * of_update
         if loader.generator:  # of the workers' seeds: others on each rank and in each epoch
             loader.generator.manual_seed(hash((self.args.seed, self.placement.rank, progress.epoch)))
         self.sums = torch.tensor(progress.sums, dtype=utils.sum_type(device), device=device)
         self.timer = utils.PhaseTimer(device, progress.seconds)
         self.asked, self.steps_since, self.ask_after = time.monotonic(), 0, 1  # a signal may have come in evaluate()
-        batches = iter(loader)
-        while group := list(itertools.islice(batches, self.args.accumulate)):
+        for number, (images, labels) in enumerate(loader, start=progress.step * accumulate + 1):
+            left = len(loader.sampler) - progress.step * of_update
+            last = number % accumulate == 0 or number == len(loader)
             self.timer.mark("data")
-            yield group
-            self.timer.mark("update")
-            self.after_step()
-            self.show_step(math.ceil(len(loader) / self.args.accumulate))
+            yield images, labels, len(labels) / min(of_update, left), last
+            if last:
+                self.timer.mark("update")
+                self.after_step()
+                self.show_step(math.ceil(len(loader) / accumulate))
         self.bar = None
 
     def forward_done(self, logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> None:
@@ -198,6 +201,7 @@ class Run:
             if self.store and (of_gloo or isinstance(error, dist.DistError)):
                 self.say_who_waited(error)
         finally:
+            utils.end_workers()
             launch.end_distributed_mode()
 
     def say_who_waited(self, error):

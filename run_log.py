@@ -113,8 +113,10 @@ def describe(args, placement, sampler, run_log):
     if args.device == "cuda" and args.backend == "gloo" and placement.local_world_size > gpus:
         log.warning("%d ranks share %d GPU(s): they take turns, and gloo carries the gradients.",
                     placement.local_world_size, gpus)
-    if args.device == "cpu" and placement.local_world_size > cores():
-        log.warning("%d ranks share %d cores: they take turns.", placement.local_world_size, cores())
+    # mpirun and srun may keep each rank to cores of its own
+    shared = cores() if placement.launcher == "torchrun" else os.cpu_count()
+    if args.device == "cpu" and placement.local_world_size > shared:
+        log.warning("%d ranks share %d cores: they take turns.", placement.local_world_size, shared)
     if padding:
         log.warning("%d image(s) are trained on twice an epoch, so that all shards are equally long.", padding)
 

@@ -4,17 +4,20 @@ Every rank imports this, so it imports no more than it must: no torchvision, say
 """
 
 import argparse
+import contextlib
 import math
+import multiprocessing
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
+import files
 from data import ImageSet, OwnSet
 from launch import Placement
 
@@ -31,11 +34,12 @@ def make_optimizer(parameters: Iterable[nn.Parameter], args: argparse.Namespace)
 
 
 def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
-               steps_per_epoch: int) -> torch.optim.lr_scheduler.LambdaLR:
+               batches_per_epoch: int) -> torch.optim.lr_scheduler.LambdaLR:
     """The scheduler that takes --lr to --lr times args.lr_scale, at once or over --warmup-epochs (Goyal et al. 2017,
     1706.02677: k times the images an update, k times the rate), and with --schedule cosine on to 0. Stepped after each
     update."""
-    scale, rise, last = args.lr_scale, (args.warmup_epochs or 0) * steps_per_epoch, args.epochs * steps_per_epoch
+    updates_per_epoch, scale = math.ceil(batches_per_epoch / args.accumulate), args.lr_scale
+    rise, last = (args.warmup_epochs or 0) * updates_per_epoch, args.epochs * updates_per_epoch
 
     def factor(step):
         if step < rise and args.lr_scaling == "none":
@@ -48,11 +52,28 @@ def scale_rate(optimizer: torch.optim.Optimizer, args: argparse.Namespace,
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
+def find_no_sync(model: nn.Module, args: argparse.Namespace) -> Callable:
+    """DDP's no_sync, or a --wrapper's; where backward sends nothing anyway, a context that does nothing."""
+    if args.wrapper and args.accumulate > 1 and not hasattr(model, "no_sync"):
+        raise files.Refused(f"--accumulate asks --wrapper {args.wrapper} for no_sync(), in which backward sends "
+                            "nothing; if only finish() sends: no_sync = contextlib.nullcontext")
+    return getattr(model, "no_sync", contextlib.nullcontext)
+
+
 def leave_signals_to_rank(_worker: int) -> None:
     """A DataLoader's worker_init_fn. torchrun sends SIGTERM to a rank's workers, too; the rank still needs them, for it
     stops after its update."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_workers() -> None:
+    """Kill what an error leaves of a loader's workers: they ignore SIGTERM, and the end of a Python process waits for
+    them, for ever if one hangs."""
+    if workers := [child for child in multiprocessing.active_children() if child.daemon]:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else DataLoader raises an error of its own in our midst
+        for worker in workers:
+            worker.kill()
 
 # ---------------------------------------------------------------------------------------------- sums over all ranks
 
@@ -80,7 +101,7 @@ def count(logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor) -> tor
 
 @torch.no_grad()
 def evaluate(raw_model: nn.Module, test_set: ImageSet | OwnSet, placement: Placement,
-             workers: int = 0, batch_size: int = 1000) -> tuple[float, float]:
+             workers: int = 0, batch_size: int = 1000, timeout: float = 0) -> tuple[float, float]:
     """(loss, accuracy 0 to 1) over the test set; each image counts exactly once, whatever the world size.
 
     The shard is a plain slice: DistributedSampler would repeat images to make shards equal. Shards may then differ in
@@ -93,7 +114,8 @@ def evaluate(raw_model: nn.Module, test_set: ImageSet | OwnSet, placement: Place
     sums = torch.zeros(3, dtype=sum_type(placement.device), device=placement.device)
     shard = range(placement.rank, len(test_set), placement.world_size)
     for images, labels in DataLoader(test_set, batch_size, sampler=shard, collate_fn=test_set.collate,
-                                     num_workers=workers, worker_init_fn=leave_signals_to_rank,
+                                     num_workers=workers, timeout=timeout if workers else 0,
+                                     worker_init_fn=leave_signals_to_rank,
                                      pin_memory=placement.device.type == "cuda"):
         images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
         logits = raw_model(images)

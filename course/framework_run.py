@@ -65,7 +65,7 @@ def train_with(args, placement, training, device, prepare, backward=torch.Tensor
     for epoch in training.epochs(loader, model, raw_model, optimizer, scheduler=None):
         sampler.set_epoch(epoch)
         model.train()
-        for ((images, labels),) in training.steps(loader):
+        for images, labels, *_ in training.batches(loader):
             images, labels = images.to(device), labels.to(device)
             logits = model(images)
             loss = cross_entropy(logits, labels)

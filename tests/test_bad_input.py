@@ -71,6 +71,8 @@ def left(folder):
     (["--samples", 0], "0 is not a positive number"),
     (["--samples", 50_001], "50000"),
     (["--sync-bn"], "--sync-bn needs DDP on GPUs"),
+    (["--image-size", 224], "--image-size is for a folder of images, and --dataset is auto"),
+    (["--image-size", 64, "--dataset", f"{data.__file__}:ImageSet"], "--image-size is for a folder of images"),
     (["--comm-hook", "fp16"], "--comm-hook is DDP's"),
     (["--resume", "must"], "need --checkpoint PATH"),
     (["--checkpoint", "/dev/null/c"], "--checkpoint: cannot write in /dev/null"),

@@ -79,6 +79,24 @@ print("messages", sum(calls))
     assert done.stdout.split() == ["messages", "3"] * 2, done.stderr
 
 
+def test_accumulation_fetches_a_batch_when_the_one_before_is_computed(tmp_path):
+    """Else nothing would be computed while workers fetch, and the batches of an update would fill the memory."""
+    script = tmp_path / "order.py"
+    script.write_text("""import data, main, models
+getitems, forward = data.ImageSet.__getitems__, models.ConvNet.forward
+def fetched(self, indices):
+    print("fetched", len(indices))
+    return getitems(self, indices)
+def computed(self, images):
+    print("computed", len(images))
+    return forward(self, images)
+data.ImageSet.__getitems__, models.ConvNet.forward = fetched, computed
+main.main()
+""")
+    done = runner.run(0, *SMALL, "--epochs", 1, "--samples", 44, "--batch-size", 16, "--accumulate", 3, script=script)
+    assert done.stdout.split("\n")[:6] == ["fetched 16", "computed 16"] * 2 + ["fetched 12", "computed 12"], done.stderr
+
+
 def test_a_run_that_accumulates_goes_on_after_a_stop(tmp_path):
     script = tmp_path / "stopped.py"
     script.write_text("""import main, models, os, signal
@@ -280,7 +298,8 @@ def test_a_folder_whose_splits_do_not_match_is_refused(folder, tmp_path, capsys)
     shutil.copytree(folder, copy)
 
     def load():
-        return data.load(options.get_parser().parse_args(["--dataset", str(copy)]), SimpleNamespace(world_size=1))
+        args = options.get_parser().parse_args(["--dataset", str(copy), "--image-size", "24"])
+        return data.load(args, SimpleNamespace(world_size=1))
 
     assert [len(part) for part in load()] == [96, 27]
     (copy / "val/bird").rename(copy / "val/cat")
@@ -399,6 +418,31 @@ def test_workers_leave_a_signal_to_their_rank(tmp_path):
     os.killpg(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=runner.LIMIT)
     assert process.returncode == 75 and "stopped in epoch" in errors, errors
+
+
+@pytest.mark.promise("bounded waits")
+@pytest.mark.parametrize("train", [True, False], ids=["training", "evaluation"])
+def test_a_worker_that_hangs_ends_the_run(train, tmp_path):
+    file = tmp_path / "hangs.py"
+    file.write_text(f"""import time, torch
+
+class Hanging(torch.utils.data.Dataset):
+    classes = ["even", "odd"]
+
+    def __init__(self, train):
+        self.train = train
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        if self.train == {train} and torch.utils.data.get_worker_info():
+            time.sleep(1000)
+        return torch.randn(3, 32, 32), index % 2
+""")
+    done = runner.run(0, "--dataset", f"{file}:Hanging", "--epochs", 1, "--workers", 1, "--timeout", 3)
+    assert done.returncode == 1 and "DataLoader timed out after 3" in done.stderr, done.stderr
+    assert ("in evaluate" in done.stderr) != train
 
 
 def test_a_group_that_cannot_be_joined_names_no_rank_that_waited(tmp_path):

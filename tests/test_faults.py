@@ -16,7 +16,7 @@ Fault = namedtuple("Fault", "what file old new test")
 FAULTS = {
     "one model": Fault(
         "gradients are summed over the ranks, and not averaged", "main.py",
-        "(len(labels) / in_all)).backward()", "(len(labels) / in_all) * placement.world_size).backward()",
+        "(loss * share).backward()", "(loss * share * placement.world_size).backward()",
         "test_main.py::test_ddp_equals_one_process_on_the_whole_batch[2]"),
     "each image once": Fault(
         "an evaluation is that of rank 0's test images alone", "utils.py",

@@ -1,9 +1,18 @@
 """Launchers other than torchrun: their ranks are adopted, or refused in one line at once."""
 
-import pytest
+import dataclasses
+import shutil
+import subprocess
+import sys
 
+import pytest
+import torch
+
+import data
 import files
 import launch
+import options
+import run_log
 from course import rendezvous
 from tests import runner
 
@@ -45,12 +54,56 @@ def test_two_ranks_of_an_mpirun_train_together(tmp_path):
     assert "2 rank(s) x batch 64" in tasks[0].stderr and "Epoch: 0" not in tasks[1].stderr
 
 
+def test_a_torchrun_of_each_node_that_mpirun_started_is_torchrun():
+    node = {**MPI["Open MPI"], "OMPI_COMM_WORLD_SIZE": "4", **MEET, "RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "2"}
+    alone = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}  # mpirun -np 4 torchrun --standalone
+    for env in (node, node | alone):
+        assert launch.find_placement("cpu", env=env).launcher == "torchrun"
+
+
+@pytest.mark.parametrize(("launcher", "warned"), [("torchrun", True), ("mpirun", False), ("srun", False)])
+def test_ranks_with_cores_of_their_own_are_not_said_to_share_them(launcher, warned, monkeypatch, caplog):
+    """mpirun keeps each of two ranks to one core: seen from a rank, there is no other."""
+    monkeypatch.setattr(run_log, "cores", lambda: 1)
+    monkeypatch.setattr(run_log.os, "cpu_count", lambda: 2)
+    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    placement = dataclasses.replace(launch.find_placement("cpu", env=env), launcher=launcher)
+    args = options.get_parser().parse_args([])
+    args.device, args.strategy = "cpu", "ddp"
+    sampler = torch.utils.data.DistributedSampler(data.ImageSet("synthetic", torch.zeros(2), torch.zeros(2)), 2, 0)
+    run_log.describe(args, placement, sampler, run_log.RunLog(None))
+    assert ("2 ranks share 1 cores" in caplog.text) == warned
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_ranks_of_open_mpi_itself_train_together(ranks, tmp_path):
+    if not shutil.which("mpirun"):
+        pytest.skip("no mpirun here")
+    mpirun = ["mpirun", "-np", str(ranks), "--allow-run-as-root", "--oversubscribe"]
+    meet = ["-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={rendezvous.free_port()}"]
+    program = [sys.executable, "main.py", *map(str, SMALL), "--verbose", "--save-model", str(tmp_path / "m.pt")]
+
+    def started(*command, **env):
+        return subprocess.run(command, cwd=runner.ROOT, env=runner.environment(**env), capture_output=True, text=True,
+                              timeout=runner.LIMIT)
+
+    done = started(*mpirun, *meet, *program)
+    assert done.returncode == 0 and f"{ranks} rank(s) x batch 64" in done.stderr, done.stderr
+    assert {line.split(" on ")[0] for line in done.stderr.splitlines() if line.startswith("rank ")} == {
+        f"rank {rank} of {ranks}" for rank in range(ranks)}
+    assert done.stderr.count("Epoch: 0") == 1 and (tmp_path / "m.pt").exists()
+    done = started(*mpirun, *program)
+    assert done.returncode == 2 and f"mpirun started {ranks} processes and does not say" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(("env", "words"), [
     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "mpirun started 2"),
     ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
     ({"PALS_RANKID": "1", "PMI_SIZE": "2"}, "mpirun started 2"),
+    ({**MPI["Open MPI"], **MEET, "RANK": "0", "WORLD_SIZE": "1"}, "each found RANK 0 and WORLD_SIZE 1"),
     ({**STEP, "SLURM_JOB_NAME": "bash"}, "looks like an interactive shell"),
-], ids=["Open MPI", "MPICH", "PALS", "srun --pty bash"])
+], ids=["Open MPI", "MPICH", "PALS", "variables left over", "srun --pty bash"])
 def test_what_is_no_rank_is_refused_in_one_line(env, words):
     """As in the list of cases that were found silent, or waiting for ten minutes."""
     done = runner.run(0, *SMALL, "--timeout", 5, **env)
@@ -91,10 +144,6 @@ def test_ranks_meet_at_a_dist_url(scheme, start, forked_python, tmp_path):
 
 def test_a_torchrun_that_cannot_serve_tcp_is_refused(monkeypatch):
     """https://github.com/pytorch/pytorch/pull/192113: all ranks would wait for a store that none opens."""
-    import torch
-
-    import options
-
     args = options.get_parser().parse_args(["--dist-url", "tcp://127.0.0.1:29500", "--dataset", "synthetic"])
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("TORCHELASTIC_RUN_ID", "none")):
         monkeypatch.setenv(name, value)
