@@ -66,6 +66,8 @@ class Case:
     """printed if the two differ: full sentences that name the case, the result and the right one"""
     rel_tol: float = 1e-6
     """of floats, relative to the larger; whole numbers and all else are compared exactly"""
+    remark: str = ""
+    """about this answer, printed after "Right." where all cases are"""
 
 
 class Exercise:
@@ -95,7 +97,8 @@ class Exercise:
         if wrong is not None:
             message = cases[wrong].message
         elif error is None:
-            return "right", f"Right. {' '.join(self.__doc__.split())}"
+            remarks = [case.remark for case in cases if case.remark]
+            return "right", " ".join(["Right.", *remarks, *self.__doc__.split()])
         else:
             message = str(error) if isinstance(error, Wrong) else f"It raised {type(error).__name__}: {error}"
         no_mistake = isinstance(error, Ended) and error.how is None
