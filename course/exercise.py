@@ -70,6 +70,8 @@ class Case:
     """printed if the two differ: full sentences that name the case, the result and the right one"""
     rel_tol: float = 1e-6
     """of floats, relative to the larger; whole numbers and all else are compared exactly"""
+    remark: str = ""
+    """about this answer, printed after "Right." where all cases are"""
 
 
 class Exercise:
@@ -99,7 +101,8 @@ class Exercise:
         if wrong is not None:
             message = cases[wrong].message
         elif error is None:
-            return "right", f"Right. {' '.join(self.__doc__.split())}"
+            remarks = [case.remark for case in cases if case.remark]
+            return "right", " ".join(["Right.", *remarks, *self.__doc__.split()])
         else:
             message = str(error) if isinstance(error, Wrong) else f"It raised {type(error).__name__}: {error}"
         if (wrong is not None or "None" in message) and self._forgotten_return(attempt):

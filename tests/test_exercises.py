@@ -207,6 +207,16 @@ def test_a_lesson_goes_on_with_the_learner_s_answer_only_where_it_is_right():
         assert count.or_ours(attempt) == (count.answer, "our")
 
 
+def test_a_right_answer_gets_what_its_cases_remark_and_a_wrong_one_does_not():
+    def remarked(answer):
+        """You can count."""
+        yield Case(answer, 3, f"You gave {answer}.", remark="It took one step.")
+
+    asked = exercise(solution=3, hint="Count.", mistakes={})(remarked)
+    assert asked.verdict(3) == ("right", "Right. It took one step. You can count.")
+    assert asked.verdict(4) == ("wrong", "Not yet. You gave 4.")
+
+
 class Agrees(int):
     """As a cheat writes it."""
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from course.plots.style import COLOURS, PHASES, head, name_rows, write_in
 from course.plots.tables import field, need, plain
 
-EVENTS = PHASES | {"wait": "#BDBDBD", "all-reduce": "#D55E00"}  # these always have the same colour
+EVENTS = PHASES | {"wait": "#BDBDBD", "work": "#5F5F5F", "all-reduce": "#D55E00"}  # these always have the same colour
 
 
 def timeline(events: pd.DataFrame, ax: Axes | None = None) -> Axes:

@@ -1,5 +1,9 @@
-"""Exercises of lesson 04. All but the first run on ranks: course/on_ranks.py says how."""
+"""Exercises of lesson 04. All but `choices` run on ranks: course/on_ranks.py says how."""
 
+import math
+import re
+from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from unittest import mock
 
@@ -7,10 +11,438 @@ import torch
 import torch.distributed as dist
 
 from course.exercise import Case, Wrong, drawn_one, exercise
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks
+from lessons.l04_collectives import messages
+
+# ------------------------------------------------------------------------------------------ collectives from messages
 
 
-# Exercise 1: which collective fits
+def five():
+    """Ranks of a check that names a shape: on three a chain is a star, on four a tree may be a chain."""
+    return drawn_one(5, lambda random: random.choice((4, 6)))
+
+
+class OwnCollective(ExerciseOnRanks):
+    """An exercise whose answer goes on to run: `file` holds it once it is right, else it is empty."""
+
+    file = ""
+
+    def __init__(self, check, measure, solution, hint, mistakes):
+        super().__init__(check, solution, hint, mistakes, Measurement(measure, solution.__name__), five)
+
+    def judged(self, attempt, status):
+        self.file = attempt if status == "right" else ""
+
+
+def own_collective(measure, **given):
+    return lambda check: OwnCollective(check, measure, **given)
+
+
+def numbers(rank):
+    """float32, one dimension: 1 2 3 ... of rank 0, 10 20 30 ... of rank 1, as in the lesson's pictures. Their count is
+    a multiple of no number of ranks."""
+    values = drawn_one(11, lambda random: random.choice((11, 13, 17)))
+    return torch.tensor([float((1 + place % 9) * 10**rank) for place in range(values)])
+
+
+def in_worlds(context, call: Callable[[int], dict]) -> dict:
+    """{ranks: call(ranks)} for 2, 3 and all ranks, where this rank is one of them: for `call` they are all that there
+    are. So each attempt needs as many processes as its largest world, and no more."""
+    measured, everyone, wait = {}, dist.group.WORLD, timedelta(seconds=context.timeout)
+    worlds = {ranks: dist.new_group(list(range(ranks)), timeout=wait) for ranks in (2, 3)}
+    for ranks, world in (worlds | {context.world_size: everyone}).items():
+        problem = None
+        if context.rank < ranks:
+            dist.group.WORLD = world
+            try:
+                measured[ranks] = call(ranks)
+                dist.barrier()  # nobody goes on while another still receives
+            except (Exception, SystemExit) as error:  # the learner's
+                problem = error
+            dist.group.WORLD = everyone
+        waited = isinstance(problem, RuntimeError) and re.search("timed out|closed by peer", str(problem), re.I)
+        ends = context.gather(f"end of {ranks}", "waited" if waited else problem and "raised", 4 * context.timeout)
+        if isinstance(problem, messages.Collective):
+            raise Wrong(f"You called {problem}. Build it of messages between two ranks: send and recv, isend and "
+                        "irecv.")
+        if problem and not waited:
+            raise problem
+        if waited and "raised" not in ends:
+            raise Wrong(f"With {ranks} ranks a rank waited in vain. Each send needs its recv on the other rank, each "
+                        "recv its send; and send may return only when the other rank receives.")
+        if any(ends):  # the others tell why
+            break
+    return measured
+
+
+def each_world(ranks):
+    """(number of ranks, what each of them measured), from what all ranks measured."""
+    for world in ranks[0]:
+        yield int(world), [measured[world] for measured in ranks[:int(world)]]
+
+
+def first_difference(got, right):
+    """(place, value, right value), the numbers as text."""
+    place = next(place for place in range(len(right)) if got[place] != right[place])
+    return place, f"{got[place]:g}", f"{right[place]:g}"
+
+
+def figures(of_ranks):
+    """messages.figures of what the ranks recorded."""
+    return messages.figures(messages.rounds([measured["events"] for measured in of_ranks]), len(of_ranks),
+                            of_ranks[0]["bytes"])
+
+
+def described(of_ranks):
+    """What the messages of an answer were, in two sentences."""
+    seen = figures(of_ranks)
+    form = {"mixed": "have no simple shape", "each to each": "go from each rank to each"}.get(
+        seen["shape"], f"form a {seen['shape']}")
+    return (f"On {len(of_ranks)} ranks your messages {form}: {seen['messages']} messages in {seen['rounds']} rounds, "
+            f"one after another. The busiest rank sends {seen['most']:.3g} times its tensor.")
+
+
+# Exercise 1: broadcast
+def my_broadcast(tensor, src):
+    ranks = dist.get_world_size()
+    place = (dist.get_rank() - src) % ranks  # counted from src
+    have = 1  # how many places have the tensor: twice as many after each round
+    while have < ranks:
+        if place < have and place + have < ranks:
+            dist.send(tensor, (place + have + src) % ranks)
+        elif have <= place < 2 * have:
+            dist.recv(tensor, (place - have + src) % ranks)
+        have *= 2
+
+
+def to_one_alone(tensor, src):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if rank == src:
+        dist.send(tensor, (src + 1) % ranks)
+    elif rank == (src + 1) % ranks:
+        dist.recv(tensor, src)
+
+
+def not_into_the_tensor(tensor, src):
+    my_broadcast(tensor if dist.get_rank() == src else tensor.clone(), src)
+
+
+def always_rank_0(tensor, src):
+    my_broadcast(tensor, 0)
+
+
+def to_itself_too(tensor, src):
+    if dist.get_rank() == src:
+        for other in range(dist.get_world_size()):
+            dist.send(tensor, other)
+    else:
+        dist.recv(tensor, src)
+
+
+def nobody_receives(tensor, src):
+    if dist.get_rank() == src:
+        for other in range(dist.get_world_size()):
+            if other != src:
+                dist.send(tensor, other)
+
+
+def passed_on_too_early(tensor, src):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    last = (src - 1) % ranks
+    if rank != last:
+        dist.send(tensor, (rank + 1) % ranks)
+    if rank != src:
+        dist.recv(tensor, (rank - 1) % ranks)
+
+
+def for_powers_of_two(tensor, src):
+    ranks = dist.get_world_size()
+    place, have = (dist.get_rank() - src) % ranks, 1
+    while have < ranks:
+        if place < have:
+            dist.send(tensor, (place + have + src) % ranks)
+        elif place < 2 * have:
+            dist.recv(tensor, (place - have + src) % ranks)
+        have *= 2
+
+
+def with_broadcast(tensor, src):
+    dist.broadcast(tensor, src)
+
+
+def sources(ranks):
+    """Whose tensor all are to get, in each call."""
+    return drawn_one([0, ranks - 1], lambda random: random.sample(range(ranks), 2))
+
+
+def measure_broadcast(function, context):
+    """For each number of ranks what this rank held after each call, and what it did in the first."""
+    def call(ranks):
+        held, done = [], []
+        for src in sources(ranks):
+            tensor = numbers(context.rank)
+            with messages.recorded() as events:
+                function(tensor, src)
+            held.append(tensor.tolist())
+            done.append(events)
+        return {"held": held, "events": done[0], "bytes": tensor.nbytes}
+
+    return in_worlds(context, call)
+
+
+@own_collective(
+    measure_broadcast,
+    solution=my_broadcast,
+    hint="Rank src sends, and each other rank receives, into the tensor that it was given: dist.send(tensor, dst) and "
+    "dist.recv(tensor, src). Whoever has received may send, too: then others need not wait for src.",
+    mistakes={
+        "Only one other rank got it. Every rank needs it.": to_one_alone,
+        "You received into another tensor. The caller looks at the one that it handed in: receive into that.":
+            not_into_the_tensor,
+        "You always send rank 0's tensor. `src` says whose it is.": always_rank_0,
+        "A rank sent its tensor on before the right one had come: first recv, then send.": passed_on_too_early,
+        "src sends to itself, too: leave it out.": to_itself_too,
+        "Only src does something. Every other rank must call recv.": nobody_receives,
+        "In the last round of a tree some ranks have nobody left to send to, unless there are 2, 4, 8 or so ranks.":
+            for_powers_of_two,
+        "A collective is what you are to build.": with_broadcast,
+    },
+)
+def broadcasted(ranks):
+    """Every rank has the tensor of rank src, on 2, on 3 and on more ranks. Each rank must receive it once: no way has
+    fewer messages than ranks - 1. The ways differ in their rounds: a star or a chain needs ranks - 1, a tree, in which
+    whoever has the tensor sends it on, log2(ranks), rounded up."""
+    for world, of_ranks in each_world(ranks):
+        for number, src in enumerate(sources(world)):
+            right = numbers(src).tolist()
+            for rank, measured in enumerate(of_ranks):
+                got = measured["held"][number]
+                message = ""
+                if got != right:
+                    place, value, wanted = first_difference(got, right)
+                    message = (f"With {world} ranks and src={src}, value {place} of rank {rank} is {value} in the end; "
+                               f"that of rank {src} was {wanted}.")
+                yield Case(got, right, message)
+    yield Case(True, True, "", remark=described(of_ranks))
+
+
+# Exercise 2: all_reduce
+def my_all_reduce(tensor):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        part = torch.empty_like(tensor)
+        for other in range(1, ranks):
+            dist.recv(part, other)
+            tensor += part
+        for other in range(1, ranks):
+            dist.send(tensor, other)
+    else:
+        dist.send(tensor, 0)
+        dist.recv(tensor, 0)
+
+
+def rank_0_alone(tensor):
+    if dist.get_rank() == 0:
+        part = torch.empty_like(tensor)
+        for other in range(1, dist.get_world_size()):
+            dist.recv(part, other)
+            tensor += part
+    else:
+        dist.send(tensor, 0)
+
+
+def not_in_place(tensor):
+    my_all_reduce(tensor.clone())
+
+
+def replaced(tensor):
+    if dist.get_rank() == 0:
+        for other in range(1, dist.get_world_size()):
+            dist.recv(tensor, other)
+        for other in range(1, dist.get_world_size()):
+            dist.send(tensor, other)
+    else:
+        dist.send(tensor, 0)
+        dist.recv(tensor, 0)
+
+
+def sent_back_too_early(tensor):
+    if dist.get_rank() == 0:
+        part = torch.empty_like(tensor)
+        for other in range(1, dist.get_world_size()):
+            dist.recv(part, other)
+            tensor += part
+            dist.send(tensor, other)
+    else:
+        dist.send(tensor, 0)
+        dist.recv(tensor, 0)
+
+
+def to_the_right(outgoing, incoming):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for transfer in [dist.isend(outgoing, (rank + 1) % ranks), dist.irecv(incoming, (rank - 1) % ranks)]:
+        transfer.wait()
+
+
+def totals_go_round(tensor):
+    for _ in range(dist.get_world_size() - 1):
+        part = torch.empty_like(tensor)
+        to_the_right(tensor, part)
+        tensor += part
+
+
+def averaged(tensor):
+    my_all_reduce(tensor)
+    tensor /= dist.get_world_size()
+
+
+def all_send_first(tensor):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [torch.empty_like(tensor) for _ in range(ranks)]
+    for other in set(range(ranks)) - {rank}:
+        dist.send(tensor, other)
+    for other in set(range(ranks)) - {rank}:
+        dist.recv(parts[other], other)
+        tensor += parts[other]
+
+
+def with_all_reduce(tensor):
+    dist.all_reduce(tensor)
+
+
+def measure_all_reduce(function, context):
+    """For each number of ranks what this rank held in the end, and what it did."""
+    def call(ranks):
+        tensor = numbers(context.rank)
+        with messages.recorded() as events:
+            function(tensor)
+        return {"held": tensor.tolist(), "events": events, "bytes": tensor.nbytes}
+
+    return in_worlds(context, call)
+
+
+def sums(ranks):
+    """A case for each rank of each number of ranks: it holds the sum."""
+    for world, of_ranks in each_world(ranks):
+        right = sum(numbers(rank) for rank in range(world)).tolist()
+        for rank, measured in enumerate(of_ranks):
+            message = ""
+            if measured["held"] != right:
+                place, value, wanted = first_difference(measured["held"], right)
+                message = (f"With {world} ranks value {place} of rank {rank} is {value} in the end; the sum is "
+                           f"{wanted}. (The ones are rank 0's, the tens rank 1's, and so on.)")
+            yield Case(measured["held"], right, message)
+
+
+@own_collective(
+    measure_all_reduce,
+    solution=my_all_reduce,
+    hint="Two steps are enough: all parts go to one rank, which adds them up; then the sum goes to all, and this is a "
+    "broadcast. What arrives needs a tensor of its own, torch.empty_like(tensor), before it is added.",
+    mistakes={
+        "Rank 0 alone has the sum. Every rank needs it.": rank_0_alone,
+        "The tensor that the caller handed in is as before. Add in place (+=), or copy_ the sum into it.": not_in_place,
+        "What arrived has replaced the tensor. Receive into another one, then add.": replaced,
+        "Some ranks got a sum before all parts were in it. First receive from all, then send.": sent_back_too_early,
+        "Some parts are in it more than once: you pass on sums, and add them to sums that already have their parts.":
+            totals_go_round,
+        "all_reduce adds up, and does not divide.": averaged,
+        "All ranks send first, and nobody receives yet. Let some receive first, or start both with isend and irecv.":
+            all_send_first,
+        "A collective is what you are to build.": with_all_reduce,
+    },
+)
+def all_reduced(ranks):
+    """Every rank has the sum, on 2, on 3 and on more ranks."""
+    yield from sums(ranks)
+    *_, (_, of_ranks) = each_world(ranks)
+    yield Case(True, True, "", remark=described(of_ranks))
+
+
+# Exercise 3: the same as a ring
+def my_ring(tensor):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(ranks)
+    for step in range(2 * (ranks - 1)):
+        outgoing, incoming = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
+        arriving = torch.empty_like(incoming)
+        for transfer in dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, (rank + 1) % ranks),
+                                                dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)]):
+            transfer.wait()
+        if step < ranks - 1:
+            incoming += arriving
+        else:
+            incoming.copy_(arriving)
+
+
+def ring_with(tensor, halves=2, on=1, adds=(True, False)):
+    """The ring with one thing changed: how many halves, how far it moves on, and whether each half adds what
+    arrives."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(ranks)
+    for step in range(halves * (ranks - 1)):
+        incoming = chunks[(rank - on * step - 1) % ranks]
+        arriving = torch.empty_like(incoming)
+        to_the_right(chunks[(rank - on * step) % ranks], arriving)
+        incoming.copy_(incoming + arriving if adds[step // (ranks - 1)] else arriving)
+
+
+def whole_tensors(tensor):
+    outgoing = tensor.clone()
+    for _ in range(dist.get_world_size() - 1):
+        arriving = torch.empty_like(tensor)
+        to_the_right(outgoing, arriving)
+        tensor += arriving
+        outgoing = arriving
+
+
+def all_send_first_in_a_ring(tensor):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(ranks)
+    for step in range(2 * (ranks - 1)):
+        incoming = chunks[(rank - step - 1) % ranks]
+        arriving = torch.empty_like(incoming)
+        dist.send(chunks[(rank - step) % ranks], (rank + 1) % ranks)
+        dist.recv(arriving, (rank - 1) % ranks)
+        incoming.copy_(incoming + arriving if step < ranks - 1 else arriving)
+
+
+@own_collective(
+    measure_all_reduce,
+    solution=my_ring,
+    hint="What arrives in one step is sent on in the next. In step 0 rank r sends chunk r, and receives the chunk that "
+    "its left neighbour sends: r - 1. So in step 1 it sends chunk r - 1, and so on, also in the second half. All "
+    "numbers of chunks are modulo n.",
+    mistakes={
+        "You send the same chunk in every step. Send the chunk that has just arrived.": partial(ring_with, on=0),
+        "No chunk is a sum. In the first half add the chunk that arrives to the rank's own. The second half begins "
+        "with the chunk that is a whole sum then: of rank r it is r + 1.": partial(ring_with, adds=(False, False)),
+        "In the second half what arrives is a whole sum. Copy it: do not add it.":
+            partial(ring_with, adds=(True, True)),
+        "This is the first half: each rank has one chunk of the sum. In the second half the sums go round once more.":
+            partial(ring_with, halves=1),
+        "Cut the tensor with tensor_split, and send one chunk in each step.": whole_tensors,
+        "All messages go through one rank: in a ring each rank sends to its right neighbour.": my_all_reduce,
+        "Does each message have a rank that receives it? And does no rank wait in `send` before it receives, while all "
+        "others do the same? Start both together, as `shift` does.": all_send_first_in_a_ring,
+        "A collective is what you are to build.": with_all_reduce,
+    },
+)
+def ring(ranks):
+    """The first half is reduce_scatter, the second all_gather; together they are all_reduce. However many ranks there
+    are, none sends more than twice its tensor."""
+    yield from sums(ranks)
+    *_, (world, of_ranks) = each_world(ranks)
+    seen = figures(of_ranks)
+    yield Case(seen["shape"], "ring", f"The sum is right, but the shape of your messages is: {seen['shape']}. In a "
+                                      "ring each rank sends to one neighbour, and receives from the other.")
+    most = 2 * (world - 1) * math.ceil(len(of_ranks[0]["held"]) / world) / len(of_ranks[0]["held"])
+    yield Case(seen["most"] <= most, True, f"The sum is right, and the ring, too. But on {world} ranks one sends "
+                                           f"{seen['most']:.3g} times its tensor; in chunks it is {most:.3g} times.")
+    yield Case(True, True, "", remark=described(of_ranks))
+
+
+# Exercise 4: which collective fits
 def my_choices():
     return {"a": "broadcast", "b": "all_reduce", "c": "reduce", "d": "reduce_scatter", "e": "all_gather",
             "f": "all_to_all"}
@@ -57,7 +489,7 @@ def choices(answer):
                    + (f" ({wrong} of 6 are not right yet.)" if wrong > 1 else ""))
 
 
-# Exercise 2: tensors of unequal length
+# Exercise 5: tensors of unequal length
 def my_join(mine):
     length = torch.tensor([len(mine)])
     lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size())]
@@ -173,117 +605,7 @@ def joined(ranks):
                    f"{measured['joined']} instead of {right}.")
 
 
-# Exercise 3: the first half of the ring
-def my_reduce_scatter(tensor):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.tensor_split(ranks)
-    for step in range(ranks - 1):
-        outgoing, incoming = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
-        arriving = torch.empty_like(incoming)
-        to_the_right = dist.P2POp(dist.isend, outgoing, (rank + 1) % ranks)
-        from_the_left = dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)
-        for transfer in dist.batch_isend_irecv([to_the_right, from_the_left]):
-            transfer.wait()
-        incoming += arriving
-
-
-def rounds(tensor, halves=1, more=0, first=0, on=1, way=1, add=True, whole=False):
-    """The ring with one thing changed: how many steps, which chunk is sent first, how far it moves on, which way."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    chunks = (tensor,) * ranks if whole else tensor.tensor_split(ranks)
-    for step in range(halves * (ranks - 1) + more):
-        sent = rank + way * (first - on * step)
-        outgoing, incoming = chunks[sent % ranks], chunks[(sent - way) % ranks]
-        arriving = torch.empty_like(incoming)
-        for transfer in [dist.isend(outgoing, (rank + way) % ranks), dist.irecv(arriving, (rank - way) % ranks)]:
-            transfer.wait()
-        incoming.copy_(incoming + arriving if add else arriving)
-
-
-def all_send_first(tensor):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.tensor_split(ranks)
-    for step in range(ranks - 1):
-        incoming = chunks[(rank - step - 1) % ranks]
-        arriving = torch.empty_like(incoming)
-        dist.send(chunks[(rank - step) % ranks], (rank + 1) % ranks)
-        dist.recv(arriving, (rank - 1) % ranks)
-        incoming += arriving
-
-
-def with_all_reduce(tensor):
-    dist.all_reduce(tensor)
-
-
-def measure_reduce_scatter(function, context):
-    """What this rank sent, as [to which rank, bytes], and the chunks of its tensor before and after."""
-    sent, send = [], dist.ProcessGroup.send
-
-    def noted(group, tensors, to, *args):
-        sent.append((to, sum(tensor.nbytes for tensor in tensors)))
-        return send(group, tensors, to, *args)
-
-    def forbidden(*args, **kwargs):
-        raise Wrong("You called a collective. The ring consists of messages between two ranks: send and recv, isend "
-                    "and irecv.")
-
-    collectives = ("all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "all_to_all", "broadcast")
-    values = drawn_one(10, lambda random: random.choice((11, 13, 17)))  # not a multiple of the ranks
-    tensor = torch.tensor([(1 + place % 9) * 10**context.rank for place in range(values)])
-    own = [chunk.tolist() for chunk in tensor.tensor_split(context.world_size)]
-    with mock.patch.multiple(dist, **dict.fromkeys(collectives, forbidden)), \
-            mock.patch.object(dist.ProcessGroup, "send", noted):
-        function(tensor)
-    return {"sent": sent, "bytes": tensor.nbytes, "own": own,
-            "chunks": [chunk.tolist() for chunk in tensor.tensor_split(context.world_size)]}
-
-
-@exercise_on_ranks(
-    measure_reduce_scatter,
-    solution=my_reduce_scatter,
-    hint="What arrives in one step is sent on in the next. In step 0 rank r sends chunk r, and receives the chunk that "
-    "its left neighbour sends: r - 1. So in step 1 it sends chunk r - 1. All numbers of chunks are modulo n.",
-    mistakes={
-        "You send the same chunk in every step. Send the chunk that has just arrived and been added.":
-            partial(rounds, on=0),
-        "No chunk is a sum: add the chunk that arrives to the rank's own.": partial(rounds, add=False),
-        "You send to the left neighbour.": partial(rounds, way=-1),
-        "You make one step too many: count from 0 to n - 2.": partial(rounds, more=1),
-        "These are the steps of the whole all_reduce. The second half, which copies the sums, is not part of it.":
-            partial(rounds, halves=2),
-        "Which chunk does rank r send in step 0?": partial(rounds, first=-1),
-        "Send one chunk in each step, not the whole tensor.": partial(rounds, whole=True),
-        "This ring is the inside of all_reduce.": with_all_reduce,
-        "Does each message have a rank that receives it? And does no rank wait in `send` before it receives, while all "
-        "others do the same? Start both together, as `shift` does.": all_send_first,
-    },
-)
-def ring_half(ranks):
-    """Each rank has one chunk of the whole sum after n - 1 steps, and has sent no more than n - 1 chunks: this is
-    reduce_scatter. With a second round that copies it is all_reduce."""
-    n, steps = len(ranks), len(ranks) - 1
-    for rank, measured in enumerate(ranks):
-        messages, neighbour = len(measured["sent"]), (rank + 1) % n
-        yield Case(messages, steps, f"Rank {rank} sent {messages} messages. For {n} ranks this half of the ring has "
-                                    f"{steps} steps: after them each chunk is a whole sum, on one of the ranks.")
-        receivers = sorted({to for to, _ in measured["sent"]})
-        yield Case(receivers, [neighbour],
-                   f"Rank {rank} sent to rank {' and '.join(map(str, receivers))}. Each rank sends to its right "
-                   f"neighbour only, here to rank {neighbour}.")
-        sent = sum(size for _, size in measured["sent"])
-        yield Case(sent < measured["bytes"], True,
-                   f"Rank {rank} sent {sent} bytes, and its whole tensor has {measured['bytes']}.")
-    chunks_of_ranks = zip(*(measured["own"] for measured in ranks), strict=True)
-    sums = [[sum(values) for values in zip(*chunks, strict=True)] for chunks in chunks_of_ranks]
-    for rank, measured in enumerate(ranks):
-        place, chunks = (rank + 1) % n, measured["chunks"]
-        whole = [chunk for chunk in range(n) if chunks[chunk] == sums[chunk]]
-        yield Case(chunks[place], sums[place],
-                   f"Chunk {place} of rank {rank} should hold the sum {sums[place]}; it holds {chunks[place]}."
-                   + (f" The whole sum is in chunk {whole[0]}." if whole else ""))
-
-
-# Exercise 4: stop together
+# Exercise 6: stop together
 def my_stop(want):
     wishes = torch.tensor(int(want))
     dist.all_reduce(wishes, dist.ReduceOp.MAX)

@@ -57,7 +57,7 @@ def all_gather(mine, rank, ranks):
 
 def reduce(mine, rank, ranks):
     dist.reduce(mine, dst=0)
-    return mine
+    return mine if rank == 0 else None  # on the others it may be anything
 
 
 def all_reduce(mine, rank, ranks):

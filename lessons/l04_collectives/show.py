@@ -1,7 +1,8 @@
 """Lesson 04: pictures of what each rank holds, cell by cell, and tables of the ring and of the hangs.
 
-The numbers are those of collectives_shown.py and hang_on_purpose.py. Each digit of a number stands for one rank, so a
-cell shows by its colours from which ranks its number came. Nothing is drawn by hand: a cell is a value of a run.
+The numbers are those of collectives_shown.py, own_collectives.py and hang_on_purpose.py. Each digit of a number stands
+for one rank, so a cell shows by its colours from which ranks its number came, and an arrow leads from each of them.
+Nothing is drawn by hand: a cell is a value of a run.
 """
 
 import math
@@ -12,8 +13,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import NullLocator
 
-from course.plots.style import GREY, bare, colour_of, darker
+from course import lesson
+from course.plots.labels import BESIDE_AN_END, write_beside
+from course.plots.style import COLOURS, GREY, MARKERS, bare, colour_of, darker
 
 # ------------------------------------------------------------------------------------------ pictures
 
@@ -23,64 +27,185 @@ def contributors(number: int) -> list[int]:
     return [rank for rank, digit in enumerate(reversed(str(number))) if digit != "0"]
 
 
-def held(cells: list, ax: Axes, title="", fontsize=17, mark=()) -> Axes:
+def held(cells: list, ax: Axes, title="", fontsize=17, mark=(), empty="nothing", height=0.8) -> Axes:
     """A row for each rank, a cell for each number, striped in the colours of the ranks that it came from.
 
-    `cells` is a list of numbers for each rank; `mark` holds the (rank, cell) that get a thick frame.
+    `cells` is a list of numbers for each rank; `mark` holds the (rank, cell) that get a thick frame. `empty` stands in
+    a row without numbers.
     """
     for rank, row in enumerate(cells):
         for column, number in enumerate(row):
-            sources = contributors(number)
+            sources, top = contributors(number), rank - height / 2
             for stripe, source in enumerate(sources):
-                ax.add_patch(Rectangle((column - 0.45, rank - 0.4 + 0.8 * stripe / len(sources)), 0.9,
-                                       0.8 / len(sources), color=colour_of(source), linewidth=0))
+                ax.add_patch(Rectangle((column - 0.45, top + height * stripe / len(sources)), 0.9,
+                                       height / len(sources), color=colour_of(source), linewidth=0))
             framed = (rank, column) in mark
-            ax.add_patch(Rectangle((column - 0.45, rank - 0.4), 0.9, 0.8, facecolor="none", zorder=3,
+            ax.add_patch(Rectangle((column - 0.45, top), 0.9, height, facecolor="none", zorder=3,
                                    edgecolor="black" if framed else GREY, linewidth=4 if framed else 1))
             ax.text(column, rank, str(number), ha="center", va="center", fontsize=fontsize, fontweight="bold", zorder=4,
                     bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.1"})
         if not row:
-            ax.text(-0.4, rank, "nothing", va="center", fontsize=fontsize, color=GREY)
+            ax.text(-0.4, rank, empty, va="center", fontsize=fontsize, color=GREY)
     ax.set(xlim=(-0.6, max(2, *map(len, cells)) - 0.4), ylim=(len(cells) - 0.4, -0.6), xticks=[])
-    ax.set_yticks(range(len(cells)), [f"rank {rank}" for rank in range(len(cells))], fontweight="bold")
-    for rank, label in enumerate(ax.get_yticklabels()):
-        label.set_color(darker(colour_of(rank)))
+    name_ranks(ax, len(cells))
     bare(ax)
     ax.set_title(title, fontsize=fontsize)
     return ax
 
 
-def before_after(states: list[dict], title: str) -> Figure:
-    """A panel for each state of a collective in the file of collectives_shown.py: what each rank held."""
-    columns = [max(2, *map(len, state["cells"])) for state in states]
-    rows = len(states[0]["cells"])
-    fig, axes = plt.subplots(1, len(states), figsize=(1.6 * len(states) + 1.15 * sum(columns), 1.1 + 0.62 * rows),
-                             width_ratios=columns)
-    for state, ax in zip(states, axes, strict=True):
-        held(state["cells"], ax, state["label"])
+def name_ranks(ax: Axes, ranks: int) -> None:
+    """The name of each row's rank beside it, in its colour."""
+    ax.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontweight="bold")
+    for rank, label in enumerate(ax.get_yticklabels()):
+        label.set_color(darker(colour_of(rank)))
+
+
+def arrow(ax: Axes, start: tuple, end: tuple, rank: int, width=3.0) -> None:
+    """From `start` to `end`, in the colour of the rank that sends."""
+    ax.annotate("", end, start, zorder=5, arrowprops={
+        "arrowstyle": f"-|>,head_length={0.3 + 0.1 * width},head_width={0.15 + 0.05 * width}", "linewidth": width,
+        "color": darker(colour_of(rank)), "shrinkA": 0, "shrinkB": 0})
+
+
+def before_after(states: list[dict], title: str, empty="nothing") -> Figure:
+    """What each rank held before and after a collective, states of collectives_shown.py, with an arrow for each number
+    that went from one rank to another."""
+    before, after = (state["cells"] for state in states)
+    columns = [max(2, *map(len, cells)) for cells in (before, after)]
+    fig, (left, middle, right) = plt.subplots(1, 3, width_ratios=[columns[0], 1.2, columns[1]], figsize=(
+        4.6 + 1.15 * sum(columns), 1.1 + 0.68 * len(before)))
+    held(before, left, "before")
+    held(after, right, "after", empty=empty)
+    middle.set(xlim=(0, 1), ylim=left.get_ylim(), xticks=[], yticks=[])
+    bare(middle)
+    for rank, row in enumerate(after):
+        for source in sorted({source for number in row for source in contributors(number)} - {rank}):
+            arrow(middle, (0, source), (1, rank), source)
     fig.suptitle(title, x=0.01, ha="left", fontweight="bold")
     return fig
 
 
 def ring(run: dict, half: str) -> Figure:
     """One half of the ring, "ring" of collectives_shown.py: the start and the steps in which chunks are "added", or
-    the steps in which they are "copied". Steps count from 0. A thick frame marks the number that has just arrived."""
+    the steps in which they are "copied". Steps count from 0. An arrow leads to each number that has just arrived."""
     ranks = len(run["equal"])
     steps = range(-1, ranks - 1) if half == "added" else range(ranks - 1, 2 * (ranks - 1))
     rows = math.ceil(len(steps) / 2)
-    fig, axes = plt.subplots(rows, 2, figsize=(6 + 2 * ranks, (1 + 0.75 * ranks) * rows), squeeze=False)
+    fig, axes = plt.subplots(rows, 2, figsize=(6 + 2 * ranks, (1 + 0.85 * ranks) * rows), squeeze=False)
     for ax in axes.flat[len(steps):]:
         ax.remove()
     for step, ax in zip(steps, axes.flat, strict=False):
         state = run["steps"][step + 1]
-        arrived = {((rank + 1) % ranks, chunk) for rank, chunk in enumerate(state.get("sent", ()))}
-        held(state["cells"], ax, fontsize=20, mark=arrived)
-        for edge in range(ranks - 1):
-            ax.axvline(edge + 0.5, color=GREY, linewidth=1, linestyle=":")
-        ax.set(ylim=(ranks - 0.1, -0.9))
+        sent = state.get("sent", ())
+        held(state["cells"], ax, fontsize=20, height=0.56,
+             mark={((rank + 1) % ranks, chunk) for rank, chunk in enumerate(sent)})
+        for rank, chunk in enumerate(sent):
+            arrow(ax, (chunk, rank + 0.3), (chunk, rank + 0.7), rank)
+            if rank == ranks - 1:  # it goes on at the top
+                arrow(ax, (chunk, -0.8), (chunk, -0.3), rank)
+        ax.set(ylim=(ranks - 0.2, -0.9))
         ax.set_title("start" if step < 0 else f"step {step}: {half}", fontsize=20)
     fig.suptitle("Ring all-reduce, recorded on each rank", x=0.01, ha="left", fontweight="bold")
     return fig
+
+
+# ------------------------------------------------------------------------------------------ what the learner wrote
+
+
+NAMES = {"04_broadcast": "broadcast", "04_all_reduce": "all_reduce", "04_ring": "all_reduce, exercise 3"}
+
+
+def messages_sent(run: dict) -> Figure:
+    """The messages of each function in the file of own_collectives.py: a row a rank, a column a round."""
+    programs = [program for program in run["programs"] if program["name"] != "torch"]
+    ranks = run["world_size"]
+    fig, axes = plt.subplots(1, len(programs), width_ratios=[program["rounds"] + 1 for program in programs], figsize=(
+        4 + 0.85 * sum(program["rounds"] + 1 for program in programs), 2.6 + 0.75 * ranks))
+    for program, ax in zip(programs, axes, strict=True):
+        for number, now in enumerate(program["in_rounds"]):
+            for source, to, size in now:
+                arrow(ax, (number, source), (number + 1, to), source, 1 + 3 * size / program["bytes"])
+        ax.set(xlim=(-0.15, program["rounds"] + 0.15), ylim=(ranks - 0.6, -0.4), xlabel="rounds")
+        ax.set_xticks(range(program["rounds"] + 1))
+        name_ranks(ax, ranks)
+        ax.spines["left"].set_visible(False)
+        ax.tick_params(axis="y", length=0)
+        ax.set_title(f"{NAMES[program['name']]}\n{program['whose']}: {program['shape']}", fontsize=18)
+    return fig
+
+
+def called(program: dict) -> str:
+    """Whose it is, and its shape."""
+    shape = program.get("shape", "")
+    if shape == "pair":  # of two ranks: no shape tells exercises 2 and 3 apart
+        shape = NAMES[program["name"]].partition(", ")[2]
+    return f"{program['whose']}: {shape}" if shape else program["whose"]
+
+
+def own_table(run: dict) -> list[dict]:
+    """The figures of those messages."""
+    return [{"": f"{NAMES[program['name']]}, {program['whose']}", "shape": program["shape"],
+             "messages": program["messages"], "rounds": program["rounds"],
+             "the busiest rank sends, tensors": f"{program['most']:.3g}",
+             "one after another, tensors": f"{program['path']:.3g}"}
+            for program in run["programs"] if program["name"] != "torch"]
+
+
+def own_times(runs: list[dict]) -> Figure:
+    """Milliseconds by message size: a row for each operation, a column for each run of own_collectives.py."""
+    fig, axes = plt.subplots(2, len(runs), figsize=(8 * len(runs), 11), sharex=True, sharey="row", squeeze=False)
+    for run, column in zip(runs, axes.T, strict=True):
+        for operation, ax in zip(("broadcast", "all_reduce"), column, strict=True):
+            ends = []
+            for number, program in enumerate(each for each in run["programs"] if each["operation"] == operation):
+                rows = pd.DataFrame(program["times"])
+                colour = GREY if program["name"] == "torch" else COLOURS[number]
+                ms, spread = 1e3 * rows["seconds"], 1e3 * abs(rows[["low", "high"]].sub(rows["seconds"], axis=0)).T
+                ax.errorbar(rows["bytes"], ms, spread, marker=MARKERS[number], color=colour, capsize=6)
+                ends.append((rows["bytes"].iloc[-1], ms.iloc[-1], called(program), colour))
+            ax.set(xscale="log", yscale="log", title=f"{operation}, {lesson.some(run['world_size'], 'rank')}")
+            ax.set_xlim(right=200 * rows["bytes"].iloc[-1])
+            ax.set_xticks(rows["bytes"], map(size_name, rows["bytes"]))
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.yaxis.set_major_formatter("{x:g}")
+            write_beside(ax, ends, BESIDE_AN_END)
+    for ax in axes[-1]:
+        ax.set_xlabel("size of the tensor")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("milliseconds")
+    return fig
+
+
+def size_name(size: int) -> str:
+    """Of bytes: 32 KiB, 1 MiB."""
+    return f"{size >> 20} MiB" if size >= 2**20 else f"{size >> 10} KiB"
+
+
+def times_table(runs: list[dict]) -> list[dict]:
+    """The median time of each function for the smallest and the largest tensor, its fastest and slowest round, and how
+    many times that of torch it is: not told apart where the rounds of both overlap."""
+    rows = []
+    for run in runs:
+        torch = {each["operation"]: each["times"] for each in run["programs"] if each["name"] == "torch"}
+        for program in sorted(run["programs"], key=lambda program: program["operation"], reverse=True):
+            row = {"ranks": run["world_size"], "": program["operation"],
+                   "by": called(program)}
+            for at in (0, -1):
+                time, its = program["times"][at], torch[program["operation"]][at]
+                size = size_name(time["bytes"])
+                row[f"{size}, ms"] = "{seconds:.3g} ({low:.3g} to {high:.3g})".format(
+                    **{key: 1e3 * value for key, value in time.items()})
+                apart = time["low"] > its["high"] or time["high"] < its["low"]
+                row[f"times as long as torch, {size}"] = "" if its is time else (
+                    f"{time['seconds'] / its['seconds']:.2g}" if apart else "not told apart")
+            rows.append(row)
+    return rows
+
+
+def times_as_long(run: dict, name: str, other: str) -> float:
+    """How many times as long as the function `other` the function `name` takes for the largest tensor."""
+    seconds = {program["name"]: program["times"][-1]["seconds"] for program in run["programs"]}
+    return seconds[name] / seconds[other]
 
 
 def intervals(times: dict, events: dict) -> pd.DataFrame:

@@ -1,16 +1,220 @@
-"""Lesson 04: what each collective moves, the ring, and the hang on purpose."""
+"""Lesson 04: collectives made of messages, what each collective moves, the ring, and the hang on purpose."""
 
+import inspect
 import json
 import re
 import sys
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from course import predict
-from lessons.l04_collectives import collectives_shown, show
+from lessons.l04_collectives import check, collectives_shown, messages, show
 from tests import runner
 
-DEMO, HANG = (f"lessons/l04_collectives/{name}.py" for name in ("collectives_shown", "hang_on_purpose"))
+DEMO, OWN, HANG = (f"lessons/l04_collectives/{name}.py"
+                   for name in ("collectives_shown", "own_collectives", "hang_on_purpose"))
+
+
+# ---------------------------------------------------------------------------------- collectives made of messages
+
+
+def star(tensor, src):
+    for other in range(dist.get_world_size()):
+        if dist.get_rank() == src != other:
+            dist.send(tensor, other)
+    if dist.get_rank() != src:
+        dist.recv(tensor)  # from anybody
+
+
+def chain(tensor, src):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if rank != src:
+        dist.recv(tensor, (rank - 1) % ranks)
+    if (rank + 1) % ranks != src:
+        dist.send(tensor, (rank + 1) % ranks)
+
+
+def chain_in_two_pieces(tensor, src):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for piece in tensor.tensor_split(2):
+        if rank != src:
+            dist.recv(piece, (rank - 1) % ranks)
+        if (rank + 1) % ranks != src:
+            dist.send(piece, (rank + 1) % ranks)
+
+
+def both_ways(tensor, src):
+    """A chain that begins in its middle."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    place, half = (rank - src) % ranks, ranks // 2
+    if place > half:
+        dist.recv(tensor, (rank + 1) % ranks)
+    elif place:
+        dist.recv(tensor, (rank - 1) % ranks)
+    if place < half:
+        dist.send(tensor, (rank + 1) % ranks)
+    if place == 0 and ranks > 2 or place > half + 1:
+        dist.send(tensor, (rank - 1) % ranks)
+
+
+def chain_there_and_back(tensor):
+    rank, last, part = dist.get_rank(), dist.get_world_size() - 1, torch.empty_like(tensor)
+    if rank > 0:
+        dist.recv(part, rank - 1)
+        tensor += part
+    if rank < last:
+        dist.send(tensor, rank + 1)
+        dist.recv(tensor, rank + 1)
+    if rank > 0:
+        dist.send(tensor, rank - 1)
+
+
+def tree_there_and_back(tensor):
+    rank, ranks, part, distance = dist.get_rank(), dist.get_world_size(), torch.empty_like(tensor), 1
+    while distance < ranks:
+        if rank % (2 * distance) == distance:
+            dist.send(tensor, rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < ranks:
+            dist.recv(part, rank + distance)
+            tensor += part
+        distance *= 2
+    check.my_broadcast(tensor, 0)
+
+
+def each_to_each(tensor):
+    others = [other for other in range(dist.get_world_size()) if other != dist.get_rank()]
+    parts, mine = {other: torch.empty_like(tensor) for other in others}, tensor.clone()
+    under_way = [dist.isend(mine, other) for other in others]
+    under_way += [dist.irecv(part, other) for other, part in parts.items()]
+    for each in under_way:
+        each.wait()
+    for part in parts.values():
+        tensor += part
+
+
+def ring_to_the_left(tensor):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(ranks)
+    for step in range(2 * ranks - 2):
+        mine, theirs = chunks[(rank + step) % ranks], chunks[(rank + step + 1) % ranks]
+        part = torch.empty_like(theirs)
+        for each in [dist.irecv(part, (rank + 1) % ranks), dist.isend(mine, (rank - 1) % ranks)]:
+            each.wait()
+        theirs.copy_(part if step >= ranks - 1 else theirs + part)
+
+
+def odd_ranks_receive_first(tensor):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.tensor_split(ranks)
+    for step in range(2 * ranks - 2):
+        mine, theirs = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
+        part = torch.empty_like(theirs)
+        if rank % 2 == 0:
+            dist.send(mine, (rank + 1) % ranks)
+        dist.recv(part, (rank - 1) % ranks)
+        if rank % 2:
+            dist.send(mine, (rank + 1) % ranks)
+        theirs.copy_(part if step >= ranks - 1 else theirs + part)
+
+
+def file_of(function, name, folder):
+    """A learner's file with this function under its name."""
+    path = folder / f"{function.__name__}.py"
+    path.write_text("import torch\nimport torch.distributed as dist\nfrom lessons.l04_collectives import check\n\n\n"
+                    + inspect.getsource(function).replace(f"def {function.__name__}(", f"def {name}("))
+    return path
+
+
+@pytest.mark.usefixtures("ranks_find_all_modules_imported")
+@pytest.mark.parametrize(("asked", "remarks"), [
+    (check.broadcasted, {star: "form a star: 4 messages in 4 rounds", chain: "form a chain: 4 messages in 4 rounds",
+                         chain_in_two_pieces: "form a chain: 8 messages in 6 rounds",
+                         both_ways: "form a tree: 4 messages in 3 rounds"}),
+    (check.all_reduced, {chain_there_and_back: "form a chain: 8 messages in 8 rounds",
+                         tree_there_and_back: "form a tree: 8 messages in 6 rounds",
+                         each_to_each: "go from each rank to each: 20 messages in 7 rounds",
+                         check.my_ring: "form a ring: 40 messages in 8 rounds"}),
+    (check.ring, {ring_to_the_left: "form a ring: 40 messages in 8 rounds",
+                  odd_ranks_receive_first: "form a ring: 40 messages in"}),
+], ids=lambda value: getattr(value, "__name__", ""))
+def test_any_way_that_is_right_passes_and_its_shape_is_named(asked, remarks, tmp_path):
+    files = [file_of(function, asked.measurement.name, tmp_path) for function in remarks]
+    for (cases, error), remark in zip(asked.observe(files), remarks.values(), strict=True):
+        assert error is None and all(case.got == case.right for case in cases)
+        assert remark in cases[-1].remark
+
+
+def test_an_answer_runs_on_only_while_it_is_right():
+    assert check.ring.file == ""
+    check.ring.judged("mine.py", "right")
+    assert check.ring.file == "mine.py"
+    check.ring.judged("mine.py", "wrong")
+    assert check.ring.file == ""
+
+
+def test_messages_follow_one_another_in_rounds():
+    """Rank 0 sends to 1 and to 2; rank 1 passes it on to 2 after it has come. Rank 2 waits for none of the two."""
+    events = [[["send", 1, 8], ["send", 2, 8]], [["recv", 0, 8], ["wait", 0], ["send", 2, 8]],
+              [["recv", 1, 8], ["recv", 0, 8]]]
+    in_rounds = messages.rounds(events)
+    assert in_rounds == [[(0, 1, 8)], [(0, 2, 8)], [(1, 2, 8)]], "one message at a time leaves a rank, and arrives"
+    assert messages.figures(in_rounds, 3, 8) == {"shape": "each to each", "messages": 3, "rounds": 3, "most": 2,
+                                                 "path": 3}
+
+
+@pytest.mark.parametrize(("ways", "ranks", "shape"), [
+    ([(0, 1), (1, 0)], 2, "pair"), ([(1, 0), (2, 0), (0, 1), (0, 2)], 3, "star"), ([(0, 1), (1, 2), (2, 0)], 3, "ring"),
+    ([(0, 1), (0, 2), (0, 3)], 4, "star"), ([(0, 2), (2, 1), (1, 3)], 4, "chain"),
+    ([(3, 2), (2, 1), (1, 0), (0, 1), (0, 2), (0, 3)], 4, "chain, then star"),
+    ([(0, 2), (2, 1), (1, 3), (3, 0)], 4, "ring"), ([(0, 1), (1, 0), (2, 3), (3, 2)], 4, "mixed"),
+    ([(0, 1), (1, 2), (2, 0), (0, 3)], 4, "mixed"), ([(0, 1)], 3, "mixed"), ([], 4, "mixed")])
+def test_a_shape_is_which_ranks_the_messages_join(ways, ranks, shape):
+    assert messages.shape([[(*way, 4)] for way in ways], ranks) == shape
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """The file that own_collectives.py writes on 3 ranks, where the learner has written one of three functions."""
+    folder = tmp_path_factory.mktemp("own")
+    mine = file_of(each_to_each, "my_all_reduce", folder).rename(folder / "04_all_reduce.py")
+    done = runner.run(3, "--out", folder / "own.json", "--rounds", 2, "--yours", mine, script=OWN)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "own.json").read_text())
+
+
+def test_what_the_learner_wrote_runs_and_ours_elsewhere(own):
+    assert [(each["name"], each["whose"], each.get("shape")) for each in own["programs"]] == [
+        ("04_broadcast", "ours", "star"), ("04_all_reduce", "yours", "each to each"), ("04_ring", "ours", "ring"),
+        ("torch", "torch", None), ("torch", "torch", None)]
+    for program in own["programs"]:
+        assert [time["bytes"] for time in program["times"]] == [1024, 32 * 1024, 1024**2, 32 * 1024**2]
+        assert all(0 < time["low"] <= time["seconds"] <= time["high"] for time in program["times"])
+
+
+def test_the_picture_of_messages_has_an_arrow_for_each(own):
+    axes = show.messages_sent(own).axes
+    programs = [program for program in own["programs"] if program["name"] != "torch"]
+    assert [len(ax.texts) for ax in axes] == [program["messages"] for program in programs] == [2, 6, 12]
+    assert [row["shape"] for row in show.own_table(own)] == ["star", "each to each", "ring"]
+
+
+def test_the_plot_of_times_says_whose_each_line_is(own):
+    lines = [[text.get_text() for text in ax.texts] for ax in show.own_times([own]).axes]
+    assert lines == [["ours: star", "torch"], ["yours: each to each", "ours: ring", "torch"]]
+    assert [row["by"] for row in show.times_table([own])] == [*lines[0], *lines[1]]
+
+
+def test_a_difference_smaller_than_the_spread_is_not_told_apart():
+    def program(name, whose, low, high):
+        time = {"bytes": 1024, "seconds": (low + high) / 2, "low": low, "high": high}
+        return {"operation": "all_reduce", "name": name, "whose": whose, "shape": "star", "times": [time]}
+
+    run = {"world_size": 4, "programs": [program("04_all_reduce", "ours", 0.003, 0.005),
+                                         program("torch", "torch", 1, 3),
+                                         program("04_ring", "ours", 2, 8)]}
+    assert [row["times as long as torch, 1 KiB"] for row in show.times_table([run])] == ["0.002", "", "not told apart"]
 
 
 # ---------------------------------------------------------------------------------- what each collective moves
@@ -31,7 +235,7 @@ def numbers(n):
 
 
 def expected(name, n):
-    """(before, after), a list for each rank: what the documentation of torch.distributed promises. None: nothing."""
+    """(before, after), a list for each rank: what the documentation of torch.distributed promises."""
     own, nothing = numbers(n), [[]] * (n - 1)
     columns = [list(column) for column in zip(*own, strict=True)]
     sums, firsts = [sum(column) for column in columns], [row[0] for row in own]
@@ -40,7 +244,7 @@ def expected(name, n):
         "scatter": ([own[0], *nothing], [[cell] for cell in own[0]]),
         "gather": ([[cell] for cell in firsts], [firsts, *nothing]),
         "all_gather": ([[cell] for cell in firsts], [firsts] * n),
-        "reduce": (own, [sums] + [None] * (n - 1)),
+        "reduce": (own, [sums, *nothing]),
         "all_reduce": (own, [sums] * n),
         "reduce_scatter": (own, [[cell] for cell in sums]),
         "all_to_all": (own, columns),
@@ -54,8 +258,7 @@ def test_each_collective_moves_what_it_promises(demo, name):
     before, after = (state["cells"] for state in demo[name])
     promised_before, promised_after = expected(name, len(before))
     assert before == promised_before
-    for cells, promised in zip(after, promised_after, strict=True):
-        assert promised is None or cells == promised
+    assert after == promised_after
 
 
 OLD_GLOO = """
@@ -103,7 +306,7 @@ def test_after_the_first_phase_each_rank_has_one_whole_chunk(demo):
     n = len(demo["ring"]["equal"])
     cells = demo["ring"]["steps"][n - 1]["cells"]
     whole = [{column for column in range(n) if len(show.contributors(row[column])) == n} for row in cells]
-    assert whole == [{(rank + 1) % n} for rank in range(n)], "as exercise 3 asks"
+    assert whole == [{(rank + 1) % n} for rank in range(n)], "as exercise 3 says"
 
 
 def test_the_ring_sends_what_the_formula_says(demo):
@@ -129,12 +332,14 @@ def test_a_digit_tells_the_rank():
 
 
 def test_pictures_show_the_numbers_of_the_run_in_the_colours_of_their_ranks(demo):
-    panels = show.before_after(demo["gather"], "gather").axes
-    assert [[text.get_text() for text in ax.texts] for ax in panels] == [
+    before, arrows, after = show.before_after(demo["gather"], "gather").axes
+    assert [[text.get_text() for text in ax.texts] for ax in (before, after)] == [
         ["1", "10", "100"], ["1", "10", "100", "nothing", "nothing"]]
+    assert [(text.xyann[1], text.xy[1]) for text in arrows.texts] == [(1, 0), (2, 0)], "from and to"
     panels = [ax for half in ("added", "copied") for ax in show.ring(demo["ring"], half).axes]
     cells = [[number for row in step["cells"] for number in row] for step in demo["ring"]["steps"]]
-    assert [[int(text.get_text()) for text in ax.texts] for ax in panels] == cells
+    assert [[int(text.get_text()) for text in ax.texts if text.get_text()] for ax in panels] == cells
+    assert [len(ax.texts) - 9 for ax in panels] == [0] + 4 * [4], "an arrow a rank; that of the last is drawn twice"
     for ax, numbers_of_panel in zip(panels, cells, strict=True):
         stripes = sum(len(show.contributors(number)) for number in numbers_of_panel)
         assert len(ax.patches) == stripes + len(numbers_of_panel)
@@ -178,7 +383,7 @@ def test_detail_names_both_collectives_before_anybody_waits(hung):
 
 @pytest.mark.parametrize(("script", "ranks", "message"), [
     (DEMO, 1, "this shows 2 to 7 ranks"), (DEMO, 8, "this shows 2 to 7 ranks"),
-    (HANG, 1, "three ranks or more"), (HANG, 2, "three ranks or more")])
+    (HANG, 1, "three ranks or more"), (HANG, 2, "three ranks or more"), (OWN, 1, "two ranks or more")])
 def test_too_few_or_too_many_ranks_are_refused_in_one_line(script, ranks, message, tmp_path):
     environment = {} if ranks == 1 else {  # rank 0's, as torchrun sets it; it refuses before it meets another
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}",

@@ -1,13 +1,13 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 90
+#     minutes: 120
 #     quick:
 #       parameters:
 #         patience: 2
 #         ranks: 2
-#       seconds: 40
-#     seconds: 60
+#       seconds: 50
+#     seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -21,14 +21,16 @@
 #
 # **You will be able to**
 #
+# - build a broadcast and an all-reduce of messages between two ranks, and say what a star, a tree or a ring of messages
+#   costs;
 # - say what each rank holds after a broadcast, scatter, gather, reduce, all_gather, all_reduce, reduce_scatter or
 #   all_to_all, and choose the one that fits;
-# - write code that ranks run together: gather tensors of unequal length, add up along a ring, stop together;
+# - write code that ranks run together: gather tensors of unequal length, stop together;
 # - explain why ranks hang, and find out which rank waits where.
 #
 # **You need** lesson [03 · Processes and ranks](03_processes_and_ranks.ipynb): rank, world size, process group.
 #
-# **Time.** About 90 minutes for you, 1 for the machine.
+# **Time.** About 120 minutes for you, 2 for the machine. Take a break halfway, after *Yours and PyTorch's*.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -36,7 +38,7 @@ here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-para
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
 # %%
-import json, os
+import json, math, os
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -49,10 +51,10 @@ ranks = 4  # of most runs below; 2 to 7
 patience = 3  # seconds that ranks wait in vain, where they hang on purpose
 
 # %% [markdown]
-# ## One call, made by all ranks
+# ## Messages between two ranks
 #
-# A **collective** is an operation that all ranks of a group call together. Each rank runs the same line; the line moves
-# data between them. Here is a whole program with one collective. The cell writes it to a file, the next one starts it.
+# One rank sends a tensor, another receives it: everything that ranks exchange is made of such messages. Here is a whole
+# program with one message. The cell writes it to a file, the next one starts it.
 
 # %%
 # %%writefile results/live/04_first.py
@@ -60,10 +62,13 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank, last = dist.get_rank(), dist.get_world_size() - 1
 mine = torch.tensor([1, 2, 3, 4]) * 10**rank
 before = mine.tolist()
-dist.broadcast(mine, src=0)
+if rank == 0:
+    dist.send(mine, dst=last)
+elif rank == last:
+    dist.recv(mine, src=0)
 print(f"rank {rank} had {before}, has {mine.tolist()}\n", end="")  # in one piece
 dist.barrier()  # waits for all: nobody leaves while another still connects
 dist.destroy_process_group()
@@ -74,9 +79,229 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 # !torchrun --nproc_per_node={ranks} results/live/04_first.py
 
 # %% [markdown]
-# `broadcast`: every rank gets what rank `src` has, into the tensor that it hands in. (The ranks print in any order.)
-# With a broadcast DDP's constructor gives all ranks the same weights. The backend is gloo here, which works on every
-# CPU. With NCCL, for GPUs, the calls are the same, and each rank's tensors are on its GPU.
+# Only the two ranks concerned make the calls; the others go on. (The ranks print in any order.) The backend is gloo
+# here, which works on every CPU. With NCCL, for GPUs, the calls are the same, and each rank's tensors are on its GPU.
+#
+# A second program does this and all that follows, and records what every rank held before and after. (Gloo of PyTorch
+# 2.10 lacks `all_to_all`: there the program makes it of scatters.)
+
+# %%
+# !torchrun --nproc_per_node={ranks} lessons/l04_collectives/collectives_shown.py \
+#     --out results/live/04_collectives.json
+
+# %%
+demo = json.loads(Path("results/live/04_collectives.json").read_text())
+plots.picture(show.before_after(demo["send_recv"], "send, recv"))
+
+# %% [markdown]
+# A row is a rank, a cell is a number that it held. Rank 0 starts with 1 2 3 4, rank 1 with 10 20 30 40, and so on: **the
+# place of a digit tells the rank that it came from**, later also in a sum. The colours say the same.
+#
+# Each `send` needs its `recv`, and may wait for it. If two ranks both `send` first, to `recv` afterwards, both may wait
+# for ever. `isend` and `irecv` only start a message, and `batch_isend_irecv` starts several at once; the `wait()` of
+# what they return ends it. So all ranks can pass something on to their right neighbour (the last rank's right neighbour
+# is rank 0) and receive from the left one. `mine` is the rank's row of numbers, `ranks` the world size:
+
+# %%
+lesson.code(shown.shift)
+plots.picture(show.before_after(demo["shift"], "everybody to the right"))
+
+# %% [markdown]
+# ## A broadcast, made of messages
+#
+# Before DDP trains, all ranks get the weights of rank 0. Such an operation, which all ranks of a group call together, is
+# a **collective**; this one is a **broadcast**. PyTorch has it. How would you build it?
+#
+# **Predict.** Eight ranks, and rank 0 has a tensor that all need. In a **round** each rank sends one message at most,
+# and receives one at most. How many rounds are needed, at least?
+
+# %%
+my_rounds = None
+
+# %% [markdown]
+# ### Exercise 1: `my_broadcast`
+#
+# All ranks call `my_broadcast(tensor, src)`. Afterwards each has the numbers of rank `src`, in the tensor that it
+# handed in. Use `send` and `recv`, or `isend` and `irecv`, and no collective. **Any way that is right passes**, on any
+# number of ranks. The check runs your file on 2, 3 and 5 ranks, counts the messages, and names their shape.
+
+# %%
+# %%writefile results/live/04_broadcast.py
+import torch
+import torch.distributed as dist
+
+
+def my_broadcast(tensor, src):
+    raise NotImplementedError
+
+
+# %%
+check.broadcasted("results/live/04_broadcast.py")
+# check.broadcasted.hint()
+# check.broadcasted.solution()
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+fewest = math.ceil(math.log2(8))  # a round at most doubles the ranks that have it
+lesson.predicted(my_rounds, fewest, "rounds")
+
+# %% [markdown]
+# ## An all-reduce, made of messages
+#
+# After each backward pass DDP adds up the gradients of all ranks: **every rank gets the sum**. This is an
+# **all-reduce**. Ranks that begin with 1, 10, 100 and 1000 all end with 1111.
+#
+# ### Exercise 2: `my_all_reduce`
+#
+# All ranks call `my_all_reduce(tensor)`; afterwards each has the sum over all ranks in it. The tensor has one dimension.
+# Again messages alone, and again any way that is right passes.
+
+# %%
+# %%writefile results/live/04_all_reduce.py
+import torch
+import torch.distributed as dist
+
+
+def my_all_reduce(tensor):
+    raise NotImplementedError
+
+
+# %%
+check.all_reduced("results/live/04_all_reduce.py")
+# check.all_reduced.hint()
+# check.all_reduced.solution()
+
+# %% [markdown]
+# ## The ring
+#
+# In a **star** with n ranks one rank receives n − 1 tensors, adds them up and sends the sum n − 1 times, while all
+# others wait for it. In a **ring** all ranks work alike. Each sends only to its right neighbour. The tensor is cut into
+# n **chunks**, and in each step every rank sends one chunk, until all ranks have the whole sum.
+#
+# **Predict.** Four ranks make a ring. How many times the bytes of its tensor does each rank send, over all steps?
+
+# %%
+my_times = None  # times the bytes of the tensor
+
+# %%
+ring = demo["ring"]
+plots.picture(show.ring(ring, "added"))
+
+# %% [markdown]
+# The right neighbour is the row below; below the last row comes rank 0 again. A column is a chunk. An arrow leads to
+# each number that has just arrived. Follow the column of rank 0's 1.
+#
+# This is the first half, **reduce-scatter**: what arrives is *added*, and sent on in the next step. After n − 1 steps
+# each rank has one chunk of the whole sum. The second half is **all-gather**: the whole sums go round once more, and are
+# *copied*. It takes n − 1 steps, too:
+
+# %%
+plots.picture(show.ring(ring, "copied"))
+
+# %%
+sent = sum(step["bytes"][0] for step in ring["steps"][1:])  # by rank 0
+lesson.predicted(my_times, sent / ring["bytes"], "times its tensor")
+lesson.table(show.ring_table(ring))
+
+# %% [markdown]
+# Each rank sends 2(n − 1) chunks of one n-th of the tensor: **2(n − 1)/n** times the tensor. That is never more than
+# twice, **however many ranks there are** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002));
+# in the star one rank sends n − 1 times the tensor.
+#
+# Decimal numbers may differ from PyTorch's in the last digits, since they were added in another order. But the ranks
+# do not differ from each other: each sum was made once, and then copied.
+#
+# Step through a ring of eight. Which rank is the first to hold the whole sum of chunk 0, and which is the last?
+
+# %%
+lesson.interactive("ring")
+
+# %% [markdown]
+# ### Exercise 3: `my_ring`
+#
+# Write the all-reduce once more, as a ring. (If yours of exercise 2 is one already, copy it.)
+#
+# Steps count from 0, and in step 0 rank r sends chunk r. `tensor.tensor_split(n)` gives the chunks: they share the
+# tensor's memory, and their lengths may differ by one.
+
+# %%
+# %%writefile results/live/04_ring.py
+import torch
+import torch.distributed as dist
+
+
+def my_ring(tensor):
+    raise NotImplementedError
+
+
+# %%
+check.ring("results/live/04_ring.py")
+# check.ring.hint()
+# check.ring.solution()
+
+# %% [markdown]
+# ## Yours and PyTorch's
+#
+# Now your functions run beside `dist.broadcast` and `dist.all_reduce`, on two and on more ranks. Ours stands in the
+# place of each that is not right yet, and is called so.
+
+# %%
+yours = " ".join([check.broadcasted.file, check.all_reduced.file, check.ring.file])
+
+# %%
+# !torchrun --nproc_per_node=2 lessons/l04_collectives/own_collectives.py --yours {yours} \
+#     --out results/live/04_own_2.json
+# !torchrun --nproc_per_node={ranks} lessons/l04_collectives/own_collectives.py --yours {yours} \
+#     --out results/live/04_own_{ranks}.json
+
+# %%
+files = [Path(f"results/live/04_own_{count}.json") for count in sorted({2, ranks})]
+runs = [json.loads(file.read_text()) for file in files]
+lesson.table(show.own_table(runs[-1]))
+plots.picture(show.messages_sent(runs[-1]))
+
+# %% [markdown]
+# A row is a rank, and each arrow a message, from one round to the next; a thick one is the whole tensor. Two things
+# cost time. Each **round** costs a little, however small the message is. And each **byte** costs: add up the largest
+# message of each round, and you have the tensors that travel *one after another*. A tree needs few rounds, a ring few
+# bytes.
+#
+# **Predict.** A tensor of 32 MiB on the larger number of ranks. How many times as long as the ring of exercise 3 does
+# the all-reduce of exercise 2 take?
+
+# %%
+my_factor = None
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+factor = show.times_as_long(runs[-1], "04_all_reduce", "04_ring")
+lesson.predicted(my_factor, factor, "times as long")
+lesson.table(show.times_table(runs))
+plots.picture(show.own_times(runs))
+
+# %% [markdown]
+# A point is the median of five rounds of measurement, a bar reaches from the fastest to the slowest. Where the bars of
+# two overlap, they are not told apart.
+#
+# On the left rounds count, on the right bytes. All ranks share this machine's cores and memory: between machines, each
+# with a link of its own, bytes one after another count for more. PyTorch's own, in C++, are made of messages, too: with
+# gloo the broadcast is a [tree](https://github.com/pytorch/gloo/blob/main/gloo/broadcast.cc), the all-reduce a
+# [ring](https://github.com/pytorch/gloo/blob/main/gloo/allreduce.cc) that sends one piece while it adds another. NCCL
+# has rings and [trees](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo). Lesson
+# [08](08_predict_scaling.ipynb) measures what a message costs.
+#
+# **This is half of the lesson: take a break.**
+#
+# ## One call, made by all ranks
+#
+# From here on the library's collectives are used. Each rank runs the same line; the line moves data between them:
+
+# %%
+lesson.code(shown.broadcast)
+plots.picture(show.before_after(demo["broadcast"], "broadcast"))
+
+# %% [markdown]
+# `broadcast`: every rank gets what rank `src` has, into the tensor that it hands in. `mine` is the rank's row of
+# numbers: the ones are rank 0's, the tens rank 1's. An arrow tells whose numbers a rank got; which way they took is the
+# library's business.
 #
 # Eight collectives move data. Two questions sort them: **who needs the result, and is something added up?** Where two
 # stand in one place a third tells them apart: does each rank get the whole, or its own part?
@@ -87,31 +312,10 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # errors are shown once, by Python
 # | all ranks → one rank | `gather` | `reduce` |
 # | all ranks → all ranks | `all_gather`, `all_to_all` | `all_reduce`, `reduce_scatter` |
 #
-# A second program calls each of them, and a few more that come later, and records what every rank held before and after.
-# (Gloo of PyTorch 2.10 lacks `all_to_all`: there the program makes it of scatters.)
-
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l04_collectives/collectives_shown.py \
-#     --out results/live/04_collectives.json
-
-# %%
-demo = json.loads(Path("results/live/04_collectives.json").read_text())
-
-# %% [markdown]
 # ## From one rank to all
 #
-# The broadcast as a picture. A row is a rank, a cell is a number that it held. Rank 0 starts with 1 2 3 4, rank 1 with
-# 10 20 30 40, and so on: **the place of a digit tells the rank that it came from**, also in a sum. The colours say the
-# same.
-
-# %%
-plots.picture(show.before_after(demo["broadcast"], "broadcast"))
-
-# %% [markdown]
-# `scatter`: rank 0 has a list with one piece for each rank. Each rank gets its own piece.
-#
-# **How to read the code**: `mine` is the rank's row of numbers, `ranks` the world size. Each function returns what the
-# rank holds afterwards.
+# `scatter`: rank 0 has a list with one piece for each rank. Each rank gets its own piece. (Each function below returns
+# what the rank holds afterwards.)
 
 # %%
 lesson.code(shown.scatter)
@@ -128,26 +332,14 @@ plots.picture(show.before_after(demo["gather"], "gather"))
 
 # %% [markdown]
 # `reduce` **adds up** on the way. (`op=dist.ReduceOp.MAX`, `MIN` or `PRODUCT` do something else than add.)
-#
-# **Predict.** All ranks call `dist.reduce(mine, dst=0)`. What does rank 1 hold in `mine` afterwards?
-
-# %%
-my_rank_1 = None  # "as before", "the sum" or "something else": what do you expect to see?
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-before, after = (state["cells"] for state in demo["reduce"])
-column_sums = [sum(column) for column in zip(*before, strict=True)]
-holds = {tuple(column_sums): "the sum", tuple(before[1]): "as before"}
-lesson.predicted(my_rank_1, holds.get(tuple(after[1]), "something else"))
 
 # %%
 lesson.code(shown.reduce)
-plots.picture(show.before_after(demo["reduce"], "reduce"))
+plots.picture(show.before_after(demo["reduce"], "reduce", empty="not defined"))
 
 # %% [markdown]
 # Only rank 0, the `dst`, has the result. What the others hold is *not defined*: gloo may use their tensors for sums
-# that are on the way, and another number of ranks, another size or another backend leaves something else. After a
-# reduce, read the tensor on `dst` only.
+# that are on the way. After a reduce, read the tensor on `dst` only.
 #
 # ## From all ranks to all
 #
@@ -191,7 +383,7 @@ plots.picture(show.before_after(demo["all_to_all"], "all_to_all"))
 # `all_gather_into_tensor`, `reduce_scatter_tensor` and `all_to_all_single` take one large tensor in place of a list.
 # Where speed counts, choose the first two: with NCCL their lists are copied once more.
 #
-# ### Exercise 1: which one fits?
+# ### Exercise 4: which one fits?
 #
 # - **a**: rank 0 has drawn a random number that all ranks are to use
 # - **b**: every rank needs the mean of all ranks' losses
@@ -213,7 +405,7 @@ check.choices(my_choices)
 # check.choices.solution()
 
 # %% [markdown]
-# ### Exercise 2: unequal lengths
+# ### Exercise 5: unequal lengths
 #
 # After an evaluation each rank holds its own predictions: a tensor of whole numbers, with one dimension. One rank has 3
 # of them, another 5, another none. **Every rank needs all of them** in one tensor, those of rank 0 first. But with gloo
@@ -235,107 +427,6 @@ def my_join(mine):
 check.joined("results/live/04_join.py")
 # check.joined.hint()
 # check.joined.solution()
-
-# %% [markdown]
-# ## Two ranks: send and recv
-#
-# These are not collectives: only the two ranks concerned call them, the others go on.
-
-# %%
-lesson.code(shown.send_recv)
-plots.picture(show.before_after(demo["send_recv"], "send, recv"))
-
-# %% [markdown]
-# Each `send` needs its `recv`, and may wait for it. If two ranks both `send` first, to `recv` afterwards, both may wait
-# for ever. `isend` and `irecv` only start a message, and `batch_isend_irecv` starts several at once. So all ranks can
-# pass something on to their right neighbour (the last rank's right neighbour is rank 0) and receive from the left one:
-
-# %%
-lesson.code(shown.shift)
-plots.picture(show.before_after(demo["shift"], "everybody to the right"))
-
-# %% [markdown]
-# ## The ring
-#
-# How is an all_reduce made of messages? The simplest way: all ranks send their tensors to rank 0, which adds them up
-# and sends the sum to each. With n ranks, rank 0 receives n − 1 tensors and sends n − 1, while all others wait for it.
-#
-# In a **ring** all ranks work alike. Each sends only to its right neighbour. The tensor is cut into n **chunks**, and
-# in each step every rank sends one chunk, until all ranks have the whole sum.
-#
-# **Predict.** Four ranks make a ring. How many times the bytes of its tensor does each rank send, over all steps?
-
-# %%
-my_times = None  # times the bytes of the tensor
-
-# %%
-ring = demo["ring"]
-plots.picture(show.ring(ring, "added"))
-
-# %% [markdown]
-# The right neighbour is the row below; below the last row comes rank 0 again. A column is a chunk, and a thick frame
-# marks what has just arrived. Follow the column of rank 0's 1.
-#
-# This is the first half, **reduce-scatter**: what arrives is *added*, and sent on in the next step. After n − 1 steps
-# each rank has one chunk of the whole sum. The second half is **all-gather**: the whole sums go round once more, and are
-# *copied*. It takes n − 1 steps, too:
-
-# %%
-plots.picture(show.ring(ring, "copied"))
-
-# %%
-sent = sum(step["bytes"][0] for step in ring["steps"][1:])  # by rank 0
-lesson.predicted(my_times, sent / ring["bytes"], "times its tensor")
-lesson.table(show.ring_table(ring))
-
-# %% [markdown]
-# Each rank sends 2(n − 1) chunks of one n-th of the tensor: **2(n − 1)/n** times the tensor. That is never more than
-# twice, **however many ranks there are** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002));
-# in the simplest way rank 0 sends n − 1 times the tensor. The price of the ring is 2(n − 1) steps, one after another.
-# Lesson [08](08_predict_scaling.ipynb) measures what messages cost; NCCL also has
-# [trees](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo), which take fewer steps.
-#
-# Decimal numbers may differ from `all_reduce` in the last digits, since they were added in another order. But the ranks
-# do not differ from each other: each sum was made once, and then copied.
-#
-# ### Try it
-#
-# **Predict.** A ring of eight. In the first step rank 0 sends its chunk 0. Which rank is the first to hold the whole sum
-# of chunk 0, and which is the last? Then step through the page below.
-
-# %%
-my_holders = None  # [first, last]
-
-# %%
-lesson.interactive("ring")
-
-# %%
-lesson.predicted(my_holders, [8 - 1, 8 - 2])  # ranks 1 to 7 add theirs, then 0 to 6 copy it
-
-# %% [markdown]
-# ### Exercise 3: the first half of the ring
-#
-# Write `my_reduce_scatter(tensor)` with messages between neighbours. It changes `tensor`, which has one dimension, in
-# place: after n − 1 steps chunk (r + 1) % n of rank r is the sum over all ranks, as in the picture. What its other
-# chunks hold does not matter.
-#
-# Steps count from 0, and in step 0 rank r sends chunk r. `tensor.tensor_split(n)` gives the chunks: they share the
-# tensor's memory, and their lengths may differ by one.
-
-# %%
-# %%writefile results/live/04_ring.py
-import torch
-import torch.distributed as dist
-
-
-def my_reduce_scatter(tensor):
-    raise NotImplementedError
-
-
-# %%
-check.ring_half("results/live/04_ring.py")
-# check.ring_half.hint()
-# check.ring_half.solution()
 
 # %% [markdown]
 # ## Who waits for whom
@@ -471,7 +562,7 @@ lesson.table(show.messages(seen["detail"])[:1])
 # The message names both ranks and both collectives. Compare its time with that in the first table of this section. It
 # costs an extra exchange before each collective: use it to search, not to train.
 #
-# ### Exercise 4: stop together
+# ### Exercise 6: stop together
 #
 # Each rank may find a reason to stop training: a signal, a loss that no longer falls, a full disk. In every step each
 # rank calls `if my_stop(want): break`, where `want` is its own wish, `True` or `False`. If one rank alone left the
@@ -502,8 +593,8 @@ check.stopped("results/live/04_stop.py")
 #
 # 1. All ranks of a group call the same collectives in the same order, or they wait until the timeout.
 # 2. Three questions find the right one: who needs the result, is something added up, and is it the whole or a part?
-# 3. `all_reduce` is `reduce_scatter`, then `all_gather`. In a ring each rank sends 2(n − 1)/n times its tensor, however
-#    many ranks there are.
+# 3. Collectives are made of messages. A tree needs few rounds. A ring needs few bytes: it is a `reduce_scatter`, then an
+#    `all_gather`, and each rank sends 2(n − 1)/n times its tensor, however many ranks there are.
 #
 # **Next:** [05 · Who sees which image](05_distributed_sampler.ipynb). Before gradients can be added up, each rank needs
 # images of its own.
