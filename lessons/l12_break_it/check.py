@@ -77,8 +77,8 @@ def words_of_the_text(stacks):
         "A culprit may stand in a collective, too: in another one than the rest.": in_no_collective,
         "The rank is right. But that is where the culprit stands. In which collective do the others miss it?":
             own_collective,
-        "train.py's functions have names of their own, such as all_reduce_gradients. A rank is in a collective when a "
-        "line of torch's distributed_c10d.py says so.": words_of_the_text,
+        "The program has functions of its own, such as all_reduce_gradients. A rank is in a collective when a line of "
+        "torch's distributed_c10d.py says so.": words_of_the_text,
     },
 )
 def stacks(answer):

@@ -53,8 +53,9 @@ def named(whose: str, answer: tuple, folder: str) -> list[dict]:
 
 
 def missing(report: list[str]) -> list[str]:
-    """A line for each collective that torchfrtrace complains of: its group, and the missing ranks."""
-    groups = re.findall(r"group info: (?:\d+:)?(.+?)\n(?:.*\n)*?missing ranks: (\{.+?\})", "\n".join(report))
+    """A line for each collective that torchfrtrace finds incomplete: its group, and the missing ranks."""
+    block = r"Not all ranks joining.*\n.*\ngroup info: (?:\w+:)?(.+)\n.*\nmissing ranks: (.+)"
+    groups = re.findall(block, "\n".join(report))
     return [f"{group}: {ranks}" for group, ranks in groups]
 
 
@@ -75,8 +76,7 @@ def waiting(dumps: dict[int, dict], per_node: int, whose: str, culprit: int) -> 
         write_in(ax, local, node, rank, colours[where])
     node, local = divmod(culprit, per_node)
     ax.add_patch(plt.Rectangle((local - 0.5, node - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=5))
-    ax.annotate(f"{whose}: rank {culprit}", (local + 0.5, node), (per_node - 0.3, node), va="center", fontsize=18,
-                fontweight="bold", arrowprops={"arrowstyle": "-", "linewidth": 2})
+    ax.text(per_node - 0.4, node, f"← {whose}: rank {culprit}", va="center", fontsize=18, fontweight="bold")
     ax.set(xlim=(-0.6, per_node + 2), ylim=(len(dumps) / per_node - 0.4, -0.6), xlabel="local rank", ylabel="node",
            xticks=range(per_node), yticks=range(len(dumps) // per_node))
     ax.grid(False)

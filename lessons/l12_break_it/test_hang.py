@@ -86,7 +86,7 @@ def test_the_picture_frames_the_rank_that_was_named(live):
     function, drawn = show.named("ours", check.culprit_of_dumps(dumps), folder)
     assert function["culprit"] == drawn["culprit"] == culprit and drawn["collective"] == f"(fault: {fault})"
     (ax,) = show.waiting(dumps, 8, "ours", culprit).axes
-    assert {text.get_text() for text in ax.texts} == {*map(str, range(24)), f"ours: rank {culprit}"}
+    assert {text.get_text() for text in ax.texts} == {*map(str, range(24)), f"← ours: rank {culprit}"}
 
 
 @pytest.mark.parametrize("arguments", [["--ranks", 12], ["--culprit", 4], ["--ranks", 16, "--culprit", 8],
