@@ -15,15 +15,13 @@ import psutil
 import pytest
 
 from course import processes
-from lessons.l12_break_it import check as lesson_12
-from lessons.l12_break_it import detective
 from lessons.l12_break_it.gallery_table import anchor, guide, read_notes, read_patients, read_table
 from scripts.broken import gallery
 from tests import runner
 
 TABLE = read_table()
 BROKEN = runner.ROOT / "scripts" / "broken"
-SPECIAL = {"gallery", "worker", "detective"}
+SPECIAL = {"gallery", "worker"}
 each_entry = pytest.mark.parametrize("entry", TABLE.values(), ids=TABLE)
 
 
@@ -198,24 +196,3 @@ def test_bad_input_is_one_line(arguments, capsys):
         gallery.main(arguments)
     printed = capsys.readouterr()
     assert end.value.code == 2 and len(printed.err.strip().splitlines()) == 1 and not printed.out
-
-
-def test_the_five_runs_of_the_detective_show_what_the_check_says(tmp_path):
-    out = tmp_path / "logs.json"
-    done = runner.run(2, "--out", out, script="lessons/l12_break_it/detective.py")
-    assert done.returncode == 0, done.stderr[-2000:]
-    logs = {lesson_12.TRUTH[letter]: log for letter, log in json.loads(out.read_text()).items()}
-    assert set(logs) == set(lesson_12.SIGNS)
-
-    def by_rank(log, what):
-        return [[rank[what] for rank in epoch["ranks"]] for epoch in log["epochs"]]
-
-    signs = {
-        "set_epoch": lambda log: by_rank(log, "first_images")[0] == by_rank(log, "first_images")[1],
-        "rank_0_loss": lambda log: all(epoch["loss"] == epoch["ranks"][0]["loss"] for epoch in log["epochs"]),
-        "batch_per_process": lambda log: by_rank(log, "updates") == [[3, 3], [3, 3]],
-        "ddp_module": lambda log: all(first != second for first, second in by_rank(log, "weight_norm")),
-        "padded_evaluation": lambda log: log["test_images"] != detective.TESTS,
-    }
-    for fault, log in logs.items():  # each run has its own sign, and no other
-        assert [sign for sign, seen in signs.items() if seen(log)] == [fault]

@@ -1,8 +1,11 @@
-"""Exercises of lesson 12. The first is about the five runs of detective.py, and owns their letters."""
+"""Exercises of lesson 12."""
 
 import copy
-import random
+import json
+import re
+from collections import Counter, defaultdict
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,56 +17,241 @@ from torch.utils.data import DistributedSampler
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
 from course.on_ranks import exercise_on_ranks
+from lessons.l12_break_it.hang import FAULTS
 
-# Exercise 1: five runs
-# What the log of a run with this fault shows, and where to look for it.
-SIGNS = {
-    "set_epoch": ("the first images of epoch 1 are those of epoch 0", "the first images of both epochs"),
-    "rank_0_loss": ("the loss of the epoch is the very loss of rank 0, and not between those of the ranks",
-                    "the three losses of an epoch"),
-    "batch_per_process": ("an epoch has half as many updates as the others", "the number of updates"),
-    "ddp_module": ("the weight norms of the ranks differ", "the weight norms"),
-    "padded_evaluation": ("more test images are counted than there are", "the test"),
-}
-TRUTH = dict(zip("ABCDE", random.Random(12).sample(list(SIGNS), len(SIGNS)), strict=True))  # which run has which fault
+# Exercise 1: four stacks. Each hang was recorded with hang.py, the stack of the culprit first.
+RECORDED = json.loads(Path(__file__).with_name("stacks.json").read_text(encoding="utf-8"))["stacks"]
 
 
-def swapped(fault, other):
-    """TRUTH with the letters of two faults exchanged."""
-    letters = {fault: letter for letter, fault in TRUTH.items()}
-    return TRUTH | {letters[fault]: other, letters[other]: fault}
+def recorded_stacks(fault, culprit):
+    """{rank: its stack}, as if this rank had been the culprit."""
+    own, *others = RECORDED[fault]
+    others.insert(culprit, own)
+    return dict(enumerate(others))
+
+
+def calls(stacks):
+    """{rank: the function of torch.distributed that it stands in, or None}."""
+    inner = {rank: re.search(r'distributed_c10d\.py", line \d+ in (\w+)', text) for rank, text in stacks.items()}
+    return {rank: match and match[1] for rank, match in inner.items()}
+
+
+def culprit_of_stacks(stacks):
+    called = calls(stacks)
+    collective, _ = Counter(called.values()).most_common(1)[0]
+    return next((rank, collective) for rank in called if called[rank] != collective)
+
+
+def first_rank(stacks):
+    return 0, culprit_of_stacks(stacks)[1]
+
+
+def first_that_waits(stacks):
+    return next((rank, call) for rank, call in calls(stacks).items() if call)
+
+
+def in_no_collective(stacks):
+    called = calls(stacks)
+    return next((rank for rank in called if called[rank] is None), None), Counter(called.values()).most_common(1)[0][0]
+
+
+def own_collective(stacks):
+    rank, _ = culprit_of_stacks(stacks)
+    return rank, calls(stacks)[rank]
+
+
+def words_of_the_text(stacks):
+    called = {rank: next((name for name in ("all_reduce", "all_gather", "barrier") if name in text), None)
+              for rank, text in stacks.items()}
+    collective, _ = Counter(called.values()).most_common(1)[0]
+    return next((rank for rank in called if called[rank] != collective), None), collective
 
 
 @exercise(
-    solution=TRUTH,
-    hint="Compare the runs line by line. Which one has another number of updates? In which one do the ranks' weights "
-    "differ? What do the two epochs of a run have in common? How many test images are there?",
+    solution=culprit_of_stacks,
+    hint="Of each rank: the function in the first line whose file is distributed_c10d.py, or None where there is no "
+    "such line. Three ranks agree. collections.Counter counts; the fourth is the culprit.",
     mistakes={
-        "You exchanged the run whose models drift apart and the run whose order repeats.":
-            swapped("ddp_module", "set_epoch"),
-        "You exchanged the run with the loss of rank 0 and the run that counts test images twice.":
-            swapped("rank_0_loss", "padded_evaluation"),
-        "Each mistake is in one run only.": dict.fromkeys("ABCDE", "set_epoch"),
+        "Rank 0 is the rank whose console you see. Any rank can be the culprit.": first_rank,
+        "A rank that stands in a collective waits there for somebody. Who is not with it?": first_that_waits,
+        "A culprit may stand in a collective, too: in another one than the rest.": in_no_collective,
+        "The rank is right. But that is where the culprit stands. In which collective do the others miss it?":
+            own_collective,
+        "The program has functions of its own, such as all_reduce_gradients. A rank is in a collective when a line of "
+        "torch's distributed_c10d.py says so.": words_of_the_text,
     },
 )
-def five_runs(answer):
-    """All five are found: the order that repeats, the loss of one rank, the batch that has doubled, the models that
-    drift apart, the image that counts twice. None of the runs gave a warning; the lines that show it were printed on
-    purpose. Print them in your own runs, too."""
-    if callable(answer):
-        answer = answer()
-    if not isinstance(answer, dict) or set(answer) != set(TRUTH):
-        raise Wrong('Answer with a dict that has the letters A to E, such as {"A": "set_epoch", ...}.')
-    if unknown := set(answer.values()) - set(SIGNS):
-        raise Wrong(f"There is no mistake {unknown.pop()!r}. The five are: {', '.join(SIGNS)}.")
-    found = sum(answer[letter] == TRUTH[letter] for letter in TRUTH)
-    for letter, fault in TRUTH.items():
-        yield Case(answer[letter], fault,
-                   f"Run {letter} is not {answer[letter]}: with that {SIGNS[answer[letter]][0]}. It is not so here. "
-                   f"Compare {SIGNS[fault][1]} with those of the other runs. ({found} of 5 are right.)")
+def stacks(answer):
+    """Five hangs: a rank that still loads data, one that packs its gradients, one that has left the loop, one that
+    logs alone, and one so dead that it has no stack. All look the same to whoever waits."""
+    fixed = [("loads", 2), ("leaves", 1), ("packs", 3), ("stops", 0), ("logs", 1)]
+    for fault, culprit in drawn(fixed, lambda random: (random.choice(list(FAULTS)), random.randrange(4))):
+        texts, right = recorded_stacks(fault, culprit), (culprit, FAULTS[fault])
+        got = as_tuple(answer(dict(texts)))
+        where = ", ".join(f"rank {rank} in {innermost(text)}" for rank, text in texts.items())
+        yield Case(got, right, f"Four ranks hang: {where}. You returned {got}; {right} is right.")
 
 
-# Exercise 2: a patient with three mistakes
+def as_tuple(got):
+    return tuple(got) if isinstance(got, list) else got
+
+
+def innermost(text):
+    """The innermost function of the program on a stack, and torch's if it stands in one, in words."""
+    ours, call = re.search(r'hang\.py", line \d+ in (\w+)', text), calls({0: text})[0]
+    return "no stack at all" if not ours else f"{ours[1]} ({call})" if call else ours[1]
+
+
+# Exercise 2: a dump of each of 64 ranks
+def culprit_of_dumps(dumps):
+    members, called = {}, defaultdict(dict)
+    for rank, dump in dumps.items():
+        for group in dump["pg_config"].values():
+            members[group["desc"]] = json.loads(group["ranks"])
+        for entry in dump["entries"]:
+            if not entry["retired"]:
+                called[entry["process_group"][1], entry["collective_seq_id"]][rank] = entry["profiling_name"]
+    suspects, waiting = {}, set()
+    for (group, number), names in called.items():
+        most, _ = Counter(names.values()).most_common(1)[0]
+        for rank in members[group]:
+            if names.get(rank) == most:
+                waiting.add(rank)
+            else:
+                suspects[rank] = group, number
+    return next((rank, *place) for rank, place in suspects.items() if rank not in waiting)
+
+
+def last_unfinished(dumps, rank):
+    """(rank, group, number) of the last collective that this rank has not finished; its last one where there is
+    none."""
+    entries = dumps[rank]["entries"]
+    entry = next((entry for entry in reversed(entries) if not entry["retired"]), entries[-1])
+    return rank, entry["process_group"][1], entry["collective_seq_id"]
+
+
+def most_entries(dumps):
+    return last_unfinished(dumps, max(dumps, key=lambda rank: len(dumps[rank]["entries"])))
+
+
+def fewest_entries(dumps):
+    rank = min(dumps, key=lambda rank: len(dumps[rank]["entries"]))
+    _, group, number = last_unfinished(dumps, rank)
+    return rank, group, number + dumps[rank]["entries"][-1]["retired"]
+
+
+def lowest_number(dumps):
+    return last_unfinished(dumps, min(dumps, key=lambda rank: dumps[rank]["entries"][-1]["collective_seq_id"]))
+
+
+def any_that_is_missing(dumps, idle=False):
+    """A rank that has not called what others wait in. idle: one that itself waits in nothing."""
+    called, members = defaultdict(set), {}
+    for rank, dump in dumps.items():
+        members |= {group["desc"]: set(json.loads(group["ranks"])) for group in dump["pg_config"].values()}
+        for entry in dump["entries"]:
+            if not entry["retired"]:
+                called[entry["process_group"][1], entry["collective_seq_id"]].add(rank)
+    waiting = set().union(*called.values()) if idle else set()
+    return next(((rank, group, number) for (group, number), callers in called.items()
+                 for rank in sorted(members[group] - callers - waiting)), None)
+
+
+def last_done(dumps):
+    rank, group, number = culprit_of_dumps(dumps)
+    return rank, group, number - 1
+
+
+def program(rank, per_node, culprit, fault, at):
+    """(group, collective) of each call of a rank, as train_by_node of hang.py makes them, for 20 steps."""
+    for step in range(20):
+        if rank == culprit and step == at:
+            if fault == "late":
+                return
+            yield f"node {rank // per_node}", "barrier"
+        yield f"node {rank // per_node}", "all_reduce"
+        if rank % per_node == 0:
+            yield "leaders", "all_reduce"
+        yield f"node {rank // per_node}", "broadcast"
+
+
+def dumps_of(ranks, per_node, culprit, fault, at, kept):
+    """{rank: its dump}, in the flight recorder's format of PyTorch 2.14, as gloo writes it.
+
+    The format: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html. The ranks are played: a
+    collective is completed when all members of its group have called it by the same name, and who is in it goes on.
+    """
+    members = {f"node {node}": list(range(node * per_node, (node + 1) * per_node)) for node in range(ranks // per_node)}
+    members["leaders"] = list(range(0, ranks, per_node))
+    entries, together, number = {rank: [] for rank in range(ranks)}, defaultdict(list), Counter()
+    todo = {rank: program(rank, per_node, culprit, fault, at) for rank in range(ranks)}
+    free = list(range(ranks))
+    while free:
+        rank = free.pop()
+        group, name = next(todo[rank], (None, None))
+        if not group:
+            continue
+        number[rank, group] += 1
+        identifier = str(1 + list(members).index(group))
+        entries[rank].append(entry := {
+            "record_id": len(entries[rank]), "pg_id": int(identifier), "process_group": (identifier, group),
+            "collective_seq_id": number[rank, group], "p2p_seq_id": 0, "op_id": number[rank, group],
+            "profiling_name": f"gloo:{name}", "time_created_ns": 10**18 + 10**6 * len(entries[rank]),
+            "input_sizes": [[8]], "input_dtypes": ["Float"], "output_sizes": [[8]], "output_dtypes": ["Float"],
+            "state": "scheduled", "time_discovered_started_ns": None, "time_discovered_completed_ns": None,
+            "retired": False, "timeout_ms": 600_000, "is_p2p": False})
+        calls = together[group, number[rank, group]]
+        calls.append((rank, entry))
+        if len(calls) == len(members[group]) and len({entry["profiling_name"] for _, entry in calls}) == 1:
+            for caller, its_entry in calls:
+                its_entry["retired"] = True
+                free.append(caller)
+    return {rank: {"version": "2.10", "entries": entries[rank][-kept:],
+                   "pg_config": {str(place): {"name": str(place), "desc": group, "ranks": str(of_group)}
+                                 for place, (group, of_group) in enumerate(members.items(), 1) if rank in of_group}}
+            for rank in range(ranks)}
+
+
+def drawn_hang(random):
+    """Arguments of dumps_of."""
+    per_node, nodes = random.choice((6, 8, 12)), random.choice((4, 6, 8))
+    culprit = random.randrange(nodes) * per_node + random.randrange(1, per_node)
+    return nodes * per_node, per_node, culprit, random.choice(("late", "other")), random.randrange(5, 18), 16
+
+
+@exercise(
+    solution=culprit_of_dumps,
+    hint="Keep the entries that are not retired, by group and number: {(group, number): {rank: name}}. In each, the "
+    "ranks with the commonest name wait. Members of the group without an entry, or with another name, are suspects. "
+    "The culprit is the suspect that waits nowhere with others.",
+    mistakes={
+        "That rank waits: its last entry is not retired. Having most entries says that it is in more groups, no more.":
+            most_entries,
+        "The recorder keeps the last calls only, so ranks have equally many entries, however far they came.":
+            fewest_entries,
+        "Each group counts for itself: a low number in one group is not behind a high one in another.": lowest_number,
+        "That rank is missed by others, but it waits, too: in another group. Go on to the rank for which it waits.":
+            any_that_is_missing,
+        "In one hang all ranks of the node have an entry of this number. Compare the names: one called something else.":
+            partial(any_that_is_missing, idle=True),
+        "The rank is right. That is the last collective it has finished; the others wait in the next.": last_done,
+    },
+)
+def dumps(answer):
+    """The culprit is missed, and waits for nobody. Of 64 ranks 63 only wait: for their leader, for a leader of another
+    node, or for the culprit."""
+    fixed = [(64, 8, 37, "late", 11, 2000), (64, 8, 51, "late", 8, 16), (64, 8, 22, "other", 14, 16),
+             (48, 6, 5, "late", 9, 16)]
+    for hang in drawn(fixed, drawn_hang):
+        ranks, per_node, culprit, fault, at, _ = hang
+        group, number = f"node {culprit // per_node}", 2 * at + 1
+        right, got = (culprit, group, number), as_tuple(answer(dumps_of(*hang)))
+        did = "did not call it" if fault == "late" else "called barrier as its own"
+        yield Case(got, right, f"{ranks} ranks in nodes of {per_node}: the ranks of {group} wait in its collective "
+                               f"{number}, and rank {culprit} {did}. So {right} is right; you returned {got}.")
+
+
+# Exercise 3: a patient with three mistakes
 def train(ddp, optimizer, images, labels, epochs):
     sampler, means = DistributedSampler(images, shuffle=True), []
     for epoch in range(epochs):
@@ -167,7 +355,7 @@ def repaired(ranks):
                                 f"{right:.4f}.", rel_tol=1e-4)
 
 
-# Exercise 3: an instrument
+# Exercise 4: an instrument
 def drifted(model):
     names = []
     for name, parameter in model.named_parameters():
@@ -264,51 +452,3 @@ def instrument(ranks):
         got = [result["names"] for result in results]
         returned = "; ".join(f"rank {rank} returned {names}" for rank, names in enumerate(got))
         yield Case(got, [differing] * len(ranks), f"{weights}: {differing} is right, on every rank. But {returned}.")
-
-
-# Exercise 4: undo the padding
-def exact(hits, images):
-    in_order = [hit for one_each in zip(*hits, strict=True) for hit in one_each]
-    return sum(in_order[:images]) / images
-
-
-def with_the_copies(hits, images):
-    return sum(map(sum, hits)) / sum(map(len, hits))
-
-
-def copies_among_the_hits(hits, images):
-    return sum(map(sum, hits)) / images
-
-
-def shards_joined(hits, images):
-    return sum(sum(hits, [])[:images]) / images
-
-
-def dealt(random):
-    """Hits of each rank, as the sampler deals them, and the number of images: a prime, so that no fixed case has the
-    same share of hits."""
-    images, ranks = random.choice((11, 13, 17, 19, 23)), random.randint(2, 5)
-    right = [1, *random.choices((0, 1), k=images - 2), 0]
-    return [[right[place % images] for place in range(rank, -(-images // ranks) * ranks, ranks)]
-            for rank in range(ranks)], images
-
-
-@exercise(
-    solution=exact,
-    hint="DistributedSampler deals images out like cards: rank 0 gets image 0, rank 1 image 1, and so on. Put them "
-    "back in order; the copies are at the end.",
-    mistakes={
-        "You counted the copies among the images: they must go.": with_the_copies,
-        "You divided by the right number, but the hits of the copies are still in the sum.": copies_among_the_hits,
-        "You joined the shards one behind the other. The sampler deals the images out in turn, so the copy is not at "
-        "the end of the last shard alone.": shards_joined,
-    },
-)
-def unpadded(answer):
-    """The copies stand at the end of the order that the shards were dealt from, so a gathered result can be cut to the
-    true length. Frameworks do it this way, for instance Accelerate's gather_for_metrics."""
-    cases = [([[1, 1, 0, 0, 0], [1, 1, 0, 0, 1]], 9), ([[1, 0, 1], [0, 1, 1], [1, 0, 1]], 7),
-             ([[1, 0], [0, 0]], 4)]
-    for hits, images in drawn(cases, dealt):
-        got, right = answer(copy.deepcopy(hits), images), exact(hits, images)
-        yield Case(got, right, f"With the hits {hits} of {images} images you gave {got}; {right:.4f} is right.")

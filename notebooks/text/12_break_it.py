@@ -4,9 +4,10 @@
 #     minutes: 80
 #     quick:
 #       parameters:
+#         many: 16
 #         until: 1
-#       seconds: 55
-#     seconds: 150
+#       seconds: 70
+#     seconds: 180
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -21,9 +22,9 @@
 #
 # **You will be able to**
 # - go from a symptom to a suspect, and from a suspect to the one measurement that decides;
-# - tell one hang from another by the stacks of the ranks;
+# - write the function that names the rank for which all others wait: from four stacks, and from 64 flight recorders;
 # - find mistakes that print no error;
-# - repair a script with several mistakes, and write an instrument that watches the next one.
+# - repair a script with several mistakes, and write an instrument for the next one.
 #
 # **You need** the collectives and their stacks ([04](04_collectives.ipynb)), [05 ·
 # DistributedSampler](05_distributed_sampler.ipynb), [06 · DDP](06_ddp.ipynb), and how ranks are started
@@ -38,16 +39,17 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 
 # %%
 import json
+import pickle
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from torch.utils.data import DistributedSampler
 
-from course import plots
-from lessons.l12_break_it import check, gallery_table, show
+from lessons.l12_break_it import check, gallery_table, hang, show
 
 # %% tags=["parameters"]
 until = 8  # patients that come today, 1 to 8
+many = 64  # ranks of the large job, a multiple of 8
 
 # %% [markdown]
 # ## The clinic
@@ -55,7 +57,7 @@ until = 8  # patients that come today, 1 to 8
 # Eight patients come, one after the other. Each is a real script of a few lines, `train.py`, in which one thing is
 # wrong. For each of them you
 #
-# 1. see the **symptom**: what its user sees;
+# 1. read the **script**, and see the **symptom**: what its user sees;
 # 2. **guess** the cause, from the table of suspects below;
 # 3. run the **diagnosis**: a measurement that decides;
 # 4. see the **repair**, the smallest difference that helps, and run it as the **proof**.
@@ -75,7 +77,7 @@ lesson.table([{"suspects": links[row], " ": links[row + height], "  ": links[row
               for row in range(height)])
 
 # %% [markdown]
-# ## Patient 1: it does not start
+# ## Patient 1
 #
 # A Slurm job with two tasks on one machine, which are started here with the variables that Slurm sets. (`&`: the first
 # runs beside the second. The rest of the line waits for both.) The first patient is an easy one.
@@ -103,7 +105,7 @@ lesson.predicted(my_guess_1, patients[1].number)
 # Processes meet at **one** address and port, told to all of them (lesson [03](03_processes_and_ranks.ipynb)). torchrun
 # tells it to the ranks of a node. Between nodes, and with `srun`, it is you who must.
 #
-# ## Patient 2: it stops in the second step
+# ## Patient 2
 #
 # Rank 0's message is shown. Rank 1 prints the same, and torchrun a report of its own.
 
@@ -133,9 +135,9 @@ lesson.predicted(my_guess_2, patients[2].number)
 # `find_unused_parameters=True`. It searches the graph in each step, and here it would only hide a layer that nobody
 # uses. It is for a parameter that is used in some steps and not in others.
 #
-# ## Patient 3: it hangs
+# ## Patient 3
 #
-# Nothing is printed, then, after the timeout, this. (The timeout is 6 seconds here. The default of gloo is 30 minutes:
+# "Nothing is printed. Then, after the timeout, this." (The timeout is 6 seconds here. The default of gloo is 30 minutes:
 # lesson [11](11_fault_tolerance.ipynb).)
 
 # %%
@@ -149,10 +151,9 @@ my_guess_3 = None  # a number of the table, as text
 
 # %% [markdown]
 # **Diagnosis.** The stack of **each** rank. The script asked Python for it, by `faulthandler.dump_traceback_later(3)`;
-# for a process that already hangs, `py-spy dump --pid PID` does the same from outside. Beside each line stands its
-# source, with the `if` or `for` around it. Lines without a rank are faulthandler's. Those with a rank are from the
-# errors after the timeout: the same places, and they say whose. With NCCL a call only queues the work, so Python may
-# stand lines later: ask PyTorch's flight recorder ([04](04_collectives.ipynb)).
+# for a process that already hangs, `py-spy dump --pid PID` does the same from outside. Lines without a rank are
+# faulthandler's. Those with a rank are from the errors after the timeout: the same places, and they say whose. Find
+# both lines in the script above.
 
 # %%
 # !python scripts/broken/gallery.py look 3 "File .train.py" --until {until}
@@ -174,7 +175,125 @@ lesson.predicted(my_guess_3, patients[3].number)
 # answers rank 0's all-reduce. Rank 0 prints a wrong number, goes on, and hangs at its own `barrier()`, a line that is
 # right. A collective too many hangs later, where nothing is wrong.
 #
-# ## Patient 4: the loss has a rhythm
+# ## Who holds up four ranks?
+#
+# Two stacks can be read. A job of a thousand ranks has a thousand, and a function must read them. Write it, for a
+# program whose ranks hang on purpose. Four ranks run this `train`. One of them, the culprit, gets a `fault` and does
+# something else in the fourth step. Which rank, and which fault, is drawn anew in each run:
+
+# %%
+lesson.code(hang.load_batch, hang.pack, hang.all_reduce_gradients, hang.log_loss, hang.train)
+
+# %%
+# !python lessons/l12_break_it/hang.py results/live/12_stacks
+stacks = {rank: Path(f"results/live/12_stacks/{rank}.txt").read_text() for rank in range(4)}
+for rank, stack in stacks.items():
+    print(f"rank {rank}:", *stack.splitlines()[:6], sep="\n")
+
+
+# %% [markdown]
+# The call that a rank is in stands first. **1.** Write `my_culprit(stacks)`. It gets the text of each rank's stack, by
+# rank, and returns the culprit and the collective in which the others miss it, such as `(2, "all_reduce")`. The check
+# tries it on five hangs that were recorded with this program. Their ranks and faults differ, and your function knows
+# only the texts.
+
+# %%
+def my_culprit(stacks):
+    raise NotImplementedError
+
+
+# %%
+check.stacks(my_culprit)
+# check.stacks.hint()
+# check.stacks.solution()
+
+# %% [markdown]
+# Now the hang of your own machine, whose culprit the check does not know:
+
+# %%
+whose, function = show.theirs_or_ours(my_culprit, check.stacks)
+lesson.table(show.named(whose, function(stacks), "results/live/12_stacks"))
+
+# %% [markdown]
+# All ranks but one say *I wait*. None can say for whom: each knows its own calls, and no more. Only the comparison
+# names the culprit, and so the stacks of **all** ranks are needed. A stack that is missing is a finding, too.
+#
+# ## Who holds up 64?
+#
+# With NCCL a stack may not help: a call only queues the work, and Python stands lines later. PyTorch's **flight
+# recorder** notes each collective that a rank has called, the last 2,000 of them. With `TORCH_NCCL_DUMP_ON_TIMEOUT=1`
+# each rank writes its notes to a file when a collective times out
+# ([how](../TROUBLESHOOTING.md#a-hang-under-nccl-the-flight-recorder)). gloo has the recorder, too, so 64 ranks on this
+# machine can be asked. They play 8 nodes of 8 ranks. Gradients are added up within each node, then among the nodes'
+# leaders, and each leader sends the sum to its node: three collectives a step, in two groups.
+
+# %%
+lesson.code(hang.train_by_node)
+
+# %%
+# !python lessons/l12_break_it/hang.py results/live/12_dumps --ranks {many}
+dumps = {rank: pickle.loads(Path(f"results/live/12_dumps/rank_{rank}").read_bytes())
+         for rank in range(many)}
+last = {name: value for name, value in dumps[0]["entries"][-1].items() if name != "frames"}
+dumps[0]["pg_config"], last
+
+# %% [markdown]
+# `process_group` is name and description of the group, `collective_seq_id` the number of the call in this group.
+# `retired` says whether the call is done. (gloo's `state` stays at `scheduled`. NCCL's goes on, to `started` and
+# `completed`: [source](https://github.com/pytorch/pytorch/pull/189363).) `pg_config` has the members of a rank's groups.
+#
+# PyTorch has a program that compares the dumps, `torchfrtrace`. **Predict:** how many ranks does it report as missing,
+# in some group?
+
+# %%
+my_missing = None  # a number
+
+# %%
+# report = !torchfrtrace --prefix rank_ results/live/12_dumps 2>&1
+missing = show.missing(report)
+lesson.predicted(my_missing, len(missing))
+missing
+
+
+# %% [markdown]
+# Each line is true, and most are of no use. A rank that is missing here may wait itself, in another group, for a rank
+# that waits for another one. At the end of the chain stands one that waits for nobody.
+#
+# **2.** Write `my_culprit_of_many(dumps)`. It gets a dict with the dump of each rank, and returns the culprit, the
+# description of the group and the number of the collective in which it is missed, such as `(13, "node 1", 7)`. There
+# are two faults: the culprit stops before a collective; or it calls another one than its node, under the same number.
+# The check tries your function on four hangs, of 64 and of 48 ranks. (Their dumps are not from a run: a few lines of
+# Python play the ranks and write what they would note, in the [documented
+# format](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). In three of them the recorder keeps
+# 16 calls of each rank.)
+
+# %%
+def my_culprit_of_many(dumps):
+    raise NotImplementedError
+
+
+# %%
+check.dumps(my_culprit_of_many)
+# check.dumps.hint()
+# check.dumps.solution()
+
+# %% [markdown]
+# The dumps of this machine's ranks again. Each square is a rank, each row a node; the colour says in which collective it
+# waits. The frame is the answer of the function.
+
+# %%
+whose, function = show.theirs_or_ours(my_culprit_of_many, check.dumps)
+answer = function(dumps)
+lesson.table(show.named(whose, answer, "results/live/12_dumps"))
+show.waiting(dumps, hang.PER_NODE, whose, answer[0])
+plt.show()
+
+# %% [markdown]
+# Follow the chain from any square. A rank waits for its leader, which has not sent; its leader waits for one leader;
+# that leader waits in its node, for one rank. On a real cluster the next step is to look at that rank's machine: its
+# stack, its disk, its GPU.
+#
+# ## Patient 4
 #
 # No error from here on: exit status 0, and something is not right. The user says: "The loss goes up and down at the same
 # places in each epoch, although I shuffle."
@@ -210,7 +329,7 @@ plt.show()
 # Above, each epoch repeats the last, batch by batch; what changes is what was learned. A loss with a rhythm is a reason
 # to print the order.
 #
-# ## Patient 5: another accuracy on two ranks
+# ## Patient 5
 #
 # "The same weights, the same test set. With one process I get one accuracy, with two ranks another."
 
@@ -221,8 +340,8 @@ plt.show()
 my_guess_5 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** `train.py` gives each rank its images with `DistributedSampler(right, shuffle=False)`. Which are they?
-# (A sampler that is told `num_replicas` and `rank` needs no other process.)
+# **Diagnosis.** Which images does the script's sampler give to each rank? (A sampler that is told `num_replicas` and
+# `rank` needs no other process.)
 
 # %%
 [list(DistributedSampler(range(9), num_replicas=2, rank=rank, shuffle=False)) for rank in range(2)]
@@ -236,7 +355,7 @@ lesson.predicted(my_guess_5, patients[5].number)
 # image once. Then the shards are not equally long: evaluate with `model.module`, for the `forward` of a DDP model may
 # wait for the other ranks.
 #
-# ## Patient 6: the ranks disagree
+# ## Patient 6
 #
 # "I use DDP, and after a few updates my ranks have different weights." (The norm of the weights, the root of the sum of
 # their squares, is one number for all of them. Equal weights have equal norms.)
@@ -265,7 +384,7 @@ lesson.predicted(my_guess_6, patients[6].number)
 # It is DDP's `forward` that prepares the all-reduce. `model.module` is the model without DDP: for saving and for
 # evaluation.
 #
-# ## Patient 7: a loss that is too good
+# ## Patient 7
 #
 # "The loss that my run prints is far better than what one process finds."
 
@@ -288,7 +407,7 @@ lesson.predicted(my_guess_7, patients[7].number)
 # %% [markdown]
 # Rank 0 prints what rank 0 saw. Add up sums and counts over the ranks, and divide last.
 #
-# ## Patient 8: half of the augmentation is gone
+# ## Patient 8
 #
 # "Each image gets noise of its own. With two ranks half of it seems to be missing."
 
@@ -354,29 +473,7 @@ lesson.predicted(my_found, [patient for patient in said if json.loads(said[patie
 #
 # ## Exercises
 #
-# **1. Detective.** Five runs, **A** to **E**, of the same small training on two ranks: 96 images, 16 an update over both
-# ranks, 2 epochs, 25 test images. Each has one mistake, and none gives a warning:
-#
-# - `set_epoch`: it is forgotten
-# - `rank_0_loss`: the loss is that of rank 0 alone
-# - `batch_per_process`: each rank takes the batch that is meant for both
-# - `ddp_module`: `model.module(x)` in place of `model(x)`
-# - `padded_evaluation`: test images are padded
-
-# %%
-# !OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 lessons/l12_break_it/detective.py
-
-# %% [markdown]
-# Which run has which mistake?
-
-# %%
-my_five = None  # a dict: {"A": "set_epoch", …}
-check.five_runs(my_five)
-# check.five_runs.hint()
-# check.five_runs.solution()
-
-# %% [markdown]
-# **2. A patient with three mistakes.** It hangs, and that is not all. Take out the line `raise`, run the cell and the
+# **3. A patient with three mistakes.** It hangs, and that is not all. Take out the line `raise`, run the cell and the
 # next one: the check runs your file on three ranks, and says what it sees. Repair one mistake after the other. `train`
 # returns, on rank 0, the loss of each epoch over all images.
 
@@ -410,7 +507,7 @@ check.repaired("results/live/12_train.py")
 # check.repaired.solution()
 
 # %% [markdown]
-# **3. An instrument.** Write a function that every rank calls with its own model, and that returns, on **every** rank,
+# **4. An instrument.** Write a function that every rank calls with its own model, and that returns, on **every** rank,
 # the names of the parameters (`model.named_parameters()`) that are not the same on all ranks: `[]` where all is well.
 # The model stays as it is.
 
@@ -428,26 +525,11 @@ check.instrument("results/live/12_drifted.py")
 # check.instrument.solution()
 
 # %% [markdown]
-# **4. Undo the padding.** An evaluation is over, and it was padded. `hits` is one list of 0 and 1 a rank, in the order
-# in which its `DistributedSampler(shuffle=False)` gave it the images; `images` is the size of the test set. Return the
-# exact accuracy.
-
-# %%
-def my_accuracy(hits, images):
-    raise NotImplementedError
-
-
-# %%
-check.unpadded(my_accuracy)
-# check.unpadded.hint()
-# check.unpadded.solution()
-
-# %% [markdown]
 # ## What to remember
 #
 # 1. An error message is the lucky case. Print what silent mistakes would change: images counted, updates made, first
 #    indices, random numbers, a norm of the weights, on **each** rank.
-# 2. A hang: the stack of **each** rank. Where they stand, and who is missing, says which hang it is.
+# 2. A hang: the stack or the flight recorder of **each** rank. The culprit is missed by others, and waits for nobody.
 # 3. One process on the whole batch is the judge: the same numbers, or a reason.
 #
 # **Next:** [13 · Beyond DDP](13_beyond_ddp.ipynb). Each rank holds the whole model. What if it does not fit?

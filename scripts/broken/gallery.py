@@ -2,7 +2,7 @@
 
     python scripts/broken/gallery.py list               # the mistakes, and what one sees of each
     python scripts/broken/gallery.py show set_epoch     # symptom, diagnosis, repair, and the proof that it is gone
-    python scripts/broken/gallery.py patient 3          # lesson 12: one of them without its name; what a user sees
+    python scripts/broken/gallery.py patient 3          # lesson 12: one of them without its name; what its user sees
     python scripts/broken/gallery.py look 3 '^rank'     # lines of all that it printed
     python scripts/broken/gallery.py repair 3           # the smallest repair, and the proof
     python scripts/broken/gallery.py check              # runs all pairs, and judges them
@@ -175,28 +175,18 @@ def show_repair(entry, repaired, lines):
 # ---- lesson 12's patients: without their names ---------------------------------------------------------------
 
 
-def spot(source, number):
-    """What stands in this line, behind the headers of the blocks around it: `if rank == 0: dist.barrier()`."""
-    words, depth = [], 0
-    for line in reversed(source[:number]):
-        inner = len(line) - len(line.lstrip())
-        if line.strip() and (not words or inner < depth):
-            words.insert(0, line.strip())
-            depth = inner
-    return " ".join(words)
-
-
 def blind(entry, text):
-    """Without what the script is called; the lines of it that a traceback names, with what stands there."""
-    source, script = (ROOT / entry.script("broken")).read_text().splitlines(), rf"[^\s\"]*\b{entry.name}\.py"
-    text = re.sub(rf'^(.*File "){script}(", line (\d+),? in .*)',
-                  lambda found: f"{found[1]}train.py{found[2]}: {spot(source, int(found[3]))}", text, flags=re.M)
-    return re.sub(script, "train.py", text)
+    """Without what the script is called."""
+    return re.sub(rf"[^\s\"]*\b{entry.name}\.py", "train.py", text)
 
 
 def patient(entry, lines):
-    """Run the broken form, keep all that it prints, and print what its user sees, or the `lines`; does one occur?"""
+    """Print the broken form, run it, keep all that it prints, and print what its user sees, or only the `lines`; does
+    one occur?"""
     entry = replace(entry, env={})  # tools are the learner's to call
+    if not lines:
+        source = (ROOT / entry.script("broken")).read_text().splitlines()
+        print(*(f"{number:2} {line}".rstrip() for number, line in enumerate(source, 1)), sep="\n", end="\n\n")
     outcome = run(entry, "broken")
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{entry.patient}.{os.getpid()}"
@@ -282,7 +272,7 @@ def main(arguments=None):
     commands.add_parser("list", help="the mistakes, and what one sees of each")
     shown = commands.add_parser("show", help="run both forms of a mistake: symptom, diagnosis, repair, proof")
     shown.add_argument("name", choices=table, metavar="NAME", help="of `list`")
-    for command, what in (("patient", "lesson 12: run a mistake without its name, print what a user sees"),
+    for command, what in (("patient", "lesson 12: print a script without its name, and what its user sees"),
                           ("look", "print lines of all that a patient has printed"),
                           ("repair", "show a patient's repair, and run it")):
         numbered = commands.add_parser(command, help=what)

@@ -1,0 +1,207 @@
+"""Ranks that hang: one of them, the culprit, keeps all others waiting. Which one, and by what, is drawn at random.
+
+    python lessons/l12_break_it/hang.py results/live/12_stacks              # 4 ranks, and the stack of each
+    python lessons/l12_break_it/hang.py results/live/12_dumps --ranks 64    # nodes of 8 ranks, and the dump of each
+
+FOLDER gets the stack of each rank as 0.txt, 1.txt, ...; with more than 4 ranks the dump of its flight recorder, a
+pickle, as rank_0, rank_1, ...; and truth.json. The ranks are forked from this process, use gloo, and are asked where
+they are when none of them has begun a step for some seconds. Then they are killed.
+"""
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import options
+from course import processes, rank_program
+
+QUIET = 3  # seconds in which no rank begins a step, before they are asked
+LIMIT = 300  # seconds until then, and until all have answered
+PER_NODE = 8
+BEGUN = multiprocessing.Array("i", 1024, lock=False)  # steps, by rank; the forked ranks share it
+
+
+def noted(steps):
+    for step in steps:
+        BEGUN[dist.get_rank()] = step + 1
+        yield step
+
+
+# ---- four ranks ----------------------------------------------------------------------------------------------
+def load_batch(late):
+    if late:
+        time.sleep(3600)  # a disk that does not answer
+    return torch.ones(8)
+
+
+def pack(gradients, late):
+    if late:
+        time.sleep(3600)
+    return torch.cat(gradients)
+
+
+def all_reduce_gradients(gradients, late):
+    flat = pack(gradients, late)
+    dist.all_reduce(flat)
+
+
+def log_loss(loss):
+    dist.all_gather([torch.empty(1) for _ in range(dist.get_world_size())], loss)
+
+
+def train(fault):
+    """Five steps. `fault`: what this rank does in the fourth, or at the end; None on all ranks but one."""
+    for step in noted(range(5)):
+        now = fault if step == 3 else None
+        if now == "leaves":
+            break
+        if now == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        batch = load_batch(now == "loads")
+        all_reduce_gradients([batch, batch], now == "packs")
+    if fault == "logs":
+        log_loss(torch.ones(1))
+    dist.barrier()  # the end of the epoch
+
+
+# the collective in which the others wait, by what the culprit does
+FAULTS = {"loads": "all_reduce", "packs": "all_reduce", "leaves": "all_reduce", "stops": "all_reduce",
+          "logs": "barrier"}
+
+
+# ---- many ranks, by nodes ------------------------------------------------------------------------------------
+def train_by_node(fault):
+    """Twenty steps: gradients are added up in each node, then by the nodes' leaders, which tell their nodes.
+
+    `fault`: what this rank does in the twelfth; None on all ranks but one.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    nodes = [dist.new_group(range(first, first + PER_NODE), group_desc=f"node {first // PER_NODE}")
+             for first in range(0, ranks, PER_NODE)]
+    leaders = dist.new_group(range(0, ranks, PER_NODE), group_desc="leaders")
+    node, leader = nodes[rank // PER_NODE], rank - rank % PER_NODE
+    gradient = torch.ones(8)
+    for step in noted(range(20)):
+        if step == 11 and fault == "late":
+            time.sleep(3600)
+        if step == 11 and fault == "other":
+            dist.barrier(group=node)
+        dist.all_reduce(gradient, group=node)
+        if rank == leader:
+            dist.all_reduce(gradient, group=leaders)
+        dist.broadcast(gradient, src=leader, group=node)
+
+
+# ---- ranks ---------------------------------------------------------------------------------------------------
+def be_rank(rank, ranks, culprit, fault, port, folder, all_started):
+    """Train until it hangs. Asked by SIGUSR1, this rank says where it is."""
+    torch.set_num_threads(1)
+    if ranks == 4:
+        faulthandler.register(signal.SIGUSR1, open(folder / f"{rank}.txt", "w"))  # noqa: SIM115, it stays open
+    else:
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # 64 ranks need no links that nobody uses
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # for this thread, and those that it starts
+        threading.Thread(target=dump, args=(folder / f"rank_{rank}",), daemon=True).start()
+    # While the store of the parent serves a rank it holds locks, which a rank that is forked then would wait for.
+    all_started.wait()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    (train if ranks == 4 else train_by_node)(fault if rank == culprit else None)
+
+
+def dump(path):
+    """When asked, write what this rank's flight recorder holds. With NCCL, PyTorch does so itself at a timeout.
+
+    gloo leaves out who is in which group (PyTorch 2.14), so that is added here. The stack of each call is left out, for
+    to look up its names takes a second and more on each rank.
+    """
+    signal.sigwait({signal.SIGUSR1})
+    held = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(True, False, False))
+    held["pg_config"] = {group.group_name: {"name": group.group_name, "desc": group.group_desc,
+                                            "ranks": str(dist.get_process_group_ranks(group))}
+                         for group in dist.distributed_c10d._world.pg_map}
+    path.with_suffix(".part").write_bytes(pickle.dumps(held))
+    path.with_suffix(".part").rename(path)
+
+
+def run(folder, ranks, culprit, fault):
+    """Start the ranks, wait until none goes on, ask them where they are, and kill them. TimeoutError where that takes
+    too long."""
+    names = [f"{rank}.txt" if ranks == 4 else f"rank_{rank}" for rank in range(ranks)]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    fork = multiprocessing.get_context("fork")
+    all_started = fork.Event()
+    started = [fork.Process(target=be_rank, args=(rank, ranks, culprit, fault, store.port, folder, all_started),
+                            daemon=True) for rank in range(ranks)]
+    give_up, before = time.monotonic() + LIMIT, None
+
+    def pause(seconds):
+        time.sleep(seconds)
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{ranks} ranks had not all said where they are after {LIMIT} s")
+
+    try:
+        for process in started:
+            process.start()
+        all_started.set()
+        while not all(BEGUN[:ranks]) or BEGUN[:ranks] != before:
+            before = BEGUN[:ranks]
+            pause(QUIET)
+        signal_all(started, signal.SIGUSR1)
+        while sum((folder / name).exists() and (folder / name).stat().st_size > 0
+                  for name in names) < ranks - (fault == "stops"):
+            pause(0.1)
+        time.sleep(0.5)  # a stack is written line by line
+    finally:
+        signal_all(started, signal.SIGSTOP)  # no rank shall see another die, and complain
+        signal_all(started, signal.SIGKILL)
+    if ranks == 4:
+        for name in names:
+            text = processes.without_folders((folder / name).read_text())
+            (folder / name).write_text(text.replace(sys.base_prefix, "(python)"))
+    rank_program.write_json(folder / "truth.json", {"culprit": culprit, "fault": fault})
+
+
+def signal_all(started, number):
+    for process in started:
+        if process.pid:
+            os.kill(process.pid, number)
+
+
+def main():
+    parser = rank_program.parser(__doc__)
+    parser.add_argument("folder", type=options.nonempty_path, help="what is in it is deleted")
+    parser.add_argument("--ranks", type=options.positive(int), default=4,
+                        help=f"4, or a multiple of {PER_NODE} from 16 (default: 4)")
+    parser.add_argument("--culprit", type=int, help="default: drawn; never the first of a node")
+    parser.add_argument("--fault", choices=[*FAULTS, "late", "other"], help="default: drawn")
+    args = parser.parse_args()
+    if args.ranks != 4 and (args.ranks % PER_NODE or not 16 <= args.ranks <= len(BEGUN)):
+        parser.error(f"--ranks {args.ranks}: 4, or a multiple of {PER_NODE} from 16 to {len(BEGUN)}")
+    suspects = range(4) if args.ranks == 4 else [rank for rank in range(args.ranks) if rank % PER_NODE]
+    faults = list(FAULTS) if args.ranks == 4 else ["late", "other"]
+    if args.culprit not in (None, *suspects):
+        parser.error(f"--culprit {args.culprit}: a rank below {args.ranks}, and with nodes not the first of one")
+    if args.fault not in (None, *faults):
+        parser.error(f"--fault {args.fault}: with {args.ranks} ranks one of {', '.join(faults)}")
+    culprit = random.choice(suspects) if args.culprit is None else args.culprit
+    with rank_program.stoppable(parser):
+        run(Path(args.folder), args.ranks, culprit, args.fault or random.choice(faults))
+    print(f"{args.ranks} ranks hang. {args.folder} holds what they said.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Lesson 12: ranks that hang, live; what was recorded or played for the exercises is what they say."""
+
+import json
+import pickle
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import matplotlib as mpl
+import pytest
+
+from lessons.l12_break_it import check, hang, show
+from tests import runner
+
+mpl.use("Agg")
+PROGRAM = "lessons/l12_break_it/hang.py"
+
+
+def hung(folder, ranks, culprit, fault):
+    done = runner.run(0, folder, "--ranks", ranks, "--culprit", culprit, "--fault", fault, script=PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "truth.json").read_text()) == {"culprit": culprit, "fault": fault}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stacks(tmp_path_factory):
+    """{(fault, culprit): {rank: its stack}} of four ranks, live."""
+    folder, cases = tmp_path_factory.mktemp("stacks"), [(fault, place % 4) for place, fault in enumerate(hang.FAULTS)]
+    with ThreadPoolExecutor() as pool:
+        folders = list(pool.map(lambda case: hung(folder / case[0], 4, case[1], case[0]), cases))
+    return {case: {rank: (of_case / f"{rank}.txt").read_text() for rank in range(4)}
+            for case, of_case in zip(cases, folders, strict=True)}
+
+
+def test_four_live_stacks_name_the_culprit_and_stand_where_the_recorded_ones_do(stacks):
+    for (fault, culprit), texts in stacks.items():
+        assert check.culprit_of_stacks(texts) == (culprit, hang.FAULTS[fault])
+        recorded = check.recorded_stacks(fault, culprit)
+        assert [check.innermost(text) for text in texts.values()] == [
+            check.innermost(text) for text in recorded.values()], fault
+        assert not any(str(runner.ROOT) in text for text in texts.values())
+
+
+@pytest.fixture(scope="module", params=[("late", 13), ("other", 6)], ids=["late", "other"])
+def live(request, tmp_path_factory):
+    """(fault, culprit, folder, {rank: its dump}) of 24 ranks on three nodes."""
+    fault, culprit = request.param
+    folder = hung(tmp_path_factory.mktemp("dumps"), 24, culprit, fault)
+    return fault, culprit, folder, {rank: pickle.loads((folder / f"rank_{rank}").read_bytes()) for rank in range(24)}
+
+
+def summary(dumps):
+    """What exercise 2 needs of each rank's dump; whatever the library is called."""
+    return {rank: ({group["desc"]: group["ranks"] for group in dump["pg_config"].values()
+                    if group["desc"] != "default_pg"},
+                   [(entry["process_group"][1], entry["collective_seq_id"], entry["profiling_name"].split(":")[1],
+                     entry["retired"]) for entry in dump["entries"]])
+            for rank, dump in dumps.items()}
+
+
+def test_live_dumps_name_the_culprit_and_the_played_ones_say_the_same(live):
+    fault, culprit, _, dumps = live
+    assert check.culprit_of_dumps(dumps) == (culprit, f"node {culprit // 8}", 23)
+    played = check.dumps_of(24, 8, culprit, fault, 11, 2000)
+    assert summary(played) == summary(dumps)
+    entry, its = played[0]["entries"][-1], dumps[0]["entries"][-1]
+    assert entry.keys() <= its.keys()
+    assert {name: type(value) for name, value in entry.items()} == {name: type(its[name]) for name in entry}
+
+
+def test_torchfrtrace_misses_the_culprit_and_others_who_only_wait(live, tmp_path):
+    fault, culprit, folder, _ = live
+    for rank, dump in check.dumps_of(24, 8, culprit, fault, 11, 2000).items():
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump))
+    for where in (folder, tmp_path):
+        done = runner.run(0, "torch.distributed.flight_recorder.fr_trace", "--prefix", "rank_", where, script="-m")
+        assert done.returncode == 0, done.stderr
+        lines = show.missing((done.stdout + done.stderr).splitlines())
+        assert len(lines) > 1 and any(re.search(rf"\b{culprit}\b", line) for line in lines) == (fault == "late"), lines
+
+
+def test_the_picture_frames_the_rank_that_was_named(live):
+    fault, culprit, folder, dumps = live
+    assert show.theirs_or_ours(None, check.dumps) == ("ours", check.culprit_of_dumps)
+    assert show.theirs_or_ours(check.culprit_of_dumps, check.dumps)[0] == "yours"
+    function, drawn = show.named("ours", check.culprit_of_dumps(dumps), folder)
+    assert function["culprit"] == drawn["culprit"] == culprit and drawn["collective"] == f"(fault: {fault})"
+    (ax,) = show.waiting(dumps, 8, "ours", culprit).axes
+    assert {text.get_text() for text in ax.texts} == {*map(str, range(24)), f"← ours: rank {culprit}"}
+
+
+@pytest.mark.parametrize("arguments", [["--ranks", 12], ["--culprit", 4], ["--ranks", 16, "--culprit", 8],
+                                       ["--fault", "late"], ["--ranks", 16, "--fault", "logs"]])
+def test_bad_input_is_one_line(arguments, tmp_path):
+    done = runner.run(0, tmp_path / "hang", *arguments, script=PROGRAM)
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "hang").exists()
