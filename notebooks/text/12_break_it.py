@@ -249,10 +249,10 @@ dumps[0]["pg_config"], last
 my_missing = None  # a number
 
 # %%
-# report = !torchfrtrace --prefix rank_ results/live/12_dumps 2>&1
+report = get_ipython().getoutput("torchfrtrace --prefix rank_ results/live/12_dumps 2>&1")
 missing = show.missing(report)
 lesson.predicted(my_missing, len(missing))
-missing
+print(missing)
 
 
 # %% [markdown]
