@@ -168,15 +168,21 @@ class ExerciseOnRanks(Exercise):
         super().__init__(check, solution, hint, mistakes)
         self.measurement, self.ranks = measurement, ranks
 
+    file = ""
+    """the learner's, once a notebook's check has found it right: what stands in it can go on to run"""
+
+    def judged(self, attempt, status):
+        self.file = attempt if status == "right" else ""
+
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
-        unreadable = [None if callable(answer) else _unreadable(Path(answer), self.measurement.name)
-                      for answer in answers]
+        problems = [None if callable(answer) else unreadable(Path(answer), self.measurement.name)
+                    for answer in answers]
         counts = ranks if isinstance(ranks := self.ranks(), tuple) else (ranks,)
         attempts = [(answer if callable(answer) else str(Path(answer).resolve()), count)
-                    for answer, problem in zip(answers, unreadable, strict=True) if problem is None
+                    for answer, problem in zip(answers, problems, strict=True) if problem is None
                     for count in counts]
         measured = iter(self.measurement.run(attempts) if attempts else ())
-        return [self._judged([problem] if problem else [next(measured) for _ in counts]) for problem in unreadable]
+        return [self._judged([problem] if problem else [next(measured) for _ in counts]) for problem in problems]
 
     def _judged(self, outcomes):
         """The cases of all outcomes, up to the first that is an error or whose check ends with one."""
@@ -205,7 +211,7 @@ def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solut
     return lambda check: ExerciseOnRanks(check, solution, hint, mistakes, measurement, ranks)
 
 
-def _unreadable(file, name):
+def unreadable(file, name):
     """NotImplementedError if there is no file, or if the function in it, or a method of the class, begins or ends with
     the stub's line; Ended if the file is not Python or lacks the name; else None. No rank is started for the former."""
     try:
@@ -221,6 +227,20 @@ def _unreadable(file, name):
     lines = [ast.unparse(line) for function in functions for line in function.body[-1:]
              + function.body[ast.get_docstring(function) is not None:][:1]]
     return NotImplementedError() if "raise NotImplementedError" in lines else None
+
+
+def theirs_or_ours(path: Path, name: str, ours: Callable) -> tuple[Callable, str]:
+    """(the function `name` of the learner's file, "yours"); (ours, "ours") where there is no file, or only the stub: for
+    a program that runs it.
+
+    Raises ValueError, one line, for a file that is not Python or has no such function.
+    """
+    problem = unreadable(path, name)
+    if isinstance(problem, NotImplementedError):
+        return ours, "ours"
+    if problem is not None:
+        raise ValueError(f"{path}: {problem}")
+    return runpy.run_path(str(path))[name], "yours"
 
 
 def see(measurement, attempt, context):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from course.exercise import Case, Wrong, drawn_one, exercise
-from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks
+from course.on_ranks import exercise_on_ranks
 from lessons.l04_collectives import messages
 
 # ------------------------------------------------------------------------------------------ collectives from messages
@@ -20,22 +20,6 @@ from lessons.l04_collectives import messages
 def five():
     """Ranks of a check that names a shape: on three a chain is a star, on four a tree may be a chain."""
     return drawn_one(5, lambda random: random.choice((4, 6)))
-
-
-class OwnCollective(ExerciseOnRanks):
-    """An exercise whose answer goes on to run: `file` holds it once it is right, else it is empty."""
-
-    file = ""
-
-    def __init__(self, check, measure, solution, hint, mistakes):
-        super().__init__(check, solution, hint, mistakes, Measurement(measure, solution.__name__), five)
-
-    def judged(self, attempt, status):
-        self.file = attempt if status == "right" else ""
-
-
-def own_collective(measure, **given):
-    return lambda check: OwnCollective(check, measure, **given)
 
 
 def numbers(rank):
@@ -190,8 +174,9 @@ def measure_broadcast(function, context):
     return in_worlds(context, call)
 
 
-@own_collective(
+@exercise_on_ranks(
     measure_broadcast,
+    ranks=five,
     solution=my_broadcast,
     hint="Rank src sends, and each other rank receives, into the tensor that it was given: dist.send(tensor, dst) and "
     "dist.recv(tensor, src). Whoever has received may send, too: then others need not wait for src.",
@@ -334,8 +319,9 @@ def sums(ranks):
             yield Case(measured["held"], right, message)
 
 
-@own_collective(
+@exercise_on_ranks(
     measure_all_reduce,
+    ranks=five,
     solution=my_all_reduce,
     hint="Two steps are enough: all parts go to one rank, which adds them up; then the sum goes to all, and this is a "
     "broadcast. What arrives needs a tensor of its own, torch.empty_like(tensor), before it is added.",
@@ -407,8 +393,9 @@ def all_send_first_in_a_ring(tensor):
         incoming.copy_(incoming + arriving if step < ranks - 1 else arriving)
 
 
-@own_collective(
+@exercise_on_ranks(
     measure_all_reduce,
+    ranks=five,
     solution=my_ring,
     hint="What arrives in one step is sent on in the next. In step 0 rank r sends chunk r, and receives the chunk that "
     "its left neighbour sends: r - 1. So in step 1 it sends chunk r - 1, and so on, also in the second half. All "

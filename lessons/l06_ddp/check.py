@@ -329,12 +329,20 @@ class Step(ExerciseOnRanks):
         check.__doc__, check.__name__ = shown, f"step_{number}"
         measurement = Measurement(partial(measure_ddp, number), "MyDDP", preload=(__name__,))
         super().__init__(check, solution, hint, mistakes, measurement, lambda: (2, 3))
-        self.number, self.whose = number, "ours"
-        self.ours = self.trains = f"{OURS if number == 5 else 'lessons/l06_ddp/check.py'}:{solution.__name__}"
+        self.number = number
+        self.ours = f"{OURS if number == 5 else 'lessons/l06_ddp/check.py'}:{solution.__name__}"
+
+    @property
+    def trains(self):
+        return f"{self.file}:MyDDP" if self.file else self.ours
+
+    @property
+    def whose(self):
+        return "yours" if self.file else "ours"
 
     def judged(self, attempt, status):
-        self.whose, self.trains = ("yours", f"{attempt}:MyDDP") if status == "right" else ("ours", self.ours)
-        if status == "right" and self.number > 1:  # it trains: MINE is the last step that was right
+        super().judged(attempt, status)
+        if self.file and self.number > 1:  # it trains: MINE is the last step that was right
             shutil.copy(attempt, MINE)
 
 

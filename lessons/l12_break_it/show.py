@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -10,7 +9,6 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from course import processes
-from course.exercise import Exercise
 from course.plots.style import COLOURS, MARKERS, PALE, darker, halo, head, write_in
 
 
@@ -39,16 +37,11 @@ def rhythm(losses: dict[str, dict[int, list[float]]]) -> plt.Figure:
     return fig
 
 
-def theirs_or_ours(theirs: Callable, exercise: Exercise) -> tuple[str, Callable]:
-    """The learner's function where the check finds it right, else our own; and whose it is."""
-    return ("yours", theirs) if exercise.verdict(theirs)[0] == "right" else ("ours", exercise.answer)
-
-
 def named(whose: str, answer: tuple, folder: str) -> list[dict]:
     """What a function has named, beside what hang.py had drawn, as rows of a table."""
     truth = json.loads(Path(folder, "truth.json").read_text())
     rank, *collective = answer
-    return [{"": f"function: {whose}", "culprit": rank, "collective": " ".join(map(str, collective))},
+    return [{"": f"{whose} function", "culprit": rank, "collective": " ".join(map(str, collective))},
             {"": "drawn by hang.py", "culprit": truth["culprit"], "collective": f"(fault: {truth['fault']})"}]
 
 
@@ -76,8 +69,8 @@ def waiting(dumps: dict[int, dict], per_node: int, whose: str, culprit: int) -> 
         write_in(ax, local, node, rank, colours[where])
     node, local = divmod(culprit, per_node)
     ax.add_patch(plt.Rectangle((local - 0.5, node - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=5))
-    ax.text(per_node - 0.4, node, f"← {whose}: rank {culprit}", va="center", fontsize=18, fontweight="bold")
-    ax.set(xlim=(-0.6, per_node + 2), ylim=(len(dumps) / per_node - 0.4, -0.6), xlabel="local rank", ylabel="node",
+    ax.text(per_node - 0.4, node, f"← {whose} function: rank {culprit}", va="center", fontsize=18, fontweight="bold")
+    ax.set(xlim=(-0.6, per_node + 3.2), ylim=(len(dumps) / per_node - 0.4, -0.6), xlabel="local rank", ylabel="node",
            xticks=range(per_node), yticks=range(len(dumps) // per_node))
     ax.grid(False)
     head(ax, f"Where {len(dumps)} ranks wait", key=colours, columns=2)

@@ -81,12 +81,11 @@ def test_torchfrtrace_misses_the_culprit_and_others_who_only_wait(live, tmp_path
 
 def test_the_picture_frames_the_rank_that_was_named(live):
     fault, culprit, folder, dumps = live
-    assert show.theirs_or_ours(None, check.dumps) == ("ours", check.culprit_of_dumps)
-    assert show.theirs_or_ours(check.culprit_of_dumps, check.dumps)[0] == "yours"
-    function, drawn = show.named("ours", check.culprit_of_dumps(dumps), folder)
+    assert check.dumps.or_ours(None) == (check.culprit_of_dumps, "our")
+    function, drawn = show.named("our", check.culprit_of_dumps(dumps), folder)
     assert function["culprit"] == drawn["culprit"] == culprit and drawn["collective"] == f"(fault: {fault})"
-    (ax,) = show.waiting(dumps, 8, "ours", culprit).axes
-    assert {text.get_text() for text in ax.texts} == {*map(str, range(24)), f"← ours: rank {culprit}"}
+    (ax,) = show.waiting(dumps, 8, "our", culprit).axes
+    assert {text.get_text() for text in ax.texts} == {*map(str, range(24)), f"← our function: rank {culprit}"}
 
 
 @pytest.mark.parametrize("arguments", [["--ranks", 12], ["--culprit", 4], ["--ranks", 16, "--culprit", 8],

@@ -28,7 +28,7 @@ import launch
 import shortcuts
 from course import rank_program
 from course.adjustable_training import ALONE, CHANGES, MODELS, TOGETHER, Change, Setting, Training
-from course.attempts import theirs_or_ours
+from course.on_ranks import theirs_or_ours
 from course.timing import interleave, slowest, timed
 from files import check_output
 from lessons.l14_make_it_faster import gains

@@ -29,7 +29,7 @@ import models
 import shortcuts
 import utils
 from course import rank_program
-from course.attempts import theirs_or_ours
+from course.on_ranks import theirs_or_ours
 from course.rank_program import meet
 from files import check_output
 from lessons.l15_talk_less.talk_ways import WAYS, diloco, my_outer_step

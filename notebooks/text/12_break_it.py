@@ -211,7 +211,7 @@ check.stacks(my_culprit)
 # Now the hang of your own machine, whose culprit the check does not know:
 
 # %%
-whose, function = show.theirs_or_ours(my_culprit, check.stacks)
+function, whose = check.stacks.or_ours(my_culprit)
 lesson.table(show.named(whose, function(stacks), "results/live/12_stacks"))
 
 # %% [markdown]
@@ -282,7 +282,7 @@ check.dumps(my_culprit_of_many)
 # waits. The frame is the answer of the function.
 
 # %%
-whose, function = show.theirs_or_ours(my_culprit_of_many, check.dumps)
+function, whose = check.dumps.or_ours(my_culprit_of_many)
 answer = function(dumps)
 lesson.table(show.named(whose, answer, "results/live/12_dumps"))
 show.waiting(dumps, hang.PER_NODE, whose, answer[0])
