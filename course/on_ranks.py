@@ -230,8 +230,8 @@ def unreadable(file, name):
 
 
 def theirs_or_ours(path: Path, name: str, ours: Callable) -> tuple[Callable, str]:
-    """For a program that runs it: (the function `name` of the learner's file, "yours"); (ours, "ours") where there is no
-    file, or only the stub.
+    """For a program that runs it: (the function `name` of the learner's file, "yours"); (ours, "ours") where there is
+    no file, or only the stub.
 
     Raises ValueError, one line, for a file that is not Python or has no such function.
     """
