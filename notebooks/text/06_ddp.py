@@ -420,8 +420,8 @@ apart = max((saved[0][name] - saved[1][name]).abs().max().item() for name in sav
 print(f"largest difference between a weight of the one and of the other: {apart:.0e}")
 
 # %% [markdown]
-# Each point is an epoch; the first one, in which all warms up, is left out. The weights differ by rounding, which grows
-# from update to update.
+# Each point is an epoch; the first one, in which all warms up, is left out. On two ranks there is one sum of two
+# numbers, so the weights of both runs are the same, to the last bit. On more ranks they may differ by rounding.
 #
 # More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design
 # notes](https://docs.pytorch.org/docs/stable/notes/ddp.html), and the paper that measured buckets and overlap ([Li et
