@@ -38,6 +38,7 @@ import torch.distributed as dist
 import shortcuts
 from course import exercise
 from course.exercise import Case, Ended, Exercise, Wrong, drawn_one, first_line
+from files import check_input
 
 # For a check on ranks: the number of ranks; seconds for the whole run; for one wait; and for all ranks to start, which
 # a busy machine delays.
@@ -213,7 +214,7 @@ def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solut
 
 def unreadable(file, name):
     """NotImplementedError if there is no file, or if the function in it, or a method of the class, begins or ends with
-    the stub's line; Ended if the file is not Python or lacks the name; else None. No rank is started for the former."""
+    the stub's line; Ended if the file is not Python or lacks the name; else None. In neither case is a rank started."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=file.name)
     except FileNotFoundError:
@@ -235,6 +236,8 @@ def theirs_or_ours(path: Path, name: str, ours: Callable) -> tuple[Callable, str
 
     Raises ValueError, one line, for a file that is not Python or has no such function.
     """
+    if path.exists():
+        check_input("the learner's file", path)  # a pipe or /dev/zero would be read for ever
     problem = unreadable(path, name)
     if isinstance(problem, NotImplementedError):
         return ours, "ours"

@@ -7,6 +7,7 @@ Without --stream every reader reads all of it. A --stream that cannot be read, a
 is replaced by ours, and the results say so. Notebook 05 draws them.
 """
 
+import gc
 from itertools import islice
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -45,6 +46,7 @@ def read_learners(args):
         items = read(files.from_file(args.stream), args)
     except Exception:  # the learner's: the check says what is wrong with it
         items = None
+    gc.collect()  # a failed iterator that lives on would complain in each worker that is forked from here
     of_ranks = launch.gathered(items)
     return None if None in of_ranks else of_ranks
 

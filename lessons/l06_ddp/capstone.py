@@ -63,7 +63,7 @@ def untouched(path):
 def run(path, ranks, gpus=0):
     """The facts that capstone_rank.py noted on each rank."""
     watching = Measurement(partial(watch, gpus=gpus, limit=LIMIT), "my_ddp", group=False, preload=(watch.__module__,))
-    [outcome] = watching.run([partial(runpy.run_path, str(path), run_name="__main__")], ranks)
+    [outcome] = watching.run([(partial(runpy.run_path, str(path), run_name="__main__"), ranks)])
     if isinstance(outcome, Exception):
         raise outcome
     return outcome

@@ -63,7 +63,7 @@ def measure(train, context):
 @pytest.fixture(scope="module")
 def on_ranks(ranks_find_all_modules_imported):
     """{way: {batches: [ranks, values], the weights that each rank has after so many}}."""
-    [ranks] = Measurement(measure, "trained").run([trained], RANKS)
+    [ranks] = Measurement(measure, "trained").run([(trained, RANKS)])
     return {way: dict(zip((BATCHES, ROUGH), torch.tensor([measured[way] for measured in ranks]).unbind(1), strict=True))
             for way in talk_ways.WAYS}
 

@@ -144,7 +144,7 @@ def my_outer_step(model, agreed, outer):
 
 
 # %%
-check.outer(outer_file)
+check.outer("results/live/15_outer.py")
 # check.outer.hint()
 # check.outer.solution()
 
