@@ -110,7 +110,7 @@ def opened(chromium, url):
 
 def save(page):
     page.keyboard.press("Control+s")  # cells out of sight may not be drawn: the rest is read from what JupyterLab saves
-    expect(page.locator(".lm-TabBar-tab.jp-mod-dirty")).to_have_count(0, timeout=60_000)
+    expect(page.locator(".lm-TabBar-tab.lm-mod-current.jp-mod-dirty")).to_have_count(0, timeout=60_000)
     page.close()
 
 
