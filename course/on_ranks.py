@@ -225,8 +225,10 @@ def unreadable(file, name):
     if not found:
         return Ended(f"Your file defines no {name}. Write it with {'class' if name[0].isupper() else 'def'}.", None)
     functions = [node for node in ast.walk(found[-1]) if isinstance(node, ast.FunctionDef)]
-    lines = [ast.unparse(line) for function in functions for line in function.body[-1:]
-             + function.body[ast.get_docstring(function) is not None:][:1]]
+    ends = [function.body[-1] for function in functions
+            if not any(isinstance(line, ast.Return) for line in function.body)]  # behind a return it is left over
+    lines = [ast.unparse(line) for line in ends + [
+        line for function in functions for line in function.body[ast.get_docstring(function) is not None:][:1]]]
     return NotImplementedError() if "raise NotImplementedError" in lines else None
 
 

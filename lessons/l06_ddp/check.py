@@ -155,13 +155,6 @@ class NeverWaits(Overlapped):
         self.underway.clear()
 
 
-class NeverCleared(Overlapped):
-    def finish(self):
-        for bucket, flat, work in self.underway:
-            work.wait()
-            unpack(flat / dist.get_world_size(), bucket)
-
-
 class MessageEach(Overlapped):
     def send_if_full(self, bucket, parameter):
         super().send_if_full([parameter], parameter)

@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node=2 main.py --wrapper lessons/l06_ddp/my_ddp.py:MyDDP
 
-Not handled, and DDP does: buffers before each forward, no_sync(), dropping a gradient that no rank has.
+Not handled, and DDP does: buffers before each forward, no_sync(), dropping a gradient that no rank has, and two
+backward() before an update while the ranks use different parameters.
 """
 
 from functools import partial

@@ -190,7 +190,7 @@ lesson.table([{"run": run.label, "images/s": f"{run.images_per_second:,.0f}",
                "times as fast": f"{run.speedup:.2f}",
                "images an update": run.batch_size * run.world_size,
                "updates an epoch": math.ceil(samples / (run.batch_size * run.world_size)),
-               f"loss after {run.epochs} epochs": f"{run.loss:.2f}"} for run in rows])
+               "epochs": run.epochs, "loss after them": f"{run.loss:.2f}"} for run in rows])
 
 # %% [markdown]
 # And it is **not the same training**: two processes with 64 images each make an update of 128, so an epoch has half as

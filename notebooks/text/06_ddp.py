@@ -307,9 +307,12 @@ check.overlapped("results/live/06_step_4.py")
 # their buckets in different orders, and a collective meets another one.
 #
 # Make your class right for
-# - two `backward()` before one `finish()`: the gradient is the mean of what both have added up;
+# - two `backward()` before one `finish()`: each rank's `.grad` then holds the sum of both, and `finish()` leaves the
+#   mean of these sums over the ranks;
 # - a parameter without gradient, on all ranks or on some: `finish()` sends what is left, and `pack` puts zeros there;
 # - one order: all ranks send bucket 0, then 1, then 2.
+#
+# Not both at once: a second backward while ranks use different parameters asks for more than this.
 
 # %%
 # %%writefile results/live/06_step_5.py
@@ -325,7 +328,7 @@ class MyDDP(nn.Module):
     def __init__(self, module):
         super().__init__()
         self.module = module
-        ...  # as in step 4, but count the gradients that are missing
+        ...  # as in step 4, changed
 
     def forward(self, *inputs):
         return self.module(*inputs)
@@ -394,18 +397,18 @@ whose = check.kept()
 lesson.verdict(f"The class in results/live/06_my_ddp.py is **{whose}**.")
 common = f"--samples {samples} --test-samples 2000 --epochs {epochs}"
 
+# %% [markdown]
+# **Predict.** How many images a second does this `MyDDP` train, as a share of `DistributedDataParallel`'s?
+
+# %%
+my_share = None  # such as 0.5
+
 # %%
 # !rm -f results/live/06_mine.jsonl results/live/06_theirs.jsonl
 # !torchrun --nproc_per_node={ranks} main.py --wrapper results/live/06_my_ddp.py:MyDDP {common} \
 #     --save-model results/live/06_mine.pt --log-file results/live/06_mine.jsonl
 # !torchrun --nproc_per_node={ranks} main.py {common} \
 #     --save-model results/live/06_theirs.pt --log-file results/live/06_theirs.jsonl
-
-# %% [markdown]
-# **Predict.** How many images a second does this `MyDDP` train, as a share of `DistributedDataParallel`'s?
-
-# %%
-my_share = None  # such as 0.5
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 both = {f"MyDDP ({whose})": runs.read_run("results/live/06_mine.jsonl"),
