@@ -92,7 +92,7 @@ def train(args: argparse.Namespace, placement: Placement, run: Run) -> None:
     for epoch in run.epochs(loader, model, raw_model, optimizer, scheduler):
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
         model.train()
-        for images, labels, share, last in run.batches(loader):  # its share of an update's images; whether the last
+        for images, labels, share, last in run.batches(loader):  # share: of its update's images
             images, labels = (part.to(placement.device, non_blocking=True) for part in (images, labels))
             with contextlib.nullcontext() if last else no_sync():
                 with autocast:

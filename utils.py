@@ -1,4 +1,4 @@
-"""What runs inside a rank: optimizer, sums over all ranks, evaluation, timer.
+"""What runs inside a rank: optimizer, sums over all ranks, a loader's workers, evaluation, timer.
 
 Every rank imports this, so it imports no more than it must: no torchvision, say (only who prepares data needs it).
 """
@@ -68,10 +68,10 @@ def leave_signals_to_rank(_worker: int) -> None:
 
 
 def end_workers() -> None:
-    """Kill what an error leaves of a loader's workers: they ignore SIGTERM, and the end of a Python process waits for
+    """Kill the workers that an error leaves behind: they ignore SIGTERM, and the end of a Python process waits for
     them, for ever if one hangs."""
     if workers := [child for child in multiprocessing.active_children() if child.daemon]:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else DataLoader raises an error of its own in our midst
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else DataLoader's handler raises an error of its own here
         for worker in workers:
             worker.kill()
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def begin() -> None:
     """Set the folder, the programs on PATH and the import path of all cells, and let commands that fail raise.
 
-    The first cell of every lesson calls it, from the root or from notebooks/, any number of times. It prints the
+    The first cell of every lesson calls it, from the root or from a folder in it, any number of times. It prints the
     machine, the versions and the date of the outputs that follow. Raises UsageError on Windows.
     """
     if sys.platform == "win32":

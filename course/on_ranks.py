@@ -164,13 +164,13 @@ class ExerciseOnRanks(Exercise):
     """An Exercise whose check gets what was measured on the ranks. `ranks` says on how many: a number, or several
     numbers, of which each gets a run and a check of its own."""
 
+    file = ""
+    """the learner's, once a notebook's check has found it right: what stands in it can go on to run"""
+
     def __init__(self, check, solution, hint, mistakes, measurement: Measurement,
                  ranks: Callable[[], int | tuple[int, ...]]):
         super().__init__(check, solution, hint, mistakes)
         self.measurement, self.ranks = measurement, ranks
-
-    file = ""
-    """the learner's, once a notebook's check has found it right: what stands in it can go on to run"""
 
     def judged(self, attempt, status):
         self.file = attempt if status == "right" else ""
@@ -183,9 +183,9 @@ class ExerciseOnRanks(Exercise):
                     for answer, problem in zip(answers, problems, strict=True) if problem is None
                     for count in counts]
         measured = iter(self.measurement.run(attempts) if attempts else ())
-        return [self._judged([problem] if problem else [next(measured) for _ in counts]) for problem in problems]
+        return [self._cases_of([problem] if problem else [next(measured) for _ in counts]) for problem in problems]
 
-    def _judged(self, outcomes):
+    def _cases_of(self, outcomes):
         """The cases of all outcomes, up to the first that is an error or whose check ends with one."""
         cases: list[Case] = []
         for outcome in outcomes:
@@ -205,10 +205,9 @@ def some_ranks() -> int:
 
 def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solution: Callable, hint: str,
                       mistakes: dict[str, Callable], ranks: Callable[[], int | tuple[int, ...]] = some_ranks,
-                      group: bool = True, preload: tuple[str, ...] = (),
-                      name: str = "") -> Callable[[Callable], ExerciseOnRanks]:
-    """Make an exercise of the decorated check. The learner's function or class has this name, or the solution's."""
-    measurement = Measurement(measure, name or solution.__name__, group, preload)
+                      group: bool = True, preload: tuple[str, ...] = ()) -> Callable[[Callable], ExerciseOnRanks]:
+    """Make an exercise of the decorated check. The learner's function has the name of the solution."""
+    measurement = Measurement(measure, solution.__name__, group, preload)
     return lambda check: ExerciseOnRanks(check, solution, hint, mistakes, measurement, ranks)
 
 

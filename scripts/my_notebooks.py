@@ -95,7 +95,7 @@ def merged(mine, base: list[list[str]], course):
     cells, both, ids = [], [], {cell.id for cell in course.cells}
 
     def add_what_follows(cell_of_both):
-        """The cells below it in `mine` that the course does not have, or no longer: all but those never touched."""
+        """The cells below it in `mine` that the course does not have, or has dropped; without those never touched."""
         for place in range(cell_of_both + 1, len(mine.cells)):
             if place in goes_on:
                 return

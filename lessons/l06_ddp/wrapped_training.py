@@ -116,7 +116,8 @@ def prove(wrap, lab):
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the collectives that start inside its `with` block, DDP's, too, and the bytes that they are given."""
+    """Counts the collectives that start inside its `with` block, DDP's, too, and the bytes of their
+    first argument, a list of tensors."""
 
     def __init__(self):
         super().__init__()

@@ -181,8 +181,8 @@ def blind(entry, text):
 
 
 def patient(entry, lines):
-    """Print the broken form, run it, keep all that it prints, and print what its user sees, or only the `lines`; does
-    one occur?"""
+    """Print the broken form, run it, keep all that it prints, and print what its user sees; with `lines`
+    only those. Returns whether one of these lines occurs."""
     entry = replace(entry, env={})  # tools are the learner's to call
     if not lines:
         source = (ROOT / entry.script("broken")).read_text().splitlines()
