@@ -174,7 +174,7 @@ def of_the_learner(table: pd.DataFrame, part: str | None, most: float | None, wh
     if pd.isna(row["gain"]):
         return f"**{row['text']}** did not run: {row['error']}"
     noise = gains.noise(table.iloc[0])
-    limit = (f" If `{part}` took no time the step would be {most:.2f} times as fast: the bound ({whose})." if part else
+    limit = (f" If `{part}` took no time the step would be {most:.2f} times as fast: {whose} bound." if part else
              " Name its part in `my_part`, and its bound stands here.")
     return (f"**{row['text']}**: {row['gain']:.2f} times as fast, all rounds {row['low']:.2f} to {row['high']:.2f}. "
             f"With nothing changed a round was up to {noise:.2f} times as fast or slow. Verdict: **{row['verdict']}**."
@@ -264,7 +264,7 @@ def profiles(models: dict) -> Figure:
 
 def bounds(bound: Callable, profiles: dict, whose: str) -> Figure:
     """{model: {part: ms}}, side by side: how many times as fast the step becomes when a part becomes up to 64 times as
-    fast, as `bound(profile, part, times)` says. `whose`: "yours" or "ours"."""
+    fast, as `bound(profile, part, times)` says. `whose`: "your" or "our"."""
     fig, axes = plt.subplots(1, len(profiles), figsize=(20, 7), sharey=True)
     times, notes = np.geomspace(1, 64, 49), []
     for ax, (model, profile) in zip(axes, profiles.items(), strict=True):
@@ -273,7 +273,7 @@ def bounds(bound: Callable, profiles: dict, whose: str) -> Figure:
             ax.plot(times, curve, color=colour, linestyle=LINES["predicted"])
             text = f"{part}: at most {bound(profile, part, math.inf):.2f}×"
             notes.append((ax, (times[-1], curve[-1], text, colour)))
-        ax.set(xscale="log", xlabel="how many times as fast one part becomes", title=f"{model}: the bound ({whose})")
+        ax.set(xscale="log", xlabel="how many times as fast one part becomes", title=f"{model}: {whose} bound")
         ticks(ax, [1, 2, 4, 8, 16, 32, 64])
     axes[0].set_ylabel("times as fast: the step")
     for ax in axes:  # now that the axes have their limits

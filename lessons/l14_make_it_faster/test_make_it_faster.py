@@ -73,9 +73,9 @@ def test_a_learner_s_change_stands_beside_its_bound(measured, verdict):
     row = {"text": "yours: my_change"} | measured
     [table] = show.judged({"lenet": {"nothing": NOISE, "my_change": row}}, run, CHANGES, ["nothing"],
                           {"my_change": 1.12}).values()
-    text = show.of_the_learner(table, "data", 1.12, "ours")
+    text = show.of_the_learner(table, "data", 1.12, "our")
     assert text.startswith("**yours: my_change**") and verdict in text
-    assert "Name its part" in show.of_the_learner(table, None, None, "ours") or "error" in measured
+    assert "Name its part" in show.of_the_learner(table, None, None, "our") or "error" in measured
     ax = show.compared({"LeNet": table}, "one rank").axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["NOTHING", "yours: my_change"]
     two = show.judged({"lenet": {"nothing": NOISE, "my_change": row}, "resnet": {"nothing": NOISE}},
@@ -87,10 +87,10 @@ def test_a_learner_s_change_stands_beside_its_bound(measured, verdict):
 def test_the_bound_is_drawn_by_the_function_that_is_given():
     profiles = {"LeNet": show.milliseconds(profile()), "small ResNet": {"data": 1.0, "convolution": 3.0}}
     assert sum(profiles["LeNet"].values()) == pytest.approx(gains.step(profile()))
-    figure = show.bounds(lambda profile, part, times: 2.0, profiles, "yours")
+    figure = show.bounds(lambda profile, part, times: 2.0, profiles, "your")
     left, right = figure.axes
     assert len(left.lines) == len(profiles["LeNet"]) and {*left.lines[0].get_ydata()} == {2.0}
-    assert right.get_title(loc="left") == "small ResNet: the bound (yours)"
+    assert right.get_title(loc="left") == "small ResNet: your bound"
     assert {text.get_text() for text in right.texts} == {"data: at most 2.00×", "convolution: at most 2.00×"}
     plt.close("all")
 

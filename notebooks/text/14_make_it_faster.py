@@ -160,8 +160,7 @@ check.bound(my_bound)
 # can gain at most. (Until it is right ours does, and the pictures say so.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-whose = "yours" if check.bound.verdict(my_bound)[0] == "right" else "ours"
-bound = my_bound if whose == "yours" else check.my_bound
+bound, whose = check.bound.or_ours(my_bound)
 plots.picture(show.bounds(bound, profiles, whose))
 
 # %% [markdown]
@@ -192,7 +191,7 @@ never = {model: bound({"wait": percent, "rest": 100 - percent}, "wait", math.inf
 lesson.table([{"model": show.NAMES[model]}
               | {f"{part}, ms": f"{p['medians'][part]:.1f}" for part in parts}
               | {"waits": f"{waiting[model]:.0f}%",
-                 f"if it never waited, bound ({whose})": f"{never[model]:.2f}× as fast"}
+                 f"if it never waited, {whose} bound": f"{never[model]:.2f}× as fast"}
               for model, p in many["models"].items()])
 plots.timelines.one_below_another({show.NAMES[model]: pd.DataFrame(p["events"])
                                    for model, p in many["models"].items()})
