@@ -112,15 +112,15 @@ class Exercise:
         return "wrong", f"Not yet. {message} {reason}".strip()
 
     def _mistake_behind(self, cases, error, wrong) -> str:
-        """The message of the mistake that behaves like the attempt: in every case, or else in the first wrong one."""
+        """The message of the mistake that behaves like the attempt: in every case, or else up to the first wrong one."""
         observed = dict(zip(self.mistakes, self.observe(list(self.mistakes.values())), strict=True))
         for message, (its_cases, its_error) in observed.items():
             if (_end(error) == _end(its_error) and len(cases) == len(its_cases)
                     and all(same(a.got, b.got, a.rel_tol) for a, b in zip(cases, its_cases, strict=True))):
                 return message
         for message, (its_cases, _) in observed.items():
-            if wrong is not None and wrong < len(its_cases) and same(
-                    cases[wrong].got, its_cases[wrong].got, cases[wrong].rel_tol):
+            if wrong is not None and wrong < len(its_cases) and all(
+                    same(a.got, b.got, a.rel_tol) for a, b in zip(cases[:wrong + 1], its_cases, strict=False)):
                 return message
         return ""
 

@@ -72,6 +72,11 @@ def efficiency_first(one, many):
     return my_speedup(one, many)[::-1]
 
 
+def every_record(one, many):
+    speeds = [statistics.median(record["images_per_second"] for record in log) for log in (one, many)]
+    return with_efficiency(speeds[1] / speeds[0], many)
+
+
 def run_log(ranks, samples, seconds):
     """The records of a log, as main.py writes them, with the fields that matter here."""
     epochs = [{"kind": "epoch", "epoch": number, "seconds": each, "images_per_second": samples / each}
@@ -117,6 +122,8 @@ def pairs_of_runs():
         "The ratio is turned round: a speed-up above 1 means that several ranks are faster.": speedup_turned_round,
         "Return the efficiency as a ratio: 0.75, not 75.": in_percent,
         "You swapped the two: the speed-up comes first, the efficiency second.": efficiency_first,
+        'Only the records of kind "epoch" have `images_per_second`, and only that of kind "run" has `world_size`.':
+            every_record,
     },
 )
 def speedup(answer):
@@ -128,8 +135,9 @@ def speedup(answer):
             raise Wrong(f"Your function returned {result!r}. Return two numbers: the speed-up and the efficiency.")
         speeds = [", ".join(f"{speed:,.0f}" for speed in timed_epochs(log, "images_per_second", 0))
                   for log in (one, many)]
+        usual = [statistics.median(timed_epochs(log, "images_per_second")) for log in (one, many)]
         case = (f"Images a second of each epoch: with one process {speeds[0]}; with {many[0]['world_size']} ranks "
-                f"{speeds[1]}.")
+                f"{speeds[1]}. Usual, after the first: {usual[0]:,.0f} and {usual[1]:,.0f}.")
         for name, got, right in zip(("speed-up", "efficiency"), map(float, result), my_speedup(one, many), strict=True):
             yield Case(got, right, f"{case} You gave the {name} {got:.4g}; {right:.4g} is right.")
 
@@ -294,6 +302,7 @@ def measure_slowest(function, context):
         measured.append({"slow": slow, "named": int(pair[0]), "seconds": float(pair[1]), "times": {
             USUAL: statistics.median(works),
             "work(), mean of the rounds": statistics.mean(works),
+            "work(), longest round": max(works),
             "work(), all rounds": sum(works),
             "talk() in a usual round": statistics.median(talks),
             "a usual round": statistics.median(map(sum, zip(works, talks, strict=True)))}})

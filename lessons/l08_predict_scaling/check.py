@@ -5,6 +5,7 @@ course/on_ranks.py says how."""
 import math
 import statistics
 import time
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -350,7 +351,7 @@ def ceiling(ranks):
     steps, spans = number_of_steps(), [measured["spans"] for measured in ranks]
     made, right = list(map(len, spans)), [2 * steps] + [steps] * (len(ranks) - 1)
     yield Case(made, right, f"The ranks made {', '.join(map(str, made))} steps. Rank 0 makes {steps} alone, and then "
-                            f"each rank {steps}.")
+                            f"every rank {steps}, rank 0 as well.")
     if made != right:
         return
     free = spans[0][steps - 1][1]  # when rank 0 had done its steps alone
@@ -495,7 +496,7 @@ def larger_batch(random):
     hint="In the time of one step the ranks do ranks * n images, one rank n. The ranks' step takes fixed + per_image * "
     "n + all_reduce. They are faster where ranks * (fixed + per_image * n) is more than that. Solve for n.",
     mistakes={
-        "One image more is enough: equally fast is not yet faster.": lambda *case: max(1, my_batch(*case) - 1),
+        "With that batch both are equally fast. The smallest that is faster has one image more.": lambda *case: max(1, my_batch(*case) - 1),
         "A step need not take as long as the all-reduce: in one step n ranks do n batches.":
             lambda fixed, per_image, all_reduce, ranks: my_batch(fixed, per_image, all_reduce, 2),
         "A step also has its fixed part, and the ranks do that side by side, too: it counts for them.":
@@ -511,7 +512,7 @@ def break_even(answer):
     cases = ((1e-3, 6.25e-5, 4e-3, 2), (1e-3, 6.25e-5, 4e-3, 4), (2e-4, 5e-5, 2.01e-2, 8), (1e-3, 6e-5, 5e-4, 2))
     for case in drawn(cases, larger_batch):
         got, (fixed, per_image, all_reduce, ranks) = answer(*case), case
-        if not isinstance(got, int) or got < 1:
+        if not isinstance(got, Integral) or got < 1:
             raise Wrong(f"You returned {got}. A batch is a whole number of images, 1 or more.")
         right = next(n for n in range(1, 10_000) if speedup(*case, n) > 1 + 1e-9)
         ratio = speedup(*case, got)
