@@ -9,9 +9,10 @@
 A change is a pair: before and after. Both train from the same first weights on the same images, a block each in turns:
 A B, B A, A B ... A gain is the seconds an image takes before, divided by those after the change, on the slowest rank.
 `nothing` comes first, and compares main.py's training with itself: what it shows is noise. A change within it is "not
-told apart" (gains.py). --change-file and --hook-file measure a learner's function; ours takes its place where the file
-has only the stub. A trial, with --seconds below 1, shows that the program runs; do not quote its gains. The file is one
-JSON object: the machine, and `models`, {model: {change: {text, gain, low, high, quartiles, losses, ...}}}.
+told apart" (gains.py). --change-file and --hook-file measure a learner's function; ours takes its place where there is
+no such file, or only a stub in it. A trial, with --seconds below 1, shows that the program runs; do not quote its
+gains. The file is one JSON object: the machine, and `models`, {model: {change: {text, gain, low, high, quartiles,
+losses, ...}}}.
 """
 
 import itertools

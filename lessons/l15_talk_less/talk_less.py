@@ -7,7 +7,7 @@
 A way is a name of lessons/l15_talk_less/talk_ways.py, with `:N` where its ranks talk after each N batches. `never` is
 the ceiling: nobody talks. With each seed all ways start from the same weights. They take turns: in a round each learns
 from --steps batches, and is then judged on the test set, which does not count as time. `--outer FILE` trains diloco
-with the outer step of that file, a learner's; ours takes its place where the file has only the exercise's stub.
+with the outer step of that file, a learner's; ours takes its place where there is no such file, or only a stub in it.
 
 The file is one JSON object: the machine, `shapes` of the tensors of LeNet, `samples` (training images), `steps`
 (batches of a round), and `rounds`, one object for each way, seed and round: `images` seen so far by all ranks,

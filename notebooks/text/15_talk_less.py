@@ -75,7 +75,7 @@ my_ddp = None  # %
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"
-folder, outer_file = Path("results/live/15"), "results/live/15_outer.py"
+folder = Path("results/live/15")
 
 
 def read(name):
@@ -129,7 +129,7 @@ lesson.table(show.forecasts(forecast))
 # on all ranks. `parameters_to_vector` turns weights into such a vector. `vector_to_parameters` turns it back, and what it
 # hands out are views: a model shares its memory with the vector that it is given.
 #
-# The check runs your function on three ranks. Then DiLoCo trains with it, beside DDP and local SGD.
+# The check runs your function on three ranks. When it is right, DiLoCo trains with it, beside DDP and local SGD.
 
 # %%
 # %%writefile results/live/15_outer.py
@@ -148,13 +148,15 @@ check.outer("results/live/15_outer.py")
 # check.outer.hint()
 # check.outer.solution()
 
+# %%
+outer_file = check.outer.file or "ours"  # yours, if it is right
+
 # %% [markdown]
 # ## Speed, and learning
 #
 # A way that talks less trains a different model. So each is measured twice: how many images a second, and **what it
 # has learnt** from the same images. All ways start from the same weights, with each seed, and take turns. A round goes
-# on where the way's last one ended. DiLoCo's outer step is **yours**; while your file holds only the stub, the program
-# takes ours, and the pictures say so.
+# on where the way's last one ended. The pictures say whose outer step DiLoCo takes.
 #
 # **Predict.** Which way has learnt least from the same number of images?
 
