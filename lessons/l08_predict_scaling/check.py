@@ -496,7 +496,8 @@ def larger_batch(random):
     hint="In the time of one step the ranks do ranks * n images, one rank n. The ranks' step takes fixed + per_image * "
     "n + all_reduce. They are faster where ranks * (fixed + per_image * n) is more than that. Solve for n.",
     mistakes={
-        "With that batch both are equally fast. The smallest that is faster has one image more.": lambda *case: max(1, my_batch(*case) - 1),
+        "With that batch both are equally fast. The smallest that is faster has one image more.":
+            lambda *case: max(1, my_batch(*case) - 1),
         "A step need not take as long as the all-reduce: in one step n ranks do n batches.":
             lambda fixed, per_image, all_reduce, ranks: my_batch(fixed, per_image, all_reduce, 2),
         "A step also has its fixed part, and the ranks do that side by side, too: it counts for them.":

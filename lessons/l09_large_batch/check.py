@@ -83,7 +83,8 @@ def rate(answer):
         yield Case(got, right,
                    f"{lr:g} was right for {batch} images an update. Now there are {ranks} ranks with {batch_size} "
                    f"images each, {per_epoch} updates an epoch, and a warm-up of {warmup_epochs} epoch(s). For update "
-                   f"{update} your function returned {shown(got)}; {right:.4g} is right.")
+                   f"{update} your function returned {shown(got)}; {right:.4g} is right. It rises in "
+                   f"{warmup_epochs * per_epoch} equal steps from {lr:g} to {lr * ranks * batch_size / batch:g}.")
 
 
 # Exercise 2: the noise scale, from the gradients of the ranks
@@ -199,12 +200,14 @@ def noise_scale(ranks):
     One step gives a poor estimate: take the means of both unknowns over many steps, then divide."""
     for results, (batch_size, noise) in zip(zip(*ranks, strict=True), noisy_batches(), strict=True):
         gradients = torch.stack([gradient_of(rank, batch_size, noise) for rank in range(len(ranks))])
-        right = solved(gradients.square().sum(1).mean(), gradients.mean(0).square().sum(), batch_size,
-                       len(ranks) * batch_size)
+        small, large = gradients.square().sum(1).mean(), gradients.mean(0).square().sum()
+        right = solved(small, large, batch_size, len(ranks) * batch_size)
         scales = [result["scale"] for result in results]
         yield Case(scales, [right] * len(ranks),
                    f"With {len(ranks)} ranks of {batch_size} images each, your function returned "
-                   f"{', '.join(map(shown, scales))} on the ranks; {right:.4g} is right on every rank.", rel_tol=1e-3)
+                   f"{', '.join(map(shown, scales))} on the ranks; {right:.4g} is right on every rank. Squared norm: "
+                   f"{small:.4g} for the images of one rank (the mean of all ranks) and {large:.4g} for those of all.",
+                   rel_tol=1e-3)
     yield Case(any(result["changed"] for measured in ranks for result in measured), False,
                "The numbers are right, but your function changed the gradient.")
 
@@ -319,8 +322,8 @@ def flat(tensors):
             one_large_batch,
         "All micro-batches together are one update: step once, after the last backward.":
             partial(wrong_update, step="each"),
-        "Each rank followed its own rows, so the weights of the ranks differ. The forward and backward of the last "
-        "micro-batch must be outside no_sync.": partial(wrong_update, sync="none"),
+        "Each rank followed its own rows, so the weights of the ranks differ. The forward of the last micro-batch must "
+        "go through `ddp`, and with its backward be outside no_sync.": partial(wrong_update, sync="none"),
         "All forwards and backwards but the last belong inside `with ddp.no_sync():`.":
             partial(wrong_update, sync="all"),
         "You took the mean over the micro-batches: a row of a small one counts for more than a row of a large one.":

@@ -387,7 +387,7 @@ def by_the_norm(model):
     names = []
     for name, parameter in model.named_parameters():
         norms = [None] * dist.get_world_size()
-        dist.all_gather_object(norms, round(parameter.norm().item(), 6))
+        dist.all_gather_object(norms, parameter.norm().item())
         if len(set(norms)) > 1:
             names.append(name)
     return names
@@ -403,7 +403,7 @@ def returned_by_rank_0(model):
 
 
 def drifting():
-    """(the parameter that one rank adds something to, the parameter whose rows it exchanges)."""
+    """(the parameter that ranks add something to, the parameter whose rows the last one exchanges)."""
     return drawn_one(("0.bias", "3.weight"), lambda random: (
         random.choice(("0.weight", "2.bias")), random.choice(("2.weight", "3.weight"))))
 
@@ -414,10 +414,12 @@ def measure_drifted(function, context):
     for drift in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2, bias=False))
+        added, flipped = map(model.get_parameter, drifting())
         with torch.no_grad():
+            flipped.mul_(64).round_().div_(64)  # so that no order of its sum is rounded
+            if drift:
+                added += 2**-10 * (context.rank - 1)  # of three ranks, rank 1 has the mean
             if drift and context.rank == context.world_size - 1:
-                added, flipped = map(model.get_parameter, drifting())
-                added += 0.001
                 flipped.copy_(flipped.flip(0))  # the sum and the norm stay
         before = copy.deepcopy(model).parameters()
         names = function(model)
@@ -448,7 +450,7 @@ def instrument(ranks):
         results = [measured["models"][number] for measured in ranks]
         changed = [rank for rank, result in enumerate(results) if result["changed"]]
         yield Case(changed, [], f"Your function changed the weights, on rank {' and '.join(map(str, changed))}.")
-        weights = f"{' and '.join(differing)} differed on the last rank" if differing else "All weights were the same"
+        weights = f"{' and '.join(differing)} differed between ranks" if differing else "All weights were the same"
         got = [result["names"] for result in results]
         returned = "; ".join(f"rank {rank} returned {names}" for rank, names in enumerate(got))
         yield Case(got, [differing] * len(ranks), f"{weights}: {differing} is right, on every rank. But {returned}.")

@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from contextlib import ExitStack
+from functools import partial
 from unittest import mock
 
 import torch
@@ -84,9 +85,10 @@ def bound(answer):
                    (step, "convolution", 0.5)], profiled)
     for profile, part, times in cases:
         got, right = answer(dict(profile), part, times), my_bound(profile, part, times)
-        parts = ", ".join(f"{name} {ms} ms" for name, ms in profile.items())
+        parts, whole = ", ".join(f"{name} {ms} ms" for name, ms in profile.items()), sum(profile.values())
         yield Case(got, right, f"A step has {parts}, and `{part}` becomes {times} times as fast. You returned {got}; "
-                               f"the step becomes {right:.3f} times as fast.")
+                               f"the step takes {whole / right:.3g} ms in place of {whole:g}, and is {right:.3f} times "
+                               "as fast.")
 
 
 # Exercise 2: a fair comparison
@@ -140,6 +142,12 @@ def sums(before, after, rounds, now):
     return sum(slow) / sum(fast)
 
 
+def ratio_of_medians(before, after, rounds, now):
+    before(), after()
+    slow, fast = zip(*in_turns(before, after, rounds, now), strict=True)
+    return statistics.median(slow) / statistics.median(fast)
+
+
 def upside_down(before, after, rounds, now):
     return 1 / my_gain(before, after, rounds, now)
 
@@ -173,7 +181,8 @@ DISTURBANCES = (
     ({"first": 30.0}, "The first call of each takes 30 s more, as if it compiled"),
     ({"slow_from": 9}, "From the tenth call on everything takes twice as long, because another program has started"),
     ({"disturbed": 8}, "One call was disturbed, and took 20 times as long"),
-    ({"second": 1.2}, "The second of each two calls takes 1.2 times as long"),
+    ({"second": 1.2}, "The second of each two calls takes 1.2 times as long: in turns, half of the ratios are too "
+                       "high, and half too low"),
 )
 
 
@@ -187,7 +196,10 @@ DISTURBANCES = (
         "rounds' ratios: one bad round does not move it.": sums,
         "Only one of the two had the bad time. Let them take turns, so that both have it.": one_after_the_other,
         "One bad round carries a mean away. It hardly moves a median.": mean_of_ratios,
-        "In every round the same training came second. Change their order from round to round.": same_order,
+        "The two medians may be of different times. Divide within each round, whose two trainings ran one after the "
+        "other, and take the median of these ratios.": ratio_of_medians,
+        "In every round the same training came second: change their order from round to round. (Do you, with "
+        "torch.median? Of two in the middle it takes the lower; statistics.median takes their mean.)": same_order,
     },
 )
 def fair(answer):
@@ -266,6 +278,11 @@ def waiting(state, bucket):
     return future
 
 
+def future_of_a_list(state, bucket):
+    short = bucket.buffer().div(dist.get_world_size()).to(torch.bfloat16)
+    return dist.all_reduce(short, async_op=True).get_future()
+
+
 def float16_sent(state, bucket):
     short = bucket.buffer().div(dist.get_world_size()).to(torch.float16)
     return dist.all_reduce(short, async_op=True).get_future().then(lambda _: short.float())
@@ -320,6 +337,8 @@ def measure_hook(function, context):
         "all_reduce adds up. With a hook DDP no longer divides: your hook must.": not_divided,
         "You divided by the number of ranks more than once.": divided_twice,
         "A Future is the promise of a result: backward goes on while the message is on its way.": no_future,
+        "DDP needs a Future of one tensor in float32. That of an all_reduce has a list of tensors: future.value()[0], "
+        "in the function that `then` gets.": future_of_a_list,
         "Backward waits with it, so nothing overlaps. async_op=True returns at once, with get_future().": waiting,
     },
 )
@@ -355,18 +374,19 @@ def my_train(ddp, batches, optimizer, every):
     return losses
 
 
-def updates(ddp, batches, optimizer):
+def updates(ddp, batches, optimizer, emptied=True):
     """The loss of each batch, after its update."""
     for images, labels in batches:
         loss = cross_entropy(ddp(images), labels)
-        optimizer.zero_grad()
+        if emptied:
+            optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         yield loss
 
 
-def item_each_step(ddp, batches, optimizer, every):
-    losses = [loss.item() for loss in updates(ddp, batches, optimizer)]
+def item_each_step(ddp, batches, optimizer, every, emptied=True):
+    losses = [loss.item() for loss in updates(ddp, batches, optimizer, emptied)]
     mean = torch.tensor(losses).view(-1, every).mean(1) / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.tolist()
@@ -439,6 +459,8 @@ def three_digits(losses):
     hint="Add up loss.detach() in a tensor. Only after each `every` batches all-reduce it, read it with item(), divide "
     "by the batches and the ranks, and begin anew.",
     mistakes={
+        "Each update also followed the gradients of the batches before: optimizer.zero_grad() is missing.":
+            partial(item_each_step, emptied=False),
         "Nothing was sent, so a rank knows its own losses only.": own_losses,
         "These are sums over the ranks. Divide by their number, too.": sums_of_ranks,
         "These are the losses of single batches, the last before each report. The mean is over all batches since the "

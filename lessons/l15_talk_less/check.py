@@ -35,12 +35,9 @@ def trained_alone(rank):
     return model, first, optimizer
 
 
-def near(values, others):
-    return torch.allclose(torch.tensor(values), torch.tensor(others), rtol=1e-4, atol=1e-6)
-
-
 def all_equal(lists):
-    return all(near(values, lists[0]) for values in lists)
+    first = torch.tensor(lists[0])
+    return all(torch.allclose(torch.tensor(values), first, rtol=1e-4, atol=1e-6) for values in lists)
 
 
 def added_up(tensor):
@@ -163,7 +160,8 @@ def outer(ranks):
             moved, wanted = torch.tensor(ranks[0][name][step]) - start, right - start
             times, off = (moved @ wanted / (wanted @ wanted)).item(), ((moved - wanted).norm() / wanted.norm()).item()
             message = (f"In outer step {step + 1} the weights of `{name}` moved {times:.2f} times as far as they must, "
-                       f"and are off by {off:.0%} of the right way.")
+                       f"and are off by {off:.0%} of the right way."
+                       + step * " Step 1 was right. Step 2 needs a new gradient, and the momentum that `outer` kept.")
             yield Case(times, 1.0, message, rel_tol=1e-3)
             yield Case(off < 1e-3, True, message)
         start = right
@@ -225,6 +223,10 @@ def counters_too(model, optimizer):
         dist.all_reduce(state["step"])
 
 
+def every_buffer(model, optimizer):
+    average_of([*model.parameters(), *model.buffers()])
+
+
 def measure_average(function, context):
     """{part of what a rank holds: this rank's values} before and after."""
     model, _, optimizer = trained_alone(context.rank)
@@ -249,6 +251,8 @@ def parts(model, optimizer):
     "value of optimizer.state its exp_avg and exp_avg_sq. Counters are the same on all ranks: leave them.",
     mistakes={
         "Adam corrects its averages by the number of steps, and all ranks have the same number anyway.": counters_too,
+        "One of BatchNorm's buffers counts batches, in a whole number that is the same on all ranks: leave it.":
+            every_buffer,
         "BatchNorm's statistics are buffers, which model.parameters() does not have. And an optimizer keeps averages "
         "of its own.": weights_alone,
         "model.parameters() does not have BatchNorm's statistics: they are buffers. So two ranks would judge the same "
@@ -267,5 +271,10 @@ def average(ranks):
     yield Case(after.pop("the counters") == before.pop("the counters"), True, "You changed the counters of steps.")
     different = [part for part in after if not all_equal(after[part])]
     yield Case(different, [], f"After your average the ranks still differ in {', '.join(different)}.")
-    no_mean = [part for part in after if not near(after[part][0], torch.tensor(before[part]).mean(0).tolist())]
-    yield Case(no_mean, [], f"The ranks agree, but {', '.join(no_mean)} are not the mean of what the ranks had.")
+    for part in after:
+        got, mean = torch.tensor(after[part][0]), torch.tensor(before[part]).mean(0)
+        times, off = ((vector.norm() / mean.norm()).item() for vector in (got, got - mean))
+        message = (f"The ranks agree, but {part} is not the mean of what the ranks had: {times:.2f} times as long, off "
+                   f"by {off:.0%}.")
+        yield Case(times, 1.0, message, rel_tol=1e-3)
+        yield Case(off < 1e-3, True, message)
