@@ -22,18 +22,23 @@ def hung(folder, ranks, culprit, fault):
     return folder
 
 
+NODES = {"late": 13, "other": 6}  # {fault: culprit} of 16 ranks on two nodes
+
+
 @pytest.fixture(scope="module")
-def stacks(tmp_path_factory):
-    """{(fault, culprit): {rank: its stack}} of four ranks, live."""
-    folder, cases = tmp_path_factory.mktemp("stacks"), [(fault, place % 4) for place, fault in enumerate(hang.FAULTS)]
+def hangs(tmp_path_factory):
+    """{fault: folder} of all hangs, live. They mostly wait, so they do it at the same time."""
+    folder = tmp_path_factory.mktemp("hangs")
+    cases = [(4, place % 4, fault) for place, fault in enumerate(hang.FAULTS)]
+    cases += [(16, culprit, fault) for fault, culprit in NODES.items()]
     with ThreadPoolExecutor() as pool:
-        folders = list(pool.map(lambda case: hung(folder / case[0], 4, case[1], case[0]), cases))
-    return {case: {rank: (of_case / f"{rank}.txt").read_text() for rank in range(4)}
-            for case, of_case in zip(cases, folders, strict=True)}
+        folders = pool.map(lambda case: hung(folder / case[-1], *case), cases)
+        return {fault: of_case for (*_, fault), of_case in zip(cases, folders, strict=True)}
 
 
-def test_four_live_stacks_name_the_culprit_and_stand_where_the_recorded_ones_do(stacks):
-    for (fault, culprit), texts in stacks.items():
+def test_four_live_stacks_name_the_culprit_and_stand_where_the_recorded_ones_do(hangs):
+    for place, fault in enumerate(hang.FAULTS):
+        culprit, texts = place % 4, {rank: (hangs[fault] / f"{rank}.txt").read_text() for rank in range(4)}
         assert check.culprit_of_stacks(texts) == (culprit, hang.FAULTS[fault])
         recorded = check.recorded_stacks(fault, culprit)
         assert [check.innermost(text) for text in texts.values()] == [
@@ -41,12 +46,12 @@ def test_four_live_stacks_name_the_culprit_and_stand_where_the_recorded_ones_do(
         assert not any(str(runner.ROOT) in text for text in texts.values())
 
 
-@pytest.fixture(scope="module", params=[("late", 13), ("other", 6)], ids=["late", "other"])
-def live(request, tmp_path_factory):
-    """(fault, culprit, folder, {rank: its dump}) of 24 ranks on three nodes."""
-    fault, culprit = request.param
-    folder = hung(tmp_path_factory.mktemp("dumps"), 24, culprit, fault)
-    return fault, culprit, folder, {rank: pickle.loads((folder / f"rank_{rank}").read_bytes()) for rank in range(24)}
+@pytest.fixture(params=NODES)
+def live(request, hangs):
+    """(fault, culprit, folder, {rank: its dump})"""
+    folder = hangs[request.param]
+    dumps = {rank: pickle.loads((folder / f"rank_{rank}").read_bytes()) for rank in range(16)}
+    return request.param, NODES[request.param], folder, dumps
 
 
 def summary(dumps):
@@ -61,7 +66,7 @@ def summary(dumps):
 def test_live_dumps_name_the_culprit_and_the_played_ones_say_the_same(live):
     fault, culprit, _, dumps = live
     assert check.culprit_of_dumps(dumps) == (culprit, f"node {culprit // 8}", 23)
-    played = check.dumps_of(24, 8, culprit, fault, 11, 2000)
+    played = check.dumps_of(16, 8, culprit, fault, 11, 2000)
     assert summary(played) == summary(dumps)
     entry, its = played[0]["entries"][-1], dumps[0]["entries"][-1]
     assert entry.keys() <= its.keys()
@@ -70,7 +75,7 @@ def test_live_dumps_name_the_culprit_and_the_played_ones_say_the_same(live):
 
 def test_torchfrtrace_misses_the_culprit_and_others_who_only_wait(live, tmp_path):
     fault, culprit, folder, _ = live
-    for rank, dump in check.dumps_of(24, 8, culprit, fault, 11, 2000).items():
+    for rank, dump in check.dumps_of(16, 8, culprit, fault, 11, 2000).items():
         (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump))
     for where in (folder, tmp_path):
         done = runner.run(0, "torch.distributed.flight_recorder.fr_trace", "--prefix", "rank_", where, script="-m")
@@ -85,7 +90,7 @@ def test_the_picture_frames_the_rank_that_was_named(live):
     function, drawn = show.named("our", check.culprit_of_dumps(dumps), folder)
     assert function["culprit"] == drawn["culprit"] == culprit and drawn["collective"] == f"(fault: {fault})"
     (ax,) = show.waiting(dumps, 8, "our", culprit).axes
-    assert {text.get_text() for text in ax.texts} == {*map(str, range(24)), f"← our function: rank {culprit}"}
+    assert {text.get_text() for text in ax.texts} == {*map(str, range(16)), f"← our function: rank {culprit}"}
 
 
 @pytest.mark.parametrize("arguments", [["--ranks", 12], ["--culprit", 4], ["--ranks", 16, "--culprit", 8],

@@ -15,6 +15,7 @@ import launch
 import shortcuts
 from course import adjustable_training, processes
 from course.adjustable_training import Setting, Training
+from course.predict.fit import powersgd_values
 from lessons.l14_make_it_faster import compare_changes, gains, page_faults
 from tests import runner
 
@@ -34,10 +35,10 @@ def marked(mark):
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """Every change that DDP has, on two ranks, in one start."""
+    """Every change that DDP has, on two ranks, in one start; and the hook of a file that is not there."""
     out = tmp_path_factory.mktemp("together") / "measured.json"
     done = run(2, "compare_changes", "--rounds", 3, "--seconds", 0.001, "--change",
-               *[name for name in compare_changes.TOGETHER if name != "threads"], "--out", out)
+               *[name for name in compare_changes.TOGETHER if name != "threads"], "--hook-file", "ours", "--out", out)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in out.parent.iterdir()] == ["measured.json"]
     return json.loads(out.read_text())
@@ -74,7 +75,7 @@ def test_a_process_that_ends_or_is_silent_is_named(monkeypatch):
 
 def test_each_change_has_its_rounds_and_the_gain_is_their_median(together):
     changes = together["models"]["lenet"]
-    assert list(changes) == [name for name in compare_changes.TOGETHER if name != "threads"]
+    assert list(changes) == [*(name for name in compare_changes.TOGETHER if name != "threads"), "my_hook"]
     for measured in changes.values():
         ratios = [before / after for before, after in measured["seconds_an_image"]]
         assert len(ratios) == 3 and measured["gain"] == pytest.approx(sorted(ratios)[1])
@@ -94,7 +95,7 @@ def my_hook(state, bucket):
     done.set_result(0 * bucket.buffer())
     return done
 """
-STUB = """def {name}({arguments}):
+STUB = """def my_change(training):
     raise NotImplementedError
 """
 
@@ -108,14 +109,14 @@ def measured_with(tmp_path, ranks, option, written, *arguments):
 
 
 @pytest.mark.parametrize(("ranks", "option", "written", "text", "off"), [
-    (0, "--change-file", CHANGE, "yours: my_change", 0), (3, "--hook-file", HOOK, "yours: my_hook", 1),
-    (2, "--hook-file", STUB.format(name="my_hook", arguments="state, bucket"), "ours: my_hook", 0.005),
-    (0, "--change-file", STUB.format(name="my_change", arguments="training"), "ours: my_change", 0)],
-    ids=["change", "hook", "no_hook", "no_change"])
+    (0, "--change-file", CHANGE, "yours: my_change", 0), (2, "--hook-file", HOOK, "yours: my_hook", 1),
+    (0, "--change-file", STUB, "ours: my_change", 0)], ids=["change", "hook", "no_change"])
 def test_what_a_learner_wrote_is_measured_beside_nothing_changed(ranks, option, written, text, off, tmp_path):
-    measured, printed = measured_with(tmp_path, ranks, option, written, "--change", "fused")
+    measured, printed = measured_with(tmp_path, ranks, option, written, "--change", "whole-batches", "bf16")
     name = text.split()[1]
-    assert list(measured) == ["nothing", "fused", name], "nothing changed is always there, and first"
+    assert list(measured) == ["nothing", "whole-batches", "bf16", name], "nothing changed is always there, and first"
+    assert measured["whole-batches"]["gradient_off"] < 1e-4, "the same images, fetched in another way"
+    assert 1e-4 < measured["bf16"]["gradient_off"] < 0.3
     assert measured[name]["text"] == text and len(measured[name]["seconds_an_image"]) == 3
     assert measured[name]["gradient_off"] == pytest.approx(off, abs=0.01), "it is their function that trained"
     nothing, theirs = (next(line for line in printed.splitlines() if words in line)
@@ -139,7 +140,8 @@ def test_what_each_change_does_to_the_gradient(together):
     off = {name: measured.get("gradient_off") for name, measured in together["models"]["lenet"].items()}
     assert off["nothing"] == off["bucket-view"] == 0
     assert off["small-buckets"] < 1e-5
-    assert 1e-4 < off["bf16-hook"] < 0.02 < off["powersgd"]
+    assert 1e-4 < off["my_hook"] == pytest.approx(off["bf16-hook"], rel=0.2) < 0.02 < off["powersgd"]
+    assert together["models"]["lenet"]["my_hook"]["text"] == "ours: my_hook"
     assert off["accumulate"] is None, "other images: nothing to compare"
     nothing, other = (together["models"]["lenet"][name]["losses"] for name in ("nothing", "powersgd"))
     assert nothing[0] == nothing[1] == other[0] != other[1]
@@ -191,16 +193,15 @@ def test_every_change_is_predicted_or_says_why_not(profiled):
     assert set(gains.MODELS) <= set(adjustable_training.CHANGES)
 
 
+@pytest.mark.weekly  # how torch says it; what becomes of a change that raises, the learner's show
 def test_one_process_and_no_compiler(tmp_path):
     """What comes without a C++ compiler is a line that says so, not the end of the table."""
-    done = run(0, "compare_changes", "--change", "nothing", "whole-batches", "compile", "bf16", "--rounds", 3,
-               "--seconds", 0.001, "--out", tmp_path / "measured.json", PATH=str(tmp_path))
+    done = run(0, "compare_changes", "--change", "compile", "bf16", "--rounds", 3, "--seconds", 0.001,
+               "--out", tmp_path / "measured.json", PATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     measured = json.loads((tmp_path / "measured.json").read_text())["models"]["lenet"]
     assert "ompiler" in measured["compile"]["error"] and "/" not in measured["compile"]["error"]
     assert "gain" in measured["bf16"], "the changes after it are measured all the same"
-    assert measured["whole-batches"]["gradient_off"] < 1e-4, "the same images, fetched in another way"
-    assert 1e-4 < measured["bf16"]["gradient_off"] < 0.3
 
 
 def test_one_process_profile_serves_every_prediction(tmp_path):
@@ -296,7 +297,7 @@ def test_powersgd_sends_as_many_values_as_torch_counts():
     values = sum(p.numel() for p in training.raw.parameters())
     assert state.total_numel_before_compression - before[0] == values
     shapes = [list(p.shape) for p in training.raw.parameters()]
-    assert state.total_numel_after_compression - before[1] == gains.powersgd_values(shapes)
+    assert state.total_numel_after_compression - before[1] == powersgd_values(shapes, 1)
 
 
 # ---------------------------------------------------------------------------------------------- arithmetic, and input
