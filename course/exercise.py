@@ -112,7 +112,7 @@ class Exercise:
         return "wrong", f"Not yet. {message} {reason}".strip()
 
     def _mistake_behind(self, cases, error, wrong) -> str:
-        """The message of the mistake that behaves like the attempt: in every case, or else up to the first wrong one."""
+        """The message of the mistake that behaves like the attempt, in every case or up to the first wrong one."""
         observed = dict(zip(self.mistakes, self.observe(list(self.mistakes.values())), strict=True))
         for message, (its_cases, its_error) in observed.items():
             if (_end(error) == _end(its_error) and len(cases) == len(its_cases)

@@ -1,22 +1,16 @@
 """Lesson 07: whether runs may be compared, what they lost and to what, the phase that grew, the batch from which two
 ranks pay, and the published runs."""
 
-import math
-
 import pandas as pd
 from matplotlib.axes import Axes
 
+from course import runs
 from course.lesson import some
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PHASES, head, line_key, line_style, ticks
 
 MUST_AGREE = ["dataset", "samples", "test_samples", "model", "batch_size", "lr", "optimizer", "seed", "shuffle",
               "device", "threads"]
-
-
-def steps(samples: int, ranks: int, batch_size: int) -> int:
-    """Steps an epoch: the sampler pads the shards to one length, and the last batch may be smaller."""
-    return math.ceil(math.ceil(samples / ranks) / batch_size)
 
 
 def comparable(df: pd.DataFrame, epochs: int) -> list[str] | str:
@@ -124,7 +118,7 @@ def talking(table: pd.DataFrame, ceilings: dict[int, dict]) -> list[str]:
 
 def per_step(df: pd.DataFrame) -> pd.DataFrame:
     """The table of `runs.read_runs`, with each phase in milliseconds a step, of rank 0."""
-    each = [1000 / steps(run.samples, run.world_size, run.batch_size) for run in df.itertuples()]
+    each = [1000 / runs.updates_an_epoch(run.samples, run.world_size, run.batch_size) for run in df.itertuples()]
     return df.assign(**{f"{phase}_seconds": df[f"{phase}_seconds"] * each for phase in PHASES})
 
 

@@ -6,6 +6,8 @@ A gain is how many times as fast a step becomes: 1 is no gain.
 
 import math
 
+from course.predict.fit import powersgd_values
+
 SPLIT = 0.05  # ms: an operator whose calls are shorter is not worth cutting up for threads
 LABELS = ("data", "forward", "backward", "update")  # self time of these: Python, autograd's engine, waiting
 
@@ -44,17 +46,6 @@ def fill(shapes, cap):
             buckets.append(0)
         buckets[-1] += 4 * math.prod(shape)
     return buckets
-
-
-def powersgd_values(shapes):
-    """Values that PowerSGD sends of tensors of these shapes: two vectors for each large matrix (rank 1: Vogels et al.
-    2019, arXiv 1905.13727). A tensor stays whole unless that halves it, as torch does it."""
-    total = 0
-    for shape in shapes:
-        rows, values = shape[0], math.prod(shape)
-        thin = rows + values // rows
-        total += thin if len(shape) > 1 and 2 * thin < values else values
-    return total
 
 
 # ------------------------------------------------------------------------------- one model for each change
@@ -111,7 +102,7 @@ MODELS = {
     "small-buckets": (lambda p: hidden(p, p["gradient_bytes"] / 4),
                       "α + β · bytes; backward hides all but the last bucket"),
     "bf16-hook": (lambda p: send_less(p, p["gradient_bytes"] / 2), "half the bytes, casting costs nothing"),
-    "powersgd": (lambda p: send_less(p, p["gradient_bytes"] - 4 * powersgd_values(p["shapes"]), more_messages=2),
+    "powersgd": (lambda p: send_less(p, p["gradient_bytes"] - 4 * powersgd_values(p["shapes"], 1), more_messages=2),
                  "three small messages, compressing costs nothing"),
     "accumulate": (lambda p: save(p, 3 / 4 * (least_wait(p) + p["phases"]["update"])),
                    "three of four batches neither wait nor update"),

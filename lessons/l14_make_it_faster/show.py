@@ -31,6 +31,7 @@ from course.plots.style import (
     name_rows,
     ticks,
 )
+from course.predict.fit import powersgd_values
 from lessons.l14_make_it_faster import gains
 
 NAMES = {"lenet": "LeNet", "resnet": "small ResNet", "wide": "three wide layers"}
@@ -112,7 +113,7 @@ def messages(run: dict) -> list[dict]:
                   "all-reduce alone, ms": f"{ms[name]:.2f}", "of float32's time": f"{ms[name] / ms['float32']:.0%}"}
                  for name, part in (("float32", 1), ("bf16", 0.5))]
         rows.append({"model": NAMES[model], "sent as": "PowerSGD, one column",
-                     "KiB a step": f"{4 * gains.powersgd_values(profile['shapes']) / 1024:,.0f}",
+                     "KiB a step": f"{4 * powersgd_values(profile['shapes'], 1) / 1024:,.0f}",
                      "all-reduce alone, ms": "–", "of float32's time": "–"})
     return rows
 

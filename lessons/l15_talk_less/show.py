@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PALE, PREDICTED, handles, head, key_below, line_key, line_style, name_rows
-from course.predict.fit import BUS_FACTORS
+from course.predict.fit import BUS_FACTORS, powersgd_values
 
 WORDS = {"never": "never", "ddp": "DDP", "accumulate": "accumulate", "local": "local SGD", "diloco": "DiLoCo",
          "bf16": "DDP, bf16", "powersgd": "DDP, PowerSGD"}
@@ -42,17 +42,8 @@ def messages(way: str, shapes: list) -> tuple[int, int]:
     if way == "bf16":
         return 1, whole // 2
     if way == "powersgd":
-        return 3, FLOAT * sum(map(thin, shapes))  # what stays whole, all P, all Q
+        return 3, FLOAT * powersgd_values(shapes, POWERSGD_RANK)  # what stays whole, all P, all Q
     return 1, whole
-
-
-def thin(shape: tuple) -> int:
-    """Values that PowerSGD sends for a tensor: an n x m matrix as n x r and m x r, where that halves it; one of one
-    dimension whole (Vogels et al. 2019, arXiv 1905.13727; torch's min_compression_rate is 2)."""
-    rows, columns = shape[0], math.prod(shape[1:])
-    rank = min(rows, columns, POWERSGD_RANK)
-    short = (rows + columns) * rank
-    return short if len(shape) > 1 and 2 * short < rows * columns else rows * columns
 
 
 def sent(way: str, every: int, shapes: list, ranks: int) -> float:

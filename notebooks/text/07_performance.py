@@ -100,7 +100,7 @@ sizes, batch_size = [1, 2, 4, 8], 64  # 64 is main.py's default, for each proces
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table([{
     "ranks": n, "images an epoch": f"{samples:,}", "images a step, each rank": batch_size,
-    "global batch": n * batch_size, "steps an epoch": show.steps(samples, n, batch_size),
+    "global batch": n * batch_size, "steps an epoch": runs.updates_an_epoch(samples, n, batch_size),
     "ranks for each device": f"{n / devices:.3g}"} for n in sizes])
 
 # %% [markdown]
@@ -565,11 +565,9 @@ plt.show()
 # %%
 my_factor = None  # ×
 
-# %%
-corrected = eight.assign(label="eight GPUs × 8", accuracy=8 * eight.accuracy)
-
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_factor, 8, "×")
+corrected = eight.assign(label="eight GPUs × 8", accuracy=8 * eight.accuracy)
 lesson.verdict(f"Two printed digits leave room: 8 × {printed:.2f} is anything from "
                f"{8 * (printed - 0.005):.2f} to {8 * (printed + 0.005):.2f}.")
 plots.accuracy_by_epoch(pd.concat([recorded, corrected]), plt.subplots(figsize=(12, 7))[1])
