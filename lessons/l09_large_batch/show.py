@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from course import runs
 from course.plots.labels import BESIDE_A_POINT, BESIDE_A_START, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, MARKERS, colour_of, head, line_style, name_rows, percent, ticks
 from course.plots.tables import need, source_of
@@ -24,18 +25,14 @@ ROUNDING = 1e-4  # of a loss, in the first epoch: rounding alone stays far below
 # ---------------------------------------------------------------- tables of runs
 
 
-def updates_an_epoch(samples, world_size, batch_size):
-    """Of all ranks together: the sampler pads the shards to one length, and the last batch may be smaller."""
-    return math.ceil(math.ceil(samples / world_size) / batch_size)
-
-
 def along(df: pd.DataFrame) -> pd.DataFrame:
     """Adds what a run has spent at the end of each epoch: `images`, `updates`, and `elapsed` seconds of training.
 
     Also `global_batch`, images an update. The rows of a run stand in the order of its epochs.
     """
     done = df["epoch"].astype(float) + 1
-    steps = [updates_an_epoch(*run) for run in zip(df["samples"], df["world_size"], df["batch_size"], strict=True)]
+    each = zip(df["samples"], df["world_size"], df["batch_size"], strict=True)
+    steps = [runs.updates_an_epoch(*run) for run in each]
     return df.assign(images=done * df["samples"].astype(float), updates=done * steps, elapsed=elapsed(df),
                      global_batch=df["world_size"] * df["batch_size"])
 
@@ -223,6 +220,19 @@ def for_the_same(df: pd.DataFrame) -> np.ndarray:
         accuracy_along(df, x, ax, f"For the same {what}")
     for ax in axes[1:]:
         ax.set_ylabel("")
+    return axes
+
+
+def with_rates(rates: list[float], accuracies: list[float], rules: pd.DataFrame, name: str) -> np.ndarray:
+    """Left: `rates`, the learning rate of each update in a training called `name`. Right: its test `accuracies`, one an
+    epoch, beside those of main.py in `rules`, with the linear rule."""
+    left, right = axes = plt.subplots(1, 2, figsize=(20, 7))[1]
+    theirs = rules[rules["label"].isin(["linear", "linear, warm-up"])]
+    mine = theirs[theirs["label"] == "linear, warm-up"].assign(label=name, val_accuracy=accuracies)
+    accuracy_along(pd.concat([theirs, mine]), "updates", right, "Test accuracy")
+    left.step(range(len(rates)), rates, where="post", color=colour_of(2), linewidth=3)
+    left.set(xlabel="update", ylabel="learning rate", ylim=(0, None))
+    head(left, f"Learning rate: {name}", key=[])
     return axes
 
 

@@ -45,6 +45,7 @@ import os
 import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DistributedSampler
 
 import data
 import models
@@ -68,7 +69,7 @@ lr = 0.01  # learning rate of one rank
 # %%
 sizes, batch_size = [int(number) for number in ranks_to_run.split()], 64
 most = sizes[-1]
-updates = {n: math.ceil(math.ceil(samples / n) / batch_size) for n in sizes}  # an epoch
+updates = {n: runs.updates_an_epoch(samples, n, batch_size) for n in sizes}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table([{"ranks": n, "global batch": n * batch_size, "updates an epoch": count,
@@ -198,6 +199,39 @@ check.rate(my_rate)
 # check.rate.solution()
 
 # %% [markdown]
+# Now your rates train: one process, on the images that `main.py` took for each update. (As long as your function is
+# not right, ours does, and the picture says so.)
+
+# %%
+torch.set_num_threads(1)
+train_set, test_set = data.get_dataset("auto")
+train_set, test_set = train_set.first(samples), test_set.first(test_samples)
+rate, whose = check.rate.or_ours(my_rate)
+torch.manual_seed(0)  # main.py's first weights, and its order of the images
+model = models.ConvNet()
+optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+sampler = DistributedSampler(train_set, num_replicas=1, rank=0)
+per_epoch, rates, accuracies = math.ceil(samples / global_batch), [], []
+for epoch in range(epochs):
+    sampler.set_epoch(epoch)
+    for chosen in torch.tensor(list(sampler)).split(global_batch):
+        rates.append(rate(lr, batch_size, most, batch_size, len(rates), per_epoch, 1))
+        optimizer.param_groups[0]["lr"] = rates[-1]
+        images, labels = train_set.__getitems__(chosen)
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    with torch.no_grad():
+        images, labels = test_set.__getitems__(range(len(test_set)))
+        accuracies.append((model(images).argmax(1) == labels).float().mean().item())
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+show.with_rates(rates, accuracies, rules, f"{whose} rates")
+plt.show()
+
+# %% [markdown]
+# With the right rates this is `main.py`'s training once more: the two curves differ by rounding.
+#
 # ## Is it worth the time?
 #
 # Images a second are not the aim. You wait for an *accuracy*: here, seven tenths of what one rank reached in the end.
@@ -297,8 +331,6 @@ lesson.table(best)
 my_scale = None  # "more" or "fewer"
 
 # %%
-torch.set_num_threads(1)
-train_set = data.get_dataset("auto")[0].first(samples)
 images, labels = train_set.__getitems__(list(range(samples)))
 torch.manual_seed(0)
 first = models.MODELS["lenet"](images.shape[1], 10, images.shape[2])
