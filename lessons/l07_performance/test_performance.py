@@ -97,20 +97,6 @@ def test_the_spread_is_from_the_slowest_epoch_to_the_quickest_after_the_warm_up(
     assert show.spread(one, many) == (pytest.approx(1.2), pytest.approx(2))
 
 
-@pytest.mark.parametrize("count", [1, 2, 6, 11])
-def test_the_search_finds_each_batch_and_none_with_few_measurements(count):
-    batches = [64 * 2**power for power in range(count)]
-    for place in range(count + 1):
-        tried = []
-
-        def measure(batch, place=place, tried=tried):
-            tried.append(batch)
-            return float(batches.index(batch) >= place)
-
-        assert check.my_batch(measure, batches, 0.5) == (batches[place] if place < count else None)
-        assert 2 ** len(tried) <= 2 * count
-
-
 def test_the_table_of_published_runs_keeps_the_puzzle():
     folder = RECORDED / "tutorial-one-gpu-vs-eight"
     published = runs.read_runs({"one GPU": folder / "one_gpu.txt", "eight GPUs": folder / "eight_gpus.txt"})

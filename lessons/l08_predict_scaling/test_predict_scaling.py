@@ -1,7 +1,6 @@
 """Lesson 08: its programs on 3 ranks, the parts of a step, and the published figures that it uses."""
 
 import json
-import random
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -99,15 +98,6 @@ def test_the_worst_error_is_over_the_sizes_that_were_not_given():
     ax = plt.subplots(figsize=(13, 7))[1]
     falling = show.time_by_size(points, lambda size, known: 1e-3 - 1e-7 * size, known, "", ax, "")
     assert all(min(line.get_ydata()) > 0 for line in falling.lines)  # on a logarithmic axis
-
-
-def test_the_predicted_step_and_epoch_are_those_of_the_model():
-    draw = random.Random(0)
-    for ranks in (1, 2, 3, 5):
-        case = (draw.randint(100, 2000), 64, ranks, 2e-3, 1e-4, 3e-3)
-        job = scaling.Job(scaling.StepTime(2e-3, 1e-4), 0, scaling.Measured({ranks: (3e-3, 0)}))
-        assert check.my_prediction(*case) == (pytest.approx(job.predict(ranks, 64).seconds),
-                                              pytest.approx(job.epoch_seconds(ranks, 64, case[0])))
 
 
 def test_the_worst_error_of_a_curve_is_at_the_measured_batches():

@@ -174,8 +174,8 @@ lesson.verdict(show.comparable(df, epochs))
 
 # %% [markdown]
 # **Speed-up** is how many times as fast as one process. **Efficiency** is the speed-up divided by the number of ranks.
-# A log holds what both need. It is a file with a record a line, which rank 0 wrote. (A command that is started again
-# adds its records to the file: we take those of the last run.)
+# A log holds what both need. Rank 0 wrote it, one record per line. (A command that is started again adds its records
+# to the file: we take those of the last run.)
 
 # %%
 def records(log):
@@ -517,9 +517,9 @@ plt.show()
 # ## The same on eight GPUs (recorded)
 #
 # Not measured here, and not by us: a tutorial published the console output of two runs, LeNet on CIFAR-10, one GPU and
-# eight. Each output on its page ends after exactly 1,000 characters: the page cut it, and nothing shows that the run
-# with eight GPUs stopped. (*Unfinished* in the pictures means: the log that we have ends early.) We compare it only
-# with its own one-GPU run.
+# eight. The output of eight GPUs ends after exactly 1,000 characters: the page cut it, and nothing shows that the run
+# stopped. (*Unfinished* in the pictures means: the log that we have ends early.) We compare it only with its own
+# one-GPU run.
 
 # %%
 folder = "results/recorded/tutorial-one-gpu-vs-eight"

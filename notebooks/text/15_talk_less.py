@@ -83,7 +83,7 @@ def read(name):
 
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py --max-bytes 1M \
+# !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py --max-bytes 16M \
 #     --rounds {rounds} --out {folder}/messages.json
 # !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways never --seeds 0 \
 #     --rounds {rounds} --steps {steps} --test-samples 100 --out {folder}/never.json
@@ -110,7 +110,7 @@ lesson.code(talk_ways.learn, talk_ways.accumulate, talk_ways.local_sgd, talk_way
 
 # %% [markdown]
 # DiLoCo's **inner** optimizer is AdamW, here as in all ways. The **outer** one is SGD with Nesterov momentum. It sees a
-# gradient only once in N batches, and that one has no noise of a single batch in it: so it can take long steps.
+# gradient only once in N batches. That gradient has less noise than a single batch's, so the outer steps can be long.
 #
 # How fast will they be? Lesson [08](08_predict_scaling.ipynb)'s first model: a batch takes what it takes without talking,
 # and each message α + β · bytes, once in N batches. PowerSGD sends three: what stays whole, and the two kinds of matrices.
@@ -263,11 +263,11 @@ lesson.verdict(f"DDP: {table.loc['DDP', 'share']:.0%} of the ceiling between pro
 
 # %% [markdown]
 # Here bytes are most of the time, so who sends fewer of them gains, too. In a ring of W ranks each sends 2 (W − 1) / W
-# times the message (lesson [04](04_collectives.ipynb)): with two ranks, the message once. What was counted beyond it are
+# times the message (lesson [04](04_collectives.ipynb)): with two ranks, the message once. The rest of the count is
 # headers, which weigh more where messages are short, and the meetings before and after a round.
 #
-# Where a way is faster than predicted: after a pause such a link lets 128 KiB through at once (`tc` calls it the
-# *burst*), and while a rank computes, the link pauses.
+# Some ways are faster than predicted. After a pause such a link lets 128 KiB through at once (`tc` calls it the
+# *burst*), and the link pauses while a rank computes.
 #
 # A link also has a **latency**. Light in a glass fibre makes 200,000 km a second: over 5,000 km each packet is 25 ms on
 # its way, 50 ms there and back, however many bytes the link carries. `lab_cluster.py --rate 1gbit --delay 25ms` makes such
@@ -330,7 +330,9 @@ check.average("results/live/15_average.py")
 # - **Asynchronous training**: no rank waits. Each sends its gradients to a server when it has some, and takes the newest
 #   weights ([Dean 2012](https://research.google/pubs/large-scale-distributed-deep-networks/)). So its gradient is of
 #   weights that are no longer there: it is **stale**. With many ranks the lost accuracy was worse than the waiting, and
-#   synchronous training with some spare ranks won ([Chen 2016](https://arxiv.org/abs/1604.00981)).
+#   synchronous training with some spare ranks won ([Chen 2016](https://arxiv.org/abs/1604.00981)). DiLoCo's rare messages
+#   change that: **Decoupled DiLoCo** ([Douillard 2026](https://arxiv.org/abs/2604.21428)) takes what a part of the
+#   ranks has sent, waits for no slow or lost one, and reports a quality near that of synchronous training.
 # - A rank that never waits can be **lost** and replaced. Lesson [11](11_fault_tolerance.ipynb) has what can be done where
 #   all wait for all.
 #
