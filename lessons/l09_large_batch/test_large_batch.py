@@ -138,6 +138,15 @@ def test_rules_choose_their_runs(recorded):
     assert set(table["runs"]) == {3}
 
 
+def test_the_training_with_the_learner_s_rates_stands_beside_main_py_s():
+    log = FOLDER / "warm-up" / "lenet-ddp8-batch64-lr0.01-seed0.jsonl"
+    rules = runs.read_runs({"linear": log, "linear, warm-up": log})
+    left, right = show.with_rates([0.01, 0.02], [0.1, 0.2, 0.3, 0.4, 0.5], rules, "your rates")
+    assert list(left.lines[0].get_ydata()) == [0.01, 0.02]
+    assert list(right.lines[2].get_ydata()) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert {"linear", "linear, warm-up", "your rates"} <= set(texts(right))
+
+
 def test_a_run_that_did_not_get_there_has_no_bar():
     table = pd.DataFrame({"label": ["1 rank", "2 ranks"], "images_per_second": [10.0, 20.0], "reached": [3.0, np.nan],
                           "synthetic": [False, False]})
