@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLocator
 
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PALE, head, line_key, line_style, name_rows, percent, ticks
@@ -27,6 +27,7 @@ def _log_axes(ax, sizes, ylabel):
     ax.xaxis.set_major_locator(FixedLocator(sizes))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: size_name(size)))
     ax.yaxis.set_major_formatter("{x:,.12g}")
+    ax.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))  # as by default, but without powers of ten
     ax.xaxis.set_minor_locator(NullLocator())
 
 
