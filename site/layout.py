@@ -82,7 +82,8 @@ class Lesson:
     def __init__(self, path: Path, executed: bool):
         run = EXECUTED / path.name
         newer = executed and run.exists() and run.stat().st_mtime > path.stat().st_mtime
-        self.name, self.notebook = path.stem, nbformat.read(run if newer else path, as_version=4)
+        self.name, self.number = path.stem, path.stem.split("_")[0]
+        self.notebook = nbformat.read(run if newer else path, as_version=4)
         self.run = self.notebook.metadata.get("course_run") if newer else None
         self.text = "\n\n".join(cell.source for cell in self.notebook.cells if cell.cell_type == "markdown")
         self.title = twins.title_of(self.notebook, path.stem)
@@ -103,11 +104,13 @@ class Lesson:
 
     @property
     def verified(self) -> str:
-        """The line that lesson.begin() printed: versions, machine, date."""
+        """The line that lesson.begin() printed: versions, machine, date; and how quiet the machine was."""
+        others = self.notebook.metadata.get("others")
+        quiet = "" if others is None else f", others took {others:.3f} of a core"
         for cell in self.notebook.cells:
             for output in cell.get("outputs", []) if "lesson.begin()" in cell.source else []:
                 if output.output_type == "stream":
-                    return output.text.strip()
+                    return output.text.strip() + quiet
         return ""
 
     @property
@@ -154,7 +157,7 @@ def lay_out(executed: bool) -> bool:
     lessons = []
     texts = troubleshooting()  # {path below SOURCE: text or bytes}
     entries = {Path(name).stem for name in texts if name.startswith("troubleshooting/")}
-    notebooks = sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
+    notebooks = sorted(Path("notebooks").glob("[0-9][0-9]*_*.ipynb"))
     for path in notebooks:
         try:
             lessons.append(Lesson(path, executed))
@@ -270,7 +273,7 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
 
 def alt_of(lesson: Lesson) -> str:
     """The words of a lesson's picture, as a Markdown image takes them."""
-    return alt_text(lesson.cover).replace("[", "(").replace("]", ")") or f"A picture of lesson {lesson.name[:2]}"
+    return alt_text(lesson.cover).replace("[", "(").replace("]", ")") or f"A picture of lesson {lesson.number}"
 
 
 def alt_text(output: NotebookNode) -> str:
