@@ -32,10 +32,10 @@ def speedups(lines: dict[str, dict[int, tuple[float, float]]], ax: Axes, title: 
     ends.append((most, most, "ideal", GREY))
     for number, (name, line) in enumerate(lines.items()):
         ax.plot(list(line), [speedup for speedup, _ in line.values()], **line_style(number))
-        last, (speedup, _) = list(line.items())[-1]
-        ends.append((last, speedup, name, COLOURS[number]))
-        points += [(ranks, speedup, f"{speedup:.2f}× ({efficiency:.0%})", COLOURS[number])
-                   for ranks, (speedup, efficiency) in line.items() if ranks > 1]
+        for ranks, (speedup, efficiency) in line.items():
+            text = f"{name}: " * (ranks == max(line)) + f"{speedup:.2f}× ({efficiency:.0%})"
+            if ranks > 1:
+                (ends if ranks == most else points).append((ranks, speedup, text, COLOURS[number]))
     key = [line_key("speed-up (efficiency in brackets)", **line_style(0, "live", GREY))]
     if mine:
         ax.plot(most, mine, **line_style(3, "predicted") | {"markersize": 16, "linestyle": ""})
@@ -45,7 +45,7 @@ def speedups(lines: dict[str, dict[int, tuple[float, float]]], ax: Axes, title: 
     ticks(ax, sizes)
     ax.set_yticks(sizes, [f"{size:g}" for size in sizes])
     ax.set(xlabel="world size (ranks)", ylabel="times as fast as one rank", xlim=(0.9, 1.3 * most),
-           ylim=(0.8 * min(0.9, mine or 1, *(speedup for _, speedup, *_ in points)), 1.2 * max(most, mine or 0)))
+           ylim=(0.8 * min(0.9, mine or 1, *(speedup for _, speedup, *_ in points + ends)), 1.2 * max(most, mine or 0)))
     head(ax, title, key=key)
     write_beside(ax, ends, BESIDE_AN_END)
     write_beside(ax, points, BESIDE_A_POINT)
