@@ -152,8 +152,8 @@ my_guess_3 = None  # a number of the table, as text
 # %% [markdown]
 # **Diagnosis.** The stack of **each** rank. The script asked Python for it, by `faulthandler.dump_traceback_later(3)`;
 # for a process that already hangs, `py-spy dump --pid PID` does the same from outside. Lines without a rank are
-# faulthandler's. Those with a rank are from the errors after the timeout: the same places, and they say whose. Find
-# both lines in the script above.
+# faulthandler's. Lines with a rank come from the errors after the timeout: the same places, and the rank that stood
+# there. Find both lines in the script above.
 
 # %%
 # !python scripts/broken/gallery.py look 3 "File .train.py" --until {until}

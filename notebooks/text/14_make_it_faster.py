@@ -31,7 +31,7 @@
 #
 # **You need** lessons [06 · DistributedDataParallel](06_ddp.ipynb) and [07 · Performance](07_performance.ipynb).
 #
-# **Time.** About 120 minutes for you, 3 for the machine.
+# **Time.** About 120 minutes for you, 3 for the machine. Take a break halfway, before *The changes*.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -208,6 +208,8 @@ plt.show()
 # of a model lie in **one bucket**. Is that good? Four buckets are one of the changes below.
 #
 # The profiler has no operator called *wait*. Waiting shows as self time of what is around it, here of `backward`.
+#
+# **This is half of the lesson: take a break.**
 #
 # ## The changes
 #
