@@ -139,7 +139,7 @@ def test_what_each_change_does_to_the_gradient(together):
     off = {name: measured.get("gradient_off") for name, measured in together["models"]["lenet"].items()}
     assert off["nothing"] == off["bucket-view"] == 0
     assert off["small-buckets"] < 1e-5
-    assert 1e-4 < off["my_hook"] == pytest.approx(off["bf16-hook"], rel=0.2) < 0.02 < off["powersgd"]
+    assert 1e-4 < off["bf16-hook"] < 0.02 < off["powersgd"] and off["my_hook"] == pytest.approx(off["bf16-hook"])
     assert together["models"]["lenet"]["my_hook"]["text"] == "ours: my_hook"
     assert off["accumulate"] is None, "other images: nothing to compare"
     nothing, other = (together["models"]["lenet"][name]["losses"] for name in ("nothing", "powersgd"))
