@@ -49,7 +49,7 @@ def parse():
                         help="longest time a cell may take (default: 600)")
     args = parser.parse_args()
     where = "notebooks/text/*.py" if args.in_place or args.build else "notebooks/*.ipynb"
-    course = sorted(path.stem for path in Path().glob(where) if re.match(r"\d\d_", path.name))
+    course = sorted(path.stem for path in Path().glob(where) if re.match(r"\d\d[a-z]?_", path.name))
     try:
         if not course:
             raise ValueError(f"no {where}; is this a whole clone of the course?")

@@ -28,7 +28,8 @@ def main():
         if args.slides:
             import slides  # late: it brings nbconvert
 
-            names = {path.stem[:2]: path.stem for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))}
+            stems = sorted(path.stem for path in Path("notebooks").glob("[0-9][0-9]*_*.ipynb"))
+            names = {stem.split("_")[0]: stem for stem in stems}
             if unknown := [number for number in args.slides if number not in names]:
                 parser.error(f"--slides: no lesson {', '.join(unknown)}; there are {', '.join(names)}")
             for number in args.slides:

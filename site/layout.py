@@ -82,7 +82,8 @@ class Lesson:
     def __init__(self, path: Path, executed: bool):
         run = EXECUTED / path.name
         newer = executed and run.exists() and run.stat().st_mtime > path.stat().st_mtime
-        self.name, self.notebook = path.stem, nbformat.read(run if newer else path, as_version=4)
+        self.name, self.number = path.stem, path.stem.split("_")[0]
+        self.notebook = nbformat.read(run if newer else path, as_version=4)
         self.run = self.notebook.metadata.get("course_run") if newer else None
         self.text = "\n\n".join(cell.source for cell in self.notebook.cells if cell.cell_type == "markdown")
         self.title = twins.title_of(self.notebook, path.stem)
@@ -154,7 +155,7 @@ def lay_out(executed: bool) -> bool:
     lessons = []
     texts = troubleshooting()  # {path below SOURCE: text or bytes}
     entries = {Path(name).stem for name in texts if name.startswith("troubleshooting/")}
-    notebooks = sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
+    notebooks = sorted(Path("notebooks").glob("[0-9][0-9]*_*.ipynb"))
     for path in notebooks:
         try:
             lessons.append(Lesson(path, executed))
@@ -270,7 +271,7 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
 
 def alt_of(lesson: Lesson) -> str:
     """The words of a lesson's picture, as a Markdown image takes them."""
-    return alt_text(lesson.cover).replace("[", "(").replace("]", ")") or f"A picture of lesson {lesson.name[:2]}"
+    return alt_text(lesson.cover).replace("[", "(").replace("]", ")") or f"A picture of lesson {lesson.number}"
 
 
 def alt_text(output: NotebookNode) -> str:

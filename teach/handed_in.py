@@ -51,7 +51,7 @@ class Paper:
     """The answers of one notebook, to be judged. It travels as JSON."""
 
     lesson: str
-    """two digits"""
+    """its number, such as 06b"""
     questions: list[Question]
     source: dict[str, str] = field(default_factory=dict)
     """{name that a question is given: the Python that defines it}"""
@@ -64,8 +64,8 @@ class Paper:
 
 
 def lessons() -> dict[str, Path]:
-    """{two digits: path of the lesson's notebook} in this course."""
-    return {path.name[:2]: path for path in sorted(ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))}
+    """{number: path of the lesson's notebook} in this course."""
+    return {path.stem.split("_")[0]: path for path in sorted(ROOT.glob("notebooks/[0-9][0-9]*_*.ipynb"))}
 
 
 @cache
@@ -114,10 +114,10 @@ def code_cells(notebook: NotebookNode) -> list[str]:
 
 
 def lesson_of(notebook: NotebookNode) -> str:
-    """Two digits of the lesson whose checks the notebook imports, or "before" or "after" of a test. NotGraded for any
+    """The number of the lesson whose checks the notebook imports, or "before" or "after" of a test. NotGraded for any
     other notebook."""
     code = "\n".join(code_cells(notebook))
-    names = (re.findall(r"^from lessons\.l(\d\d)_\w+ import (?:\([^)]*|.*)\bcheck\b", code, re.M)
+    names = (re.findall(r"^from lessons\.l(\d\d[a-z]?)_\w+ import (?:\([^)]*|.*)\bcheck\b", code, re.M)
              or re.findall(r'^test = "(before|after)"', code, re.M))
     if not names or names[0] not in (*lessons(), *questions.NAMES):
         raise NotGraded("no lesson of this course: no cell imports a lesson's checks")

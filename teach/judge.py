@@ -29,8 +29,8 @@ ROOM, MESSAGE = 100_000_000, 100_000  # bytes that an answer finds free, and of 
 CALLED = ("builtins", "copy", "inspect", "math", "statistics")  # by the checks, in the answer's own process
 FORK = multiprocessing.get_context("fork")
 # A module with checks, or a package from which one is reached: as a dotted name, and in any text.
-CHECKS = re.compile(r"lessons(\.l\d\d_\w+(\.(check|capstone)(\..+)?)?)?|course(\.(exercise|on_ranks)(\..+)?)?")
-CHECKS_IN_TEXT = re.compile(r"\blessons\W+l\d\d_\w+(\W+(check|capstone)\b|$)|\bcourse\W+(exercise|on_ranks)\b")
+CHECKS = re.compile(r"lessons(\.l\d\d[a-z]?_\w+(\.(check|capstone)(\..+)?)?)?|course(\.(exercise|on_ranks)(\..+)?)?")
+CHECKS_IN_TEXT = re.compile(r"\blessons\W+l\d\d[a-z]?_\w+(\W+(check|capstone)\b|$)|\bcourse\W+(exercise|on_ranks)\b")
 
 
 def main(descriptor: int, limit: float) -> None:

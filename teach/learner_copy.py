@@ -37,9 +37,9 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             "site/pages/measured.md", "site/pages/survives.md", "site/pages/doctor.md", "site/pages/others.md",
             "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lessons/_template", ".ci", ".github",
             ".pre-commit-config.yaml", ".binder", ".devcontainer")
-OF_A_LESSON = re.compile(r"lessons/l\d\d_\w+/(teach\.md|test_\w+\.py)")  # left out, too
+OF_A_LESSON = re.compile(r"lessons/l\d\d[a-z]?_\w+/(teach\.md|test_\w+\.py)")  # left out, too
 # Packed as they stand: the checks, with their solutions and mistakes.
-PACKED = re.compile(r"lessons/l\d\d_\w+/(check|capstone|my_ddp)\.py")
+PACKED = re.compile(r"lessons/l\d\d[a-z]?_\w+/(check|capstone|my_ddp)\.py")
 MODULE = '''"""Holds solutions of the course's exercises, packed."""
 
 from course.exercise import unpack

@@ -39,7 +39,7 @@ def parts(lesson, stated: dict[str, float]) -> dict[str, tuple[float, float]]:
             section[0] += PREDICT * bool(re.search(r"^my_\w+ = None", cell.source, re.M))
             section[1] += EXERCISE * len(re.findall(r"^# \w+\.\w+\.solution\(\)", cell.source, re.M))
     if unknown := stated.keys() - weights:
-        raise RuntimeError(f"{FILE}: stated: lesson {lesson.name[:2]} has no section {', '.join(sorted(unknown))}")
+        raise RuntimeError(f"{FILE}: stated: lesson {lesson.number} has no section {', '.join(sorted(unknown))}")
     minutes = lesson.notebook.metadata["course"]["minutes"]
     others = sum(sum(both) for section, both in weights.items() if section not in stated)
     scale = minutes * (1 - sum(stated.values())) / others
@@ -49,7 +49,7 @@ def parts(lesson, stated: dict[str, float]) -> dict[str, tuple[float, float]]:
 
 def all_parts(lessons: list, stated: dict[str, dict[str, float]]) -> dict[str, dict[str, tuple[float, float]]]:
     """{number of a lesson: its parts}"""
-    return {lesson.name[:2]: parts(lesson, stated.get(lesson.name[:2], {})) for lesson in lessons}
+    return {lesson.number: parts(lesson, stated.get(lesson.number, {})) for lesson in lessons}
 
 
 def minutes_of(slot: dict, of_lessons: dict, where: str) -> tuple[float, float, float, float]:
@@ -95,9 +95,9 @@ def taken(plan: dict) -> list[str]:
 
 def page(plan: dict, lessons: list, of_lessons: dict, asked: dict) -> str:
     """A plan as a page of teach/plans/. `asked`: {number of a lesson: its Questions by show of hands}."""
-    titles = {lesson.name[:2]: f"[{lesson.title}](../../notebooks/{lesson.name}.ipynb)" for lesson in lessons}
-    opening = {lesson.name[:2]: lesson.question for lesson in lessons}  # asked where the plan first takes the lesson
-    hands = {lesson.name[:2]: (f"../lessons/{lesson.name}.md#show-of-hands", asked[lesson.name[:2]])
+    titles = {lesson.number: f"[{lesson.title}](../../notebooks/{lesson.name}.ipynb)" for lesson in lessons}
+    opening = {lesson.number: lesson.question for lesson in lessons}  # asked where the plan first takes the lesson
+    hands = {lesson.number: (f"../lessons/{lesson.name}.md#show-of-hands", asked[lesson.number])
              for lesson in lessons}
     text = [f"# {plan['name']}", plan["about"].strip(), "## Before", plan["before"].strip()]
     for number, (day, of_day) in enumerate(zip(plan["days"], sums(plan, of_lessons), strict=True), 1):

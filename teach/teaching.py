@@ -99,12 +99,12 @@ def pages(lessons: list) -> dict[str, str]:
     lessons = [lesson for lesson in lessons if "minutes" in lesson.notebook.metadata.get("course", {})]  # no own ones
     planned = plans.read()
     of_lessons = plans.all_parts(lessons, planned["stated"])
-    asked = {lesson.name[:2]: questions_of(lesson.name) for lesson in lessons}
+    asked = {lesson.number: questions_of(lesson.name) for lesson in lessons}
     files = {README.as_posix(): README.read_text(encoding="utf-8"), "teach/tests.md": tests_page(lessons)}
     others = list(files)
     with_page = [lesson for lesson in lessons if source(lesson.name).is_file()]
     for lesson in with_page:
-        files[f"{PAGES}/{lesson.name}.md"] = page(lesson, planned["plan"], of_lessons[lesson.name[:2]])
+        files[f"{PAGES}/{lesson.name}.md"] = page(lesson, planned["plan"], of_lessons[lesson.number])
     for plan in planned["plan"]:
         files[f"teach/plans/{plans.stem(plan)}.md"] = plans.page(plan, lessons, of_lessons, asked)
     files["teach/index.md"] = INDEX.format(
@@ -116,14 +116,14 @@ def pages(lessons: list) -> dict[str, str]:
              ", ".join(plans.taken(plan)), " + ".join(map(str, plans.slack(plan, of_lessons))))
             for plan in planned["plan"])),
         lessons=table(("lesson", "minutes", "of them exercises"), (
-            (f"[{lesson.title}](lessons/{lesson.name}.md)", *whole(of_lessons[lesson.name[:2]]))
+            (f"[{lesson.title}](lessons/{lesson.name}.md)", *whole(of_lessons[lesson.number]))
             for lesson in with_page)))
     return files
 
 
 def tests_page(lessons):
     """The pre-test and the post-test with their answers: each idea in its two clothes."""
-    links = {lesson.name[:2]: f"[{lesson.title}](../notebooks/{lesson.name}.ipynb)" for lesson in lessons}
+    links = {lesson.number: f"[{lesson.title}](../notebooks/{lesson.name}.ipynb)" for lesson in lessons}
     text = ["# The tests before and after the course", f"{len(tests.ideas())} ideas, each asked twice in other words. "
             "`scripts/learner` makes notebooks of them, `scripts/grade` judges them. The right option is bold."]
     for number, idea in enumerate(tests.ideas(), 1):
@@ -155,12 +155,12 @@ def page(lesson, all_plans, parts):
     text, asked = read(source(lesson.name))
     course = lesson.notebook.metadata["course"]
     taken_by = [f"[{plan['name']}](../plans/{plans.stem(plan)}.md)" for plan in all_plans
-                if lesson.name[:2] in plans.taken(plan)]
+                if lesson.number in plans.taken(plan)]
     minutes, exercises = whole(parts)
     machine = some(max(1, round(course["seconds"] / 60)), "minute")
     head = [f"# {lesson.title}: for teachers", f"**The question.** {lesson.question}",
             f"- The lesson: [{lesson.title}](../../notebooks/{lesson.name}.ipynb). Its slides: "
-            f"`scripts/site --slides {lesson.name[:2]}`\n"
+            f"`scripts/site --slides {lesson.number}`\n"
             f"- For a learner about {some(minutes, 'minute')}, of which exercises take {exercises}. For a machine with "
             f"two cores {machine}. Show of hands: {plans.HANDS * len(asked)}.\n"
             f"- In the plans: {', '.join(taken_by) or 'none'}",

@@ -18,7 +18,7 @@ from course.exercise import NOTHING, Case, Exercise, Shown, exercise, same
 from course.on_ranks import ExerciseOnRanks, exercise_on_ranks
 from tests import runner
 
-EXERCISES = {f"{re.search('[0-9]{2}', lesson)[0]}-{name}": value for lesson in runner.LESSONS
+EXERCISES = {f"{re.search('[0-9]{2}[a-z]?', lesson)[0]}-{name}": value for lesson in runner.LESSONS
              for name, value in vars(importlib.import_module(lesson)).items() if isinstance(value, Exercise)}
 # Their question is one fixed text with one right answer: a code, a table, recorded runs or consoles, a command line.
 NOTHING_TO_DRAW = {"04-choices", "10-failures", "10-line"}

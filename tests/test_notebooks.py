@@ -42,7 +42,7 @@ def code_cells(path):
 
 def test_every_notebook_has_its_text_twin():
     assert [path.stem for path in NOTEBOOKS] == [path.stem for path in TWINS]
-    assert all(re.fullmatch(r"\d\d_\w+", path.stem) for path in NOTEBOOKS)
+    assert all(re.fullmatch(r"\d\d[a-z]?_\w+", path.stem) for path in NOTEBOOKS)
 
 
 @each_notebook
@@ -181,7 +181,7 @@ def test_a_lesson_says_what_it_asks_and_takes_and_where_it_leads(path):
     assert f"**Time.** About {course.minutes} minutes for you, {-(-course.seconds // 60)} for the machine." in opening
     remember = closing.partition("## What to remember")[2].partition("**Next:**")
     assert re.findall(r"^(\d)\. ", remember[0], re.MULTILINE) == ["1", "2", "3"]
-    assert re.search(r"\[.+\]\(\d\d_\w+\.ipynb\)", remember[2]) or path == NOTEBOOKS[-1]
+    assert re.search(r"\[.+\]\(\d\d[a-z]?_\w+\.ipynb\)", remember[2]) or path == NOTEBOOKS[-1]
 
 
 def test_notebooks_stay_small():

@@ -16,7 +16,7 @@ import slides
 from teach import plans, teaching
 from tests import runner
 
-NOTEBOOKS = sorted((runner.ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+NOTEBOOKS = sorted((runner.ROOT / "notebooks").glob("[0-9][0-9]*_*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
 PLANS = plans.read()["plan"]
 LOOSE = 0.15  # of a day: a plan with more slack has room for more
@@ -89,7 +89,7 @@ def test_a_page_that_breaks_its_form_is_named_with_the_section(old, new, message
 
 def test_the_sections_of_a_lesson_add_up_to_its_minutes(lessons, of_lessons):
     for lesson in lessons:
-        total = sum(map(sum, of_lessons[lesson.name[:2]].values()))
+        total = sum(map(sum, of_lessons[lesson.number].values()))
         assert total == pytest.approx(lesson.notebook.metadata["course"]["minutes"])
 
 
@@ -109,7 +109,7 @@ def test_a_plan_fits_its_days_and_takes_each_section_and_question_once(plan, of_
     for slack in plans.slack(plan, of_lessons):
         assert 0 <= slack <= LOOSE * plan["minutes"]
     left = [number for each in plan["left_out"] for number in each["lessons"]]
-    assert sorted(plans.taken(plan) + plan.get("done_before", []) + left) == [name[:2] for name in NAMES]
+    assert sorted(plans.taken(plan) + plan.get("done_before", []) + left) == [name.split("_")[0] for name in NAMES]
     for number in plans.taken(plan):
         slots = [slot for day in plan["days"] for slot in day if slot.get("lesson") == number]
         sections = [name for slot in slots for name in plans.chosen(slot, of_lessons[number])]
@@ -120,7 +120,7 @@ def test_a_plan_fits_its_days_and_takes_each_section_and_question_once(plan, of_
 
 @pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
 def test_the_page_of_a_plan_has_every_minute_and_each_question(plan, lessons, of_lessons):
-    questions = {name[:2]: teaching.questions_of(name) for name in NAMES}
+    questions = {name.split("_")[0]: teaching.questions_of(name) for name in NAMES}
     text = plans.page(plan, lessons, of_lessons, questions)
     days = re.split(r"^\| from \|.*$", text, flags=re.M)[1:]
     assert len(days) == len(plan["days"])
@@ -131,7 +131,7 @@ def test_the_page_of_a_plan_has_every_minute_and_each_question(plan, lessons, of
             clock += int(length)
         assert clock == plan["minutes"]
     for lesson in lessons:
-        assert text.count(f"Open with: {lesson.question} ") == (lesson.name[:2] in plans.taken(plan)), lesson.name
+        assert text.count(f"Open with: {lesson.question} ") == (lesson.number in plans.taken(plan)), lesson.name
     for slot in (slot for day in plan["days"] for slot in day if 0 < len(slot.get("questions", [])) < 3):
         for number in slot["questions"]:
             assert f"{number}. {questions[slot['lesson']][number - 1].text.splitlines()[0]}" in text, slot["lesson"]

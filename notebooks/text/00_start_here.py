@@ -31,7 +31,7 @@
 #
 # **Time.** About 40 minutes for you, 1 for the machine.
 #
-# This is the first of sixteen lessons. Later you build DDP yourself from two calls ([06](06_ddp.ipynb)), predict
+# This is the first lesson. Later you build DDP yourself from two calls ([06](06_ddp.ipynb)), predict
 # how fast 1,024 GPUs would be, which you do not have ([08](08_predict_scaling.ipynb)), kill processes and see the
 # training go on ([11](11_fault_tolerance.ipynb)), and repair scripts that are broken as people really break them
 # ([12](12_break_it.ipynb)). A picture shows what was measured here; where it is a schematic, or was recorded elsewhere,
@@ -294,7 +294,8 @@ plt.show()
 # You need not learn them now. Come back when one is in your way.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-files = {path.name[:2]: path.name for path in sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))}
+notebooks = sorted(path.name for path in Path("notebooks").glob("[0-9][0-9]*_*.ipynb"))
+files = {name.split("_")[0]: name for name in notebooks}
 lesson.table([{"word": f"**{word}**", "meaning": meaning, "lesson": f"[{number}]({files[number]})"}
               for word, (number, meaning) in show.WORDS.items()])
 
