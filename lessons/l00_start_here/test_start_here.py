@@ -25,7 +25,7 @@ def test_the_picture_of_two_commands_has_its_mark_where_the_function_says():
     one, many = (SimpleNamespace(label=label, once=once, epoch=epoch)
                  for label, once, epoch in (("one process", 3, 2), ("2 ranks", 7, 1.1)))
     ax = show.paid_back(one, many, 5, "your")
-    assert ax.get_title() == "2 ranks are done earlier from 5 epochs on (your function)"
+    assert ax.get_title("left") == "2 ranks are done earlier from 5 epochs on (your function)"
     assert [list(line.get_ydata()) for line in ax.lines[:2]] == [[3, 23], [7, 18]]
     assert list(ax.lines[2].get_xdata()) == [5, 5] and len(show.paid_back(one, many, None, "our").lines) == 2
     plt.close("all")
