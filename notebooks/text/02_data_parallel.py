@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 50
+#     minutes: 45
 #     quick:
 #       parameters:
 #         repeats: 1
@@ -26,7 +26,7 @@
 #
 # **You need** [01 · One device](01_one_device.ipynb). No GPU.
 #
-# **Time.** About 50 minutes for you, 1 for the machine.
+# **Time.** About 45 minutes for you, 1 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -454,7 +454,7 @@ check.step(my_step)
 
 # %% [markdown]
 # Now your step trains, on four pretend devices, beside a usual loop on one device: the model of the beginning, the same
-# batch 40 times. (While yours is not right yet, ours stands in its place.)
+# batch 20 times. (While yours is not right yet, ours stands in its place.)
 
 # %%
 function, whose = check.step.or_ours(my_step)
@@ -470,7 +470,7 @@ curves, trained = {}, []
 for name, step in {"one device": usual_step, f"{whose} step, 4 devices": function}.items():
     network = copy.deepcopy(model)
     optimizer, losses = torch.optim.Adam(network.parameters(), lr=0.01), []
-    for _ in range(40):
+    for _ in range(20):
         optimizer.zero_grad()
         losses.append(step(network, batch, labels, 4).item())
         optimizer.step()
@@ -481,7 +481,7 @@ for name, step in {"one device": usual_step, f"{whose} step, 4 devices": functio
 show.losses(curves)
 plt.show()
 apart = (trained[0] - trained[1]).abs().max()
-lesson.verdict(f"The largest difference between two weights after 40 steps: **{apart:.1e}**.")
+lesson.verdict(f"The largest difference between two weights after 20 steps: **{apart:.1e}**.")
 
 # %% [markdown]
 # One line hides the other: it is the same training, but for rounding.

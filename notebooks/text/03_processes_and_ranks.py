@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 60
+#     minutes: 55
 #     quick:
 #       parameters:
 #         ranks: 2
@@ -29,7 +29,7 @@
 #
 # **You need** Python, and to know what a process is. [02](02_data_parallel.ipynb) says why one process is not enough.
 #
-# **Time.** About 60 minutes for you, 1 for the machine.
+# **Time.** About 55 minutes for you, 1 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
