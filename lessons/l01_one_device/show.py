@@ -37,7 +37,7 @@ def clocks(ms: dict[str, dict[int, float]]) -> Axes:
     for number, (name, by_size) in enumerate(ms.items()):
         sizes, times = zip(*by_size.items(), strict=True)
         ax.plot(sizes, times, **line_style(number))
-        ends.append((sizes[-1], times[-1], f"{name}: {times[-1]:.2g} ms", COLOURS[number]))
+        ends.append((sizes[-1], times[-1], f"{name}: {times[-1]:.3g} ms", COLOURS[number]))
     ax.set(xlabel="images in the batch", ylabel="milliseconds", xlim=(0, 1.5 * sizes[-1]), ylim=(0, None),
            title="How long does a forward pass take?")
     ax.set_xticks(sizes)
@@ -51,11 +51,11 @@ def amdahl(curve: dict[float, float], limit: float, measured: tuple[float, float
     ax.plot(list(curve), list(curve.values()))
     ax.plot(*measured, "s", markersize=14, color=COLOURS[1])
     ax.axhline(limit, color=GREY, linestyle="--")
-    most = max(*curve, 1.1 * measured[0])
+    most = max(curve)
     ax.set(xlabel="the data is so many times as fast", ylabel="the epoch is so many\ntimes as fast",
            xlim=(0, 1.3 * most), ylim=(0, 1.25 * max(limit, measured[1])), title="What a faster data phase gains")
     write_beside(ax, [(*measured, f"measured: {measured[1]:.2f}", COLOURS[1]),
-                      (max(curve), curve[max(curve)], whose, COLOURS[0]),
+                      (most, curve[most], whose, COLOURS[0]),
                       (0, limit, f"the limit: {limit:.2f}", GREY)], BESIDE_A_POINT)
     return ax
 

@@ -351,7 +351,8 @@ check.gain(my_gain)
 # %%
 gain, whose = check.gain.or_ours(my_gain)
 phases = dict(pipelines["an image at a time"])
-curve = {faster: gain(dict(phases), "data", faster) for faster in range(1, 41)}
+curve = {faster: gain(dict(phases), "data", faster)
+         for faster in range(1, int(1.2 * data_times) + 2)}
 limit = gain(dict(phases), "data", math.inf)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]

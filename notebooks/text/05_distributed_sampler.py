@@ -331,7 +331,7 @@ my_share = None  # % of the images
 stream = json.loads(Path("results/live/05_stream.json").read_text())
 whole, mine, _ = show.stream_ways(stream).values()
 lesson.predicted(my_share, 100 * whole["different"] / whole["images"], "%")
-show.sampler_map(stream["readers"], 20, f"20 items, read by each worker ({stream['whose']})", workers=2)
+show.sampler_map(stream["readers"], 20, f"Who reads which item ({stream['whose']})", workers=2)
 show.stream_curves(stream)
 plt.show()
 lesson.table(show.stream_table(stream))
