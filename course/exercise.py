@@ -40,6 +40,7 @@ from typing import Any
 
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set, type(None))
 NOTHING = "Your function returned nothing. Is its `return` missing?"
+SOMETIMES = "One way through your function ends without a `return`."
 PACKED = "<packed "  # begins the file name of code that unpack() ran
 seed = ""  # a grader sets it, so that an answer written for the cases that a learner saw does not pass
 
@@ -105,8 +106,13 @@ class Exercise:
             return "right", " ".join(["Right.", *remarks, *self.__doc__.split()])
         else:
             message = str(error) if isinstance(error, Wrong) else f"It raised {type(error).__name__}: {error}"
-        if (wrong is not None or "None" in message) and self._forgotten_return(attempt):
-            return "wrong", f"Not yet. {NOTHING}"
+        name = getattr(self.answer, "__name__", "")
+        if (wrong is not None or "None" in message) and _returns(_function(self.answer, name)):
+            function = _function(attempt, getattr(attempt, "__name__", name))
+            if not _returns(function):
+                return "wrong", f"Not yet. {NOTHING}"
+            if function and "None" in message and _may_fall_through(function.body):
+                message += f" {SOMETIMES}"
         no_mistake = isinstance(error, Ended) and error.how is None
         reason = "" if no_mistake else self._mistake_behind(cases, error, wrong)
         return "wrong", f"Not yet. {message} {reason}".strip()
@@ -123,10 +129,6 @@ class Exercise:
                     same(a.got, b.got, a.rel_tol) for a, b in zip(cases[:wrong + 1], its_cases, strict=False)):
                 return message
         return ""
-
-    def _forgotten_return(self, attempt) -> bool:
-        name = getattr(self.answer, "__name__", "")
-        return _returns(self.answer, name) and not _returns(attempt, getattr(attempt, "__name__", name))
 
     def or_ours(self, attempt) -> tuple[Any, str]:
         """(the learner's answer, "your") where it is right, else (the solution, "our"): for a lesson that goes on with
@@ -196,22 +198,35 @@ def _end(error):
     return str(error) if isinstance(error, Wrong) else type(error)
 
 
-def _returns(answer, name: str) -> bool:
-    """Does the function `name`, the answer or in its file, return a value somewhere? True where nobody can tell."""
+def _function(answer, name: str) -> ast.FunctionDef | None:
+    """The function `name`, which is the answer or stands in its file. None where nobody can tell."""
     try:
         text = (Path(answer).read_text(encoding="utf-8") if isinstance(answer, str | Path)
                 else textwrap.dedent(inspect.getsource(answer)))
         *_, function = (node for node in ast.parse(text).body
                         if isinstance(node, ast.FunctionDef) and node.name == name)
     except (OSError, TypeError, ValueError, SyntaxError):  # a value, a lambda, a function without a text
-        return True
-    inside = list(function.body)
+        return None
+    return function
+
+
+def _returns(function: ast.FunctionDef | None) -> bool:
+    """Does it return a value somewhere?"""
+    inside = list(function.body) if function else []
     for node in inside:
         if isinstance(node, ast.Return) and node.value or isinstance(node, ast.Yield | ast.YieldFrom):
             return True
         if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
             inside += ast.iter_child_nodes(node)
-    return False
+    return not function
+
+
+def _may_fall_through(lines: list[ast.stmt]) -> bool:
+    """Does one way through these lines end without a `return`, by an `if` that is not met or a plain last line?"""
+    last = lines[-1] if lines else None
+    if isinstance(last, ast.If):
+        return _may_fall_through(last.body) or _may_fall_through(last.orelse)
+    return last is None or isinstance(last, ast.Assign | ast.AugAssign | ast.Expr)
 
 
 def first_line(error: BaseException) -> str:

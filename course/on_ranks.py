@@ -157,7 +157,7 @@ def _outcome(measured):
     _, rank, error = min(raised)  # a rank that raised explains those that waited for it
     if re.search("timed out|closed by peer", error, re.IGNORECASE):
         return Ended(f"On rank {rank} it waited in vain for another rank. {SAME_CALLS}: none for rank 0 alone.", "hung")
-    return Ended(f"On rank {rank} it raised {error}.", f"raised {error.split(':')[0]}")
+    return Ended(f"On rank {rank} it raised {error.rstrip('.')}.", f"raised {error.split(':')[0]}")
 
 
 class ExerciseOnRanks(Exercise):
@@ -265,6 +265,7 @@ def be_rank(measurement, attempt, rank, ranks, folder, seed):
     """Rank 0 writes down what all ranks measured, for the process that started them."""
     exercise.seed = seed
     torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))  # as torchrun: answers ask
     context = RankContext(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)
     context.gather("ready", True, START)
     if rank == 0:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -26,14 +27,17 @@ MADE_OF = "made_of"  # in a copy's metadata: the marks of the course's cells
 NOTE = "**The course has changed the cell above. Yours stays. The course's is now:**\n\n````{kind}\n{source}\n````"
 
 
-def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN) -> list[str]:
-    """Make or update the copies in the folder `own`. Returns what to tell the learner of each whose work has met a
-    change of the course."""
+def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN) -> Iterator[str]:
+    """Make or update the copies in the folder `own`. Yields, notebook by notebook, what to tell the learner: of work
+    that has met a change of the course, and of a notebook that cannot be read."""
     own.mkdir(exist_ok=True)
-    lines = []
     with files.file_lock(own / ".lock", timeout=60):
         for path in sorted(lessons.glob("[0-9][0-9]*_*.ipynb")):
-            course, copy = twins.without_outputs(read(path)), own / path.name
+            try:
+                course, copy = twins.without_outputs(read(path)), own / path.name
+            except Exception:  # as below; git leaves its marks in a file that has a conflict
+                yield f"{path} is no whole notebook: your copy stays as it is, if there is one. git status says more."
+                continue
             course.metadata[MADE_OF] = made_of = marks(course)
             if copy.exists():
                 try:
@@ -47,18 +51,22 @@ def update(lessons: Path = twins.NOTEBOOKS, own: Path = OWN) -> list[str]:
                     course, both = merged(mine, before, course)
                 except Exception:  # half a file, a folder, no notebook: nbformat raises many kinds
                     os.rename(copy, old := set_aside(copy))
-                    lines.append(f"{copy} was no whole notebook. It is a new copy now; the old file: {old}")
+                    yield f"{copy} was no whole notebook. It is a new copy now; the old file: {old}"
                 else:
                     if touched:
                         shutil.copy2(copy, old := set_aside(copy))
-                        lines.append(f"{copy} has the course's changes and your work now; as it was: {old}")
-                        lines += [f"    you and the course changed this cell, yours stays: {line}" for line in both]
+                        yield f"{copy} gets the course's changes and keeps your work; as it was: {old}"
+                        for line in both:
+                            yield f"    you and the course changed this cell, yours stays: {line}"
             twins.write(course, copy)
-    return lines
 
 
 def read(path: Path) -> nbformat.NotebookNode:
-    return nbformat.v4.upgrade(nbformat.reader.reads(path.read_text(encoding="utf-8")))  # each cell has an id
+    """A notebook each of whose cells has an id, whatever format and program wrote it."""
+    notebook = nbformat.v4.upgrade(nbformat.reader.reads(path.read_text(encoding="utf-8")))
+    for cell in notebook.cells:
+        cell.setdefault("id", nbformat.v4.new_raw_cell().id)
+    return notebook
 
 
 def set_aside(path: Path) -> Path:
@@ -138,7 +146,7 @@ def main() -> int:
     os.chdir(ROOT)
     with rank_program.stoppable(parser):
         for line in update():
-            print(line)
+            print(line, flush=True)
     return 0
 
 

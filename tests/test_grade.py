@@ -40,7 +40,7 @@ def no_shield():
 
 without = no_shield()
 needs_shield = pytest.mark.skipif(bool(without), reason=str(without))
-SOLVED = {"01": (lesson_01.my_step_seconds, lesson_01.my_gain, lesson_01.my_loss), "05": (lesson_05.my_shard,)}
+SOLVED = {"01": (lesson_01.my_step_seconds, lesson_01.my_gain), "05": (lesson_05.my_shard,)}
 IMPORTS = "import math\nfrom torch import nn\n\n"
 
 
@@ -138,7 +138,7 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     shutil.copy(handed_in.lessons()["04"], folder / "dan.ipynb")
     (folder / "ivy").symlink_to("ada")
     hand_in("01", folder / "words.ipynb", my_gain="def my_gain(*asked):\n    raise ValueError('\\ud800')",
-            my_loss="def my_loss(*asked):\n    raise ValueError('x' * 8_000_000)")
+            my_step_seconds="def my_step_seconds(*asked):\n    raise ValueError('x' * 8_000_000)")
     (folder / "ben").mkdir()
     whole = handed_in.lessons()["05"].read_text()
     (folder / "cleo.ipynb").write_text(whole[:len(whole) // 2])
@@ -158,16 +158,16 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     expected = {"ben/": "no notebook was handed in", "cleo.ipynb": "no notebook", "eve.ipynb": "no notebook",
                 "fay.ipynb": "1,000 MB", "gil.ipynb": "no file of its own", "hal.ipynb": "no file of its own",
                 "J\\udcf6rg/": "no notebook was handed in", "zoe/": "no notebook was handed in",
-                "ada/notebooks/01.ipynb": "3 of 3 answers right", "ada/notebooks/older.ipynb": "same lesson, and newer",
+                "ada/notebooks/01.ipynb": "2 of 2 answers right", "ada/notebooks/older.ipynb": "same lesson, and newer",
                 "dan.ipynb": "this is 04, and 01 or before was asked for", "ivy": "no file of its own",
                 **{f"{name}.ipynb": words for name, (_, words) in BAD.items()}}
     for name, words in expected.items():
         assert sum(line.startswith(f"{name}: ") and words in line for line in lines) == 1, (name, lines)
     assert "2 notebooks graded, 15 not" in lines[-1]
     verdicts = outcomes(tmp_path / "out")
-    _, gain, loss = (verdicts["words", question.name] for question in handed_in.asked_in("01"))
+    clock, gain = (verdicts["words", question.name] for question in handed_in.asked_in("01"))
     assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800")
-    assert loss[0] == "wrong" and len(loss[1]) == handed_in.WORDS
+    assert clock[0] == "wrong" and len(clock[1]) == handed_in.WORDS
     pages = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.html")}
     assert len(pages) == 1 + len(expected) and "cleo.ipynb: no notebook" in pages["index.html"]
     assert sum("hal.ipynb" in page for page in pages.values()) == 2, "the teacher's page, and hal's"

@@ -1,5 +1,6 @@
 """scripts/my_notebooks.py: a copy of one's own, made once, that takes the course's changes and loses no work."""
 
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from scripts import my_notebooks
 from tests import runner
 
-NAME = "05_shards.ipynb"
+NAME = "05b_shards.ipynb"
 STUB = "def my_shard(n):\n    raise NotImplementedError"
 CELLS = {"title": "# 05 Shards", "guess": "my_guess = None", "stub": STUB, "check": "check.shard(my_shard)",
          "end": "The end."}
@@ -35,7 +36,7 @@ def course(tmp_path):
             nbformat.write(notebook, self.lessons / NAME)
 
         def lines(self):
-            return my_notebooks.update(self.lessons, self.own)
+            return list(my_notebooks.update(self.lessons, self.own))
 
         def mine(self):
             return nbformat.read(self.own / NAME, as_version=4)
@@ -177,14 +178,23 @@ def test_a_torn_file_is_kept_beside_a_new_copy(text, course):
     assert course.sources() == list(CELLS.values()) and course.lines() == []
 
 
-def test_a_foreign_notebook_of_that_name_keeps_its_cells_and_gets_the_lesson(course):
-    """Without ids, as an older format has it, and without a word of what it was made of."""
+def test_a_damaged_notebook_of_the_course_stops_no_other_and_leaves_the_copy(course):
+    course.write("stub", "my answer")
+    (course.lessons / NAME).write_text("<<<<<<< HEAD")
+    nbformat.write(new_notebook(cells=[cell("title", "# 06 Next")]), course.lessons / "06_next.ipynb")
+    (line,) = course.lines()
+    assert NAME in line and "my answer" in course.sources() and (course.own / "06_next.ipynb").exists()
+
+
+@pytest.mark.parametrize("minor", [4, 5])  # 5 asks for ids, and not every program writes them
+def test_a_foreign_notebook_of_that_name_keeps_its_cells_and_gets_the_lesson(course, minor):
+    """Without ids, and without a word of what it was made of."""
     foreign = new_notebook(cells=[new_code_cell("import os"), new_code_cell(CELLS["guess"], outputs=[
         new_output("stream", text="1")])])
-    foreign.nbformat_minor = 4
+    foreign.nbformat_minor = minor
     for each in foreign.cells:
         del each["id"]
-    course.save(foreign)
+    (course.own / NAME).write_text(json.dumps(foreign))
     (line,) = course.lines()
     assert sorted(course.sources()) == sorted(["import os", *CELLS.values()])
     assert str(course.others()[0]) in line

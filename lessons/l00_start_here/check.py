@@ -68,11 +68,11 @@ def later(random):
         "Each epoch is shorter, but the start is longer: one epoch does not always pay it back.": start_ignored,
         "One process has to start, too. What counts is how much longer the ranks take for it.": whole_start,
         "After so many epochs both are done at the same time: a tie is not earlier.": tie_is_earlier,
+        "A job has at least one epoch.": run_without_epochs,
         "You rounded down. After so many epochs the ranks are still behind.":
             lambda *times: my_epochs(*times) and my_epochs(*times) - 1,
         "An epoch is begun or it is not: return a whole number.": not_rounded,
         "Where the ranks lose time in every epoch too, they never pay.": lambda *times: my_epochs(*times) or 1,
-        "A job has at least one epoch.": run_without_epochs,
         "Where the ranks save time in each epoch, some day they pay.": lambda *times: None,
     },
 )

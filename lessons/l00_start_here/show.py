@@ -1,9 +1,10 @@
-"""Lesson 00: what to hope for from several ranks, which way to train when, and the words of the course."""
+"""Lesson 00: what to hope for from several ranks, when they pay, which way to train when, and the course's words."""
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from course.lesson import some
+from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY
 
 WORDS = {  # word: (the lesson that teaches it, what it means)
@@ -29,6 +30,26 @@ def most_to_hope_for(ranks: int, devices: int, kind: str) -> str:
     if kind == "GPU":
         return f"{ranks} ranks share {some(devices, kind)}: they can gain only what one process leaves idle."
     return f"{ranks} ranks take turns on {some(devices, kind)}: {devices} times as fast is the most to hope for."
+
+
+def paid_back(one, many, epochs: int | None, whose: str) -> Axes:
+    """The seconds of two commands by their epochs, from rows of `runs.command_parts`, and where the second pays.
+
+    `epochs`: what the function of exercise 1 returned; `whose`: "your" or "our".
+    """
+    ax, most = plt.subplots(figsize=(12, 5.5))[1], max(10, 2 * (epochs or 0))
+    ends = []
+    for run, colour in ((one, COLOURS[0]), (many, COLOURS[1])):
+        seconds = [run.once, run.once + most * run.epoch]
+        ax.plot([0, most], seconds, color=colour)
+        ends.append((most, seconds[1], run.label, colour))
+    at = f"from {some(epochs, 'epoch')} on" if epochs else "never"
+    if epochs:
+        ax.axvline(epochs, color=GREY, linestyle="--")
+    ax.set(xlabel="epochs", ylabel="seconds of the whole command", xlim=(0, 1.25 * most), ylim=(0, None))
+    ax.set_title(f"{many.label} are done earlier {at} ({whose} function)")
+    write_beside(ax, ends, BESIDE_AN_END)
+    return ax
 
 
 def ways(gpus: int, nodes: int) -> Axes:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import jupytext
 import matplotlib.pyplot as plt
@@ -18,6 +19,16 @@ def test_a_word_leads_to_a_lesson_that_uses_it(word):
     (twin,) = TWINS.glob(f"{number}_*.py")
     text = "\n".join(cell.source for cell in jupytext.read(twin).cells if cell.cell_type == "markdown")
     assert re.search(rf"\b{word.replace(' ', '[ _-]')}(?:e?s)?\b", text, re.IGNORECASE)
+
+
+def test_the_picture_of_two_commands_has_its_mark_where_the_function_says():
+    one, many = (SimpleNamespace(label=label, once=once, epoch=epoch)
+                 for label, once, epoch in (("one process", 3, 2), ("2 ranks", 7, 1.1)))
+    ax = show.paid_back(one, many, 5, "your")
+    assert ax.get_title("left") == "2 ranks are done earlier from 5 epochs on (your function)"
+    assert [list(line.get_ydata()) for line in ax.lines[:2]] == [[3, 23], [7, 18]]
+    assert list(ax.lines[2].get_xdata()) == [5, 5] and len(show.paid_back(one, many, None, "our").lines) == 2
+    plt.close("all")
 
 
 @pytest.mark.parametrize(("gpus", "nodes", "lacks", "filled"), [

@@ -1,9 +1,6 @@
-"""Exercises of notebook 01: time a step, see which phase limits, and give each kind of output its loss."""
+"""Exercises of notebook 01: time a step, and see which phase limits."""
 
 import math
-
-import torch
-from torch import nn
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise
 
@@ -149,41 +146,3 @@ def gain(answer):
         yield Case(got, before / after,
                    f"Of {phases}, {name} becomes {times:g} times as fast. You returned {got:.3g}. The epoch takes "
                    f"{before:g} s before and {after:.3g} s after, so {before / after:.3g} is right.")
-
-
-# Exercise 3: outputs and their loss
-def my_loss(outputs, labels, kind):
-    if kind == "probabilities":
-        return nn.functional.nll_loss(outputs.log(), labels)
-    return nn.functional.cross_entropy(outputs, labels)  # a log-softmax of log-probabilities changes nothing
-
-
-@exercise(
-    solution=my_loss,
-    hint="The loss is the mean of -log(probability of the right class). nn.functional.nll_loss(x, labels) is the mean "
-    "of -x at the right class: what must x be? nn.functional.cross_entropy takes a log-softmax of x first.",
-    mistakes={
-        "This is the sum over the images. CrossEntropyLoss gives the mean.":
-            lambda outputs, labels, kind: my_loss(outputs, labels, kind) * len(labels),
-        "cross_entropy takes a softmax, and these have had theirs. This is the mistake of the lesson. Take the "
-        "logarithm, and leave the second softmax out.":
-            lambda outputs, labels, kind: nn.functional.cross_entropy(outputs, labels),
-        "nll_loss takes no logarithm, and wants one: give it outputs.log().":
-            lambda outputs, labels, kind: (
-                nn.functional.cross_entropy if kind == "logits" else nn.functional.nll_loss)(outputs, labels),
-        "nll_loss takes no logarithm and no softmax, whatever its name says: it wants log-probabilities.":
-            lambda outputs, labels, kind: nn.functional.nll_loss(outputs, labels),
-    },
-)
-def loss(answer):
-    """Three models that say the same have the same loss. A log-softmax applied twice does no harm: log-probabilities
-    come out of it as they went in, so cross_entropy is right for them, too. A softmax applied twice is not one
-    softmax. And the logarithm of a probability that was rounded to 0 is -inf: one more reason to return logits."""
-    for seed in drawn([0], lambda random: random.randrange(1, 10**6)):
-        logits = 3 * torch.randn(6, 10, generator=torch.Generator().manual_seed(seed))
-        labels = (torch.arange(6) + seed) % 10
-        right = -logits.double().softmax(1)[range(6), labels].log().mean().item()  # by definition
-        for outputs, kind in ((logits, "logits"), (logits.log_softmax(1), "log-probabilities"),
-                              (logits.softmax(1), "probabilities")):
-            got = number(answer(outputs.clone(), labels.clone(), kind))
-            yield Case(got, right, f"For {kind} you returned {got:.4f}; the loss is {right:.4f}.", rel_tol=1e-4)

@@ -1,5 +1,5 @@
-"""Lesson 01: the first steps of a loop, where an epoch's time goes, and loss against accuracy, which shows a second
-softmax."""
+"""Lesson 01: the first steps of a loop, clocks, what a faster phase gains, and loss against accuracy, which shows a
+second softmax."""
 
 import math
 
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from course.plots.labels import BESIDE_A_POINT, write_beside
+from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, darker, head, line_style
 from course.plots.tables import by_run
 
@@ -28,6 +28,35 @@ def first_steps(steps: pd.DataFrame, most: int = 60) -> Axes:
     head(ax, "The first steps, and the median of all", steps)
     note = (1, times[0], f"first step: {times[0]:.1f} ms", COLOURS[0])
     write_beside(ax, [note], [(14, -4, "left", "center"), *BESIDE_A_POINT])
+    return ax
+
+
+def clocks(ms: dict[str, dict[int, float]]) -> Axes:
+    """Milliseconds of a forward pass by the images of its batch, a line a clock: {clock: {images: milliseconds}}."""
+    ax, ends = plt.subplots(figsize=(12, 5))[1], []
+    for number, (name, by_size) in enumerate(ms.items()):
+        sizes, times = zip(*by_size.items(), strict=True)
+        ax.plot(sizes, times, **line_style(number))
+        ends.append((sizes[-1], times[-1], f"{name}: {times[-1]:.3g} ms", COLOURS[number]))
+    ax.set(xlabel="images in the batch", ylabel="milliseconds", xlim=(0, 1.5 * sizes[-1]), ylim=(0, None),
+           title="How long does a forward pass take?")
+    ax.set_xticks(sizes)
+    write_beside(ax, ends, BESIDE_AN_END)
+    return ax
+
+
+def amdahl(curve: dict[float, float], limit: float, measured: tuple[float, float], whose: str) -> Axes:
+    """What a faster data phase gains: {times as fast: gain of the epoch}, its limit, and a measured point."""
+    ax = plt.subplots(figsize=(12, 5.5))[1]
+    ax.plot(list(curve), list(curve.values()))
+    ax.plot(*measured, "s", markersize=14, color=COLOURS[1])
+    ax.axhline(limit, color=GREY, linestyle="--")
+    most = max(curve)
+    ax.set(xlabel="the data is so many times as fast", ylabel="the epoch is so many\ntimes as fast",
+           xlim=(0, 1.3 * most), ylim=(0, 1.25 * max(limit, measured[1])), title="What a faster data phase gains")
+    write_beside(ax, [(*measured, f"measured: {measured[1]:.2f}", COLOURS[1]),
+                      (most, curve[most], whose, COLOURS[0]),
+                      (0, limit, f"the limit: {limit:.2f}", GREY)], BESIDE_A_POINT)
     return ax
 
 

@@ -1,4 +1,4 @@
-"""Exercises of notebook 02: a step of DataParallel by hand, and the loss on each device."""
+"""The exercise of notebook 02: a step of DataParallel by hand."""
 
 import copy
 
@@ -35,7 +35,6 @@ def problems():
         yield f"With {rows} rows on {devices} devices", devices, Recording(records), records, batch, labels
 
 
-# Exercise 1: a step by hand
 def step_solution(model, batch, labels, devices):
     pieces = batch.chunk(devices)
     replicas = [copy.deepcopy(model) for _ in pieces]
@@ -70,6 +69,12 @@ def one_copy_for_all(model, batch, labels, devices):
     return step_with(copies=lambda _: replica)(model, batch, labels, devices)
 
 
+def a_copy_for_each_device(model, batch, labels, devices):
+    pieces = len(batch.chunk(devices))
+    return step_with(combined=lambda gradients: sum([*gradients, *[None] * (devices - pieces)]))(
+        model, batch, labels, devices)
+
+
 def rounded_down(tensor, devices):
     size = max(1, len(tensor) // devices)
     return [tensor[start:start + size] for start in range(0, min(len(tensor), size * devices), size)]
@@ -101,7 +106,11 @@ def rest_of_the_batch_lost(model, batch, labels, devices):
             cut=lambda tensor, devices: [tensor] * devices, loss_of=mean_of_means),
         "On another device the model has no weights: each piece needs a copy, made by copy.deepcopy.": step_with(
             copies=lambda model: model, combined=lambda gradients: gradients[0]),
+        "Each copy's gradient is that of a mean over its own rows, and you added them up: divide each loss by the rows "
+        "of the whole batch.": step_with(loss_of=mean_of_means, combined=lambda grads: len(grads) * sum(grads)),
         "Devices that work at the same time need a copy each.": one_copy_for_all,
+        "There may be fewer pieces than devices, and a copy without a piece has no gradient: make one for each piece.":
+            a_copy_for_each_device,
     },
 )
 def step(answer):
@@ -129,41 +138,3 @@ def step(answer):
             yield Case(None if got is None else got.tolist(), gradient.tolist(),
                        f"{case} the model's {name} has {length}. The gradient of the whole batch has length "
                        f"{gradient.norm().item():.4f}.")
-
-
-# Exercise 2: the loss on each device
-def losses_solution(model, batch, labels):
-    return cross_entropy(model(batch), labels, reduction="none")
-
-
-@exercise(
-    solution=losses_solution,
-    hint="If each device returns one number, a short piece counts as much as a long one. What could a device return so "
-         "that each row counts once? See the argument `reduction` of cross_entropy.",
-    mistakes={
-        "Each device returned one number, the mean of its piece: a row of a short piece counts more than a row of a "
-        "long piece.": lambda model, batch, labels: cross_entropy(model(batch), labels),
-        "Each device returned a sum: the mean of sums grows with the rows of a piece.":
-            lambda model, batch, labels: cross_entropy(model(batch), labels, reduction="sum"),
-        "These are the scores. They would all be gathered on device 0. Return losses.":
-            lambda model, batch, labels: model(batch),
-        "The losses are cut off from the model: no gradient can reach it. Leave out detach() and no_grad().":
-            lambda model, batch, labels: losses_solution(model, batch, labels).detach(),
-    },
-)
-def losses(answer):
-    """A loss for each row: its mean is the loss of the whole batch, however the batch was cut. One number a row is
-    gathered on device 0, and no score. The loss and what it keeps for backward are on the device of the piece."""
-    for case, devices, model, _, batch, labels in problems():
-        right = cross_entropy(model(batch), labels).item()
-        returned = [answer(model, *piece) for piece in zip(batch.chunk(devices), labels.chunk(devices), strict=True)]
-        if not all(isinstance(losses, torch.Tensor) for losses in returned):
-            raise Wrong(f"Your function returned {'None' if returned[0] is None else type(returned[0]).__name__}. "
-                        "Return a tensor: only tensors are gathered.")
-        yield Case(max(losses.ndim for losses in returned) > 1, False,
-                   f"{case} a device returned a tensor of shape {list(returned[0].shape)}.")
-        gathered = torch.cat([losses.reshape(-1) for losses in returned])
-        yield Case(gathered.requires_grad, True, f"{case} the gathered tensor has requires_grad=False.")
-        mean = gathered.mean().item()
-        yield Case(mean, right, f"{case} the mean of all gathered numbers is {mean:.4f}. The loss of the whole batch "
-                                f"is {right:.4f}.")

@@ -1,9 +1,10 @@
-"""Lesson 02: the steps of nn.DataParallel, what each device holds, and whether Python's lock shows."""
+"""Lesson 02: the steps of nn.DataParallel, what each device holds, two trainings, and whether Python's lock shows."""
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PALE, bare, key_below, stacked, write_in
 
 PARTS = {"weights": COLOURS[0], "gradients": COLOURS[5], "Adam's state": COLOURS[2],
@@ -62,6 +63,18 @@ def memory(devices: list[dict[str, int]]) -> Axes:
     stacked(ax, [f"device {number}" for number in range(len(devices))], bars, PARTS, "MB (million bytes)", "MB")
     ax.set_title("What each device holds")
     key_below(ax.figure, PARTS)
+    return ax
+
+
+def losses(curves: dict[str, list[float]]) -> Axes:
+    """The loss of each step: the first run as a broad grey line, the second dashed on it."""
+    ax, ends = plt.subplots(figsize=(12, 5))[1], []
+    looks = ({"color": GREY, "linewidth": 9}, {"color": COLOURS[1], "linestyle": (0, (3, 2)), "linewidth": 4})
+    for (name, losses), look in zip(curves.items(), looks, strict=True):
+        ax.plot(range(1, len(losses) + 1), losses, **look)
+        ends.append((len(losses), losses[-1], name, look["color"]))
+    ax.set(xlabel="step", ylabel="loss", xlim=(0, 1.5 * len(losses)), ylim=(-0.1, None), title="The loss of each step")
+    write_beside(ax, ends, BESIDE_AN_END)
     return ax
 
 

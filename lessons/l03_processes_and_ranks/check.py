@@ -25,40 +25,7 @@ def placements(nodes, per_node):
             for node in range(nodes) for local_rank in range(per_node)]
 
 
-# Exercise 1: rank -> (node, local rank)
-def my_place(rank, per_node):
-    return divmod(rank, per_node)
-
-
-@exercise(
-    solution=my_place,
-    hint="The nodes are filled one after the other, as hotel floors are with rooms. Of rank // per_node and "
-    "rank % per_node, one is the floor and one is the room.",
-    mistakes={
-        "The two are swapped: the node comes first.": lambda rank, per_node: (rank % per_node, rank // per_node),
-        "You dealt the ranks like cards, one to each node in turn. torchrun fills a node before it goes on to the "
-        "next.": lambda rank, per_node: (rank % 2, rank // 2),
-        "Ranks, local ranks and nodes are counted from 0.":
-            lambda rank, per_node: (rank // per_node + 1, rank % per_node + 1),
-        "This is only the local rank. Return two numbers: group_rank, local_rank.":
-            lambda rank, per_node: rank % per_node,
-    },
-)
-def place(answer):
-    """Group rank and local rank follow from the rank, as long as every node has as many processes. So a program can
-    ask for LOCAL_RANK instead of computing it: then it is also right on unequal nodes."""
-    shapes = drawn([(2, 4), (1, 8), (3, 1), (4, 3)],  # nodes, processes a node
-                   lambda random: (random.randint(2, 5), random.choice((5, 6, 7, 9))))
-    processes = [(process, per_node) for nodes, per_node in shapes for process in placements(nodes, per_node)]
-    for process, per_node in reversed(processes):  # the last rank shows most
-        rank, node, local_rank = process["rank"], process["group_rank"], process["local_rank"]
-        got = answer(rank, per_node)
-        yield Case(got, (node, local_rank),
-                   f"Rank {rank} with {per_node} processes a node: you returned {got}. The rank has local rank "
-                   f"{local_rank} on node {node}, so {(node, local_rank)} is right.")
-
-
-# Exercise 2: which rank does the job?
+# Exercise 1: which rank does the job?
 def my_turn(job, rank, local_rank):
     if job == "train":
         return True
@@ -101,7 +68,7 @@ def turn(answer):
                                f"It should be ranks {right}.")
 
 
-# Exercise 3: the variables that a launcher sets, and the group
+# Exercise 2: the variables that a launcher sets, and the group
 def join(node, local_rank, hosts, per_node, port):
     os.environ.update(RANK=str(node * per_node + local_rank), LOCAL_RANK=str(local_rank),
                       WORLD_SIZE=str(len(hosts) * per_node), MASTER_ADDR=hosts[0], MASTER_PORT=str(port))
@@ -241,7 +208,7 @@ def joined(ranks):
                    f"should be a group of {len(ranks)}, and {rank}, from dist.get_rank().")
 
 
-# Exercise 4: one rank of each node downloads, the others wait
+# Exercise 3: one rank of each node downloads, the others wait
 def fetch(local_rank, file, download):
     if local_rank == 0:
         download(file)

@@ -59,6 +59,16 @@ def in_worlds(context, call: Callable[[int], dict]) -> dict:
     return measured
 
 
+def watched(function, *arguments):
+    """What messages.recorded() saw of the call. Wrong if a message was not waited for."""
+    with messages.recorded() as events:
+        function(*arguments)
+    if 2 * sum(event[0] == "wait" for event in events) < len(events):
+        raise Wrong("You started a message with isend or irecv, and did not wait for it. wait() of what they return "
+                    "ends it: before, the tensor is not there yet, or not yet sent.")
+    return events
+
+
 def each_world(ranks):
     """(number of ranks, what each of them measured), from what all ranks measured."""
     for world in ranks[0]:
@@ -165,10 +175,8 @@ def measure_broadcast(function, context):
         held, done = [], []
         for src in sources(ranks):
             tensor = numbers(context.rank)
-            with messages.recorded() as events:
-                function(tensor, src)
+            done.append(watched(function, tensor, src))
             held.append(tensor.tolist())
-            done.append(events)
         return {"held": held, "events": done[0], "bytes": tensor.nbytes}
 
     return in_worlds(context, call)
@@ -299,8 +307,7 @@ def measure_all_reduce(function, context):
     """For each number of ranks what this rank held in the end, and what it did."""
     def call(ranks):
         tensor = numbers(context.rank)
-        with messages.recorded() as events:
-            function(tensor)
+        events = watched(function, tensor)
         return {"held": tensor.tolist(), "events": events, "bytes": tensor.nbytes}
 
     return in_worlds(context, call)
@@ -402,8 +409,9 @@ def all_send_first_in_a_ring(tensor):
     "numbers of chunks are modulo n.",
     mistakes={
         "You send the same chunk in every step. Send the chunk that has just arrived.": partial(ring_with, on=0),
-        "No chunk is a sum. In the first half add the chunk that arrives to the rank's own. The second half begins "
-        "with the chunk that is a whole sum then: of rank r it is r + 1.": partial(ring_with, adds=(False, False)),
+        "No chunk is a sum in the end. In the first half add the chunk that arrives to the rank's own. The second half "
+        "begins with the chunk that is a whole sum then: of rank r it is r + 1.":
+            partial(ring_with, adds=(False, False)),
         "In the second half what arrives is a whole sum. Copy it: do not add it.":
             partial(ring_with, adds=(True, True)),
         "This is the first half: each rank has one chunk of the sum. In the second half the sums go round once more.":
@@ -468,7 +476,7 @@ def choices(answer):
         raise Wrong(f"You returned {chosen!r}. Return a dict, with a name for each letter.")
     if missing := sorted(right.keys() - chosen):
         raise Wrong(f"There is no answer to {', '.join(missing)}.")
-    names = {letter: str(chosen[letter]).removeprefix("dist.") for letter in right}
+    names = {letter: re.sub(r"^dist\.|(_into)?_tensor$|_single$", "", str(chosen[letter])) for letter in right}
     wrong = sum(names[letter] != right[letter] for letter in right)
     for letter, reason in REASONS.items():
         yield Case(names[letter], right[letter],
@@ -576,7 +584,8 @@ def measure_join(function, context):
         "Each rank has its own part: nothing came from the others.": own_alone,
         "The ranks do not have equally many predictions. Fill up the shorter tensors first; for this every rank must "
         "know the longest length.": as_if_equal,
-        "The values that you filled up with are still in it.": padding_left,
+        "The values that you filled up with are still in it. (Is each length a tensor of its own? [tensor] * n is one "
+        "tensor, n times.)": padding_left,
         "The zeros are gone: 0 is a prediction, too. Cut by length, not by value.": zeros_taken_out,
         "All pieces were cut to the length of this rank. Each piece has a length of its own.": own_length_for_all,
         "Every rank needs all predictions. You return them on rank 0 alone.": for_rank_0_alone,

@@ -64,8 +64,8 @@ def recorded():
 def rounds(events: list[list]) -> list[list[tuple[int, int, int]]]:
     """The messages (from, to, bytes) in rounds that follow one another, from what each rank recorded.
 
-    A message goes in the first round in which both of its ranks have started it and are free. A rank starts its calls
-    in their order, and stops at a wait until that message has come in an earlier round.
+    In each round go as many messages as can, of those that both of their ranks have started. A rank starts its calls in
+    their order, and stops at a wait until that message has come in an earlier round.
     """
     place, started, gone, result = [0] * len(events), [[] for _ in events], set(), []
     while True:
@@ -74,21 +74,41 @@ def rounds(events: list[list]) -> list[list[tuple[int, int, int]]]:
                 if own[place[rank]][0] != "wait":
                     started[rank].append(place[rank])
                 place[rank] += 1
-        now, receiving = [], set()
+        ready = [{} for _ in events]  # of each rank {the rank that it can send to: (its send, the other's recv)}
         for rank, own in enumerate(events):
-            sends = [index for index in started[rank] if own[index][0] == "send"]
-            for index in sends:
-                _, to, size = own[index]
-                arrival = next((other for other in started[to] if events[to][other][:2] == ["recv", rank]), None)
-                if arrival is not None and to not in receiving:
-                    now.append((rank, to, size))
-                    receiving.add(to)
-                    gone |= {(rank, index), (to, arrival)}
-                    break
+            for index in started[rank]:
+                kind, to, _ = own[index]
+                arrival = next((other for other in started[to] if events[to][other][:2] == ["recv", rank]), None) if (
+                    kind == "send") else None
+                if arrival is not None:
+                    ready[rank].setdefault(to, (index, arrival))
+        now = []
+        for to, rank in _as_many_as_can(ready).items():
+            index, arrival = ready[rank][to]
+            now.append((rank, to, events[rank][index][2]))
+            gone |= {(rank, index), (to, arrival)}
         if not now:
             return result
-        result.append(now)
+        result.append(sorted(now))
         started = [[index for index in own if (rank, index) not in gone] for rank, own in enumerate(started)]
+
+
+def _as_many_as_can(ready):
+    """{receiver: sender}: as many as can be paired at once (Kuhn's algorithm), first those who have most to send."""
+    sender_of = {}
+
+    def paired(sender, tried):
+        for to in ready[sender]:
+            if to not in tried:
+                tried.add(to)
+                if to not in sender_of or paired(sender_of[to], tried):
+                    sender_of[to] = sender
+                    return True
+        return False
+
+    for sender in sorted(range(len(ready)), key=lambda rank: -len(ready[rank])):
+        paired(sender, set())
+    return sender_of
 
 
 def shape(in_rounds: list[list[tuple[int, int, int]]], ranks: int) -> str:

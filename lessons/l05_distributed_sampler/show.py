@@ -1,4 +1,4 @@
-"""Lesson 05: pictures of which rank sees which item, and what repeated and dropped items do to averages."""
+"""Lesson 05: pictures of which rank sees which item, and of what repeated and dropped items do."""
 
 import textwrap
 
@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from course.plots.style import COLOURS, bare, colour_of, handles, head, line_key, name_rows, write_in
+from course.plots.labels import BESIDE_AN_END, write_beside
+from course.plots.style import COLOURS, GREY, bare, colour_of, handles, head, line_key, line_style, name_rows, write_in
 
 ROWS = {"padded": "padded", "dropped": "dropped", "Join": "Join", "Join, False": "Join, divided by the ranks left"}
 
@@ -54,6 +55,35 @@ def sampler_map(shards: list | dict, n: int, title="Which rank sees which item",
         key.append(line_key("seen by nobody", linestyle="", marker="x", color="black"))
     head(ax, title, key=key, columns=max(1, len(key)))
     return ax
+
+
+def stream_ways(results: dict) -> dict:
+    """{way: what stream_readers.py --steps measured}: the whole stream, the learner's or ours, and torch's sampler."""
+    names = {"whole": "every reader reads all", "mine": f"{results['whose']}: each item once",
+             "sampler": "DistributedSampler"}
+    return {name: results["trained"][way] for way, name in names.items()}
+
+
+def stream_curves(results: dict) -> Axes:
+    """Accuracy on test images by step, a line a way."""
+    ax, ends = plt.subplots(figsize=(14, 6))[1], []
+    for number, (name, way) in enumerate(stream_ways(results).items()):
+        colour, points = (COLOURS[1], COLOURS[0], GREY)[number], len(way["accuracy"])
+        steps = [results["steps"] * (point + 1) // points for point in range(points)]
+        percent = [100 * share for share in way["accuracy"]]
+        ax.plot(steps, percent, **line_style(number, colour=colour))
+        ends.append((steps[-1], percent[-1], name, colour))
+    ax.set(xlabel="steps", ylabel=f"test images right, %\n({results['dataset']})", ylim=(0, None),
+           xlim=(0, 1.5 * results["steps"]), title="As many steps, each of as many images")
+    ax.set_xticks([0, *steps])
+    write_beside(ax, ends, BESIDE_AN_END)
+    return ax
+
+
+def stream_table(results: dict) -> list[dict]:
+    return [{"way": name, "images computed": f"{way['images']:,}", "different images": f"{way['different']:,}",
+             "seconds": f"{way['seconds']:.1f}", "test images right": f"{way['accuracy'][-1]:.1%}".replace("%", " %")}
+            for name, way in stream_ways(results).items()]
 
 
 def counts_map(counts: dict) -> Axes:

@@ -127,22 +127,29 @@ def test_any_way_to_share_a_stream_that_is_right_passes(body, outcome, message, 
     assert verdict[0] == outcome and message in verdict[1], verdict
 
 
-@pytest.mark.parametrize(("ranks", "workers", "items"), [(2, 1, 5), (3, 2, 20), (2, 3, 4)])
-def test_readers_of_the_lesson_s_stream_repeat_it_and_those_of_an_answer_share_it(ranks, workers, items, tmp_path):
-    right = in_a_file(tmp_path, f"""{WORKER}for item in self.source:
-            if item % (self.world_size * workers) == self.rank * workers + number:
+def readers(ranks, path, *options):
+    done = runner.run(ranks, "--out", path, *options, script=READERS)
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
+
+
+def test_readers_of_the_lesson_s_stream_repeat_it_and_the_learner_s_stream_trains_once_through_the_images(tmp_path):
+    right = in_a_file(tmp_path, f"""{WORKER}for place, item in enumerate(self.source):
+            if place % (self.world_size * workers) == self.rank * workers + number:
                 yield item""")
-    broken = tmp_path / "broken.py"
-    broken.write_text(STUB)
-    for stream, whose in (((), "Each reader reads the whole stream"), ((right,), "Your stream"),
-                          ((broken,), "yours does not read yet")):
-        done = runner.run(ranks, "--out", tmp_path / "results.json", "--workers", workers, "--items", items,
-                          *(part for path in stream for part in ("--stream", f"{path}:Stream")), script=READERS)
-        assert done.returncode == 0, done.stderr
-        results = json.loads((tmp_path / "results.json").read_text())
-        shared = [list(range(items))[reader::ranks * workers] for reader in range(ranks * workers)]
-        assert results["readers"] == (shared if stream else [list(range(items))] * ranks * workers)
-        assert whose in results["whose"]
+    results = readers(2, tmp_path / "all.json", "--workers", 3, "--items", 4)
+    assert results["readers"] == [[0, 1, 2, 3]] * 6 and results["trained"] is None
+    results = readers(3, tmp_path / "mine.json", "--steps", 12, "--dataset", "synthetic", "--yours", right)
+    assert results["whose"] == "yours" and results["readers"] == [list(range(20))[reader::6] for reader in range(6)]
+    whole, mine, sampler = show.stream_ways(results).values()
+    images = 12 * 3 * 64
+    assert [way["images"] for way in (whole, mine, sampler)] == [images] * 3
+    assert [way["different"] for way in (whole, mine, sampler)] == [images / 6, images, images]
+    ax = show.stream_curves(results)
+    assert list(ax.lines[1].get_ydata()) == [100 * share for share in mine["accuracy"]]
+    assert list(ax.lines[1].get_xdata()) == [2, 4, 6, 8, 10, 12]
+    assert [text.get_text() for text in ax.texts] == [
+        "every reader reads all", "yours: each item once", "DistributedSampler"]
 
 
 # ------------------------------------------------------------------------------------------- shards of unequal length

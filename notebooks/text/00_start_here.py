@@ -224,8 +224,9 @@ lesson.predicted(my_once, 100 * many.once / many.whole, "%")
 #
 # ### Exercise 1: from how many epochs on?
 #
-# Each command needs some seconds once, to start and to end, and some for each epoch. From how many epochs on is the
-# command with several ranks done earlier? Return the smallest such whole number, or `None` if there is none.
+# The command with one process needs `start_one` seconds once, to start and to end, and `epoch_one` seconds for each
+# epoch. The command with several ranks needs `start_many` and `epoch_many`. From how many epochs on is it done earlier?
+# Return the smallest such whole number, or `None` if there is none.
 
 # %%
 def my_epochs(start_one, epoch_one, start_many, epoch_many):
@@ -236,7 +237,14 @@ def my_epochs(start_one, epoch_one, start_many, epoch_many):
 check.pays(my_epochs)
 # check.pays.hint()
 # check.pays.solution()
-# my_epochs(one.once, one.epoch, many.once, many.epoch)  # your own two runs
+
+# %% [markdown]
+# The two commands above, with your function. (While it is not right yet, ours stands in its place.)
+
+# %%
+function, whose = check.pays.or_ours(my_epochs)
+show.paid_back(one, many, function(one.once, one.epoch, many.once, many.epoch), whose)
+plt.show()
 
 # %% [markdown]
 # ## Your first lines on several processes

@@ -149,11 +149,6 @@ lesson.table([{"an epoch judged by": name, "ms per step": f"{ms:.1f}",
 #
 # A GPU works through a queue. A call only puts work into the queue and returns; `torch.cuda.synchronize()` waits until
 # the queue is empty. Here a thread stands for the GPU: it works through what is submitted to it.
-#
-# **Predict**: when the call returns, how much of the work's time has passed?
-
-# %%
-my_returned = None  # % of the time until the work is done
 
 # %%
 many, _ = cpu_set.__getitems__(range(2000))  # 2,000 images in one batch
@@ -163,7 +158,6 @@ call = queue.submit(cpu_model, many)  # as a call on a GPU: it queues the work
 returned = time.perf_counter() - start
 call.result()  # as torch.cuda.synchronize()
 done = time.perf_counter() - start
-lesson.predicted(my_returned, 100 * returned / done, "%")
 lesson.table([{"the call returned after, ms": f"{1000 * returned:.2f}",
                "the work was done after, ms": f"{1000 * done:.2f}"}])
 
@@ -250,8 +244,27 @@ def my_step_seconds(step, wait, clock):
 check.step_seconds(my_step_seconds)
 # check.step_seconds.hint()
 # check.step_seconds.solution()
-# my_step_seconds(lambda: queue.submit(cpu_model, many[:64]),  # the queue of above
-#                 lambda: queue.submit(int).result(), time.perf_counter)
+
+# %% [markdown]
+# Your clock on a real queue, the one of above: a forward pass, for batches of several sizes. Beside it a clock that
+# never waits. (While yours is not right yet, ours stands in its place.)
+
+# %%
+clock, whose = check.step_seconds.or_ours(my_step_seconds)
+waits = {f"{whose} clock": lambda: queue.submit(int).result(), "never waits": lambda: None}
+ms = {name: {} for name in waits}
+for size in (16, 64, 256):
+    for name, wait in waits.items():
+        ms[name][size] = 1000 * clock(
+            lambda size=size: queue.submit(cpu_model, many[:size]), wait, time.perf_counter)
+        queue.submit(int).result()  # the next measurement begins with an empty queue
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+show.clocks(ms)
+plt.show()
+
+# %% [markdown]
+# The clock that never waits measures what it takes to queue a call, whatever the call does.
 
 # %% [markdown]
 # ## One image at a time, or a batch at a time?
@@ -330,7 +343,26 @@ def my_gain(phases, name, times):
 check.gain(my_gain)
 # check.gain.hint()
 # check.gain.solution()
-# my_gain(dict(pipelines["an image at a time"]), "data", math.inf)  # the most to be had here
+
+# %% [markdown]
+# Your function predicts the step from one pipeline to the other, which you have measured: it knows the phases of the
+# first, and how many times as fast the data is in the second. (While it is not right yet, ours stands in its place.)
+
+# %%
+gain, whose = check.gain.or_ours(my_gain)
+phases = dict(pipelines["an image at a time"])
+curve = {faster: gain(dict(phases), "data", faster)
+         for faster in range(1, int(1.2 * data_times) + 2)}
+limit = gain(dict(phases), "data", math.inf)
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+show.amdahl(curve, limit, (data_times, times), f"{whose} function")
+plt.show()
+
+
+# %% [markdown]
+# The point lies on the curve, if only the data has become faster: other differences between the two runs move it up or
+# down. Behind the point the curve is nearly flat: to make the data faster still would hardly pay.
 
 # %% [markdown]
 # ## A box: the softmax too many
@@ -389,7 +421,6 @@ lesson.table([{"run": name, "epochs or tenths": len(run),
                "half of them within": f"{show.from_line(run).median():.2f}"}
               for name, run in (ours | {"the tutorial's": recorded}).items()])
 
-
 # %% [markdown]
 # "Softmax first" is told by the line: a run that stays near it at every accuracy has a second softmax. (At the
 # beginning a model is not sure yet, and lies a little below.) The tutorial's code confirms it, as the [note beside the
@@ -399,23 +430,6 @@ lesson.table([{"run": name, "epochs or tenths": len(run),
 # gradient reaches the weights: the worst mistakes teach the least. The rule: **the model returns logits, the loss does
 # the softmax.** For probabilities, call `softmax` when you predict.
 #
-# ### Exercise 3: the right loss for each output
-#
-# Some models return logits, some probabilities, others *log*-probabilities (a log-softmax). `kind` is `"logits"`,
-# `"probabilities"` or `"log-probabilities"`. Return the cross-entropy, the mean over the images, as a tensor. For which
-# kind is `nn.functional.cross_entropy` wrong, and for which is it not? Guess before you try.
-
-# %%
-def my_loss(outputs, labels, kind):
-    raise NotImplementedError
-
-
-# %%
-check.loss(my_loss)
-# check.loss.hint()
-# check.loss.solution()
-
-# %% [markdown]
 # ## What to remember
 #
 # 1. Time it so: warm-up left out, each step by itself, the device waited for, the median, the run repeated.

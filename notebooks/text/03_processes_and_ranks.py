@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 60
+#     minutes: 55
 #     quick:
 #       parameters:
 #         ranks: 2
@@ -29,7 +29,7 @@
 #
 # **You need** Python, and to know what a process is. [02](02_data_parallel.ipynb) says why one process is not enough.
 #
-# **Time.** About 60 minutes for you, 1 for the machine.
+# **Time.** About 55 minutes for you, 1 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -106,22 +106,7 @@ lesson.table([{"variable": f"`{name}`", "says": meaning, "value": variables[name
 # %% [markdown]
 # A program reads them with `os.environ["RANK"]`, or asks its process group, see below.
 #
-# ### Exercise 1: from rank to place
-#
-# Return the pair (group rank, local rank) of a rank. Every node has `per_node` processes.
-
-# %%
-def my_place(rank, per_node):
-    raise NotImplementedError
-
-
-# %%
-check.place(my_place)
-# check.place.hint()
-# check.place.solution()
-
-# %% [markdown]
-# ### Exercise 2: whose job is it?
+# ### Exercise 1: whose job is it?
 #
 # All ranks run the same program, so the program has to ask: *is this my job?* Some jobs are done once by all processes
 # together, some once on each node, some by every process. Return True if the process with this rank and local rank
@@ -254,7 +239,7 @@ lesson.predicted(my_listener_torchrun, ranks_meet.listener(by_torchrun["env://"]
 # - With a file nobody listens: the file is the store, which the ranks read and write. A file that an earlier run has
 #   left holds addresses of processes that are gone.
 #
-# ### Exercise 3: be the launcher (on ranks)
+# ### Exercise 2: be the launcher (on ranks)
 #
 # The check starts four processes, two on each of two pretended nodes, but sets no environment variable. Set the five
 # variables `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in `os.environ`, as torchrun would have
@@ -355,7 +340,7 @@ env = f"env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={rendezvous.free_port
 # whole command have Python's start in them.) In rows 1 and 3 the rank that complains has only waited: look for the rank
 # that says nothing. In row 2 look at both sides: does the first node listen, and was this rank told the right address?
 #
-# ### Exercise 4: one prepares, the others wait (on ranks)
+# ### Exercise 3: one prepares, the others wait (on ranks)
 #
 # Four ranks on two nodes again; this time the group is made. Every rank needs `file` (a `Path`) on its node's own disk,
 # and gets it with `download(file)`, which takes a moment. Download it **once on each node**, and return what stands in
