@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
 from course.exercise import Case, generator_seed
+from course.lesson import some
 from course.on_ranks import ExerciseOnRanks, Measurement
 from course.sent import Sent
 from lessons.l06_ddp.buckets import make_buckets, pack, unpack
@@ -50,6 +51,13 @@ class OneMessage(SameWeights):
         flat = pack(bucket)
         dist.all_reduce(flat)
         unpack(flat / dist.get_world_size(), bucket)
+
+
+class FrozenHasNone(SameWeights):
+    def finish(self):
+        for parameter in self.module.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
 
 
 class FrozenToo(SameWeights):
@@ -222,7 +230,8 @@ ROUNDING, ENOUGH = 1e-9, 1.01  # of float64; bytes sent in a backward, in those 
 
 
 class Network(nn.Module):
-    """A frozen layer, a buffer, a weight that two layers share, and perhaps a layer `spare` that can be skipped."""
+    """A frozen layer, a buffer, a weight that two layers share, a parameter that stands first and is used last, and
+    perhaps a layer `spare` that can be skipped."""
 
     def __init__(self, spare):
         super().__init__()
@@ -232,14 +241,15 @@ class Network(nn.Module):
         self.shared, self.again = (nn.Linear(WIDTH, WIDTH) for _ in range(2))
         self.again.weight = self.shared.weight
         self.last = nn.Linear(WIDTH, 3)
+        self.scale, self.shift = (nn.Parameter(torch.rand(WIDTH)) for _ in range(2))
         self.register_buffer("offset", torch.rand(WIDTH))
         self.double()
 
     def forward(self, inputs):
-        hidden = self.frozen(inputs) + self.offset
+        hidden = self.frozen(inputs) + self.offset + self.shift
         for layer in (self.first, None if self.skip else self.spare, self.shared, self.again):
             hidden = layer(hidden).tanh() if layer else hidden
-        return self.last(hidden)
+        return self.last(hidden * self.scale)
 
 
 def measure_ddp(step, cls, context):
@@ -312,28 +322,30 @@ def ddp_cases(step, ranks):
     for kind in ("parameters", "buffers"):
         other = [rank for rank, seen in enumerate(ranks) if not seen[kind]]
         yield Case(other, [], f"{on}: after MyDDP(module) the {kind} of rank {' and rank '.join(map(str, other))} are "
-                   "not rank 0's.")
+                   "not those with which rank 0 began.")
     if step == 1:
         return
     first, calls = ranks[0], min(seen["calls"] for seen in ranks)
     yield Case(calls > 0, True, f"{on}: backward() and finish() sent nothing.")
     if step == 3:
-        yield Case(1 if first["all-reduces"] == 1 else calls, 1, f"{on}: an update took {calls} messages, not one.")
+        yield Case(1 if first["all-reduces"] == 1 else calls, 1, f"{on}: an update took {some(calls, 'message')}, not "
+                   "one.")
     if step >= 4 and "the second update" in first:
         yield Case(calls >= 2 and first["all-reduces"] <= first["buckets"], True, f"{on}: the second update took "
-                   f"{calls} messages, and make_buckets makes {first['buckets']} buckets of the network.")
+                   f"{some(calls, 'message')}, and make_buckets makes {first['buckets']} buckets of the network.")
         yield Case(min(seen["early"] for seen in ranks) > 0, True, f"{on}: no message had left when the second "
                    "backward came to the first layer. A hook must send a bucket as soon as its last gradient is there.")
         yield Case(any("blocked" in seen for seen in ranks), False, f"{on}: backward did not go on while a message was "
                    "under way. We let one rank be late, and the others' backward() waited for it.")
+    summed = " Is that the sum over the ranks, and not their mean?" * (round(first["times as far"], 2) == len(ranks))
     yield Case(round(first["times as far"], 2), 1.0, f"{on}: in the first update the weights moved "
-               f"{first['times as far']:.2f} times as far as those of one process.", rel_tol=0.02)
+               f"{first['times as far']:.2f} times as far as those of one process.{summed}", rel_tol=0.02)
     for update in [update for update in UPDATES if update in first]:
         off = max(seen[update] for seen in ranks)
         yield Case(off < ROUNDING, True, f"{on}: after {update} the weights are not those of one process: they "
                    f"differ by {off:.0e} of the way that they moved.")
     yield Case(any(seen["frozen"] for seen in ranks), False, f"{on}: after finish() the frozen layer has a gradient. "
-               "An optimizer with weight decay would now change the layer.")
+               "An optimizer with weight decay would now change the layer: leave its .grad None.")
     if step >= 4:
         most = max(seen["bytes"] for seen in ranks)
         yield Case(most <= ENOUGH, True, f"{on}: a backward() sent {most:.1f} times the bytes of one all-reduce of all "
@@ -375,9 +387,10 @@ same_weights = Step(
     "All ranks begin with rank 0's parameters and buffers. state_dict() has both, and its tensors are the model's own.",
     "module.state_dict().values() are all tensors of the model. dist.broadcast(tensor, src=0) gives each rank the "
     "values of rank 0, in place.",
-    {"Nothing was sent. A call on every rank, for each tensor: dist.broadcast(tensor, src=0).": OwnWeights,
+    {"Every rank must call dist.broadcast(tensor, src=0) for each tensor: for the model's own, not for a copy.":
+         OwnWeights,
      "parameters() has no buffers, such as BatchNorm's running means. state_dict() has both.": NoBuffers,
-     "broadcast is a collective: every rank calls it, those that receive, too.": Rank0Alone,
+     "broadcast is a collective: every rank calls it, those that receive, too, and all with the same src.": Rank0Alone,
      "Is there a return in forward?": ForgetsResult})
 mean_gradients = Step(
     2, MeanGradients,
@@ -385,7 +398,8 @@ mean_gradients = Step(
     "For each parameter whose .grad is not None: dist.all_reduce adds it up over the ranks, in place; then divide by "
     "dist.get_world_size().",
     {"Every rank made the update of its own images. finish() must bring the gradients together.": SameWeights,
-     "That is the sum over the ranks. The loss is a mean over images, so the gradient is a mean over ranks.": Summed,
+     "The loss is a mean over images, so the gradient is a mean over ranks: divide.": Summed,
+     "The .grad of a frozen parameter is None: leave it out.": FrozenHasNone,
      "You averaged weights: but the gradient is what the update needs. Average parameter.grad.": AveragesWeights})
 one_message = Step(
     3, OneMessage,
@@ -395,7 +409,7 @@ one_message = Step(
      "make_buckets makes several buckets. For one message put all parameters into one list.": BucketsInFinish,
      "Only the parameters with requires_grad belong into the bucket.": FrozenToo,
      "The mean is in the flat tensor, and the optimizer reads parameter.grad: unpack it.": NeverUnpacked,
-     "That is the sum over the ranks: divide by dist.get_world_size().": SummedFlat})
+     "Divide by dist.get_world_size().": SummedFlat})
 overlapped = Step(
     4, Overlapped,
     "A bucket leaves when its last gradient is there, backward goes on, and finish() waits before the update.",

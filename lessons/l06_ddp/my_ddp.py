@@ -27,9 +27,8 @@ class MyDDP(nn.Module):
         self.begin()
 
     def forward(self, *inputs):
-        if self.begun:  # another backward before the update: all ranks have to send the same messages of this one
+        if self.begun:  # another backward comes before the update: all ranks send all of the one before
             self.send_rest()
-            self.begin()
         return self.module(*inputs)
 
     def begin(self):
@@ -37,7 +36,7 @@ class MyDDP(nn.Module):
         self.sent, self.begun = [], False
 
     def arrived(self, number, parameter):
-        if number < len(self.sent):  # another backward of the same forward: what was sent lacks its gradients
+        if number < len(self.sent):  # another backward: what was sent lacks its gradients
             self.begin()
         self.begun = True
         self.missing[number] -= 1

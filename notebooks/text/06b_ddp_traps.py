@@ -26,8 +26,8 @@
 #
 # **You need** [06 · DistributedDataParallel](06_ddp.ipynb), and shards ([05](05_distributed_sampler.ipynb)).
 #
-# **Time.** About 110 minutes for you, 1 for the machine, in two sittings: the traps (50 minutes); the capstone (60).
-# You may skip the traps that your model does not have.
+# **Time.** About 110 minutes for you, 1 for the machine. That is two sittings: the traps (50 minutes); the capstone
+# (60). You may skip the traps that your model does not have.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
