@@ -76,22 +76,23 @@ def of_the_last(model):
 
 
 def deviation(ranks):
-    """(the rank of which one weight is larger, by how much); that of rank 1 is as much smaller."""
+    """(the rank of which one weight is larger, by how much); that of rank 1, or 0, is as much smaller."""
     return drawn_one((2, 0.25), lambda random: (random.randrange(2, ranks), random.randint(3, 9) / 8))
 
 
 def measure_apart(function, context):
-    """The function's answers for three models, and whether it changed a weight: all ranks have the same model; one
-    value of the first layer is smaller on rank 1, and larger on another rank; another value differs on each rank, so
-    that all norms agree."""
+    """The function's answers for four models, and whether it changed a weight: all ranks have the same model; one value
+    of the first layer is smaller on rank 1, or on rank 0, and larger on another rank; another value differs on each
+    rank, so that all norms agree."""
     answers, changed, (deviating, amount) = [], False, deviation(context.world_size)
-    for case in ("same", "one value", "same norm"):
+    for case in ("same", 1, 0, "same norm"):
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         for parameter in model.parameters():
             nn.init.constant_(parameter, 0.5)
+        model[1].weight.data += torch.arange(3)
         first = model[0].weight.data.view(-1)
-        if case == "one value":
-            first[2] += amount * ((context.rank == deviating) - (context.rank == 1))
+        if case in (0, 1):
+            first[2] += amount * ((context.rank == deviating) - (context.rank == case))
         elif case == "same norm":
             first[context.rank] += amount
         before = copy.deepcopy(model.state_dict())
@@ -114,7 +115,7 @@ def measure_apart(function, context):
         "result.": from_rank_0,
         "That is the largest distance from rank 0. Two other ranks can be further apart: one lower than rank 0, one "
         "higher.": the_largest_from_rank_0,
-        "This is the distance from the mean, not the largest difference between any two ranks.": from_the_mean,
+        "This is the distance from the mean, or from a neighbour, not the largest between any two ranks.": from_the_mean,
         "Different weights can have the same norm, or the same sum. Compare them place by place.": of_norms,
         "Is every parameter compared, the first too?": of_the_last,
     },
@@ -127,6 +128,8 @@ def drift(ranks):
     yield Case(any(measured["changed"] for measured in ranks), False, "Your function changed the weights.")
     models = {"All ranks had the same weights": 0.0,
               f"One weight was {amount:g} smaller on rank 1 than on rank 0, and {amount:g} larger on rank {deviating}":
+                  2 * amount,
+              f"One weight was {amount:g} smaller on rank 0 than on rank 1, and {amount:g} larger on rank {deviating}":
                   2 * amount,
               f"On each rank another weight was {amount:g} larger": amount}
     for number, (description, right) in enumerate(models.items()):
@@ -168,9 +171,11 @@ def one_large_batch(ddp, batches, optimizer, every):
     train(ddp, zip(inputs, labels, strict=True), optimizer, every=1)
 
 
-def careless(ddp, batches, optimizer, every, divide=True, zero=True):
-    for number, (inputs, labels) in enumerate(batches, start=1):
+def careless(ddp, batches, optimizer, every, divide=True, zero=True, of_each=False, start=1):
+    for number, (inputs, labels) in enumerate(batches, start):
         update = number % every == 0
+        if of_each:
+            optimizer.zero_grad()
         with nullcontext() if update else ddp.no_sync():
             (cross_entropy(ddp(inputs), labels) / (every if divide else 1)).backward()
         if update:
@@ -233,6 +238,10 @@ def measure_train(function, context):
         "Gradients add up over the batches of an update: divide each loss by `every`.": partial(careless, divide=False),
         "Old gradients are still in .grad after an update: zero_grad belongs behind each step.":
             partial(careless, zero=False),
+        "zero_grad() before each batch throws away the gradients of the batches before it: call it once an update.":
+            partial(careless, of_each=True),
+        "The first batch of each update made the step. The last must, when the gradients of all are there.":
+            partial(careless, start=0),
     },
 )
 def accumulate(ranks):
@@ -337,7 +346,7 @@ def measure_save(function, context):
 def saved(ranks):
     """One rank wrote, a model without DDP can load the file, and no rank went on before it was there."""
     writes = sum(measured["writes"] for measured in ranks)
-    yield Case(writes > 1, False, f"The file was written {writes} times.")
+    yield Case(writes > 1, False, f"torch.save was called {writes} times.")
     yield Case(ranks[0]["exists"], True, "After your function there is no such file.")
     late = [rank for rank, measured in enumerate(ranks) if not measured["there"]]
     yield Case(late, [],
