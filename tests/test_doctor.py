@@ -12,7 +12,7 @@ import pytest
 
 from course.rendezvous import free_port
 from doctor.detectors import ERRORS
-from lessons.l06_ddp import test_capstone
+from lessons.l06b_ddp_traps import test_capstone
 from lessons.l12_break_it import gallery_table
 from tests import runner
 
@@ -294,7 +294,7 @@ CAPSTONE = {
 
 def on_small_sets(program, folder):
     """The program with the 151 images that the capstone's check gives it, saving there."""
-    small = ("import data\nfrom lessons.l06_ddp import capstone_rank\n"
+    small = ("import data\nfrom lessons.l06b_ddp_traps import capstone_rank\n"
              "data.get_dataset = lambda _: capstone_rank.small_sets()\n")
     return written(folder, program.replace("import data\n", small).replace("SAVE)", f"{str(folder / 'saved.pt')!r})"))
 

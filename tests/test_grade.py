@@ -111,12 +111,12 @@ def test_a_lesson_s_own_notebook_has_each_question_and_no_answer(lesson):
 def test_the_capstone_of_a_copy_is_found_where_lessons_write_it_and_never_another_learner_s(tmp_path):
     notebooks, live = tmp_path / "ada" / "notebooks", tmp_path / "ada" / "results" / "live"
     live.mkdir(parents=True)
-    (live / "my_ddp.py").write_text("import torch\n")
-    lesson = handed_in.read(handed_in.lessons()["06"])
-    assert handed_in.paper(lesson, notebooks).files["my_ddp.py"] == "import torch\n"
+    (live / "06b_program.py").write_text("import torch\n")
+    lesson = handed_in.read(handed_in.lessons()["06b"])
+    assert handed_in.paper(lesson, notebooks).files["06b_program.py"] == "import torch\n"
     (tmp_path / "eve").mkdir()
     (tmp_path / "eve" / "results").symlink_to(tmp_path / "ada" / "results")
-    assert "my_ddp.py" not in handed_in.paper(lesson, tmp_path / "eve" / "notebooks").files
+    assert "06b_program.py" not in handed_in.paper(lesson, tmp_path / "eve" / "notebooks").files
 
 
 # --------------------------------------------------------------------------------------------------- a folder, graded

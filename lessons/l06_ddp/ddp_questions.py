@@ -1,14 +1,12 @@
 """Questions about DistributedDataParallel, each answered by a small experiment. Notebook 06 draws the answers.
 
-    torchrun --nproc_per_node=2 lessons/l06_ddp/ddp_questions.py --step scale unused --out results/live/06_scale.json
+    torchrun --nproc_per_node=2 lessons/l06_ddp/ddp_questions.py --step scale timeline --out results/live/06_scale.json
 
-The ranks run on CPUs with gloo, so that every machine shows the same. Only torch's SyncBatchNorm needs a GPU.
+The ranks run on CPUs with gloo, so that every machine shows the same.
 """
 
+import threading
 import time
-from collections import Counter
-from contextlib import contextmanager
-from functools import cache
 from statistics import median
 
 import torch
@@ -16,22 +14,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 import files
-import launch
-import models
 from course import rank_program
+from course.sent import Sent
 from lessons.l06_ddp import wrapped_training
 from lessons.l06_ddp.buckets import pack
-from lessons.l06_ddp.wrapped_training import LR, Collectives, between_ranks, calls, flat_weights, worst
 from options import positive
 
 WARM_UP, TIMED = 3, 9  # steps of `timeline`
 LAYERS, ROWS = 6, 128  # of its model, and samples a step for each rank
-CPU = torch.device("cpu")
-ALL_REDUCE = "c10d::allreduce_"  # its name among Collectives.calls
-
-# ---------------------------------------------------------------------------------------------- when equal, when not
 
 
 def scale(lab):
@@ -53,170 +46,47 @@ def scale(lab):
     return results
 
 
-def with_dropout(channels, classes, side):
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 64), nn.ReLU(), nn.Dropout(0.5),
-                         nn.Linear(64, classes))
+class Noted(Sent):
+    """Within `with`: `events` gets each message, when it was sent and when it came back, in seconds."""
 
+    def __init__(self):
+        super().__init__()
+        self.events, self.arrivals = [], []
 
-class SumOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(context, values):
-        total = values.clone()
-        dist.all_reduce(total)
-        return total
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        before = self.calls.total(), self.bytes.total()
+        out = super().__torch_dispatch__(function, types, args, kwargs)
+        if self.calls.total() > before[0]:
+            self.note(out, {"bytes": self.bytes.total() - before[1], "start": time.perf_counter()})
+        return out
 
-    @staticmethod
-    def backward(context, gradient):
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+    def note(self, out, event):
+        def arrived(*_):
+            event["end"] = time.perf_counter()
 
+        def wait_for(work):
+            work.wait()
+            arrived()
 
-def mean_and_variance(x):
-    """(mean, variance, number of values), each [C], of the channels of x [N, C, H, W], over the images of all ranks."""
-    count = x.new_full((x.shape[1],), x.numel() / x.shape[1])
-    sums = torch.stack([x.sum((0, 2, 3)), x.square().sum((0, 2, 3)), count])
-    total, squares, count = SumOverRanks.apply(sums)
-    mean = total / count
-    return mean, squares / count - mean.square(), count
-
-
-class BatchNormOverRanks(nn.BatchNorm2d):
-    def forward(self, x):
-        if not self.training:
-            return super().forward(x)
-        mean, variance, count = mean_and_variance(x)
-        with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
-        scale = self.weight / (variance + self.eps).sqrt()
-        return x * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]
-
-
-def over_ranks(model):
-    """Make every BatchNorm2d of the model take mean and variance over all ranks."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.__class__ = BatchNormOverRanks
-    return model
-
-
-def unequal_sizes(count, ranks):
-    """How many images each rank gets: all ranks but 0 one of 2 x `ranks` equal parts, rank 0 the rest."""
-    few = count // (2 * ranks)
-    return [count - (ranks - 1) * few] + [few] * (ranks - 1)
-
-
-def equality(lab):
-    """Largest difference of a weight between DDP and one process on the whole batches, case by case.
-
-    In float64: in float32 the rounding of a single ReLU input can part two trainings of the residual network for good.
-    """
-    rank, ranks, size = lab.placement.rank, lab.placement.world_size, len(lab.whole[0][1])
-    sizes = unequal_sizes(size, ranks)
-    uneven = [tuple(part.split(sizes)[rank] for part in batch) for batch in lab.whole]
-
-    def summed(logits, labels):
-        return cross_entropy(logits, labels, reduction="sum")
-
-    def by_share(logits, labels):  # DDP divides by the ranks: these add up to the mean over all images
-        return summed(logits, labels) * ranks / size
-
-    def sgd_for_sums(model):  # a sum over all images is so many times as large as their mean
-        return torch.optim.SGD(model.parameters(), lr=LR / size)
-
-    def fit(model, batches, optimizer, loss, device):
-        for images, labels in batches:
-            optimizer.zero_grad()
-            loss(model(images.to(device, torch.float64)), labels.to(device)).backward()
-            optimizer.step()
-
-    @cache
-    def weights_of_one_process(kind, loss, optimizer, device):
-        model = lab.model(kind).to(device, torch.float64)
-        if rank == 0:
-            fit(model, lab.whole, optimizer(model), loss, device)
-        weights = flat_weights(model).cpu()
-        dist.broadcast(weights, src=0)
-        return weights
-
-    def compare(kind=models.ConvNet, shards=lab.shards, loss=cross_entropy, loss_of_one=cross_entropy,
-                optimizer=lab.sgd, seed=0, device=CPU, convert=lambda model: model):
-        right = weights_of_one_process(kind, loss_of_one, optimizer, device)
-        model = convert(lab.model(kind)).to(device, torch.float64)
-        parallel = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
-        torch.manual_seed(seed)  # of the dropout masks
-        fit(parallel, shards, optimizer(model), loss, device)
-        return worst((flat_weights(model).cpu() - right)[None])[0], model
-
-    off, own = compare(models.SmallResNet)
-    off_over_ranks, shared = compare(models.SmallResNet, convert=over_ranks)
-    weights = {
-        "equal shards": compare()[0],
-        "unequal shards": compare(shards=uneven)[0],
-        "unequal shards, loss weighted": compare(shards=uneven, loss=by_share)[0],
-        "loss summed": compare(loss=summed, loss_of_one=summed, optimizer=sgd_for_sums)[0],
-        "dropout, one seed": compare(with_dropout, seed=0)[0],
-        "dropout, one seed per rank": compare(with_dropout, seed=rank)[0],
-        "BatchNorm": off,
-        "BatchNorm over all ranks": off_over_ranks,
-    }
-    batchnorm = {
-        "layers": sum(isinstance(module, nn.BatchNorm2d) for module in own.modules()),
-        "messages": {name: calls(DistributedDataParallel, convert(lab.model(models.SmallResNet)), lab)[ALL_REDUCE]
-                     for name, convert in (("BatchNorm", nn.Identity()), ("BatchNorm over all ranks", over_ranks))},
-        "running_means": {name: between_ranks(model.stem[1].running_mean[None])[0] for name, model in (
-            ("BatchNorm", own), ("BatchNorm over all ranks", shared))}}
-    if lab.placement.device.type == "cuda":  # torch's own
-        batchnorm["torch.nn.SyncBatchNorm"], _ = compare(models.SmallResNet, device=lab.placement.device,
-                                                         convert=nn.SyncBatchNorm.convert_sync_batchnorm)
-    return {"weights": weights, "batchnorm": batchnorm}
-
-
-# ---------------------------------------------------------------------------------------------- what DDP does, and when
-
-
-def recorded(events, bucket):
-    """A communication hook that does the same as DDP without a hook, and writes down each bucket's all-reduce."""
-    event = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "start": time.perf_counter(),
-             "storage": bucket.buffer().untyped_storage().data_ptr()}
-    events.append(event)
-
-    def arrived(future):
-        event["end"] = time.perf_counter()
-        return future.value()[0]
-
-    mean = bucket.buffer().div_(dist.get_world_size())
-    return dist.all_reduce(mean, async_op=True).get_future().then(arrived)
-
-
-@contextmanager
-def written_down(events):
-    """In the `with` block dist.all_reduce writes down each message, as `recorded` does, for a wrapper of one's own."""
-    all_reduce = dist.all_reduce
-
-    def noted(tensor, *args, async_op=False, **options):
-        event = {"bucket": len(events), "bytes": tensor.nbytes, "start": time.perf_counter()}
-        events.append(event)
-        work = all_reduce(tensor, *args, async_op=True, **options)
-        event["arrives"] = work.get_future().then(lambda _: event.update(end=time.perf_counter()))
-        return work if async_op else work.wait()
-
-    dist.all_reduce = noted
-    try:
-        yield
-    finally:
-        dist.all_reduce = all_reduce
-        for event in events:
-            event.pop("arrives").wait()
+        self.events.append(event)
+        for boxed in tree_leaves(out):
+            if isinstance(boxed, torch.ScriptObject):
+                work = dist.Work.unbox(boxed)
+                try:
+                    self.arrivals.append(work.get_future().then(arrived).wait)
+                except RuntimeError:  # gloo's reduce_scatter has no future
+                    waiting = threading.Thread(target=wait_for, args=(work,))
+                    waiting.start()
+                    self.arrivals.append(waiting.join)
 
 
 def timeline(lab):
-    """For each bucket size the events of a typical step, in milliseconds since a barrier, and all steps' medians.
+    """For each bucket size the events of a typical step of rank 0, in milliseconds since a barrier, and all its steps'
+    medians.
 
     The step is the one whose parts are nearest to these medians. After `bucket_cap_mb` MiB or more a bucket is full.
-    `wait` is the rest of backward() and finish() after the last bucket has started: nothing is left to compute. Clocks
-    start when a rank leaves the barrier. With --wrapper a step under that class, too; its bucket_cap_mb is None.
+    `wait` is what follows the last message in backward(), and finish(): nothing is left to compute. The clock starts
+    when the rank leaves the barrier. With --wrapper a step under that class, too; its bucket_cap_mb is None.
     """
     width = lab.args.width
     inputs = torch.randn(ROWS, width)
@@ -224,193 +94,57 @@ def timeline(lab):
     def start(cap):
         torch.manual_seed(0)
         model = nn.Sequential(*[part for _ in range(LAYERS) for part in (nn.Linear(width, width), nn.ReLU())])
-        optimizer, buckets = torch.optim.SGD(model.parameters(), lr=0.01), []
-        if cap is None:
-            return files.from_file(lab.args.wrapper)(model), optimizer, buckets
-        parallel = DistributedDataParallel(model, bucket_cap_mb=cap)
-        parallel.register_comm_hook(buckets, recorded)
-        return parallel, optimizer, buckets
-
-    def step(run):  # of all ranks
-        of_ranks = launch.gathered(timed_step(*run, inputs))
-        return [{**event, "rank": rank} for rank, events in enumerate(of_ranks) for event in events]
+        parallel = (files.from_file(lab.args.wrapper)(model) if cap is None
+                    else DistributedDataParallel(model, bucket_cap_mb=cap))
+        return parallel, torch.optim.SGD(model.parameters(), lr=0.01)
 
     caps = [*lab.args.bucket_mb, *([None] if lab.args.wrapper else [])]
     runs = [start(cap) for cap in caps]
-    rounds = [[step(run) for run in runs] for _ in range(WARM_UP + TIMED)]  # in turn: what disturbs one disturbs all
+    rounds = [[timed_step(*run, inputs) for run in runs]  # in turn: what disturbs one disturbs all
+              for _ in range(WARM_UP + TIMED)]
     results = []
-    for cap, (parallel, *_), steps in zip(caps, runs, zip(*rounds[WARM_UP:], strict=True), strict=True):
-        typical = medians(steps)
-        distances = [sum(abs(length - typical[part]) for part, length in medians([events]).items()) for events in steps]
-        results.append({"bucket_cap_mb": cap, "events": steps[distances.index(min(distances))],
-                        "bytes": sum(parameter.nbytes for parameter in parallel.parameters()), "medians": typical})
+    for cap, (parallel, _), steps in zip(caps, runs, zip(*rounds[WARM_UP:], strict=True), strict=True):
+        lengths = [{event["event"]: event["end"] - event["start"] for event in events if event["lane"] == "compute"}
+                   for events in steps]
+        typical = {part: median(of_step[part] for of_step in lengths) for part in lengths[0]}
+        off = [sum(abs(of_step[part] - typical[part]) for part in typical) for of_step in lengths]
+        results.append({
+            "bucket_cap_mb": cap, "events": steps[off.index(min(off))],
+            "bytes": sum(parameter.nbytes for parameter in parallel.parameters()),
+            "medians": typical | {"step": median(sum(of_step.values()) for of_step in lengths)}})
     return results
 
 
-def timed_step(parallel, optimizer, buckets, inputs):
+def timed_step(parallel, optimizer, inputs):
     """This rank's events of one step, a dict each, in milliseconds since a barrier."""
-    buckets.clear()
     dist.barrier()
     start = time.perf_counter()
     loss = parallel(inputs).square().mean()
     forward = time.perf_counter()
-    if hasattr(parallel, "finish"):
-        with written_down(buckets):
-            loss.backward()
-            parallel.finish()
-    else:
+    with Noted() as sent:
         loss.backward()
-    backward = time.perf_counter()
+        returned = time.perf_counter()
+        if hasattr(parallel, "finish"):
+            parallel.finish()
+    finished = time.perf_counter()
     optimizer.step()
     optimizer.zero_grad()
-    last_sent = max(bucket["start"] for bucket in buckets)  # after it backward() only waits
-    marks = [start, forward, last_sent, backward, time.perf_counter()]
+    last_sent = max(event["start"] for event in sent.events)  # after it DDP's backward() only waits
+    marks = [start, forward, min(last_sent, returned), finished, time.perf_counter()]
+    for wait in sent.arrivals:
+        wait()
     events = [{"lane": "compute", "event": name, "start": begin, "end": end} for name, begin, end in
               zip(("forward", "backward", "wait", "update"), marks, marks[1:], strict=False)]
-    events += [{"lane": "all-reduce", "event": "all-reduce", "text": str(bucket["bucket"]), **{
-        key: bucket[key] for key in ("start", "end", "bytes")}} for bucket in buckets]
-    return [{**event, "start": 1000 * (event["start"] - start), "end": 1000 * (event["end"] - start)}
-            for event in events]
+    events += [{"lane": "all-reduce", "event": "all-reduce", "text": str(number), **event,
+                "end": min(event.get("end", finished), finished)} for number, event in enumerate(sent.events)]
+    return [{**event, "rank": dist.get_rank(), "start": 1000 * (event["start"] - start),
+             "end": 1000 * (event["end"] - start)} for event in events]
 
-
-def medians(steps):
-    """{event: milliseconds of a step on a rank}, medians over all steps and ranks."""
-    sums = Counter()
-    for number, events in enumerate(steps):
-        for event in events:
-            sums[event["event"], number, event["rank"]] += event["end"] - event["start"]
-    return {name: median(value for key, value in sums.items() if key[0] == name)
-            for name in sorted({name for name, *_ in sums})}
-
-
-# ---------------------------------------------------------------------------------------------- gradient accumulation
-
-
-def synchronise_each(parallel, parts):
-    for images, labels in parts:
-        loss = cross_entropy(parallel(images), labels) / len(parts)
-        loss.backward()
-
-
-def synchronise_last(parallel, parts):
-    with parallel.no_sync():
-        for images, labels in parts[:-1]:
-            loss = cross_entropy(parallel(images), labels) / len(parts)
-            loss.backward()
-    images, labels = parts[-1]
-    loss = cross_entropy(parallel(images), labels) / len(parts)
-    loss.backward()
-
-
-def first_try(parallel, parts):
-    for images, labels in parts[:-1]:
-        loss = cross_entropy(parallel(images), labels) / len(parts)
-        with parallel.no_sync():
-            loss.backward()
-    images, labels = parts[-1]
-    loss = cross_entropy(parallel(images), labels) / len(parts)
-    loss.backward()
-
-
-def never(parallel, parts):
-    with parallel.no_sync():
-        synchronise_each(parallel, parts)
-
-
-def around_ddp(parallel, parts):
-    synchronise_each(parallel.module, parts)
-
-
-def no_sync(lab):
-    """The gradient of a batch from four parts of it, in five ways: its all-reduces, and its distance from the gradient
-    of one process."""
-    whole, results = lab.model(), {}
-    cross_entropy(whole(lab.whole[0][0]), lab.whole[0][1]).backward()
-    truth = pack(list(whole.parameters()))
-    images, labels = lab.shards[0]
-    parts = list(zip(images.chunk(4), labels.chunk(4), strict=True))
-    for way in (synchronise_each, synchronise_last, first_try, never, around_ddp):
-        model = lab.model()
-        parallel = DistributedDataParallel(model)
-        with Collectives() as sent:
-            way(parallel, parts)
-        gradient = pack(list(model.parameters()))
-        results[way.__name__] = {
-            "all_reduces": sent.calls[ALL_REDUCE], "between_ranks": between_ranks(gradient[None])[0],
-            "from_one_process": worst((gradient - truth)[None])[0]}
-    return results
-
-
-def unused(lab):
-    """DDP's error message when a parameter gets no gradient, with `find_unused_parameters` and without."""
-    results = {}
-    for option in (False, True):
-        model = lab.model()
-        model.spare = nn.Linear(84, 10)  # forward leaves it out: it gets no gradient
-        parallel = DistributedDataParallel(model, find_unused_parameters=option)
-        try:
-            steps = 0
-            for images, labels in lab.shards[:3]:
-                cross_entropy(parallel(images), labels).backward()
-                steps += 1
-            error = None
-        except RuntimeError as raised:
-            error = str(raised)
-        results[str(option)] = {"error": error, "steps": steps, "tried": 3}
-    return results
-
-
-def order(lab):
-    """How far apart the ranks' gradients are if the model changes its type before DDP wraps it, and afterwards."""
-    images, labels = lab.shards[0]
-    results = {}
-    for name, parallel in (("DDP(model.double())", DistributedDataParallel(lab.model().double())),
-                           ("DDP(model).double()", DistributedDataParallel(lab.model()).double())):
-        cross_entropy(parallel(images.double()), labels).backward()
-        results[name] = between_ranks(pack(list(parallel.parameters()))[None])[0]
-    return results
-
-
-# ---------------------------------------------------------------------------------------------- around the training
-
-
-def save(lab):
-    """Rank 0 writes the weights beside --out. The result holds the first name in each state_dict()."""
-    parallel = DistributedDataParallel(lab.model())
-    if lab.placement.rank == 0:
-        torch.save(parallel.module.state_dict(), lab.args.out.with_suffix(".pt"))
-    return {"names": {"DDP(model)": next(iter(parallel.state_dict())),
-                      "DDP(model).module": next(iter(parallel.module.state_dict()))}}
-
-
-def memory(lab):
-    """Bytes that each rank holds for training, by kind, as DDP is by default and with gradient_as_bucket_view=True."""
-    results = []
-    for view in (False, True):
-        model, events = lab.model(), []
-        parallel = DistributedDataParallel(model, gradient_as_bucket_view=view)
-        parallel.register_comm_hook(events, recorded)
-        optimizer = torch.optim.Adam(model.parameters())
-        for batch in lab.shards[:3]:  # DDP orders its buckets anew after the first
-            events.clear()
-            optimizer.zero_grad()
-            cross_entropy(parallel(batch[0]), batch[1]).backward()
-            optimizer.step()
-        in_buckets = {event["storage"] for event in events}
-        own = [parameter.grad for parameter in model.parameters()
-               if parameter.grad.untyped_storage().data_ptr() not in in_buckets]
-        state = [value for values in optimizer.state.values() for value in values.values()]
-        sizes = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in
-                 (("parameters", model.parameters()), ("gradients", own), ("Adam's state", state))}
-        sizes["buckets"] = sum(event["bytes"] for event in events)
-        results.append({"gradient_as_bucket_view": view, "values": flat_weights(model).numel(),
-                        "ranks": launch.gathered(sizes)})
-    return results
-
-
-QUESTIONS = {step.__name__: step for step in (scale, equality, timeline, no_sync, unused, order, save, memory)}
 
 # ---------------------------------------------------------------------------------------------- command
+
+
+QUESTIONS = {step.__name__: step for step in (scale, timeline)}
 
 
 def main():

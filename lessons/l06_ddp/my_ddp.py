@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node=2 main.py --wrapper lessons/l06_ddp/my_ddp.py:MyDDP
 
-Not handled, and DDP does: buffers before each forward, no_sync(), dropping a gradient that no rank has, and two
-backward() before an update while the ranks use different parameters.
+Not handled, and DDP does: buffers before each forward, no_sync(), and dropping a gradient that no rank has. Two
+forward() and then two backward() are right only where all ranks use the same parameters.
 """
 
 from functools import partial
@@ -27,15 +27,18 @@ class MyDDP(nn.Module):
         self.begin()
 
     def forward(self, *inputs):
+        if self.begun:  # another backward comes before the update: all ranks send all of the one before
+            self.send_rest()
         return self.module(*inputs)
 
     def begin(self):
         self.missing = [len(bucket) for bucket in self.buckets]
-        self.sent = []
+        self.sent, self.begun = [], False
 
     def arrived(self, number, parameter):
-        if number < len(self.sent):  # another backward before the update: what was sent lacks its gradients
+        if number < len(self.sent):  # another backward: what was sent lacks its gradients
             self.begin()
+        self.begun = True
         self.missing[number] -= 1
         while len(self.sent) < len(self.buckets) and self.missing[len(self.sent)] <= 0:
             self.send()
@@ -45,10 +48,13 @@ class MyDDP(nn.Module):
         flat = pack(self.buckets[len(self.sent)])
         self.sent.append((flat, dist.all_reduce(flat, async_op=True)))
 
-    def finish(self):
-        """Between backward and the update: leave the mean of all ranks' gradients in each parameter."""
+    def send_rest(self):
         while len(self.sent) < len(self.buckets):  # a parameter got no gradient
             self.send()
+
+    def finish(self):
+        """Between backward and the update: leave the mean of all ranks' gradients in each parameter."""
+        self.send_rest()
         for bucket, (flat, work) in zip(self.buckets, self.sent, strict=True):
             work.wait()
             unpack(flat / dist.get_world_size(), bucket)

@@ -7,11 +7,9 @@ from matplotlib.ticker import MaxNLocator
 
 from course.lesson import some
 from course.plots.labels import BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, PALE, colour_of, head, line_style, name_rows
+from course.plots.style import COLOURS, colour_of, head, line_style, name_rows
 
-ROUNDING = 1e-9  # largest difference of a float64 weight in the same training, summed in another order
 CLOSE = 0.03  # steps whose times differ by less are called equal
-SMALLEST = 1e-18  # a difference below it, 0 too, is drawn here: a logarithm has no 0
 
 
 def by_update(lines: dict, title: str, synthetic: bool) -> Axes:
@@ -27,24 +25,6 @@ def by_update(lines: dict, title: str, synthetic: bool) -> Axes:
     return ax
 
 
-def from_one_process(cases: dict, synthetic: bool) -> Axes:
-    """{name: largest difference of a weight}: a point each. Up to ROUNDING the result is the same."""
-    ax = plt.subplots(figsize=(13, 1.8 + 0.65 * len(cases)))[1]
-    ax.set(xscale="log", xlim=(SMALLEST / 2, 10), xlabel="largest difference of a weight from one process")
-    ax.axvspan(SMALLEST / 2, ROUNDING, color=PALE, zorder=0, linewidth=0)
-    for row, off in enumerate(cases.values()):
-        same = off <= ROUNDING
-        ax.plot(max(off, SMALLEST), row, "o" if same else "s", markersize=15, color=COLOURS[0 if same else 1])
-        ax.annotate(f"{off:.0e}" if off else "0", (max(off, SMALLEST), row), (14, 0), textcoords="offset points",
-                    va="center", fontweight="bold")
-    name_rows(ax, cases)
-    for x, text in ((SMALLEST, "rounding: the same result"), (3 * ROUNDING, "a different result")):
-        ax.text(x, -0.7, text, va="bottom", fontsize=16, fontstyle="italic")
-    head(ax, "DDP against one process on the whole batches", pd.DataFrame([{"synthetic": synthetic}]), {})
-    ax.set_title(ax.get_title(loc="left"), pad=34 + 30 * synthetic)
-    return ax
-
-
 def small(difference: float) -> str:
     return f"{difference:.0e}" if difference else "0"
 
@@ -52,14 +32,9 @@ def small(difference: float) -> str:
 PARTS = ("forward", "backward", "wait", "update")
 
 
-def length(run: dict) -> float:
-    """Milliseconds of a step, the sum of its parts' medians."""
-    return sum(run["medians"][part] for part in PARTS)
-
-
 def buckets(run: dict, whose: str) -> str:
-    """"DDP, 6 buckets (bucket_cap_mb=4)": those that rank 0 sent in the step drawn. `whose`: MyDDP."""
-    sent = some(sum(event["event"] == "all-reduce" and event["rank"] == 0 for event in run["events"]), "bucket")
+    """"DDP, 6 messages (bucket_cap_mb=4)": those that rank 0 sent in the step drawn. `whose`: MyDDP."""
+    sent = some(sum(event["event"] == "all-reduce" for event in run["events"]), "message")
     cap = run["bucket_cap_mb"]
     return f"DDP, {sent} (bucket_cap_mb={cap:g})" if cap else f"MyDDP ({whose}), {sent}"
 
@@ -68,7 +43,7 @@ def overlap(timelines: list[dict], whose: str) -> list[dict]:
     """A row for each: small buckets, one bucket, MyDDP. Hidden is the share of one bucket's wait that is saved."""
     one_bucket = timelines[1]["medians"]["wait"]
     return [{"step": buckets(run, whose), **{f"{part}, ms": f"{run['medians'][part]:.1f}" for part in PARTS},
-             "together, ms": f"{length(run):.1f}",
+             "together, ms": f"{run['medians']['step']:.1f}",
              "hidden": "–" if run is timelines[1] else f"{1 - run['medians']['wait'] / one_bucket:.0%}"}
             for run in timelines]
 
@@ -97,17 +72,5 @@ def faster(mine: pd.Series, theirs: pd.Series) -> str:
 
 def shorter(small_buckets: dict, one_bucket: dict) -> str:
     """Which step is shorter: "small buckets", "one bucket" or "neither"."""
-    ratio = length(one_bucket) / length(small_buckets)
+    ratio = one_bucket["medians"]["step"] / small_buckets["medians"]["step"]
     return "neither" if abs(ratio - 1) < CLOSE else "small buckets" if ratio > 1 else "one bucket"
-
-
-def batchnorm(equality: dict) -> list[dict]:
-    """A row for each way to take mean and variance; the last on GPUs only."""
-    measured = equality["batchnorm"]
-    rows = [{f"the model's {measured['layers']} layers": name,
-             "weights, from one process": small(equality["weights"][name]),
-             "running means, between the ranks": small(measured["running_means"][name]),
-             "all-reduces per update": messages} for name, messages in measured["messages"].items()]
-    if (real := measured.get("torch.nn.SyncBatchNorm")) is not None:
-        rows.append(dict(zip(rows[0], ("`torch.nn.SyncBatchNorm`, on the GPU", small(real), "–", "–"), strict=True)))
-    return rows

@@ -11,7 +11,6 @@ shows the same. ddp_questions.py, beside this file, asks DDP the questions that 
 
 import os
 import time
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -19,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import data
 import files
@@ -27,6 +25,7 @@ import launch
 import models
 import shortcuts
 from course import rank_program
+from course.sent import Sent
 from files import check_output
 from options import positive
 
@@ -112,30 +111,15 @@ def prove(wrap, lab):
     train(wrap(model), watched(lab.shards, model, seen), lab.sgd(model))
     weights = torch.stack(seen)
     return {"between_ranks": between_ranks(weights), "from_one_process": worst(weights - lab.weights_of_one_process),
-            "messages": calls(wrap, lab.model(), lab).total()}
+            "messages": sent_by(wrap, lab.model(), lab).calls.total()}
 
 
-class Collectives(TorchDispatchMode):
-    """Counts the collectives that start inside its `with` block, DDP's, too, and the bytes of their
-    first argument, a list of tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls, self.bytes = Counter(), 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if operation.namespace == "c10d" and operation is not torch.ops.c10d.barrier.default:
-            self.calls[operation.name()] += 1
-            self.bytes += sum(tensor.nbytes for tensor in args[0] if isinstance(tensor, torch.Tensor))
-        return operation(*args, **(kwargs or {}))
-
-
-def calls(wrap, model, lab):
-    """{collective: how often} of the first update of the model."""
-    wrapped, seen = wrap(model), Collectives()
-    with seen:
+def sent_by(wrap, model, lab):
+    """The messages of the first update of the model."""
+    wrapped, sent = wrap(model), Sent()
+    with sent:
         train(wrapped, lab.shards[:1], lab.sgd(model))
-    return seen.calls
+    return sent
 
 
 def wrapper(name):

@@ -15,7 +15,7 @@ from torch import nn
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
 from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks, some_ranks
-from lessons.l13_beyond_ddp.tiny_transformer import Sent
+from course.sent import Sent
 
 # What FSDP imports. All exercises name it, because the first one starts the process that all ranks are forked from.
 FSDP = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp")

@@ -31,6 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import launch
 from course import rank_program
+from course.sent import Sent
 from files import check_output, check_writable
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_model import Watchdog, apart, whole
@@ -135,7 +136,7 @@ def train(setup, steps):
     """(the trained values to be compared, the bytes that this rank held and sent). At least two steps, because the
     counters of the last step would themselves keep some of the tensors that `Alive` counts in the first."""
     start = weights(setup.model)
-    saved, sent, alive = tiny.SavedForBackward(setup.model), tiny.Sent(), Alive()
+    saved, sent, alive = tiny.SavedForBackward(setup.model), Sent(), Alive()
     multiplied = FlopCounterMode(display=False)
     for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
         setup.optimizer.zero_grad()
@@ -191,10 +192,10 @@ def clippings(placement, steps, watchdog):
         for tokens, targets in tiny.batches(steps):
             setup.optimizer.zero_grad()
             setup.backward(tokens, targets)
-            with tiny.Sent() as sent:
+            with Sent() as sent:
                 norms.append(function(setup.model))
             setup.optimizer.step()
-        with tiny.Sent() as gathering:
+        with Sent() as gathering:
             gradients(setup.model)
         trained = weights(setup.model)
         reference = reference or trained

@@ -13,6 +13,7 @@ import torch
 
 import launch
 from course import rank_program
+from course.sent import Sent
 from course.timing import interleave, slowest, timed
 from files import check_output, from_file
 from lessons.l13_beyond_ddp import memory, shard_ways
@@ -43,7 +44,7 @@ def measured(ways, placement, steps, rounds, watchdog):
     for way, seconds in interleave(calls, rounds).items():
         results[way]["ms"] = [1000 * second for second in slowest(seconds)]
     for way in WAYS:
-        with tiny.Sent() as sent:
+        with Sent() as sent:
             update(way)
         results[way]["sent"] = sent.rows()
     return results

@@ -1,15 +1,15 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 190
+#     minutes: 90
 #     quick:
 #       parameters:
 #         steps: 6
 #         width: 512
 #         samples: 1280
 #         epochs: 3
-#       seconds: 45
-#     seconds: 105
+#       seconds: 35
+#     seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -25,16 +25,14 @@
 # **You will be able to**
 # - write data-parallel training yourself, from `broadcast` and `all_reduce`, and say what `DistributedDataParallel`
 #   (DDP) does of it, and when;
-# - prove that the ranks train as one process does, and name what breaks this;
-# - save messages with `no_sync`, and save a model that loads without DDP;
-# - turn a training script into DDP.
+# - prove that the ranks train as one process does;
+# - see whether messages travel while backward goes on, and what that is worth.
 #
 # **You need** a training loop ([01](01_one_device.ipynb)), ranks and process groups
 # ([03](03_processes_and_ranks.ipynb)), collectives ([04](04_collectives.ipynb)) and shards
 # ([05](05_distributed_sampler.ipynb)).
 #
-# **Time.** About 190 minutes for you, 2 for the machine. That is three sittings: DDP, which you build (80 minutes);
-# its traps (50); the capstone (60).
+# **Time.** About 90 minutes for you, 2 for the machine. After step 3 is a good place for a break.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -53,8 +51,7 @@ import torch
 import data
 import models
 from course import plots, runs
-from lessons.l06_ddp import buckets, capstone, check, show
-from lessons.l06_ddp import ddp_questions as questions, wrapped_training
+from lessons.l06_ddp import buckets, check, show, wrapped_training
 
 # %% tags=["parameters"]
 ranks = 2  # processes of every run below; 2 or more
@@ -64,8 +61,7 @@ samples, epochs = 12_800, 6  # of main.py's runs
 
 # %% [markdown]
 # The ranks of this lesson are processes on the CPU, also where there are GPUs: so everybody sees the same. A GPU
-# changes the speed, not the result. (On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, look at the table on
-# BatchNorm, which gets a row for PyTorch's own `SyncBatchNorm`, and at the capstone, whose ranks take a GPU each.)
+# changes the speed, not the result.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank; lesson 07 says more
@@ -101,8 +97,9 @@ lesson.code(wrapped_training.train)
 #
 # `dist.broadcast(tensor, src=0)` gives every rank the values of rank 0, in place. Every rank calls it.
 #
-# Write `__init__`: after `MyDDP(model)` all ranks have rank 0's weights. (A model has buffers, too, such as the running
-# means of BatchNorm. `model.state_dict()` has both.)
+# Write `__init__`: after `MyDDP(model)` all ranks have rank 0's weights. A model has buffers, too, such as the running
+# means of BatchNorm. `model.state_dict()` is a dict with both. Its tensors are the model's own, not copies: to change
+# one in place is to change the model.
 
 # %%
 # %%writefile results/live/06_step_1.py
@@ -228,7 +225,8 @@ lesson.table([{"the loss is the … over a rank's images": row["loss"],
 lesson.code(buckets.make_buckets, buckets.pack, buckets.unpack)
 
 # %% [markdown]
-# Write `finish()` with **one** all-reduce for all gradients. A bucket is a list of parameters.
+# Write `finish()` with **one** all-reduce for all gradients. A bucket is a list of parameters, of those that train:
+# `parameter.requires_grad`.
 
 # %%
 # %%writefile results/live/06_step_3.py
@@ -257,6 +255,8 @@ check.one_message("results/live/06_step_3.py")
 # check.one_message.solution()
 
 # %% [markdown]
+# **A good place for a break.** Your class trains what one process trains. What follows makes it fast.
+#
 # ## Step 4: send while backward goes on
 #
 # Backward begins with the last layer. When its gradients are ready, those of the first layers are still to come. Why
@@ -302,17 +302,17 @@ check.overlapped("results/live/06_step_4.py")
 # %% [markdown]
 # ## Step 5: after any backward
 #
-# `.grad is not None` is true in the *second* backward before an update, too, from its first hook on. And a parameter
-# that a forward leaves out gets no gradient: its bucket is never full. On some ranks only, perhaps: then the ranks send
-# their buckets in different orders, and a collective meets another one.
+# Two things may still go wrong. In a *second* backward before the update, `.grad is not None` is true from the first
+# hook on, so a bucket leaves too early. And a parameter that a forward leaves out gets no gradient, so its bucket is
+# never full. If that happens on one rank only, the ranks send different buckets at the same time.
 #
 # Make your class right for
-# - two `backward()` before one `finish()`: each rank's `.grad` then holds the sum of both, and `finish()` leaves the
-#   mean of these sums over the ranks;
 # - a parameter without gradient, on all ranks or on some: `finish()` sends what is left, and `pack` puts zeros there;
-# - one order: all ranks send bucket 0, then 1, then 2.
-#
-# Not both at once: a second backward while ranks use different parameters asks for more than this.
+# - one order: all ranks send bucket 0, then 1, then 2;
+# - two `forward()` and `backward()` in turn before one `finish()`: each rank's `.grad` then holds the sum of both, and
+#   `finish()` leaves the mean of these sums over the ranks;
+# - both at once. After the first backward one rank may have sent all its buckets and another only some. The buckets of
+#   the second backward must not meet those of the first.
 
 # %%
 # %%writefile results/live/06_step_5.py
@@ -370,7 +370,7 @@ names |= {step.trains: f"step {step.number} ({step.whose})" for step in five}
 names |= {"ddp": "`DistributedDataParallel`"}
 lesson.table([{"wrapper": text, "between the ranks": show.small(proof["between_ranks"][-1]),
                "from one process": show.small(proof["from_one_process"][-1]),
-               "messages an update": proof["messages"]}
+               "messages an update": f"{proof['messages']:g}"}
               for name, text in names.items() for proof in [results("all")[name]]])
 mib = sum(parameter.nbytes for parameter in models.ConvNet().parameters()) / 2**20
 print(f"{mib:.2f} MiB of gradients")
@@ -390,11 +390,12 @@ print(f"{mib:.2f} MiB of gradients")
 # ## Your DDP trains CIFAR-10
 #
 # `main.py --wrapper FILE.py:CLASS` puts a class in the place of `DistributedDataParallel`. The rest is the same: data,
-# seed, evaluation, log.
+# seed, evaluation, log. The furthest step that your class has got right was kept for it.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 whose = check.kept()
-lesson.verdict(f"The class in results/live/06_my_ddp.py is **{whose}**.")
+lesson.verdict(f"The class in results/live/06_my_ddp.py is **{whose}**"
+               f"{f', of step {check.kept_step()}' if check.kept_step() else ''}.")
 common = f"--samples {samples} --test-samples 2000 --epochs {epochs}"
 
 # %% [markdown]
@@ -458,320 +459,23 @@ lesson.predicted(my_step, show.shorter(*drawn[:2]))
 lesson.table(show.overlap(drawn, whose))
 
 # %% [markdown]
-# **How to read it.** One step of rank 0. Blue: it computes. Orange: a bucket is under way, from when this rank sends it
-# until the sum of all ranks is there; the bar shows the bucket's number. Grey, `wait`: nothing is left to compute, and
-# `backward()`, or `finish()`, waits for the messages under way and copies the means back. The table has medians over
-# nine steps and all ranks, and the step drawn is the nearest to them. *hidden* is the share of one bucket's `wait` that
-# is saved.
+# **How to read it.** One step of rank 0. Blue: it computes. Orange: a message is under way, from when this rank sends
+# it until the result is there; the bars are numbered. Grey, `wait`: nothing is left to compute, and `backward()`, or
+# `finish()`, waits for the messages under way and copies the means back. The table has rank 0's medians over nine
+# steps; the step drawn is the one whose parts are nearest to them. *together* is the median of whole steps. *hidden* is
+# the share of one bucket's `wait` that is saved.
 #
 # With one bucket nothing can be hidden: it leaves when all gradients are there. With small buckets compare two
 # columns: is `wait` shorter, and is `backward` longer? The step is what counts.
-#
-# ## When it is not the training of one process
-#
-# **A good place for a break.** You have built DDP. From here on you meet its traps, one by one: what gives a
-# different result; BatchNorm; `no_sync`; a parameter without gradient; a model that changes after wrapping; saving. You
-# may skip the traps that your model does not have.
-#
-# ### Exercise 1: are the ranks still together?
-#
-# A trap is found by looking. `apart(model)` runs on all ranks. Return the largest difference of any weight between any
-# two ranks: the same number on each rank. Do not change the weights.
-
-# %%
-# %%writefile results/live/06_apart.py
-import torch
-import torch.distributed as dist
-
-
-def apart(model):
-    raise NotImplementedError
-
-
-# %%
-check.drift("results/live/06_apart.py")
-# check.drift.hint()
-# check.drift.solution()
-
-# %% [markdown]
-# ### The cases
-#
-# Equality has conditions. Each case below is a training with DDP, compared with one process on the whole batches.
-# "Loss summed" is `reduction="sum"`, "dropout" a layer `nn.Dropout(0.5)`, and "BatchNorm" a small residual network.
-#
-# **Predict.** Which of these give a different result than one process? `"equal shards"`, `"unequal shards"`,
-# `"loss summed"`, `"dropout, one seed"` (the same for all ranks), `"dropout, one seed per rank"`, `"BatchNorm"`
-
-# %%
-my_cases = None  # a list of these names, in this order
-
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py \
-#     --step equality no_sync unused order save memory --steps {steps // 2} \
-#     --out results/live/06_questions.json
-
-# %%
-answers = results("questions")
-weights = answers["equality"]["weights"]
-show.from_one_process(weights, synthetic)
-plt.show()
-lesson.predicted(my_cases, [case for case, off in weights.items() if off > show.ROUNDING])
-
-# %% [markdown]
-# These runs have float64 numbers, of 16 digits. In float32 the rounding of one sum can decide whether a ReLU is on or
-# off, and from there two equal trainings go apart. So prove equality in float64, or after one update.
-#
-# - **Unequal shards.** DDP takes the mean of the ranks' means, so an image in a small shard counts for more. A loss
-#   weighted by the images repairs it: an exercise of [05](05_distributed_sampler.ipynb).
-# - **Loss summed.** DDP divides by the number of ranks, as the table above said.
-# - **Dropout.** One process draws one mask for the whole batch, each rank draws its own. No seed gives the ranks the
-#   mask of the one process, and training does not need it. But give each rank a seed of its own (after the model is
-#   made, as `main.py` does): with one seed, all ranks drop the same places.
-# - **BatchNorm** takes mean and variance of the rank's own images. The last row does better.
-#
-# ## BatchNorm over all ranks
-#
-# `torch.nn.SyncBatchNorm` takes mean and variance over the images of all ranks. It needs GPUs; its formula does not.
-# Sum up the values, their squares and their number, over all ranks. A value of this rank then changes the results of
-# *all* ranks. So `SumOverRanks` makes an all-reduce in forward, and another one in backward:
-
-# %%
-lesson.code(questions.mean_and_variance)
-
-# %%
-lesson.table(show.batchnorm(answers["equality"]))
-
-# %% [markdown]
-# Each of the layers asks for two collectives per update: one in forward, one in backward. Nothing hides them: the next
-# layer needs the result. So synchronise when a rank has few images; with many, its own mean and variance will do. On
-# GPUs: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py --sync-bn`).
-#
-# Our function is for reading: these runs are in float64. In float32 the difference of two large numbers loses its
-# digits. So PyTorch's layer gathers each rank's own mean and variance in forward (one all-gather), and combines them.
-#
-# **Running means**, which evaluation uses, are *buffers*: no gradients, no all-reduce. With plain BatchNorm they
-# differ between the ranks (table). By default DDP sends rank 0's to all before each forward (`broadcast_buffers`,
-# since PyTorch 2.13 `forward_sync_buffers`). Training does not read them, so `main.py` switches this off, and sends
-# rank 0's before it evaluates.
-#
-# ## Fewer all-reduces: `no_sync`
-#
-# *Gradient accumulation*: backward of several small batches, then one update. `backward()` adds to `.grad`, so one
-# all-reduce at the end would do. DDP makes one in every backward, unless told not to by `with ddp.no_sync():`. A
-# first try, for four batches:
-
-# %%
-lesson.difference(questions.synchronise_each, questions.first_try)
-
-# %% [markdown]
-# **Predict.** The model fits one bucket. How many all-reduces does this make?
-
-# %%
-my_all_reduces = None  # of four batches, the first three with no_sync around backward
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.predicted(my_all_reduces, answers["no_sync"]["first_try"]["all_reduces"])
-ways = {"synchronise_each": "without `no_sync`", "first_try": "around backward only",
-        "never": "around everything", "around_ddp": "`ddp.module(images)`, without `no_sync`",
-        "synchronise_last": "in the right place"}
-lesson.table([{"`no_sync`": text, "all-reduces": answers["no_sync"][way]["all_reduces"],
-               "gradient: between the ranks": show.small(answers["no_sync"][way]["between_ranks"]),
-               "from one process": show.small(answers["no_sync"][way]["from_one_process"])}
-              for way, text in ways.items()])
-
-# %% [markdown]
-# It is the **forward** that decides whether its backward will synchronise. Around backward alone `no_sync` does
-# nothing, and no warning says so. The two rows without any all-reduce are wrong: the ranks never meet.
-# `ddp.module` is the model without DDP.
-#
-# ### Exercise 2: accumulate
-#
-# `train(ddp, batches, optimizer, every)` makes one pass over `batches`, a list of pairs `(inputs, labels)`, with one
-# update after each `every` batches. It must equal the update of one process whose batch holds these batches of **all**
-# ranks. `len(batches)` is a multiple of `every`. The loss is `cross_entropy`. `ddp` gets one batch at a time. Make one
-# round of all-reduces per update.
-
-# %%
-# %%writefile results/live/06_train.py
-from contextlib import nullcontext
-
-from torch.nn.functional import cross_entropy
-
-
-def train(ddp, batches, optimizer, every):
-    raise NotImplementedError
-
-
-# %%
-check.accumulate("results/live/06_train.py")
-# check.accumulate.hint()
-# check.accumulate.solution()
-
-# %% [markdown]
-# ## A parameter without gradient
-#
-# A bucket leaves when all its gradients are there. Here is a model with a layer that `forward` leaves out: its
-# gradients never come.
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.table([{"`find_unused_parameters`": f"`{option}`",
-               "steps that went well": f"{case['steps']} of {case['tried']}",
-               "then": f"`{case['error'].split('.')[0]}.`" if case["error"] else "–"}
-              for option, case in answers["unused"].items()])
-
-# %% [markdown]
-# DDP says so one step late: only the next forward finds that the last backward is not finished. With
-# `find_unused_parameters=True` DDP looks through the graph in every step, [which costs
-# time](https://docs.pytorch.org/docs/stable/notes/ddp.html). Use it only if the layer must be left out in some steps.
-# If it is never used, remove it.
-#
-# ## Wrap last
-#
-# DDP sets its hooks on the parameters as it finds them. And if the model changes after that? `.double()` gives it
-# float64 numbers, and puts new tensors into the parameters, as `.to("cuda")` does. One batch, backward:
-
-# %%
-lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small(difference)}
-              for model, difference in answers["order"].items()])
-
-# %% [markdown]
-# A difference in the second row means: no hook was called, so nothing was averaged, and no message said so.
-# (`nn.DataParallel` copies the parameters in every forward, and does not mind.) So the order is: move, convert or
-# freeze (`requires_grad = False`) the model; `DistributedDataParallel(model)`; then `torch.compile`, if you use it.
-#
-# With a GPU for each rank say `device_ids=[local_rank]`: then DDP refuses a model that is still on the CPU. For a
-# model whose layers stand on two GPUs of one process say nothing (`device_ids=None`), and DDP takes each tensor where
-# it is.
-#
-# ## What DDP does not share
-#
-# DDP shares the gradients and, as described above, the buffers: nothing else. The loss and the accuracy that a rank
-# prints are those of its own images: sums and counts must be all-reduced ([05](05_distributed_sampler.ipynb) does it for
-# the test set, and [07](07_performance.ipynb) shows a published tutorial that did not). And every rank that saves writes
-# the file. What would be in it? Wrappers change the names of the weights:
-
-# %%
-model = models.ConvNet()
-compiled = torch.compile(model)  # nothing is compiled before its first call
-names = answers["save"]["names"] | {"torch.compile(model)": next(iter(compiled.state_dict()))}
-lesson.table([{"model": f"`{of}`", "first name": f"`{name}`"} for of, name in names.items()])
-
-# %% [markdown]
-# `torch.compile(DDP(model))`, the order that [PyTorch
-# recommends](https://docs.pytorch.org/docs/stable/notes/ddp.html), has both prefixes. A file with the prefix is not
-# lost: `torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")` takes it away (before it
-# `"_orig_mod."`, if the file has that, too).
-#
-# The run above has saved a model of its ranks. It loads here, without DDP.
-# [`map_location`](https://docs.pytorch.org/docs/stable/generated/torch.load.html) says where to: without it a file
-# from GPU 0 goes to GPU 0, from every rank.
-
-# %%
-weights = torch.load("results/live/06_questions.pt", map_location="cpu", weights_only=True)
-model.load_state_dict(weights)
-
-# %% [markdown]
-# To **continue** a training you need more: the optimizer's state, the scheduler's, the random state, epoch and step,
-# written to another name first and then renamed: a crash while writing spoils no file. `main.py --checkpoint FILE` does
-# this ([11](11_fault_tolerance.ipynb)).
-#
-# ### Exercise 3: save
-#
-# `save(ddp, file)` runs on all ranks. When it returns, on any of them, the file is there, and a model without DDP can
-# load it. One rank writes.
-
-# %%
-# %%writefile results/live/06_save.py
-import torch
-import torch.distributed as dist
-
-
-def save(ddp, file):
-    raise NotImplementedError
-
-
-# %%
-check.saved("results/live/06_save.py")
-# check.saved.hint()
-# check.saved.solution()
-
-# %% [markdown]
-# ## Memory
-#
-# Bytes that each rank holds for each value of the model, in training with Adam in float32, before any activation:
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-rows = []
-for case in answers["memory"]:
-    kinds = {kind: size / case["values"] for kind, size in case["ranks"][0].items()}
-    kinds["together"] = sum(kinds.values())
-    rows.append({"`gradient_as_bucket_view`": f"`{case['gradient_as_bucket_view']}`"}
-                | {kind: f"{size:.1f}" for kind, size in kinds.items()})
-lesson.table(rows)
-
-# %% [markdown]
-# A bucket is a second copy of the gradients, unless `gradient_as_bucket_view=True` makes each gradient a piece of its
-# bucket. More ranks do not make any column smaller: DDP splits the images, not the model. For models that do not fit,
-# see [13](13_beyond_ddp.ipynb).
-
-# %% [markdown]
-# ## Capstone: your own DDP program
-#
-# **Another good place for a break.** This is an hour's work of its own.
-#
-# `scripts/minimal.py` trains a small network in one process. Nothing of it is hidden:
-
-# %%
-# !cat scripts/minimal.py
-
-# %% [markdown]
-# **The task.** Make of it a program that `torchrun` can start as 1, 2, 3 or more ranks, on one machine or on several,
-# with `DistributedDataParallel`.
-#
-# - **The same training.** An update takes `BATCH` images, over all ranks together (as nearly as that can be divided),
-#   at the same learning rate. An epoch takes each image once, but for a few that may be left out, or repeated, so that
-#   all shards are equally long. Its order is another one in each epoch.
-# - **Each rank for itself.** Random numbers (for dropout, say) differ between the ranks. Where there are GPUs, each
-#   rank has one of its own.
-# - **True figures.** One line per epoch, written as `minimal.py` writes it: the loss over the images of all ranks, and
-#   the accuracy over all test images, each counted once.
-# - **One file**, `SAVE`, written once, which the model of `minimal.py` can load.
-#
-# Leave `data.get_dataset`, the network and `EPOCHS` as they are. All that you need stands in this lesson and in
-# [05](05_distributed_sampler.ipynb). The next cell makes a copy to begin with (and never writes over yours). Open
-# `results/live/my_ddp.py` from JupyterLab's file browser, change it, and save it. A good order: the process group;
-# sampler and batch size; the device; the model in DDP; sums over all ranks; printing and saving.
-
-# %%
-# !test -e results/live/my_ddp.py || cp scripts/minimal.py results/live/my_ddp.py
-
-# %% [markdown]
-# Start it yourself: take away the first `# `.
-
-# %%
-# # !torchrun --nproc_per_node=2 results/live/my_ddp.py
-
-# %% [markdown]
-# Before you change anything, two ranks print two lines per epoch. (Why?)
-#
-# The check runs your file on 2, on 3 and on 1 ranks, with few images, and tells you the first thing that is not right
-# yet. It watches what the ranks take, compute, print and save, so write it in your own way. Where ranks would wait for
-# each other for ever, it says which ones, and where. GPUs that this machine does not have are pretended.
-
-# %%
-capstone.my_ddp("results/live/my_ddp.py")
-# capstone.my_ddp.hint()
-# capstone.my_ddp.solution()
 
 # %% [markdown]
 # ## What to remember
 #
-# 1. Same first weights and the same mean gradient on every rank: that is DDP. It is the training of one process if all
-#    shards are equal, the loss is a mean, and no layer looks at the whole batch. (Dropout draws other masks, which does
-#    no harm.)
-# 2. DDP sends gradients in buckets while backward goes on. The forward prepares it, so call `ddp(images)`, and put
-#    `no_sync` around the forward, too.
-# 3. All else is yours: metrics are summed by you, rank 0 saves `ddp.module.state_dict()`, and each rank holds the
-#    whole model.
+# 1. Same first weights and the same mean gradient on every rank: so all ranks take the same step, and stay one model.
+# 2. The mean of the ranks' gradients is the gradient of the whole batch if all shards are equally large and the loss is
+#    a mean. Then the ranks train what one process trains, to rounding.
+# 3. Gradients travel in buckets while backward goes on: a hook sends a bucket when its last gradient is there, and the
+#    update waits for all. Every rank sends the same buckets in the same order.
 #
-# **Next:** [07 · Performance](07_performance.ipynb): what DDP gains with 2, 4 and 8 ranks, and what limits it.
+# **Next:** [06b · DDP's traps](06b_ddp_traps.ipynb): when it is *not* the training of one process, and a program of
+# your own.

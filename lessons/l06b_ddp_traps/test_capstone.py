@@ -5,7 +5,7 @@ All programs are scripts/minimal_ddp.py with some lines changed.
 
 import pytest
 
-from lessons.l06_ddp import capstone
+from lessons.l06b_ddp_traps import capstone
 from tests import runner
 
 pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
@@ -113,15 +113,15 @@ def edited(changes):
 
 
 def verdict(text, folder):
-    (folder / "my_ddp.py").write_text(text)
-    return capstone.my_ddp.verdict(folder / "my_ddp.py")
+    (folder / "06b_program.py").write_text(text)
+    return capstone.program.verdict(folder / "06b_program.py")
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_is_right_however_it_is_written(name, tmp_path):
     outcome, message = verdict(edited(RIGHT[name]), tmp_path)
     assert outcome == "right", message
-    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["my_ddp.py"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["06b_program.py"]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.weekly] * (name in WEEKLY))
@@ -139,7 +139,7 @@ def test_each_mistake_gets_a_message_of_its_own(name, tmp_path, monkeypatch):
 def test_minimal_py_itself_or_no_file_is_untried(text, tmp_path, monkeypatch):
     monkeypatch.delattr(capstone, "run")  # no rank is started
     expected = "untried", "Not tried yet."
-    assert (verdict(text, tmp_path) if text else capstone.my_ddp.verdict(tmp_path / "none.py")) == expected
+    assert (verdict(text, tmp_path) if text else capstone.program.verdict(tmp_path / "none.py")) == expected
 
 
 def test_a_file_that_is_not_python_is_wrong(tmp_path):
@@ -147,7 +147,7 @@ def test_a_file_that_is_not_python_is_wrong(tmp_path):
 
 
 def test_hint_and_solution_are_one_call_away(capsys):
-    capstone.my_ddp.solution()
+    capstone.program.solution()
     assert capsys.readouterr().out == MANY + "\n"
-    capstone.my_ddp.hint()
+    capstone.program.hint()
     assert "DistributedSampler" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The exercise of lesson 06 that is a program: minimal.py, made ready for torchrun.
+"""The exercise of lesson 06b that is a program: minimal.py, made ready for torchrun.
 
 The check runs the program on 2, 3 and 1 ranks; the 3 ranks are told that they have GPUs, on two machines. On each rank
 capstone_rank.py notes what the program does. Here these facts become cases, one for each kind of mistake.
@@ -14,7 +14,7 @@ from statistics import mean
 from course.exercise import Case, Wrong, exercise, same
 from course.lesson import ROOT, some
 from course.on_ranks import Measurement
-from lessons.l06_ddp.capstone_rank import TEST, TRAIN, watch
+from lessons.l06b_ddp_traps.capstone_rank import TEST, TRAIN, watch
 
 PROGRAMS = ROOT / "scripts"
 BATCH, LR = 64, 0.01  # minimal.py's: images of an update, learning rate
@@ -31,9 +31,9 @@ FIGURES = re.compile(r"Loss:\s*(\d+\.\d+|nan|inf).*?acc:\s*(\d+\.\d+)", re.IGNOR
     "images)? What must all ranks do together (meet, wrap the model, add up)? What must one rank do alone (print, "
     "save)? Begin with init_process_group, DistributedDataParallel and DistributedSampler, and call the check: it says "
     "what comes next.",
-    mistakes={},  # whole programs: lessons/l06_ddp/test_capstone.py has them
+    mistakes={},  # whole programs: lessons/l06b_ddp_traps/test_capstone.py has them
 )
-def my_ddp(attempt):
+def program(attempt):
     """On 1, 2 and 3 ranks your program trains the model that minimal.py trains, from the same images an update. What it
     prints is true of all images, one rank saves what minimal.py can load, and each rank would use its own GPU."""
     path = Path(attempt).resolve()
@@ -62,7 +62,7 @@ def untouched(path):
 
 def run(path, ranks, gpus=0):
     """The facts that capstone_rank.py noted on each rank."""
-    watching = Measurement(partial(watch, gpus=gpus, limit=LIMIT), "my_ddp", group=False, preload=(watch.__module__,))
+    watching = Measurement(partial(watch, gpus=gpus, limit=LIMIT), "program", group=False, preload=(watch.__module__,))
     [outcome] = watching.run([(partial(runpy.run_path, str(path), run_name="__main__"), ranks)])
     if isinstance(outcome, Exception):
         raise outcome

@@ -1,0 +1,366 @@
+# ---
+# jupyter:
+#   course:
+#     minutes: 110
+#     quick:
+#       parameters:
+#         steps: 3
+#       seconds: 30
+#     seconds: 40
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 06b · DDP's traps
+#
+# **The question.** The ranks share gradients, and nothing else. Where is that not enough, and who tells you?
+#
+# **You will be able to**
+# - find out whether the ranks are still one model;
+# - name what gives another result than one process, and repair it;
+# - save messages with `no_sync`, and save a model that loads without DDP;
+# - turn a training script into DDP.
+#
+# **You need** [06 · DistributedDataParallel](06_ddp.ipynb), and shards ([05](05_distributed_sampler.ipynb)).
+#
+# **Time.** About 110 minutes for you, 1 for the machine. That is two sittings: the traps (50 minutes); the capstone
+# (60). You may skip the traps that your model does not have.
+
+# %%
+import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
+here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
+sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
+
+# %%
+import json
+import os
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+
+import data
+import models
+from lessons.l06b_ddp_traps import capstone, check, show, traps
+
+# %% tags=["parameters"]
+ranks = 2  # processes of every run below; 2 or more
+steps = 10  # updates of each training run
+
+# %% [markdown]
+# The ranks of this lesson are processes on the CPU, also where there are GPUs: so everybody sees the same. (On two
+# GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, look at the table on BatchNorm, which gets a row for PyTorch's
+# own `SyncBatchNorm`, and at the capstone, whose ranks take a GPU each.)
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank; lesson 07 says more
+synthetic = data.get_dataset("auto")[0].name == "synthetic"
+
+# %% [markdown]
+# ## Are the ranks still together?
+#
+# ### Exercise 1: how far apart?
+#
+# A trap is found by looking. `apart(model)` runs on all ranks. Return the largest difference of any weight between any
+# two ranks: the same number on each rank. Do not change the weights.
+
+# %%
+# %%writefile results/live/06b_apart.py
+import torch
+import torch.distributed as dist
+
+
+def apart(model):
+    raise NotImplementedError
+
+
+# %%
+check.drift("results/live/06b_apart.py")
+# check.drift.hint()
+# check.drift.solution()
+
+# %% [markdown]
+# ## When it is not the training of one process
+#
+# DDP trains what one process trains, under conditions. Each case below is a training with DDP, compared with one
+# process on the whole batches.
+# "Loss summed" is `reduction="sum"`, "dropout" a layer `nn.Dropout(0.5)`, and "BatchNorm" a small residual network.
+#
+# **Predict.** Which of these give a different result than one process? `"equal shards"`, `"unequal shards"`,
+# `"loss summed"`, `"dropout, one seed"` (the same for all ranks), `"dropout, one seed per rank"`, `"BatchNorm"`
+
+# %%
+my_cases = None  # a list of these names, in this order
+
+# %%
+# !torchrun --nproc_per_node={ranks} lessons/l06b_ddp_traps/traps.py \
+#     --step equality no_sync unused order save memory --steps {steps} \
+#     --out results/live/06b_traps.json
+
+# %%
+answers = json.loads(Path("results/live/06b_traps.json").read_text())
+weights = answers["equality"]["weights"]
+show.from_one_process(weights, synthetic)
+plt.show()
+lesson.predicted(my_cases, [case for case, off in weights.items() if off > show.ROUNDING])
+
+# %% [markdown]
+# These runs have float64 numbers, of 16 digits. In float32 the rounding of one sum can decide whether a ReLU is on or
+# off, and from there two equal trainings go apart. So prove equality in float64, or after one update.
+#
+# - **Unequal shards.** DDP takes the mean of the ranks' means, so an image in a small shard counts for more. A loss
+#   weighted by the images repairs it: an exercise of [05](05_distributed_sampler.ipynb).
+# - **Loss summed.** DDP divides by the number of ranks ([06](06_ddp.ipynb) has the table).
+# - **Dropout.** One process draws one mask for the whole batch, each rank draws its own. No seed gives the ranks the
+#   mask of the one process, and training does not need it. But give each rank a seed of its own (after the model is
+#   made, as `main.py` does): with one seed, all ranks drop the same places.
+# - **BatchNorm** takes mean and variance of the rank's own images. "BatchNorm over all ranks" does better.
+#
+# ## BatchNorm over all ranks
+#
+# `torch.nn.SyncBatchNorm` takes mean and variance over the images of all ranks. It needs GPUs; its formula does not.
+# Sum up the values, their squares and their number, over all ranks. A value of this rank then changes the loss of *all*
+# ranks, so its gradient is a sum over the ranks, too: `SumOverRanks` makes an all-reduce in forward, and another one in
+# backward.
+
+# %%
+lesson.code(traps.SumOverRanks, traps.mean_and_variance)
+
+# %%
+lesson.table(show.batchnorm(answers["equality"]))
+
+# %% [markdown]
+# One all-reduce is DDP's, for the gradients. Each layer over all ranks adds two: one in forward, one in backward.
+# Nothing hides these: the next layer needs the result. So synchronise when a rank has few images; with many, its own
+# mean and variance will do. On GPUs: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py --sync-bn`).
+#
+# Our function is for reading: these runs are in float64. In float32 the difference of two large numbers loses its
+# digits. So PyTorch's layer gathers each rank's own mean and variance in forward (one all-gather), and combines them.
+#
+# **Running means**, which evaluation uses, are *buffers*: no gradients, no all-reduce. With plain BatchNorm they
+# differ between the ranks (table). By default DDP sends rank 0's to all before each forward (`broadcast_buffers`,
+# since PyTorch 2.13 `forward_sync_buffers`). Training does not read them, so `main.py` switches this off, and sends
+# rank 0's before it evaluates.
+#
+# ## Fewer all-reduces: `no_sync`
+#
+# *Gradient accumulation*: backward of several small batches, then one update. `backward()` adds to `.grad`, so one
+# all-reduce at the end would do. DDP makes one in every backward, unless told not to by `with ddp.no_sync():`. A
+# first try, for four batches:
+
+# %%
+lesson.difference(traps.synchronise_each, traps.first_try)
+
+# %% [markdown]
+# **Predict.** The model fits one bucket. How many all-reduces does this make?
+
+# %%
+my_all_reduces = None  # of four batches, the first three with no_sync around backward
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.predicted(my_all_reduces, answers["no_sync"]["first_try"]["all_reduces"])
+ways = {"synchronise_each": "without `no_sync`", "first_try": "around backward only",
+        "never": "around everything", "around_ddp": "`ddp.module(images)`, without `no_sync`",
+        "synchronise_last": "in the right place"}
+lesson.table([{"`no_sync`": text, "all-reduces": answers["no_sync"][way]["all_reduces"],
+               "gradient: between the ranks": show.small(answers["no_sync"][way]["between_ranks"]),
+               "from one process": show.small(answers["no_sync"][way]["from_one_process"])}
+              for way, text in ways.items()])
+
+# %% [markdown]
+# It is the **forward** that decides whether its backward will synchronise. Around backward alone `no_sync` does
+# nothing, and no warning says so. The two rows without any all-reduce are wrong: the ranks never meet.
+# `ddp.module` is the model without DDP.
+#
+# ### Exercise 2: accumulate
+#
+# `train(ddp, batches, optimizer, every)` makes one pass over `batches`, a list of pairs `(inputs, labels)`, with one
+# update after each `every` batches. It must equal the update of one process whose batch holds these batches of **all**
+# ranks. `len(batches)` is a multiple of `every`. The loss is `cross_entropy`. `ddp` gets one batch at a time. Make one
+# round of all-reduces per update.
+
+# %%
+# %%writefile results/live/06b_train.py
+from contextlib import nullcontext
+
+from torch.nn.functional import cross_entropy
+
+
+def train(ddp, batches, optimizer, every):
+    raise NotImplementedError
+
+
+# %%
+check.accumulate("results/live/06b_train.py")
+# check.accumulate.hint()
+# check.accumulate.solution()
+
+# %% [markdown]
+# ## A parameter without gradient
+#
+# A bucket leaves when all its gradients are there. Here is a model with a layer that `forward` leaves out: its
+# gradients never come.
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table([{"`find_unused_parameters`": f"`{option}`",
+               "steps that went well": f"{case['steps']} of {case['tried']}",
+               "then": f"`{case['error'].split('.')[0]}.`" if case["error"] else "–"}
+              for option, case in answers["unused"].items()])
+
+# %% [markdown]
+# DDP says so one step late: only the next forward finds that the last backward is not finished. With
+# `find_unused_parameters=True` DDP looks through the graph in every step, [which costs
+# time](https://docs.pytorch.org/docs/stable/notes/ddp.html). Use it only if the layer must be left out in some steps.
+# If it is never used, remove it.
+#
+# ## Wrap last
+#
+# DDP sets its hooks on the parameters as it finds them. And if the model changes after that? `.double()` gives it
+# float64 numbers, and puts new tensors into the parameters, as `.to("cuda")` does. One batch, backward:
+
+# %%
+lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small(difference)}
+              for model, difference in answers["order"].items()])
+
+# %% [markdown]
+# A difference in the second row means: no hook was called, so nothing was averaged, and no message said so.
+# (`nn.DataParallel` copies the parameters in every forward, and does not mind.) So the order is: move, convert or
+# freeze (`requires_grad = False`) the model; `DistributedDataParallel(model)`; then `torch.compile`, if you use it.
+#
+# With a GPU for each rank say `device_ids=[local_rank]`: then DDP refuses a model that is still on the CPU. For a
+# model whose layers stand on two GPUs of one process say nothing (`device_ids=None`), and DDP takes each tensor where
+# it is.
+#
+# ## What DDP does not share
+#
+# DDP shares the gradients and, as described above, the buffers: nothing else. The loss and the accuracy that a rank
+# prints are those of its own images: sums and counts must be all-reduced ([05](05_distributed_sampler.ipynb) does it for
+# the test set, and [07](07_performance.ipynb) shows a published tutorial that did not). And every rank that saves writes
+# the file. What would be in it? Wrappers change the names of the weights:
+
+# %%
+model = models.ConvNet()
+compiled = torch.compile(model)  # nothing is compiled before its first call
+names = answers["save"]["names"] | {"torch.compile(model)": next(iter(compiled.state_dict()))}
+lesson.table([{"model": f"`{of}`", "first name": f"`{name}`"} for of, name in names.items()])
+
+# %% [markdown]
+# `torch.compile(DDP(model))`, the order that [PyTorch
+# recommends](https://docs.pytorch.org/docs/stable/notes/ddp.html), has both prefixes. A file with the prefix is not
+# lost: `torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")` takes it away (before it
+# `"_orig_mod."`, if the file has that, too).
+#
+# The run above has saved a model of its ranks. It loads here, without DDP.
+# [`map_location`](https://docs.pytorch.org/docs/stable/generated/torch.load.html) says where to: without it a file
+# from GPU 0 goes to GPU 0, from every rank.
+
+# %%
+weights = torch.load("results/live/06b_traps.pt", map_location="cpu", weights_only=True)
+model.load_state_dict(weights)
+
+# %% [markdown]
+# To **continue** a training you need more: the optimizer's state, the scheduler's, the random state, epoch and step,
+# written to another name first and then renamed: a crash while writing spoils no file. `main.py --checkpoint FILE` does
+# this ([11](11_fault_tolerance.ipynb)).
+#
+# ### Exercise 3: save
+#
+# `save(ddp, file)` runs on all ranks. When it returns, on any of them, the file is there, and a model without DDP can
+# load it. One rank writes.
+
+# %%
+# %%writefile results/live/06b_save.py
+import torch
+import torch.distributed as dist
+
+
+def save(ddp, file):
+    raise NotImplementedError
+
+
+# %%
+check.saved("results/live/06b_save.py")
+# check.saved.hint()
+# check.saved.solution()
+
+# %% [markdown]
+# ## Memory
+#
+# Bytes that each rank holds for each value of the model, in training with Adam in float32, before any activation:
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+rows = []
+for case in answers["memory"]:
+    kinds = {kind: size / case["values"] for kind, size in case["ranks"][0].items()}
+    kinds["together"] = sum(kinds.values())
+    rows.append({"`gradient_as_bucket_view`": f"`{case['gradient_as_bucket_view']}`"}
+                | {kind: f"{size:.1f}" for kind, size in kinds.items()})
+lesson.table(rows)
+
+# %% [markdown]
+# A bucket is a second copy of the gradients, unless `gradient_as_bucket_view=True` makes each gradient a piece of its
+# bucket. More ranks do not make any column smaller: DDP splits the images, not the model. For models that do not fit,
+# see [13](13_beyond_ddp.ipynb).
+
+# %% [markdown]
+# ## Capstone: your own DDP program
+#
+# **A good place for a break.** What follows is an hour's work of its own.
+#
+# `scripts/minimal.py` trains a small network in one process. Nothing of it is hidden:
+
+# %%
+# !cat scripts/minimal.py
+
+# %% [markdown]
+# **The task.** Make of it a program that `torchrun` can start as 1, 2, 3 or more ranks, on one machine or on several,
+# with `DistributedDataParallel`.
+#
+# - **The same training.** An update takes `BATCH` images, over all ranks together (as nearly as that can be divided),
+#   at the same learning rate. An epoch takes each image once, but for a few that may be left out, or repeated, so that
+#   all shards are equally long. Its order is another one in each epoch.
+# - **Each rank for itself.** Random numbers (for dropout, say) differ between the ranks. Where there are GPUs, each
+#   rank has one of its own.
+# - **True figures.** One line per epoch, written as `minimal.py` writes it: the loss over the images of all ranks, and
+#   the accuracy over all test images, each counted once.
+# - **One file**, `SAVE`, written once, which the model of `minimal.py` can load.
+#
+# Leave `data.get_dataset`, the network and `EPOCHS` as they are. All that you need stands in this lesson and in
+# [05](05_distributed_sampler.ipynb). The next cell makes a copy to begin with (and never writes over yours). Open
+# `results/live/06b_program.py` from JupyterLab's file browser, change it, and save it. A good order: the process group;
+# sampler and batch size; the device; the model in DDP; sums over all ranks; printing and saving.
+
+# %%
+# !test -e results/live/06b_program.py || cp scripts/minimal.py results/live/06b_program.py
+
+# %% [markdown]
+# Start it yourself: take away the first `# `.
+
+# %%
+# # !torchrun --nproc_per_node=2 results/live/06b_program.py
+
+# %% [markdown]
+# Before you change anything, two ranks print two lines per epoch. (Why?)
+#
+# The check runs your file on 2, on 3 and on 1 ranks, with few images, and tells you the first thing that is not right
+# yet. It watches what the ranks take, compute, print and save, so write it in your own way. Where ranks would wait for
+# each other for ever, it says which ones, and where. GPUs that this machine does not have are pretended.
+
+# %%
+capstone.program("results/live/06b_program.py")
+# capstone.program.hint()
+# capstone.program.solution()
+
+# %% [markdown]
+# ## What to remember
+#
+# 1. DDP trains what one process trains if all shards are equal, the loss is a mean, and no layer looks at the whole
+#    batch. (Dropout draws other masks, which does no harm.)
+# 2. The forward prepares what backward sends: call `ddp(images)`, put `no_sync` around the forward, too, and wrap the
+#    model when it is ready.
+# 3. All else is yours: you sum up metrics, rank 0 saves `ddp.module.state_dict()`, and each rank holds the whole model.
+#
+# **Next:** [07 · Performance](07_performance.ipynb): what DDP gains with 2, 4 and 8 ranks, and what limits it.
