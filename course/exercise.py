@@ -82,6 +82,9 @@ class Exercise:
     {message for the learner who made it: the wrong answer}.
     """
 
+    file: Any = ""
+    """what a notebook's check has last found right, such as the path of a file: it can go on to run"""
+
     def __init__(self, check: Callable[[Any], Iterable[Case]], solution, hint: str, mistakes: dict[str, Any]):
         self.check, self.answer, self.hint_text, self.mistakes = check, solution, hint, mistakes
         self.__name__, self.__doc__ = check.__name__, check.__doc__
@@ -143,7 +146,8 @@ class Exercise:
         self.judged(attempt, status)
 
     def judged(self, attempt, status: str) -> None:
-        """What else a notebook's check does with an attempt: nothing. A grader does not call this."""
+        """What else a notebook's check does with an attempt. A grader does not call this."""
+        self.file = attempt if status == "right" else ""
 
     def hint(self) -> None:
         print(textwrap.fill(self.hint_text, 100))

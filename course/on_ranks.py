@@ -164,16 +164,10 @@ class ExerciseOnRanks(Exercise):
     """An Exercise whose check gets what was measured on the ranks. `ranks` says on how many: a number, or several
     numbers, of which each gets a run and a check of its own."""
 
-    file = ""
-    """the learner's, once a notebook's check has found it right: what stands in it can go on to run"""
-
     def __init__(self, check, solution, hint, mistakes, measurement: Measurement,
                  ranks: Callable[[], int | tuple[int, ...]]):
         super().__init__(check, solution, hint, mistakes)
         self.measurement, self.ranks = measurement, ranks
-
-    def judged(self, attempt, status):
-        self.file = attempt if status == "right" else ""
 
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
         problems = [None if callable(answer) else unreadable(Path(answer), self.measurement.name)

@@ -1,13 +1,15 @@
-"""Exercises of lesson 10: a function for mp.spawn, three launches that failed, and one line for two hosts."""
+"""Exercises of lesson 10: a function for mp.spawn, three failed launches, a line for two hosts, a file for Slurm."""
 
 import contextlib
 import inspect
 import io
+import itertools
+import json
 import os
 import re
 import shlex
-import string
 import subprocess
+import sys
 import tempfile
 import time
 from datetime import timedelta
@@ -19,10 +21,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import run as torchrun
 
-from course.exercise import Case, Wrong, exercise, first_line
+from course import slurm
+from course.exercise import Case, Wrong, exercise, first_line, same
 from course.hosts import Cluster
 from course.on_ranks import exercise_on_ranks
 from course.rendezvous import free_port
+from lessons.l10_launchers import rehearsal
 
 
 # Exercise 1: a function for mp.spawn
@@ -207,102 +211,276 @@ def failures(answer):
         yield Case(causes[letter], right, f"The cause of {letter} is not {causes[letter]!r}.")
 
 
-# Exercise 3: one line for two hosts
-SCRIPT = "lessons/l10_launchers/hello_rank.py"
-LINE = ("torchrun --nnodes=2 --node-rank=$NODE --nproc-per-node=2 --master-addr=$MASTER --master-port=29500 "
-        f"{SCRIPT}")
+# Exercises 3 and 4: a line for two hosts, and a file for Slurm. Each is first rehearsed, with programs in the place of
+# torchrun, srun and others that only note how they were called; then run, where this machine can make hosts.
+LINE = 'torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=$MASTER:29400 main.py "$@"\n'
+JOB = r"""#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((20000 + SLURM_JOB_ID % 10000))
+srun torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID \
+  --rdzv-endpoint=$first:$port main.py "$@"
+"""
+STATIC = JOB.replace("--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID", "--node-rank=$SLURM_NODEID").replace(
+    "--rdzv-endpoint=$first:$port", "--master-addr=$first --master-port=$port")
+ARGUMENTS = ["--epochs", "7"]
+NAMES = ("torchrun", "python", "python3", "srun", "scontrol", "hostname")
+# Stands for main.py where ranks are started: without torch a rank begins at once.
+RANK = """import os, sys
+rank, size = (os.environ.get(a, os.environ.get(b)) for a, b in (
+    ("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")))
+os.write(1, f"rank {rank} of {size}: {' '.join(sys.argv[1:])}\\n".encode())  # in one piece
+"""
+RANKS = [f"rank {rank} of 4: {' '.join(ARGUMENTS)}" for rank in range(4)]
 
 
-def read_by_torchrun(typed):
-    """torchrun's own reading of a command, a namespace; or a string, the error."""
-    words = shlex.split(typed)
-    while words and "=" in words[0]:  # OMP_NUM_THREADS=1 torchrun ...
-        words.pop(0)
-    if words[1:3] == ["-m", "torch.distributed.run"]:
-        words[:3] = ["torchrun"]
-    if words[:1] != ["torchrun"]:
-        return "it does not begin with torchrun"
+def text_of(answer):
+    """The text of a file, or an answer that is a text; NotImplementedError where all of it is comments."""
+    answer = answer() if callable(answer) else answer
+    if isinstance(answer, Path):
+        answer = answer.read_text() if answer.exists() else ""
+    if not isinstance(answer, str):
+        raise Wrong(f"Give the check the path of your file; this is {answer!r}.")
+    if all(not line.strip() or line.startswith("#") for line in answer.splitlines()):
+        raise NotImplementedError
+    return answer
+
+
+def rehearse(text, **env):
+    """The calls of torchrun, or of python, that the file makes, as rehearsal.py notes them; and its last words."""
+    with tempfile.TemporaryDirectory() as folder:
+        programs, calls = Path(folder, "programs"), Path(folder, "calls")
+        programs.mkdir()
+        calls.mkdir()
+        for name in NAMES:
+            (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{rehearsal.__file__}" {name} "$@"\n')
+            (programs / name).chmod(0o755)
+        known = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PET_", "MASTER"))}
+        try:
+            done = subprocess.run(["bash", "-c", text, "file", *ARGUMENTS], cwd=folder, capture_output=True, text=True,
+                                  timeout=20, stdin=subprocess.DEVNULL,
+                                  env={**known, "PATH": f"{programs}:{os.environ['PATH']}", "CALLS": calls, **env})
+        except subprocess.TimeoutExpired:
+            raise Wrong("Your file did not come to its end within 20 s, though nothing was started.") from None
+        said = done.stderr.strip().splitlines()[-1:] or ["nothing"]
+        noted = [json.loads(path.read_text()) for path in calls.iterdir()]
+        return sorted(noted, key=lambda call: (call["HOST_NAME"], int(call["SLURM_PROCID"] or 0))), said[0]
+
+
+def read_by_torchrun(words):
+    """torchrun's own reading of its words, a namespace; or a string, the error."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return torchrun.get_args_parser().parse_args(words[1:])
+            return torchrun.get_args_parser().parse_args(words)
     except SystemExit:  # argparse's way to give up
         return errors.getvalue().strip().partition("error: ")[2]
 
 
-def on_host(line, node):
-    """A Case for each setting of the torchrun that is typed on this host."""
-    typed = string.Template(line).safe_substitute(NODE=node, MASTER="node0")
-    options, here = read_by_torchrun(typed), f"On node{node}"
+def started_by(call, first, static):
+    """A Case for each setting of a torchrun: `first` is the host where all meet; `static`: this host's number, where it
+    knows one."""
+    options, here = read_by_torchrun(call["words"]), f"On {call['HOST_NAME']}"
     error = options if isinstance(options, str) else None
-    yield Case(error, None, f"{here} torchrun does not understand {typed!r}: {error}.")
+    yield Case(error, None, f"{here} torchrun does not understand its options: {error}.")
     if error is not None:
         return
-    yield Case(options.training_script, SCRIPT,
-               f"{here} torchrun starts {options.training_script}, not {SCRIPT}. The first word that is no option of "
+    yield Case(options.training_script, "main.py",
+               f"{here} torchrun starts {options.training_script}, not main.py. The first word that is no option of "
                "torchrun is the script.")
-    ours = ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port")
-    words = [word.split("=")[0].replace("_", "-") for word in options.training_script_args]
-    yield Case([word for word in words if word in ours], [], f"{here} the script is given {', '.join(words)}.")
+    passed = options.training_script_args
+    yield Case(passed, ARGUMENTS, f"The file was given the options {' '.join(ARGUMENTS)}, and main.py got "
+               f"{' '.join(passed) or 'none'}.")
     yield Case(options.standalone, False, f"{here} the job is standalone.")
-    yield Case(options.rdzv_backend, "static", f"{here} the rendezvous is {options.rdzv_backend}; static is right.")
-    yield Case(options.nnodes, "2", f"{here} torchrun would make a job of {options.nnodes} nodes; 2 is right.")
-    yield Case(options.nproc_per_node, "2", f"{here} torchrun would start {options.nproc_per_node} ranks; 2 is right.")
-    yield Case(options.node_rank, node, f"{here} $NODE is {node}, and --node-rank is {options.node_rank}.")
-    place = f"{options.master_addr}:{options.master_port or 29500}"
-    yield Case(place, "node0:29500", f"{here} torchrun would meet the others at {place}; node0:29500 is right.")
+    nodes = options.nnodes.removeprefix("2:")
+    yield Case(nodes, "2", f"{here} torchrun would make a job of {options.nnodes} nodes; 2 is right.")
+    yield Case(options.nproc_per_node, "2",
+               f"{here} torchrun would start {options.nproc_per_node} rank(s); 2 is right.")
+    if static is not None and options.rdzv_backend == "static":
+        yield Case(options.node_rank, static, f"{here} --node-rank is {options.node_rank}; {static} is right.")
+        place = f"{options.master_addr}:{options.master_port or 29500}"
+    else:
+        yield Case(options.rdzv_backend, "c10d", f"{here} the rendezvous is {options.rdzv_backend}, and node-rank "
+                   f"{options.node_rank}; c10d needs no number of the node.")
+        host, _, port = options.rdzv_endpoint.partition(":")
+        place = f"{host}:{port or 29400}"
+    yield Case(place.partition(":")[0], first, f"{here} torchrun would meet the others at {place}; {first} is right.")
 
 
-def typed_on_hosts(line):
-    """The Case of two hosts on which the line is typed."""
-    seconds = 60  # for both hosts
-    with tempfile.TemporaryFile("w+") as output, Cluster(2) as cluster:
-        started = [cluster.start(node, ["sh", "-c", line], stdin=subprocess.DEVNULL, stdout=output,
-                                 stderr=subprocess.STDOUT) for node in (0, 1)]
-        give_up = time.monotonic() + seconds
-        while any(process.poll() is None for process in started) and time.monotonic() < give_up:
-            time.sleep(0.1)
-        statuses = [process.poll() for process in started]
-        output.seek(0)
-        console = output.read()
-    ranks = sorted(map(int, re.findall(r"rank (\d+), attempt 0", console)))
-    last = console.strip().splitlines()[-1:] or ["nothing"]
-    return Case([statuses, ranks], [[0, 0], [0, 1, 2, 3]],
-                f"Typed on two hosts, the line ended with the exit statuses {statuses} (None: no end within {seconds} "
-                f"s), and the ranks {ranks} said who they are; 0, 1, 2 and 3 are right. The last output was: {last[0]}")
+def places(calls):
+    """Where the torchruns would meet, and under which name."""
+    options = [read_by_torchrun(call["words"]) for call in calls]
+    return [(each.rdzv_endpoint or f"{each.master_addr}:{each.master_port}", each.rdzv_id) for each in options]
+
+
+def together(calls):
+    met = places(calls)
+    return Case(len(set(met)), 1, "The hosts would not meet: they go to different places, or under different names, "
+                f"{' and '.join(map(' '.join, met))}.")
+
+
+def really(cases, why_not, run, where):
+    """The cases; and where all are right, that of the real run, or why there is none."""
+    yield from cases
+    if all(same(case.got, case.right) for case in cases):
+        if why_not:
+            yield Case(None, None, "", remark=f"It was only read, and not run {where}, because {why_not}.")
+        else:
+            got, last = run()
+            yield Case(got, RANKS, f"Run {where}, {len(got)} ranks began as they should, and 4 is right: "
+                       f"{'; '.join(got) or 'none'}. The last output was: {last}",
+                       remark=f"Run {where} it started {len(got)} ranks.")
+
+
+def began(console):
+    return sorted(re.findall(r"rank \d+ of \d+: [-\w ]*\w", console)), (console.strip().splitlines() or ["nothing"])[-1]
+
+
+def wait_for(done, seconds):
+    give_up = time.monotonic() + seconds
+    while not done() and time.monotonic() < give_up:
+        time.sleep(0.1)
+
+
+def on_two_hosts(text):
+    """The ranks that said who they are, and the last line, where the text is typed on two hosts."""
+    with tempfile.TemporaryDirectory() as folder, Cluster(2) as cluster:
+        Path(folder, "main.py").write_text(RANK)
+        with open(f"{folder}/output", "w") as output:
+            started = [cluster.start(node, ["env", "-u", "NODE", "bash", "-c", text, "file", *ARGUMENTS], cwd=folder,
+                                     stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+                       for node in (0, 1)]
+            wait_for(lambda: all(process.poll() is not None for process in started), 60)
+        return began(Path(folder, "output").read_text())
+
+
+def by_slurm(text):
+    """The same, where the text is submitted to Slurm."""
+    with tempfile.TemporaryDirectory() as folder, slurm.Slurm(2) as lab:
+        for name, content in ("main.py", RANK), ("job.sbatch", text), ("output", ""):
+            Path(folder, name).write_text(content)
+        done = lab.run(["sbatch", "--output=output", "job.sbatch", *ARGUMENTS], cwd=folder)
+        if done.returncode == 0:
+            wait_for(lambda: not lab.run(["squeue", "--noheader"]).stdout, 60)
+        return began(done.stderr + Path(folder, "output").read_text())
 
 
 @exercise(
     solution=LINE,
-    hint="torchrun's options come first, then the script. How many nodes are there, which one is this ($NODE), how "
-    "many ranks start here, and at which address and port does the first one listen?",
+    hint="torchrun's options come first, then the script, then \"$@\". How many nodes are there, how many ranks start "
+    "here, which rendezvous numbers the nodes by itself, and where do they meet?",
     mistakes={
-        "Both hosts type the same line, and $NODE differs between them.": LINE.replace("$NODE", "0"),
-        "The nodes are numbered from 0, as $NODE is.": LINE.replace("$NODE", "$((NODE+1))"),
         "Four is the world size. --nproc-per-node counts the ranks of one node.":
             LINE.replace("--nproc-per-node=2", "--nproc-per-node=4"),
         "The words after the script go to the script. torchrun's own options must come before it.":
-            f"torchrun --nproc-per-node=2 {SCRIPT} --nnodes=2 --node-rank=$NODE --master-addr=$MASTER "
-            "--master-port=29500",
+            'torchrun --nproc-per-node=2 main.py "$@" --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$MASTER:29400',
+        'The shell replaces "$@" by the options that the file was given. Pass them on to main.py.':
+            LINE.replace(' "$@"', ""),
         "--standalone is for a job on one node: each host would start a job of its own.":
             LINE.replace("torchrun", "torchrun --standalone"),
         "Without --nnodes it would not wait for the other host.": LINE.replace("--nnodes=2 ", ""),
-        "Without --master-addr torchrun looks for the others on its own host.":
-            LINE.replace("--master-addr=$MASTER ", ""),
-        "The hosts would not meet. Both must go to the first host, node0.": LINE.replace("$MASTER", "node$NODE"),
-        "The hosts would not meet, because each goes to a port of its own.": LINE.replace("29500", "2950$NODE"),
-        "That rendezvous gives out the numbers itself. Here you number the nodes, without --rdzv-…":
-            f"torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=$MASTER:29400 "
-            f"{SCRIPT}",
+        "A range lets nodes come and go: such a job may begin with one of them.":
+            LINE.replace("--nnodes=2", "--nnodes=1:2"),
+        "Both hosts would say that they are node 0. No host knows its number here: take the rendezvous that gives out "
+        "the numbers.": LINE.replace("--rdzv-backend=c10d --rdzv-endpoint=$MASTER:29400",
+                                     "--master-addr=$MASTER --master-port=29500"),
+        "localhost is each host itself, so they would not meet.": LINE.replace("$MASTER", "localhost"),
+        "Each host would wait at its own address. Both must go to the first host, $MASTER.":
+            LINE.replace("$MASTER", "$(hostname)"),
+        "Each host would come under a name of its own.": LINE.replace("main.py", "--rdzv-id=$(hostname) main.py"),
     },
 )
 def line(answer):
-    """torchrun's own parser reads it as node 0 and as node 1 of one job of four ranks, meeting at node0; and where this
-    machine can make two hosts, it was typed on both: four ranks said who they are."""
-    text = answer() if callable(answer) else answer
-    if not isinstance(text, str):
-        raise Wrong(f"Answer with the command as text, in quotes; this is {text!r}.")
-    cases = [case for node in (0, 1) for case in on_host(text, node)]
+    """Both hosts go to one endpoint under one name, and the rendezvous numbers them."""
+    text, cases = text_of(answer), []
+    for node in ("node0", "node1"):
+        calls, said = rehearse(text, MASTER="node0", HOST_NAME=node)
+        torchruns = [call for call in calls if call["program"] == "torchrun"]
+        cases.append(Case(len(torchruns), 1, f"On {node} your file starts {len(torchruns)} torchruns; 1 is right. It "
+                          f"said: {said}"))
+        if len(torchruns) == 1:
+            cases += [*started_by(torchruns[0], "node0", None)]
+            if node == "node0":
+                first = torchruns
+            elif all(same(case.got, case.right) for case in cases):
+                cases.append(together(first + torchruns))
+    yield from really(cases, Cluster.available(), lambda: on_two_hosts(text), "on two hosts")
+
+
+def rehearse_job(text, job):
+    """The options of sbatch that it reads in the text, the calls that the job makes, and its last words."""
+    directives = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())
+    words = " ".join(line.removeprefix("#SBATCH") for line in directives if line.startswith("#SBATCH"))
+    options = rehearsal.read(shlex.split(words, comments=True))
+    nodes = options.nodes or "1"
+    env = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes, "SLURM_JOB_NODELIST": "node[1-2]",
+           "SLURM_NODELIST": "node[1-2]", "SLURM_JOB_ID": job, "SLURM_JOBID": job, "SLURM_PROCID": "0",
+           "SLURM_NODEID": "0", "SLURMD_NODENAME": "node1", "HOST_NAME": "node1",
+           "TASKS": str(len(rehearsal.tasks(options, nodes, 1)) // int(nodes))}
+    if options.cpus_per_task:
+        env["SLURM_CPUS_PER_TASK"] = options.cpus_per_task
+    return options, *rehearse(text, **env)
+
+
+def of_job(text):
+    """A Case for each thing that can go wrong in the file."""
+    yield Case(text.startswith("#!"), True, "sbatch refuses the file: its first line must name the shell, #!/bin/bash.")
+    options, calls, said = rehearse_job(text, "4711")
+    yield Case(options.nodes, "2", f"sbatch reads --nodes={options.nodes or '1, its default'} in your file. It reads "
+               "the #SBATCH lines above the first command alone.")
+    launchers = [call for call in calls if call["program"] == "torchrun"] or calls
+    yield Case(bool(launchers), True, f"Your job starts no torchrun and no python. It said: {said}")
+    if not launchers:
+        return
+    outside = [call["program"] for call in launchers if not call["SLURM_STEP_ID"]]
+    yield Case(outside, [], f"Without srun {' and '.join(outside)} runs on the first node only, as the file does.")
+    hosts, each = [call["HOST_NAME"] for call in launchers], 1 if launchers[0]["program"] == "torchrun" else 2
+    yield Case(hosts, each * ["node1"] + each * ["node2"],
+               f"{launchers[0]['program']} is started on {', '.join(hosts)}; "
+               f"{'once on each of two nodes' if each == 1 else 'twice on each of two nodes'} is right.")
+    if each == 2:  # every task is a rank, and main.py makes a port from the job's number
+        for call in launchers:
+            script = ["main.py", *ARGUMENTS]
+            words = [word for word in call["words"] if word not in ("-u", "-m")]
+            yield Case(words, script, f"python gets {' '.join(words)}; {' '.join(script)} is right.")
+        return
+    cases = [case for node, call in enumerate(launchers) for case in started_by(call, "node1", node)]
     yield from cases
-    if all(case.got == case.right for case in cases) and Cluster.available() is None:
-        yield typed_on_hosts(text)
+    if all(same(case.got, case.right) for case in cases):
+        yield together(launchers)
+        place, again = (places(rehearse_job(text, number)[1])[0][0] for number in ("4711", "4712"))
+        yield Case(place == again, False, f"Two of your jobs would both meet at {place}, also where they share a node.")
+
+
+@exercise(
+    solution=JOB,
+    hint="#!/bin/bash, then #SBATCH lines, then commands. `scontrol show hostnames \"$SLURM_JOB_NODELIST\"` prints the "
+    "hosts, one a line; $SLURM_JOB_ID is a number that no other job has, and $((…)) computes. srun starts the torchrun "
+    "of exercise 3 once on each node.",
+    mistakes={
+        "The file itself runs on the first node. srun starts a command on all of them.": JOB.replace("srun ", ""),
+        "One torchrun a node starts all ranks of the node: one task a node.":
+            JOB.replace("--ntasks-per-node=1", "--ntasks-per-node=2"),
+        "Put it into a line of its own, above the first command: #SBATCH --nodes=2.":
+            JOB.replace("#SBATCH --nodes=2\n", ""),
+        "The first line is missing.": JOB.partition("\n")[2],
+        "Make the port from $SLURM_JOB_ID.": JOB.replace("$port", "29400"),
+        "localhost is each node itself.": JOB.replace("$first", "localhost"),
+        "In Slurm no node is called node0, and nobody has set $MASTER. Which nodes the job got stands in "
+        "$SLURM_JOB_NODELIST.": JOB.replace("$first", "$MASTER"),
+        "The shell of the first node has put in its own number, 0, before srun started anything. Let each node put in "
+        "its own: srun bash -c '…'.": STATIC,
+        'The shell replaces "$@" by the options that the file was given. Pass them on to main.py.':
+            JOB.replace(' "$@"', ""),
+        "Four is the world size. --nproc-per-node counts the ranks of one node.":
+            JOB.replace("--nproc-per-node=2", "--nproc-per-node=4"),
+    },
+)
+def job(answer):
+    """srun starts one torchrun on each node, or each rank itself; they meet on the job's first node, at a port that
+    no other job has."""
+    text = text_of(answer)
+    why_not = slurm.missing() or Cluster.available()
+    yield from really([*of_job(text)], why_not, lambda: by_slurm(text), "by a real Slurm")

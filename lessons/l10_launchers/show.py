@@ -11,6 +11,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
 from course import processes
 from course.rendezvous import MEANING
@@ -80,10 +81,19 @@ def launch_config(options: str):
 
 def rendezvous(config) -> dict:
     """Cells of a row: what a torchrun with this LaunchConfig waits for, and where."""
-    nodes = {config.min_nodes, config.max_nodes}
+    nodes, join = {config.min_nodes, config.max_nodes}, RendezvousTimeout().join.total_seconds()
     return {"nodes": " to ".join(map(str, sorted(nodes))), "rendezvous": config.rdzv_backend,
             "they meet at": config.rdzv_endpoint,
-            "name of the job": config.run_id if len(config.run_id) < 9 else f"{config.run_id[:8]}…"}
+            "name of the job": config.run_id if len(config.run_id) < 9 else f"{config.run_id[:8]}…",
+            "waits for nodes, s": f"{config.rdzv_configs['timeout'] if config.rdzv_backend == 'static' else join:g}"}
+
+
+def mine_or_ours(exercise, ours: Path) -> tuple[Path, str]:
+    """(the file that the check has found right, "yours"); else (`ours`, with our solution written to it, "ours")."""
+    if exercise.file:
+        return exercise.file, "yours"
+    ours.write_text(exercise.answer)
+    return ours, "ours"
 
 
 def essential(console: str) -> str:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from course.rendezvous import free_port
-from lessons.l10_launchers import show
+from lessons.l10_launchers import check, show
 from tests import runner
 
 WHY = [sys.executable, "scripts/cluster/why_it_failed.py"]
@@ -226,6 +226,32 @@ def test_a_line_that_holds_several_is_counted_for_each_call():
 
 def test_what_torchrun_makes_of_its_options():
     static = show.launch_config("--nnodes=2 --node-rank=1 --master-addr=node0 --master-port=1234")
-    assert list(show.rendezvous(static).values())[:3] == ["2", "static", "node0:1234"]
+    assert list(show.rendezvous(static).values()) == ["2", "static", "node0:1234", "none", "900"]
     elastic = show.launch_config("--nnodes=1:2 --rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=7")
-    assert list(show.rendezvous(elastic).values()) == ["1 to 2", "c10d", "node0:29400", "7"]
+    assert list(show.rendezvous(elastic).values()) == ["1 to 2", "c10d", "node0:29400", "7", "600"]
+
+
+EACH_ITS_NUMBER = check.STATIC.replace("srun torchrun", "export first port; srun --label bash -c 'torchrun").replace(
+    'main.py "$@"', "main.py \"$@\"' job \"$@\"")
+A_TASK_A_RANK = '#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node 2\nsrun --label python main.py "$@"\n'
+
+
+@pytest.mark.parametrize(("text", "outcome", "message"), [
+    (EACH_ITS_NUMBER, "right", "Right. It was only read, and not run by a real Slurm, because none is here."),
+    (A_TASK_A_RANK, "right", "Right."),
+    (check.JOB.replace("srun", "srun -N 2 -n 2 --cpu-bind none"), "right", "Right."),
+    (A_TASK_A_RANK.replace("-N 2", "-N 1"), "wrong", "sbatch reads --nodes=1"),
+    (check.JOB.replace("#SBATCH --nodes=2", "cd .\n#SBATCH --nodes=2"), "wrong", "sbatch reads --nodes=1"),
+    (check.JOB.replace("torchrun ", "torchrnu "), "wrong", "no such file or directory: 'torchrnu'"),
+    ("# only comments\n", "untried", "")])
+def test_a_job_is_judged_by_what_it_starts_and_says_where_it_was_only_read(text, outcome, message, monkeypatch):
+    monkeypatch.setattr("course.slurm.missing", lambda: "none is here")
+    verdict = check.job.verdict(text)
+    assert verdict[0] == outcome and message.lower() in verdict[1].lower(), verdict
+
+
+def test_what_two_hosts_refuse_is_wrong_though_it_reads_well(monkeypatch):
+    monkeypatch.setattr(check.Cluster, "available", lambda: None)
+    monkeypatch.setattr(check, "on_two_hosts", lambda text: ([check.RANKS[0]], "no route to host"))
+    outcome, message = check.line.verdict(check.LINE)
+    assert outcome == "wrong" and message.endswith("The last output was: no route to host")

@@ -1,23 +1,29 @@
 """Exercises of lesson 11. The first is judged by its purpose: the learner's function is killed while it writes."""
 
+import contextlib
+import functools
 import inspect
-import itertools
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from course import exercise as kit
 from course.exercise import Case, Wrong, drawn_one, exercise, generator_seed
 from course.on_ranks import exercise_on_ranks
+from course.predict.checkpoints import drawn
 
 LIMIT = 60  # seconds for all kills of one function, which take one or two
-BATCH = 64  # images of a step that all groups take part in
 
 
 # Exercise 1: never half
@@ -158,100 +164,184 @@ def never_half(answer):
                f"It was killed when the file held {written} of {size} bytes: neither the old data nor the new.")
 
 
-# Exercise 2: the newest checkpoint that all have
-def my_newest(steps):
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, steps)
-    common = set(everyone[0]).intersection(*everyone[1:])
-    return max(common, default=None)
+# Exercise 2: how often to save
+def my_interval(write, between):
+    return math.sqrt(2 * write * between)
 
 
-def each_its_own(steps):
-    return max(steps, default=None)
+@functools.lru_cache
+def least_by_chance(write, between):
+    """(the best interval by search, the share of time that it loses), over the same failures as every other."""
+    return min(((every, drawn(every, write, between, 0)) for every in np.geomspace(write / 2, between, 400)),
+               key=lambda found: found[1])
 
 
-def that_of_rank_0(steps):
-    newest = [max(steps, default=None)]
-    dist.broadcast_object_list(newest, src=0)
-    return newest[0]
+@exercise(
+    solution=my_interval,
+    hint="Call the interval t. Writing takes write / t of the time, and failures t / (2 * between). Where the sum is "
+    "least, its derivative by t is 0: -write / t**2 + 1 / (2 * between) = 0.",
+    mistakes={
+        "Of an interval half is lost at a failure, on average: where is the 2?":
+            lambda write, between: math.sqrt(write * between),
+        "That is its square. Look at the units: seconds times seconds.": lambda write, between: 2 * write * between,
+        "So short an interval spends half of the time on writing.": lambda write, between: write,
+        "Then each failure costs half of all that was done since the last one.": lambda write, between: between,
+        "The longer a write takes, the less often you should write.":
+            lambda write, between: math.sqrt(2 * between / write),
+    },
+)
+def interval(answer):
+    """Two costs, one that falls with the interval and one that rises: at the best interval they are equal."""
+    worst, cases = 1.0, []
+    for write, between in kit.drawn([(0.02, 11_000.0), (5.0, 90_000.0), (30.0, 20_000.0)], lambda random: (
+            random.uniform(0.05, 40), random.uniform(9e3, 9e4))):
+        every = float(answer(write, between))
+        if not every > 0:
+            raise Wrong(f"With writes of {write:g} s and a failure every {between:g} s it returned {every:g}. An "
+                        "interval is longer than 0 s.")
+        best, least = least_by_chance(write, between)
+        factor = drawn(every, write, between, 0) / least
+        worst = max(worst, factor)
+        cases.append(Case(
+            every, every if factor < 1.02 else best,
+            f"A write takes {write:.3g} s, a failure comes every {between:,.0f} s. Saving every {every:,.3g} s "
+            f"loses {factor:.3g} times the least, over 5,000 random failures."))
+    cases[-1].remark = f"Over 5,000 random failures your intervals lose at most {worst:.3f} times the least possible."
+    yield from cases
 
 
-def least_of_the_newest(steps):
-    newest = torch.tensor(max(steps, default=-1))
-    dist.all_reduce(newest, op=dist.ReduceOp.MIN)
-    return None if newest < 0 else int(newest)
+# Exercise 3: all ranks stop after one step
+ASK, STEPS = 10, 40
 
 
-def newest_of_all(steps):
-    newest = torch.tensor(max(steps, default=-1))
-    dist.all_reduce(newest, op=dist.ReduceOp.MAX)
-    return None if newest < 0 else int(newest)
+def must_stop(signalled, step):
+    if step % ASK:
+        return False
+    flag = torch.tensor(int(signalled))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
 
 
-def rank_0_alone_knows(steps):
-    everyone = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(steps, everyone, dst=0)
-    return max(set(everyone[0]).intersection(*everyone[1:]), default=None) if everyone else None
+def own_signal(signalled, step):
+    return signalled
 
 
-def newest_if_common(steps):
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, steps)
-    step = max((max(steps) for steps in everyone if steps), default=None)
-    return step if all(step in steps for steps in everyone) else None
+def own_signal_each_tenth(signalled, step):
+    return signalled and step % ASK == 0
 
 
-def kept_on(ranks):
-    """Steps of the checkpoints on each rank's disk, case by case."""
-    def other(random):
-        common, *newer = sorted(random.sample(range(31, 99), ranks + 1))
-        own = random.sample(newer, ranks)  # another one for each rank, so that each mistake shows
-        lists = [sorted(random.sample(range(10, 30), random.randint(1, 15))) for _ in range(ranks)]
-        return [sorted((common - 30, common, step)) for step in own], lists, [[common, own[0]], *lists[1:-1], []]
-
-    return drawn_one(([[10, 20, 30], [10, 20, 30], [10, 20, 30]], [[20, 40], [20, 30], [20, 30, 50]],
-                      [[10, 20], [], [20]], [[20], [10], [10, 20]]), other)
+def asks_when_signalled(signalled, step):
+    if signalled:
+        dist.all_reduce(torch.tensor(1))
+    return signalled
 
 
-def measure_newest(function, context):
-    """The step that the function names on this rank, in each case."""
-    steps = []
-    for kept in kept_on(context.world_size):
-        step = function(list(kept[context.rank]))
-        if step is not None and (isinstance(step, bool) or step != int(step)):
-            raise Wrong(f"On rank {context.rank} it returned {step!r}. Return the number of a step, or None.")
-        steps.append(None if step is None else int(step))
-    return {"steps": steps}
+def rank_0_decides(signalled, step):
+    flag = torch.tensor(int(signalled))
+    if step % ASK == 0:
+        dist.broadcast(flag, src=0)
+    return step % ASK == 0 and bool(flag)
+
+
+def all_must_have_it(signalled, step):
+    flag = torch.tensor(int(signalled))
+    if step % ASK == 0:
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    return step % ASK == 0 and bool(flag)
+
+
+def asks_each_step(signalled, step):
+    flag = torch.tensor(int(signalled))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+def signals(ranks):
+    """For each training {rank: step in which it gets the signal}."""
+    return drawn_one([{}, {ranks - 1: 13}, {0: 7, 1: 12}, {1: 10}], lambda random: [
+        {}, {ranks - 1: random.randint(11, 29)}, {0: random.randint(1, 8), 1: random.randint(9, 19)},
+        {1: ASK * random.randint(1, 3)}])
+
+
+def measure_stop(function, context):
+    """For each training the step after which this rank stopped (0: never; less than 0: in which it waited in vain), and
+    its messages."""
+    measured, calls = {"stopped": [], "messages": []}, []
+    names = [name for name in ("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast",
+                               "broadcast_object_list", "reduce", "gather", "gather_object", "barrier")]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(dist, name, counted(getattr(dist, name), calls)))
+        for number, got in enumerate(signals(context.world_size)):
+            calls.clear()
+            stopped, step = 0, 0
+            try:
+                while step < STEPS and not stopped:
+                    step += 1
+                    stopped = step if function(got.get(context.rank, STEPS + 1) <= step, step) else 0
+            except NotImplementedError:
+                raise
+            except RuntimeError as error:  # gloo's, of a wait in vain
+                if not re.search("timed out|closed", str(error), re.IGNORECASE):
+                    raise
+                stopped = -step
+            measured["stopped"].append(stopped)
+            measured["messages"].append(len(calls))
+            if len(set(context.gather(f"training {number}", stopped))) > 1:
+                break  # the ranks are no longer together
+    return measured
+
+
+def counted(call, calls):
+    @functools.wraps(call)
+    def noted(*args, **kwargs):
+        calls.append(call)
+        return call(*args, **kwargs)
+    return noted
 
 
 @exercise_on_ranks(
-    measure_newest,
-    solution=my_newest,
-    hint="dist.all_gather_object(everyone, steps) fills the list `everyone` with each rank's list, whatever their "
-         "lengths. Then every rank can work out the same answer. Which numbers stand in all of the lists?",
+    measure_stop,
+    solution=must_stop,
+    ranks=lambda: (2, drawn_one(3, lambda random: random.randint(3, 4))),
+    hint="Make a tensor that is 1 where this rank has got the signal, else 0. In each tenth step, `step % 10 == 0`, "
+    "dist.all_reduce(flag, op=dist.ReduceOp.MAX) gives all ranks the largest: each sees the same result.",
     mistakes={
-        "Each rank took its own newest step, so the ranks would go on from different steps. They must ask each other.":
-            each_its_own,
-        "That is rank 0's newest step, and another rank does not have it.": that_of_rank_0,
-        "That is the newest step of any rank, and another rank does not have it.": newest_of_all,
-        "The smallest of the newest steps is not enough: a rank may have a newer one, but not this one. Compare the "
-        "whole lists.": least_of_the_newest,
-        "Rank 0 knows the step, and the other ranks do not.": rank_0_alone_knows,
-        "The newest step of all is not common to all ranks, but an older one is.": newest_if_common,
+        "A rank that looks at its own signal alone leaves the others behind. They must ask each other.": own_signal,
+        "A message takes time. Ask in each tenth step.": asks_each_step,
+        "Each rank still looks at its own signal alone.": own_signal_each_tenth,
+        "Only a rank with a signal asks, and the others do not answer: a collective needs all ranks. When to ask must "
+        "depend on what all of them know, such as the step.": asks_when_signalled,
+        "Rank 0 decides, and it has heard of no signal: another rank has.": rank_0_decides,
+        "One signal is enough: take the largest flag, and not the smallest.": all_must_have_it,
     },
 )
-def newest(ranks):
-    """Every rank names the same step, and has it. A rank that went on from another step than the rest would train
-    another model, and DDP would average the two without a word."""
-    for case, kept in enumerate(kept_on(len(ranks))):
-        got = [measured["steps"][case] for measured in ranks]
-        right = max(set(kept[0]).intersection(*kept[1:]), default=None)
-        yield Case(got, [right] * len(ranks),
-                   f"The ranks have {', '.join(map(str, kept))}. They named {', '.join(map(str, got))}; {right} is "
-                   "right, on all of them.")
+def stopped(ranks):
+    """All ranks see the same result of the all-reduce, so they leave the loop after the same step, and nobody waits."""
+    n = len(ranks)
+    for number, got in enumerate(signals(n)):
+        steps = [measured["stopped"][number] for measured in ranks]
+        first = min(got.values(), default=STEPS)
+        expected = n * [-(-first // ASK) * ASK if got else 0]
+        together = len(set(steps)) == 1
+        right = together and (first <= steps[0] <= first + ASK if got else steps[0] == 0)
+        story = " and ".join(f"rank {rank} gets a signal in step {step}" for rank, step in got.items()) or (
+            "no rank gets a signal")
+        ends = ["stopped after" if step > 0 else "waited in vain in" if step else "did not stop by"
+                for step in steps]
+        what = "; ".join(f"rank {rank} {end} step {abs(step) or STEPS}"
+                         for rank, (end, step) in enumerate(zip(ends, steps, strict=True)))
+        late = " That is too late: at most 10 steps after the signal." if together and steps[0] > first + ASK else ""
+        yield Case(steps, steps if right else expected, f"Of {n} ranks {story}. {what.capitalize()}.{late}")
+        if not together:
+            return
+        messages = [measured["messages"][number] for measured in ranks]
+        most = STEPS // ASK
+        yield Case(messages, messages if max(messages) <= most else n * [most],
+                   f"In at most {STEPS} steps a rank took part in {max(messages)} messages; {most} are enough.")
 
 
-# Exercise 3: another number of ranks
+# Exercise 4: another number of ranks
 def my_resume(path, order):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     box = [torch.load(path) if rank == 0 else None]
@@ -383,85 +473,3 @@ def resumed(ranks):
         right = [writers * 10.0 + sum(range(writers)), writers * 2.0 + sum(range(writers)), float(done)]
         yield Case(total, right,
                    f"{began} Added up over your ranks the sums are {total}; those in the file give {right}.")
-
-
-# Exercise 4: which recovery was it?
-def read_log(log, batch):
-    kept = dict(log)  # of a step that was made twice the last one counts
-    again, unseen = len(log) - len(kept), sum(batch - images for images in kept.values())
-    return "all" if again else "one" if unseen else "nobody", again, unseen
-
-
-def shorter(log, batch):
-    return read_log(log, batch)[0], log[-1][0] - len({step for step, _ in log}), sum(batch - own for _, own in log)
-
-
-def first_counts(log, batch):
-    kept = dict(reversed(log))
-    return *read_log(log, batch)[:2], sum(batch - images for images in kept.values())
-
-
-def steps_not_images(log, batch):
-    return *read_log(log, batch)[:2], sum(images < batch for images in dict(log).values())
-
-
-def every_line_counts(log, batch):
-    return *read_log(log, batch)[:2], sum(batch - images for _, images in log)
-
-
-def when_it_went_back(log, batch):
-    who, _, unseen = read_log(log, batch)
-    return who, sum(step >= following for (step, _), (following, _) in itertools.pairwise(log)), unseen
-
-
-def by_what_is_missing(log, batch):
-    _, again, unseen = read_log(log, batch)
-    return "one" if unseen else "all" if again else "nobody", again, unseen
-
-
-def run_of(first, last, images=BATCH):
-    return [(step, images) for step in range(first, last + 1)]
-
-
-def logs():
-    """{what happened: (the log, the right answer)}."""
-    kill, back, alone = drawn_one((50, 36, 17), lambda random: (
-        random.randint(60, 90), random.randint(30, 50), random.randint(5, 25)))
-    half, end, again = BATCH // 2, kill + 40, kill - back + 1
-    return {
-        "All ranks were started again, from a checkpoint.":
-            (run_of(1, kill) + run_of(back, end), ("all", again, 0)),
-        "One group of two was killed, and came back.":
-            (run_of(1, kill) + run_of(kill + 1, kill + alone, half) + run_of(kill + alone + 1, end),
-             ("one", 0, alone * half)),
-        "One group was killed; then all were, and went on from a checkpoint, for two more steps with one group.":
-            (run_of(1, back - 5) + run_of(back - 4, kill, half) + run_of(back, back + 1, half) + run_of(back + 2, end),
-             ("all", again, (4 + 2) * half)),
-        "Nothing happened.": (run_of(1, end), ("nobody", 0, 0)),
-    }
-
-
-@exercise(
-    solution=read_log,
-    hint="A step that was made twice stands twice in the log. The weights have only seen the last one: a dict keeps "
-         "it. A step that all took part in has `batch` images. And when does a rank that was not killed go back?",
-    mistakes={
-        "Is there a step that stands in two lines?": shorter,
-        "Of a step that was made twice the weights have kept the second, and not the first.": first_counts,
-        "You counted steps. How many images does each of them lack?": steps_not_images,
-        "You counted each line. The images that a step lacked when it was made first were not lost: it was made "
-        "again.": every_line_counts,
-        "You counted how often the rank went back. It made more than one step a second time.": when_it_went_back,
-        "A rank makes a step twice only if it was itself set back to a checkpoint: then all were.": by_what_is_missing,
-    },
-)
-def recovery(answer):
-    """Steps made twice: all were started again. Images missing: somebody went on alone. A log can have both."""
-    for event, (log, right) in logs().items():
-        got = answer(list(log), BATCH)
-        if not isinstance(got, tuple | list) or len(got) != 3:
-            raise Wrong(f"It returned {got!r}. Return three things: who was started again, the steps made twice, the "
-                        "images never seen.")
-        yield Case(list(got), list(right),
-                   f"{event} The log has {len(log)} lines, of {log[-1][0]} steps. You found {got[0]!r}, {got[1]} steps "
-                   f"made twice and {got[2]} images never seen; {right[0]!r}, {right[1]} and {right[2]} are right.")

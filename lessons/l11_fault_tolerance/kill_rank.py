@@ -1,4 +1,4 @@
-"""Kill ranks of a training at the moments you choose, and wait until torchrun has brought it to its end.
+"""Kill ranks of a training at the moments you choose, or send them another signal, and wait for the end of the run.
 
     python lessons/l11_fault_tolerance/kill_rank.py --kill 1@2.5 -- torchrun --nproc_per_node=2 --max-restarts=1 \\
         main.py --epochs 6
@@ -35,10 +35,12 @@ def records(log: Path, begin: int = 0) -> list[dict]:
 
 
 class Killer(threading.Thread):
-    """Sends SIGKILL at each moment of the plan. `done`: a dict a kill; `error`: why there will be no more, or None."""
+    """Sends the signal at each moment of the plan. `done`: a dict a kill; `error`: why there will be no more, or
+    None."""
 
-    def __init__(self, plan, log, mark):
+    def __init__(self, plan, log, mark, number=signal.SIGKILL):
         super().__init__(daemon=True)
+        self.number = number
         self.plan, self.log, self.mark = sorted(plan, key=lambda kill: kill[1]), log, mark
         self.begin = log.stat().st_size if log.exists() else 0
         self.over, self.done, self.error = threading.Event(), [], None
@@ -55,7 +57,7 @@ class Killer(threading.Thread):
             victim = self.wait_for(lambda rank=rank: processes.find_rank(self.mark, rank))  # none at a new start
             if victim is None:
                 return
-            victim.kill()
+            victim.send_signal(self.number)
             self.done.append({"rank": rank, "epoch": epoch, "time": time.time()})
 
     def wait_for(self, condition):
@@ -79,6 +81,7 @@ def main():
     add("--kill", type=rank_program.moment("RANK@EPOCH", 1,
         "ranks count from 0, and the first epoch that can be hit is 1"),
         metavar="RANK@EPOCH", action="append", required=True, help="may be repeated")
+    add("--signal", choices=["KILL", "TERM", "USR1"], default="KILL", help="what to send; default: KILL")
     add("--within", type=options.positive(float), default=120, metavar="SECONDS",
         help="end everything then; default: 120")
     add("--again", action="store_true", help="after the kills start the failed command once more, as a queue would do")
@@ -91,7 +94,7 @@ def main():
     if log is None:
         parser.error("the command has no --log-file: without the log nobody knows which epoch it is")
     mark = uuid.uuid4().hex
-    killer = Killer(args.kill, log, mark)
+    killer = Killer(args.kill, log, mark, signal.Signals[f"SIG{args.signal}"])
     with rank_program.stoppable(parser, signal.default_int_handler):  # a stop from outside ends the run, too
         if args.out:
             files.check_output("--out", args.out)

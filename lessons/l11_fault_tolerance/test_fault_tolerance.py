@@ -1,40 +1,28 @@
-"""Lesson 11: killed ranks, lost nodes, groups under torchft, checkpoints that other numbers of ranks read, figures."""
+"""Lesson 11: killed and stopped ranks, lost nodes, how often to save, what a kill cost."""
 
 import json
 import math
 import re
-import shutil
 import subprocess
 import sys
 import time
-import uuid
-from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
-from course import processes, rendezvous, runs
+from course import rendezvous, runs
 from course.hosts import Cluster
 from course.predict import checkpoints
-from lessons.l11_fault_tolerance import check, kill_rank, restart_nothing, sharded_checkpoint, show
+from lessons.l11_fault_tolerance import check, kill_rank, show
 from tests import runner
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--global-batch-size", 96, "--device", "cpu"]
 KILL, LOSE = "lessons/l11_fault_tolerance/kill_rank.py", "lessons/l11_fault_tolerance/lose_node.py"
-SHARDED = "lessons/l11_fault_tolerance/sharded_checkpoint.py"
-GROUP, DRIVER = "lessons/l11_fault_tolerance/torchft_loop.py", "lessons/l11_fault_tolerance/restart_nothing.py"
-# 601 images: they do not divide by 2, and the last batch is smaller
-SMALL = ["--device", "cpu", "--dataset", "synthetic", "--samples", 601, "--test-samples", 101, "--batch-size", 32]
 STEPS = 13  # an epoch: 1206 images, 96 a step
 WHY_NOT = Cluster.available()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
-
-
-def needs_torchft(test):
-    """Marks a test that needs torchft, which only the weekly run installs."""
-    return pytest.mark.weekly(pytest.mark.skipif(not find_spec("torchft"), reason="torchft is not installed")(test))
 
 
 def script(file, *arguments, seconds=runner.LIMIT, **env):
@@ -82,15 +70,6 @@ def test_killed_ranks_are_started_again_and_the_run_ends(forked_python, tmp_path
         assert went_on % 5 == 0 or went_on % STEPS == 0, "main.py writes when the lesson says it does"
     assert noted["said"] == done.stdout.splitlines() and str(runner.ROOT) not in done.stdout
     assert processes_of(tmp_path) == []
-
-
-def test_a_killed_command_is_started_again_as_a_whole(forked_python, tmp_path):
-    log = tmp_path / "run.jsonl"
-    done = script(KILL, "--again", "--kill=1@1.5", "--", *torchrun(2, "main.py", *JOB, "--epochs", 9, "--checkpoint",
-                  tmp_path / "kept", "--log-file", log, python=forked_python), PYTHON_EXEC=forked_python)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [record["kind"] for record in records(log)].count("restart") == 1
-    assert list(runs.read_run(log)["epoch"]) == list(range(9)) and processes_of(tmp_path) == []
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.weekly), 1])
@@ -189,35 +168,6 @@ def test_a_job_that_fails_is_named_in_one_line(tmp_path):
     assert "waited for 2 epochs of both nodes, and node0's torchrun ended" in done.stderr and "no-such" in done.stderr
 
 
-# ------------------------------------------------------------------------------------------------ sharded_checkpoint.py
-
-
-def test_what_three_ranks_wrote_two_read_and_so_does_a_single_process(tmp_path):
-    saved = runner.run(3, "--save", tmp_path, script=SHARDED)
-    assert saved.returncode == 0, saved.stderr
-    pieces = sharded_checkpoint.contents(tmp_path)
-    assert len({piece["file"] for piece in pieces}) == 3
-    names = [piece["name"] for piece in pieces]
-    assert all(names.count(name) == (3 if name == "table" else 1) for name in sharded_checkpoint.expected())
-    for readers in (2, 0):
-        read = runner.run(readers, "--load", tmp_path, script=SHARDED)
-        assert read.returncode == 0 and "bit for bit" in read.stdout, read.stderr
-        rows = [int(rows) for rows in re.findall(r'"rows of the table": (\d+)', read.stdout)]
-        assert len(rows) == max(readers, 1) and sum(rows) == sharded_checkpoint.ROWS
-    lost = next(tmp_path.glob("__0_*.distcp"))
-    shutil.move(lost, tmp_path / "elsewhere")
-    assert runner.run(0, "--load", tmp_path, script=SHARDED).returncode != 0, "a part is missing"
-
-
-def test_no_checkpoint_to_load_and_one_in_the_way_are_one_line_each(tmp_path):
-    done = runner.run(0, "--load", tmp_path, script=SHARDED)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "no checkpoint there" in done.stderr
-    (tmp_path / ".metadata").write_bytes(b"another's")
-    done = runner.run(0, "--save", tmp_path, script=SHARDED)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1) and "holds a checkpoint already" in done.stderr
-    assert (tmp_path / ".metadata").read_bytes() == b"another's"
-
-
 @pytest.mark.parametrize(("script", "arguments", "message"), [
     (KILL, ["--kill", "1", "--", "torchrun", "main.py", "--log-file", "x"], "'1' is not RANK@EPOCH"),
     (KILL, ["--kill", "1@0.5", "--", "torchrun"], "the first epoch that can be hit is 1"),
@@ -226,110 +176,11 @@ def test_no_checkpoint_to_load_and_one_in_the_way_are_one_line_each(tmp_path):
     (KILL, ["--kill", "1@2", "--", "no-such-program", "--log-file=x"], "no-such-program: No such file"),
     (LOSE, ["cut"], "--out"),
     (LOSE, ["cut", "--out", "x", "--", "--log-file=y"], "--log-file after --"),
-    (DRIVER, ["--kill", "2@3", "--out", "OUT"], "--kill: there is no group 2; there are 2"),
-    (DRIVER, ["--kill", "1@0", "--out", "OUT"], "steps from 1"),
-    (DRIVER, ["--kill", "1@3", "--out", "OUT", "--", "--save-model=x"], "--save-model after --: this script sets it"),
-    (GROUP, ["--strategy", "dp"], "--strategy: torchft decides this; leave it out"),
 ])
-def test_bad_input_is_one_line_and_status_2(script, arguments, message, tmp_path):
-    refused_in_one_line(script, arguments, message, tmp_path)
-
-
-def refused_in_one_line(script, arguments, message, folder):
-    done = runner.run(0, *(folder / "out" if word == "OUT" else word for word in arguments), script=script)
+def test_bad_input_is_one_line_and_status_2(script, arguments, message):
+    done = runner.run(0, *arguments, script=script)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
-    assert message in done.stderr and not (folder / "out/moments.json").exists()
-
-
-# ------------------------------------------------------------------------------------------- groups under torchft
-
-
-@pytest.mark.parametrize(("script", "arguments"), [(DRIVER, ["--kill", "1@3", "--out", "OUT"]), (GROUP, SMALL)])
-def test_without_torchft_it_says_what_to_install(script, arguments, tmp_path):
-    without = tmp_path / "without.py"
-    without.write_text(f"""import importlib.util, runpy, sys
-whole = importlib.util.find_spec
-importlib.util.find_spec = lambda wanted, *rest: None if wanted == "torchft" else whole(wanted, *rest)
-runpy.run_path({script!r}, run_name="__main__")
-""")
-    refused_in_one_line(without, arguments, "torchft is not installed: pip install -e '.[rivals]'", tmp_path)
-
-
-@needs_torchft
-@pytest.mark.parametrize(("script", "arguments", "message"), [
-    (DRIVER, ["--kill", "1@3", "--out", "OUT", "--compare", "README.md"], "--compare README.md: holds no weights"),
-    (GROUP, SMALL, "without a torchrun of its own"),
-    (GROUP, ["--group", "2"], "--group 2: groups count from 0, and there are 2"),
-])
-def test_bad_input_with_torchft_is_one_line_and_status_2(script, arguments, message, tmp_path):
-    refused_in_one_line(script, arguments, message, tmp_path)
-
-
-@needs_torchft
-def test_two_groups_train_the_model_of_main_py(tmp_path):
-    job, mark = [*SMALL, "--epochs", 2], uuid.uuid4().hex
-    done = runner.run(2, *job, "--no-channels-last", "--save-model", tmp_path / "main.pt")
-    assert done.returncode == 0, done.stderr
-    try:
-        groups = restart_nothing.Groups(SimpleNamespace(out=tmp_path, within=runner.LIMIT,
-                                                        options=list(map(str, job))), mark)
-        groups.wait(lambda: all(groups.started[group].poll() == 0 for group in (0, 1)), "the end of both groups")
-    finally:
-        processes.end(mark)
-    expected, *trained = (restart_nothing.weights(tmp_path / f"{name}.pt") for name in ("main", "group0", "group1"))
-    assert restart_nothing.difference(*trained) == 0
-    assert restart_nothing.difference(trained[0], expected) < 1e-5
-    assert all(value.abs().max() > 0 for value in expected.values())
-    steps = [record for record in records(tmp_path / "group0.jsonl") if record["kind"] == "step"]
-    assert [(record["step"], record["groups"]) for record in steps] == [(step, 2) for step in range(1, 21)]
-
-
-@needs_torchft
-@pytest.mark.timeout(400)
-def test_a_group_dies_the_other_goes_on_and_takes_it_back(tmp_path):
-    env = runner.environment(PYTHON_EXEC=str(runner.ROOT / "tests/slow_alone.py"))
-    done = subprocess.run(runner.command(0, DRIVER, "--kill", "1@30", "--out", tmp_path, "--within", 280, "--", *SMALL,
-                                         "--epochs", 60), cwd=runner.ROOT, capture_output=True, text=True, timeout=350,
-                          env=processes.environment(str(tmp_path), env))
-    assert done.returncode == 0, done.stdout + done.stderr
-    noted = json.loads((tmp_path / "moments.json").read_text())
-    assert (noted["victim"], noted["apart"], noted["off"], noted["largest"]) == (1, 0, None, None)
-    survivor, victim = (records(tmp_path / f"group{group}.jsonl") for group in (0, 1))
-    steps = [record for record in survivor if record["kind"] == "step"]
-    assert [record["step"] for record in steps] == list(range(1, 601)), "each step counted once for the survivor"
-    assert all(record["groups"] == 2 for record in steps if record["time"] < noted["killed"]), "both began together"
-    assert sum(record["kind"] == "attempt" for record in survivor) <= 2, "the step under way, and that of the return"
-    assert [record["kind"] for record in survivor].count("run") == 1, "nobody started it again"
-    assert [record["kind"] for record in victim].count("run") == 2
-    taken_back = next(record for record in victim if record["kind"] == "step" and record["time"] > noted["killed"])
-    assert taken_back["step"] > 30, "it goes on where the others are"
-    alone = [record["step"] for record in steps if record["groups"] == 1]
-    assert alone and alone[0] <= taken_back["step"] and steps[-1]["groups"] == 2, "both end together"
-    assert processes.marked(str(tmp_path)) == []
-
-
-@needs_torchft
-def test_a_group_without_a_lighthouse_says_so():
-    done = runner.run(1, *SMALL, script=GROUP)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert "TORCHFT_LIGHTHOUSE is not set" in done.stderr
-
-
-@needs_torchft
-def test_a_kill_that_comes_too_late_is_said(tmp_path):
-    done = runner.torchrun(0, "--kill", "1@1000", "--out", tmp_path, "--", *SMALL, "--epochs", 1, script=DRIVER)
-    assert done.returncode == 1 and done.stderr.splitlines() == [
-        "restart_nothing.py: waited for step 1000 of group0, and the run was over before"]
-
-
-@needs_torchft
-def test_a_group_that_cannot_train_ends_all_and_is_named(tmp_path):
-    done = subprocess.run(runner.command(0, DRIVER, "--kill", "1@3", "--out", tmp_path, "--", *SMALL, "--lr", -1),
-                          cwd=runner.ROOT, env=runner.environment(), capture_output=True, text=True,
-                          timeout=runner.LIMIT)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "waited for step 3 of group0, and group" in done.stderr and "--lr" in done.stderr
-    assert not (tmp_path / "moments.json").exists()
+    assert message in done.stderr
 
 
 # -------------------------------------------------------------------------------------------------------- the exercises
@@ -349,6 +200,38 @@ def test_a_careful_write_by_other_means_is_right():
         part.rename(path)
 
     assert check.never_half.verdict(other)[0] == "right"
+
+
+EACH_FIFTH = """import torch.distributed as dist
+def must_stop(signalled, step):
+    said = [None] * 2
+    if step % 5 == 3:
+        dist.all_gather_object(said, signalled)
+    return any(said)
+"""
+
+
+def test_a_signal_to_one_rank_stops_all_after_one_step_by_the_learner_s_function(forked_python, tmp_path):
+    file, log = tmp_path / "mine.py", tmp_path / "run.jsonl"
+    file.write_text(EACH_FIFTH)
+    done = script(KILL, "--signal", "USR1", "--again", "--kill=1@1.5", "--out", tmp_path / "stop.json", "--",
+                  *torchrun(2, "lessons/l11_fault_tolerance/stop_together.py", file, *JOB, "--epochs", 5,
+                            "--checkpoint", tmp_path / "kept", "--log-file", log, python=forked_python),
+                  PYTHON_EXEC=forked_python)
+    assert done.returncode == 0 and "must_stop is yours" in done.stdout, done.stdout + done.stderr
+    again, seconds = show.stopped(records(log), json.loads((tmp_path / "stop.json").read_text()), STEPS)
+    assert again == 0 and 0 < seconds < 60
+    (restart,) = [record for record in records(log) if record["kind"] == "restart"]
+    assert (restart["epoch"] * STEPS + restart["step"]) % 5 == 3
+    assert list(runs.read_run(log)["epoch"]) == list(range(5)) and processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("every", [
+    lambda write, between: math.sqrt(2 * write * between) * (1 + math.sqrt(write / (2 * between)) / 3) - write,  # Daly
+    lambda write, between: min(np.geomspace(write, between, 999), key=lambda t: write / t + t / 2 / between)])
+def test_any_interval_near_the_best_is_right(every):
+    outcome, message = check.interval.verdict(every)
+    assert outcome == "right" and "1.00" in message, message
 
 
 # ----------------------------------------------------------------------------------------------------- show.py
@@ -385,53 +268,7 @@ def test_youngs_interval_is_the_best_of_the_sum():
 
 
 def test_more_nodes_fail_more_often_and_small_shares_are_not_nought():
-    rows = show.by_nodes((1, 2048), 0.02, 6000, 7)
+    rows = show.by_nodes((1, 2048), 0.02, 6000, 7, check.my_interval)
     assert [row["a failure every, h"] for row in rows] == ["6,000.0", "2.9"]
-    assert [row["best interval, s"] for row in rows] == ["930", "21"]
+    assert [row["interval, s"] for row in rows] == ["930", "21"]
     assert [row["restarts, %"] for row in rows] == ["< 0.001", "0.066"]
-
-
-GROUP_LOG = [{"kind": "step", "step": step, "groups": groups, "time": time} for step, groups, time in (
-    (1, 1, 96.0), (2, 2, 97.0), (3, 2, 99.9), (4, 1, 101.5), (5, 1, 102.0), (6, 2, 103.0))]
-GROUP_LOG.insert(0, {"kind": "run", "time": 95.0})
-GROUP_LOG.insert(4, {"kind": "attempt", "step": 4, "groups": 2, "time": 100.2})
-
-
-def test_how_all_were_started_again():
-    log = [LOG[0], LOG[1] | {"time": 98.0}, LOG[3], LOG[4] | {"time": 112.0}]
-    way = show.started_again(log, KILL_NOTE, steps=50)
-    assert (way["gap"], way["again"], way["unseen"], way["done"], way["speed"]) == (7.0, 25, 0, 85, 8.5)
-    assert way["pieces"] == [[(-10.0, 0), (-2.0, 50), (0, 85)], [(7.0, 60), (12.0, 100)]]
-
-
-def test_how_one_went_on_and_the_other_came_back():
-    way = show.went_on(GROUP_LOG, killed=100.0, batch=32)
-    assert way["gap"] == pytest.approx(1.6) and way["speed"] == pytest.approx(3 / 4.9)
-    assert (way["alone"], way["back"], way["done"]) == (2, 3.0, 3)
-    assert way["again"] == 1, "an attempt that did not count was made again"
-    assert way["unseen"] == 3 * 32, "the step that was made alone before the kill, too"
-    assert way["images"] == [(1, 32), (2, 64), (3, 64), (4, 32), (5, 32), (6, 64)]
-
-
-def test_the_recorded_recoveries_are_those_of_the_lesson():
-    ways, noted = show.ways("results/recorded/restart-nothing", 32)
-    assert ways[show.RESTART]["loss"] == ways[show.QUEUE]["loss"] == noted["loss"] != ways[show.ALONE]["loss"]
-    alone = ways[show.ALONE]
-    assert alone["unseen"] == 32 * alone["alone"] > 0 == noted["apart"], "no step was made alone before the kill"
-    assert alone["again"] <= 1 and noted["off"] > 0 and alone["back"] is not None
-
-
-@pytest.mark.parametrize("log", ["11_whole", "11_killed", "11_again", "11_groups/group0"])
-def test_a_recovery_whose_log_is_cut_short_is_not_told(log, tmp_path):
-    shutil.copytree("results/recorded/restart-nothing", tmp_path, dirs_exist_ok=True)
-    path = tmp_path / f"{log}.jsonl"
-    path.write_text(path.read_text()[:-9])
-    with pytest.raises(ValueError, match=f"{log}.jsonl is cut short"):
-        show.ways(tmp_path, 32)
-
-
-def test_one_of_many_groups_loses_less_than_all():
-    (row,) = show.both_ways([10], write=8, restart=360, node_hours=10, gap=3.6)
-    # M = 3600 s: Young's interval 240 s loses 8/240 + 240/7200, the restart 360/3600; a gap 3.6/3600, and 36/3600
-    assert (row["all start again: lost, %"], row["one group does: lost, %"]) == ("17", "1.1")
-    assert row["a failure every, h"] == "1.0"

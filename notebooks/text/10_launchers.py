@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 60
+#     minutes: 75
 #     quick:
 #       parameters:
 #         epochs: 1
@@ -26,12 +26,12 @@
 #
 # - say what a rank is told by its launcher, and what it has to find out by itself;
 # - start ranks from Python without the classic failures;
-# - write a torchrun line that two machines accept;
+# - write a torchrun line that two machines accept, and a file that Slurm accepts;
 # - find the cause in what a failed launch prints.
 #
 # **You need** [03](03_processes_and_ranks.ipynb): rank, process group, where ranks meet.
 #
-# **Time.** About 60 minutes for you, 2 for the machine.
+# **Time.** About 75 minutes for you, 2 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -416,19 +416,9 @@ lesson.table([{"torchrun": f"`{way}`"} | show.rendezvous(show.launch_config(way)
 # 2026](https://github.com/pytorch/pytorch/pull/175699): only with `--standalone`). `--master-port` or `--nnodes=2`
 # without `--rdzv-…` mean: static.
 #
-# **Predict.** In the static way a torchrun waits for a second node that nobody starts. Nodes may need minutes to boot;
-# GPUs that wait are paid for. After how many seconds does it give up: 60, 900 or 3,600?
-
-# %%
-my_patience = None  # seconds
-
-# %%
-static = show.launch_config("--nnodes=2 --master-addr=node0")
-lesson.predicted(my_patience, static.rdzv_configs["timeout"], "seconds")
-
-# %% [markdown]
-# It is right where nodes boot slowly, and long for a typing mistake. `--rdzv-conf=timeout=SECONDS` sets it; for c10d it
-# is `join_timeout`, 600 seconds if you say nothing.
+# A torchrun waits for nodes that have not come yet, as long as the last column says. That is right where nodes boot
+# slowly, and long for a typing mistake, with GPUs that are paid for. `--rdzv-conf=timeout=SECONDS` sets it; for c10d
+# `--rdzv-conf=join_timeout=SECONDS`.
 #
 # ### Exercise 2: three launches that failed
 #
@@ -453,13 +443,36 @@ check.failures(my_causes)
 # On two machines you type one line on each. Here the two are *network namespaces* of this machine: each has a name, an
 # address and processes of its own. They share the cores, so this shows what happens, not how fast. It needs Linux and
 # some rights.
+#
+# ### Exercise 3: one line for two hosts
+#
+# Write a torchrun line that is typed, word for word the same, on `node0` and on `node1`. No host knows its number. The
+# shell of each host knows `$MASTER`: it is `node0`. Two ranks start on each host, four in all. They run `main.py` with
+# the options that your file is given: `"$@"` stands for them. (A line that ends with `\` goes on in the next.)
+#
+# torchrun's own parser reads your line as it is typed on each host. Where this machine can make two hosts, it is then
+# typed on both.
+
+# %%
+# %%writefile results/live/10_line.sh
+# torchrun, its options, the script, and "$@"
+
+# %%
+check.line(live / "10_line.sh")
+# check.line.hint()
+# check.line.solution()
+
+# %% [markdown]
+# Now two hosts train with your line: as many images a step as one process above, 16 on each of four ranks. (Where your
+# line is not right yet, ours stands in its place.)
 
 # %%
 why_not = Cluster.available() if several_nodes else "several_nodes is False"
 file = recorded / "two-nodes-namespaces/console-static.out"
-job = f"torchrun --nnodes=2 {c10d} main.py {mnist} {each} --save-model {live}/10_nodes.pt"
-lab = f"{cluster}/lab_cluster.py --nodes 2 -- '{job}'"
-lesson.verdict(where(why_not, file))
+line, whose_line = show.mine_or_ours(check.line, live / "10_our_line.sh")
+lab = (f"{cluster}/lab_cluster.py --nodes 2 --"
+       f" 'bash {line} {mnist} --batch-size 16 --save-model {live}/10_line.pt'")
+lesson.verdict(f"{where(why_not, file)} The line is {whose_line}.")
 print(show.essential(file.read_text() if why_not else processes.said(lab)))
 
 # %% [markdown]
@@ -470,40 +483,44 @@ print(show.essential(file.read_text() if why_not else processes.said(lab)))
 # (`NCCL_DEBUG=INFO` prints which was taken). And ranks connect to each other at ports of their own choice: a firewall
 # between the nodes must let all of them pass, not only the port of the rendezvous.
 #
-# What happens when one of the nodes is lost,
-# [11](11_fault_tolerance.ipynb) shows.
+# [11](11_fault_tolerance.ipynb) shows what happens when one of the nodes is lost.
 #
-# ### Exercise 3: one line for two hosts
-#
-# You type the **same** line on `node0` and on `node1`. The shell of each host knows `$NODE` (0 or 1) and `$MASTER`
-# (`node0`). Start `lessons/l10_launchers/hello_rank.py` with two ranks on each host, meeting at port 29500 of node0. Number
-# the nodes yourself, without `--rdzv-…`. torchrun's own parser judges it; where this machine can make two hosts, it is
-# typed on both.
-
-# %%
-my_line = None  # text, in quotes
-
-# %%
-check.line(my_line)
-# check.line.hint()
-# check.line.solution()
-
-# %% [markdown]
 # ## Slurm
 #
-# On a cluster you hand a file to Slurm with `sbatch`: that is a *job*. In it, `srun` starts one command several times,
-# on the nodes that Slurm gives you; each is a *task*. A task can be a rank, or a torchrun, one on each node. Both files
-# stand in `scripts/cluster/`; this is the command that counts in each:
+# On a cluster you hand a file to Slurm: `sbatch FILE` makes it a *job*. Slurm finds nodes that are free, and runs the
+# file **on the first of them**. In the file, `srun` starts one command several times, on all nodes of the job; each is
+# a *task*. A task can be a rank, or a torchrun, one on each node.
+#
+# What the job asks for stands in lines `#SBATCH --option=value`, above the first command. You need two:
+#
+# - `--nodes=2`
+# - `--ntasks-per-node=1`: how often `srun` starts its command on each node
+#
+# Slurm tells the job who it is. `$SLURM_JOB_ID` is its number, which no other job has. `$SLURM_JOB_NODELIST` names the
+# nodes, in short: `node[1-2]`. The command `scontrol show hostnames "$SLURM_JOB_NODELIST"` prints them one a line.
+#
+# ### Exercise 4: a file for Slurm
+#
+# Write a job of two nodes, which have no GPU here, with two ranks on each. It runs `main.py` with the options that the
+# file is given. Two jobs may share a node: with one port written into the file, the second would meet the first. So
+# let each job meet at a port of its own, from 20000 on. (`$((7 + 2))` is a number that the shell has computed,
+# `$(command)` what a command has printed, `head -n 1` the first line.)
+#
+# The check rehearses the job, with a `srun` and a torchrun that start nothing. Where this machine can, it then hands
+# your file to a real Slurm, on hosts as above.
 
 # %%
-# !grep -h "^srun" {cluster}/ranks.sbatch
-# !grep -h -A 3 "^srun" {cluster}/torchrun.sbatch
+# %%writefile results/live/10_job.sbatch
+# Replace this line. The first line names the shell, #!/bin/bash; then #SBATCH lines; then commands.
+
+# %%
+check.job(live / "10_job.sbatch")
+# check.job.hint()
+# check.job.solution()
 
 # %% [markdown]
-# (Shortly before the job's time is over Slurm sends the signal USR1, so that `main.py` can save and stop. torchrun would
-# die of it: `trap "" USR1` makes it deaf to that signal, and `exec` then starts it.) In the first way nobody sets
-# `RANK`. Slurm tells each task the same facts under other names, and `main.py` translates them (`slurm_names` in
-# [launch.py](../launch.py)):
+# There is a second way: `srun` starts every rank itself, and nobody sets `RANK`. Slurm tells each task the same facts
+# under other names, and `main.py` translates them (`slurm_names` in [launch.py](../launch.py)):
 #
 # | Slurm | torchrun |
 # |:--|:--|
@@ -513,28 +530,45 @@ check.line(my_line)
 # | the first host of `SLURM_STEP_NODELIST` | `MASTER_ADDR` |
 # | a number made from `SLURM_JOB_ID` and `SLURM_STEP_ID` | `MASTER_PORT` |
 #
-# Two jobs may share a node, so each meets at a port made from its job's number. With one port written into the file,
-# the second job would fail. We submit both files, to a real Slurm on namespaces of this machine:
+# A real Slurm runs both: your file, and `scripts/cluster/ranks.sbatch`, whose command is
+
+# %%
+# !grep -h "^srun" {cluster}/ranks.sbatch
 
 # %%
 no_slurm = why_not or slurm.missing()
 files = [recorded / f"slurm-two-nodes/{way}.out" for way in ("ranks", "torchrun")]
-submit = f"{lessons}/submit_both.sh {mnist} {each}"
-lab = f"{cluster}/slurm_lab.py --nodes 2 -- {submit}"
-lesson.verdict(where(no_slurm, files[0].parent))
+job, whose_job = show.mine_or_ours(check.job, live / "10_our_job.sbatch")
+lab = f"{cluster}/slurm_lab.py --nodes 2 -- {lessons}/submit_both.sh {job} {mnist} --batch-size 16"
+lesson.verdict(f"{where(no_slurm, files[0].parent)} The file is {whose_job}.")
 print(show.essential("".join(file.read_text() for file in files) if no_slurm else
                      processes.said(lab)))
 
 # %% [markdown]
-# `0:` is the task that speaks (`srun --label`). First come the epochs of `ranks.sbatch`, then those of
-# `torchrun.sbatch`. The weights of every launch of this lesson, beside those of one process:
+# `0:` is the task that speaks (`srun --label`). First come the epochs of `ranks.sbatch`, then those of the other file.
+# The weights of every launch of this lesson, beside those of one process:
 
 # %%
 trained = {path.stem[3:]: torch.load(path) for path in sorted(live.glob("10_*.pt"))}
-lesson.table([{"weights of": way, "largest difference": f"{farthest(one, weights):.0e}"}
+lesson.table([{"weights of": {"line": f"two hosts, {whose_line} line", "slurm_job":
+                              f"Slurm, {whose_job} file"}.get(way, way.replace("_", ", ")),
+               "largest difference": f"{farthest(one, weights):.0e}"}
               for way, weights in trained.items()])
 
 # %% [markdown]
+# `scripts/cluster/torchrun.sbatch` is such a file for real clusters. It does two things more:
+#
+# - Shortly before the job's time is over Slurm sends the signal USR1, so that `main.py` can save and stop, and the file
+#   queues the job again. torchrun would die of that signal: `trap "" USR1` makes it deaf to it.
+# - It gives each rank its cores. A task gets one core unless `--cpus-per-task` says more, and data loading is then slow
+#   for no visible reason.
+#
+# **Which core beside which GPU?** In a node with two processors a GPU hangs on one of them, and memory of the other is
+# farther away. `torchrun --numa-binding=node` keeps a rank on the cores beside its GPU (`torchrun --help`). Where a task
+# is a rank, `srun --gpus-per-task=1` lets each see one GPU alone
+# ([manual](https://slurm.schedmd.com/srun.html#OPT_gpus-per-task)). It is `cuda:0` in every rank, so
+# `torch.cuda.set_device(local_rank)` fails on all but the first. `main.py` takes what it sees.
+#
 # ## Where there is no Slurm
 #
 # **Kubernetes** starts *pods* (a program with all that it needs) on the machines of a cluster, and Kubeflow Trainer starts

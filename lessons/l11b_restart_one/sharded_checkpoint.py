@@ -1,8 +1,8 @@
 """Save a model with torch.distributed.checkpoint (DCP) on many ranks, and load it on another number of them.
 
-    torchrun --nproc_per_node=2 lessons/l11_fault_tolerance/sharded_checkpoint.py --save build/dcp
-    python lessons/l11_fault_tolerance/sharded_checkpoint.py --load build/dcp
-    torchrun --nproc_per_node=3 lessons/l11_fault_tolerance/sharded_checkpoint.py --load build/dcp
+    torchrun --nproc_per_node=2 lessons/l11b_restart_one/sharded_checkpoint.py --save build/dcp
+    python lessons/l11b_restart_one/sharded_checkpoint.py --load build/dcp
+    torchrun --nproc_per_node=3 lessons/l11b_restart_one/sharded_checkpoint.py --load build/dcp
 
 The model is LeNet, the same on every rank, as DDP has it; and a table of which each rank keeps and writes only its own
 rows, as FSDP does with every weight. Each rank writes a file of its own, and .metadata says what is where.

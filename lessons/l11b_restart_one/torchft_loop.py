@@ -3,11 +3,11 @@
     torchft_lighthouse --min_replicas 1 --join_timeout_ms 2000 --heartbeat_timeout_ms 1500
     export TORCHFT_LIGHTHOUSE=http://localhost:29510    # and then, for each group, in a terminal of its own:
     torchrun --nproc_per_node=1 --max-restarts=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0
-        lessons/l11_fault_tolerance/torchft_loop.py --group 0 --groups 2 --epochs 2 --log-file results/live/group0.jsonl
+        lessons/l11b_restart_one/torchft_loop.py --group 0 --groups 2 --epochs 2 --log-file results/live/group0.jsonl
 
 The training is main.py's: model, data, order of images, optimizer. A group is one rank here, and has a torchrun of its
 own, which starts it again. The lighthouse knows which groups are alive. It takes main.py's options, but those that
-torchft decides. lessons/l11_fault_tolerance/restart_nothing.py starts all of it, and kills a group.
+torchft decides. lessons/l11b_restart_one/restart_nothing.py starts all of it, and kills a group.
 
 The gradients are averaged by hand: DistributedDataParallel of torchft 0.2.0 ends with an AssertionError where another
 group dies during its all-reduce.

@@ -1,10 +1,10 @@
 """Train in two groups under torchft, kill one of them, and wait until both have come to the end.
 
-    python lessons/l11_fault_tolerance/restart_nothing.py --kill 1@20 --out build/nothing -- --dataset synthetic \\
+    python lessons/l11b_restart_one/restart_nothing.py --kill 1@20 --out build/nothing -- --dataset synthetic \\
         --samples 2000
 
 1@20 is group 1, once the other has made step 20. Its torchrun starts it again, and it asks to be taken back. What
-stands after -- is main.py's, for lessons/l11_fault_tolerance/torchft_loop.py.
+stands after -- is main.py's, for lessons/l11b_restart_one/torchft_loop.py.
 
 The folder --out gets a log (group0.jsonl), a console (group0.out) and the last weights (group0.pt) of each group, and
 moments.json: `victim`, when it was `killed` (seconds since 1970), and the largest difference of a weight: `apart`,
@@ -34,7 +34,7 @@ FILES = ("moments.json", "lighthouse.out",
          *(f"group{group}.{what}" for group in GROUPS for what in ("jsonl", "out", "pt")))
 LIGHTHOUSE = "torchft_lighthouse --min_replicas 1 --join_timeout_ms 2000 --heartbeat_timeout_ms 1500 --bind"
 TORCHRUN = ("torchrun --nproc_per_node=1 --max-restarts=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 "
-            "lessons/l11_fault_tolerance/torchft_loop.py --group")
+            "lessons/l11b_restart_one/torchft_loop.py --group")
 
 
 class Groups:
