@@ -1,12 +1,10 @@
 """Exercises of lesson 13. What is right comes from one process, or from what FSDP2 leaves on each rank."""
 
-import gc
 import math
 import re
 import traceback
-import weakref
-from datetime import timedelta
 from functools import partial
+from itertools import product
 from unittest import mock
 
 import torch
@@ -16,6 +14,7 @@ from torch import nn
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
 from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks, some_ranks
 from course.sent import Sent
+from lessons.l13_beyond_ddp.pipeline import computed, gpipe, most_kept
 
 # What FSDP imports. All exercises name it, because the first one starts the process that all ranks are forked from.
 FSDP = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp")
@@ -151,6 +150,14 @@ class NotCopied(MyZero):
             each.data = values
 
 
+class Accumulated(MyZero):
+    earlier = 0
+
+    def mean_of_own(self, gradients):
+        self.earlier = self.earlier + super().mean_of_own(gradients)
+        return self.earlier.clone()
+
+
 class Unpadded(MyZero):
     def __init__(self, parameters, optimizer_class, **options):
         super().__init__(parameters, optimizer_class, **options)
@@ -236,23 +243,12 @@ class Judged(nn.Module):
         return (out + self.sometimes if rank == 0 else out - 1).square().mean()
 
 
-def measure_my_zero(function, context):
-    """What `trained` returns, on all ranks and then on two of them: on two first, the third would wait in vain for two
-    that have failed."""
-    results = []
-    for ranks in sorted({2, context.world_size}, reverse=True):
-        if context.rank < ranks:
-            dist.init_process_group("gloo", store=dist.PrefixStore(f"{ranks} ranks", context.store), rank=context.rank,
-                                    world_size=ranks, timeout=timedelta(seconds=context.timeout))
-            results.append(trained(function, context.rank, ranks))
-            dist.destroy_process_group()
-    return results
-
-
 def typical(error):
     """The Wrong in place of an error of step() that has one likely cause, whatever PyTorch's words for it; or None."""
     if "NoneType" in str(error):
         return Wrong("step() uses the gradient of a parameter that has none.")
+    if "non-leaf" in str(error):
+        return Wrong("The vector still belongs to the model's autograd graph. Copy the values with detach().")
     if "in-place" in str(error):
         return Wrong("step() changes weights while autograd is watching them.")
     waited = re.search("timed out|closed by peer", str(error), re.IGNORECASE)
@@ -262,23 +258,27 @@ def typical(error):
     return None
 
 
-def trained(function, rank, ranks):
+def measure_my_zero(function, context):
     """The weights that `function` trains and those of one process, {name: values}; the bytes of its optimizers' state,
     what a step sends, and the most that each may be."""
-    made = weakref.WeakSet()
+    rank, ranks, stepped = context.rank, context.world_size, {}
 
     class Adam(torch.optim.Adam):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.add(self)
+        def step(self, *args, **kwargs):
+            stepped[self] = None
+            return super().step(*args, **kwargs)
 
     sizes = drawn_one((5, 9, 4), lambda random: (random.randint(3, 6), random.choice((8, 10, 11)), 3))
     model, alone = Judged(*sizes), Judged(*sizes)
     options = {"lr": 0.05, "eps": 0.1}  # with a small eps Adam would divide out whether it is a sum or a mean
-    optimizer = function(model.parameters(), Adam, **options)
+    try:
+        optimizer = function(model.parameters(), Adam, **options)
+    except ValueError as error:
+        raise (typical(error) or error) from None
     reference = torch.optim.Adam(alone.parameters(), **options)
     for step in range(4):
         model.zero_grad()
+        stepped.clear()  # an optimizer that has no part in the last step may have been dropped
         with Sent() as sent:
             model.loss(rank, step).backward()
             try:
@@ -288,12 +288,11 @@ def trained(function, rank, ranks):
         reference.zero_grad()
         (sum(alone.loss(each, step) for each in range(ranks)) / ranks).backward()
         reference.step()
-    gc.collect()  # optimizers that were made and dropped
     values = [each.numel() for each in alone.parameters() if each.requires_grad]
     piece = 8 * sum(math.ceil(size / ranks) for size in values)  # bytes, with each tensor cut for itself
     return {"weights": {name: each.flatten().tolist() for name, each in model.named_parameters()},
             "right": {name: each.flatten().tolist() for name, each in alone.named_parameters()},
-            "state": sum(value.nbytes for each in made for state in each.state.values() for value in state.values()
+            "state": sum(value.nbytes for each in stepped for state in each.state.values() for value in state.values()
                          if torch.is_tensor(value) and value.dim()),
             "whole state": 2 * 8 * sum(values), "most state": 2 * piece, "sent": sent.rows(),
             "most sent": 2 * (ranks - 1) * piece + 100}  # and a few numbers, should they be needed
@@ -302,18 +301,14 @@ def trained(function, rank, ranks):
 def zero1(ranks):
     """On 3 ranks and on 2 all have the weights of one process (in 64 bits, to rounding), each keeps its share of Adam's
     averages, and a step sends no more than DDP's all-reduce: this is stage 1 of ZeRO."""
-    for number in range(len(ranks[0])):
-        yield from cases_of_group([measured[number] for measured in ranks if number < len(measured)])
-
-
-def cases_of_group(ranks):
     on = f"On {len(ranks)} ranks"
     for rank, measured in enumerate(ranks):
         got, right = measured["weights"], measured["right"]
         name, place = max(((name, place) for name in right for place in range(len(right[name]))),
                           key=lambda which: abs(got[which[0]][which[1]] - right[which[0]][which[1]]))
         yield Case(got, right, f"{on}, after 4 steps, value {place} of `{name}` on rank {rank} is "
-                               f"{got[name][place]:.4f}; one process has {right[name][place]:.4f}.", rel_tol=1e-8)
+                               f"{got[name][place]:.4f}; one process has {right[name][place]:.4f}."
+                               + ("" if measured["sent"] else " In a step it sent nothing."), rel_tol=1e-8)
     kept, most, whole = [measured["state"] for measured in ranks], ranks[0]["most state"], ranks[0]["whole state"]
     yield Case([max(kept) > most, round(sum(kept) / whole)], [False, 1],
                f"{on} the weights are right. Of Adam's averages, {whole:,} bytes in all, the ranks keep "
@@ -328,13 +323,15 @@ def cases_of_group(ranks):
 
 
 class Trained(ExerciseOnRanks):
-    """`trains` names what the lesson trains with, FILE.py:CLASS: the learner's, once it is right, else ours."""
+    """`trains` names what the lesson trains with, FILE.py:NAME: the learner's, once it is right, else ours."""
 
-    ours = "lessons/l13_beyond_ddp/check.py:MyZero"
+    @property
+    def ours(self):
+        return f"{self.answer.__module__.replace('.', '/')}.py:{self.measurement.name}"
 
     @property
     def trains(self):
-        return f"{self.file}:MyZero" if self.file else self.ours
+        return f"{self.file}:{self.measurement.name}" if self.file else self.ours
 
 
 zero1 = Trained(
@@ -354,6 +351,7 @@ zero1 = Trained(
         "updated.": NotGathered,
         "The model still has its first weights. You updated a copy: bring the values back into the parameters.":
             NotCopied,
+        "The gradient of a piece adds up from step to step. Set it anew, or clear it after the update.": Accumulated,
         "A whole is N times as long as a piece, on every rank. Fill it up with zeros, and count a gradient that is "
         "None as zeros, too.": Unpadded,
         "A parameter that took no part in the loss has no gradient: its grad is None. Count it as zeros, for on "
@@ -367,8 +365,8 @@ zero1 = Trained(
         "all_reduce gives each rank the sums of all gradients, and a rank needs those of its own piece. That is what "
         "reduce_scatter gives it, for half of the bytes.": AllReduced,
     },
-    measurement=Measurement(measure_my_zero, "MyZero", group=False, preload=FSDP),
-    ranks=some_ranks,
+    measurement=Measurement(measure_my_zero, "MyZero", preload=FSDP),
+    ranks=lambda: (2, some_ranks()),
 )
 
 
@@ -604,3 +602,99 @@ def mlp(ranks):
                    f"{len(ranks)} ranks.")
         yield Case(measured["collectives"], ["all_reduce"],
                    f"The output is right, but rank {rank} called {', '.join(measured['collectives']) or 'nothing'}.")
+
+
+# Exercise 5: the order of a pipeline
+def my_order(rank, ranks, micro_batches):
+    ahead = min(ranks - rank, micro_batches)
+    work = [("forward", number) for number in range(ahead)]
+    for number in range(micro_batches):
+        work.append(("backward", number))
+        if ahead + number < micro_batches:
+            work.append(("forward", ahead + number))
+    return work
+
+
+def one_at_a_time(rank, ranks, micro_batches):
+    return [(kind, number) for number in range(micro_batches) for kind in ("forward", "backward")]
+
+
+def other_way_round(rank, ranks, micro_batches):
+    return my_order(ranks - 1 - rank, ranks, micro_batches)
+
+
+def one_fewer_ahead(rank, ranks, micro_batches):
+    return my_order(min(rank + 1, ranks - 1), ranks, micro_batches)
+
+
+def as_many_on_each(rank, ranks, micro_batches):
+    return my_order(0, ranks, micro_batches)
+
+
+def none_left_for_the_end(rank, ranks, micro_batches):
+    work = my_order(rank, ranks, micro_batches)
+    while work[-2][0] == "backward":
+        work.pop()
+    return work
+
+
+def from_one(rank, ranks, micro_batches):
+    return [(kind, number + 1) for kind, number in my_order(rank, ranks, micro_batches)]
+
+
+@exercise(
+    solution=my_order,
+    hint="Rank r begins with as many forwards as there are ranks from it to the end: ranks - r, if there are so many "
+    "micro-batches. Then it takes turns: a backward, a forward, until no forward is left. Then the backwards that are "
+    "left. Draw it for two ranks first.",
+    mistakes={
+        "That is GPipe: all forwards, then all backwards. It is as fast, but every micro-batch waits for its backward.":
+            gpipe,
+        "Each rank finishes one micro-batch before it begins the next, so that one rank works and the others wait. The "
+        "first ranks need some forwards ahead.": one_at_a_time,
+        "The last rank needs no forwards ahead: it can go back at once. Rank 0 needs the most.": other_way_round,
+        "Rank 0 is one forward short: until its first backward can begin, each rank behind it needs a micro-batch.":
+            one_fewer_ahead,
+        "All ranks have as many forwards ahead as rank 0. How many does the last rank need?": as_many_on_each,
+        "When no forward is left, some backwards still are.": none_left_for_the_end,
+        "Micro-batches are numbered from 0.": from_one,
+    },
+)
+def order(answer):
+    """Your order is as short as GPipe's, and a rank keeps at most as many micro-batches as there are ranks from it to
+    the end: 1F1B."""
+    for ranks, micro_batches in drawn([(2, 4), (3, 5), (4, 2)], lambda random: (random.randint(2, 5),
+                                                                                random.randint(2, 9))):
+        on = f"With {ranks} ranks and {micro_batches} micro-batches"
+        orders = []
+        for rank in range(ranks):
+            work = answer(rank, ranks, micro_batches)
+            if isinstance(work, list | tuple) and all(isinstance(each, list | tuple) and len(each) == 2
+                                                      for each in work):
+                orders.append([(str(kind), int(number)) for kind, number in work])
+            else:
+                raise Wrong(f"{on} you returned {work!r} for rank {rank}. Return a list of pairs such as "
+                            '("forward", 0).')
+        each_once = sorted(product(("backward", "forward"), range(micro_batches)))
+        for rank, work in enumerate(orders):
+            yield Case(sorted(work), each_once,
+                       f"{on} rank {rank} does {shown(work)}. It needs each forward "
+                       f"and each backward of 0 to {micro_batches - 1} once.")
+        try:
+            length = max(event["end"] for event in computed(orders))
+        except ValueError as deadlock:
+            lists = "; ".join(f"rank {rank}: {shown(work)}" for rank, work in enumerate(orders))
+            raise Wrong(f"{on} your lists end in a {deadlock}. ({lists}.)") from None
+        shortest = 2 * (micro_batches + ranks - 1)
+        yield Case(length, shortest, f"{on} a step takes as long as {length} forwards; {shortest} are enough. A rank "
+                                     f"waits {1 - 2 * micro_batches / length:.0%} of the time, in place of "
+                                     f"{1 - 2 * micro_batches / shortest:.0%}.")
+        for rank, work in enumerate(orders):
+            kept, fewest = most_kept(work), min(micro_batches, ranks - rank)
+            yield Case(max(kept, fewest), fewest,
+                       f"{on} your order is as short as can be, but rank {rank} keeps the activations of {kept} "
+                       f"micro-batches at one time ({shown(work)}); {fewest} would do.")
+
+
+def shown(work):
+    return " ".join(f"{kind[:1].upper()}{number}" for kind, number in work) or "nothing"

@@ -1,21 +1,26 @@
-"""One small transformer trained in seven ways on the same ranks, and what each rank held. Notebook 13 draws it.
+"""One small transformer trained in several ways on the same ranks, and what each rank held. Notebook 13 draws it.
 
     torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --out results/live/13_two.json
     torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_model.py --way fsdp tp fsdp_tp --out \\
         results/live/13_four.json
+    torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --order results/live/13_order.json --out \\
+        results/live/13_pipeline.json
 
-Each way starts from the same weights, trains on the same batches with Adam, and is compared with one process that
-has the whole batches: the greatest difference of any weight, and of the loss. Bytes are counted on each rank, of
-parameters, gradients, optimizer state, and what autograd keeps for backward. All on CPUs with gloo, in float32, so
-that every machine shows the same.
+The last runs a pipeline in the order of a file, beside PyTorch's GPipe and 1F1B, and times all three. Each way starts
+from the same weights, trains on the same batches with Adam, and is compared with one process that has the whole
+batches: the greatest difference of any weight, and of the loss. Bytes are counted on each rank, of parameters,
+gradients, optimizer state, and what autograd keeps for backward. All on CPUs with gloo, in float32, so that every
+machine shows the same.
 """
 
 import contextlib
+import json
 import logging
 import os
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from statistics import median
 
@@ -24,13 +29,14 @@ import torch.distributed as dist
 
 import launch
 from course import rank_program
-from files import check_output
+from files import check_input, check_output
+from lessons.l13_beyond_ddp import pipeline
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_ways import MICRO_BATCHES, WAYS, limits
-from options import positive
+from options import nonempty_path, positive
 
 MOST_RANKS = 4  # the model has four layers, one a stage
-PIPELINES = ("gpipe", "1f1b")
+PIPELINES = ("gpipe", "1f1b", "mine")
 LARGER = replace(tiny.SHAPE, hidden=144, sequence=64)  # for times
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # "two all-gathers are slow"
 
@@ -109,7 +115,7 @@ def piece(mine, whole_weight):
     raise RuntimeError("this rank's piece is nowhere in the whole weight")
 
 
-def timelines(placement, steps, watchdog):
+def timelines(ways, placement, steps, watchdog):
     """{pipeline: the events of all ranks in one step of a larger model, with `rank`, in ms since the first}.
 
     Each event begins and ends at its medians over `steps` steps: on a busy machine a rank may lose its core in the
@@ -117,7 +123,7 @@ def timelines(placement, steps, watchdog):
     a disturbance of one disturbs the others, too. To compute the small model's micro-batches takes no longer than to
     send them.
     """
-    setups = {way: WAYS[way](tiny.TinyTransformer(LARGER), placement) for way in PIPELINES}
+    setups = {way: ways[way](tiny.TinyTransformer(LARGER), placement) for way in PIPELINES}
     timed = {way: [] for way in PIPELINES}
     for (tokens, targets), way in product(tiny.batches(1 + steps, LARGER), PIPELINES):
         watchdog.beat(f"{way}, timed")
@@ -141,6 +147,14 @@ def check(args, placement):
     if not 2 <= placement.world_size <= MOST_RANKS or placement.nodes > 1:
         raise ValueError(f"this is for 2 to {MOST_RANKS} ranks of one machine: "
                          "torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py")
+    if args.order:
+        check_input("--order", args.order)
+        args.way, orders = list(PIPELINES), json.loads(args.order.read_text(encoding="utf-8"))
+        if len(orders) != placement.world_size:
+            raise ValueError(f"--order {args.order}: lists for {len(orders)} ranks, and there are "
+                             f"{placement.world_size}")
+        pipeline.computed(orders)  # else the ranks would wait for each other
+        args.ways = WAYS | {"mine": partial(pipeline.in_order, orders=orders)}
     if args.way is None:
         args.way = [way for way in (*WAYS, "limits") if way != "fsdp_tp" or placement.world_size == 4]
     if "fsdp_tp" in args.way and placement.world_size != 4:
@@ -152,10 +166,14 @@ def check(args, placement):
 def main():
     parser = rank_program.parser(__doc__, out="write the results to this file, as JSON", timeout=60)
     names = [*WAYS, "limits"]
-    parser.add_argument("--way", nargs="+", choices=names, metavar="NAME", help="one or more of: "
-                        f"{', '.join(names)}; default: all that fit the ranks (fsdp_tp needs four)")
-    parser.add_argument("--steps", type=positive(int), default=4, help="updates N of each way; if both "
-                        "pipelines are asked for, 2 N - 1 steps of each are timed; default: 4")
+    parser.set_defaults(ways=WAYS)
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--order", type=nonempty_path, metavar="FILE", help="JSON, a list for each rank of "
+                      '["forward", i] and ["backward", i]: train a pipeline in this order, and time it and PyTorch\'s')
+    task.add_argument("--way", nargs="+", choices=names, metavar="NAME", help="one or more of: "
+                      f"{', '.join(names)}; default: all that fit the ranks (fsdp_tp needs four)")
+    parser.add_argument("--steps", type=positive(int), default=4, help="updates N of each way; with "
+                        "--order, 2 N - 1 steps of each pipeline are timed; default: 4")
     args = parser.parse_args()
     with parser.one_line():
         placement = launch.find_placement("cpu", "gloo")
@@ -173,11 +191,11 @@ def main():
                 watchdog.beat(way)
                 results["limits"] = limits(placement)
             else:
-                trained = alone if way == "one" else train(way, placement, args.steps, watchdog)
+                trained = alone if way == "one" else train(way, placement, args.steps, watchdog, args.ways)
                 ways[way] = compare(trained, reference, losses)
             dist.barrier()
-        if set(PIPELINES) <= set(ways):
-            for way, events in timelines(placement, 2 * args.steps - 1, watchdog).items():
+        if args.order:
+            for way, events in timelines(args.ways, placement, 2 * args.steps - 1, watchdog).items():
                 ways[way]["timeline"] = events
     if placement.rank == 0:
         rank_program.write_json(args.out, results | {"ways": ways})

@@ -1,8 +1,8 @@
 """Lesson 13: what the ways of sharing out a model trained and held, which rank has which piece, and a map of which way
 to choose.
 
-`results` is the JSON of lessons/l13_beyond_ddp/shard_model.py, `zero1` that of shard_optimizer.py, `in_use` that of
-shard_in_use.py. Predictions are those of memory.py.
+`results` is the JSON of lessons/l13_beyond_ddp/shard_model.py, `zero1` that of shard_optimizer.py. Predictions are
+those of memory.py.
 """
 
 import math
@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter
 
-from course.lesson import some
 from course.plots.style import (
     COLOURS,
     GREY,
@@ -30,14 +29,12 @@ from course.plots.style import (
     stacked,
     write_in,
 )
-from course.plots.timelines import timeline
-from course.predict import checkpoints
+from course.plots.timelines import one_below_another
 from lessons.l13_beyond_ddp import memory
 
 SHARED = "#D9D9D9"  # by all ranks
 NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2", "tp": "TP", "fsdp_tp": "FSDP2 × TP",
-         "gpipe": "pipeline, GPipe", "1f1b": "pipeline, 1F1B"}
-IN_USE = {"fsdp": "FSDP2", "mixed": "FSDP2, 16 bits", "recomputed": "FSDP2, recomputed", "hsdp": "HSDP"}
+         "gpipe": "pipeline, GPipe", "1f1b": "pipeline, 1F1B", "mine": "pipeline, your order"}
 COLLECTIVES = dict(zip(("all_reduce", "broadcast", "reduce_scatter", "all_gather", "other"),
                        [*(COLOURS[i] for i in (6, 1, 4, 3)), GREY], strict=True))
 PARTS = dict(zip([*memory.PARTS, memory.MOMENT], [COLOURS[i] for i in (0, 5, 2, 1, 3)], strict=True))
@@ -84,102 +81,33 @@ def as_fast(zero1: dict, other: str) -> str:
     return f"A step with MyZero takes {middle:.2f} times as long as with {name} ({low:.2f} to {high:.2f}){told}."
 
 
-def lengths(results: dict) -> dict[str, tuple[float, float]]:
-    """{pipeline's name: (ms of a step, the share of them in which a rank computed nothing)}."""
-    pipelines = {}
-    for way, result in results["ways"].items():
-        if events := result["timeline"]:
-            end, ranks = max(event["end"] for event in events), len({event["rank"] for event in events})
-            pipelines[NAMES[way]] = end, 1 - sum(event["end"] - event["start"] for event in events) / (ranks * end)
-    return pipelines
+def pipelines(results: dict, whose: str) -> dict[str, str]:
+    """{way: its name}, which says whose order it is."""
+    return {"gpipe": "PyTorch's GPipe", "1f1b": "PyTorch's 1F1B", "mine": f"{whose} order"}
 
 
-def as_long(results: dict) -> str:
-    """Whether the two pipelines' steps took equally long, as the equation says: within 10 %."""
-    (short, fast), (long, slow) = sorted((end, name) for name, (end, _) in lengths(results).items())
-    if long < 1.1 * short:
-        return f"Both steps took about as long, {short:.0f} and {long:.0f} ms: the equation says so, too."
-    return (f"**{slow} took {long / short - 1:.0%} longer than {fast}.** The equation has both equally long: it knows "
-            "nothing of sending, and of what else a machine does.")
+def waiting(events: list[dict]) -> tuple[float, float]:
+    """(how long a step takes, the share of it in which a rank computes nothing)."""
+    end, ranks = max(event["end"] for event in events), len({event["rank"] for event in events})
+    return end, 1 - sum(event["end"] - event["start"] for event in events) / (ranks * end)
+
+
+def bubbles(results: dict, computed: dict[str, list[dict]], whose: str) -> list[dict]:
+    """A row for each pipeline: its bubble, computed and measured, and the activations that its ranks keep."""
+    rows = []
+    for way, name in pipelines(results, whose).items():
+        milliseconds, waits = waiting(results["ways"][way]["timeline"])
+        rows.append({"": name, "waits, computed": f"{waiting(computed[way])[1]:.0%}", "waits, measured": f"{waits:.0%}",
+                     "a step, ms": f"{milliseconds:.0f}",
+                     "weights off by": f"{results['ways'][way]['weights_off']:.0e}"} | {
+            f"rank {rank} keeps, bytes": f"{held['activations']:,}"
+            for rank, held in enumerate(results["ways"][way]["ranks"])})
+    return rows
 
 
 def sent(counted: dict) -> list[dict]:
     """What a rank sends in a step, a row for each collective, without the loss, which is one number."""
     return [row for row in counted["sent"] if row["bytes"] > 100]
-
-
-def messages(in_use: dict, way: str, rank: int = 0) -> list[dict]:
-    return sent(in_use["ways"][way]["ranks"][rank])
-
-
-def beside(in_use: dict, way: str) -> list[dict]:
-    """A row for each thing that may change between FSDP2 and this way: of rank 0, and how far it is off."""
-    def column(name):
-        result = in_use["ways"][name]
-        counted = result["ranks"][0]
-        return {f"{part}, bytes": f"{counted['held'][part]:,} {counted['types'].get(part, '')}" for part in PARTS} | {
-            "most tensors at one time, bytes": f"{counted['alive']:,}",
-            "sent in a step, bytes": f"{sum(row['bytes'] for row in messages(in_use, name)):,}",
-            "operations in a step": f"{counted['operations'] / 1e6:,.0f} million",
-            "first gradient, off by": f"{result['gradient_off']:.1e} of its length",
-            "what training changed in the weights, off by": f"{result['change_off']:.1e} of its length"}
-    plain, other = column("fsdp"), column(way)
-    return [{"of rank 0": part, IN_USE["fsdp"]: plain[part], IN_USE[way]: other[part]} for part in plain]
-
-
-def recomputed(in_use: dict, shape: memory.Transformer) -> tuple[float, float]:
-    """What recomputing adds to the operations of a step, a share of them: counted, and from the sizes of the matrices.
-
-    The output layer is not made again, nor a block's last product, `down`: nothing in backward needs its output.
-    """
-    plain, again = (in_use["ways"][way]["ranks"][0]["operations"] for way in ("fsdp", "recomputed"))
-    down = 4 * shape.hidden**2  # products for a token
-    of_a_block = 12 * shape.hidden**2 + 2 * shape.sequence * shape.hidden
-    forward = shape.layers * of_a_block + shape.hidden * shape.vocabulary
-    return again / plain - 1, shape.layers * (of_a_block - down) / (3 * forward)
-
-
-def crossing(in_use: dict, way: str) -> int:
-    """Bytes of a step that go from node to node, of all ranks: two ranks a node, and rings in the order of ranks."""
-    total = 0
-    for rank in range(in_use["world_size"]):
-        for row in messages(in_use, way, rank):
-            following = row["ranks"][(row["ranks"].index(rank) + 1) % len(row["ranks"])]
-            total += row["bytes"] * (following // 2 != rank // 2)
-    return total
-
-
-def deltas(in_use: dict) -> dict[str, tuple[float, float]]:
-    """{call: (seconds that it takes from training, seconds from its return until the checkpoint is whole)}."""
-    timed = in_use["timed"]
-    return {"save": (timed["save"], 0), "async_save": (timed["async_save"] + timed["slower"],
-                                                       timed["until whole"] - timed["async_save"])}
-
-
-def held_up(in_use: dict, between: float) -> list[dict]:
-    """A row for each way to write a checkpoint: what it takes from training, and what becomes of lesson 11's interval.
-
-    `between`: mean seconds between two failures. One that comes before the checkpoint is whole goes back by an interval
-    more: of all failures, on average by as long as that takes.
-    """
-    timed, rows = in_use["timed"], []
-    for call, (delta, late) in deltas(in_use).items():
-        best = math.sqrt(2 * delta * between)
-        lost = checkpoints.lost(best, delta, between, late)
-        rows.append({"": f"{call}, {timed['bytes'] / 1e6:.0f} MB", "training waits, ms": f"{1000 * timed[call]:.0f}",
-                     "and is slower by, ms": f"{1000 * (delta - timed[call]):.0f}",
-                     "δ: both, ms": f"{1000 * delta:.0f}",
-                     "whole after the return, ms": f"{1000 * late:.0f}", "best interval, s": f"{best:.0f}",
-                     "lost, %": f"{100 * sum(lost.values()):.2f}"})
-    return rows
-
-
-def meanwhile(in_use: dict) -> str:
-    """How long training went on while a checkpoint was written, and whether δ became smaller: by 10 % at least."""
-    timed, (plain, other) = in_use["timed"], (delta for delta, _ in deltas(in_use).values())
-    gain = (f"δ is {other / plain:.0%} of δ with `save`." if other < 0.9 * plain else
-            "**δ is not smaller** than with `save`.")
-    return f"Training went on meanwhile, for {some(round(timed['steps']), 'step')}. {gain}"
 
 
 # ------------------------------------------------------------------------------------------------ pictures
@@ -293,17 +221,12 @@ def states(rows: dict, limit: float, title: str) -> Figure:
     return fig
 
 
-def schedules(results: dict) -> Figure:
-    """What each rank of the pipelines did, and when, one below the other on one axis of time."""
-    ways = [way for way, result in results["ways"].items() if result["timeline"]]
-    fig, axes = plt.subplots(len(ways), 1, figsize=(16, 4.2 * len(ways)), sharex=True)
-    for ax, way in zip(axes, ways, strict=True):
-        timeline(pd.DataFrame(results["ways"][way]["timeline"]), ax)
-        ax.set_title(f"{NAMES[way]}: a number is a micro-batch", pad=36 if ax is axes[0] else 10)
-        ax.set_xlabel("milliseconds (measured)" if ax is axes[-1] else "")
-        if ax is not axes[0]:
-            ax.get_legend().remove()
-    return fig
+def orders(steps: dict[str, list[dict]], unit: str) -> Figure:
+    """{title: events of a pipeline}: what each rank did, one below the other on one axis of time in `unit`."""
+    axes = one_below_another({f"{title}: a number is a micro-batch": pd.DataFrame(events)
+                              for title, events in steps.items()})
+    axes[-1].set_xlabel(unit)
+    return axes[0].figure
 
 
 def maps(links: dict[str, float], devices: list[int], parameters: list[float], yours: tuple[int, float]) -> Figure:

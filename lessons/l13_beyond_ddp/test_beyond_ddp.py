@@ -11,11 +11,13 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from lessons.l13_beyond_ddp import check, memory, shard_model, shard_ways, show, tiny_transformer
+from lessons.l13_beyond_ddp import check, memory, pipeline, shard_model, shard_ways, show, tiny_transformer
 from tests import runner
 
 FOLDER = "lessons/l13_beyond_ddp"
 RUNS = {3: [], 4: ["--way", "fsdp", "fsdp_tp", "1f1b"]}  # four ranks: what three cannot show; two: the notebook
+ORDERS = {way: [order(rank, 3, 4) for rank in range(3)]
+          for way, order in {"gpipe": pipeline.gpipe, "1f1b": check.my_order, "mine": check.my_order}.items()}
 SHAPE, STEPS = tiny_transformer.SHAPE, 2
 
 
@@ -85,15 +87,43 @@ def test_pieces_cover_each_weight(results):
                 assert seen.unique().tolist() in ([1], [2]), (way, name)
 
 
-def test_pipelines_do_each_micro_batch_once_and_1f1b_goes_back_sooner(all_ways):
-    for way in shard_model.PIPELINES:
-        for rank in range(3):
-            events = [event for event in all_ways["ways"][way]["timeline"] if event["rank"] == rank]
-            for name in ("forward", "backward"):
-                assert [event["text"] for event in events if event["event"] == name] == ["0", "1", "2", "3"]
-            order = "".join(event["event"][0] for event in events)
-            assert order.index("b") == (all_ways["micro_batches"] if way == "gpipe" else 3 - rank)
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory):
+    """Three ranks, and an order of ours in the place of a learner's."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    (folder / "order.json").write_text(json.dumps(ORDERS["mine"]))
+    done = runner.run(3, "--order", folder / "order.json", "--steps", STEPS, "--out", folder / "x.json",
+                      script=f"{FOLDER}/shard_model.py")
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "x.json").read_text())
+
+
+def test_pipelines_work_in_their_orders_and_an_order_trains_the_model_of_one_process(pipelines):
+    assert set(pipelines["ways"]) == set(ORDERS)
+    for way, result in pipelines["ways"].items():
+        for rank, order in enumerate(ORDERS[way]):
+            events = [event for event in result["timeline"] if event["rank"] == rank]
+            assert [(event["event"], int(event["text"])) for event in events] == order, (way, rank)
             assert all(a["end"] <= b["start"] for a, b in zip(events, events[1:], strict=False))
+    mine, pytorchs = (pipelines["ways"][way] for way in ("mine", "1f1b"))
+    assert mine["weights_off"] < 1e-5 and mine["ranks"] == pytorchs["ranks"], "in memory, too, it is a 1F1B"
+
+
+def test_the_chart_and_the_table_of_pipelines_show_the_orders(pipelines):
+    computed = {way: pipeline.computed(orders) for way, orders in ORDERS.items()}
+    axes = show.orders(computed, "forwards").axes
+    assert [len(ax.patches) for ax in axes] == [3 * 2 * 4] * 3 and len({ax.get_xlim() for ax in axes}) == 1
+    rows = show.bubbles(pipelines, computed, "our")
+    assert {row["waits, computed"] for row in rows} == {f"{memory.bubble(3, 4):.0%}"} and rows[-1][""] == "our order"
+    plt.close("all")
+
+
+def test_an_order_in_which_ranks_wait_for_each_other_says_so_before_any_rank_waits(tmp_path):
+    orders = [check.one_at_a_time(0, 2, 2), pipeline.gpipe(1, 2, 2)]
+    (tmp_path / "order.json").write_text(json.dumps(orders))
+    with pytest.raises(ValueError, match="deadlock: rank 0, before backward 0, waits for rank 1's backward 0; rank 1"):
+        shard_model.check(SimpleNamespace(order=tmp_path / "order.json", out=tmp_path / "x.json"),
+                          SimpleNamespace(world_size=2, nodes=1))
 
 
 def test_torch_refuses_both_mistakes(all_ways):
@@ -108,7 +138,6 @@ def test_pictures_show_what_was_counted(all_ways):
                      for part in show.PARTS if part != "activations" and held[part]}
     ax = show.pieces(all_ways, ["head.weight"]).axes[list(all_ways["ways"]).index("fsdp")]
     assert [patch.get_height() for patch in ax.patches] == [memory.rows((97, 48), rank, 3)[0] for rank in range(3)]
-    assert len({ax.get_xlim() for ax in show.schedules(all_ways).axes}) == 1, "one axis of time"
     plt.close("all")
 
 
@@ -116,7 +145,7 @@ def test_pictures_show_what_was_counted(all_ways):
     (None, 5, 1, "2 to 4 ranks"), (None, 4, 2, "one machine"), (["fsdp_tp"], 2, 1, "--nproc_per_node=4")])
 def test_ranks_that_a_way_cannot_have_are_refused(way, ranks, nodes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        shard_model.check(SimpleNamespace(way=way, out=tmp_path / "x.json"),
+        shard_model.check(SimpleNamespace(way=way, order=None, out=tmp_path / "x.json"),
                           SimpleNamespace(world_size=ranks, nodes=nodes))
 
 
@@ -274,123 +303,7 @@ def test_what_an_optimizer_keeps_is_found_wherever_it_is():
     assert tiny_transformer.held(model, hidden, saved)["optimizer state"] == 4 * 110
 
 
-# ------------------------------------------------------------------------------------------------ shard_in_use.py
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("in_use")
-
-
-@pytest.fixture(scope="module")
-def in_use(folder):
-    done = runner.run(4, "--save", folder / "dcp", "--steps", STEPS, "--out", folder / "four.json",
-                      script=f"{FOLDER}/shard_in_use.py")
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "four.json").read_text())
-
-
-@pytest.mark.parametrize("way", ["fsdp", "recomputed", "hsdp"])
-def test_what_stays_in_32_bits_trains_the_model_of_one_process(in_use, way):
-    assert in_use["ways"][way]["gradient_off"] < 1e-5 and in_use["ways"][way]["weights_off"] < 1e-5
-
-
-def test_16_bits_are_gathered_and_32_are_stored(in_use):
-    mixed, plain = (in_use["ways"][way] for way in ("mixed", "fsdp"))
-    # bfloat16 rounds each value by up to 2^-8; Adam moves a weight by about its rate, whatever the gradient's size.
-    assert 1e-4 < mixed["gradient_off"] < 0.02
-    assert mixed["weights_off"] < 2 * STEPS * tiny_transformer.ADAM["lr"]
-    assert plain["change_off"] < 1e-5 < mixed["gradient_off"] < mixed["change_off"] < 0.2
-    for counted, other in zip(mixed["ranks"], plain["ranks"], strict=True):
-        assert set(counted["types"].values()) == {"float32"}
-        types = {(row["collective"], row["type"]) for row in counted["sent"] if row["bytes"] > 100}
-        assert types == {("all_gather", "bfloat16"), ("reduce_scatter", "float32")}
-        assert counted["held"]["activations"] < 0.6 * other["held"]["activations"]
-        assert 2 * counted["held"][memory.MOMENT] == other["held"][memory.MOMENT]
-
-
-@pytest.mark.parametrize(("way", "arguments"), [
-    ("fsdp", {"shards": 4}), ("mixed", {"shards": 4, "gathered": 2}), ("recomputed", {"shards": 4}),
-    ("hsdp", {"shards": 2, "copies": 2})])
-def test_the_bytes_sent_are_those_predicted(in_use, way, arguments):
-    predicted = memory.sent_by_fsdp(SHAPE, **arguments)
-    sent = [{row["collective"]: row["bytes"] for row in show.messages(in_use, way, rank)} for rank in range(4)]
-    assert sent == [predicted] * 4
-
-
-def test_recomputing_keeps_the_input_of_each_block_and_one_block_at_a_time(in_use):
-    for counted, other in zip(in_use["ways"]["recomputed"]["ranks"], in_use["ways"]["fsdp"]["ranks"], strict=True):
-        layer, its_input = (memory.activations(SHAPE, in_use["batch"] // 4, recompute=part, dropout=False, size=4,
-                                               stats=True) for part in ("none", "all"))
-        saves = other["held"]["activations"] - counted["held"]["activations"]
-        assert saves == SHAPE.layers * (layer - its_input)
-        assert counted["alive"] < 0.6 * other["alive"], "the blocks do not all live at the same time"
-    counted, predicted = show.recomputed(in_use, SHAPE)
-    assert counted == pytest.approx(predicted, abs=0.01) and 0.15 < counted < 1 / 3
-
-
-def test_hsdp_adds_up_over_the_copies(in_use):
-    for rank, counted in enumerate(in_use["ways"]["hsdp"]["ranks"]):
-        ranks_of = {row["collective"]: row["ranks"] for row in show.messages(in_use, "hsdp", rank)}
-        node = [0, 1] if rank < 2 else [2, 3]
-        assert ranks_of == {"all_gather": node, "reduce_scatter": node, "all_reduce": [rank % 2, rank % 2 + 2]}
-        on_two = memory.count(SHAPE, "fsdp", 2, in_use["batch"])[rank % 2]
-        assert counted["held"]["parameters"] == on_two["parameters"]
-    sent = sum(memory.sent_by_fsdp(SHAPE, shards=4).values())
-    assert show.crossing(in_use, "fsdp") == 2 * sent, "of a ring of four ranks two links cross"
-    assert show.crossing(in_use, "hsdp") == 4 * memory.sent_by_fsdp(SHAPE, shards=2, copies=2)["all_reduce"]
-
-
-def test_a_norm_of_all_shards_clips_as_one_process_and_that_of_its_own_does_not(in_use):
-    alone, right, wrong = (in_use["clip"][name] for name in ("one", "clip", "clip_own_shards"))
-    assert right["type"] == "DTensor" and right["norms"] == pytest.approx(alone["norms"], rel=1e-5)
-    assert right["weights_off"] < 1e-5 and wrong["weights_off"] > 1e-3
-    assert len(set(wrong["norms"])) == 4, "each rank divides by a norm of its own"
-    assert sum(norm**2 for norm in wrong["norms"]) == pytest.approx(alone["norms"][0]**2, rel=1e-5), "its part"
-    assert (right["calls"], right["sent"]) == (1, 2 * 3 / 4 * 4 * right["parameters"]), "a number for each parameter"
-    assert wrong["calls"] == wrong["sent"] == 0
-    gathered = memory.sent_by_fsdp(SHAPE, 4)["reduce_scatter"]
-    assert right["all_gathered"] == gathered, "full_tensor() of all gradients sends as much as their reduce_scatter"
-
-
-def test_four_ranks_save_and_two_go_on(in_use, folder):
-    done = runner.run(2, "--load", folder / "dcp", "--steps", STEPS, "--out", folder / "two.json",
-                      script=f"{FOLDER}/shard_in_use.py")
-    assert done.returncode == 0, done.stderr
-    loaded = json.loads((folder / "two.json").read_text())["loaded"]
-    assert loaded["checksum"] == in_use["saved"]["checksum"], "bit for bit"
-    assert (in_use["saved"]["rows"], loaded["rows"]) == ([25, 25, 25, 22], [49, 48])
-    assert loaded["weights_off"] < 1e-5, "and its optimizer's state came with it"
-    assert not [path for path in (folder / "dcp").iterdir() if path.is_dir()], "the timed checkpoints are gone"
-
-
-def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_it(in_use):
-    assert in_use["timed"]["steps"] >= 1 and in_use["timed"]["as it was"]
-
-
-def test_delta_is_all_that_a_checkpoint_takes_from_training():
-    timed = {"timed": {"bytes": 1e6, "save": 0.4, "async_save": 0.1, "until whole": 1.1, "slower": 0.1, "steps": 3}}
-    assert show.deltas(timed) == {"save": (0.4, 0), "async_save": (0.2, 1.0)}
-    save, meanwhile = show.held_up(timed, between=5000)
-    assert (save["δ: both, ms"], save["best interval, s"]) == ("400", f"{math.sqrt(2 * 0.4 * 5000):.0f}")
-    shares = 2 * 0.2 / math.sqrt(2 * 0.2 * 5000) + 1.0 / 5000  # an interval more, where it was not yet whole
-    assert meanwhile["lost, %"] == f"{100 * shares:.2f}"
-
-
 # ------------------------------------------------------------------------------------------------ the programs
-
-
-@pytest.mark.weekly
-def test_ddp_splits_at_buckets_and_fsdp_at_blocks(tmp_path):
-    done = runner.run(2, "--out", tmp_path / "x.json", script=f"{FOLDER}/compiled_graphs.py")
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "x.json").read_text()).values()
-    default, small, uncut, blocks, whole, refused = (result["graphs"] for result in results)
-    assert len(uncut) == 1 < len(default) < len(small)
-    assert len(blocks) == len(whole) == 1, "four blocks, all alike: they share a graph"
-    assert sum(uncut) <= sum(small) <= sum(uncut) + len(small)
-    assert all(result["off"] < 1e-5 for result in results if "error" not in result)
-    assert refused == [] and "disable" in [*results][-1]["error"]
 
 
 @pytest.mark.promise("one line")
@@ -398,9 +311,7 @@ def test_ddp_splits_at_buckets_and_fsdp_at_blocks(tmp_path):
     ("shard_model", [], "torchrun --nproc_per_node=2"),
     ("shard_optimizer", ["--optimizer", check.zero1.ours], "2 to 4 ranks"),
     ("shard_optimizer", ["--optimizer", "x.py:MyZero"], "of a file that is there"),
-    ("compiled_graphs", [], "2 ranks or more"),
-    ("shard_in_use", ["--save", "dcp"], "for 4 ranks"), ("shard_in_use", ["--load", "nowhere"], "2 ranks or more"),
-    ("shard_in_use", ["--save", "dcp", "--steps", "1"], "two or more")])
+    ("shard_model", ["--order", "nowhere"], "nowhere")])
 def test_bad_input_is_one_line_and_status_2(program, arguments, message, tmp_path):
     done = runner.run(0, *arguments, "--out", tmp_path / "x.json", script=f"{FOLDER}/{program}.py")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
@@ -408,4 +319,4 @@ def test_bad_input_is_one_line_and_status_2(program, arguments, message, tmp_pat
 
 
 def test_every_way_of_training_has_a_name():
-    assert set(show.NAMES) == set(shard_ways.WAYS)
+    assert set(show.NAMES) == {*shard_ways.WAYS, "mine"}

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from lessons.l13_beyond_ddp import memory as model
+from lessons.l13_beyond_ddp import pipeline, show
 from tests import runner
 
 MAP = [(parameters, devices) for parameters in (1e8, 1e9, 5e9, 7e9, 30e9, 70e9, 4e11)
@@ -67,19 +68,10 @@ def test_the_attention_term_is_that_of_the_paper(heads, sequence, hidden, publis
     assert model.activations(shape, 3) == 3 * model.activations(shape, 1)
 
 
-def simulated_bubble(stages, micro_batches):
-    """The share of idle slots when each stage starts a micro-batch as soon as it has it: forwards, then backwards."""
-    free = [0] * stages
-    for _ in range(micro_batches):
-        ready = 0
-        for stage in range(stages):
-            ready = free[stage] = max(ready, free[stage]) + 1
-    return 1 - micro_batches / free[-1]
-
-
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 4), (2, 4), (4, 4), (4, 32), (3, 1)])
-def test_bubble_is_that_of_a_simulated_pipeline(stages, micro_batches):
-    assert model.bubble(stages, micro_batches) == pytest.approx(simulated_bubble(stages, micro_batches))
+def test_bubble_is_that_of_a_computed_pipeline(stages, micro_batches):
+    events = pipeline.computed([pipeline.gpipe(stage, stages, micro_batches) for stage in range(stages)])
+    assert model.bubble(stages, micro_batches) == pytest.approx(show.waiting(events)[1])
 
 
 def test_shape_has_the_parameters_that_were_asked_for():

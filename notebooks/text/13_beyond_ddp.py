@@ -1,12 +1,12 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 140
+#     minutes: 115
 #     quick:
 #       parameters:
 #         steps: 2
-#       seconds: 80
-#     seconds: 110
+#       seconds: 60
+#     seconds: 80
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -21,15 +21,13 @@
 # **You will be able to**
 #
 # - estimate what a device must hold, and say which part of it ZeRO, FSDP, tensor parallelism and pipelines share out;
-# - write an optimizer that shares out its state, and share out a model's layers and a matrix product;
-# - use FSDP2 as large trainings do: 16 bits, recomputed activations, clipped gradients, a copy in each node, checkpoints;
+# - write an optimizer that shares out its state, share out a matrix product, and order the work of a pipeline;
 # - choose the simplest way that fits.
 #
-# **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb); for
-# *Checkpoints* also δ and DCP of [11](11_fault_tolerance.ipynb). What lesson [14](14_make_it_faster.ipynb) teaches of
-# autocast and `torch.compile` is said here in a few words.
+# **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb). What
+# lesson [14](14_make_it_faster.ipynb) teaches of autocast is said here in a few words.
 #
-# **Time.** About 140 minutes for you, 2 for the machine.
+# **Time.** About 115 minutes for you, with a break after the first 65, and 2 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -43,8 +41,7 @@ from pathlib import Path
 import pandas as pd
 
 from course import plots
-from lessons.l13_beyond_ddp import (
-    check, compiled_graphs, memory, shard_in_use, shard_ways, show)
+from lessons.l13_beyond_ddp import check, memory, pipeline, shard_ways, show
 from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
 
 # %% tags=["parameters"]
@@ -297,6 +294,9 @@ check.shards("results/live/13_shards.py")
 # %% [markdown]
 # ## Tensor parallelism: each multiplication
 #
+# **A good place for a break.** So far the ranks have shared out what they keep. From here on they share out the
+# computing.
+#
 # ZeRO and FSDP share out what is *kept*. Each rank still computes whole layers, with its own share of the text.
 # **Tensor parallelism** (TP: [Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053)) shares out the *computing*. Each
 # rank has some of the attention heads and some of the MLP's hidden values, and all ranks see **the same** text. After
@@ -353,8 +353,8 @@ check.mlp("results/live/13_mlp.py")
 #
 # Rank 0 has the first layers, rank 1 the last. To keep both busy, the batch is cut into **micro-batches**. *GPipe*
 # ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)) runs all forwards, then all backwards. *1F1B*, one forward, one
-# backward, starts a backward as soon as it can. (`keep_stage` takes the other ranks' layers away, `watched` notes the
-# times.)
+# backward, starts a backward as soon as it can. So fewer micro-batches wait for their backward, and a rank keeps fewer
+# activations. In PyTorch (`keep_stage` takes the other ranks' layers away, `watched` notes the times):
 
 # %%
 lesson.code(shard_ways.pipeline)
@@ -367,22 +367,70 @@ lesson.code(shard_ways.pipeline)
 # %%
 my_bubble = None  # percent
 
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.predicted(my_bubble, 100 * memory.bubble(2, 4), "%")
-equation = memory.bubble(two["world_size"], two["micro_batches"])
-lesson.table([{"schedule": name, "waits, by the equation": f"{equation:.0%}",
-               "waits, measured": f"{waits:.0%}", "the step took, ms": f"{milliseconds:.0f}"}
-              for name, (milliseconds, waits) in show.lengths(two).items()])
-lesson.verdict(show.as_long(two))
-plots.picture(show.schedules(two))
 
 # %% [markdown]
-# With p ranks and m micro-batches it is (p − 1) / (m + p − 1), for both schedules. What is measured also has the time
-# for sending, and unequal stages: the last also has the output layer. (For this picture the model is larger, so that
+# ### Exercise 5: the order of 1F1B
+#
+# Write `my_order(rank, ranks, micro_batches)`. Return what this rank does, one after another: a list of `("forward", i)`
+# and `("backward", i)`, each once for each micro-batch i, numbered from 0. A forward needs the activations of the rank
+# before, a backward the gradient of the rank behind. (The last rank has the loss, and needs only its own forward.)
+#
+# - No ranks wait for each other in a circle.
+# - A step takes no longer than GPipe's.
+# - No rank keeps the activations of more micro-batches than it needs for that.
+
+# %%
+def my_order(rank, ranks, micro_batches):
+    raise NotImplementedError
+
+
+# %%
+check.order(my_order)
+# check.order.hint()
+# check.order.solution()
+
+# %% [markdown]
+# ### Your order runs
+#
+# `in_order` works through the lists with `send` and `recv`. It trains the transformer beside PyTorch's two schedules. As
+# long as the check has not said "Right", our order runs in place of yours, and is called *our order*.
+
+# %%
+lesson.code(pipeline.in_order)
+order, whose = check.order.or_ours(my_order)
+lists = [order(rank, ranks=2, micro_batches=4) for rank in range(2)]
+_ = Path("results/live/13_order.json").write_text(json.dumps(lists))
+
+# %%
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
+#     --order results/live/13_order.json --out results/live/13_pipeline.json
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.predicted(my_bubble, 100 * memory.bubble(2, 4), "%")
+run = json.loads(Path("results/live/13_pipeline.json").read_text())
+of_gpipe = pipeline.computed([pipeline.gpipe(rank, 2, 4) for rank in range(2)])
+computed = {"gpipe": of_gpipe, "1f1b": pipeline.computed(lists), "mine": pipeline.computed(lists)}
+lesson.table(show.bubbles(run, computed, whose))
+steps_measured = {name: run["ways"][way]["timeline"]
+                  for way, name in show.pipelines(run, whose).items()}
+plots.picture(show.orders(steps_measured, "milliseconds (measured)"))
+
+# %% [markdown]
+# With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both schedules. What is measured also has the
+# time for sending, and unequal stages: the last also has the output layer. (For this picture the model is larger, so that
 # computing takes longer than sending. Each box begins and ends at its median of several steps.)
 #
 # The two differ in memory. With GPipe all micro-batches wait for their backward. With 1F1B at most as many wait as
-# there are ranks; on the last rank it is one. Here is what all the ways keep:
+# there are ranks; on the last rank it is one. With four ranks and eight micro-batches, computed from the same function:
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+plots.picture(show.orders(
+    {name: pipeline.computed([function(rank, 4, 8) for rank in range(4)])
+     for name, function in (("GPipe", pipeline.gpipe), (f"{whose} order", order))},
+    "time, in forwards of a micro-batch (computed)"))
+
+# %% [markdown]
+# Here is what all the ways keep:
 
 # %%
 plots.picture(show.kept(two))
@@ -447,198 +495,7 @@ lesson.table([{"tried": mistake, "PyTorch says": message}
 # TP needs sizes that its ranks divide, attention heads and MLP, and 1F1B at least as many micro-batches as ranks. FSDP and
 # ZeRO-1 take any size.
 #
-# ## FSDP2 as it is used
-#
-# Large trainings rarely use `fully_shard` alone. Here is what stands around it, on four ranks, each compared with one
-# process. (`ready` makes the optimizer, and `backward` as for DDP.)
-
-# %%
-# !rm -rf results/live/13_dcp
-# !torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_in_use.py --steps {steps} \
-#     --save results/live/13_dcp --out results/live/13_in_use.json
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_in_use.py --steps {steps} \
-#     --load results/live/13_dcp --out results/live/13_loaded.json
-
-# %% [markdown]
-# ### 16 bits
-#
-# With a `MixedPrecisionPolicy` FSDP2 makes each rank's rows 16-bit (**bfloat16**) before it gathers them, and sums the
-# gradients in 32 bits.
-
-# %%
-lesson.code(shard_in_use.mixed)
-
-# %% [markdown]
-# **Predict.** FSDP2 gathers the weights twice a step and reduce-scatters the gradients once. Now the weights have 16
-# bits. How many percent of its bytes does a rank still send?
-
-# %%
-my_bytes = None  # percent
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-in_use = json.loads(Path("results/live/13_in_use.json").read_text())
-in_16, in_32 = (sum(row["bytes"] for row in show.messages(in_use, way))
-                for way in ("mixed", "fsdp"))
-lesson.predicted(my_bytes, 100 * in_16 / in_32, "%")
-lesson.table(show.beside(in_use, "mixed"))
-mixed = in_use["ways"]["mixed"]
-lesson.verdict(f"The first gradient is off by {mixed['gradient_off']:.1%} of its length, and the "
-               f"change that training made in the weights by {mixed['change_off']:.1%}.")
-
-# %% [markdown]
-# What is kept has 32 bits: parameters, gradients, Adam's averages. What is there *for a moment* has 16, and so have most
-# activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast them.)
-#
-# bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %. The weights are off
-# by more: Adam moves each weight by about its learning rate a step, however small the gradient. Where a gradient is near
-# 0, rounding may change its sign.
-#
-# ### Recomputed activations
-#
-# `checkpoint_wrapper` around each block, and then `fully_shard` around that. (This *checkpoint* is no file: it is the
-# point from which backward starts the block again.)
-
-# %%
-lesson.code(shard_in_use.recomputed)
-lesson.table(show.beside(in_use, "recomputed"))
-counted, predicted = show.recomputed(in_use, SHAPE)
-lesson.verdict(f"Recomputing adds **{counted:.0%}** to the operations of a step; predicted: "
-               f"{predicted:.0%}.")
-
-# %% [markdown]
-# All of forward once more would be a third, because backward has two products for each product of forward. But the
-# output layer is not made again, and neither is the last product of a block, `down`: nothing in the block's backward
-# needs its output.
-#
-# *Activations* are what forward keeps; *most tensors at one time* also has one block's activations, made again, and the
-# gradients. Nothing more is sent: backward has gathered the block anyhow.
-#
-# ### HSDP: a copy in each node
-#
-# `fully_shard` on a mesh of two dimensions is **HSDP**: it shares out along the second, and keeps a copy along the
-# first. Take the ranks 0 and 1 as one node, 2 and 3 as another.
-
-# %%
-lesson.code(shard_in_use.hsdp)
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-arguments = {"fsdp": {"shards": 4}, "mixed": {"shards": 4, "gathered": 2},
-             "recomputed": {"shards": 4}, "hsdp": {"shards": 2, "copies": 2}}
-predicted = {way: memory.sent_by_fsdp(SHAPE, **arguments[way]) for way in arguments}
-lesson.table([{"way": show.IN_USE[way], "collective": row["collective"], "type": row["type"],
-               "ranks": " ".join(map(str, row["ranks"])),
-               "rank 0 sends in a step, bytes": f"{row['bytes']:,}",
-               "predicted, bytes": f"{predicted[way][row['collective']]:,}"}
-              for way in predicted for row in show.messages(in_use, way)])
-plain, hybrid = (show.crossing(in_use, way) for way in ("fsdp", "hsdp"))
-lesson.verdict(f"All ranks together send {plain:,} bytes a step from node to node with FSDP2, and "
-               f"{hybrid:,} with HSDP: **{hybrid / plain:.0%}** of it.")
-
-# %% [markdown]
-# With FSDP2 all that is sent goes between all ranks. With HSDP weights are gathered within a node. Between nodes only
-# gradients are all-reduced, and of these only the rank's own shard. So slow links between nodes carry less; the price is
-# memory, a whole model in each node. (Predicted: whole pieces of rows, n − 1 of n of which a rank sends in a ring.)
-#
-# ### Clipping, and what a DTensor is
-#
-# A **DTensor** (*distributed tensor*) is what `fully_shard` makes of a parameter. It has the shape of the whole and the
-# values of its own shard, and knows the mesh and how it is cut. `to_local()` is this rank's shard; `full_tensor()` makes
-# it whole on each rank, by a collective: **all** ranks must call it.
-#
-# To clip gradients, the norm of **all** of them is needed. These are the right way, and a mistake; the norms are those of
-# the first step:
-
-# %%
-lesson.code(shard_in_use.clip, shard_in_use.clip_own_shards)
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-lesson.table([{"": "one process" if name == "one" else name, "type of the norm": result["type"],
-               "the norm, rank by rank": "  ".join(f"{norm:.3f}" for norm in result["norms"][
-                   :1 if name == "one" else None]),
-               "sent, bytes": f"{result['sent']:,}",
-               "any weight, off by": f"{result['weights_off']:.0e}"}
-              for name, result in in_use["clip"].items()])
-
-# %% [markdown]
-# With `clip` the norm is a DTensor, too: PyTorch adds up over the ranks. To print it, call `full_tensor()` on all ranks,
-# not on rank 0 alone. With `clip_own_shards` no rank fails, and each divides by its own number: what comes out is no
-# multiple of the gradient. (The squares of its four norms add up to the square of the right one. The optimizer is SGD
-# here. Adam divides the length out again, so the mistake hides longer.)
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-clip = in_use["clip"]["clip"]
-lesson.verdict(f"For the norm each rank sends {clip['sent']:,} bytes, in {clip['calls']} "
-               f"all-reduce of {clip['parameters']} numbers, one for each parameter. For "
-               f"full_tensor() of all gradients it sends {clip['all_gathered']:,} bytes.")
-
-# %% [markdown]
-# ### Checkpoints
-#
-# `torch.distributed.checkpoint` (DCP, lesson [11](11_fault_tolerance.ipynb)) has each rank write its shards. Four ranks
-# trained and saved; two loaded, and trained on. They are compared with one process that never stopped.
-
-# %%
-lesson.code(shard_in_use.state_of, shard_in_use.load)
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-loaded = json.loads(Path("results/live/13_loaded.json").read_text())["loaded"]
-lesson.table([{"run": run, "ranks": len(result["rows"]),
-               "rows of the output layer": " ".join(map(str, result["rows"])),
-               "checksum of all weights": result["checksum"], "in the end off by": off}
-              for run, result, off in (
-                  ("saved", in_use["saved"], "–"),
-                  ("loaded, trained on", loaded, f"{loaded['weights_off']:.0e}"))])
-
-# %% [markdown]
-# `async_save` returns as soon as it has copied the state. A thread writes the copy, and training goes on. What becomes
-# of δ of lesson [11](11_fault_tolerance.ipynb), the time that a checkpoint takes from training, and of the best interval
-# √(2 δ M)? A larger model is saved in both ways:
-
-# %%
-lesson.code(shard_in_use.save, shard_in_use.save_meanwhile)
-between = 54 * 24 * 3600 / 419  # M of lesson 11: seconds between two failures of Llama 3's training
-lesson.table(show.held_up(in_use, between))
-lesson.verdict(show.meanwhile(in_use))
-
-# %% [markdown]
-# The checkpoint holds the weights of the moment of the call, whatever training does meanwhile.
-#
-# Ranks on a CPU share their cores with the threads that write. Where GPUs train, the CPU has more time to write.
-#
-# To be whole only later has a price, too: a failure before that goes back to the checkpoint before. On average that
-# costs each failure as many seconds as a checkpoint takes to be whole after the return. The last column has them, beside
-# lesson 11's shares of writing and of work made again.
-#
-# It is whole when `.result()` of what `async_save` returned has come. Until then do not start the next one, and do not
-# delete the last. Its collectives need a group of their own (`process_group`), or they come between those of training.
-#
-# ### torch.compile
-#
-# `torch.compile` (lesson [14](14_make_it_faster.ipynb)) makes *graphs* of a model, each computed as one. But DDP sends a
-# bucket as soon as its gradients are there. With one graph for all of backward they would all come at its end. So PyTorch
-# cuts the graph at DDP's buckets (the *DDPOptimizer*).
-
-# %%
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py \
-#     --out results/live/13_compiled.json
-
-# %%
-lesson.code(compiled_graphs.ddp, compiled_graphs.fsdp_blocks)
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-compiled = json.loads(Path("results/live/13_compiled.json").read_text())
-lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
-               "operations in each": " ".join(map(str, result["graphs"])) or "–",
-               "gradient, off by": result.get("error") or f"{result['off']:.0e}"}
-              for name, result in compiled.items()])
-
-# %% [markdown]
-# (This is the larger model of the checkpoints, so that there are several buckets. For the first bucket the DDPOptimizer
-# takes 1 MB, whatever you set.) Under FSDP2 the gathering stands between the blocks and is not compiled. The blocks are
-# alike, so one graph serves them all; with `fullgraph=True`, which allows no cut, it is refused. Here the graphs
-# are counted and not made into machine code, so no time is compared.
-#
-# ### Further ways to cut
+# ## Further ways to cut
 #
 # - **Interleaved** pipelines give each rank several pieces of the model that do not follow each other: v pieces make the
 #   bubble v times smaller, and send v times as often ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)).
@@ -650,7 +507,8 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 #   activations are the largest part. In PyTorch: `torch.distributed.tensor.experimental.context_parallel`.
 # - **Expert parallelism**: in a *mixture of experts* each token goes through a few of many MLPs. Each rank has some of
 #   them. One all-to-all sends the tokens there, a second one back ([Lepikhin et al.
-#   2020](https://arxiv.org/abs/2006.16668)).
+#   2020](https://arxiv.org/abs/2006.16668)). An expert's gradient is averaged over the ranks that hold this expert, a
+#   smaller group than that of all other gradients.
 #
 # ## Which one, then?
 #
@@ -688,44 +546,12 @@ plots.picture(show.maps(links, counts, sizes, yours=(devices, parameters)))
 #
 # It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and
 # stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node, joined by NVLink
-# (NVIDIA's link between the GPUs of a node). They reach 40 % of their arithmetic (Llama 3
+# (NVIDIA's link between the GPUs of a node; a [rack](https://www.nvidia.com/en-us/data-center/gb200-nvl72/) can join 72,
+# which `per_node` would say). They reach 40 % of their arithmetic (Llama 3
 # [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %). A model has GPT-3's shape: vectors 128 times as long as it has
 # layers. A step has 8 sequences of 4,096 tokens a device, and FSDP has `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
 # reduce_dtype=torch.float32)`. The sources stand in `lessons/l13_beyond_ddp/memory.py`. For other numbers: `python
 # scripts/measure/predict.py memory --help`.
-#
-# ## What production uses
-#
-# *Optional reading.* Few people write these loops by hand. What each engine adds to what you know:
-#
-# | engine | adds | the loop |
-# |:--|:--|:--|
-# | [torchtitan](https://github.com/pytorch/torchtitan) | FSDP2, TP, pipelines from a configuration file | its own, to copy from |
-# | [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) | TP, sequence parallelism, interleaved pipelines, a sharded optimizer | its own |
-# | [DeepSpeed](https://www.deepspeed.ai/) | ZeRO 1 to 3 from a JSON file; *offload*: state in the CPU's memory or on disk | yours, around its engine |
-# | [Accelerate](https://huggingface.co/docs/accelerate) | one loop for one GPU, DDP, FSDP or DeepSpeed | yours |
-# | [Lightning Fabric](https://lightning.ai/docs/fabric/stable/) | the same; strategy and precision are two arguments | yours |
-# | [Ray Train](https://docs.ray.io/en/latest/train/train.html) | workers on a Ray cluster, started anew after a failure | yours, in a function |
-#
-# `scripts/rivals/` has `main.py`'s loop under some of them; tests of the course compare their weights with `main.py`'s.
-#
-# Older is the *parameter server* ([Li et al.
-# 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu)). It holds the parameters; workers
-# fetch them and send gradients back. If no worker waits, updates are **asynchronous**: a gradient may belong to older
-# weights. DDP's updates are **synchronous**. (Lesson [10](10_launchers.ipynb) says what has become of RPC, which was made
-# for this.)
-#
-# ## Where it goes
-#
-# *Optional reading.*
-#
-# | | what it is | source, as of |
-# |:--|:--|:--|
-# | torchtitan | PyTorch's own large trainings: FSDP2, TP, pipelines and context parallelism, composed | [Liang et al.](https://arxiv.org/abs/2410.06511), October 2024 |
-# | torchft | of several copies (DDP, HSDP) a failed one drops out for some steps, and comes back; the others go on | version 0.2.0 runs in lesson [11](11_fault_tolerance.ipynb) |
-# | Monarch | one program steers all processes as *actors*, in place of one program a rank | [package](https://pypi.org/project/torchmonarch/0.8.0.dev20261021/), a pre-release of October 2026 |
-# | torchcomms | another interface to collectives, with several backends | [its README](https://github.com/meta-pytorch/torchcomms), "experimental", read in November 2026 |
-# | symmetric memory | GPUs read each other's memory, so that a kernel can compute and send at once | [manual](https://docs.pytorch.org/docs/2.14/symmetric_memory.html), "alpha", August 2026 |
 #
 # ## What to remember
 #
@@ -733,4 +559,4 @@ plots.picture(show.maps(links, counts, sizes, yours=(devices, parameters)))
 # 2. ZeRO and FSDP share out what is kept, TP each multiplication, a pipeline the layers. All train the same model.
 # 3. Take the simplest that fits: DDP, then FSDP, and only then TP and pipelines.
 #
-# **Next:** [14 · Make it faster](14_make_it_faster.ipynb). Before you add devices: how much faster is one of them?
+# **Next:** [13b · FSDP2 as it is used](13b_fsdp2.ipynb). What do large trainings put around `fully_shard`?

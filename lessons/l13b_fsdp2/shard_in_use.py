@@ -1,9 +1,9 @@
 """FSDP2 as it is used: 16-bit weights, recomputed activations, a copy in each node, clipping, checkpoints.
 
-    torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_in_use.py --save build/dcp --out \\
-        results/live/13_in_use.json
-    torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_in_use.py --load build/dcp --out \\
-        results/live/13_loaded.json
+    torchrun --nproc_per_node=4 lessons/l13b_fsdp2/shard_in_use.py --save build/dcp --out \\
+        results/live/13b_in_use.json
+    torchrun --nproc_per_node=2 lessons/l13b_fsdp2/shard_in_use.py --load build/dcp --out \\
+        results/live/13b_loaded.json
 
 The first trains the small transformer in several ways, each from the same weights and on the same text, and compares it
 with one process: how far its first gradient and its last weights are off, what each rank holds and sends. Then it
@@ -132,13 +132,13 @@ def turned(mine, other):
     return ((flat - of_other).norm() / of_other.norm()).item()
 
 
-def train(setup, steps):
+def train(setup, steps, shape):
     """(the trained values to be compared, the bytes that this rank held and sent). At least two steps, because the
     counters of the last step would themselves keep some of the tensors that `Alive` counts in the first."""
     start = weights(setup.model)
     saved, sent, alive = tiny.SavedForBackward(setup.model), Sent(), Alive()
     multiplied = FlopCounterMode(display=False)
-    for step, (tokens, targets) in enumerate(tiny.batches(steps), start=1):
+    for step, (tokens, targets) in enumerate(tiny.batches(steps, shape), start=1):
         setup.optimizer.zero_grad()
         with contextlib.ExitStack() as counting:
             for counter in {1: (alive,), steps: (saved, multiplied, sent)}.get(step, ()):
@@ -167,12 +167,12 @@ def fresh(shape=tiny.SHAPE):
     return tiny.TinyTransformer(shape)
 
 
-def compared(placement, steps, watchdog):
+def compared(placement, steps, watchdog, ways=WAYS, shape=tiny.SHAPE):
     """{way: how far it is off from one process, and [rank] -> the bytes that it held and sent}."""
     results, reference = {}, None
-    for way, make in WAYS.items():
+    for way, make in ways.items():
         watchdog.beat(way)
-        trained, counted = train(make(fresh(), placement), steps)
+        trained, counted = train(make(fresh(shape), placement), steps, shape)
         reference = reference or trained
         results[way] = {"gradient_off": turned(trained["gradient"], reference["gradient"]),
                         "change_off": turned(trained["change"], reference["change"]),

@@ -1,6 +1,6 @@
 """Where torch.compile splits a model under DDP and FSDP2: the graphs are counted, and gradients compared. Lesson 13.
 
-    torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/compiled_graphs.py --out results/live/13_compiled.json
+    torchrun --nproc_per_node=2 lessons/l13b_fsdp2/compiled_graphs.py --out results/live/13b_compiled.json
 
 A graph is what the compiler can make faster as one. The backend here gets the same graphs as the default backend,
 counts their operations and runs them one by one: to make machine code of them would take longer. On CPUs with gloo.
@@ -16,9 +16,9 @@ import launch
 from course import rank_program
 from files import check_output
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.shard_in_use import LARGER, fresh, gradients
 from lessons.l13_beyond_ddp.shard_model import Watchdog, apart
 from lessons.l13_beyond_ddp.shard_ways import own_share, shard_blocks
+from lessons.l13b_fsdp2.shard_in_use import LARGER, fresh, gradients
 
 
 def ddp(model, ranks, backend, megabytes, optimized=True):
