@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,8 +34,11 @@ def pytest_configure():
 
 @pytest.fixture(autouse=True)
 def as_in_a_fresh_process():
-    """Where a test played rank 1 in this process, the logger has been told to say errors only."""
+    """Where a test played rank 1 in this process, the logger has been told to say errors only; figures stay open."""
     logging.getLogger("course").setLevel(logging.NOTSET)
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="session")

@@ -17,12 +17,6 @@ WRITTEN = [*BY_RUN, plots.accuracy_twice, *BY_TABLE]
 SCALING = [plots.throughput, plots.speedup, plots.efficiency]
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
-
-
 @pytest.fixture
 def log(tmp_path):
     """Writes a log of 5 epochs of 12 / `world_size` seconds, one a second faster than the other; returns its path."""

@@ -25,12 +25,6 @@ def recorded():
     return show.last_epochs(runs.read_runs(FOLDER))
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
-
-
 # ------------------------------------------------------------------------------------------- ranks and one process
 
 

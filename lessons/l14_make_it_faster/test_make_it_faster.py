@@ -81,7 +81,6 @@ def test_a_learner_s_change_stands_beside_its_bound(measured, verdict):
     two = show.judged({"lenet": {"nothing": NOISE, "my_change": row}, "resnet": {"nothing": NOISE}},
                       run | {"models": {"lenet": profile(), "resnet": profile()}}, CHANGES, ["nothing"])
     assert list(two["small ResNet"]["verdict"]) == ["not told apart", "not tried"], "both pictures have the same rows"
-    plt.close("all")
 
 
 def test_the_bound_is_drawn_by_the_function_that_is_given():
@@ -92,7 +91,6 @@ def test_the_bound_is_drawn_by_the_function_that_is_given():
     assert len(left.lines) == len(profiles["LeNet"]) and {*left.lines[0].get_ydata()} == {2.0}
     assert right.get_title(loc="left") == "small ResNet: your bound"
     assert {text.get_text() for text in right.texts} == {"data: at most 2.00×", "convolution: at most 2.00×"}
-    plt.close("all")
 
 
 def test_gradients_that_differ_by_rounding_are_one_row():
@@ -110,7 +108,6 @@ def test_when_compiling_is_paid_back(change, text):
 def test_the_start_is_paid_back_where_the_line_crosses_zero():
     line = show.paid_back(SLOW_START, "title").axes[0].lines[0]
     assert list(line.get_xdata()) == [0, 40] and list(line.get_ydata()) == pytest.approx([-20, 20])
-    plt.close("all")
 
 
 def test_a_change_that_did_not_run_and_a_dot_beyond_the_axis_are_drawn():
@@ -120,7 +117,6 @@ def test_a_change_that_did_not_run_and_a_dot_beyond_the_axis_are_drawn():
     ax = show.compared({"LeNet": pd.DataFrame(rows)}, "one rank").axes[0]
     assert [text.get_text() for text in ax.texts] == ["1.00×", "0.10× costs", "did not run"]
     assert ax.get_xlim()[0] == 0.4 and "<" in [line.get_marker() for line in ax.lines]
-    plt.close("all")
 
 
 def test_operators_and_everything_else_add_up():
@@ -130,4 +126,3 @@ def test_operators_and_everything_else_add_up():
     assert [label.get_text() for label in ax.get_yticklabels()] == [
         "mm", "backward (between operators)", "everything else (2 names)"]
     assert sum(bar.get_width() for bar in ax.patches) == 5
-    plt.close("all")

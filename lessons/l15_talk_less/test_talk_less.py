@@ -4,7 +4,6 @@ import json
 import math
 from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch import nn
@@ -149,7 +148,6 @@ def test_each_way_is_judged_in_each_round(tmp_path):
     names = [text.get_text() for text in left.get_yticklabels()]
     assert names == ["never", "DDP", "accumulate, each 2", "local SGD, each 4", "DiLoCo, each 4", "DDP, bf16"]
     assert {text.get_text() for text in show.by_time(results, "title").texts} == {"SYNTHETIC DATA", *names[:-1]}
-    plt.close("all")
 
 
 HEAD = """from pathlib import Path
@@ -183,7 +181,6 @@ def test_the_learner_s_outer_step_trains_diloco(written, whose, tmp_path):
     results = json.loads(out.read_text())
     assert results["outer"] == whose and f"DiLoCo ({whose}), each 2" in set(show.rounds(results)["name"])
     assert f"DiLoCo ({whose}), each 2" in {text.get_text() for text in show.by_time(results, "title").texts}
-    plt.close("all")
     local, diloco = ([row["accuracy"] for row in results["rounds"] if row["way"] == way] for way in ("local", "diloco"))
     assert (diloco == pytest.approx(local, abs=0.011)) == (whose == "yours")
     calls = {path.name: len(path.read_text()) for path in tmp_path.glob("calls*")}
