@@ -195,7 +195,7 @@ def measure_broadcast(function, context):
         "You always send rank 0's tensor. `src` says whose it is.": always_rank_0,
         "A rank sent its tensor on before the right one had come: first recv, then send.": passed_on_too_early,
         "src sends to itself, too: leave it out.": to_itself_too,
-        "Only src does something. Every other rank must call recv.": nobody_receives,
+        "Does every rank but src call recv, also where src is not rank 0?": nobody_receives,
         "In the last round of a tree some ranks have nobody left to send to, unless there are 2, 4, 8 or so ranks.":
             for_powers_of_two,
         "A collective is what you are to build.": with_broadcast,
