@@ -1,4 +1,4 @@
-"""Train a small network on CIFAR-10 in one process. Lesson 06 asks you to make it ready for many.
+"""Train a small network on CIFAR-10 in one process. Lesson 06b asks you to make it ready for many.
 
     python scripts/minimal.py
 """

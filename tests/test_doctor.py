@@ -282,7 +282,7 @@ def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
 # ---------------------------------------------------------------------------------------------------- the capstone
 
 
-# mistake of lesson 06's test_capstone.py: the finding; what the others do is no event, or ends in a plain error
+# mistake of lesson 06b's test_capstone.py: the finding; what the others do is no event, or ends in a plain error
 CAPSTONE = {
     "never met": "no_group", "no sampler": "same_data", "shards overlap": "same_data", "same order": "set_epoch",
     "not wrapped": "not_wrapped", "raw model called": "ddp_module", "always no_sync": "drift",

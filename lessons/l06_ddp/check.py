@@ -213,11 +213,6 @@ class FirstBackwardOnly(MyDDP):
             self.send()
 
 
-class OnlyOneAtOnce(MyDDP):
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-
 WIDTH, ROWS = 400, 6  # of the network below: each wide layer fills a bucket
 ALONE = "rank 0 alone has a gradient for one layer"
 # Each: how many backward() it has, and whether all ranks but 0 leave out a layer. Step 5 makes all, the others two.
@@ -433,12 +428,10 @@ any_backward = Step(
     "means that another backward comes: send what is left there, too, begin to count anew, and send all again.",
     {"`.grad is not None` says that a gradient is there, of this backward or of an earlier one; and a bucket with an "
      "unused parameter never leaves. Count, and let finish() send what is left.": Overlapped,
-     "The ranks sent their buckets in different orders, so that a bucket met another one. Send the next bucket only "
-     "when the one before it has left.": FullFirst,
+     "A bucket met another one. Send the next bucket only when the one before it has left. And of the first of two "
+     "backward() all ranks must have sent all buckets before the second begins.": FullFirst,
      "After the second backward the mean of the first one took the place of the sum. The second one must count anew, "
-     "and send all again.": FirstBackwardOnly,
-     "After the first of two backward() one rank had sent all buckets, the others some, and the buckets of the second "
-     "met those of the first. Before another forward() all ranks must have sent all buckets.": OnlyOneAtOnce})
+     "and send all again.": FirstBackwardOnly})
 
 
 def compare():

@@ -115,7 +115,7 @@ def measure_apart(function, context):
         "result.": from_rank_0,
         "That is the largest distance from rank 0. Two other ranks can be further apart: one lower than rank 0, one "
         "higher.": the_largest_from_rank_0,
-        "This is the distance from the mean, or from a neighbour, not the largest between any two ranks.": from_the_mean,
+        "This is the distance from the mean, or a neighbour, not the largest between any two ranks.": from_the_mean,
         "Different weights can have the same norm, or the same sum. Compare them place by place.": of_norms,
         "Is every parameter compared, the first too?": of_the_last,
     },

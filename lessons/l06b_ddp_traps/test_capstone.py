@@ -1,4 +1,4 @@
-"""The capstone of lesson 06: each mistake gets its message, and a right program is right however it is written.
+"""The capstone of lesson 06b: each mistake gets its message, and a right program is right however it is written.
 
 All programs are scripts/minimal_ddp.py with some lines changed.
 """
