@@ -310,8 +310,7 @@ def test_what_an_optimizer_keeps_is_found_wherever_it_is():
 @pytest.mark.parametrize(("program", "arguments", "message"), [
     ("shard_model", [], "torchrun --nproc_per_node=2"),
     ("shard_optimizer", ["--optimizer", check.zero1.ours], "2 to 4 ranks"),
-    ("shard_optimizer", ["--optimizer", "x.py:MyZero"], "of a file that is there"),
-    ("shard_model", ["--order", "nowhere"], "nowhere")])
+    ("shard_optimizer", ["--optimizer", "x.py:MyZero"], "of a file that is there")])
 def test_bad_input_is_one_line_and_status_2(program, arguments, message, tmp_path):
     done = runner.run(0, *arguments, "--out", tmp_path / "x.json", script=f"{FOLDER}/{program}.py")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr

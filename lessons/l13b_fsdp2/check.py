@@ -71,6 +71,10 @@ def states_alone(model, ranks, kept, again, bits):
     return 16 * sum(parameter.numel() for parameter in model.parameters()) / ranks
 
 
+def none_made_again(model, ranks, kept, again, bits):
+    return needed(model, ranks, kept, again, bits) - (kept["block"] * bits / 32 if again else 0)
+
+
 def activations_in_32(model, ranks, kept, again, bits):
     return needed(model, ranks, kept, again, 32)
 
@@ -127,7 +131,7 @@ def cases_of_rank(on, measured):
                f"{on}, the gradient is off by {measured['gradient off']:.0%} of its length from that of one process.")
     yield Case(max(100, round(100 * measured["needed"] / measured["limit"])), 100,
                f"{on}, a step needs {megabytes:.1f} MB. It does not fit.")
-    yield Case(measured["predicted"], measured["needed"],
+    yield Case(measured["predicted"] / measured["needed"], 1,
                f"{on}, it fits. You predicted {measured['predicted']:,.0f} bytes, and it needs "
                f"{measured['needed']:,}: at most {OFF:.0%} off will do.", rel_tol=OFF)
     again, most = round(measured["again"], 1), measured["fewest"] + 1
@@ -157,7 +161,7 @@ fit = Trained(
         "That is what parameters, gradients and averages need. Activations come on top.":
             partial(chosen, predict=states_alone),
         "You recompute the last blocks. Backward comes to them first, when all others still keep theirs. Take the "
-        "first.": partial(chosen, last=True),
+        "first.": partial(chosen, last=True, predict=none_made_again),
         "fully_shard goes from the inside out: the blocks first, the model last.":
             partial(chosen, order=("model", "blocks")),
         "Is there a fully_shard for the model, too? It takes what stands outside the blocks.":

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from course.lesson import some
-from course.plots.style import COLOURS, key_below, stacked
+from course.plots.style import COLOURS, halo, key_below, stacked
 from course.predict import checkpoints
 from lessons.l13_beyond_ddp import memory
 from lessons.l13_beyond_ddp.show import PARTS, sent
@@ -116,6 +116,8 @@ def fitted(results: dict) -> Figure:
     key = stacked(ax, [*ways.values(), f"{whose} prediction"], bars, colours, "MB a rank", "MB", {len(ways)})
     key.pop("predicted")
     key_below(fig, key)
+    for label in (text for text in ax.texts if text.get_text().endswith("MB")):
+        label.set_path_effects(halo())  # the line of the limit goes through it
     ax.axvline(results["limit"] / 1e6, color="black", linewidth=3)
     ax.text(results["limit"] / 1e6, -0.62, f" {results['limit'] / 1e6:g} MB: the limit ", va="bottom", ha="center",
             fontweight="bold")

@@ -27,7 +27,7 @@
 # **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb). What
 # lesson [14](14_make_it_faster.ipynb) teaches of autocast is said here in a few words.
 #
-# **Time.** About 115 minutes for you, with a break after the first 65, and 2 for the machine.
+# **Time.** About 115 minutes for you, 2 for the machine. After the first 65 there is a place for a break.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
