@@ -185,6 +185,19 @@ def error_of(name, arguments):
         return Exception(*arguments)
 
 
+def of_a_file(exercise, name, written):
+    """The verdict on one of the files {name: bytes}. All are written again: another answer may have cleared them."""
+    shutil.rmtree(LIVE, ignore_errors=True)
+    LIVE.mkdir(parents=True)
+    for each, data in written.items():
+        (LIVE / each).write_bytes(data)
+    for _ in range(2):
+        outcome, message = exercise.verdict(str(LIVE / name))
+        if NO_FAULT not in message:
+            return outcome, message
+    return "again", message
+
+
 def main(descriptor: int, limit: float) -> None:
     sys.path.remove(os.getcwd())  # where an answer may write modules
     paper = handed_in.from_json(sys.stdin.read())
@@ -202,19 +215,12 @@ def main(descriptor: int, limit: float) -> None:
         if endless:
             outcome, message = "wrong", endless
         elif question.is_file:
-            shutil.rmtree(LIVE, ignore_errors=True)  # another answer may have cleared or changed it
-            LIVE.mkdir(parents=True)
-            for name, data in written.items():
-                (LIVE / name).write_bytes(data)
-            outcome, message = exercise.verdict(str(LIVE / question.given))
-            if NO_FAULT in message:
-                outcome, message = exercise.verdict(str(LIVE / question.given))
+            outcome, message = of_a_file(exercise, question.given, written)
         else:
             outcome, message = learner.verdict(exercise, question)
         unread = learner.unread(question.given) if outcome == "untried" or "NameError" in message else ""
         if unread:
             outcome, message = "wrong", f"{message} {unread}"
-        outcome = "again" if NO_FAULT in message else outcome
         line = f"{paper.seal} {json.dumps([question.name, outcome, handed_in.plain(message)])}\n"
         os.write(descriptor, line.encode())
         if learner.process.poll() is not None or shutil.disk_usage(".").free < ROOM:

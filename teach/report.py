@@ -41,8 +41,8 @@ def write(answers: pd.DataFrame, refused: pd.DataFrame, folder: Path, line: str)
     exercises["often"] = [messages.get_group(key).mode()[0] if key in messages.groups else ""
                           for key in zip(exercises.lesson, exercises.exercise, strict=True)]
     render(folder / "index.html", "class.html", title="The class", line=line, table=table, pages=pages,
-           gains=gains(answers), exercises=list(exercises.itertuples()), look=answers[answers["look at this"] != ""].to_dict("records"),
-           refused=list(refused.itertuples()))
+           gains=gains(answers), exercises=list(exercises.itertuples()),
+           look=answers[answers["look at this"] != ""].to_dict("records"), refused=list(refused.itertuples()))
     return pages
 
 

@@ -20,6 +20,7 @@ import pandas as pd
 import psutil
 import pytest
 
+from course import on_ranks
 from course.exercise import Case, exercise
 from course.lesson import ROOT
 from lessons._template import check as template
@@ -139,7 +140,8 @@ HABITS = {
     "annotated": ["import math as maths\n" + SHARD.replace("(n, rank, world_size)", "(n: int, rank: int, world_size: "
                   "int) -> list[int]").partition("\n\n")[2]],
     "class with helper": ["from dataclasses import dataclass\n@dataclass\nclass Deal:\n    n: int\n    w: int\n"
-                          "    def of(self, r): return [(r + k * self.w) % self.n for k in range(-(-self.n // self.w))]",
+                          "    def of(self, r): return [(r + k * self.w) % self.n for k in range(-(-self.n // self.w"
+                          "))]",
                           "def my_shard(n, rank, world_size): return Deal(n, world_size).of(rank)"],
     "global state": ["calls = 0", SHARD.replace(BODY, "    global calls\n    calls += 1\n" + BODY)],
     "hint": [SHARD, "check.shard(my_shard)\ncheck.shard.hint()"], "checks renamed": [
@@ -160,12 +162,12 @@ FILES = {  # and in place of that with %%writefile
     "appended": [f"%%writefile {FILE}\nimport torch\n\n", f"%%writefile -a {FILE}\n{TEXT[14:]}"],
     "appended, long": [f"%%writefile {FILE}\nimport torch\n\n", f"%%writefile --append {FILE}\n{TEXT[14:]}"],
     "by Python": [f"from pathlib import Path\nPath({FILE!r}).write_text({TEXT!r})"],
-    "in the folder": [f"%cd results/live\n", f"%%writefile 05_backward.py\n{TEXT}", "%cd ../.."],
+    "in the folder": ["%cd results/live\n", f"%%writefile 05_backward.py\n{TEXT}", "%cd ../.."],
     "by a variable": [f"path = {FILE!r}", "%%writefile $path\n" + TEXT], "at home": [
         f"%%writefile ./{FILE}\n" + TEXT],
 }
 NAMED = {  # a line is owed: (cells, what the verdict names)
-    "another file": (["from my_answers import my_shard"], "`from my_answers import my_shard` could not be run: ModuleNo"),
+    "another file": (["from my_answers import my_shard"], "my_shard` could not be run: ModuleNotFoundError"),
     "half": (["def my_shard(n, rank, world_size:\n    return []"], "`def my_shard(n, rank, world_size:` could not be"),
     "a helper that fails": (["per = 1 / 0", "def my_shard(n, rank, w): return [per]"], "NameError"),
 }
@@ -277,7 +279,7 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     expected = {"ben/": "no notebook was handed in", "cleo.ipynb": "no notebook", "eve.ipynb": "no notebook",
                 "fay.ipynb": "1,000 MB", "gil.ipynb": "no file of its own", "hal.ipynb": "no file of its own",
                 "J\\udcf6rg/": "no notebook was handed in", "zoe/": "no notebook was handed in",
-                "ada/notebooks/01.ipynb": "3 of 3 answers right", "ada/notebooks/older.ipynb": "is the same lesson, and",
+                "ada/notebooks/01.ipynb": "3 of 3 answers right", "ada/notebooks/older.ipynb": "is the same",
                 "dan.ipynb": "this is 04, and 01 or before was asked for", "ivy": "no file of its own",
                 **{f"{name}.ipynb": words for name, (_, words) in BAD.items()}}
     for name, words in expected.items():
@@ -302,12 +304,41 @@ def test_ranks_are_shielded_too_and_an_answer_for_the_cases_that_a_learner_sees_
     on_a_rank = ("import os\nimport torch\nimport torch.distributed as dist\n"
                  "from torch.nn.functional import cross_entropy\n\n"
                  f"assert not os.path.exists({str(ROOT / 'results')!r}), 'seen from a rank'\n")
-    hand_in("05", tmp_path / "in" / "ada.ipynb", **{
-        "my_shard": table, "05_backward": on_a_rank + inspect.getsource(lesson_05.backward)})
-    grade(tmp_path / "in", "--seed", "1", "--out", tmp_path / "out")
-    verdicts = outcomes(tmp_path / "out")
-    assert verdicts["ada", "shard"][0] == "wrong" and verdicts["ada", "stream"][0] == "untried"
-    assert verdicts["ada", "gradient"][0] == "right", verdicts["ada", "gradient"]
+    clone = tmp_path / "in" / "=ada"
+    hand_in("05", clone / "my-notebooks" / "05_distributed_sampler.ipynb", **{
+        "my_shard": table.replace("    return", "    import gc, shutil; shutil.rmtree('results/live')\n"
+                                  "    return"),
+        "05_backward": on_a_rank + inspect.getsource(lesson_05.backward)})
+    (clone / "notebooks").mkdir()
+    shutil.copy(handed_in.lessons()["05"], clone / "notebooks")  # newer, and nothing in it is hers
+    notebook = nbformat.read(next(clone.rglob("my-notebooks/*.ipynb")), as_version=4)
+    for cell in notebook.cells:
+        if cell.source.startswith("check.shard("):
+            cell.outputs = [nbformat.v4.new_output("display_data", {"text/plain": "✔ Right. Your shards …"})]
+    nbformat.write(notebook, next(clone.rglob("my-notebooks/*.ipynb")))
+    printed = grade(tmp_path / "in", "--seed", "1", "--out", tmp_path / "out", "--lesson", "5")
+    assert "notebooks/05_distributed_sampler.ipynb: =ada/my-notebooks/" in printed
+    verdicts = outcomes(tmp_path / "out")  # no cell of it begins a formula
+    assert verdicts["'=ada", "shard"][0] == "wrong" and verdicts["'=ada", "stream"][0] == "untried"
+    assert verdicts["'=ada", "gradient"][0] == "right", verdicts["'=ada", "gradient"]
+    assert "(wrong): right in the learner&#39;s notebook" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_ranks_that_could_not_start_are_no_wrong_answer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    busy = mock.Mock(verdict=mock.Mock(return_value=("wrong", f"Not yet. {judge.NO_FAULT}: the machine is too busy.")))
+    assert judge.of_a_file(busy, "a.py", {"a.py": b"x = 1"})[0] == "again" and busy.verdict.call_count == 2
+    assert judge.NO_FAULT in inspect.getsource(on_ranks) and Path("results/live/a.py").read_text() == "x = 1"
+
+
+@pytest.mark.parametrize(("text", "look"), [
+    ("import gc\n" + SHARD, "gc"), ("from lessons.l05_distributed_sampler import check as c", ""), (SHARD, ""),
+    ("import statistics\ncheck = sum", ""), ("import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
+    ("open('lessons/l05_distributed_sampler/check.py')", "lessons/l05_distributed_sampler/check")])
+def test_what_a_teacher_is_asked_to_look_at(text, look):
+    question = handed_in.asked_in("05")[0]
+    assert look in handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right")
+    assert bool(look) == bool(handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right"))
 
 
 # -------------------------------------------------------------------------------------------------------- hostile
