@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
 from course.lesson import ROOT
@@ -157,8 +158,9 @@ def paper(notebook: NotebookNode, beside: Path) -> Paper:
     results/live of the copy or clone in whose `notebooks` or `my-notebooks` it lies."""
     lesson = lesson_of(notebook)
     made, place, given = Paper(lesson, asked_in(lesson), cells_of(lesson)), 0, given_in(lesson)
-    handed_out = {digest for _, digest in notebook.metadata.get("made_of", ())}  # scripts/my_notebooks.py: of an older
-    for cell in notebook.cells:                                                  # course, too
+    # By scripts/my_notebooks.py: the cells of the course as it was when they were handed out.
+    handed_out = {digest for _, digest in notebook.metadata.get("made_of", ())}
+    for cell in notebook.cells:
         if cell.cell_type != "code" or not (source := bare(cell.source)):
             continue
         if source in given:
@@ -193,11 +195,11 @@ def to_look_at(made: Paper, question: Question, outcome: str) -> str:
 
 
 def statements(notebook: NotebookNode) -> list[ast.stmt]:
-    """Of all cells that are Python."""
+    """Of all cells that are Python: no lesson, but a test, or a name for the board."""
     found = []
     for cell in code_cells(notebook):
         with suppress(SyntaxError):
-            found += ast.parse(cell).body
+            found += ast.parse(TransformerManager().transform_cell(cell)).body
     return found
 
 

@@ -104,7 +104,6 @@ class Learner:
 
     def verdict(self, exercise, question):
         try:
-            there = question.module, question.name, exercises.seed
             try:
                 reached = self.asked(exercise, question, None)
                 patches = "mock" in exercise.check.__code__.co_names  # what an answer must not use, in its own process
@@ -113,7 +112,7 @@ class Learner:
             except Here:
                 pass
             self.stop()
-            return self.asked(exercise, question, there)
+            return self.asked(exercise, question, (question.module, question.name, exercises.seed))
         except Gone as why:
             return "wrong", f"Not yet. {why}"
         finally:
