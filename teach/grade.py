@@ -87,8 +87,8 @@ def sorted_out(hand_ins: list[HandIn], lessons: list[str] | None) -> tuple[list,
     """([(hand-in, its lesson, its Paper or statements)], [(hand-in, why it is not graded)]).
 
     Of several files of a learner with the same lesson the newest is graded in which the learner has written, of a
-    clone rather that in my-notebooks. Another lesson's is named only if the
-    learner has handed in none of those that were asked for.
+    clone rather the one in my-notebooks. Another lesson's is named only if the learner has handed in none of those that
+    were asked for.
     """
     newest, refused, others = {}, [], {}
     for hand_in in hand_ins:
@@ -169,7 +169,8 @@ def answers_in(hand_in, lesson, work, hidden, seed, limit, shielded):
     if lesson in questions.NAMES:
         verdicts, asked = questions.judged(lesson, work), {}
     else:
-        verdicts = shield.judged(work, hidden, seed, limit, shielded)
+        verdicts = (shield.judged(work, hidden, seed, limit, shielded) if work.own or work.files else
+                    [(question.name, "untried", "Not tried yet.") for question in work.questions])
         asked = {question.name: question for question in work.questions}
     return [{"learner": hand_in.learner, "file": hand_in.file, "lesson": lesson, "exercise": name, "outcome": outcome,
              "why": handed_in.plain(why),
