@@ -162,8 +162,7 @@ def consoles(notebook):
 
 def signed(notebook):
     """The text that the notebook gives to `board_name`; None if it gives none."""
-    statements, _ = handed_in.taken_apart(notebook)
-    for statement in statements:
+    for statement in handed_in.statements(notebook):
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "board_name":
             name = getattr(statement.value, "value", None)
             return name if isinstance(name, str) else None

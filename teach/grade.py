@@ -79,15 +79,16 @@ def opened(hand_in, lessons):
     if lessons and lesson not in lessons:
         return lesson, None
     if lesson in questions.NAMES:
-        return lesson, handed_in.taken_apart(notebook)[0]
+        return lesson, handed_in.statements(notebook)
     return lesson, handed_in.paper(notebook, hand_in.path.parent)
 
 
 def sorted_out(hand_ins: list[HandIn], lessons: list[str] | None) -> tuple[list, list]:
     """([(hand-in, its lesson, its Paper or statements)], [(hand-in, why it is not graded)]).
 
-    Of several files of a learner with the same lesson the newest is graded. Another lesson's is named only if the
-    learner has handed in none of those that were asked for.
+    Of several files of a learner with the same lesson the newest is graded in which the learner has written, of a
+    clone rather the one in my-notebooks. Another lesson's is named only if the learner has handed in none of those that
+    were asked for.
     """
     newest, refused, others = {}, [], {}
     for hand_in in hand_ins:
@@ -101,8 +102,8 @@ def sorted_out(hand_ins: list[HandIn], lessons: list[str] | None) -> tuple[list,
             continue
         mine, known = (hand_in, lesson, work), newest.get((hand_in.learner, lesson))
         if known:
-            older, mine = sorted([known, mine], key=lambda each: each[0].path.stat().st_mtime)
-            refused.append((older[0], f"{mine[0].file} is the same lesson, and newer"))
+            other, mine = sorted([known, mine], key=preferred)
+            refused.append((other[0], f"{mine[0].file} is the same lesson, and was written in, or is newer"))
         newest[hand_in.learner, lesson] = mine
     for learner, of_others in others.items():
         if not any((learner, lesson) in newest for lesson in lessons):
@@ -110,6 +111,12 @@ def sorted_out(hand_ins: list[HandIn], lessons: list[str] | None) -> tuple[list,
             names = ", ".join(sorted({lesson for _, lesson in of_others}))
             refused.append((hand_in, f"this is {names}, and {' or '.join(lessons)} was asked for"))
     return list(newest.values()), refused
+
+
+def preferred(taken):
+    """The larger, the rather it is graded."""
+    hand_in, _, work = taken
+    return bool(getattr(work, "own", True)), "my-notebooks" in hand_in.path.parts, hand_in.path.stat().st_mtime
 
 
 def why_not(problem):
@@ -137,10 +144,11 @@ def grade(hand_ins: list[HandIn], lessons: list[str] | None, seed: str, limit: f
             refused.append((hand_in, why_not(problem)))
             tell(f"{hand_in.file}: {refused[-1][1]}")
             return []
-        right, untried = (sum(row["outcome"] == outcome for row in rows) for outcome in ("right", "untried"))
+        right, untried, again = (sum(row["outcome"] == outcome for row in rows) for outcome in (
+            "right", "untried", "again"))
         stopped = [f"; {row['exercise']}: {row['why']}" for row in rows if "It was stopped" in row["why"]]
         tell(f"{hand_in.file}: {lesson}, {right} of {some(len(rows), 'answer')} right, {untried} not tried"
-             + "".join(stopped))
+             + (f", {again} to be graded again: the machine was too busy" if again else "") + "".join(stopped))
         return rows
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -151,7 +159,7 @@ def grade(hand_ins: list[HandIn], lessons: list[str] | None, seed: str, limit: f
             tell("not done: no table and no page was written")
             raise
     answers = pd.DataFrame([row for rows in judged for row in rows],
-                           columns=["learner", "file", "lesson", "exercise", "outcome", "why", "code"])
+                           columns=["learner", "file", "lesson", "exercise", "outcome", "why", "look at this", "code"])
     refused = pd.DataFrame([(hand_in.learner, hand_in.file, why) for hand_in, why in refused],
                            columns=["learner", "file", "why"])
     return answers, refused
@@ -159,12 +167,15 @@ def grade(hand_ins: list[HandIn], lessons: list[str] | None, seed: str, limit: f
 
 def answers_in(hand_in, lesson, work, hidden, seed, limit, shielded):
     if lesson in questions.NAMES:
-        verdicts, code = questions.judged(lesson, work), {}
+        verdicts, asked = questions.judged(lesson, work), {}
     else:
-        verdicts = shield.judged(work, hidden, seed, limit, shielded)
-        code = {question.name: (work.files | work.source).get(question.given, "") for question in work.questions}
+        verdicts = (shield.judged(work, hidden, seed, limit, shielded) if work.own or work.files else
+                    [(question.name, "untried", "Not tried yet.") for question in work.questions])
+        asked = {question.name: question for question in work.questions}
     return [{"learner": hand_in.learner, "file": hand_in.file, "lesson": lesson, "exercise": name, "outcome": outcome,
-             "why": handed_in.plain(why), "code": handed_in.plain(code.get(name, ""), handed_in.TEXT)}
+             "why": handed_in.plain(why),
+             "look at this": handed_in.to_look_at(work, asked[name], outcome) if asked else "",
+             "code": handed_in.plain(handed_in.shown(work, asked[name]) if asked else "", handed_in.TEXT)}
             for name, outcome, why in verdicts]
 
 
@@ -187,6 +198,7 @@ def get_parser():
     parser.prog = "scripts/grade"
     parser.add_argument("folders", nargs="*", type=nonempty_path, metavar="DIR", help="with what was handed in")
     parser.add_argument("--lesson", dest="lessons", action="append", metavar="NN",
+                        type=lambda text: text.zfill(2 + text[-1:].isalpha()) if text[:1].isdigit() else text,
                         choices=[*handed_in.lessons(), *questions.NAMES],
                         help="the lesson that was asked for, or before or after, the tests; several: an option each; "
                              "default: any")

@@ -1,15 +1,10 @@
-"""From a notebook that a learner handed in to the answers in it. Nothing of it runs here.
-
-An answer needs little of its notebook: its own definition, and the names that this uses. So the lesson's runs and
-pictures are left out, and grading takes seconds.
-"""
+"""From a notebook that a learner handed in to the cells that are the learner's. Nothing of it runs here."""
 
 import ast
-import copy
-import dis
-import inspect
+import hashlib
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -19,12 +14,18 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
 from course.lesson import ROOT
-from teach import questions
 
 LARGEST = 20_000_000  # bytes of a notebook; those of this course have less than a million, with all outputs
 WORDS, TEXT = 2000, 50_000  # characters that the pages show of a message or a name, and of an answer
 LINK = "no file of its own: a link, or nothing that can be read"
 CALL = re.compile(r"^(check|capstone)\.(\w+)\((.+)\)$", re.M)
+RIGHT = "✔ Right."  # in the output of a check
+# Names by which an answer could reach the checks or its judge. Nobody is accused: a teacher looks.
+UNUSUAL = re.compile(
+    r"\b(?:gc|ctypes|inspect|_getframe|f_back|tb_frame|__(?:globals|closure|code|subclasses|import)__|sys\.modules|"
+    r"importlib|getppid|getattr|setattr|eval|exec|os\._exit|os\.kill|os\.write|atexit|mock)\b|/proc\b|"
+    r"\blessons\W+\w+\W+(?:check|capstone)\b(?!\s*import)|\bcourse\W+(?:exercise|on_ranks)\b|result\.json|"
+    r"\b(?:torch|dist|nn|math|statistics|os|builtins)(?:\.\w+)+ *=[^=]")
 
 
 class NotGraded(Exception):
@@ -41,6 +42,9 @@ class Question:
     given: str
     """the name of a function or a value, such as my_shard; or of a file, such as 05_backward.py"""
 
+    place: int
+    """of its check: the number of the lesson's cells above it"""
+
     @property
     def is_file(self) -> bool:
         return self.given.endswith(".py")
@@ -53,10 +57,14 @@ class Paper:
     lesson: str
     """its number, such as 06b"""
     questions: list[Question]
-    source: dict[str, str] = field(default_factory=dict)
-    """{name that a question is given: the Python that defines it}"""
+    cells: list[str] = field(default_factory=list)
+    """the lesson's own, of which the learner's may use names"""
+    own: list[tuple[int, str]] = field(default_factory=list)
+    """what the learner changed or added, in the notebook's order: (number of the lesson's cells above it, source)"""
     files: dict[str, str] = field(default_factory=dict)
-    """{name of a file that a question is given: its text}"""
+    """{name of a file that no cell has written: its text}"""
+    said_right: list[str] = field(default_factory=list)
+    """exercises that are right in the notebook's saved outputs"""
     seed: str = ""
     """of the cases; in the environment or a command line an answer would find it"""
     seal: str = ""
@@ -69,15 +77,30 @@ def lessons() -> dict[str, Path]:
 
 
 @cache
+def cells_of(lesson: str) -> list[str]:
+    return code_cells(nbformat.read(lessons()[lesson], as_version=4))
+
+
+@cache
+def given_in(lesson: str) -> dict[str, int]:
+    """{a cell of the lesson: its number}"""
+    return {bare(cell): number for number, cell in enumerate(cells_of(lesson)) if bare(cell)}
+
+
 def asked_in(lesson: str) -> list[Question]:
     """The exercises of a lesson, in their order, as its own notebook calls their checks."""
-    asked, notebook = [], lessons()[lesson]
-    for cell in code_cells(nbformat.read(notebook, as_version=4)):
+    asked = []
+    for place, cell in enumerate(cells_of(lesson)):
         for module, name, argument in CALL.findall(cell):
             file = re.search(r'"([^"]+)"', argument)
-            asked.append(Question(f"lessons.l{notebook.stem}.{module}", name,
-                                  PurePosixPath(file[1]).name if file else argument))
+            asked.append(Question(f"lessons.l{lessons()[lesson].stem}.{module}", name,
+                                  PurePosixPath(file[1]).name if file else argument, place))
     return asked
+
+
+def bare(source: str) -> str:
+    """A cell without comments and blank lines: they change no answer, and a learner's copy lacks some."""
+    return "\n".join(line.rstrip() for line in source.splitlines() if not re.match(r"\s*(#|$)", line))
 
 
 def read(path: Path) -> NotebookNode:
@@ -88,7 +111,7 @@ def read(path: Path) -> NotebookNode:
     if size > LARGEST:
         raise NotGraded(f"{size / 1e6:,.0f} MB: hand it in without its outputs")
     try:
-        notebook = nbformat.reader.reads(path.read_text(encoding="utf-8"))
+        notebook = nbformat.reader.reads(path.read_text(encoding="utf-8-sig"))
         notebook = nbformat.convert(notebook, 4)
         "".join(cell.cell_type + cell.source for cell in notebook.cells)  # raises where a cell has no such text
         return notebook
@@ -100,7 +123,7 @@ def read(path: Path) -> NotebookNode:
 def plain(text: object, most: int = WORDS) -> str:
     """The text as any file, page or console takes it: at most so many characters, and no lone surrogates."""
     text = str(text)
-    text = text if len(text) <= most else f"{text[:most - 2]} …"
+    text = (text if len(text) <= most else f"{text[:most - 2]} …").replace("\0", "\\0")
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -114,99 +137,70 @@ def code_cells(notebook: NotebookNode) -> list[str]:
 
 
 def lesson_of(notebook: NotebookNode) -> str:
-    """The number of the lesson whose checks the notebook imports, or "before" or "after" of a test. NotGraded for any
-    other notebook."""
+    """The number of the lesson of which most cells are there; or of which a program is imported; or "before" or "after"
+    of a test. NotGraded for any other notebook."""
     code = "\n".join(code_cells(notebook))
-    names = (re.findall(r"^from lessons\.l(\d\d[a-z]?)_\w+ import (?:\([^)]*|.*)\bcheck\b", code, re.M)
-             or re.findall(r'^test = "(before|after)"', code, re.M))
-    if not names or names[0] not in (*lessons(), *questions.NAMES):
-        raise NotGraded("no lesson of this course: no cell imports a lesson's checks")
-    return names[0]
+    if test := re.search(r'^test = "(before|after)"', code, re.M):
+        return test[1]
+    there = set(map(bare, code_cells(notebook)))
+    shared = {lesson: len(there & given_in(lesson).keys()) for lesson in lessons()}
+    lesson = max(shared, key=shared.get)
+    imported = re.search(r"\blessons\.l(\d\d[a-z]?)_", code)
+    if shared[lesson] > 3:  # the first cells are alike in all
+        return lesson
+    if not imported or imported[1] not in shared:
+        raise NotGraded("no lesson of this course: hardly a cell of one, and none imports a lesson's checks")
+    return imported[1]
 
 
 def paper(notebook: NotebookNode, beside: Path) -> Paper:
     """The Paper of a notebook. `beside`: its folder. A file that no cell writes (the capstone) may lie there, or in
-    results/live if that folder is the `notebooks` of a learner's copy."""
+    results/live of the copy or clone in whose `notebooks` or `my-notebooks` it lies."""
     lesson = lesson_of(notebook)
-    asked = asked_in(lesson)
-    statements, files = taken_apart(notebook)
-    made = Paper(lesson, asked)
-    for question in asked:
-        if question.is_file:
-            live = beside.parent / "results" / "live"
-            led_away = live.resolve() != beside.resolve().parent / "results" / "live"  # to another's, by a link
-            places = [beside] + ([live] if beside.name == "notebooks" and not led_away else [])
-            paths = [place / question.given for place in places if own_file(place / question.given)]
-            if question.given in files:
-                made.files[question.given] = files[question.given]
-            elif paths and paths[0].stat().st_size < LARGEST:
-                made.files[question.given] = paths[0].read_text(encoding="utf-8", errors="replace")
-        else:
-            made.source[question.given] = needed(question.given, statements)
+    made, place, given = Paper(lesson, asked_in(lesson), cells_of(lesson)), 0, given_in(lesson)
+    # By scripts/my_notebooks.py: the cells of the course as it was when they were handed out.
+    handed_out = {digest for _, digest in notebook.metadata.get("made_of", ())}
+    for cell in notebook.cells:
+        if cell.cell_type != "code" or not (source := bare(cell.source)):
+            continue
+        if source in given:
+            place = given[source] + 1
+        elif hashlib.sha256(cell.source.encode(errors="replace")).hexdigest()[:16] not in handed_out:
+            made.own.append((place, cell.source))
+        if RIGHT in json.dumps(cell.get("outputs", []), ensure_ascii=False):
+            made.said_right += [name for _, name, _ in CALL.findall(cell.source)]
+    live = beside.parent / "results" / "live"
+    led_away = live.resolve() != beside.resolve().parent / "results" / "live"  # to another's, by a link
+    places = [beside] + ([live] if beside.name in ("notebooks", "my-notebooks") and not led_away else [])
+    for name in [question.given for question in made.questions if question.is_file]:
+        for path in [place / name for place in places if own_file(place / name)][:1]:
+            if path.stat().st_size < LARGEST:
+                made.files[name] = path.read_text(encoding="utf-8", errors="replace")
     return made
 
 
-def taken_apart(notebook: NotebookNode) -> tuple[list[ast.stmt], dict[str, str]]:
-    """(the statements of all cells, {name of a file that a cell writes: its text})."""
-    statements, files, transform = [], {}, TransformerManager()
-    for source in code_cells(notebook):
-        writes = re.match(r"\s*%%writefile +(?:-a +)?(\S+)\n(.*)", source, re.S)
-        if writes:
-            files[PurePosixPath(writes[1]).name] = writes[2]
-            continue
-        try:
-            statements += ast.parse(transform.transform_cell(source)).body
-        except SyntaxError as error:  # an answer of this cell raises it, and its learner reads where
-            statements += ast.parse(f"raise SyntaxError({f'in line {error.lineno} of its cell: {error.msg}'!r})").body
-            statements[-1].names = set(re.findall(r"^(?:def )?(\w+)\b *[(=]", source, re.M))
-    return statements, files
+def shown(made: Paper, question: Question) -> str:
+    """What was handed in for a question: the cells that name it, or its file; then those that name no question."""
+    names = {each.given for each in made.questions}
+    theirs = [cell for _, cell in made.own if question.given in cell]
+    helpers = [cell for _, cell in made.own if not any(name in cell for name in names)]
+    return "\n\n".join(theirs + [made.files.get(question.given, "")] * (not theirs) + helpers)
 
 
-def needed(name: str, statements: list[ast.stmt]) -> str:
-    """The Python that defines `name`: the statements that bind it or a name which they use, in their order.
-
-    Of an import only those names are kept: the line that brings in a lesson's program brings in its checks, too.
-    """
-    wanted, kept = {name}, set()
-    while more := [number for number, statement in enumerate(statements)
-                   if number not in kept and bound(statement) & wanted]:
-        kept.update(more)
-        wanted.update(*(used(statements[number]) for number in more))
-    parts = []
-    for statement in (statements[number] for number in sorted(kept)):
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            statement = copy.copy(statement)
-            statement.names = [alias for alias in statement.names if bound_by(alias) in wanted]
-        parts.append(ast.unparse(statement))
-    return "\n\n".join(parts) + "\n"
+def to_look_at(made: Paper, question: Question, outcome: str) -> str:
+    """What a teacher should look at, or ""."""
+    if outcome != "right":
+        return "right in the learner's notebook" if question.name in made.said_right else ""
+    return ", ".join(dict.fromkeys(UNUSUAL.findall(shown(made, question))))
 
 
-def bound(statement: ast.stmt) -> set[str]:
-    """Names that the statement gives a value, at the top level of the notebook."""
-    if isinstance(getattr(statement, "names", None), set):  # a cell with a syntax error: taken_apart() guessed them
-        return statement.names
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {statement.name}
-    nodes = list(ast.walk(statement))
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} | {
-        bound_by(node) for node in nodes if isinstance(node, ast.alias)}
-
-
-def bound_by(alias: ast.alias) -> str:
-    return (alias.asname or alias.name).split(".")[0]
-
-
-def used(statement: ast.stmt) -> set[str]:
-    """Names of the notebook that the statement looks up, now or when its functions are called: no local ones."""
-    try:
-        waiting = [compile(ast.Module([statement], []), "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
-    except SyntaxError:  # such as `return` outside of a function: whoever runs it will say so
-        return set()
-    names = set()
-    for code in waiting:
-        names.update(step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_NAME", "LOAD_GLOBAL"))
-        waiting += [constant for constant in code.co_consts if inspect.iscode(constant)]
-    return names
+def statements(notebook: NotebookNode) -> list[ast.stmt]:
+    """Of all cells that are Python: no lesson, but a test, or a name for the board."""
+    found = []
+    for cell in code_cells(notebook):
+        with suppress(SyntaxError):
+            found += ast.parse(TransformerManager().transform_cell(cell)).body
+    return found
 
 
 def as_json(made: Paper) -> str:

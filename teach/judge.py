@@ -3,133 +3,228 @@
     python -m teach.judge DESCRIPTOR SECONDS
 
 For each exercise it writes a line to the descriptor: the paper's seal, then [name, outcome, message] as JSON. Each
-answer gets so many seconds. Its output goes to stdout, where the shield counts it. An answer that is a function or a
-value is judged in a process of its own, which may hang or die. An answer in a file runs on ranks, which are processes
-of their own already.
+answer gets so many seconds. The learner's cells run in another process, teach/answers.py. This one has the checks: it
+calls an answer there, and takes nothing but values of Python's own types. An answer in a file runs on ranks, which are
+processes of their own already.
 """
 
-import ast
+import builtins
+import contextlib
 import importlib
+import io
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import shutil
-import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
+from types import FunctionType, MethodType
 
 import psutil
 
 from course import exercise as exercises
-from course.exercise import Exercise, first_line
+from course.exercise import PLAIN
 from teach import handed_in
 
-ROOM, MESSAGE = 100_000_000, 100_000  # bytes that an answer finds free, and of a verdict
-CALLED = ("builtins", "copy", "inspect", "math", "statistics")  # by the checks, in the answer's own process
-FORK = multiprocessing.get_context("fork")
-# A module with checks, or a package from which one is reached: as a dotted name, and in any text.
-CHECKS = re.compile(r"lessons(\.l\d\d[a-z]?_\w+(\.(check|capstone)(\..+)?)?)?|course(\.(exercise|on_ranks)(\..+)?)?")
-CHECKS_IN_TEXT = re.compile(r"\blessons\W+l\d\d[a-z]?_\w+(\W+(check|capstone)\b|$)|\bcourse\W+(exercise|on_ranks)\b")
+ROOM, MESSAGE = 100_000_000, 50_000_000  # bytes that an answer finds free, and of what it returns
+STARTS = 4  # of the learner's process: a cell that ends it, or never ends, is left out of the next
+LIVE = Path("results/live")  # where cells write the files that are answers
+NO_FAULT = "Your answer is not at fault"  # course/on_ranks.py, of ranks that could not start
+
+
+class Here(BaseException):
+    """The check's arguments cannot leave its process."""
+
+
+class Gone(BaseException):
+    """The learner's process, or its fork that answers, does not go on. The message says why."""
+
+
+class Values(pickle.Unpickler):
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError("no value of Python's own types")
+
+
+class Learner:
+    """The process of teach/answers.py. `failed`: {number of a cell: why it could not be run}."""
+
+    def __init__(self, paper: handed_in.Paper, limit: float):
+        self.paper, self.limit, self.failed = paper, limit, {}
+        self.start()
+
+    def start(self):
+        self.end, theirs = multiprocessing.Pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "teach.answers", str(theirs.fileno())], pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        theirs.close()
+        self.left = [number for number in range(len(self.paper.own)) if number not in self.failed]
+        self.until = time.monotonic() + self.limit
+        self.tell(self.paper.cells, [self.paper.own[number] for number in self.left],
+                  sorted({question.module for question in self.paper.questions}))
+
+    def tell(self, *words):
+        with contextlib.suppress(OSError):  # that it has ended is heard
+            self.end.send_bytes(pickle.dumps(words))  # send() would share a tensor's memory
+
+    def heard(self):
+        try:
+            if not self.end.poll(max(0.0, self.until - time.monotonic())):
+                raise Gone(f"No end within {self.limit:g} s.")
+            return Values(io.BytesIO(self.end.recv_bytes(MESSAGE))).load()
+        except (EOFError, OSError):
+            raise Gone("It ended the process of its notebook.") from None
+        except Exception as error:  # whatever it sends
+            return "unreadable", exercises.first_line(error)
+
+    def run_cells(self):
+        """Returns a reason if they come to no end."""
+        for _ in range(STARTS):
+            number = None
+            try:
+                while (words := self.heard())[0] != "ran":
+                    self.until, number = time.monotonic() + self.limit, self.left[words[1]]
+                    self.failed |= {number: words[2]} if words[0] == "failed" else {}
+                return None
+            except Gone as why:
+                self.process.kill()
+                self.failed |= {number: str(why)} if number is not None else {}
+                self.start()
+        return "Not yet. The cells of this notebook come to no end."
+
+    def unread(self, word):
+        """A sentence on each cell that could not be run and has this word."""
+        return " ".join(f"The cell `{self.paper.own[number][1].strip().splitlines()[0][:60]}` could not be run: {why}"
+                        for number, why in sorted(self.failed.items())
+                        if re.search(rf"\b{re.escape(word)}", self.paper.own[number][1]))
+
+    def verdict(self, exercise, question):
+        try:
+            try:
+                reached = self.asked(exercise, question, None)
+                patches = "mock" in exercise.check.__code__.co_names  # what an answer must not use, in its own process
+                if reached[0] != "right" or not patches:
+                    return reached
+            except Here:
+                pass
+            self.stop()
+            return self.asked(exercise, question, (question.module, question.name, exercises.seed))
+        except Gone as why:
+            return "wrong", f"Not yet. {why}"
+        finally:
+            self.stop()
+
+    def asked(self, exercise, question, here):
+        self.until = time.monotonic() + self.limit
+        self.tell(question.given, question.place, here)
+        self.answering = True
+        kind, *words = self.heard_of_fork(*(["verdict"] if here else ["value", "function"]))
+        return words if here else exercise.verdict(words[0] if kind == "value" else self.function(*words))
+
+    def heard_of_fork(self, *kinds):
+        words = self.heard()
+        if words[0] == "ended":
+            self.answering = False
+            raise Gone(f"Its process ended before the check had an answer ({words[1]}).")
+        if words[0] not in kinds:
+            raise Gone("Its process told what cannot be read.")
+        return words
+
+    def function(self, name, text):
+        """The learner's function for a check, with the learner's text: some checks read it."""
+        def called(*given):
+            ours = [value for value in given if isinstance(value, FunctionType | MethodType)]
+            self.tell(*[("ours", ours.index(value)) if isinstance(value, FunctionType | MethodType)
+                        else ("value", can_travel(value)) for value in given])
+            while (words := self.heard_of_fork("call", "raised", "returned"))[0] == "call":
+                self.tell(ours[words[1]](*words[2]))
+            if words[0] == "raised":
+                raise error_of(*words[1:])
+            return words[1]
+
+        path = Path(f"text_of_{len(list(Path().glob('text_of_*')))}.py")
+        path.write_text(text, encoding="utf-8", errors="replace")
+        code = called.__code__.replace(co_filename=str(path.resolve()), co_firstlineno=1)
+        return FunctionType(code, globals(), name, None, called.__closure__)
+
+    def stop(self):
+        """End the fork that answers, and all that it has started."""
+        if not self.answering:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                process.kill()
+        with contextlib.suppress(Gone):
+            self.until = time.monotonic() + 10
+            while self.heard()[0] != "ended":
+                pass
+
+
+def can_travel(value):
+    """The value, of Python's own types or a tensor. Raises Here for any other."""
+    items = list(value.items()) if type(value) is dict else value if type(value) in (tuple, list, set) else []
+    if type(value) not in PLAIN and type(value).__name__ != "Tensor":
+        raise Here
+    for item in items:
+        can_travel(item)
+    return value
+
+
+def error_of(name, arguments):
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception | SystemExit)):
+        kind = type(name, (Exception,), {})
+    try:
+        return kind(*arguments)
+    except TypeError:
+        return Exception(*arguments)
+
+
+def of_a_file(exercise, name, written):
+    """The verdict on one of the files {name: bytes}. All are written again: another answer may have cleared them."""
+    shutil.rmtree(LIVE, ignore_errors=True)
+    LIVE.mkdir(parents=True)
+    for each, data in written.items():
+        (LIVE / each).write_bytes(data)
+    for _ in range(2):
+        outcome, message = exercise.verdict(str(LIVE / name))
+        if NO_FAULT not in message:
+            return outcome, message
+    return "again", message
 
 
 def main(descriptor: int, limit: float) -> None:
+    sys.path.remove(os.getcwd())  # where an answer may write modules
     paper = handed_in.from_json(sys.stdin.read())
-    exercises.seed = paper.seed
+    LIVE.mkdir(parents=True)
     for name, text in paper.files.items():
-        Path(name).write_text(text, encoding="utf-8")
+        (LIVE / name).write_text(text, encoding="utf-8")
+    learner = Learner(paper, limit)  # its cells run while the checks are imported
+    exercises.seed = paper.seed
     modules = {question.module: importlib.import_module(question.module) for question in paper.questions}
+    endless = learner.run_cells()
+    written = {question.given: (LIVE / question.given).read_bytes() for question in paper.questions
+               if question.is_file and handed_in.own_file(LIVE / question.given)}
     for question in paper.questions:
         exercise = getattr(modules[question.module], question.name)
-        answer = (paper.files if question.is_file else paper.source).get(question.given, "")
-        if names_the_checks(answer):
-            verdict = "wrong", "Not yet. It looks into the course's checks. An answer stands on its own."
+        if endless:
+            outcome, message = "wrong", endless
         elif question.is_file:
-            verdict = exercise.verdict(question.given)
+            outcome, message = of_a_file(exercise, question.given, written)
         else:
-            verdict = in_a_process(exercise, question.given, answer, descriptor, limit)
-        outcome, message = verdict
+            outcome, message = learner.verdict(exercise, question)
+        unread = learner.unread(question.given) if outcome == "untried" or "NameError" in message else ""
+        if unread:
+            outcome, message = "wrong", f"{message} {unread}"
         line = f"{paper.seal} {json.dumps([question.name, outcome, handed_in.plain(message)])}\n"
         os.write(descriptor, line.encode())
-        if shutil.disk_usage(".").free < ROOM:
-            return  # an answer has filled the disk: the next ones are judged in another room
-
-
-def names_the_checks(source: str) -> bool:
-    """Does the Python import the course's checks, or look them up, under any name? Comments and docstrings may."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # it will not run, and its check says so
-        return False
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=aliases):  # `import lessons.x.y` gives `lessons`; with `as z`, lessons.x.y
-                modules = [alias.name if alias.asname else alias.name.partition(".")[0] for alias in aliases]
-            case ast.ImportFrom(names=aliases):
-                modules = [f"{node.module}.{alias.name}".removesuffix(".*") for alias in aliases]
-            case ast.Constant(value=str(text)) if id(node) not in docstrings:
-                if CHECKS_IN_TEXT.search(text):
-                    return True
-                continue
-            case _:
-                continue
-        if any(CHECKS.fullmatch(module) for module in modules):
-            return True
-    return False
-
-
-def in_a_process(exercise: Exercise, name: str, source: str, closed: int, limit: float) -> tuple[str, str]:
-    """The verdict on the value that `source` gives `name`. Wrong, too, if it never ends, or ends its process.
-
-    `closed`: a descriptor that the answer's process must not have.
-    """
-    receiver, sender = FORK.Pipe(duplex=False)
-    child = FORK.Process(target=send_verdict, args=(sender, exercise, name, source, closed))
-    child.start()
-    sender.close()
-    family = psutil.Process(child.pid)
-    try:
-        if not receiver.poll(limit):
-            return "wrong", f"Not yet. No end within {limit:g} s."
-        return json.loads(receiver.recv_bytes(MESSAGE))  # of any other form: it ends the judge, and costs this answer
-    except EOFError:
-        child.join()
-        how = signal.Signals(-child.exitcode).name if child.exitcode < 0 else f"status {child.exitcode}"
-        return "wrong", f"Not yet. Its process ended before the check had an answer ({how})."
-    finally:
-        for process in [*family.children(recursive=True), family] if family.is_running() else []:
-            process.kill()
-        child.join()
-
-
-def send_verdict(sender, exercise, name, source, closed):
-    os.close(closed)
-    watched = [module for module in sys.modules if module in CALLED
-               or module.startswith(("course.exercise", "course.on_ranks", "lessons."))]
-    before = fingerprint(watched)
-    path = Path(f"{name}.py")  # a real file: some checks read a function's text
-    path.write_text(source, encoding="utf-8")
-    namespace = {"__name__": "answers"}
-    try:
-        exec(compile(source, str(path.resolve()), "exec"), namespace)
-        outcome, message = exercise.verdict(namespace.get(name))
-    except BaseException as error:  # SystemExit too: whatever an answer raises
-        outcome, message = "wrong", f"Not yet. It raised {first_line(error)}"
-    if fingerprint(watched) != before:
-        outcome, message = "wrong", "Not yet. It changes the course's checks, or what they call."
-    sender.send_bytes(json.dumps([outcome, handed_in.plain(message)]).encode())
-    sys.stdout.flush()
-    os._exit(0)
-
-
-def fingerprint(modules):
-    """What the names in these modules stand for, and the code behind them: another fingerprint shows that somebody
-    changed them. Submodules do not count: an answer may import a lesson's program."""
-    values = {(module, name, part): value for module in modules for name, thing in vars(sys.modules[module]).items()
-              if not name.startswith("__") and f"{module}.{name}" not in sys.modules
-              for part, value in [("", thing), *(vars(thing).items() if isinstance(thing, type | Exercise) else [])]}
-    return {key: (id(value), id(getattr(value, "__code__", None))) for key, value in values.items()}
+        if learner.process.poll() is not None or shutil.disk_usage(".").free < ROOM:
+            return  # an answer has ended it, or filled the disk: the next ones are judged in another room
+    learner.process.kill()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The results of a grading, for the teacher and for each learner: tables (CSV) and pages (HTML).
 
-`answers` has a row for each exercise: learner, file, lesson, exercise, outcome, why, code. `refused` has a row for each
+`answers` has a row for each exercise: learner, file, lesson, exercise, outcome, why, "look at
+this", code. `refused` has a row for each
 file that could not be graded: learner, file, why.
 """
 
@@ -11,7 +12,7 @@ import pandas as pd
 
 import files
 
-WORDS = {"right": "right", "wrong": "not yet", "untried": "not tried"}
+WORDS = {"right": "right", "wrong": "not yet", "untried": "not tried", "again": "to be graded again"}
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
                                autoescape=True)  # a learner's text is shown, and never run by a browser
 
@@ -19,12 +20,12 @@ TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).wit
 def write(answers: pd.DataFrame, refused: pd.DataFrame, folder: Path, line: str) -> dict[str, str]:
     """Write answers.csv, grades.csv, index.html and a page a learner to `folder`; {learner: file name of the page}.
     `line` says how it was graded."""
-    write_text(folder / "answers.csv", answers.drop(columns="code").to_csv(index=False))
+    write_text(folder / "answers.csv", csv(answers.drop(columns="code")))
     grades = counted(answers, ["learner", "lesson"])
     learners = sorted({*answers.learner, *refused.learner})
     pages = {name: f"learner-{number:03}.html" for number, name in enumerate(learners, 1)}
     grades["page"] = grades.learner.map(pages)
-    write_text(folder / "grades.csv", grades.to_csv(index=False))
+    write_text(folder / "grades.csv", csv(grades))
     grades["cell"] = grades.right.astype(str) + " of " + grades["of"].astype(str)
     table = grades.pivot(index="learner", columns="lesson", values="cell").reindex(learners).fillna("–")
     for name in learners:
@@ -40,7 +41,8 @@ def write(answers: pd.DataFrame, refused: pd.DataFrame, folder: Path, line: str)
     exercises["often"] = [messages.get_group(key).mode()[0] if key in messages.groups else ""
                           for key in zip(exercises.lesson, exercises.exercise, strict=True)]
     render(folder / "index.html", "class.html", title="The class", line=line, table=table, pages=pages,
-           gains=gains(answers), exercises=list(exercises.itertuples()), refused=list(refused.itertuples()))
+           gains=gains(answers), exercises=list(exercises.itertuples()),
+           look=answers[answers["look at this"] != ""].to_dict("records"), refused=list(refused.itertuples()))
     return pages
 
 
@@ -50,6 +52,12 @@ def give_back(pages: dict[str, str], folder: Path, to: Path, name: str) -> list[
     for learner in learners:
         write_text(to / learner / name, (folder / pages[learner]).read_text(encoding="utf-8"))
     return sorted(pages.keys() - learners)
+
+
+def csv(table):
+    """As text, where no cell begins a formula of a spreadsheet."""
+    return table.map(lambda cell: f"'{cell}" if str(cell).startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+                     ).to_csv(index=False)
 
 
 def counted(answers, by):

@@ -30,7 +30,7 @@ Verdict = tuple[str, str, str]  # name of the exercise, one of OUTCOMES, message
 MEMORY, DISK, PRINTED, PROCESSES = 4 * 10**9, 200 * 10**6, 10**6, 150  # bytes, bytes, bytes, and how many
 LOOK = 0.1  # seconds between two looks
 ON_RANKS = 200  # seconds, twice START and LIMIT in course/on_ranks.py: for an answer, then for the typical mistakes
-OUTCOMES = ("right", "wrong", "untried")
+OUTCOMES = ("right", "wrong", "untried", "again")
 STOPPED = threading.Event()  # set when grading is ended from outside: every watch ends its room
 DESK = "/tmp/desk"  # in the room: the folder where it works
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix", "/sys", "/etc/alternatives",
@@ -92,7 +92,7 @@ def in_a_room(paper, hidden, limit, shielded):
         command = [*(room(hidden) if shielded else []), sys.executable, "-m", "teach.judge", str(writer), str(limit)]
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": DESK if shielded else desk,
-                        "PYTHONDONTWRITEBYTECODE": "1"}
+                        "PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1"}  # nobody's modules but ours
         mark = uuid.uuid4().hex
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    pass_fds=(writer,), env=processes.environment(mark, environment), cwd=desk,

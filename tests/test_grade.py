@@ -20,6 +20,8 @@ import pandas as pd
 import psutil
 import pytest
 
+from course import on_ranks
+from course.exercise import Case, exercise
 from course.lesson import ROOT
 from lessons._template import check as template
 from lessons.l01_one_device import check as lesson_01
@@ -78,34 +80,153 @@ def cells(*sources):
 # ---------------------------------------------------------------------------------------------- what is handed in
 
 
-def test_an_answer_is_its_definition_and_the_names_that_it_uses():
-    notebook = nbformat.v4.new_notebook(cells=cells(
-        "import math, time\nfrom statistics import mean, median\nfrom lessons.l05_x import check, uneven_shards",
-        "!torchrun main.py\nslow = time.sleep(1000)",
-        "FACTOR = math.pi\ntotal = slow",
-        "def helper(x):\n    total = FACTOR * x\n    return mean([total])",
-        "def my_answer(x):\n    return helper(x)",
-        "def my_answer(x):\n    return helper(2 * x)",
-        "%%writefile results/live/05_backward.py\nimport torch\n",
-        "def broken(:\n    pass"))
-    statements, files = handed_in.taken_apart(notebook)
-    source = handed_in.needed("my_answer", statements)
-    exec(source, namespace := {})
-    assert namespace["my_answer"](1) == pytest.approx(6.2832, abs=1e-3)
-    assert not any(word in source for word in ("sleep", "torchrun", "median", "time", "check"))
-    assert files == {"05_backward.py": "import torch\n"}
-    assert handed_in.needed("broken", statements).startswith("raise SyntaxError")
-    assert handed_in.needed("nothing", statements).strip() == ""
+SHARD = inspect.getsource(lesson_05.my_shard).replace("math.", "maths.")
+HEAD, BODY = SHARD.split("\n", 1)
+SHARD, FILE = f"import math as maths\n\n{SHARD}", "results/live/05_backward.py"
+TEXT = "import torch\n\n\ndef backward(model, images, labels):\n    return 1\n"
+CHOICE = "from lessons.l05_distributed_sampler import check"
+# What stands in a notebook in place of the stub, cell by cell. Each is right in the learner's own copy.
+HABITS = {
+    "plain": [SHARD],
+    "time": ["%%time\n" + SHARD], "capture": ["%%capture out\n" + SHARD], "time of a helper": [
+        "%%time\nimport math as maths\ndef each(n, world_size):\n    return maths.ceil(n / world_size)",
+        HEAD + "\n    per = each(n, world_size)\n    return [(rank + k * world_size) % n for k in range(per)]"],
+    "in an if": ["if True:\n" + "\n".join("    " + line for line in SHARD.splitlines())],
+    "in a try": ["try:\n" + "\n".join("    " + line for line in SHARD.splitlines())
+                 + "\nexcept ImportError:\n    pass"],
+    "with": ["import contextlib\nwith contextlib.suppress(ValueError):\n    import math as maths\n    " + HEAD
+             + "\n" + "\n".join("    " + line for line in BODY.splitlines())],
+    "star": ["from math import *", SHARD.replace("maths.", "")],
+    "table": ["d = {}", "for n in range(1, 200):\n    for w in range(1, 12):\n        for r in range(w):\n"
+              "            d[n, r, w] = [(r + k * w) % n for k in range(-(-n // w))]",
+              "def my_shard(n, rank, world_size): return d[n, rank, world_size]"],
+    "append": ["kept = []", "kept.append(1)", SHARD.replace("(rank", "(kept[0] - 1 + rank")],
+    "update": ["ways = dict()", "ways.update(one=1)", SHARD.replace("def my_shard", "def shard"),
+               "ways['shard'] = shard", "my_shard = ways['shard']"],
+    "attribute": [SHARD + "\nmy_shard.tries = 0", SHARD.replace("(rank", "(my_shard.tries * 0 + rank")
+                  + "\nmy_shard.tries = 3"],
+    "a name of checks": ["import statistics\nchecks = {'check': 1}\n" + SHARD + "\nmy_shard.checks = checks"],
+    "imports statistics inside": [HEAD + "\n    import statistics, math as maths\n" + BODY],
+    "a name of a later cell": ["def padded(n, w):\n    return -(-n // w)\n\nshards = 3",
+                               "def my_shard(n, rank, world_size):\n    return [(rank + k * world_size) % n for k in "
+                               "range(padded(n, world_size))] if shards == 3 else 0"],
+    "the lesson's imports": ["def my_shard(n, rank, world_size):\n    return [int(i) % n for i in torch.arange(rank, "
+                             "rank + world_size * -(-n // world_size), world_size)]"],
+    "the lesson's values": ["def my_shard(n, rank, world_size):\n    assert patience == 3 and samples\n    return "
+                            "[(rank + k * world_size) % n for k in range(-(-n // world_size))]"],
+    "a lesson's value, changed": ["patience = patience + 1", SHARD.replace("(rank", "(patience - 4 + rank")],
+    "raises above": ["1 / 0", "raise NotImplementedError", SHARD],
+    "exits above": ["import sys\nsys.exit()", SHARD, "exit"],
+    "ends the process above": ["import os\nos._exit(1)", SHARD], "not Python above": ["def (", SHARD],
+    "lambda": ["my_shard = lambda n, rank, w: [(rank + k * w) % n for k in range(-(-n // w))]"],
+    "decorator": ["import functools\n@functools.cache\n" + SHARD.partition("\n\n")[2], "import math as maths"],
+    "partial": [SHARD.replace("my_shard(", "shard(extra, "), "from functools import partial\n"
+                "my_shard = partial(shard, None)"],
+    "method": ["class Sampler:\n    def shard(self, n, rank, w):\n        return [(rank + k * w) % n for k in range("
+               "-(-n // w))]", "my_shard = Sampler().shard"],
+    "callable object": ["class Shard:\n    def __call__(self, n, rank, w):\n        return [(rank + k * w) % n for k "
+                        "in range(-(-n // w))]", "my_shard = Shard()"],
+    "generator": [HEAD + "\n    for k in range(-(-n // world_size)):\n        yield (rank + k * world_size) % n"],
+    "array": ["import numpy as np\n" + HEAD + "\n    return np.arange(rank, rank + world_size * -(-n // world_size), "
+              "world_size) % n"],
+    "tensor": [HEAD + "\n    return torch.arange(rank, rank + world_size * -(-n // world_size), world_size) % n"],
+    "tuple": ["def my_shard(n, rank, w): return tuple((rank + k * w) % n for k in range(-(-n // w)))"],
+    "load_ext, ls, help": ["%load_ext autoreload\n%autoreload 2\n!ls\nfiles = !ls\n" + SHARD, "my_shard?"],
+    "bash": ["%%bash\nexit 1", SHARD], "pip": ["%pip install torch\n" + SHARD], "cd": ["%cd results\n%cd ..", SHARD],
+    "matplotlib": ["%matplotlib inline\n" + SHARD], "timeit": [SHARD, "%timeit -n 1 -r 1 my_shard(20, 0, 2)"],
+    "html": ["%%html\n<b>x</b>", SHARD], "input": ["name = input()", SHARD], "await": ["import asyncio\n"
+             "await asyncio.sleep(0)\n" + SHARD], "display": ["display(1)\nprint('x' * 3_000_000)", SHARD],
+    "defined twice": [HEAD + "\n    return []", SHARD], "a draft follows": [SHARD, "def my_shard2(n): return"],
+    "annotated": ["import math as maths\n" + SHARD.replace("(n, rank, world_size)", "(n: int, rank: int, world_size: "
+                  "int) -> list[int]").partition("\n\n")[2]],
+    "class with helper": ["from dataclasses import dataclass\n@dataclass\nclass Deal:\n    n: int\n    w: int\n"
+                          "    def of(self, r): return [(r + k * self.w) % self.n for k in range(-(-self.n // self.w"
+                          "))]",
+                          "def my_shard(n, rank, world_size): return Deal(n, world_size).of(rank)"],
+    "global state": ["calls = 0", SHARD.replace(BODY, "    global calls\n    calls += 1\n" + BODY)],
+    "hint": [SHARD, "check.shard(my_shard)\ncheck.shard.hint()"], "checks renamed": [
+        CHOICE + " as c", SHARD, "c.shard(my_shard)"],
+    "the module of checks": ["import lessons.l05_distributed_sampler.check as c", SHARD, "c.shard(my_shard)"],
+    "prints": [SHARD.replace(BODY, "    print('x' * 10_000_000)\n" + BODY)],
+    "recursion": ["def my_shard(n, rank, w, k=0):\n    return [] if k == -(-n // w) else [(rank + k * w) % n, "
+                  "*my_shard(n, rank, w, k + 1)]"],
+    "forks that sleep": ["import multiprocessing, time\nbig = bytearray(b'x') * 10**8\nfor _ in range(8):\n    "
+                         "multiprocessing.get_context('fork').Process(target=time.sleep, args=(30,), daemon=True)"
+                         ".start()", SHARD],
+    "no end above": ["import signal\nsignal.alarm(1)\nwhile True: pass", SHARD],
+}
+FILES = {  # and in place of that with %%writefile
+    "file": ["%%file " + FILE + "\n" + TEXT], "trailing blank": ["%%writefile " + FILE + " \n" + TEXT],
+    "quoted": [f'%%writefile "{FILE}"\n{TEXT}'], "again": ["%%writefile " + FILE + "\npass", "%%writefile " + FILE
+                                                            + "\n" + TEXT],
+    "appended": [f"%%writefile {FILE}\nimport torch\n\n", f"%%writefile -a {FILE}\n{TEXT[14:]}"],
+    "appended, long": [f"%%writefile {FILE}\nimport torch\n\n", f"%%writefile --append {FILE}\n{TEXT[14:]}"],
+    "by Python": [f"from pathlib import Path\nPath({FILE!r}).write_text({TEXT!r})"],
+    "in the folder": ["%cd results/live\n", f"%%writefile 05_backward.py\n{TEXT}", "%cd ../.."],
+    "by a variable": [f"path = {FILE!r}", "%%writefile $path\n" + TEXT], "at home": [
+        f"%%writefile ./{FILE}\n" + TEXT],
+}
+NAMED = {  # a line is owed: (cells, what the verdict names)
+    "another file": (["from my_answers import my_shard"], "my_shard` could not be run: ModuleNotFoundError"),
+    "half": (["def my_shard(n, rank, world_size:\n    return []"], "`def my_shard(n, rank, world_size:` could not be"),
+    "a helper that fails": (["per = 1 / 0", "def my_shard(n, rank, w): return [per]"], "NameError"),
+}
+
+
+def answers_of(tmp_path, habit, monkeypatch, instead=None):
+    """The process with the learner's cells of a lesson 05 in which they stand in place of a stub, run."""
+    notebook = nbformat.read(handed_in.lessons()["05"], as_version=4)
+    stub = next(number for number, cell in enumerate(notebook.cells)
+                if cell.source.startswith(instead or "def my_shard"))
+    notebook.cells[stub:stub + 1] = cells(*habit)
+    monkeypatch.chdir(tmp_path)
+    Path("results/live").mkdir(parents=True)
+    learner = judge.Learner(handed_in.paper(notebook, tmp_path), 10)
+    assert learner.run_cells() is None
+    return learner
+
+
+@exercise(solution=lesson_05.my_shard, hint="", mistakes={})
+def shard(answer):
+    """As in lesson 05, without what it patches in the answer's process: that imports torch."""
+    for case in [(20, 0, 2), (21, 1, 2), (7, 3, 4), (3, 7, 8)]:
+        yield Case([int(item) for item in answer(*case)], lesson_05.sampler_shard(*case), "It differs.")
+
+
+def shard_of(learner):
+    question = learner.paper.questions[0]
+    return learner.verdict(shard, question), learner.unread(question.given)
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_habit_keeps_its_answer(habit, tmp_path, monkeypatch):
+    learner = answers_of(tmp_path, HABITS[habit], monkeypatch)
+    try:
+        verdict, unread = shard_of(learner)
+        assert verdict[0] == "right", (verdict, learner.failed)
+    finally:
+        learner.process.kill()
+
+
+@pytest.mark.parametrize("habit", FILES)
+def test_a_habit_keeps_its_file(habit, tmp_path, monkeypatch):
+    answers_of(tmp_path, FILES[habit], monkeypatch, f"%%writefile {FILE}").process.kill()
+    assert Path(FILE).read_text().split() == TEXT.split()
+
+
+@pytest.mark.parametrize("habit", NAMED)
+def test_a_cell_that_could_not_be_run_is_named(habit, tmp_path, monkeypatch):
+    learner = answers_of(tmp_path, NAMED[habit][0], monkeypatch)
+    assert NAMED[habit][1] in str(shard_of(learner))
+    learner.process.kill()
 
 
 @pytest.mark.parametrize("lesson", handed_in.lessons())
-def test_a_lesson_s_own_notebook_has_each_question_and_no_answer(lesson):
+def test_a_lesson_s_own_notebook_has_each_question_and_nothing_of_a_learner(lesson):
     asked = handed_in.asked_in(lesson)
     paper = handed_in.paper(handed_in.read(handed_in.lessons()[lesson]), ROOT / "tests")
-    assert len(asked) >= 2 and handed_in.from_json(handed_in.as_json(paper)) == paper
-    for question in asked:
-        text = (paper.files if question.is_file else paper.source).get(question.given, "raise NotImplementedError")
-        assert "raise NotImplementedError" in text or f"{question.given} = None" in text or "..." in text
+    assert len(asked) >= 2 and paper.lesson == lesson and paper.own == [] == paper.said_right
+    assert [*map(vars, handed_in.from_json(handed_in.as_json(paper)).questions)] == [*map(vars, asked)]
 
 
 def test_the_capstone_of_a_copy_is_found_where_lessons_write_it_and_never_another_learner_s(tmp_path):
@@ -122,8 +243,8 @@ def test_the_capstone_of_a_copy_is_found_where_lessons_write_it_and_never_anothe
 # --------------------------------------------------------------------------------------------------- a folder, graded
 
 BAD = {  # code of a notebook, and what is said of it
-    "deep": ("from lessons.l01_one_device import check\nx = " + "1+" * 20_000 + "1", "RecursionError"),
-    "half-a-character": ("from lessons.l01_one_device import check\nx = '\ud800'", "UnicodeEncodeError"),
+    "deep": ("from lessons.l01_one_device import check\nx = " + "1+" * 20_000 + "1", "0 of 3 answers right"),
+    "half-a-character": ("from lessons.l01_one_device import check\nx = '\ud800'", "0 of 3 answers right"),
     "long-number": ('test = "before"\nmy_01 = 0x' + "f" * 10_000, "ValueError"),
     "no-lesson": ("x = 1", "no lesson of this course"),
 }
@@ -158,12 +279,12 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     expected = {"ben/": "no notebook was handed in", "cleo.ipynb": "no notebook", "eve.ipynb": "no notebook",
                 "fay.ipynb": "1,000 MB", "gil.ipynb": "no file of its own", "hal.ipynb": "no file of its own",
                 "J\\udcf6rg/": "no notebook was handed in", "zoe/": "no notebook was handed in",
-                "ada/notebooks/01.ipynb": "2 of 2 answers right", "ada/notebooks/older.ipynb": "same lesson, and newer",
+                "ada/notebooks/01.ipynb": "2 of 2 answers right", "ada/notebooks/older.ipynb": "is the same",
                 "dan.ipynb": "this is 04, and 01 or before was asked for", "ivy": "no file of its own",
                 **{f"{name}.ipynb": words for name, (_, words) in BAD.items()}}
     for name, words in expected.items():
-        assert sum(line.startswith(f"{name}: ") and words in line for line in lines) == 1, (name, lines)
-    assert "2 notebooks graded, 15 not" in lines[-1]
+        assert sum(line.startswith(f"{name}: ") and words in line for line in lines) == 1, name + " in " + printed
+    assert "4 notebooks graded, 13 not" in lines[-1]
     verdicts = outcomes(tmp_path / "out")
     clock, gain = (verdicts["words", question.name] for question in handed_in.asked_in("01"))
     assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800")
@@ -183,12 +304,41 @@ def test_ranks_are_shielded_too_and_an_answer_for_the_cases_that_a_learner_sees_
     on_a_rank = ("import os\nimport torch\nimport torch.distributed as dist\n"
                  "from torch.nn.functional import cross_entropy\n\n"
                  f"assert not os.path.exists({str(ROOT / 'results')!r}), 'seen from a rank'\n")
-    hand_in("05", tmp_path / "in" / "ada.ipynb", **{
-        "my_shard": table, "05_backward": on_a_rank + inspect.getsource(lesson_05.backward)})
-    grade(tmp_path / "in", "--seed", "1", "--out", tmp_path / "out")
-    verdicts = outcomes(tmp_path / "out")
-    assert verdicts["ada", "shard"][0] == "wrong" and verdicts["ada", "stream"][0] == "untried"
-    assert verdicts["ada", "gradient"][0] == "right", verdicts["ada", "gradient"]
+    clone = tmp_path / "in" / "=ada"
+    hand_in("05", clone / "my-notebooks" / "05_distributed_sampler.ipynb", **{
+        "my_shard": table.replace("    return", "    import gc, shutil; shutil.rmtree('results/live')\n"
+                                  "    return"),
+        "05_backward": on_a_rank + inspect.getsource(lesson_05.backward)})
+    (clone / "notebooks").mkdir()
+    shutil.copy(handed_in.lessons()["05"], clone / "notebooks")  # newer, and nothing in it is hers
+    notebook = nbformat.read(next(clone.rglob("my-notebooks/*.ipynb")), as_version=4)
+    for cell in notebook.cells:
+        if cell.source.startswith("check.shard("):
+            cell.outputs = [nbformat.v4.new_output("display_data", {"text/plain": "✔ Right. Your shards …"})]
+    nbformat.write(notebook, next(clone.rglob("my-notebooks/*.ipynb")))
+    printed = grade(tmp_path / "in", "--seed", "1", "--out", tmp_path / "out", "--lesson", "5")
+    assert "notebooks/05_distributed_sampler.ipynb: =ada/my-notebooks/" in printed
+    verdicts = outcomes(tmp_path / "out")  # no cell of it begins a formula
+    assert verdicts["'=ada", "shard"][0] == "wrong" and verdicts["'=ada", "stream"][0] == "untried"
+    assert verdicts["'=ada", "gradient"][0] == "right", verdicts["'=ada", "gradient"]
+    assert "(wrong): right in the learner&#39;s notebook" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_ranks_that_could_not_start_are_no_wrong_answer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    busy = mock.Mock(verdict=mock.Mock(return_value=("wrong", f"Not yet. {judge.NO_FAULT}: the machine is too busy.")))
+    assert judge.of_a_file(busy, "a.py", {"a.py": b"x = 1"})[0] == "again" and busy.verdict.call_count == 2
+    assert judge.NO_FAULT in inspect.getsource(on_ranks) and Path("results/live/a.py").read_text() == "x = 1"
+
+
+@pytest.mark.parametrize(("text", "look"), [
+    ("import gc\n" + SHARD, "gc"), ("from lessons.l05_distributed_sampler import check as c", ""), (SHARD, ""),
+    ("import statistics\ncheck = sum", ""), ("import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
+    ("open('lessons/l05_distributed_sampler/check.py')", "lessons/l05_distributed_sampler/check")])
+def test_what_a_teacher_is_asked_to_look_at(text, look):
+    question = handed_in.asked_in("05")[0]
+    assert look in handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right")
+    assert bool(look) == bool(handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right"))
 
 
 # -------------------------------------------------------------------------------------------------------- hostile
@@ -200,16 +350,29 @@ HOSTILE = {
     "never ends": ("while True: pass", f"No end within {PATIENCE} s"),
     "forks": ("import os, time\n    while True: os.fork() or time.sleep(1000)", "started more than"),
     "fills the disk": ("out = open('big', 'wb')\n    while True: out.write(bytes(10**7))", "No space left"),
-    "prints": ("for _ in range(1000): print('x' * 10**6)", "printed more than 1 MB"),
+    "prints": ("for _ in range(100): print('x' * 10**6)", "returned nothing"),
     "eats memory": ("kept = []\n    while True: kept.append(bytearray(b'x') * 10**8)", "GB of memory"),
-    "asks the checks": ("from lessons.l01_one_device import check\n    return check.my_mean(*asked)", "looks into"),
+    "asks the checks": ("from lessons._template import check\n    return check.my_mean(*asked)", "Not yet. "),
     "changes the checks": ("import sys\n    sys.modules['course.' + 'exer' + 'cise'].same = lambda *_: True\n"
-                           "    return 1", "changes the course's checks"),
-    "changes Python": ("import math\n    math.isclose = lambda *_, **__: True\n    return 1", "or what they call"),
-    "forges verdicts": ("import os\n    there = f'/proc/{os.getppid()}/fd/'\n    for number in os.listdir(there):\n"
-                        "        if 'pipe' in os.readlink(there + number) and int(number) > 2:\n"
-                        "            os.write(os.open(there + number, os.O_WRONLY), b'[\"mean\", \"right\", \"\"]\\n')",
-                        "It was stopped"),
+                           "    return 1", "Your mean is 1"),
+    "changes Python": ("import math\n    math.isclose = lambda *_, **__: True\n    return 1", "Your mean is 1"),
+    "looks for the solution": ("import gc, sys\n    found = [each for each in gc.get_objects() if getattr(each, "
+                               "'__name__', '') == 'my_mean' and each.__module__ != '__main__']\n"
+                               "    assert found and not any('template' in name for name in sys.modules)\n"
+                               "    return found[0](*asked)", "AssertionError"),
+    "equals everything": ("class All(float):\n        def __eq__(self, other): return True\n    return All(1)",
+                          "Not yet. "),
+    "sends code": ("import pickle, gc\n    from multiprocessing.connection import Connection\n"
+                   "    class Code:\n        def __reduce__(self): return exec, ('import os; os._exit(0)',)\n"
+                   "    [each.send_bytes(pickle.dumps(Code())) for each in gc.get_objects() "
+                   "if isinstance(each, Connection)]", "cannot be read"),
+    "forges the end": ("import pickle, gc\n    from multiprocessing.connection import Connection\n"
+                       "    [each.send_bytes(pickle.dumps(('verdict', 'right', 'Right.'))) for each in gc.get_objects()"
+                       " if isinstance(each, Connection)]", "Not yet. "),
+    "forges verdicts": ("import glob, os\n    for file in glob.glob('/proc/[0-9]*/fd/*'):\n        try:\n"
+                        "            if 'pipe' in os.readlink(file):\n                os.write(os.open(file, "
+                        "os.O_WRONLY | os.O_NONBLOCK), b'[\"mean\", \"right\", \"\"]\\n')\n"
+                        "        except OSError: pass", "Not yet. "),
     "fills devices": ("open('/dev/big', 'wb')", "Read-only file system"),
     "reads a neighbour": ("return open(NEIGHBOUR).read()", "FileNotFoundError"),
     "writes elsewhere": ("open(HACKED, 'w').write('here')", "Read-only file system"),
@@ -242,8 +405,8 @@ def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path, monkeypatch
         if name in ("exits", "forks", "calls home"):
             asked[f"after: {name}"] = right
     for name, source in asked.items():
-        paper.questions.append(Question("lessons._template.check", "mean", name))
-        paper.source[name] = source.replace("def my_mean", "def answer") + f"\nglobals()[{name!r}] = answer\n"
+        paper.questions.append(Question("lessons._template.check", "mean", name, 0))
+        paper.own.append((0, source.replace("def my_mean", "def answer") + f"\nglobals()[{name!r}] = answer\n"))
     verdicts = shield.judged(paper, [tmp_path / "in"], "tell-tale", PATIENCE, shielded=True)
     for name, (_, outcome, message) in zip(asked, verdicts, strict=True):
         if name in HOSTILE:
@@ -287,17 +450,6 @@ def test_only_whole_lines_of_the_judge_are_verdicts_and_each_in_its_turn():
              f'seal ["{second}", "right", ""]', f'seal ["{first}", "excellent", ""]', f'seal ["{first}", "wrong", "a"]',
              f'seal ["{first}", "right", ""]', f'seal ["{second}", "untr']
     assert shield.authentic("\n".join(lines).encode(), paper) == [(first, "wrong", "a")]
-
-
-@pytest.mark.parametrize(("source", "named"), [
-    ("import lessons as c", True), ("import lessons.l01_one_device", True), ("import course.exercise as e", True),
-    ("from lessons import l00_start_here, l01_one_device as k", True), ("from lessons.l01_one_device import *", True),
-    ("from course.exercise import same", True), ("sys.modules['lessons.l01_one_device.check']", True),
-    ("from lessons.l02_data_parallel.pretend_devices import replicate", False), ("checks = {'check': 1}", False),
-    ("path = 'lessons/l10_launchers/hello_rank.py'", False), ("from course import lesson, plots", False),
-    ("def answer():\n    '''As lessons.l01_one_device.check wants it.'''", False)])
-def test_an_answer_may_use_a_lesson_s_programs_and_not_its_checks(source, named):
-    assert judge.names_the_checks(source) is named
 
 
 @needs_shield
@@ -357,7 +509,7 @@ def test_both_tests_ask_ten_questions_and_give_nothing_away():
 def test_an_answer_of_a_test_is_a_letter_and_is_not_run(given, outcome):
     """The letter without quotes, and with a space behind it, are right. Some Python has no value."""
     text = given.replace("LETTER", questions.ideas()[0]["before"]["right"])
-    statements, _ = handed_in.taken_apart(answered("before", {1: text}))
+    statements = handed_in.statements(answered("before", {1: text}))
     assert [outcome for _, outcome, _ in questions.judged("before", statements)] == [outcome] + 9 * ["untried"]
 
 

@@ -48,6 +48,7 @@ def test_it_has_the_course_and_nothing_of_the_teacher(copy):
 
 def test_its_notebooks_are_the_lessons_without_outputs_and_calls_for_solutions(copy):
     for path in handed_in.lessons().values():
+        assert not handed_in.paper(handed_in.read(copy / "notebooks" / path.name), copy).own, "nobody wrote in it yet"
         ours, theirs = (nbformat.read(file, as_version=4) for file in (path, copy / "notebooks" / path.name))
         for cell, copied in zip(ours.cells, theirs.cells, strict=True):
             assert not copied.get("outputs") and copied.get("execution_count") is None

@@ -1,0 +1,185 @@
+"""Runs the cells that a learner wrote, in their order, and then answers the judge's calls of what they define.
+
+    python -m teach.answers DESCRIPTOR          teach/judge.py starts it, behind the shield
+
+The answers are what the notebook's namespace then holds. The course's checks are not here, but a stand-in: this process
+learns no solution and no seed. For each answer it makes a fork of itself, which may hang or die.
+"""
+
+import ast
+import contextlib
+import copy
+import importlib
+import inspect
+import itertools
+import os
+import pickle
+import signal
+import symtable
+import sys
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+
+from course import exercise
+
+SCALARS = (bool, int, float, str, bytes, type(None), set, frozenset)
+MOST, CELL = 10**6, 20  # items of what an answer returns, seconds of a cell
+
+
+class StandIn:
+    """Takes the place of a module with checks: a learner's cell may call them."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_, **__):
+        return None
+
+    def or_ours(self, attempt):
+        return attempt, "your"
+
+
+class Namespace(dict):
+    """The notebook's. Of the lesson's own cells those run which bind a name that a learner's cell looks up in vain: the
+    last one above it."""
+
+    place = 0
+    """of the learner's cell, or of an answer's check: the number of the lesson's cells above it"""
+
+    def __init__(self, cells):
+        super().__init__()
+        self.lesson = {}  # {name: [(place, Python)]}
+        for place, source in enumerate(cells):
+            for text in map(ast.unparse, pieces(source)):
+                for symbol in symtable.symtable(text, "", "exec").get_symbols():
+                    if symbol.is_assigned() or symbol.is_imported():
+                        self.lesson.setdefault(symbol.get_name(), []).append((place, text))
+
+    def __missing__(self, name):
+        above = [text for place, text in self.lesson.get(name, ()) if place < self.place]
+        if not above:
+            raise KeyError(name)
+        del self.lesson[name]
+        exec(above[-1], self)
+        return self[name]
+
+
+def pieces(source):
+    """Of a cell each name that it imports, and the rest: a picture's module takes seconds, and few answers need it."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    tree = ast.parse(TransformerManager().transform_cell(source))
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in imports:
+        for alias in node.names:
+            one = copy.copy(node)
+            one.names = [alias]
+            yield one
+    yield ast.Module([node for node in tree.body if node not in imports], [])
+
+
+def run(cells, own, namespace, tell):
+    """The learner's cells, as a notebook runs them, magics and all. Commands of the shell are left out: they train."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.text import SList
+    from traitlets.config import Config
+
+    shell = InteractiveShell.instance(user_ns=namespace, config=Config(HistoryManager={"enabled": False}))
+    signal.signal(signal.SIGALRM, too_long)
+    shell.system, shell.enable_gui = lambda command: None, lambda *_: None
+    shell.getoutput = lambda command, **_: SList()
+    for name in ("bash", "sh", "script", "!"):
+        shell.register_magic_function(lambda line, cell: None, "cell", name)
+    for number, (place, source) in enumerate(own):
+        tell("cell", number)
+        namespace.place = place
+        signal.setitimer(signal.ITIMER_REAL, CELL)
+        ran = shell.run_cell(source)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if error := ran.error_before_exec or ran.error_in_exec:
+            tell("failed", number, exercise.first_line(error))
+    tell("ran")
+
+
+def too_long(*_):
+    raise TimeoutError(f"no end within {CELL} s")
+
+
+def answer(hear, tell, value, inside, checks):
+    """Describe the value of an answer to the judge, and call it as the judge asks. `inside`: (module, name of the
+    exercise, seed) of a check whose arguments cannot leave the process that it runs in; then it runs here."""
+    if inside:
+        module, name, exercise.seed = inside
+        for each in checks:
+            del sys.modules[each]
+        check = getattr(importlib.import_module(module), name)
+        for each in checks:  # an answer that imports them meets the stand-in all the same
+            package, _, child = each.rpartition(".")
+            sys.modules[each] = StandIn()
+            setattr(sys.modules[package], child, sys.modules[each])
+        return tell("verdict", *check.verdict(value))
+    if not callable(value):
+        return tell("value", plain(value))
+    text = ""
+    with contextlib.suppress(OSError, TypeError):
+        text = inspect.getsource(value)
+    tell("function", getattr(value, "__name__", ""), text)
+    while True:
+        asked = [of_the_judge(hear, tell, *given) for given in hear()]
+        try:
+            tell("returned", plain(value(*asked)))
+        except BaseException as error:  # SystemExit too: whatever an answer raises
+            tell("raised", type(error).__name__, plain(error.args))
+
+
+def of_the_judge(hear, tell, kind, value):
+    """An argument, or a function that stays with the judge, and is called there."""
+    def call(*arguments):
+        tell("call", value, plain(arguments))
+        return hear()[0]
+
+    return call if kind == "ours" else value
+
+
+def plain(value):
+    """The value in Python's own types: of a tensor, an array, a range or a generator the items."""
+    if getattr(value, "shape", None) == ():
+        value = value.item()
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    if type(value) in SCALARS:
+        return value
+    if isinstance(value, Iterable):
+        return list(map(plain, itertools.islice(value.tolist() if hasattr(value, "tolist") else value, MOST)))
+    return f"<{type(value).__name__}>"
+
+
+def main(descriptor: int) -> None:
+    judge = Connection(descriptor)
+
+    def hear():
+        return pickle.loads(judge.recv_bytes())
+
+    def tell(*words):
+        judge.send_bytes(pickle.dumps(words))
+
+    cells, own, checks = hear()
+    sys.modules.update({name: StandIn() for name in checks})
+    namespace = Namespace(cells)
+    run(cells, own, namespace, tell)
+    while True:
+        name, namespace.place, inside = hear()
+        child = os.fork()
+        if child == 0:
+            answer(hear, tell, namespace.get(name), inside, checks)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        tell("ended", signal.Signals(-status).name if status < 0 else f"status {status}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
