@@ -41,20 +41,23 @@ def build(name):
     """The notebook that the text twin describes, with the committed notebook's cell ids, and its outputs where the code
     of the cell is unchanged."""
     twin, notebook = (jupytext.read(TWINS / f"{name}.py") for _ in range(2))
+    others = None
     with suppress(FileNotFoundError, nbformat.reader.NotJSONError):  # as after a merge that went wrong
         old = nbformat.v4.upgrade(nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4))
-        code = {cell.id: cell.source for cell in old.cells}
+        code, others = {cell.id: cell.source for cell in old.cells}, old.metadata.get("others")
         notebook = combine_inputs_with_outputs(notebook, old)
         for cell in notebook.cells:
             # jupytext also pairs cells by position; what changed code once printed must not stay
             if cell.cell_type == "code" and code.get(cell.id) != cell.source:
                 cell.outputs, cell.execution_count = [], None
-    return as_committed(notebook, twin)
+    return as_committed(notebook, twin, others)
 
 
-def as_committed(notebook, twin):
-    """`notebook` with the metadata of its `twin` alone: no timestamps, no paths, no versions."""
+def as_committed(notebook, twin, others=None):
+    """`notebook` with the metadata of its `twin`: no timestamps, no paths, no versions. And the cores that others took
+    while it was executed, which say how far its times can be trusted."""
     kept = {key: value for key, value in twin.metadata.items() if key != "jupytext"}
+    kept |= {} if others is None else {"others": others}
     notebook.metadata = nbformat.from_dict(kept | KERNEL)
     for cell, source in zip(notebook.cells, twin.cells, strict=True):
         # jupytext's own notes on blank lines concern the twin alone

@@ -1,8 +1,10 @@
 """Executes a lesson with papermill: shows how far it is, says what failed, and leaves nothing running."""
 
 import base64
+import math
 import os
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -37,6 +39,7 @@ class Result:
     cell: int = 0  # number of the failing cell, as in `In [cell]`; 0 when none ran
     error: list[str] = field(default_factory=list)  # the last lines of its output, without colour codes
     finished: str = ""
+    others: float | None = None  # cores that other processes, and the host, took meanwhile; None where nobody counts it
 
 
 class Progress:
@@ -80,12 +83,26 @@ def use_this_python():
     os.environ.update(processes.environment(MARK))
 
 
-def execute(name, label, quick, in_place, timeout):
-    """Runs one notebook, writes build/notebooks/NAME.ipynb; refreshes the committed notebook when `in_place` and
-    nothing failed. `timeout`: the longest time of a cell, seconds. Call use_this_python before."""
+def of_others():
+    """Processor seconds that this machine has spent on anything but this program and what it has started and seen end:
+    other processes, the kernel's own work, what the host gave to other machines. None where there is no /proc/stat."""
+    try:
+        user, nice, system, _idle, _wait, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    except FileNotFoundError:
+        return None
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    busy = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+    return busy - sum(used.ru_utime + used.ru_stime for used in own)
+
+
+def execute(name, label, quick, in_place, timeout, most=math.inf):
+    """Runs one notebook, writes build/notebooks/NAME.ipynb; refreshes the committed notebook when `in_place`, nothing
+    failed, and others took at most `most` cores. `timeout`: the longest time of a cell, seconds. Call use_this_python
+    before."""
     target = EXECUTED / f"{name}.ipynb"
     target.unlink(missing_ok=True)
     result, progress, error = Result(name, name, "quick" if quick else "full"), Progress(label), None
+    before = of_others()
     try:
         built = twins.build(name) if in_place else nbformat.read(twins.NOTEBOOKS / f"{name}.ipynb", as_version=4)
         result.title = twins.title_of(built, name)
@@ -108,16 +125,23 @@ def execute(name, label, quick, in_place, timeout):
     finally:
         processes.end(MARK)  # torchrun's ranks have sessions of their own, and outlive a kernel that is killed
     result.seconds, result.finished = round(progress.seconds, 1), f"{datetime.now():%Y-%m-%d %H:%M}"
+    if before is not None and not error:
+        result.others = round((of_others() - before) / progress.seconds, 3)
+        if in_place and result.others > most:
+            result.status, error = "noisy", RuntimeError(
+                f"others took {result.others} of a core, more than {most}: the committed outputs stay as they were")
     # where the source itself could not be read, there is no target
     notebook = nbformat.read(target, as_version=4) if target.exists() else nbformat.v4.new_notebook()
     tidy(notebook)
+    said = f"{result.status}, others took {result.others} of a core"
     if error:
         result.cell, result.error = failure(notebook, error, progress.cell, timeout)
-    progress.say(f"{result.status.upper()} in cell [{result.cell}]" if error else result.status, last=True)
+        said = "NOISY" if result.status == "noisy" else f"{result.status.upper()} in cell [{result.cell}]"
+    progress.say(said, last=True)
     notebook.metadata["course_run"] = asdict(result)
     twins.write(notebook, target)
     if in_place and result.status == "passed":
-        twins.commit(twins.as_committed(notebook, built), name)
+        twins.commit(twins.as_committed(notebook, built, result.others), name)
     return result
 
 

@@ -104,11 +104,13 @@ class Lesson:
 
     @property
     def verified(self) -> str:
-        """The line that lesson.begin() printed: versions, machine, date."""
+        """The line that lesson.begin() printed: versions, machine, date; and how quiet the machine was."""
+        others = self.notebook.metadata.get("others")
+        quiet = "" if others is None else f", others took {others:.3f} of a core"
         for cell in self.notebook.cells:
             for output in cell.get("outputs", []) if "lesson.begin()" in cell.source else []:
                 if output.output_type == "stream":
-                    return output.text.strip()
+                    return output.text.strip() + quiet
         return ""
 
     @property

@@ -45,17 +45,17 @@ def test_solution_is_right_and_stub_is_untried_and_each_mistake_gets_its_own_mes
     asked = EXERCISES[name]
     mistakes = list(asked.mistakes.values())
     assert len(mistakes) >= 2
-    outcome, message = asked.verdict(asked.answer)
-    assert outcome == "right" and len(message) > 30, message
-    # All others at once, since on ranks each start takes its time. A verdict would run the mistakes once more. Each
-    # mistake runs twice: as a learner's attempt, and to be compared with it.
-    untried, raised, *twice = asked.observe([stub, broken, *mistakes, *mistakes])
-    attempts, observed = twice[:len(mistakes)], twice[len(mistakes):]
+    # All at once, since on ranks each start takes its time, and a verdict would run the mistakes once more. What starts
+    # no ranks runs twice: as a learner's attempt, and to be compared with it.
+    right, untried, raised, *observed = asked.observe([asked.answer, stub, broken, *mistakes])
+    attempts = observed if name in ON_RANKS else asked.observe(mistakes)
 
     def verdict(attempt):
         with mock.patch.object(asked, "observe", side_effect=[[attempt], observed]):
             return asked.verdict("an attempt")
 
+    outcome, message = verdict(right)
+    assert outcome == "right" and len(message) > 30, message
     outcome, message = verdict(raised)
     assert outcome == "wrong" and "Not yet." in message
     for attempt, message in zip(attempts, asked.mistakes, strict=True):
@@ -85,10 +85,10 @@ def test_with_drawn_cases_right_is_right_and_a_mistake_is_wrong(name, monkeypatc
         wrong.append(partial(in_a_world_of, asked.ranks(), asked.answer))  # right for the lesson's number of ranks
     for seed in ("1",) if name in ON_RANKS | NOTHING_TO_DRAW | {"11-never_half"} else ("1", "2", "3"):
         monkeypatch.setattr("course.exercise.seed", seed)
-        outcome, message = asked.verdict(asked.answer)
-        assert outcome == "right", (seed, message)
-        for answer, (cases, error) in zip(wrong, asked.observe(wrong), strict=True):
-            assert error or not all(same(case.got, case.right, case.rel_tol) for case in cases), (seed, answer)
+        answers = [asked.answer, *wrong]  # at once, as above
+        for answer, (cases, error) in zip(answers, asked.observe(answers), strict=True):
+            right = not error and all(same(case.got, case.right, case.rel_tol) for case in cases)
+            assert right == (answer is asked.answer), (seed, answer, error, cases)
 
 
 @each_of(EXERCISES.keys() - ON_RANKS - NOTHING_TO_DRAW - NOTHING_TO_REMEMBER)

@@ -185,11 +185,17 @@ def test_in_place_refreshes_committed_outputs_and_nothing_else(tmp_path, monkeyp
     (notebooks / "01_bad.ipynb").write_text("<<<<<<< a merge that went wrong")
     assert run("scripts/run", "--build", "00", cwd=course).returncode == 0
 
-    result = run("scripts/run", "--in-place", cwd=course)
+    noisy = run("scripts/run", "--in-place", "--others", "-9", "00", cwd=course)  # as on a machine that is never quiet
+    assert noisy.returncode == 1 and noisy.stdout.count(": NOISY, ") == 3
+    assert "of a core, more than -9.0: the committed outputs stay as they were" in noisy.stdout
+    assert not nbformat.read(notebooks / "00_good.ipynb", as_version=4).cells[3].outputs
+
+    result = run("scripts/run", "--in-place", "--others", "9", cwd=course)
 
     assert result.returncode == 1 and "ZeroDivisionError" in result.stdout
     assert (notebooks / "01_bad.ipynb").read_text() == "<<<<<<< a merge that went wrong", "not replaced by a failure"
     good = nbformat.read(notebooks / "00_good.ipynb", as_version=4)
+    assert good.metadata.pop("others") < 9
     assert {key: good.metadata[key] for key in good.metadata if key != "language_info"} == {
         "course": {"seconds": 5},
         "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
