@@ -264,7 +264,7 @@ def rehearse(text, **env):
                                   env={**known, "PATH": f"{programs}:{os.environ['PATH']}", "CALLS": calls, **env})
         except subprocess.TimeoutExpired:
             raise Wrong("Your file did not come to its end within 20 s, though nothing was started.") from None
-        said = done.stderr.strip().splitlines()[-1:] or ["nothing"]
+        said = [line for line in done.stderr.splitlines() if re.search("[a-z]", line)][-1:] or ["nothing"]
         noted = [json.loads(path.read_text()) for path in calls.iterdir()]
         return sorted(noted, key=lambda call: (call["HOST_NAME"], int(call["SLURM_PROCID"] or 0))), said[0]
 
@@ -297,7 +297,7 @@ def started_by(call, first, static):
     nodes = options.nnodes.removeprefix("2:")
     yield Case(nodes, "2", f"{here} torchrun would make a job of {options.nnodes} nodes; 2 is right.")
     yield Case(options.nproc_per_node, "2",
-               f"{here} torchrun would start {options.nproc_per_node} rank(s); 2 is right.")
+               f"{here} torchrun would start {options.nproc_per_node} rank(s) (--nproc-per-node); 2 is right.")
     if static is not None and options.rdzv_backend == "static":
         yield Case(options.node_rank, static, f"{here} --node-rank is {options.node_rank}; {static} is right.")
         place = f"{options.master_addr}:{options.master_port or 29500}"
@@ -306,7 +306,8 @@ def started_by(call, first, static):
                    f"{options.node_rank}; c10d needs no number of the node.")
         host, _, port = options.rdzv_endpoint.partition(":")
         place = f"{host}:{port or 29400}"
-    yield Case(place.partition(":")[0], first, f"{here} torchrun would meet the others at {place}; {first} is right.")
+    yield Case(place.partition(":")[0], first, f"{here} torchrun would meet the others at {place}; {first} is right."
+               if place[0] != ":" else f"{here} torchrun is not told the host where all meet; {first} is right.")
 
 
 def places(calls):
@@ -386,6 +387,7 @@ def by_slurm(text):
         "Both hosts would say that they are node 0. No host knows its number here: take the rendezvous that gives out "
         "the numbers.": LINE.replace("--rdzv-backend=c10d --rdzv-endpoint=$MASTER:29400",
                                      "--master-addr=$MASTER --master-port=29500"),
+        "Where is its --rdzv-endpoint?": LINE.replace("--rdzv-endpoint=$MASTER:29400 ", ""),
         "localhost is each host itself, so they would not meet.": LINE.replace("$MASTER", "localhost"),
         "Each host would wait at its own address. Both must go to the first host, $MASTER.":
             LINE.replace("$MASTER", "$(hostname)"),
@@ -418,7 +420,7 @@ def rehearse_job(text, job):
     env = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes, "SLURM_JOB_NODELIST": "node[1-2]",
            "SLURM_NODELIST": "node[1-2]", "SLURM_JOB_ID": job, "SLURM_JOBID": job, "SLURM_PROCID": "0",
            "SLURM_NODEID": "0", "SLURMD_NODENAME": "node1", "HOST_NAME": "node1",
-           "TASKS": str(len(rehearsal.tasks(options, nodes, 1)) // int(nodes))}
+           "TASKS": str(len(rehearsal.tasks(options, nodes, nodes)))}
     if options.cpus_per_task:
         env["SLURM_CPUS_PER_TASK"] = options.cpus_per_task
     return options, *rehearse(text, **env)
@@ -472,7 +474,8 @@ def of_job(text):
         "$SLURM_JOB_NODELIST.": JOB.replace("$first", "$MASTER"),
         "The shell of the first node has put in its own number, 0, before srun started anything. Let each node put in "
         "its own: srun bash -c '…'.": STATIC,
-        'The shell replaces "$@" by the options that the file was given. Pass them on to main.py.':
+        'The shell replaces "$@" by the options that the file was given. Pass them on to main.py; a bash -c gets '
+        "them only behind its own command.":
             JOB.replace(' "$@"', ""),
         "Four is the world size. --nproc-per-node counts the ranks of one node.":
             JOB.replace("--nproc-per-node=2", "--nproc-per-node=4"),

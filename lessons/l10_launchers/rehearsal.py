@@ -24,11 +24,11 @@ def read(words):
     return parser.parse_known_args(words)[0]
 
 
-def tasks(options, nodes, each):
-    """For each task its node, from 0: after the options, else as many as the job has."""
+def tasks(options, nodes, total):
+    """For each task its node, from 0: after the options, else as many tasks as the job has, `total`."""
     nodes = int(options.nodes or nodes)
-    each = int(options.ntasks_per_node or (int(options.ntasks) / nodes if options.ntasks else each))
-    return [node for node in range(nodes) for _ in range(each)]
+    total = int(options.ntasks or (nodes * int(options.ntasks_per_node) if options.ntasks_per_node else total))
+    return [task * nodes // total for task in range(total)]
 
 
 def main():
@@ -42,7 +42,7 @@ def main():
                      "HOST_NAME": host}
             subprocess.run(options.command, env={**env, **{name: str(value) for name, value in facts.items()}})
     elif name == "scontrol":
-        print("node1\nnode2")
+        print("node1\nnode2\n", end="")  # in one piece: `head` may close the pipe after the first
     elif name == "hostname":
         print(env["HOST_NAME"])
     else:

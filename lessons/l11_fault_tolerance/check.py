@@ -204,8 +204,9 @@ def interval(answer):
         worst = max(worst, factor)
         cases.append(Case(
             every, every if factor < 1.02 else best,
-            f"A write takes {write:.3g} s, a failure comes every {between:,.0f} s. Saving every {every:,.3g} s "
-            f"loses {factor:.3g} times the least, over 5,000 random failures."))
+            f"A write takes {write:.3g} s, a failure comes every {between:,.0f} s. Saving every {every:,.4g} s "
+            f"loses {factor:.3g} times the least, over 5,000 random failures: it is too "
+            f"{'seldom' if every > best else 'often'}."))
     cases[-1].remark = f"Over 5,000 random failures your intervals lose at most {worst:.3f} times the least possible."
     yield from cases
 
@@ -254,6 +255,17 @@ def asks_each_step(signalled, step):
     flag = torch.tensor(int(signalled))
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
+
+
+def asks_when_signalled_too(signalled, step):
+    flag = torch.tensor(int(signalled))
+    if signalled or step % ASK == 0:
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+def asks_too_seldom(signalled, step):
+    return must_stop(signalled, step) if step % (2 * ASK) == 0 else False
 
 
 def signals(ranks):
@@ -312,6 +324,9 @@ def counted(call, calls):
         "Each rank still looks at its own signal alone.": own_signal_each_tenth,
         "Only a rank with a signal asks, and the others do not answer: a collective needs all ranks. When to ask must "
         "depend on what all of them know, such as the step.": asks_when_signalled,
+        "A rank with a signal asks at once, and what answers it is the question of another step. When to ask must "
+        "depend on what all ranks know, such as the step.": asks_when_signalled_too,
+        "Ask more often: in each tenth step.": asks_too_seldom,
         "Rank 0 decides, and it has heard of no signal: another rank has.": rank_0_decides,
         "One signal is enough: take the largest flag, and not the smallest.": all_must_have_it,
     },
@@ -331,7 +346,8 @@ def stopped(ranks):
                 for step in steps]
         what = "; ".join(f"rank {rank} {end} step {abs(step) or STEPS}"
                          for rank, (end, step) in enumerate(zip(ends, steps, strict=True)))
-        late = " That is too late: at most 10 steps after the signal." if together and steps[0] > first + ASK else ""
+        late = (" In each step all ranks must ask, or none." if not together else
+                " That is too late: at most 10 steps after the signal." if steps[0] > first + ASK else "")
         yield Case(steps, steps if right else expected, f"Of {n} ranks {story}. {what.capitalize()}.{late}")
         if not together:
             return

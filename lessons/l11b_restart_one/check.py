@@ -79,6 +79,28 @@ class OverwritesAll(Spare):
         shard.copy_(sent)
 
 
+class ReceivesFirst(Spare):
+    def keep(self, shard):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        self.of_neighbour = torch.empty_like(shard)
+        dist.recv(self.of_neighbour, (rank - 1) % world_size)
+        dist.send(shard, (rank + 1) % world_size)
+
+
+class RebindsTheName(Spare):
+    def restore(self, shard, dead):
+        super().restore(shard.clone(), dead)
+
+
+class AsksTheOtherNeighbour(Spare):
+    def restore(self, shard, dead):
+        rank, keeper = dist.get_rank(), (dead - 1) % dist.get_world_size()
+        if rank == keeper:
+            dist.send(self.of_neighbour, dead)
+        if rank == dead:
+            dist.recv(shard, keeper)
+
+
 def values_of(rank):
     """The shard of a rank: what only this rank has."""
     generator = torch.Generator().manual_seed(rank + generator_seed())
@@ -124,6 +146,10 @@ def measure_spare(made, context):
         "And if rank 0 dies? Every rank must have its shard on another one.": AllToRank0,
         "The neighbour has sent its own shard, and not the one that it kept.": SendsWhatIsThere,
         "Only the rank that died needs a shard. The others have theirs.": OverwritesAll,
+        "Each rank waits for its neighbour, and nobody sends. Begin with dist.isend: it does not wait.": ReceivesFirst,
+        "`shard = …` only gives the name to another tensor. Fill the one that you got: shard.copy_(…), or receive into "
+        "it.": RebindsTheName,
+        "That neighbour keeps another rank's shard. To whom has `keep` sent yours?": AsksTheOtherNeighbour,
     },
 )
 def spare(ranks):

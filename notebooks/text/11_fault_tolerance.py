@@ -4,7 +4,7 @@
 #     minutes: 100
 #     quick:
 #       parameters:
-#         epochs: 3
+#         epochs: 5
 #         moment: 1.5
 #         samples: 2000
 #         several_nodes: false
@@ -33,7 +33,7 @@
 # **You need** shards ([05](05_distributed_sampler.ipynb)), DDP ([06](06_ddp.ipynb)), collectives
 # ([04](04_collectives.ipynb)), and `torchrun` on two nodes ([10](10_launchers.ipynb)).
 #
-# **Time.** About 100 minutes for you, with a break in the middle; 2 for the machine.
+# **Time.** About 100 minutes for you, 2 for the machine. In the middle is a good place for a break.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -41,7 +41,7 @@ here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-para
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
 # %%
-import json, math, os, re
+import json, math, os, re, shutil, tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -237,7 +237,7 @@ my_seconds_between = None  # seconds
 #
 # Which τ makes the sum of the three shares least? Write `my_interval(write, between)`, which returns it: all times are
 # in seconds, `write` is δ, and `between` is M. The check tries your intervals against 5,000 failures at random moments,
-# drawn by a computer. It accepts what loses at most 2 % more time than the best interval, however you find it.
+# drawn by a computer. It accepts intervals that lose at most 2 % more time than the best, however you find them.
 
 # %%
 def my_interval(write, between):

@@ -4,7 +4,7 @@
 #     minutes: 75
 #     quick:
 #       parameters:
-#         epochs: 3
+#         epochs: 5
 #         moment: 1.5
 #         one_alone: false
 #         samples: 2000
