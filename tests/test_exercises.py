@@ -21,7 +21,7 @@ from tests import runner
 EXERCISES = {f"{re.search('[0-9]{2}[a-z]?', lesson)[0]}-{name}": value for lesson in runner.LESSONS
              for name, value in vars(importlib.import_module(lesson)).items() if isinstance(value, Exercise)}
 # Their question is one fixed text with one right answer: a code, a table, recorded runs or consoles, a command line.
-NOTHING_TO_DRAW = {"04-choices", "10-failures", "10-line"}
+NOTHING_TO_DRAW = {"04-choices", "10-failures", "10-job", "10-line"}
 # They are judged by what they do, not by what they return.
 NOTHING_TO_REMEMBER = {"02-step", "11-never_half"}
 ON_RANKS = {name for name, each in EXERCISES.items() if isinstance(each, ExerciseOnRanks)}

@@ -203,7 +203,7 @@ torch.testing.assert_close(counting.norm.running_mean, mean_of_device_0)
 
 # %% [markdown]
 # The outputs differ, and so do the gradients. What we proved above holds for layers that treat each row by itself.
-# BatchNorm looks at all rows of its piece. DDP has the same trouble, and lesson [06](06_ddp.ipynb) the cure.
+# BatchNorm looks at all rows of its piece. DDP has the same trouble, and lesson [06b](06b_ddp_traps.ipynb) the cure.
 #
 # [manual]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 #
@@ -353,7 +353,7 @@ plt.show()
 # Under `DataParallel` the outputs of the whole batch, the loss and Adam's state are on device 0 alone, and the
 # **fullest** device decides how large a batch can be. (Not all parts are there at the same moment. In `backward()` the
 # gradient of the outputs comes on top, as large as they are.) Under DDP each device holds as much as the others, Adam's
-# state too, but only its own outputs and loss: lesson [06](06_ddp.ipynb).
+# state too, but only its own outputs and loss: lesson [06b](06b_ddp_traps.ipynb).
 #
 # ## The price: Python's lock
 #

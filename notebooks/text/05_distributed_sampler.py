@@ -561,7 +561,7 @@ lesson.code(utils.evaluate)
 # %% [markdown]
 # These shards are unequal, and nobody hangs. The loop calls the raw model, not DDP, so no rank waits for another in it.
 # The ranks meet after it, in `all_sum`. (And before it, if the model has buffers: see
-# [06](06_ddp.ipynb).)
+# [06b](06b_ddp_traps.ipynb).)
 
 # %% [markdown]
 # ## What to remember

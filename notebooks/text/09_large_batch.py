@@ -384,7 +384,7 @@ lesson.verdict(show.scale(error_of, batch_size, global_batch))
 # Write `my_noise_scale(gradient, batch_size)`. `gradient` is this rank's own, before any all-reduce: a flat tensor,
 # of the mean loss over its `batch_size` images. Every rank returns the same number, from the gradients of all ranks.
 # Do not change `gradient`. (With DDP, a communication hook sees each bucket of it before it is sent: lesson
-# [06](06_ddp.ipynb).)
+# [14](14_make_it_faster.ipynb).)
 
 # %%
 # %%writefile results/live/09_noise.py
@@ -405,7 +405,7 @@ check.noise_scale("results/live/09_noise.py")
 # ## A large batch without many ranks
 #
 # You have two GPUs, and want to repeat a training that was published for eight: with its global batch, its learning
-# rate can stay as it is. Gradient accumulation ([06](06_ddp.ipynb)) makes the batch out of **micro-batches**, parts
+# rate can stay as it is. Gradient accumulation ([06b](06b_ddp_traps.ipynb)) makes the batch out of **micro-batches**, parts
 # that fit in memory. There all had the same size. Often they do not: the last one of an epoch is smaller, and texts
 # have unequal numbers of words. Then the mean of the means is not the mean. A widely used library [had this wrong
 # until 2024](https://huggingface.co/blog/gradient_accumulation).

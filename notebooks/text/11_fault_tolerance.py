@@ -33,7 +33,7 @@
 # **You need** shards ([05](05_distributed_sampler.ipynb)), DDP ([06](06_ddp.ipynb)), collectives
 # ([04](04_collectives.ipynb)), and `torchrun` on two nodes ([10](10_launchers.ipynb)).
 #
-# **Time.** About 100 minutes for you, 2 for the machine. In the middle is a good place for a break.
+# **Time.** About 100 minutes for you, 2 for the machine. After *How often to save* is a good place for a break.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))

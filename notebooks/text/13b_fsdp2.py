@@ -180,6 +180,12 @@ plots.picture(show.fitted(fitted))
 # %%
 lesson.code(shard_in_use.hsdp)
 
+# %% [markdown]
+# **Predict.** Add up what all ranks send from node to node in a step. How many percent of FSDP2's bytes does HSDP send?
+
+# %%
+my_crossing = None  # percent
+
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 arguments = {"fsdp": {"shards": 4}, "mixed": {"shards": 4, "gathered": 2},
              "recomputed": {"shards": 4}, "hsdp": {"shards": 2, "copies": 2}}
@@ -190,6 +196,7 @@ lesson.table([{"way": show.IN_USE[way], "collective": row["collective"], "type":
                "predicted, bytes": f"{predicted[way][row['collective']]:,}"}
               for way in predicted for row in show.messages(in_use, way)])
 plain, hybrid = (show.crossing(in_use, way) for way in ("fsdp", "hsdp"))
+lesson.predicted(my_crossing, 100 * hybrid / plain, "%")
 lesson.verdict(f"All ranks together send {plain:,} bytes a step from node to node with FSDP2, and "
                f"{hybrid:,} with HSDP: **{hybrid / plain:.0%}** of it.")
 
@@ -325,7 +332,7 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 # | | what it is | source, as of |
 # |:--|:--|:--|
 # | torchtitan | PyTorch's own large trainings: FSDP2, TP, pipelines and context parallelism, composed | [Liang et al.](https://arxiv.org/abs/2410.06511), October 2024 |
-# | torchft | of several copies (DDP, HSDP) a failed one drops out for some steps, and comes back; the others go on | version 0.2.0 runs in lesson [11](11_fault_tolerance.ipynb) |
+# | torchft | of several copies (DDP, HSDP) a failed one drops out for some steps, and comes back; the others go on | version 0.2.0 runs in lesson [11b](11b_restart_one.ipynb) |
 # | Monarch | one program steers all processes as *actors*, in place of one program a rank | [package](https://pypi.org/project/torchmonarch/0.8.0.dev20261021/), a pre-release of October 2026 |
 # | torchcomms | another interface to collectives, with several backends | [its README](https://github.com/meta-pytorch/torchcomms), "experimental", read in November 2026 |
 # | symmetric memory | GPUs read each other's memory, so that a kernel can compute and send at once | [manual](https://docs.pytorch.org/docs/2.14/symmetric_memory.html), "alpha", August 2026 |

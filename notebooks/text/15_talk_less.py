@@ -284,7 +284,7 @@ lesson.table(show.forecasts(show.forecast(link_ways, far, alpha=0.05, beta=8 / 1
 # ## What is left different
 #
 # With DDP all ranks have the same weights after each step, and the same optimizer's state. (BatchNorm's running statistics
-# are each rank's own, or rank 0's: lesson [06](06_ddp.ipynb).) After local steps they have not.
+# are each rank's own, or rank 0's: lesson [06b](06b_ddp_traps.ipynb).) After local steps they have not.
 #
 # ### Exercise 2: find what is missing
 #
@@ -333,7 +333,7 @@ check.average("results/live/15_average.py")
 #   synchronous training with some spare ranks won ([Chen 2016](https://arxiv.org/abs/1604.00981)). DiLoCo's rare messages
 #   change that: **Decoupled DiLoCo** ([Douillard 2026](https://arxiv.org/abs/2604.21428)) takes what a part of the
 #   ranks has sent, waits for no slow or lost one, and reports a quality near that of synchronous training.
-# - A rank that never waits can be **lost** and replaced. Lesson [11](11_fault_tolerance.ipynb) has what can be done where
+# - A rank that never waits can be **lost** and replaced. Lesson [11b](11b_restart_one.ipynb) has what can be done where
 #   all wait for all.
 #
 # LeNet is small. What N and which outer optimizer a large model needs, only that model can tell.
