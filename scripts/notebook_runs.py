@@ -1,6 +1,7 @@
 """Executes a lesson with papermill: shows how far it is, says what failed, and leaves nothing running."""
 
 import base64
+import ctypes
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +27,7 @@ from course import png, processes, twins
 
 EXECUTED = Path("build/notebooks")
 MARK = uuid.uuid4().hex  # finds what a notebook left running
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl: orphans become children of this program
 
 
 @dataclass
@@ -81,6 +84,8 @@ def use_this_python():
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, paths))
     os.environ.pop("MPLBACKEND", None)  # pictures belong into the notebook
     os.environ.update(processes.environment(MARK))
+    with suppress(AttributeError):  # where there is no prctl; then of_others() has no number either
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def of_others():
@@ -90,6 +95,9 @@ def of_others():
         user, nice, system, _idle, _wait, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     except FileNotFoundError:
         return None
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:  # orphans count as ours once they are buried
+            pass
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     busy = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
     return busy - sum(used.ru_utime + used.ru_stime for used in own)
