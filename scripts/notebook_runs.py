@@ -134,7 +134,7 @@ def execute(name, label, quick, in_place, timeout, most=math.inf):
         processes.end(MARK)  # torchrun's ranks have sessions of their own, and outlive a kernel that is killed
     result.seconds, result.finished = round(progress.seconds, 1), f"{datetime.now():%Y-%m-%d %H:%M}"
     if before is not None and not error:
-        result.others = round((of_others() - before) / progress.seconds, 3)
+        result.others = round(max(0, of_others() - before) / progress.seconds, 3)  # its ticks are coarse
         if in_place and result.others > most:
             result.status, error = "noisy", RuntimeError(
                 f"others took {result.others} of a core, more than {most}: the committed outputs stay as they were")

@@ -68,6 +68,11 @@ def test_every_cell_was_executed_in_one_run_without_error(path):
 
 
 @each_notebook
+def test_its_outputs_were_made_on_a_quiet_machine(path):
+    assert read(path).metadata.others <= 0.05, "scripts/run --in-place counts the cores that others took"
+
+
+@each_notebook
 def test_no_output_shows_a_path_of_the_machine(path):
     ours = re.compile("|".join(re.escape(str(place)) for place in (ROOT, Path(sys.prefix).resolve())))
     for cell in read(path).cells:
