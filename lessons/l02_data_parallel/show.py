@@ -73,7 +73,8 @@ def losses(curves: dict[str, list[float]]) -> Axes:
     for (name, losses), look in zip(curves.items(), looks, strict=True):
         ax.plot(range(1, len(losses) + 1), losses, **look)
         ends.append((len(losses), losses[-1], name, look["color"]))
-    ax.set(xlabel="step", ylabel="loss", xlim=(0, 1.5 * len(losses)), ylim=(-0.1, None), title="The loss of each step")
+    ax.set(xlabel="step", ylabel="loss", xlim=(0, 1.5 * len(losses)), ylim=(-0.1, None),
+           xticks=range(0, len(losses) + 1, 5), title="The loss of each step")
     write_beside(ax, ends, BESIDE_AN_END)
     return ax
 

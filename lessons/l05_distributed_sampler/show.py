@@ -74,7 +74,7 @@ def stream_curves(results: dict) -> Axes:
         ax.plot(steps, percent, **line_style(number, colour=colour))
         ends.append((steps[-1], percent[-1], name, colour))
     ax.set(xlabel="steps", ylabel=f"test images right, %\n({results['dataset']})", ylim=(0, None),
-           xlim=(0, 1.5 * results["steps"]), title="As many steps, each of as many images")
+           xlim=(0, 1.5 * results["steps"]), title="The same number of steps, and of images in each")
     ax.set_xticks([0, *steps])
     write_beside(ax, ends, BESIDE_AN_END)
     return ax

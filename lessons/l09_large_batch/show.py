@@ -121,7 +121,7 @@ def fastest(table):
     verdict = f"The most images a second: **{most}**. The first at the target: **{first['label']}**"
     if len(close) == 1:
         return verdict + "."
-    return verdict + f", but this is too close to call: {', '.join(close)} may each have been first, within an epoch."
+    return verdict + f", but this is too close to call: {'; '.join(close)}. Each of these may have been first."
 
 
 # ---------------------------------------------------------------- what several seeds and rates show
@@ -193,8 +193,9 @@ def moved(errors, batch):
 def scale(errors, batch, large):
     """How the noise scale moved, and on which side of it the large batch lies."""
     before, after = (noise_scale(error, batch) for error in errors.values())
-    lines = [f"Here it has grown, to {after / before:.1f} times." if after > before else
-             f"Here it has fallen, to {after / before:.2f} times. A likely reason: LeNet begins on a plateau, where "
+    moved = f"from {before:,.0f} to {after:,.0f} images"
+    lines = [f"Here the noise scale has grown, {moved}." if after > before else
+             f"Here the noise scale has fallen, {moved}. A likely reason: LeNet begins on a plateau, where "
              "the true gradient is tiny. And this is far from the end of a training."]
     side = "below" if large < after else "above"
     return [*lines, f"The large batch, {large} images, lies {side} the noise scale of the trained model. Far below it, "

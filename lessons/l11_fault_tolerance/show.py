@@ -108,7 +108,7 @@ def killed(undisturbed, disturbed, rank, epoch, moment):
     left.set(xlabel="epochs done", ylabel="loss (cross-entropy)")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set(xlabel="seconds since the first step")
-    head(left, "By epoch: wide undisturbed, dots killed", pd.DataFrame(undisturbed[:1]), [])
+    head(left, "By epoch (wide: undisturbed; dots: killed)", pd.DataFrame(undisturbed[:1]), [])
     head(right, "By time", key=[])
     write_beside(right, ends, BESIDE_A_POINT)
     return left, right
@@ -157,8 +157,8 @@ def elastic(log, moments, recorded):
         colour = COLOURS[nodes - 1]
         ax.plot(*zip(*epochs, strict=True), line, color=colour, marker=MARKERS[nodes - 1], markersize=12,
                 markerfacecolor="white" if recorded else colour)
-        ax.annotate(f"{nodes} node{'s' * (nodes > 1)}", epochs[0], (12, 6), textcoords="offset points", color=colour,
-                    fontweight="bold", path_effects=halo())
+        ax.annotate(f"{nodes} node{'s' * (nodes > 1)}", epochs[0], (-8, -10), textcoords="offset points", color=colour,
+                    fontweight="bold", path_effects=halo(), ha="right", va="top", zorder=5)
     befell = [(what, moment - log[0]["time"]) for what, moment in moments.items() if what != "began"]
     for number, (what, at) in enumerate(befell):
         ax.axvline(at, color="black", linestyle=":")
@@ -166,7 +166,7 @@ def elastic(log, moments, recorded):
                 ha="right" if number == len(befell) - 1 else "left")
     losses = [loss for _, loss in points]
     ax.set(xlabel="seconds since the first step", ylabel="loss (cross-entropy)")
-    ax.set_xlim(0, 1.04 * max(at for _, at in befell))
+    ax.set_xlim(-0.1 * max(at for _, at in befell), 1.04 * max(at for _, at in befell))
     ax.set_ylim(min(losses) - 0.15 * np.ptp(losses), max(losses) + 0.3 * np.ptp(losses))
     head(ax, "Two nodes, one, two" + " (recorded)" * recorded, pd.DataFrame(log[:1]), [])
     return ax

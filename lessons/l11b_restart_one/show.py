@@ -5,6 +5,7 @@ Logs are lists of the records that main.py writes. Moments are seconds since 197
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -104,6 +105,9 @@ def recoveries(ways, batch, recorded):
         for piece in way["pieces"]:
             left.plot(*zip(*piece, strict=True), line, color=COLOURS[number], marker=MARKERS[number],
                       markevery=max(1, len(piece) // 8))
+        for before, after in pairwise(way["pieces"]):  # nothing is done; then the checkpoint's step, or the group's
+            (stopped, done), (at, again) = before[-1], after[0]
+            left.plot([stopped, at, at], [done, done, again], line, color=COLOURS[number])
         ends.append((*way["pieces"][-1][-1], name, COLOURS[number]))
         if "images" in way:
             images.plot(*zip(*way["images"], strict=True), line, color=COLOURS[number], drawstyle="steps-mid")
@@ -114,7 +118,7 @@ def recoveries(ways, batch, recorded):
     left.axvline(0, color="black", linestyle=":")
     left.text(0, 0.02, " the kill", transform=left.get_xaxis_transform())
     left.set(xlabel="seconds since the kill", ylabel="steps done")
-    left.margins(y=0.12)
+    left.margins(x=0.12, y=0.12)
     write_beside(left, ends, BESIDE_A_POINT)
     images.set(ylabel="images", ylim=(0, 1.15 * batch))
     twice.set(xlabel="step", xlim=images.get_xlim())

@@ -92,7 +92,8 @@ def meanwhile(in_use: dict) -> str:
     timed, (plain, other) = in_use["timed"], (delta for delta, _ in deltas(in_use).values())
     gain = (f"δ is {other / plain:.0%} of δ with `save`." if other < 0.9 * plain else
             "**δ is not smaller** than with `save`.")
-    return f"Training went on meanwhile, for {some(round(timed['steps']), 'step')}. {gain}"
+    return (f"Training went on meanwhile, for {some(round(timed['steps']), 'step')}, and shared its cores with the "
+            f"writer. {gain}")
 
 
 # ------------------------------------------------------------------------------------------------ pictures

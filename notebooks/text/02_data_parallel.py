@@ -58,8 +58,8 @@ repeats = 7  # runs of each measurement
 # %% [markdown]
 # ## One training step
 #
-# A schematic: who does what, not how long it takes. Blue: the `forward` of `DataParallel`. A **replica** is a copy of
-# the model on one device.
+# A schematic: who does what, not how long it takes. Blue: the `forward` of `DataParallel`; orange: the rest of your
+# training step. A **replica** is a copy of the model on one device.
 
 # %%
 show.steps(devices, rows=64)
@@ -420,9 +420,9 @@ lesson.table(rows)
 #
 # ## The verdict
 #
-# The [manual][dp] recommends DDP, "even if there is only a single node". The [DDP tutorial][ddp-tutorial] says why: threads
-# that compete for Python's lock, replicas in each step, scatter, gather. In 2021 PyTorch's developers
-# [thought of removing](https://github.com/pytorch/pytorch/issues/65936) `DataParallel`. It is still there.
+# The [manual][dp] recommends DDP, "even if there is only a single node". The [DDP tutorial][ddp-tutorial] says why:
+# threads that compete for Python's lock, replicas in each step, scatter, gather. In 2021 PyTorch's developers [thought
+# of removing](https://github.com/pytorch/pytorch/issues/65936) `DataParallel`. It is still there.
 #
 # | you meet `DataParallel` in | take DDP for |
 # |:--|:--|

@@ -110,8 +110,8 @@ print(order[1::2])
 print(list(DistributedSampler(items, 2, rank=1, seed=0)))
 
 # %% [markdown]
-# So the seed must be the same on all ranks. With a seed of its own, each rank takes strides from another order. Of 1,000
-# items on 4 ranks, this many are then seen by nobody:
+# So the seed must be the same on all ranks. With a seed of its own, each rank takes strides from another order. Of
+# 1,000 items on 4 ranks, this many are then seen by nobody:
 
 # %%
 seen = {item for r in range(4) for item in DistributedSampler(range(1000), 4, rank=r, seed=r)}
@@ -153,8 +153,8 @@ plt.show()
 # stand in the same batch.
 #
 # `main.py` calls it at the start of each epoch. Its sampler is `Shard`, a DistributedSampler that can also begin in the
-# middle of an epoch, for a run that goes on from a checkpoint. (The order needs the same seed on all ranks. Augmentation
-# and dropout need another one on each: `main.py` adds the rank.)
+# middle of an epoch, for a run that goes on from a checkpoint. (The order needs the same seed on all ranks.
+# Augmentation and dropout need another one on each: `main.py` adds the rank.)
 
 # %%
 # !grep -n "sampler" main.py
@@ -192,8 +192,8 @@ lesson.table(rows)
 #
 # ## When the set does not divide
 #
-# 21 items on 2 ranks: one item is left over. By default the sampler **pads**: the order begins again, and some items are
-# seen twice. With `drop_last=True` it **drops** what is left over.
+# 21 items on 2 ranks: one item is left over. By default the sampler **pads**: the order begins again, and some items
+# are seen twice. With `drop_last=True` it **drops** what is left over.
 
 # %%
 show.sampler_map(dealt(21, 2, shuffle=False), 21, title="21 items on 2 ranks: padded")
@@ -215,8 +215,8 @@ print([len(shard) for shard in dealt(3, 8, drop_last=True)])
 #
 # ### Try it
 #
-# **Predict.** 21 items, and 2 to 8 ranks. With which number of ranks are most items repeated? And with `drop_last=True`,
-# with which are most left out? Then find them in the page below. It deals as torch's sampler does.
+# **Predict.** 21 items, and 2 to 8 ranks. With which number of ranks are most items repeated? And with
+# `drop_last=True`, with which are most left out? Then find them in the page below. It deals as torch's sampler does.
 
 # %%
 my_worst = None  # [ranks that repeat most, ranks that leave out most]
@@ -234,8 +234,8 @@ lesson.predicted(my_worst, worst, "ranks")
 # %% [markdown]
 # ### Exercise 1: the shard of a rank
 #
-# Return the list of items that the sampler gives to this rank, without shuffle, padded. It must also be right for a set
-# smaller than the world. Do not use the sampler.
+# Return the list of items that the sampler gives to this rank, without shuffle, padded. `n` is the number of items. It
+# must also be right for a set smaller than the world. Do not use the sampler.
 
 # %%
 def my_shard(n, rank, world_size):
@@ -313,10 +313,10 @@ check.stream("results/live/05_stream.py")
 # %% [markdown]
 # ## The stream trains
 #
-# A network trains with your stream, on 3 ranks with 2 loader workers each. (While yours is not right, ours stands in its
-# place, and the picture says so.) Beside it trains another one with the smallest stream, `WholeStream`, and a third one
-# with `DistributedSampler`, which may ask for images by number. All begin with the same weights, and make as many steps
-# of 64 images a rank. These are the steps in which the ranks together can go through all images once.
+# A network trains with your stream, on 3 ranks with 2 loader workers each. (While yours is not right, ours stands in
+# its place, and the picture says so.) Beside it trains another one with the smallest stream, `WholeStream`, and a third
+# one with `DistributedSampler`, which may ask for images by number. All begin with the same weights, and make the same
+# number of steps, with 64 images on each rank: so many that the ranks together can go through all images once.
 #
 # **Predict.** What share of these images has the network seen that trains with `WholeStream`?
 
@@ -413,8 +413,9 @@ plt.show()
 # - **Join, divided by the ranks left**: in the last step one rank is left, and its gradient is divided by 1, not by 3.
 #   So its image counts 3 times. One process with batches of 3 does the same: its last batch is one image alone.
 #
-# What does this do to the averages? Each way beside all 10 images, each counted once, with the same weights of the
-# model. The errors are in per cent of what one process finds. (For gradients: length of the difference / length.)
+# What does this do to the averages? The table compares each way with the true mean, in which each of the 10 images
+# counts once, with the same weights of the model. The errors are in per cent of what one process finds. (For gradients:
+# length of the difference / length.)
 
 # %%
 lesson.table(show.averages(results))
@@ -425,14 +426,15 @@ lesson.table(show.averages(results))
 # - Only `Join` with its default has the mean loss **and** the gradient of all 10 images. In the other ways at least one
 #   is off. One image is a large part of ten. But padding never adds more than world size − 1 images, and in a large set
 #   that is little. So for training padding is fine, and `main.py` pads.
-# - *Mean of the ranks' means*: each rank averages its own losses, then we average the ranks. With unequal shards this is
-#   not the mean of the images, even with `Join`: an image of a short shard counts more. Add up sums and counts over the
-#   ranks; divide last.
+# - *Mean of the ranks' means*: each rank averages its own losses, then we average the ranks. With unequal shards this
+#   is not the mean of the images, even with `Join`: an image of a short shard counts more. Add up sums and counts over
+#   the ranks; divide last.
 #
 # `Join` has limits. It answers the collectives of DDP, and no others: your own `all_reduce` in the loop, or
-# `SyncBatchNorm`, would still wait. (`throw_on_early_termination=True` ends the loop on all ranks, by an exception, when
-# the first has no more images.) It adds small all-reduces to every step. And it does not repair the optimizer: a rank
-# that is done makes no step, so what the optimizer remembers is different there. With momentum or Adam, pad or drop.
+# `SyncBatchNorm`, would still wait. (`throw_on_early_termination=True` ends the loop on all ranks, by an exception,
+# when the first has no more images.) It adds small all-reduces to every step. And it does not repair the optimizer: a
+# rank that is done makes no step, so what the optimizer remembers is different there. With momentum or Adam, pad or
+# drop.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 plain, momentum = results["apart"]["plain SGD"], results["apart"]["momentum"]
@@ -519,8 +521,8 @@ lesson.table([{"way": way, "accuracy": f"{100 * accuracy:.2f} %",
               for way, accuracy in accuracies.items()])
 
 # %% [markdown]
-# With shuffle, which is the sampler's default, other images are repeated or dropped with every seed. One model, one test
-# set, and this many points between the lowest and the highest accuracy of all seeds tried:
+# With shuffle, which is the sampler's default, other images are repeated or dropped with every seed. One model, one
+# test set, and this many points between the lowest and the highest accuracy of all seeds tried:
 
 # %%
 rows = []

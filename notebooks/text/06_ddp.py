@@ -213,7 +213,7 @@ lesson.table([{"the loss is the … over a rank's images": row["loss"],
 #
 # **Who waits?** In each update every rank waits for all others. This is *synchronous* training, and why the result is
 # that of one process. In *asynchronous* training each worker changes shared weights when it is ready, with a gradient
-# of older weights: nobody waits, and the result is another one ([13](13_beyond_ddp.ipynb) names the parameter
+# of older weights: nobody waits, and the result is another one ([13b](13b_fsdp2.ipynb) names the parameter
 # server).
 #
 # ## Step 3: one message
@@ -268,8 +268,8 @@ check.one_message("results/live/06_step_3.py")
 # - **`async_op=True`**: `work = dist.all_reduce(flat, async_op=True)` returns at once, and `work.wait()` waits.
 #
 # Write a hook that sends a bucket when its last gradient is there, and a `finish()` that waits for all messages and
-# unpacks them. `zero_grad()` sets every `.grad` to `None`, so `None` means: not yet there. (`functools.partial(function,
-# bucket)` is `function` with its first argument set.)
+# unpacks them. `zero_grad()` sets every `.grad` to `None`, so `None` means: not yet there.
+# (`functools.partial(function, bucket)` is `function` with its first argument set.)
 
 # %%
 # %%writefile results/live/06_step_4.py
@@ -390,7 +390,7 @@ print(f"{mib:.2f} MiB of gradients")
 # ## Your DDP trains CIFAR-10
 #
 # `main.py --wrapper FILE.py:CLASS` puts a class in the place of `DistributedDataParallel`. The rest is the same: data,
-# seed, evaluation, log. The furthest step that your class has got right was kept for it.
+# seed, evaluation, log. The class of your furthest step that is right trains here.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 whose = check.kept()
@@ -459,14 +459,15 @@ lesson.predicted(my_step, show.shorter(*drawn[:2]))
 lesson.table(show.overlap(drawn, whose))
 
 # %% [markdown]
-# **How to read it.** One step of rank 0. Blue: it computes. Orange: a message is under way, from when this rank sends
-# it until the result is there; the bars are numbered. Grey, `wait`: nothing is left to compute, and `backward()`, or
-# `finish()`, waits for the messages under way and copies the means back. The table has rank 0's medians over nine
-# steps; the step drawn is the one whose parts are nearest to them. *together* is the median of whole steps. *hidden* is
-# the share of one bucket's `wait` that is saved.
+# **How to read it.** One step of rank 0. Blue and green: it computes. Orange: a message is under way, from when this
+# rank sends it until the result is there; the bars are numbered. Grey, `wait`: nothing is left to compute, and
+# `backward()`, or `finish()`, waits for the messages under way and copies the means back. The table has rank 0's
+# medians over nine steps; the step drawn is the one whose parts are nearest to them. *together* is the median of whole
+# steps, so the parts do not add up to it. *hidden* is the share of one bucket's `wait` that is saved.
 #
-# With one bucket nothing can be hidden: it leaves when all gradients are there. With small buckets compare two
-# columns: is `wait` shorter, and is `backward` longer? The step is what counts.
+# With one bucket nothing can be hidden: it leaves when all gradients are there. With small buckets compare two columns:
+# `wait` is shorter, but on a CPU `backward` is longer, because the cores that compute also send. What counts is
+# *together*. (A GPU's messages take hardly any of its computing.)
 
 # %% [markdown]
 # ## What to remember

@@ -24,7 +24,8 @@
 # - save messages with `no_sync`, and save a model that loads without DDP;
 # - turn a training script into DDP.
 #
-# **You need** [06 · DistributedDataParallel](06_ddp.ipynb), and shards ([05](05_distributed_sampler.ipynb)).
+# **You need** [06 · DistributedDataParallel](06_ddp.ipynb), shards ([05](05_distributed_sampler.ipynb)), and the
+# process group ([03](03_processes_and_ranks.ipynb)).
 #
 # **Time.** About 110 minutes for you, 1 for the machine. That is two sittings: the traps (50 minutes); the capstone
 # (60). You may skip the traps that your model does not have.
@@ -135,7 +136,8 @@ lesson.table(show.batchnorm(answers["equality"]))
 # %% [markdown]
 # One all-reduce is DDP's, for the gradients. Each layer over all ranks adds two: one in forward, one in backward.
 # Nothing hides these: the next layer needs the result. So synchronise when a rank has few images; with many, its own
-# mean and variance will do. On GPUs: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py --sync-bn`).
+# mean and variance will do. On GPUs: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py
+# --sync-bn`).
 #
 # Our function is for reading: these runs are in float64. In float32 the difference of two large numbers loses its
 # digits. So PyTorch's layer gathers each rank's own mean and variance in forward (one all-gather), and combines them.
@@ -237,9 +239,9 @@ lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small
 # ## What DDP does not share
 #
 # DDP shares the gradients and, as described above, the buffers: nothing else. The loss and the accuracy that a rank
-# prints are those of its own images: sums and counts must be all-reduced ([05](05_distributed_sampler.ipynb) does it for
-# the test set, and [07](07_performance.ipynb) shows a published tutorial that did not). And every rank that saves writes
-# the file. What would be in it? Wrappers change the names of the weights:
+# prints are those of its own images: sums and counts must be all-reduced ([05](05_distributed_sampler.ipynb) does it
+# for the test set, and [07](07_performance.ipynb) shows a published tutorial that did not). And every rank that saves
+# writes the file. What would be in it? Wrappers change the names of the weights:
 
 # %%
 model = models.ConvNet()
@@ -328,10 +330,11 @@ lesson.table(rows)
 #   the accuracy over all test images, each counted once.
 # - **One file**, `SAVE`, written once, which the model of `minimal.py` can load.
 #
-# Leave `data.get_dataset`, the network and `EPOCHS` as they are. All that you need stands in this lesson and in
-# [05](05_distributed_sampler.ipynb). The next cell makes a copy to begin with (and never writes over yours). Open
-# `results/live/06b_program.py` from JupyterLab's file browser, change it, and save it. A good order: the process group;
-# sampler and batch size; the device; the model in DDP; sums over all ranks; printing and saving.
+# Leave `data.get_dataset`, the network and `EPOCHS` as they are. All that you need stands in this lesson, and in
+# [03](03_processes_and_ranks.ipynb) (process group, device), [05](05_distributed_sampler.ipynb) and [06](06_ddp.ipynb).
+# The next cell makes a copy to begin with (and never writes over yours). Open `results/live/06b_program.py` from
+# JupyterLab's file browser, change it, and save it. A good order: the process group; sampler and batch size; the
+# device; the model in DDP; sums over all ranks; printing and saving.
 
 # %%
 # !test -e results/live/06b_program.py || cp scripts/minimal.py results/live/06b_program.py

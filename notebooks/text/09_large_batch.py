@@ -185,7 +185,7 @@ lesson.table(show.rules(after, test_samples, to="1 rank"))
 #
 # `lr` was right when an update saw `batch` images. Now there are `ranks` ranks, each with `batch_size` images. The
 # linear rule shall choose the rate, with warm-up: it rises evenly from `lr`, by the same amount from each update to the
-# next, and has all of its height after `warmup_epochs` epochs of `per_epoch` updates each. Return the rate of one
+# next, and reaches the full rate at update `warmup_epochs * per_epoch`. Return the rate of one
 # `update`; the first is number 0.
 
 # %%
@@ -230,7 +230,8 @@ show.with_rates(rates, accuracies, rules, f"{whose} rates")
 plt.show()
 
 # %% [markdown]
-# With the right rates this is `main.py`'s training once more: the two curves differ by rounding.
+# With the right rates this is `main.py`'s training once more. Rounding begins the difference, and a high rate makes it
+# grow: do not compare two single runs more finely than these two differ.
 #
 # ## Is it worth the time?
 #
@@ -290,8 +291,8 @@ plt.show()
 lesson.table(best)
 
 # %% [markdown]
-# From left to right each curve rises to its best rate, and then breaks down. The broad lines join what a
-# rule chooses, beginning with the rate 0.01 for 64 images. Most rates tried are twice the one before, so a best rate
+# From left to right each curve rises to its best rate, and then falls, some of them steeply. The broad lines join what
+# a rule chooses, beginning with the rate 0.01 for 64 images. Most rates tried are twice the one before, so a best rate
 # is known no better than that. *About as good* are all rates within one standard deviation of the best: compare the
 # last row's with the first row's before you say which rule is right.
 #
@@ -405,9 +406,9 @@ check.noise_scale("results/live/09_noise.py")
 # ## A large batch without many ranks
 #
 # You have two GPUs, and want to repeat a training that was published for eight: with its global batch, its learning
-# rate can stay as it is. Gradient accumulation ([06b](06b_ddp_traps.ipynb)) makes the batch out of **micro-batches**, parts
-# that fit in memory. There all had the same size. Often they do not: the last one of an epoch is smaller, and texts
-# have unequal numbers of words. Then the mean of the means is not the mean. A widely used library [had this wrong
+# rate can stay as it is. Gradient accumulation ([06b](06b_ddp_traps.ipynb)) makes the batch out of **micro-batches**,
+# parts that fit in memory. There all had the same size. Often they do not: the last one of an epoch is smaller, and
+# texts have unequal numbers of words. Then the mean of the means is not the mean. A widely used library [had this wrong
 # until 2024](https://huggingface.co/blog/gradient_accumulation).
 #
 # A second trap is **clipping**: `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` shortens the gradients in

@@ -68,8 +68,8 @@ several_nodes = True  # False: show the recorded runs of two nodes and Slurm
 # once, by plain `python`, and starts the other processes itself. `hello_rank.py` trains nothing: each rank writes down
 # the environment variables that its launcher has given it.
 #
-# **Predict.** To meet the others, a rank needs these five ([03](03_processes_and_ranks.ipynb)). How many of them does it
-# get from `torchrun`? How many from `mp.spawn`?
+# **Predict.** To meet the others, a rank needs these five ([03](03_processes_and_ranks.ipynb)). How many of them does
+# it get from `torchrun`? How many from `mp.spawn`?
 
 # %%
 needed = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -301,8 +301,8 @@ lesson.table(glued)
 #
 # `main.py` trains on MNIST: one process with batch 64, then two ranks with batch 32 each, by torchrun. `spawn_mnist.py`
 # does the same training with `mp.spawn`. Same seed, same images. (`--no-channels-last`: `main.py` then keeps images in
-# memory as `spawn_mnist.py` does.) On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, take `--device cpu` away
-# and look at the weights again: each process has a GPU, and NCCL carries the gradients.
+# memory as `spawn_mnist.py` does.) On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, take `--device cpu`
+# away and look at the weights again: each process has a GPU, and NCCL carries the gradients.
 #
 # **Predict.** How far are the weights of two ranks from those of one process, at the end?
 
@@ -388,9 +388,9 @@ plots.timeline(pd.DataFrame([
 plt.show()
 
 # %% [markdown]
-# torchrun ends the other ranks by the signal SIGTERM, a polite *please stop* (SIGKILL follows for a rank that does not),
-# and starts all again. Those that were well, too: they were in the middle of a step with the one that failed. A new
-# process begins where your script begins, so a script that is to be restarted saves checkpoints.
+# torchrun ends the other ranks by the signal SIGTERM, a polite *please stop* (SIGKILL follows for a rank that does
+# not), and starts all again. Those that were well, too: they were in the middle of a step with the one that failed. A
+# new process begins where your script begins, so a script that is to be restarted saves checkpoints.
 # [11](11_fault_tolerance.ipynb) is about that.
 #
 # ## The rendezvous
@@ -551,8 +551,8 @@ print(show.essential("".join(file.read_text() for file in files) if no_slurm els
 
 # %%
 trained = {path.stem[3:]: torch.load(path) for path in sorted(live.glob("10_*.pt"))}
-lesson.table([{"weights of": {"line": f"two hosts, {whose_line} line", "slurm_job":
-                              f"Slurm, {whose_job} file"}.get(way, way.replace("_", ", ")),
+lesson.table([{"weights of": {"line": f"two hosts, the line ({whose_line})", "slurm_job":
+                              f"Slurm, the file ({whose_job})"}.get(way, way.replace("_", ", ")),
                "largest difference": f"{farthest(one, weights):.0e}"}
               for way, weights in trained.items()])
 
@@ -564,32 +564,32 @@ lesson.table([{"weights of": {"line": f"two hosts, {whose_line} line", "slurm_jo
 # - It gives each rank its cores. A task gets one core unless `--cpus-per-task` says more, and data loading is then slow
 #   for no visible reason.
 #
-# **Which core beside which GPU?** In a node with two processors a GPU hangs on one of them, and memory of the other is
-# farther away. `torchrun --numa-binding=node` keeps a rank on the cores beside its GPU (`torchrun --help`). Where a task
-# is a rank, `srun --gpus-per-task=1` lets each see one GPU alone
+# **Which core beside which GPU?** In a node with two processors a GPU is attached to one of them, and memory of the
+# other is farther away. `torchrun --numa-binding=node` keeps a rank on the cores beside its GPU (`torchrun --help`).
+# Where a task is a rank, `srun --gpus-per-task=1` lets each see one GPU alone
 # ([manual](https://slurm.schedmd.com/srun.html#OPT_gpus-per-task)). It is `cuda:0` in every rank, so
 # `torch.cuda.set_device(local_rank)` fails on all but the first. `main.py` takes what it sees.
 #
 # ## Where there is no Slurm
 #
-# **Kubernetes** starts *pods* (a program with all that it needs) on the machines of a cluster, and Kubeflow Trainer starts
-# a training in them. **SkyPilot** rents machines of a cloud, sets them up, and gives them back. Both start a torchrun on
-# each machine, as `torchrun.sbatch` does. *Neither was ever run here.* Two things to know:
+# **Kubernetes** starts *pods* (a program with all that it needs) on the machines of a cluster, and Kubeflow Trainer
+# starts a training in them. **SkyPilot** rents machines of a cloud, sets them up, and gives them back. Both start a
+# torchrun on each machine, as `torchrun.sbatch` does. *Neither was ever run here.* Two things to know:
 #
 # - torchrun looks for each option in the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [sets these
 #   variables](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
 #   so its command is `torchrun main.py`. SkyPilot sets variables of its own, such as `SKYPILOT_NODE_IPS`, for you to
 #   write into torchrun's options.
-# - The disk of a pod or of a rented machine is lost when it ends. Write logs and checkpoints to a volume of the cluster,
-#   or to a bucket of the cloud.
+# - The disk of a pod or of a rented machine is lost when it ends. Write logs and checkpoints to a volume of the
+#   cluster, or to a bucket of the cloud.
 #
 # **Ray Train** needs no torchrun. [Ray](https://docs.ray.io/en/latest/cluster/key-concepts.html) makes a cluster of its
 # own. The training becomes a function, and each rank an *actor* (a Python object in a process of its own) that runs it:
-# `scripts/rivals/ray_loop.py`, with `main.py`'s weights at the end (a test compares them). Ray gives each rank cores and
-# GPUs that no other job has, [finds another machine](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html)
-# when one is lost, and lets [other
-# processes](https://docs.ray.io/en/latest/train/user-guides/data-loading-preprocessing.html) prepare the batches. To start
-# a Ray takes time: `results/recorded/ray-start` has seconds beside torchrun's.
+# `scripts/rivals/ray_loop.py`, with `main.py`'s weights at the end (a test compares them). Ray gives each rank cores
+# and GPUs that no other job has, [finds another
+# machine](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html) when one is lost, and lets [other
+# processes](https://docs.ray.io/en/latest/train/user-guides/data-loading-preprocessing.html) prepare the batches. To
+# start a Ray takes time: `results/recorded/ray-start` has seconds beside torchrun's.
 #
 # ## Which one?
 #
@@ -617,11 +617,11 @@ lesson.table([{"weights of": {"line": f"two hosts, {whose_line} line", "slurm_jo
 # | **DDP** | a model on each rank, gradients averaged; built on c10d | [06](06_ddp.ipynb) |
 # | **RPC** | call a function on another worker, for example a server that keeps the weights | not taught |
 #
-# Start nothing new with RPC: [its manual](https://docs.pytorch.org/docs/stable/rpc.html) says "stable and in maintenance
-# mode", and [so is TensorPipe](https://github.com/pytorch/tensorpipe/pull/468), which carries its messages (December
-# 2025). For models too large for one GPU there are FSDP ([13](13_beyond_ddp.ipynb)) and
-# [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), for processes that call each other
-# Ray or [Monarch](https://github.com/meta-pytorch/monarch). More: [the
+# Start nothing new with RPC: [its manual](https://docs.pytorch.org/docs/stable/rpc.html) says "stable and in
+# maintenance mode", and [so is TensorPipe](https://github.com/pytorch/tensorpipe/pull/468), which carries its messages
+# (December 2025). For models too large for one GPU there are FSDP ([13](13_beyond_ddp.ipynb)) and
+# [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), for processes that call each other Ray
+# or [Monarch](https://github.com/meta-pytorch/monarch). More: [the
 # overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
 # manual](https://docs.pytorch.org/docs/stable/elastic/run.html).
 

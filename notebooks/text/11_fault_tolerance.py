@@ -261,8 +261,8 @@ plt.show()
 
 # %% [markdown]
 # **How to read it.** The failures are synthetic: their moments are drawn at random, with a fixed seed, at the rate that
-# Meta saw. White diamonds are such simulations of other intervals, the dark one of the formula's. The axes are
-# logarithmic: each line is ten times the one before. The lines stand for the three shares and their sum.
+# Meta saw. White diamonds: simulations of other intervals. Dark diamond: the formula's. The axes are logarithmic: from
+# one number to the next is ten times. The dotted curves are the three shares and their sum.
 #
 # The formula is [Young's, of 1974](https://doi.org/10.1145/361147.361115): τ = √(2δM).
 # [Daly's, of 2006](https://doi.org/10.1016/j.future.2004.11.016), has further terms, for writes that are not short
@@ -280,18 +280,18 @@ lesson.table(show.by_nodes((1, 8, 64, 2048), write, node_hours, restart, interva
 # This is LeNet's small file. A large model writes for longer and starts for longer: put your own `write` and `restart`
 # where they are computed.
 #
-# So large jobs let training wait for less: `dcp.async_save` ([11b](11b_restart_one.ipynb) has more of DCP) copies the
-# state to the CPU's memory, which is all that training waits for, and writes it during the next steps. The price is that
-# memory, and a checkpoint that is whole only later.
+# So large jobs let training wait for less: `dcp.async_save` ([13b](13b_fsdp2.ipynb) measures it) copies the
+# state to the CPU's memory, which training waits for, and writes it during the next steps. The price is that memory,
+# slower steps where the writer takes their cores, and a checkpoint that is whole only later.
 #
 # **A good place for a break.** So far a rank died without a warning. From here on machines come and go.
 #
 # ## Stop together
 #
 # Often there is a warning. A cluster that wants its machines back sends a signal some time before: SIGTERM, or from
-# Slurm SIGUSR1. A program that catches it can save, and leave; then no step is lost. But the signal reaches the ranks at
-# different moments, or only one of them. A rank that stops at once leaves the others in an all-reduce, waiting for it.
-# **All ranks must leave the loop after the same step**, so they have to ask each other.
+# Slurm SIGUSR1. A program that catches it can save, and leave; then no step is lost. But the signal reaches the ranks
+# at different moments, or only one of them. A rank that stops at once leaves the others in an all-reduce, waiting for
+# it. **All ranks must leave the loop after the same step**, so they have to ask each other.
 #
 # ### Exercise 3: all ranks stop after one step
 #
@@ -354,8 +354,9 @@ print(f"From the signal to the end of the run: {stop_seconds:.2f} s")
 # One rank got the signal, both stopped after the same step, and the checkpoint was written there: nothing is made a
 # second time. (A status of 75, *try again later*, tells the queue that the job is not done.)
 #
-# This is `main.py`'s way, as it stands in `run.py`. It differs in one thing: how often the ranks ask depends on how long
-# a step takes. With the flag travels the slowest rank's pace, so that all agree on the next step in which they ask.
+# This is `main.py`'s way, as it stands in `run.py`. It differs in one thing: how often the ranks ask depends on how
+# long a step takes. With the flag travels the slowest rank's pace, so that all agree on the next step in which they
+# ask.
 
 # %%
 lesson.code(Run.must_stop)
@@ -430,7 +431,7 @@ print(show.essential(console))
 # after the other. Return two things:
 #
 # - the image numbers that this rank still takes in this epoch. Together the ranks take each image that is left once,
-#   and all ranks take equally many.
+#   and all ranks take equally many. (In each case their number allows it.)
 # - the three sums with which this rank goes on counting. At the end of the epoch an all-reduce adds them up over all
 #   ranks: nothing may be lost, nothing counted twice.
 

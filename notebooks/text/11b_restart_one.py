@@ -99,8 +99,8 @@ print(f"δ = {1000 * write:.0f} ms, R = {restart:.1f} s")
 # [torchft](https://github.com/meta-pytorch/torchft) the others go on. The ranks are divided into **replica groups**.
 # Each has the whole model, and a `torchrun` of its own, which starts it again.
 #
-# - A small program, the **lighthouse**, gets a sign of life (a *heartbeat*) from each group. Who gives none for 1.5 s
-#   counts as dead: that is our setting, `--heartbeat_timeout_ms`.
+# - A small program, the **lighthouse**, gets a sign of life (a *heartbeat*) from each group. A group that gives none
+#   for 1.5 s counts as dead: that is our setting, `--heartbeat_timeout_ms`.
 # - In each step the groups that are alive form a **quorum**. They average their gradients over as many as they are.
 # - A step counts only if each group of the quorum came through it. Otherwise the groups that are left make it again.
 # - A group that comes back is sent the weights and the optimizer's state by a living one, over the network, and joins
@@ -158,17 +158,17 @@ lesson.verdict(
     f"{moments['off']:.2g}: {100 * moments['off'] / moments['largest']:.0f} % of the largest.")
 
 # %% [markdown]
-# How many steps are made twice after a restart is chance: as many as were made since the last checkpoint, fewer than `every`.
-# The speeds before the kill are not of one program: `main.py` writes checkpoints, and torchft's group asks the lighthouse
-# and writes a line in its log at each step.
+# How many steps are made twice after a restart is chance: as many as were made since the last checkpoint, fewer than
+# `every`. The speeds before the kill are not of one program: `main.py` writes checkpoints, and torchft's group asks the
+# lighthouse and writes a line in its log at each step.
 #
 # What each way promises is not the same. A restart gives **the undisturbed run**, later. torchft gives **a** run: all
-# groups have one model, at once, but in some steps it has learnt from fewer images. So it is another model, and its loss
-# may be higher or lower.
+# groups have one model, at once, but in some steps it has learnt from fewer images. So it is another model, and its
+# loss may be higher or lower.
 #
 # When does which pay? A failure costs all groups the gap. One of G groups is missing until it is back, for about R,
-# which is 1/G of the work. So the share gap / M + R / (G · M) of the time is lost, and no checkpoint is in it. (Who loses
-# *all* groups at once still needs one, but a failure of a single node no longer sets its interval.) With M as in
+# which is 1/G of the work. So the share gap / M + R / (G · M) of the time is lost, and no checkpoint is in it. (Who
+# loses *all* groups at once still needs one, but a failure of a single node no longer sets its interval.) With M as in
 # [11](11_fault_tolerance.ipynb) (Meta's failures), the δ, R and gap of this machine, and as many groups as nodes:
 
 # %%
@@ -178,9 +178,9 @@ for seconds in (write, restart), (60, 600):  # δ and R: here, and what if the m
     lesson.table(show.both_ways((8, 64, 2048), *seconds, node_hours, alone["gap"]))
 
 # %% [markdown]
-# What one can win is the difference of the last two columns. It grows with the number of nodes, and with δ and R. The model
-# leaves out: the question to the lighthouse in each step; the time in which the weights of a large model are sent; and
-# that a missing group leaves fewer images a step, with the same learning rate.
+# What one can win is the difference of the last two columns. It grows with the number of nodes, and with δ and R. The
+# model leaves out: the question to the lighthouse in each step; the time in which the weights of a large model are
+# sent; and that a missing group leaves fewer images a step, with the same learning rate.
 #
 # ### Exercise 1: a checkpoint in a neighbour's memory
 #
@@ -224,8 +224,8 @@ check.spare("results/live/11b_spare.py")
 # So only the clock helps: `init_process_group(timeout=…)`, in `main.py` `--timeout`. On two nodes, which are network
 # namespaces of this machine, we cut node1's link while both train with `--timeout 5`.
 #
-# **Predict.** One cable is cut under a job of 64 GPUs that has gloo's default timeout. How many GPU hours are lost until
-# the first rank says so?
+# **Predict.** One cable is cut under a job of 64 GPUs that has gloo's default timeout. How many GPU hours are lost
+# until the first rank says so?
 
 # %%
 my_hours = None  # GPU hours
@@ -288,8 +288,8 @@ show.stored(pieces)
 plt.show()
 
 # %% [markdown]
-# A file a rank. What all ranks hold, they divide among themselves, and each tensor of it is written once. Of the table
-# each rank wrote its own rows.
+# Each rank wrote one file. What all ranks hold, they divide among themselves, and each tensor of it is written once. Of
+# the table each rank wrote its own rows.
 #
 # Now we read the folder **here**: one process, no process group. `dcp.load` reads into the tensors that you have,
 # whatever number of ranks they are divided among:
@@ -338,11 +338,12 @@ check.newest("results/live/11b_newest.py")
 #
 # What large trainings do besides, each with a source:
 #
-# - **Goodput** is the share of all time in which a training learns something that it keeps. It is the number to improve:
-#   a faster step does not help a job that waits. Llama 3 reached [more than 90
+# - **Goodput** is the share of all time in which a training learns something that it keeps. It is the number to
+#   improve: a faster step does not help a job that waits. Llama 3 reached [more than 90
 #   %](https://arxiv.org/abs/2407.21783) (section 3.3.4), with at least one interruption a day.
-# - **Stragglers.** One slow rank slows all of them, and nothing fails. Only a comparison of the ranks' times shows it, as
-#   NVIDIA's [resiliency extension](https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/index.html) makes it.
+# - **Stragglers.** One slow rank slows all of them, and nothing fails. Only a comparison of the ranks' times shows it,
+#   as NVIDIA's [resiliency extension](https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/index.html) makes
+#   it.
 # - **Abort and shrink.** The ranks that are left end the collective in which they wait, and make a smaller group of
 #   themselves, in the same processes: [`ncclCommAbort` and
 #   `ncclCommShrink`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html);

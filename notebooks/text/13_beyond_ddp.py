@@ -117,8 +117,8 @@ check.fits(my_fewest)
 # repository's LICENSE. It turns each letter (a *token*) into a vector of 48 numbers (the *embedding*). Then come four
 # blocks. Each adds two things to the vectors (the *residual path*):
 #
-# - **attention**: a token takes something from the tokens before it. Four matrices (`query`, `key`, `value`, `out`), cut
-#   into 12 *heads* that compute apart from each other;
+# - **attention**: a token takes something from the tokens before it. Four matrices (`query`, `key`, `value`, `out`),
+#   cut into 12 *heads* that compute apart from each other;
 # - an **MLP**: two layers, `up` to 192 *hidden values* and `down` to 48.
 #
 # Before each stands a LayerNorm. At the end the **output layer** (`head` in the code) gives a score (a *logit*) for
@@ -152,10 +152,10 @@ lesson.table([{"way": show.NAMES[way], "last loss": f"{result['losses'][-1]:.4f}
 #
 # ## ZeRO-1: the optimizer's state
 #
-# With DDP each rank has the mean of all gradients, and then all ranks make the same update: N times the same work, with N
-# copies of the same state. With ZeRO-1 each rank updates one N-th of the weights, and keeps the state of these alone. So
-# it needs the mean gradients of its own N-th, and afterwards the weights that the other ranks have updated. For each of
-# the two there is a collective in lesson [04](04_collectives.ipynb): **reduce_scatter**, then **all_gather**.
+# With DDP each rank has the mean of all gradients, and then all ranks make the same update: N times the same work, with
+# N copies of the same state. With ZeRO-1 each rank updates one N-th of the weights, and keeps the state of these alone.
+# So it needs the mean gradients of its own N-th, and afterwards the weights that the other ranks have updated. For each
+# of the two there is a collective in lesson [04](04_collectives.ipynb): **reduce_scatter**, then **all_gather**.
 #
 # **Predict.** How many bytes does such a step send, in percent of what DDP sends?
 
@@ -165,12 +165,12 @@ my_sent = None  # percent
 # %% [markdown]
 # ### Exercise 2: your sharded optimizer
 #
-# Write the class `MyZero`. Each rank makes one, `MyZero(model.parameters(), optimizer_class, **options)`, while all ranks
-# have the same weights. After each backward all ranks call `step()`. Then all have the weights that one process would
-# have with the **mean** of the ranks' gradients. There is no DDP around the model.
+# Write the class `MyZero`. Each rank makes one, `MyZero(model.parameters(), optimizer_class, **options)`, while all
+# ranks have the same weights. After each backward all ranks call `step()`. Then all have the weights that one process
+# would have with the **mean** of the ranks' gradients. There is no DDP around the model.
 #
-# - A rank makes `optimizer_class(…, **options)` for one N-th of the values. Cut the values, not the list of tensors: one
-#   tensor may have most of them. N need not divide their number.
+# - A rank makes `optimizer_class(…, **options)` for one N-th of the values. Cut the values, not the list of tensors:
+#   one tensor may have most of them. N need not divide their number.
 # - A step sends no more than ZeRO-1 needs.
 # - Parameters with `requires_grad=False` stay as they are, and need neither state nor messages.
 # - A gradient may be `None`, on some ranks or on all. Count it as zeros.
@@ -202,7 +202,8 @@ check.zero1("results/live/13_my_zero.py")
 # ### MyZero trains
 #
 # Your class trains the transformer, made larger (vectors of 144 numbers), beside DDP and PyTorch's own ZeRO-1. As long
-# as the check has not said "Right", ours trains in its place, and table and picture say *ours*. Here are the three ways:
+# as the check has not said "Right", ours trains in its place, and table and picture say *ours*. Here are the three
+# ways:
 #
 # (`placement` knows the rank's number, and `own_share` gives each rank its share of the sequences. A `Setup` holds the
 # model, its optimizer, and the function that runs forward and backward. Without `gradient_as_bucket_view=True` DDP
@@ -226,22 +227,24 @@ plots.picture(show.zero1_beside_pytorch(zero1))
 
 # %% [markdown]
 # A ring's all-reduce *is* a reduce_scatter, then an all_gather. ZeRO-1 makes the update between the two. So it sends
-# what DDP sends, and only the optimizer's state shrinks: weights and gradients stay whole. (*Optimizer state* is all that
-# the optimizer keeps and the model does not. A copy of the rank's piece of the weights counts, too.)
+# what DDP sends, and only the optimizer's state shrinks: weights and gradients stay whole. (*Optimizer state* is all
+# that the optimizer keeps and the model does not. A copy of the rank's piece of the weights counts, too.)
 #
 # `ZeroRedundancyOptimizer` deals out **whole tensors**, so its ranks hold unequal parts. DDP's all-reduce stays, and
 # after the update each rank broadcasts its tensors, a message each: the model is sent three times in place of twice.
 #
 # Bytes are counted as a ring sends them; NCCL's reduce_scatter does. That of gloo is an all-reduce inside (torch 2.14),
-# so the times here do not show the saving. And MyZero sends after backward, where DDP sends during backward: with
-# hooks and buckets (lesson [06](06_ddp.ipynb)) a reduce_scatter can leave as early. FSDP does this, too.
+# so MyZero's times show no saving of bytes here, only that of messages: two, in place of one a tensor. And MyZero sends
+# after backward, where DDP sends during backward: with hooks and buckets (lesson [06](06_ddp.ipynb)) a reduce_scatter
+# can leave as early. FSDP does this, too.
 #
 # ## FSDP: the parameters, too
 #
 # Between two uses a rank keeps only its rows of each weight. Before a block computes, its weights are **all-gathered**;
 # afterwards they are given back. In backward the same again, and then the gradients are **reduce-scattered**: each rank
-# gets the sum for its own rows. `init_device_mesh` gives the ranks a shape: here a line. `fully_shard`, PyTorch's second
-# FSDP (*FSDP2*), is called from the inside out: first on each block, then on the whole model, which takes what is left.
+# gets the sum for its own rows. `init_device_mesh` gives the ranks a shape: here a line. `fully_shard`, PyTorch's
+# second FSDP (*FSDP2*), is called from the inside out: first on each block, then on the whole model, which takes what
+# is left.
 
 # %%
 lesson.code(shard_ways.fsdp, shard_ways.shard_blocks)
@@ -250,8 +253,8 @@ lesson.code(shard_ways.fsdp, shard_ways.shard_blocks)
 lesson.table(show.held(two, "fsdp"))
 
 # %% [markdown]
-# *For a moment*: weights that are whole at one time, here one block and what stands outside the blocks. That is why each
-# block has a `fully_shard` of its own. (On a GPU it is two blocks, because the next one is fetched while this one
+# *For a moment*: weights that are whole at one time, here one block and what stands outside the blocks. That is why
+# each block has a `fully_shard` of its own. (On a GPU it is two blocks, because the next one is fetched while this one
 # computes; with gloo on a CPU nothing overlaps.)
 #
 # The price: each step sends the weights twice and the gradients once, 1.5 times what DDP sends (ZeRO paper, section 7).
@@ -259,9 +262,9 @@ lesson.table(show.held(two, "fsdp"))
 # what PyTorch has nearest to stage 2.
 #
 # A model that does not fit is never whole anywhere, not even at the start. Make it where tensors have a shape and no
-# memory: `with torch.device("meta"): model = …`. Then `fully_shard` as above, then
-# `model.to_empty(device=…)` and initialise, or load, each rank its own part. Make the optimizer **after** `fully_shard`,
-# which replaces the parameters.
+# memory: `with torch.device("meta"): model = …`. Then `fully_shard` as above, then `model.to_empty(device=…)` and
+# initialise, or load, each rank its own part. Make the optimizer **after** `fully_shard`, which replaces the
+# parameters.
 #
 # ### Exercise 3: who keeps what?
 #
@@ -294,8 +297,7 @@ check.shards("results/live/13_shards.py")
 # %% [markdown]
 # ## Tensor parallelism: each multiplication
 #
-# **A good place for a break.** So far the ranks have shared out what they keep. From here on they share out the
-# computing.
+# **A good place for a break.**
 #
 # ZeRO and FSDP share out what is *kept*. Each rank still computes whole layers, with its own share of the text.
 # **Tensor parallelism** (TP: [Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053)) shares out the *computing*. Each
@@ -306,8 +308,8 @@ check.shards("results/live/13_shards.py")
 lesson.code(shard_ways.tp, shard_ways.split_matrices)
 
 # %% [markdown]
-# `ColwiseParallel` cuts a layer's outputs, `RowwiseParallel` its inputs, so that nothing has to be sent between the two.
-# (PyTorch keeps a weight as outputs × inputs. So ColwiseParallel cuts the *rows* of what you see.)
+# `ColwiseParallel` cuts a layer's outputs, `RowwiseParallel` its inputs, so that nothing has to be sent between the
+# two. (PyTorch keeps a weight as outputs × inputs. So ColwiseParallel cuts the *rows* of what you see.)
 #
 # **Predict.** Each of two ranks computes half of every matrix product. One process keeps activations for backward; how
 # many of them does one of the two ranks keep? (What of a block is no matrix product?)
@@ -322,8 +324,8 @@ lesson.predicted(my_share, share)
 lesson.table(show.held(two, "tp"))
 
 # %% [markdown]
-# A rank of DDP sees half of the text, so it keeps half of what one process keeps. A rank of TP sees all of the text. The
-# LayerNorms and the residual path work on whole activations, on each rank alike. (*Sequence parallelism* shares out
+# A rank of DDP sees half of the text, so it keeps half of what one process keeps. A rank of TP sees all of the text.
+# The LayerNorms and the residual path work on whole activations, on each rank alike. (*Sequence parallelism* shares out
 # these, too: [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), from whose equations the activations of this
 # lesson are predicted.) Each of these all-reduces is waited for, so TP wants the fastest links: those inside a node.
 #
@@ -352,9 +354,9 @@ check.mlp("results/live/13_mlp.py")
 # ## Pipeline: the layers
 #
 # Rank 0 has the first layers, rank 1 the last. To keep both busy, the batch is cut into **micro-batches**. *GPipe*
-# ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)) runs all forwards, then all backwards. *1F1B*, one forward, one
-# backward, starts a backward as soon as it can. So fewer micro-batches wait for their backward, and a rank keeps fewer
-# activations. In PyTorch (`keep_stage` takes the other ranks' layers away, `watched` notes the times):
+# ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)) runs all forwards, then all backwards. *1F1B*, one forward,
+# one backward, starts a backward as soon as it can. So fewer micro-batches wait for their backward, and a rank keeps
+# fewer activations. In PyTorch (`keep_stage` takes the other ranks' layers away, `watched` notes the times):
 
 # %%
 lesson.code(shard_ways.pipeline)
@@ -371,9 +373,9 @@ my_bubble = None  # percent
 # %% [markdown]
 # ### Exercise 5: the order of 1F1B
 #
-# Write `my_order(rank, ranks, micro_batches)`. Return what this rank does, one after another: a list of `("forward", i)`
-# and `("backward", i)`, each once for each micro-batch i, numbered from 0. A forward needs the activations of the rank
-# before, a backward the gradient of the rank behind. (The last rank has the loss, and needs only its own forward.)
+# Write `my_order(rank, ranks, micro_batches)`. Return what this rank does, one after another: a list of `("forward",
+# i)` and `("backward", i)`, each once for each micro-batch i, numbered from 0. A forward needs the activations of the
+# rank before, a backward the gradient of the rank behind. (The last rank has the loss, and needs only its own forward.)
 #
 # - No ranks wait for each other in a circle.
 # - A step takes no longer than GPipe's.
@@ -392,8 +394,8 @@ check.order(my_order)
 # %% [markdown]
 # ### Your order runs
 #
-# `in_order` works through the lists with `send` and `recv`. It trains the transformer beside PyTorch's two schedules. As
-# long as the check has not said "Right", our order runs in place of yours, and is called *our order*.
+# `in_order` works through the lists with `send` and `recv`. It trains the transformer beside PyTorch's two schedules.
+# As long as the check has not said "Right", our order runs in place of yours, and is called *our order*.
 
 # %%
 lesson.code(pipeline.in_order)
@@ -416,12 +418,13 @@ steps_measured = {name: run["ways"][way]["timeline"]
 plots.picture(show.orders(steps_measured, "milliseconds (measured)"))
 
 # %% [markdown]
-# With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both schedules. What is measured also has the
-# time for sending, and unequal stages: the last also has the output layer. (For this picture the model is larger, so that
-# computing takes longer than sending. Each box begins and ends at its median of several steps.)
+# With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both schedules. What is measured also has
+# the time for sending, and unequal stages: the last also has the output layer. (For this picture the model is larger,
+# so that computing takes longer than sending. Each box begins and ends at its median of several steps.)
 #
-# The two differ in memory. With GPipe all micro-batches wait for their backward. With 1F1B at most as many wait as
-# there are ranks; on the last rank it is one. With four ranks and eight micro-batches, computed from the same function:
+# By the formula the two differ in memory alone. With GPipe all micro-batches wait for their backward. With 1F1B at most
+# as many wait as there are ranks; on the last rank it is one. With four ranks and eight micro-batches, computed from
+# the same function:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 plots.picture(show.orders(
@@ -436,14 +439,14 @@ plots.picture(show.orders(
 plots.picture(show.kept(two))
 
 # %% [markdown]
-# Without several processes it looks simpler: one process puts half of the layers on `cuda:0` and half on `cuda:1`. Then
-# one GPU works while the other waits. Such a model can be wrapped in DDP, with no `device_ids` ([DDP
-# tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html)).
-#
 # Look first at which part is the largest. In this small model it is the activations, in every way.
 # `torch.utils.checkpoint` makes them smaller, on one device, too: it keeps
 # only the input of each block, and backward runs the block again. That is at most a third more to compute: backward
 # has two products for each one of forward.
+#
+# Without several processes a pipeline looks simpler: one process puts half of the layers on `cuda:0` and half on
+# `cuda:1`. Then one GPU works while the other waits. Such a model can be wrapped in DDP, with no `device_ids` ([DDP
+# tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html)).
 #
 # Is the memory as predicted? `memory.count` knows shapes, and how each way cuts them. All bytes of all ranks:
 
@@ -492,18 +495,19 @@ lesson.table([{"tried": mistake, "PyTorch says": message}
               for mistake, message in two["limits"].items()])
 
 # %% [markdown]
-# TP needs sizes that its ranks divide, attention heads and MLP, and 1F1B at least as many micro-batches as ranks. FSDP and
-# ZeRO-1 take any size.
+# For TP the number of ranks must divide the number of attention heads and the width of the MLP. 1F1B needs at least as
+# many micro-batches as ranks. FSDP and ZeRO-1 take any size.
 #
 # ## Further ways to cut
 #
-# - **Interleaved** pipelines give each rank several pieces of the model that do not follow each other: v pieces make the
-#   bubble v times smaller, and send v times as often ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)).
+# - **Interleaved** pipelines give each rank several pieces of the model that do not follow each other: v pieces make
+#   the bubble v times smaller, and send v times as often ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)).
 #   **Zero-bubble** schedules cut a backward in two. Only the gradient of a block's *input* is waited for; that of its
 #   *weights* fills the gaps ([Qi et al. 2024](https://arxiv.org/abs/2401.10241)). In PyTorch:
-#   [`ScheduleInterleaved1F1B` and `ScheduleInterleavedZeroBubble`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html).
-# - **Context parallelism** cuts the sequence, in attention, too: each rank keeps the queries of its own tokens, and keys
-#   and values go around a ring ([Liu et al. 2023](https://arxiv.org/abs/2310.01889)). It is for long texts, where
+#   [`ScheduleInterleaved1F1B` and
+#   `ScheduleInterleavedZeroBubble`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html).
+# - **Context parallelism** cuts the sequence, in attention, too: each rank keeps the queries of its own tokens, and
+#   keys and values go around a ring ([Liu et al. 2023](https://arxiv.org/abs/2310.01889)). It is for long texts, where
 #   activations are the largest part. In PyTorch: `torch.distributed.tensor.experimental.context_parallel`.
 # - **Expert parallelism**: in a *mixture of experts* each token goes through a few of many MLPs. Each rank has some of
 #   them. One all-to-all sends the tokens there, a second one back ([Lepikhin et al.
@@ -538,20 +542,21 @@ plots.picture(show.maps(links, counts, sizes, yours=(devices, parameters)))
 
 # %% [markdown]
 # Read it from below. As long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow
-# band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP. On slow links the
-# order is the same; only ZeRO-1, whose messages nothing hides, drops out from some 32 devices on. DDP and FSDP send 8
+# band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP. On slow links two
+# things change: ZeRO-1, whose messages nothing hides, drops out from some 32 devices on, and the largest models need TP
+# and PP with ZeRO-1 in place of FSDP. DDP and FSDP send 8
 # bytes a parameter each (gradients are summed in 32 bits, weights gathered in 16). (With `bf16_compress_hook` DDP would
 # send half.) TP and pipelines (PP) appear where memory is at its limit, or where the links between nodes are slow: a
 # pipeline sends only activations between its ranks.
 #
 # It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and
 # stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node, joined by NVLink
-# (NVIDIA's link between the GPUs of a node; a [rack](https://www.nvidia.com/en-us/data-center/gb200-nvl72/) can join 72,
-# which `per_node` would say). They reach 40 % of their arithmetic (Llama 3
-# [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %). A model has GPT-3's shape: vectors 128 times as long as it has
-# layers. A step has 8 sequences of 4,096 tokens a device, and FSDP has `MixedPrecisionPolicy(param_dtype=torch.bfloat16,
-# reduce_dtype=torch.float32)`. The sources stand in `lessons/l13_beyond_ddp/memory.py`. For other numbers: `python
-# scripts/measure/predict.py memory --help`.
+# (NVIDIA's link between the GPUs of a node; a [rack](https://www.nvidia.com/en-us/data-center/gb200-nvl72/) can join
+# 72, which `per_node` would say). They reach 40 % of their arithmetic (Llama 3
+# [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %). A model has GPT-3's shape: vectors 128 times as long as it
+# has layers. A step has 8 sequences of 4,096 tokens a device, and FSDP has
+# `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`. The sources stand in
+# `lessons/l13_beyond_ddp/memory.py`. For other numbers: `python scripts/measure/predict.py memory --help`.
 #
 # ## What to remember
 #

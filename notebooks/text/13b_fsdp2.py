@@ -25,9 +25,9 @@
 # - make a model fit into a given memory, and predict what it needs;
 # - say what each part changes: what is kept, what is sent, or what is computed.
 #
-# **You need** *FSDP: the parameters, too* of lesson [13](13_beyond_ddp.ipynb); for *Checkpoints* δ and DCP of
-# [11](11_fault_tolerance.ipynb). What lesson [14](14_make_it_faster.ipynb) teaches of autocast and `torch.compile` is
-# said here in a few words.
+# **You need** *FSDP: the parameters, too* of lesson [13](13_beyond_ddp.ipynb); for *Checkpoints* δ of
+# [11](11_fault_tolerance.ipynb) and DCP of [11b](11b_restart_one.ipynb). What lesson [14](14_make_it_faster.ipynb)
+# teaches of autocast and `torch.compile` is said here in a few words.
 #
 # **Time.** About 80 minutes for you, 2 for the machine.
 
@@ -52,9 +52,9 @@ megabytes = 6  # of a rank, for the model that you make fit
 # %% [markdown]
 # ## Four ranks, five ways
 #
-# The transformer of lesson [13](13_beyond_ddp.ipynb) learns the letters of this repository's LICENSE, on four ranks with
-# gloo. Each way starts from the same weights and is compared with one process. (`ready` makes the optimizer, and
-# `backward` as for DDP.) Two ranks then load the checkpoint that the four have written.
+# The transformer of lesson [13](13_beyond_ddp.ipynb) learns the letters of this repository's LICENSE, on four ranks
+# with gloo: by one process alone, with FSDP2 as in 13, in 16 bits, with recomputed activations, and as HSDP. Each way
+# starts from the same weights. Two ranks then load the checkpoint that the four have written.
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
@@ -68,7 +68,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
 # ## 16 bits
 #
 # With a `MixedPrecisionPolicy` FSDP2 makes each rank's rows 16-bit (**bfloat16**) before it gathers them, and sums the
-# gradients in 32 bits.
+# gradients in 32 bits. (`ready` makes the optimizer, and `backward` as for DDP.)
 
 # %%
 lesson.code(shard_in_use.mixed)
@@ -91,13 +91,13 @@ lesson.verdict(f"The first gradient is off by {mixed['gradient_off']:.1%} of its
                f"change that training made in the weights by {mixed['change_off']:.1%}.")
 
 # %% [markdown]
-# What is kept has 32 bits: parameters, gradients, Adam's averages. What is there *for a moment* has 16, and so have most
-# activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast them.
-# On an H100 [torchao](https://github.com/pytorch/ao/tree/main/torchao/float8) can gather 8-bit weights, too.)
+# What is kept has 32 bits: parameters, gradients, Adam's averages. What is there *for a moment* has 16, and so have
+# most activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast them. On an
+# H100 [torchao](https://github.com/pytorch/ao/tree/main/torchao/float8) can gather 8-bit weights, too.)
 #
-# bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %. The weights are off
-# by more: Adam moves each weight by about its learning rate a step, however small the gradient. Where a gradient is near
-# 0, rounding may change its sign.
+# bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %. The weights are
+# off by more: Adam moves each weight by about its learning rate a step, however small the gradient. Where a gradient is
+# near 0, rounding may change its sign.
 #
 # ## Recomputed activations
 #
@@ -125,15 +125,15 @@ lesson.verdict(f"Recomputing adds **{counted:.0%}** to the operations of a step;
 # own, in which precision they compute, and which blocks are recomputed. Only the last gives a step more to compute.
 # Write `my_fsdp(model, mesh, limit, kept)`:
 #
-# 1. **Choose** so that a step fits into `limit`, with as few blocks recomputed as you can. Parameters and Adam's averages
-#    stay in 32 bits.
+# 1. **Choose** so that a step fits into `limit`, with as few blocks recomputed as you can. Parameters and Adam's
+#    averages stay in 32 bits.
 # 2. Share the model out on `mesh`, a line of `mesh.size()` ranks. `model.blocks` is a dict of blocks, all alike, named
 #    "0", "1", …; `my_fsdp` may replace them.
 # 3. Return the bytes that you **predict** for a rank at the worst moment of a step: parameters, gradients, Adam's
 #    averages, weights that are whole for a moment, and activations. A sum that is off by a quarter will do.
 #
-# `kept` says how many bytes of activations stay for backward in 32 bits: `kept["block"]` in a block, `kept["input"]` in a
-# recomputed block, `kept["head"]` behind the blocks. Do the sum first, for 0, 1, 2, … recomputed blocks.
+# `kept` says how many bytes of activations stay for backward in 32 bits: `kept["block"]` in a block, `kept["input"]` in
+# a recomputed block, `kept["head"]` behind the blocks. Do the sum first, for 0, 1, 2, … recomputed blocks.
 
 # %%
 # %%writefile results/live/13b_my_fsdp.py
@@ -165,12 +165,13 @@ lesson.table(show.costs(fitted))
 plots.picture(show.fitted(fitted))
 
 # %% [markdown]
-# Measured is the most that lives at one time: shards, Adam's averages, and every tensor that a step makes, scratch memory
-# of the operators, too. The prediction adds up parts that do not all live at the same moment: a block is made again
-# when other blocks' activations are gone, and the gradients are complete only at the end. So it is a little high, which
-# is the safe side.
+# Measured is the most that lives at one time: shards, Adam's averages, and every tensor that a step makes, scratch
+# memory of the operators, too. The prediction adds up parts that do not all live at the same moment: a block is made
+# again when other blocks' activations are gone, and the gradients are complete only at the end. So it is a little high,
+# which is the safe side.
 #
-# The *first* blocks are the ones to recompute. Backward comes to them last, when the activations of the others are gone.
+# The *first* blocks are the ones to recompute. Backward comes to them last, when the activations of the others are
+# gone.
 #
 # ## HSDP: a copy in each node
 #
@@ -202,17 +203,17 @@ lesson.verdict(f"All ranks together send {plain:,} bytes a step from node to nod
 
 # %% [markdown]
 # With FSDP2 all that is sent goes between all ranks. With HSDP weights are gathered within a node. Between nodes only
-# gradients are all-reduced, and of these only the rank's own shard. So slow links between nodes carry less; the price is
-# memory, a whole model in each node. (Predicted: whole pieces of rows, n − 1 of n of which a rank sends in a ring.)
+# gradients are all-reduced, and of these only the rank's own shard. So slow links between nodes carry less; the price
+# is memory, a whole model in each node. (Predicted: whole pieces of rows, n − 1 of n of which a rank sends in a ring.)
 #
 # ## Clipping, and what a DTensor is
 #
 # A **DTensor** (*distributed tensor*) is what `fully_shard` makes of a parameter. It has the shape of the whole and the
-# values of its own shard, and knows the mesh and how it is cut. `to_local()` is this rank's shard; `full_tensor()` makes
-# it whole on each rank, by a collective: **all** ranks must call it.
+# values of its own shard, and knows the mesh and how it is cut. `to_local()` is this rank's shard; `full_tensor()`
+# makes it whole on each rank, by a collective: **all** ranks must call it.
 #
-# To clip gradients, the norm of **all** of them is needed. These are the right way, and a mistake; the norms are those of
-# the first step:
+# To clip gradients, the norm of **all** of them is needed. These are the right way, and a mistake; the norms are those
+# of the first step:
 
 # %%
 lesson.code(shard_in_use.clip, shard_in_use.clip_own_shards)
@@ -226,10 +227,10 @@ lesson.table([{"": "one process" if name == "one" else name, "type of the norm":
               for name, result in in_use["clip"].items()])
 
 # %% [markdown]
-# With `clip` the norm is a DTensor, too: PyTorch adds up over the ranks. To print it, call `full_tensor()` on all ranks,
-# not on rank 0 alone. With `clip_own_shards` no rank fails, and each divides by its own number: what comes out is no
-# multiple of the gradient. (The squares of its four norms add up to the square of the right one. The optimizer is SGD
-# here. Adam divides the length out again, so the mistake hides longer.)
+# With `clip` the norm is a DTensor, too: PyTorch adds up over the ranks. To print it, call `full_tensor()` on all
+# ranks, not on rank 0 alone. With `clip_own_shards` no rank fails, and each divides by its own number: what comes out
+# is no multiple of the gradient. (The squares of its four norms add up to the square of the right one. The optimizer is
+# SGD here. Adam divides the length out again, so the mistake hides longer.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 clip = in_use["clip"]["clip"]
@@ -240,7 +241,7 @@ lesson.verdict(f"For the norm each rank sends {clip['sent']:,} bytes, in {clip['
 # %% [markdown]
 # ## Checkpoints
 #
-# `torch.distributed.checkpoint` (DCP, lesson [11](11_fault_tolerance.ipynb)) has each rank write its shards. Four ranks
+# `torch.distributed.checkpoint` (DCP, lesson [11b](11b_restart_one.ipynb)) has each rank write its shards. Four ranks
 # trained and saved; two loaded, and trained on. They are compared with one process that never stopped.
 
 # %%
@@ -257,8 +258,8 @@ lesson.table([{"run": run, "ranks": len(result["rows"]),
 
 # %% [markdown]
 # `async_save` returns as soon as it has copied the state. A thread writes the copy, and training goes on. What becomes
-# of δ of lesson [11](11_fault_tolerance.ipynb), the time that a checkpoint takes from training, and of the best interval
-# √(2 δ M)? A larger model is saved in both ways:
+# of δ of lesson [11](11_fault_tolerance.ipynb), the time that a checkpoint takes from training, and of the best
+# interval √(2 δ M)? A larger model is saved in both ways:
 
 # %%
 lesson.code(shard_in_use.save, shard_in_use.save_meanwhile)
@@ -272,17 +273,17 @@ lesson.verdict(show.meanwhile(in_use))
 # Ranks on a CPU share their cores with the threads that write. Where GPUs train, the CPU has more time to write.
 #
 # To be whole only later has a price, too: a failure before that goes back to the checkpoint before. On average that
-# costs each failure as many seconds as a checkpoint takes to be whole after the return. The last column has them, beside
-# lesson 11's shares of writing and of work made again.
+# costs each failure as many seconds as a checkpoint takes to be whole after the return. The last column has them,
+# beside lesson 11's shares of writing and of work made again.
 #
 # It is whole when `.result()` of what `async_save` returned has come. Until then do not start the next one, and do not
 # delete the last. Its collectives need a group of their own (`process_group`), or they come between those of training.
 #
 # ## torch.compile
 #
-# `torch.compile` (lesson [14](14_make_it_faster.ipynb)) makes *graphs* of a model, each computed as one. But DDP sends a
-# bucket as soon as its gradients are there. With one graph for all of backward they would all come at its end. So PyTorch
-# cuts the graph at DDP's buckets (the *DDPOptimizer*).
+# `torch.compile` (lesson [14](14_make_it_faster.ipynb)) makes *graphs* of a model, each computed as one. But DDP sends
+# a bucket as soon as its gradients are there. With one graph for all of backward they would all come at its end. So
+# PyTorch cuts the graph at DDP's buckets (the *DDPOptimizer*).
 
 # %%
 # !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/compiled_graphs.py \
@@ -320,10 +321,10 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 # `scripts/rivals/` has `main.py`'s loop under some of them; tests of the course compare their weights with `main.py`'s.
 #
 # Older is the *parameter server* ([Li et al.
-# 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu)). It holds the parameters; workers
-# fetch them and send gradients back. If no worker waits, updates are **asynchronous**: a gradient may belong to older
-# weights. DDP's updates are **synchronous**. (Lesson [10](10_launchers.ipynb) says what has become of RPC, which was made
-# for this.)
+# 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu)). It holds the parameters;
+# workers fetch them and send gradients back. If no worker waits, updates are **asynchronous**: a gradient may belong to
+# older weights. DDP's updates are **synchronous**. (Lesson [10](10_launchers.ipynb) says what has become of RPC, which
+# was made for this.)
 #
 # ## Where it goes
 #
@@ -339,7 +340,8 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 #
 # ## What to remember
 #
-# 1. 16 bits change what is sent and what is kept for a moment; recomputing changes what is kept; HSDP changes who sends.
+# 1. 16 bits change what is sent and what is kept for a moment; recomputing changes what is kept; HSDP changes to
+#    whom it is sent.
 # 2. Wrap each block, compute in 16 bits, and recompute only as many blocks as still do not fit.
 # 3. Norms, checkpoints and graphs belong to the whole model: let PyTorch put the shards together.
 #
