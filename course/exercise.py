@@ -110,11 +110,12 @@ class Exercise:
         else:
             message = str(error) if isinstance(error, Wrong) else f"It raised {type(error).__name__}: {error}"
         name = getattr(self.answer, "__name__", "")
-        if (wrong is not None or "None" in message) and _returns(_function(self.answer, name)):
+        is_none = "None" in message and (wrong is None or cases[wrong].right is not None)
+        if (wrong is not None or is_none) and _returns(_function(self.answer, name)):
             function = _function(attempt, getattr(attempt, "__name__", name))
             if not _returns(function):
                 return "wrong", f"Not yet. {NOTHING}"
-            if function and "None" in message and _may_fall_through(function.body):
+            if function and is_none and _may_fall_through(function.body):
                 message += f" {SOMETIMES}"
         no_mistake = isinstance(error, Ended) and error.how is None
         reason = "" if no_mistake else self._mistake_behind(cases, error, wrong)

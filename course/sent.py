@@ -13,8 +13,9 @@ class Sent(TorchDispatchMode):
     """Within `with`: `bytes`, {(ranks of the group, collective, type): what this rank sends}, in a ring of n ranks, and
     `calls`, how many messages these are.
 
-    Of a whole of S bytes each rank sends (n - 1) / n S to gather or to reduce-scatter it, twice that to all-reduce it,
-    and on average (n - 1) / n S to broadcast, gather or scatter it, or to reduce it to one rank.
+    Of a whole of S bytes each rank sends (n - 1) / n S to all-gather or to reduce-scatter it, twice that to all-reduce
+    it, and on average (n - 1) / n S to broadcast it or to reduce it to one rank. Of a rank's piece of P bytes it sends
+    on average (n - 1) / n P to gather or scatter it.
     """
 
     # The first name that a call's own contains. Point to point: all of it, once.
@@ -35,7 +36,8 @@ class Sent(TorchDispatchMode):
         if "c10d" in function.namespace and known:
             (name, times), ranks = known[0], self.ranks(args)
             tensors = [[each for each in tree_leaves(part) if torch.is_tensor(each)] for part in (*args, out)]
-            whole = max(tensors, key=lambda part: sum(each.nbytes for each in part))  # a list of pieces is one message
+            pick = min if name in ("gather", "scatter") else max  # a list of pieces is one message
+            whole = pick(filter(None, tensors), key=lambda part: sum(each.nbytes for each in part))
             key = tuple(ranks), name, str(whole[0].dtype).removeprefix("torch.")
             size = sum(each.nbytes for each in whole)
             self.calls[key] += 1

@@ -141,7 +141,7 @@ def execute(name, label, quick, in_place, timeout, most=math.inf):
     # where the source itself could not be read, there is no target
     notebook = nbformat.read(target, as_version=4) if target.exists() else nbformat.v4.new_notebook()
     tidy(notebook)
-    said = f"{result.status}, others took {result.others} of a core"
+    said = result.status + ("" if result.others is None else f", others took {result.others} of a core")
     if error:
         result.cell, result.error = failure(notebook, error, progress.cell, timeout)
         said = "NOISY" if result.status == "noisy" else f"{result.status.upper()} in cell [{result.cell}]"

@@ -124,8 +124,11 @@ def kill_often(function):
     old, new = old_and_new()
     program = KILLS.format(source=source, name=function.__name__, old=old, new=new)
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
-                              timeout=LIMIT)
+        try:
+            done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
+                                  timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            raise Wrong(f"Your function had not come to its end after {LIMIT} s.") from None
     if done.returncode:
         raise Wrong("In a process of its own, where only os, shutil, tempfile and Path are imported, your function "
                     f"failed: {(done.stderr.strip().splitlines() or ['it printed nothing'])[-1]}.")
