@@ -105,7 +105,7 @@ def of_others():
 
 def execute(name, label, quick, in_place, timeout, most=math.inf):
     """Runs one notebook, writes build/notebooks/NAME.ipynb; refreshes the committed notebook when `in_place`, nothing
-    failed, and others took at most `most` cores. `timeout`: the longest time of a cell, seconds. Call use_this_python
+    failed, and others took less than `most` cores. `timeout`: the longest time of a cell, seconds. Call use_this_python
     before."""
     target = EXECUTED / f"{name}.ipynb"
     target.unlink(missing_ok=True)
@@ -135,9 +135,9 @@ def execute(name, label, quick, in_place, timeout, most=math.inf):
     result.seconds, result.finished = round(progress.seconds, 1), f"{datetime.now():%Y-%m-%d %H:%M}"
     if before is not None and not error:
         result.others = round(max(0, of_others() - before) / progress.seconds, 3)  # its ticks are coarse
-        if in_place and result.others > most:
+        if in_place and result.others >= most:
             result.status, error = "noisy", RuntimeError(
-                f"others took {result.others} of a core, more than {most}: the committed outputs stay as they were")
+                f"others took {result.others} of a core, not less than {most}: the committed outputs stay as they were")
     # where the source itself could not be read, there is no target
     notebook = nbformat.read(target, as_version=4) if target.exists() else nbformat.v4.new_notebook()
     tidy(notebook)

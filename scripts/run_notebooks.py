@@ -45,9 +45,9 @@ def parse():
                        help="execute from notebooks/text/ and refresh the committed outputs")
     modes.add_argument("--build", action="store_true",
                        help="build .ipynb from notebooks/text/ and stop; unchanged cells keep outputs")
-    parser.add_argument("--others", type=float, default=0.05, metavar="CORES",
+    parser.add_argument("--others", type=options.positive(float), default=0.05, metavar="CORES",
                         help="with --in-place: run a lesson up to three times, and keep its outputs only where other "
-                             "processes and the host took at most so much of the machine meanwhile (default: 0.05)")
+                             "processes and the host took less of the machine meanwhile (default: 0.05)")
     parser.add_argument("--timeout", type=options.positive(int), default=600, metavar="SECONDS",
                         help="longest time a cell may take (default: 600)")
     args = parser.parse_args()

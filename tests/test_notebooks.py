@@ -107,7 +107,7 @@ def test_links_lead_to_files(page):
 def test_metadata_is_what_tools_need_and_no_more(path):
     notebook = read(path)
     assert notebook.metadata.kernelspec.name == "python3", "without it JupyterLab asks for a kernel"
-    assert set(notebook.metadata) <= {"course", "kernelspec", "language_info"}
+    assert set(notebook.metadata) <= {"course", "kernelspec", "language_info", "others"}
     course = notebook.metadata.course
     assert course.seconds > 0 and 0 < course.quick.seconds <= course.seconds
     assert all(set(cell.metadata) <= {"tags", "jupyter"} for cell in notebook.cells)

@@ -152,7 +152,9 @@ check.fit("results/live/13b_my_fsdp.py")
 # check.fit.solution()
 
 # %% [markdown]
-# Your choice trains a model of eight blocks that is to fit into `megabytes` on each of two ranks. As long as the check
+# ### Your choice trains
+#
+# It trains a model of eight blocks that is to fit into `megabytes` on each of two ranks. As long as the check
 # has not said "Right", ours trains in its place, and table and picture say *our*.
 
 # %%
