@@ -34,7 +34,8 @@ test = {{
     "name": {name!r},
     "points": 1,
     "suites": [{{"type": "doctest", "scored": True, "setup": "", "teardown": "", "cases": [{{
-        "code": ">>> from {module} import {name}\\n"
+        "code": ">>> from pathlib import Path\\n"
+                ">>> from {module} import {name}\\n"
                 ">>> outcome, message = {name}.verdict({given})\\n"
                 ">>> print(outcome if outcome == 'right' else message)\\nright\\n",
         "hidden": False, "locked": False}}]}}],
@@ -186,7 +187,7 @@ def write_otter(folder: Path) -> int:
         tests = folder / lesson / "tests"
         tests.mkdir(parents=True, exist_ok=True)
         for question in handed_in.asked_in(lesson):
-            given = repr(f"results/live/{question.given}") if question.is_file else question.given
+            given = f"Path({f'results/live/{question.given}'!r})" if question.is_file else question.given
             (tests / f"{question.name}.py").write_text(
                 OTTER.format(name=question.name, module=question.module, given=given), encoding="utf-8")
             number += 1

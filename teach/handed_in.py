@@ -47,7 +47,7 @@ class Question:
 
     @property
     def is_file(self) -> bool:
-        return self.given.endswith(".py")
+        return PurePosixPath(self.given).suffix in (".py", ".sh", ".sbatch")
 
 
 @dataclass

@@ -191,7 +191,7 @@ def of_a_file(exercise, name, written):
     for each, data in written.items():
         (LIVE / each).write_bytes(data)
     for _ in range(2):
-        outcome, message = exercise.verdict(str(LIVE / name))
+        outcome, message = exercise.verdict(LIVE / name)
         if NO_FAULT not in message:
             return outcome, message
     return "again", message

@@ -26,6 +26,7 @@ from course.lesson import ROOT
 from lessons._template import check as template
 from lessons.l01_one_device import check as lesson_01
 from lessons.l05_distributed_sampler import check as lesson_05
+from lessons.l10_launchers import check as lesson_10
 from teach import grade as grading
 from teach import handed_in, judge, questions, shield
 from teach.handed_in import Paper, Question
@@ -329,6 +330,16 @@ def test_ranks_that_could_not_start_are_no_wrong_answer(tmp_path, monkeypatch):
     busy = mock.Mock(verdict=mock.Mock(return_value=("wrong", f"Not yet. {judge.NO_FAULT}: the machine is too busy.")))
     assert judge.of_a_file(busy, "a.py", {"a.py": b"x = 1"})[0] == "again" and busy.verdict.call_count == 2
     assert judge.NO_FAULT in inspect.getsource(on_ranks) and Path("results/live/a.py").read_text() == "x = 1"
+
+
+@pytest.mark.parametrize(("name", "text", "outcome"), [
+    ("line", lesson_10.LINE, "right"), ("job", lesson_10.JOB, "right"), ("line", "torchrun main.py", "wrong")])
+def test_a_file_of_the_shell_is_judged_too(name, text, outcome, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lesson_10, "really", lambda cases, *_: cases)  # nothing starts
+    question = next(each for each in handed_in.asked_in("10") if each.name == name)
+    assert question.is_file
+    assert judge.of_a_file(getattr(lesson_10, name), question.given, {question.given: text.encode()})[0] == outcome
 
 
 @pytest.mark.parametrize(("text", "look"), [
