@@ -2,8 +2,10 @@
 
     python -m teach.answers DESCRIPTOR          teach/judge.py starts it, behind the shield
 
-The answers are what the notebook's namespace then holds. The course's checks are not here, but a stand-in: this process
-learns no solution and no seed. For each answer it makes a fork of itself, which may hang or die.
+The answers are what the notebook's namespace then holds. For each the process makes a fork of itself, which may hang or
+die. The course's checks are not here, but a stand-in: no solution and no seed. The exception is a check whose arguments
+cannot leave its process (`inside`): the fork gets it and the seed, and could forge its verdict; "look at this" names
+what such an answer would use.
 """
 
 import ast

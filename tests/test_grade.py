@@ -344,12 +344,31 @@ def test_a_file_of_the_shell_is_judged_too(name, text, outcome, tmp_path, monkey
 
 @pytest.mark.parametrize(("text", "look"), [
     ("import gc\n" + SHARD, "gc"), ("from lessons.l05_distributed_sampler import check as c", ""), (SHARD, ""),
-    ("import statistics\ncheck = sum", ""), ("import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
+    ("import statistics\ncheck = sum", ""),
+    ("from lessons.l05_distributed_sampler.check import my_shard", "lessons.l05_distributed_sampler.check"),
+    ("from multiprocessing.connection import Connection as C\nC(3).send(1)", "multiprocessing, Connection"),
+    ("__builtins__.exec('1')", "__builtins__"), ("model.eval()", ""), ("eval('1')", "eval"),
+    ("import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
     ("open('lessons/l05_distributed_sampler/check.py')", "lessons/l05_distributed_sampler/check")])
 def test_what_a_teacher_is_asked_to_look_at(text, look):
     question = handed_in.asked_in("05")[0]
     assert look in handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right")
     assert bool(look) == bool(handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right"))
+
+
+@pytest.mark.parametrize(("text", "look"), [
+    ("from lessons.l06_ddp.buckets import make_buckets  # of course. As in lesson 06", ""),  # as the stub does
+    ("model.eval()", ""), ("import torch.multiprocessing as mp", "multiprocessing"),
+    ("from lessons.l06_ddp.check import step as ours", "lessons.l06_ddp.check"),
+    ("from lessons.l06_ddp import check", "lessons.l06_ddp"),
+    ("import lessons.l06_ddp.my_ddp as m", "lessons.l06_ddp.my_ddp"),
+    ("from course import exercise", "from course"), ("from lessons import l06_ddp", "from lessons")])
+def test_a_file_with_more_of_the_course_than_its_stub_is_to_be_looked_at(text, look):
+    question = next(each for each in handed_in.asked_in("06") if each.given == "06_step_3.py")
+    source = f"%%writefile results/live/{question.given}\n{text}"
+    paper = Paper("06", [question], handed_in.cells_of("06"), [(0, source)])
+    seen = handed_in.to_look_at(paper, question, "right")
+    assert look in seen and bool(look) == bool(seen)
 
 
 # -------------------------------------------------------------------------------------------------------- hostile
