@@ -14,18 +14,20 @@ import copy
 import importlib
 import inspect
 import itertools
+import numbers
 import os
 import pickle
 import signal
 import symtable
 import sys
+import time
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 
 from course import exercise
 
 SCALARS = (bool, int, float, str, bytes, type(None), set, frozenset)
-MOST, CELL = 10**6, 20  # items of what an answer returns, seconds of a cell
+MOST, CELL, CELLS = 10**6, 20, 200  # items of what an answer returns, seconds of a cell and of all
 
 
 class StandIn:
@@ -52,7 +54,7 @@ class Namespace(dict):
 
     def __init__(self, cells):
         super().__init__()
-        self.lesson = {}  # {name: [(place, Python)]}
+        self.lesson, self.given = {}, {}  # {name: [(place, Python)]}, {name: value that the lesson has bound}
         for place, source in enumerate(cells):
             for text in map(ast.unparse, pieces(source)):
                 for symbol in symtable.symtable(text, "", "exec").get_symbols():
@@ -64,7 +66,10 @@ class Namespace(dict):
         if not above:
             raise KeyError(name)
         del self.lesson[name]
+        mine = {name: value for name, value in self.items() if self.given.get(name, self) is not value}
         exec(above[-1], self)
+        self.given |= {name: value for name, value in self.items() if mine.get(name, self) is not value}
+        self.update(mine)  # the piece may have bound these, too: the learner's stay
         return self[name]
 
 
@@ -82,8 +87,9 @@ def pieces(source):
     yield ast.Module([node for node in tree.body if node not in imports], [])
 
 
-def run(cells, own, namespace, tell):
-    """The learner's cells, as a notebook runs them, magics and all. Commands of the shell are left out: they train."""
+def run(own, namespace, tell, seconds):
+    """The learner's cells, as a notebook runs them, magics and all; none begins after so many seconds. Commands of the
+    shell are left out: they train."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.text import SList
     from traitlets.config import Config
@@ -94,7 +100,11 @@ def run(cells, own, namespace, tell):
     shell.getoutput = lambda command, **_: SList()
     for name in ("bash", "sh", "script", "!"):
         shell.register_magic_function(lambda line, cell: None, "cell", name)
+    end = time.monotonic() + seconds
     for number, (place, source) in enumerate(own):
+        if time.monotonic() > end:
+            tell("failed", number, "the time for all cells was over")
+            continue
         tell("cell", number)
         namespace.place = place
         signal.setitimer(signal.ITIMER_REAL, CELL)
@@ -157,6 +167,8 @@ def plain(value):
         return value
     if isinstance(value, Iterable):
         return list(map(plain, itertools.islice(value.tolist() if hasattr(value, "tolist") else value, MOST)))
+    if isinstance(value, numbers.Number) and hasattr(value, "__float__"):  # a Fraction or a Decimal
+        return float(value)
     return f"<{type(value).__name__}>"
 
 
@@ -169,10 +181,10 @@ def main(descriptor: int) -> None:
     def tell(*words):
         judge.send_bytes(pickle.dumps(words))
 
-    cells, own, checks = hear()
+    cells, own, checks, seconds = hear()
     sys.modules.update({name: StandIn() for name in checks})
     namespace = Namespace(cells)
-    run(cells, own, namespace, tell)
+    run(own, namespace, tell, seconds)
     while True:
         name, namespace.place, inside = hear()
         child = os.fork()

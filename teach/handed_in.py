@@ -72,6 +72,11 @@ class Paper:
     """of the cases; in the environment or a command line an answer would find it"""
     seal: str = ""
     """begins each verdict of the judge, so that a line which an answer writes among them is none"""
+    modules: list[str] = field(default_factory=list)
+    """with the checks of all questions, of those too that are judged already"""
+
+    def __post_init__(self):
+        self.modules = self.modules or sorted({question.module for question in self.questions})
 
 
 def lessons() -> dict[str, Path]:

@@ -12,6 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from unittest import mock
 
@@ -27,8 +30,8 @@ from lessons._template import check as template
 from lessons.l01_one_device import check as lesson_01
 from lessons.l05_distributed_sampler import check as lesson_05
 from lessons.l10_launchers import check as lesson_10
+from teach import answers, handed_in, judge, questions, shield
 from teach import grade as grading
-from teach import handed_in, judge, questions, shield
 from teach.handed_in import Paper, Question
 from tests import runner
 
@@ -116,6 +119,8 @@ HABITS = {
     "the lesson's values": ["def my_shard(n, rank, world_size):\n    assert patience == 3 and samples\n    return "
                             "[(rank + k * world_size) % n for k in range(-(-n // world_size))]"],
     "a lesson's value, changed": ["patience = patience + 1", SHARD.replace("(rank", "(patience - 4 + rank")],
+    "a lesson's value of one's own": ["patience = 10", SHARD.replace(
+        "(rank", "(patience - 10 + 0 * bool(samples) + rank")],
     "raises above": ["1 / 0", "raise NotImplementedError", SHARD],
     "exits above": ["import sys\nsys.exit()", SHARD, "exit"],
     "ends the process above": ["import os\nos._exit(1)", SHARD], "not Python above": ["def (", SHARD],
@@ -222,11 +227,34 @@ def test_a_cell_that_could_not_be_run_is_named(habit, tmp_path, monkeypatch):
     learner.process.kill()
 
 
+def test_all_cells_together_have_a_time_and_what_is_left_out_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(answers, "CELLS", 1)
+    learner = answers_of(tmp_path, ["import time\ntime.sleep(2)", SHARD], monkeypatch)
+    assert "my_shard" in SHARD and "the time for all cells was over" in learner.unread("my_shard")
+    learner.process.kill()
+
+
+def test_a_process_that_tells_no_end_of_an_answer_is_ended(tmp_path, monkeypatch):
+    """Its late word would count as the end of the next answer."""
+    learner = answers_of(tmp_path, [SHARD], monkeypatch)
+    learner.answering = True
+    monkeypatch.setattr(learner, "heard", mock.Mock(side_effect=judge.Gone))
+    learner.stop()
+    assert learner.process.poll() is not None
+
+
+@pytest.mark.parametrize(("value", "described"), [
+    (Fraction(1, 2), 0.5), ([Decimal("0.5")], [0.5]), (3, 3), (True, True), (1j, "<complex>"), (object(), "<object>")])
+def test_an_answer_s_value_is_described_in_python_s_own_types(value, described):
+    assert repr(answers.plain(value)) == repr(described)
+
+
 @pytest.mark.parametrize("lesson", handed_in.lessons())
 def test_a_lesson_s_own_notebook_has_each_question_and_nothing_of_a_learner(lesson):
     asked = handed_in.asked_in(lesson)
     paper = handed_in.paper(handed_in.read(handed_in.lessons()[lesson]), ROOT / "tests")
     assert asked and paper.lesson == lesson and paper.own == [] == paper.said_right
+    assert replace(paper, questions=[]).modules == paper.modules != [], "each has a stand-in in every room"
     assert [*map(vars, handed_in.from_json(handed_in.as_json(paper)).questions)] == [*map(vars, asked)]
 
 
@@ -307,8 +335,8 @@ def test_ranks_are_shielded_too_and_an_answer_for_the_cases_that_a_learner_sees_
                  f"assert not os.path.exists({str(ROOT / 'results')!r}), 'seen from a rank'\n")
     clone = tmp_path / "in" / "=ada"
     hand_in("05", clone / "my-notebooks" / "05_distributed_sampler.ipynb", **{
-        "my_shard": table.replace("    return", "    import gc, shutil; shutil.rmtree('results/live')\n"
-                                  "    return"),
+        "my_shard": "open('selectors.py', 'w').write('1 / 0')  # no rank imports it\n" + table.replace(
+            "    return", "    import gc, shutil; shutil.rmtree('results/live')\n    return"),
         "05_backward": on_a_rank + inspect.getsource(lesson_05.backward)})
     (clone / "notebooks").mkdir()
     shutil.copy(handed_in.lessons()["05"], clone / "notebooks")  # newer, and nothing in it is hers
