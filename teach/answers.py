@@ -46,8 +46,8 @@ class StandIn:
 
 
 class Namespace(dict):
-    """The notebook's. Of the lesson's own cells those run which bind a name that a learner's cell looks up in vain: the
-    last one above it."""
+    """The notebook's. It runs a cell of the lesson when a learner's cell needs a name that the cell defines; the last
+    such cell above it counts."""
 
     place = 0
     """of the learner's cell, or of an answer's check: the number of the lesson's cells above it"""
@@ -74,7 +74,8 @@ class Namespace(dict):
 
 
 def pieces(source):
-    """Of a cell each name that it imports, and the rest: a picture's module takes seconds, and few answers need it."""
+    """A cell in pieces: an import for each name that it imports, then the rest. So only what is needed runs: the import
+    of matplotlib alone takes seconds, and few answers need it."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     tree = ast.parse(TransformerManager().transform_cell(source))

@@ -41,7 +41,7 @@ class Here(BaseException):
 
 
 class Gone(BaseException):
-    """The learner's process, or its fork that answers, does not go on. The message says why."""
+    """The learner's process, or its fork that answers, has ended or takes too long. The message says which."""
 
 
 class Values(pickle.Unpickler):
