@@ -431,13 +431,20 @@ HOSTILE = {
                         "            if 'pipe' in os.readlink(file):\n                os.write(os.open(file, "
                         "os.O_WRONLY | os.O_NONBLOCK), b'[\"mean\", \"right\", \"\"]\\n')\n"
                         "        except OSError: pass", "Not yet. "),
+    "reads the judge's memory": ("import os\n    judge = open(f'/proc/{os.getppid()}/stat').read().split()[3]\n"
+                                 "    return open(f'/proc/{judge}/mem', 'rb')", "PermissionError"),
     "fills devices": ("open('/dev/big', 'wb')", "Read-only file system"),
     "reads a neighbour": ("return open(NEIGHBOUR).read()", "FileNotFoundError"),
     "writes elsewhere": ("open(HACKED, 'w').write('here')", "Read-only file system"),
     "calls home": ("import socket; socket.create_connection(('192.0.2.1', 80), 3)", "unreachable"),
 }
 LOOKS = """    import glob
-    seen = [open(file, "rb").read() for name in ("environ", "cmdline") for file in glob.glob(f"/proc/[0-9]*/{name}")]
+    seen = []
+    for file in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            seen.append(open(file, "rb").read())
+        except PermissionError:  # the judge's
+            pass
     assert seen and not any(b"tell-tale" in each for each in seen), "the seed"
 """
 
