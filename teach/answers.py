@@ -2,8 +2,10 @@
 
     python -m teach.answers DESCRIPTOR          teach/judge.py starts it, behind the shield
 
-The answers are what the notebook's namespace then holds. The course's checks are not here, but a stand-in: this process
-learns no solution and no seed. For each answer it makes a fork of itself, which may hang or die.
+The answers are what the notebook's namespace then holds. For each the process makes a fork of itself, which may hang or
+die. The course's checks are not here, but a stand-in: no solution and no seed. The exception is a check whose arguments
+cannot leave its process (`inside`): the fork gets it and the seed, and could forge its verdict; "look at this" names
+what such an answer would use.
 """
 
 import ast
@@ -12,18 +14,20 @@ import copy
 import importlib
 import inspect
 import itertools
+import numbers
 import os
 import pickle
 import signal
 import symtable
 import sys
+import time
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 
 from course import exercise
 
 SCALARS = (bool, int, float, str, bytes, type(None), set, frozenset)
-MOST, CELL = 10**6, 20  # items of what an answer returns, seconds of a cell
+MOST, CELL, CELLS = 10**6, 20, 200  # items of what an answer returns, seconds of a cell and of all
 
 
 class StandIn:
@@ -42,15 +46,15 @@ class StandIn:
 
 
 class Namespace(dict):
-    """The notebook's. Of the lesson's own cells those run which bind a name that a learner's cell looks up in vain: the
-    last one above it."""
+    """The notebook's. It runs a cell of the lesson when a learner's cell needs a name that the cell defines; the last
+    such cell above it counts."""
 
     place = 0
     """of the learner's cell, or of an answer's check: the number of the lesson's cells above it"""
 
     def __init__(self, cells):
         super().__init__()
-        self.lesson = {}  # {name: [(place, Python)]}
+        self.lesson, self.given = {}, {}  # {name: [(place, Python)]}, {name: value that the lesson has bound}
         for place, source in enumerate(cells):
             for text in map(ast.unparse, pieces(source)):
                 for symbol in symtable.symtable(text, "", "exec").get_symbols():
@@ -62,12 +66,16 @@ class Namespace(dict):
         if not above:
             raise KeyError(name)
         del self.lesson[name]
+        mine = {name: value for name, value in self.items() if self.given.get(name, self) is not value}
         exec(above[-1], self)
+        self.given |= {name: value for name, value in self.items() if mine.get(name, self) is not value}
+        self.update(mine)  # the piece may have bound these, too: the learner's stay
         return self[name]
 
 
 def pieces(source):
-    """Of a cell each name that it imports, and the rest: a picture's module takes seconds, and few answers need it."""
+    """A cell in pieces: an import for each name that it imports, then the rest. So only what is needed runs: the import
+    of matplotlib alone takes seconds, and few answers need it."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     tree = ast.parse(TransformerManager().transform_cell(source))
@@ -80,8 +88,9 @@ def pieces(source):
     yield ast.Module([node for node in tree.body if node not in imports], [])
 
 
-def run(cells, own, namespace, tell):
-    """The learner's cells, as a notebook runs them, magics and all. Commands of the shell are left out: they train."""
+def run(own, namespace, tell, seconds):
+    """The learner's cells, as a notebook runs them, magics and all; none begins after so many seconds. Commands of the
+    shell are left out: they train."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.text import SList
     from traitlets.config import Config
@@ -92,7 +101,11 @@ def run(cells, own, namespace, tell):
     shell.getoutput = lambda command, **_: SList()
     for name in ("bash", "sh", "script", "!"):
         shell.register_magic_function(lambda line, cell: None, "cell", name)
+    end = time.monotonic() + seconds
     for number, (place, source) in enumerate(own):
+        if time.monotonic() > end:
+            tell("failed", number, "the time for all cells was over")
+            continue
         tell("cell", number)
         namespace.place = place
         signal.setitimer(signal.ITIMER_REAL, CELL)
@@ -155,6 +168,8 @@ def plain(value):
         return value
     if isinstance(value, Iterable):
         return list(map(plain, itertools.islice(value.tolist() if hasattr(value, "tolist") else value, MOST)))
+    if isinstance(value, numbers.Number) and hasattr(value, "__float__"):  # a Fraction or a Decimal
+        return float(value)
     return f"<{type(value).__name__}>"
 
 
@@ -167,10 +182,10 @@ def main(descriptor: int) -> None:
     def tell(*words):
         judge.send_bytes(pickle.dumps(words))
 
-    cells, own, checks = hear()
+    cells, own, checks, seconds = hear()
     sys.modules.update({name: StandIn() for name in checks})
     namespace = Namespace(cells)
-    run(cells, own, namespace, tell)
+    run(own, namespace, tell, seconds)
     while True:
         name, namespace.place, inside = hear()
         child = os.fork()

@@ -34,7 +34,8 @@ test = {{
     "name": {name!r},
     "points": 1,
     "suites": [{{"type": "doctest", "scored": True, "setup": "", "teardown": "", "cases": [{{
-        "code": ">>> from {module} import {name}\\n"
+        "code": ">>> from pathlib import Path\\n"
+                ">>> from {module} import {name}\\n"
                 ">>> outcome, message = {name}.verdict({given})\\n"
                 ">>> print(outcome if outcome == 'right' else message)\\nright\\n",
         "hidden": False, "locked": False}}]}}],
@@ -86,9 +87,9 @@ def opened(hand_in, lessons):
 def sorted_out(hand_ins: list[HandIn], lessons: list[str] | None) -> tuple[list, list]:
     """([(hand-in, its lesson, its Paper or statements)], [(hand-in, why it is not graded)]).
 
-    Of several files of a learner with the same lesson the newest is graded in which the learner has written, of a
-    clone rather the one in my-notebooks. Another lesson's is named only if the learner has handed in none of those that
-    were asked for.
+    If a learner has several files of one lesson, one is graded: a file with the learner's own cells before one without,
+    then one in my-notebooks before others, then the newest. A file of another lesson is named only if the learner has
+    handed in none of the lessons that were asked for.
     """
     newest, refused, others = {}, [], {}
     for hand_in in hand_ins:
@@ -114,7 +115,7 @@ def sorted_out(hand_ins: list[HandIn], lessons: list[str] | None) -> tuple[list,
 
 
 def preferred(taken):
-    """The larger, the rather it is graded."""
+    """Sort key: the largest is graded."""
     hand_in, _, work = taken
     return bool(getattr(work, "own", True)), "my-notebooks" in hand_in.path.parts, hand_in.path.stat().st_mtime
 
@@ -186,7 +187,7 @@ def write_otter(folder: Path) -> int:
         tests = folder / lesson / "tests"
         tests.mkdir(parents=True, exist_ok=True)
         for question in handed_in.asked_in(lesson):
-            given = repr(f"results/live/{question.given}") if question.is_file else question.given
+            given = f"Path({f'results/live/{question.given}'!r})" if question.is_file else question.given
             (tests / f"{question.name}.py").write_text(
                 OTTER.format(name=question.name, module=question.module, given=given), encoding="utf-8")
             number += 1

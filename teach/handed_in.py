@@ -23,9 +23,12 @@ RIGHT = "✔ Right."  # in the output of a check
 # Names by which an answer could reach the checks or its judge. Nobody is accused: a teacher looks.
 UNUSUAL = re.compile(
     r"\b(?:gc|ctypes|inspect|_getframe|f_back|tb_frame|__(?:globals|closure|code|subclasses|import)__|sys\.modules|"
-    r"importlib|getppid|getattr|setattr|eval|exec|os\._exit|os\.kill|os\.write|atexit|mock)\b|/proc\b|"
-    r"\blessons\W+\w+\W+(?:check|capstone)\b(?!\s*import)|\bcourse\W+(?:exercise|on_ranks)\b|result\.json|"
-    r"\b(?:torch|dist|nn|math|statistics|os|builtins)(?:\.\w+)+ *=[^=]")
+    r"importlib|getppid|getattr|setattr|builtins|__builtins__|os\._exit|os\.kill|os\.write|fdopen|atexit|mock|"
+    r"Connection|multiprocessing)\b|(?<!\.)\b(?:eval|exec)\b|/proc\b|"
+    r"\blessons\W+\w+\W+(?:check|capstone)\b|\bcourse\W+(?:exercise|on_ranks)\b|result\.json|"
+    r"\b(?:torch|dist|nn|math|statistics|os)(?:\.\w+)+ *=[^=]")
+# And in an answer that is a file: it runs where the checks and the solutions can be imported.
+OURS = re.compile(r"\b(?:lessons|course)[./][\w./]+|\b(?:from|import)\s+(?:lessons|course)\b(?!\.)")
 
 
 class NotGraded(Exception):
@@ -47,7 +50,7 @@ class Question:
 
     @property
     def is_file(self) -> bool:
-        return self.given.endswith(".py")
+        return PurePosixPath(self.given).suffix in (".py", ".sh", ".sbatch")
 
 
 @dataclass
@@ -69,6 +72,11 @@ class Paper:
     """of the cases; in the environment or a command line an answer would find it"""
     seal: str = ""
     """begins each verdict of the judge, so that a line which an answer writes among them is none"""
+    modules: list[str] = field(default_factory=list)
+    """with the checks of all questions, of those too that are judged already"""
+
+    def __post_init__(self):
+        self.modules = self.modules or sorted({question.module for question in self.questions})
 
 
 def lessons() -> dict[str, Path]:
@@ -191,7 +199,10 @@ def to_look_at(made: Paper, question: Question, outcome: str) -> str:
     """What a teacher should look at, or ""."""
     if outcome != "right":
         return "right in the learner's notebook" if question.name in made.said_right else ""
-    return ", ".join(dict.fromkeys(UNUSUAL.findall(shown(made, question))))
+    stub = "".join(cell for cell in made.cells if cell.startswith("%%writefile") and question.given in cell)
+    found, given = ([each for pattern in (UNUSUAL, OURS)[:1 + question.is_file] for each in pattern.findall(text)]
+                    for text in (shown(made, question), stub))
+    return ", ".join(dict.fromkeys(each for each in found if each not in given))
 
 
 def statements(notebook: NotebookNode) -> list[ast.stmt]:

@@ -1,6 +1,6 @@
 """Judges one notebook's answers, behind the shield: it reads a Paper from stdin.
 
-    python -m teach.judge DESCRIPTOR SECONDS
+    python -P -m teach.judge DESCRIPTOR SECONDS        -P: an answer may write modules where it starts
 
 For each exercise it writes a line to the descriptor: the paper's seal, then [name, outcome, message] as JSON. Each
 answer gets so many seconds. The learner's cells run in another process, teach/answers.py. This one has the checks: it
@@ -10,6 +10,7 @@ processes of their own already.
 
 import builtins
 import contextlib
+import ctypes
 import importlib
 import io
 import json
@@ -28,11 +29,12 @@ import psutil
 
 from course import exercise as exercises
 from course.exercise import PLAIN
-from teach import handed_in
+from teach import answers, handed_in
 
 ROOM, MESSAGE = 100_000_000, 50_000_000  # bytes that an answer finds free, and of what it returns
 STARTS = 4  # of the learner's process: a cell that ends it, or never ends, is left out of the next
 LIVE = Path("results/live")  # where cells write the files that are answers
+DUMPABLE = 4  # PR_SET_DUMPABLE in Linux' sys/prctl.h
 NO_FAULT = "Your answer is not at fault"  # course/on_ranks.py, of ranks that could not start
 
 
@@ -41,7 +43,7 @@ class Here(BaseException):
 
 
 class Gone(BaseException):
-    """The learner's process, or its fork that answers, does not go on. The message says why."""
+    """The learner's process, or its fork that answers, has ended or takes too long. The message says which."""
 
 
 class Values(pickle.Unpickler):
@@ -54,6 +56,7 @@ class Learner:
 
     def __init__(self, paper: handed_in.Paper, limit: float):
         self.paper, self.limit, self.failed = paper, limit, {}
+        self.last = time.monotonic() + answers.CELLS
         self.start()
 
     def start(self):
@@ -65,7 +68,7 @@ class Learner:
         self.left = [number for number in range(len(self.paper.own)) if number not in self.failed]
         self.until = time.monotonic() + self.limit
         self.tell(self.paper.cells, [self.paper.own[number] for number in self.left],
-                  sorted({question.module for question in self.paper.questions}))
+                  self.paper.modules, self.last - time.monotonic())
 
     def tell(self, *words):
         with contextlib.suppress(OSError):  # that it has ended is heard
@@ -158,10 +161,13 @@ class Learner:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 process.kill()
-        with contextlib.suppress(Gone):
-            self.until = time.monotonic() + 10
+        self.until = time.monotonic() + 30
+        try:
             while self.heard()[0] != "ended":
                 pass
+        except Gone:  # that it has ended would be heard as the next answer's end: main() goes to another room
+            self.process.kill()
+            self.process.wait()
 
 
 def can_travel(value):
@@ -191,14 +197,15 @@ def of_a_file(exercise, name, written):
     for each, data in written.items():
         (LIVE / each).write_bytes(data)
     for _ in range(2):
-        outcome, message = exercise.verdict(str(LIVE / name))
+        outcome, message = exercise.verdict(LIVE / name)
         if NO_FAULT not in message:
             return outcome, message
     return "again", message
 
 
 def main(descriptor: int, limit: float) -> None:
-    sys.path.remove(os.getcwd())  # where an answer may write modules
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DUMPABLE, 0)  # no answer reads the seed and the seal in /proc/ID/mem
     paper = handed_in.from_json(sys.stdin.read())
     LIVE.mkdir(parents=True)
     for name, text in paper.files.items():

@@ -1,8 +1,7 @@
 """The results of a grading, for the teacher and for each learner: tables (CSV) and pages (HTML).
 
-`answers` has a row for each exercise: learner, file, lesson, exercise, outcome, why, "look at
-this", code. `refused` has a row for each
-file that could not be graded: learner, file, why.
+`answers` has a row for each exercise: learner, file, lesson, exercise, outcome, why, "look at this", code. `refused`
+has a row for each file that could not be graded: learner, file, why.
 """
 
 from pathlib import Path
@@ -61,7 +60,7 @@ def csv(table):
 
 
 def counted(answers, by):
-    """How many answers are right, wrong and untried, for each group."""
+    """How many answers are right, wrong, untried and to be graded again, for each group."""
     table = pd.crosstab([answers[name] for name in by], answers.outcome).reindex(columns=list(WORDS), fill_value=0)
     table["of"] = table.sum(axis=1)
     return table.reset_index()

@@ -24,6 +24,7 @@ import psutil
 from course import processes
 from course.lesson import ROOT
 from teach import handed_in
+from teach.answers import CELLS
 from teach.handed_in import Paper
 
 Verdict = tuple[str, str, str]  # name of the exercise, one of OUTCOMES, message to the learner
@@ -89,7 +90,8 @@ def in_a_room(paper, hidden, limit, shielded):
     paper = replace(paper, seal=uuid.uuid4().hex)
     with tempfile.TemporaryDirectory() as desk:
         reader, writer = os.pipe()
-        command = [*(room(hidden) if shielded else []), sys.executable, "-m", "teach.judge", str(writer), str(limit)]
+        command = [*(room(hidden) if shielded else []), sys.executable, "-P", "-m", "teach.judge", str(writer),
+                   str(limit)]
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": DESK if shielded else desk,
                         "PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1"}  # nobody's modules but ours
@@ -134,7 +136,7 @@ class Watch:
 
     def until_it_ends(self):
         """(the verdicts that were reached, why it was stopped or None)."""
-        started, verdicts = time.monotonic(), []
+        started, verdicts = time.monotonic() + CELLS, []  # the learner's cells come first
         open_ends, stopped = [self.reader, self.process.stdout], None
         while open_ends and not stopped:
             ready, _, _ = select.select(open_ends, [], [], LOOK)
@@ -179,8 +181,9 @@ def bytes_of(process, exact):
     """Memory of a process, without torch's files, which all map. `exact`: of the pages that ranks share since they were
     forked its part alone. The system takes milliseconds to tell that."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        if exact:
-            return process.memory_full_info().pss
+        with contextlib.suppress(psutil.AccessDenied):  # the judge lets nobody look
+            if exact:
+                return process.memory_full_info().pss
         used = process.memory_info()
         return used.rss - used.shared
     return 0

@@ -12,6 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from unittest import mock
 
@@ -26,8 +29,9 @@ from course.lesson import ROOT
 from lessons._template import check as template
 from lessons.l01_one_device import check as lesson_01
 from lessons.l05_distributed_sampler import check as lesson_05
+from lessons.l10_launchers import check as lesson_10
+from teach import answers, handed_in, judge, questions, shield
 from teach import grade as grading
-from teach import handed_in, judge, questions, shield
 from teach.handed_in import Paper, Question
 from tests import runner
 
@@ -115,6 +119,8 @@ HABITS = {
     "the lesson's values": ["def my_shard(n, rank, world_size):\n    assert patience == 3 and samples\n    return "
                             "[(rank + k * world_size) % n for k in range(-(-n // world_size))]"],
     "a lesson's value, changed": ["patience = patience + 1", SHARD.replace("(rank", "(patience - 4 + rank")],
+    "a lesson's value of one's own": ["patience = 10", SHARD.replace(
+        "(rank", "(patience - 10 + 0 * bool(samples) + rank")],
     "raises above": ["1 / 0", "raise NotImplementedError", SHARD],
     "exits above": ["import sys\nsys.exit()", SHARD, "exit"],
     "ends the process above": ["import os\nos._exit(1)", SHARD], "not Python above": ["def (", SHARD],
@@ -221,11 +227,34 @@ def test_a_cell_that_could_not_be_run_is_named(habit, tmp_path, monkeypatch):
     learner.process.kill()
 
 
+def test_all_cells_together_have_a_time_and_what_is_left_out_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(answers, "CELLS", 1)
+    learner = answers_of(tmp_path, ["import time\ntime.sleep(2)", SHARD], monkeypatch)
+    assert "my_shard" in SHARD and "the time for all cells was over" in learner.unread("my_shard")
+    learner.process.kill()
+
+
+def test_a_process_that_tells_no_end_of_an_answer_is_ended(tmp_path, monkeypatch):
+    """Its late word would count as the end of the next answer."""
+    learner = answers_of(tmp_path, [SHARD], monkeypatch)
+    learner.answering = True
+    monkeypatch.setattr(learner, "heard", mock.Mock(side_effect=judge.Gone))
+    learner.stop()
+    assert learner.process.poll() is not None
+
+
+@pytest.mark.parametrize(("value", "described"), [
+    (Fraction(1, 2), 0.5), ([Decimal("0.5")], [0.5]), (3, 3), (True, True), (1j, "<complex>"), (object(), "<object>")])
+def test_an_answer_s_value_is_described_in_python_s_own_types(value, described):
+    assert repr(answers.plain(value)) == repr(described)
+
+
 @pytest.mark.parametrize("lesson", handed_in.lessons())
 def test_a_lesson_s_own_notebook_has_each_question_and_nothing_of_a_learner(lesson):
     asked = handed_in.asked_in(lesson)
     paper = handed_in.paper(handed_in.read(handed_in.lessons()[lesson]), ROOT / "tests")
     assert asked and paper.lesson == lesson and paper.own == [] == paper.said_right
+    assert replace(paper, questions=[]).modules == paper.modules != [], "each has a stand-in in every room"
     assert [*map(vars, handed_in.from_json(handed_in.as_json(paper)).questions)] == [*map(vars, asked)]
 
 
@@ -306,8 +335,8 @@ def test_ranks_are_shielded_too_and_an_answer_for_the_cases_that_a_learner_sees_
                  f"assert not os.path.exists({str(ROOT / 'results')!r}), 'seen from a rank'\n")
     clone = tmp_path / "in" / "=ada"
     hand_in("05", clone / "my-notebooks" / "05_distributed_sampler.ipynb", **{
-        "my_shard": table.replace("    return", "    import gc, shutil; shutil.rmtree('results/live')\n"
-                                  "    return"),
+        "my_shard": "open('selectors.py', 'w').write('1 / 0')  # no rank imports it\n" + table.replace(
+            "    return", "    import gc, shutil; shutil.rmtree('results/live')\n    return"),
         "05_backward": on_a_rank + inspect.getsource(lesson_05.backward)})
     (clone / "notebooks").mkdir()
     shutil.copy(handed_in.lessons()["05"], clone / "notebooks")  # newer, and nothing in it is hers
@@ -331,14 +360,43 @@ def test_ranks_that_could_not_start_are_no_wrong_answer(tmp_path, monkeypatch):
     assert judge.NO_FAULT in inspect.getsource(on_ranks) and Path("results/live/a.py").read_text() == "x = 1"
 
 
+@pytest.mark.parametrize(("name", "text", "outcome"), [
+    ("line", lesson_10.LINE, "right"), ("job", lesson_10.JOB, "right"), ("line", "torchrun main.py", "wrong")])
+def test_a_file_of_the_shell_is_judged_too(name, text, outcome, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lesson_10, "really", lambda cases, *_: cases)  # nothing starts
+    question = next(each for each in handed_in.asked_in("10") if each.name == name)
+    assert question.is_file
+    assert judge.of_a_file(getattr(lesson_10, name), question.given, {question.given: text.encode()})[0] == outcome
+
+
 @pytest.mark.parametrize(("text", "look"), [
     ("import gc\n" + SHARD, "gc"), ("from lessons.l05_distributed_sampler import check as c", ""), (SHARD, ""),
-    ("import statistics\ncheck = sum", ""), ("import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
+    ("import statistics\ncheck = sum", ""),
+    ("from lessons.l05_distributed_sampler.check import my_shard", "lessons.l05_distributed_sampler.check"),
+    ("from multiprocessing.connection import Connection as C\nC(3).send(1)", "multiprocessing, Connection"),
+    ("__builtins__.exec('1')", "__builtins__"), ("model.eval()", ""), ("eval('1')", "eval"),
+    ("import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
     ("open('lessons/l05_distributed_sampler/check.py')", "lessons/l05_distributed_sampler/check")])
 def test_what_a_teacher_is_asked_to_look_at(text, look):
     question = handed_in.asked_in("05")[0]
     assert look in handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right")
     assert bool(look) == bool(handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right"))
+
+
+@pytest.mark.parametrize(("text", "look"), [
+    ("from lessons.l06_ddp.buckets import make_buckets  # of course. As in lesson 06", ""),  # as the stub does
+    ("model.eval()", ""), ("import torch.multiprocessing as mp", "multiprocessing"),
+    ("from lessons.l06_ddp.check import step as ours", "lessons.l06_ddp.check"),
+    ("from lessons.l06_ddp import check", "lessons.l06_ddp"),
+    ("import lessons.l06_ddp.my_ddp as m", "lessons.l06_ddp.my_ddp"),
+    ("from course import exercise", "from course"), ("from lessons import l06_ddp", "from lessons")])
+def test_a_file_with_more_of_the_course_than_its_stub_is_to_be_looked_at(text, look):
+    question = next(each for each in handed_in.asked_in("06") if each.given == "06_step_3.py")
+    source = f"%%writefile results/live/{question.given}\n{text}"
+    paper = Paper("06", [question], handed_in.cells_of("06"), [(0, source)])
+    seen = handed_in.to_look_at(paper, question, "right")
+    assert look in seen and bool(look) == bool(seen)
 
 
 # -------------------------------------------------------------------------------------------------------- hostile
@@ -373,13 +431,20 @@ HOSTILE = {
                         "            if 'pipe' in os.readlink(file):\n                os.write(os.open(file, "
                         "os.O_WRONLY | os.O_NONBLOCK), b'[\"mean\", \"right\", \"\"]\\n')\n"
                         "        except OSError: pass", "Not yet. "),
+    "reads the judge's memory": ("import os\n    judge = open(f'/proc/{os.getppid()}/stat').read().split()[3]\n"
+                                 "    return open(f'/proc/{judge}/mem', 'rb')", "PermissionError"),
     "fills devices": ("open('/dev/big', 'wb')", "Read-only file system"),
     "reads a neighbour": ("return open(NEIGHBOUR).read()", "FileNotFoundError"),
     "writes elsewhere": ("open(HACKED, 'w').write('here')", "Read-only file system"),
     "calls home": ("import socket; socket.create_connection(('192.0.2.1', 80), 3)", "unreachable"),
 }
 LOOKS = """    import glob
-    seen = [open(file, "rb").read() for name in ("environ", "cmdline") for file in glob.glob(f"/proc/[0-9]*/{name}")]
+    seen = []
+    for file in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            seen.append(open(file, "rb").read())
+        except PermissionError:  # the judge's
+            pass
     assert seen and not any(b"tell-tale" in each for each in seen), "the seed"
 """
 
