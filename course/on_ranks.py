@@ -155,7 +155,7 @@ def _outcome(measured):
     if not raised:
         return measured
     _, rank, error = min(raised)  # a rank that raised explains those that waited for it
-    if re.search("timed out|closed by peer", error, re.IGNORECASE):
+    if re.search("timed out|wait timeout|closed by peer", error, re.IGNORECASE):
         return Ended(f"On rank {rank} it waited in vain for another rank. {SAME_CALLS}: none for rank 0 alone.", "hung")
     return Ended(f"On rank {rank} it raised {error.rstrip('.')}.", f"raised {error.split(':')[0]}")
 
