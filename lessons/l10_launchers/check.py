@@ -25,7 +25,7 @@ from torch.distributed import run as torchrun
 from course import processes, slurm
 from course.exercise import Case, Wrong, exercise, first_line, same
 from course.hosts import Cluster
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import exercise_on_ranks, patched
 from course.rendezvous import free_port
 from lessons.l10_launchers import rehearsal
 
@@ -112,7 +112,7 @@ def measure_be_rank(function, context):
         init_process_group(*call.args, **call.kwargs)
 
     try:
-        with mock.patch.object(dist, "init_process_group", noted):
+        with patched(function, init_process_group=noted):
             measured["returned"] = function(context.rank, context.world_size, port, file) is not None
     except NotImplementedError:
         raise
