@@ -16,6 +16,7 @@ Ranks report through the store where they met, since an answer may break a proce
 """
 
 import ast
+import contextlib
 import json
 import multiprocessing
 import os
@@ -155,7 +156,7 @@ def _outcome(measured):
     if not raised:
         return measured
     _, rank, error = min(raised)  # a rank that raised explains those that waited for it
-    if re.search("timed out|closed by peer", error, re.IGNORECASE):
+    if re.search("timed out|wait timeout|closed by peer", error, re.IGNORECASE):
         return Ended(f"On rank {rank} it waited in vain for another rank. {SAME_CALLS}: none for rank 0 alone.", "hung")
     return Ended(f"On rank {rank} it raised {error.rstrip('.')}.", f"raised {error.split(':')[0]}")
 
@@ -203,6 +204,22 @@ def exercise_on_ranks(measure: Callable[[Callable, RankContext], dict], *, solut
     """Make an exercise of the decorated check. The learner's function has the name of the solution."""
     measurement = Measurement(measure, solution.__name__, group, preload)
     return lambda check: ExerciseOnRanks(check, solution, hint, mistakes, measurement, ranks)
+
+
+@contextlib.contextmanager
+def patched(function: Callable, **others: Callable):
+    """Within `with`: `others` in the place of torch.distributed's functions of these names, also where the file of
+    `function` has imported one itself."""
+    spaces = vars(dist), getattr(function, "__globals__", {})
+    places = [(space, key, value, others[name]) for name in others for space in spaces
+              for key, value in space.items() if value is getattr(dist, name)]
+    for space, key, _, other in places:
+        space[key] = other
+    try:
+        yield
+    finally:
+        for space, key, value, _ in places:
+            space[key] = value
 
 
 def unreadable(file, name):

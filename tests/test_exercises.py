@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import runpy
 import time
 from functools import partial
 from unittest import mock
@@ -66,6 +67,14 @@ def test_solution_is_right_and_stub_is_untried_and_each_mistake_gets_its_own_mes
     asked.hint()
     asked.solution()
     assert re.match(r"○ Not tried yet\.\n[^\n]{20}(.*\n){2}", capsys.readouterr().out)
+
+
+def test_what_the_answer_s_file_has_imported_is_replaced_too(tmp_path):
+    (tmp_path / "answer.py").write_text("from torch.distributed import barrier as wait\ndef answer(): return wait()\n")
+    answer, barrier = runpy.run_path(str(tmp_path / "answer.py"))["answer"], dist.barrier
+    with on_ranks.patched(answer, barrier=lambda: 7):
+        assert answer() == dist.barrier() == 7
+    assert answer.__globals__["wait"] is dist.barrier is barrier
 
 
 # ------------------------------------------------------------------------------------------------ a grader's cases

@@ -8,12 +8,11 @@ from datetime import timedelta
 from functools import partial
 from itertools import product
 from pathlib import Path
-from unittest import mock
 
 import torch.distributed as dist
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import exercise_on_ranks, patched
 from course.rendezvous import free_port
 
 NODES = (2, 2)  # nodes, processes a node: of the exercises on ranks, which pretend to have nodes
@@ -151,7 +150,7 @@ def measure_join(function, context):
         init_process_group(*call.args, **call.kwargs)
 
     try:
-        with mock.patch.object(dist, "init_process_group", recorded):
+        with patched(function, init_process_group=recorded):
             measured["returned"] = repr(function(*divmod(context.rank, per_node), hosts, per_node, port))
         measured["world size"] = dist.get_world_size() if dist.is_initialized() else None
     except NotMet:
@@ -316,7 +315,7 @@ def measure_fetch(function, context):
 
     context.gather("start", True)
     try:
-        with mock.patch.object(dist, "barrier", recorded_barrier):
+        with patched(function, barrier=recorded_barrier):
             returned = function(local_rank, Path(context.folder, f"node{node}.txt"), download)
     except FileNotFoundError:
         end = "found no file"

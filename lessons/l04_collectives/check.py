@@ -5,13 +5,12 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from course.exercise import Case, Wrong, drawn_one, exercise
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import exercise_on_ranks, patched
 from lessons.l04_collectives import messages
 
 # ------------------------------------------------------------------------------------------ collectives from messages
@@ -567,8 +566,8 @@ def measure_join(function, context):
                     "themselves.")
 
     own = predictions(context.world_size)[context.rank]
-    with mock.patch.multiple(dist, all_gather=of_equal_lengths(all_gather), all_gather_object=forbidden,
-                             all_gather_into_tensor=of_equal_lengths(dist.all_gather_into_tensor)):
+    with patched(function, all_gather=of_equal_lengths(all_gather), all_gather_object=forbidden,
+                 all_gather_into_tensor=of_equal_lengths(dist.all_gather_into_tensor)):
         result = function(torch.tensor(own, dtype=torch.int64))
     if not torch.is_tensor(result):
         raise Wrong(f"On rank {context.rank} you returned {result!r}, not a tensor.")

@@ -120,6 +120,26 @@ class Summed(SameWeights):
                 dist.all_reduce(parameter.grad)
 
 
+class ReducedTo0(SameWeights):
+    def finish(self):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.reduce(parameter.grad, dst=0)
+                parameter.grad /= dist.get_world_size()
+
+
+class WrapsCopy(MeanGradients):
+    def __init__(self, module):
+        super().__init__(module)
+        self.module = copy.deepcopy(module)
+
+
+class FromOwnWeights(MeanGradients):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module = module
+
+
 class AveragesWeights(SameWeights):
     def finish(self):
         for tensor in self.module.state_dict().values():
@@ -264,7 +284,7 @@ def measure_ddp(step, cls, context):
     seen = {"forward": isinstance(output, torch.Tensor) and torch.equal(output, own(inputs[0, 0, 0])),
             "parameters": all(map(torch.equal, own.parameters(), whole.parameters())),
             "buffers": all(map(torch.equal, own.buffers(), whole.buffers()))}
-    if step == 1 or not all(seen.values()):
+    if step == 1 or not all(context.gather("begun", all(seen.values()))):  # all ranks go on, or none
         return seen
 
     def backward(model, network, update, of_ranks):
@@ -296,7 +316,7 @@ def measure_ddp(step, cls, context):
             wrapped.finish()
         seen["bytes"] = round(sent.bytes.total() / UPDATES[name][0] / (2 * (ranks - 1) / ranks * gradients), 2)
         if update < 2:  # the second counts: as in DDP, the first may be another
-            seen |= {"calls": sent.calls.total(), "all-reduces": sent.all_reduces, "early": first_layer[0],
+            seen |= {"calls": sent.calls.total(), "all-reduces": sent.all_reduces, "early": sum(first_layer[:1]),
                      "buckets": len(make_buckets(own))}
         seen["frozen"] = any(each.grad is not None for each in own.frozen.parameters())
         for optimizer in optimizers:
@@ -304,7 +324,8 @@ def measure_ddp(step, cls, context):
         moved, right = (parameters_to_vector(network.parameters()).detach() - start for network in (own, whole))
         seen[name] = ((moved - right).abs().max() / right.abs().max()).item()
         seen.setdefault("times as far", (moved @ right / (right @ right)).item())
-        if seen[name] > ROUNDING or seen["frozen"] or step >= 4 and seen["bytes"] > ENOUGH:
+        off = seen[name] > ROUNDING or seen["frozen"] or step >= 4 and seen["bytes"] > ENOUGH
+        if any(context.gather(f"off {update}", off)):
             break  # the following updates would be wrong for the same reason
     return seen
 
@@ -395,6 +416,9 @@ mean_gradients = Step(
     "dist.get_world_size().",
     {"Every rank made the update of its own images. finish() must bring the gradients together.": SameWeights,
      "The loss is a mean over images, so the gradient is a mean over ranks: divide.": Summed,
+     "dist.reduce gives the sum to one rank. Every rank makes the update, so every rank needs it.": ReducedTo0,
+     "The gradients arrive in the module that you were given: wrap it, and not a copy.": WrapsCopy,
+     "All ranks must begin with rank 0's weights and buffers, as in step 1.": FromOwnWeights,
      "The .grad of a frozen parameter is None: leave it out.": FrozenHasNone,
      "You averaged weights: but the gradient is what the update needs. Average parameter.grad.": AveragesWeights})
 one_message = Step(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import run as torchrun
 
-from course import slurm
+from course import processes, slurm
 from course.exercise import Case, Wrong, exercise, first_line, same
 from course.hosts import Cluster
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import exercise_on_ranks, patched
 from course.rendezvous import free_port
 from lessons.l10_launchers import rehearsal
 
@@ -111,7 +112,7 @@ def measure_be_rank(function, context):
         init_process_group(*call.args, **call.kwargs)
 
     try:
-        with mock.patch.object(dist, "init_process_group", noted):
+        with patched(function, init_process_group=noted):
             measured["returned"] = function(context.rank, context.world_size, port, file) is not None
     except NotImplementedError:
         raise
@@ -258,15 +259,16 @@ def rehearse(text, **env):
             (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{rehearsal.__file__}" {name} "$@"\n')
             (programs / name).chmod(0o755)
         known = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PET_", "MASTER"))}
-        try:
-            done = subprocess.run(["bash", "-c", text, "file", *ARGUMENTS], cwd=folder, capture_output=True, text=True,
-                                  timeout=20, stdin=subprocess.DEVNULL,
-                                  env={**known, "PATH": f"{programs}:{os.environ['PATH']}", "CALLS": calls, **env})
-        except subprocess.TimeoutExpired:
-            raise Wrong("Your file did not come to its end within 20 s, though nothing was started.") from None
-        said = [line for line in done.stderr.splitlines() if re.search("[a-z]", line)][-1:] or ["nothing"]
+        with tempfile.TemporaryFile("w+", errors="replace") as errors:
+            status = processes.run(["bash", "-c", text, "file", *ARGUMENTS], 20, uuid.uuid4().hex, cwd=folder,
+                                   env={**known, "PATH": f"{programs}:{os.environ['PATH']}", "CALLS": calls, **env},
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+            if status is None:
+                raise Wrong("Your file did not come to its end within 20 s, though nothing was started.")
+            errors.seek(0)
+            said = [line for line in errors if re.search("[a-z]", line)][-1:] or ["nothing"]
         noted = [json.loads(path.read_text()) for path in calls.iterdir()]
-        return sorted(noted, key=lambda call: (call["HOST_NAME"], int(call["SLURM_PROCID"] or 0))), said[0]
+        return sorted(noted, key=lambda call: (call["HOST_NAME"], int(call["SLURM_PROCID"] or 0))), said[0].strip()
 
 
 def read_by_torchrun(words):
@@ -312,7 +314,7 @@ def started_by(call, first, static):
 
 def places(calls):
     """Where the torchruns would meet, and under which name."""
-    options = [read_by_torchrun(call["words"]) for call in calls]
+    options = [read_by_torchrun(call["words"]) for call in calls if call["program"] == "torchrun"]
     return [(each.rdzv_endpoint or f"{each.master_addr}:{each.master_port}", each.rdzv_id) for each in options]
 
 
@@ -414,8 +416,8 @@ def line(answer):
 def rehearse_job(text, job):
     """The options of sbatch that it reads in the text, the calls that the job makes, and its last words."""
     directives = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())
-    words = " ".join(line.removeprefix("#SBATCH") for line in directives if line.startswith("#SBATCH"))
-    options = rehearsal.read(shlex.split(words, comments=True))
+    words = "\n".join(line.removeprefix("#SBATCH") for line in directives if line.startswith("#SBATCH"))
+    options = rehearsal.read(shlex.split(words, comments=True), command=False)
     nodes = options.nodes or "1"
     env = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes, "SLURM_JOB_NODELIST": "node[1-2]",
            "SLURM_NODELIST": "node[1-2]", "SLURM_JOB_ID": job, "SLURM_JOBID": job, "SLURM_PROCID": "0",
@@ -445,8 +447,8 @@ def of_job(text):
     if each == 2:  # every task is a rank, and main.py makes a port from the job's number
         for call in launchers:
             script = ["main.py", *ARGUMENTS]
-            words = [word for word in call["words"] if word not in ("-u", "-m")]
-            yield Case(words, script, f"python gets {' '.join(words)}; {' '.join(script)} is right.")
+            yield Case(call["words"], script,
+                       f"python gets {' '.join(call['words'])}; {' '.join(script)} is right.")
         return
     cases = [case for node, call in enumerate(launchers) for case in started_by(call, "node1", node)]
     yield from cases

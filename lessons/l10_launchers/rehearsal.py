@@ -12,21 +12,29 @@ import uuid
 VALUES = [["--nodes", "-N"], ["--ntasks", "-n"], ["--ntasks-per-node"], ["--cpus-per-task", "-c"], ["--gpus", "-G"],
           ["--gpus-per-task"], ["--gpus-per-node"], ["--gres"], ["--cpu-bind"], ["--gpu-bind"], ["--mpi"], ["--export"],
           ["--output", "-o"], ["--error", "-e"], ["--job-name", "-J"], ["--time", "-t"], ["--partition", "-p"],
-          ["--account", "-A"], ["--nodelist", "-w"], ["--signal"], ["--chdir", "-D"], ["--mem"], ["--open-mode"]]
+          ["--account", "-A"], ["--nodelist", "-w"], ["--signal"], ["--chdir", "-D"], ["--mem"], ["--open-mode"],
+          ["--qos", "-q"], ["--constraint", "-C"], ["--exclude", "-x"], ["--distribution", "-m"], ["--wait", "-W"],
+          ["--input", "-i"], ["--relative", "-r"], ["--mem-per-cpu"], ["--mem-per-gpu"], ["--mem-bind"], ["--hint"],
+          ["--ntasks-per-gpu"], ["--ntasks-per-socket"], ["--threads-per-core"], ["--reservation"], ["--jobid"]]
 
 
-def read(words):
-    """The options of sbatch or srun, and `command`, the words behind them."""
+def read(words, command=True):
+    """The options of sbatch or srun, and `command`, the words behind them, where there is one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for names in VALUES:
         parser.add_argument(*names)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    return parser.parse_known_args(words)[0]
+    if command:
+        parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_known_args(words)[0]
+    least, _, most = (options.nodes or "").partition("-")
+    if least == most:
+        options.nodes = least
+    return options
 
 
 def tasks(options, nodes, total):
     """For each task its node, from 0: after the options, else as many tasks as the job has, `total`."""
-    nodes = int(options.nodes or nodes)
+    nodes = int((options.nodes or nodes).partition("-")[0])
     total = int(options.ntasks or (nodes * int(options.ntasks_per_node) if options.ntasks_per_node else total))
     return [task * nodes // total for task in range(total)]
 
@@ -46,6 +54,8 @@ def main():
     elif name == "hostname":
         print(env["HOST_NAME"])
     else:
+        if name != "torchrun" and words[:1] == ["-u"]:
+            del words[0]
         if words[:2] == ["-m", "torch.distributed.run"]:
             name, words = "torchrun", words[2:]
         kept = {key: env.get(key) for key in ("HOST_NAME", "SLURM_PROCID", "SLURM_STEP_ID")}

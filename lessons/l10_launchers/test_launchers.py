@@ -240,7 +240,15 @@ A_TASK_A_RANK = '#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node 2\nsrun --label pyt
     (EACH_ITS_NUMBER, "right", "Right. It was only read, and not run by a real Slurm, because none is here."),
     (A_TASK_A_RANK, "right", "Right."),
     (check.JOB.replace("srun", "srun -N 2 -n 2 --cpu-bind none"), "right", "Right."),
+    (check.JOB.replace("srun", "srun --kill-on-bad-exit=1 --wait 0 --qos debug"), "right", "Right."),
+    (check.JOB.replace("\n\n", "\npython -c 'import torch'\n"), "right", "Right."),
+    (check.JOB.replace("=2\n#", "=2-2  # as many ranks as GPUs\n#SBATCH --mail-user me --mail-type END\n#"), "right",
+     "Right."),
+    (check.JOB.replace("torchrun", "python -u -m torch.distributed.run"), "right", "Right."),
+    (A_TASK_A_RANK.replace("main.py", "-u main.py"), "right", "Right."),
+    (A_TASK_A_RANK.replace("main.py", "-m main.py"), "wrong", "python gets -m main.py"),
     (A_TASK_A_RANK.replace("-N 2", "-N 1"), "wrong", "sbatch reads --nodes=1"),
+    (check.JOB.replace("--nodes=2\n", "--nodes=1-2\n"), "wrong", "sbatch reads --nodes=1-2"),
     (check.JOB.replace("#SBATCH --nodes=2", "cd .\n#SBATCH --nodes=2"), "wrong", "sbatch reads --nodes=1"),
     (check.JOB.replace("torchrun ", "torchrnu "), "wrong", "no such file or directory: 'torchrnu'"),
     ("# only comments\n", "untried", "")])
@@ -248,6 +256,11 @@ def test_a_job_is_judged_by_what_it_starts_and_says_where_it_was_only_read(text,
     monkeypatch.setattr("course.slurm.missing", lambda: "none is here")
     verdict = check.job.verdict(text)
     assert verdict[0] == outcome and message.lower() in verdict[1].lower(), verdict
+
+
+def test_a_rehearsal_leaves_no_process():
+    assert check.rehearse("sleep 4711 &\ntorchrun main.py", HOST_NAME="node0")[0][0]["words"] == ["main.py"]
+    assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "4711"]]
 
 
 def test_what_two_hosts_refuse_is_wrong_though_it_reads_well(monkeypatch):

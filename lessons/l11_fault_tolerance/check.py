@@ -1,6 +1,5 @@
 """Exercises of lesson 11. The first is judged by its purpose: the learner's function is killed while it writes."""
 
-import contextlib
 import functools
 import inspect
 import json
@@ -12,7 +11,6 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
@@ -20,7 +18,7 @@ import torch.distributed as dist
 
 from course import exercise as kit
 from course.exercise import Case, Wrong, drawn_one, exercise, generator_seed
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import exercise_on_ranks, patched
 from course.predict.checkpoints import drawn
 
 LIMIT = 60  # seconds for all kills of one function, which take one or two
@@ -282,11 +280,9 @@ def measure_stop(function, context):
     """For each training the step after which this rank stopped (0: never; less than 0: in which it waited in vain), and
     its messages."""
     measured, calls = {"stopped": [], "messages": []}, []
-    names = [name for name in ("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast",
-                               "broadcast_object_list", "reduce", "gather", "gather_object", "barrier")]
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(mock.patch.object(dist, name, counted(getattr(dist, name), calls)))
+    names = ("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast",
+             "broadcast_object_list", "reduce", "gather", "gather_object", "barrier", "send", "recv")
+    with patched(function, **{name: counted(getattr(dist, name), calls) for name in names}):
         for number, got in enumerate(signals(context.world_size)):
             calls.clear()
             stopped, step = 0, 0

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import exercise_on_ranks, patched
 
 
 # Exercise 1: Amdahl's bound
@@ -315,7 +315,7 @@ def measure_hook(function, context):
     own_gradient = torch.cat([parameter.grad.flatten() for parameter in own.parameters()])
     mean = torch.tensor(context.gather("gradient", own_gradient.tolist())).mean(0)
     ddp.register_comm_hook(None, checked_hook)
-    with mock.patch.object(dist, "all_reduce", recorded_all_reduce):
+    with patched(function, all_reduce=recorded_all_reduce):
         cross_entropy(ddp(images), labels).backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in ddp.parameters()])
     return {"sent": {"types": sorted({dtype for dtype, _, _ in sent}), "bytes": sum(size for _, size, _ in sent)},
@@ -439,7 +439,7 @@ def measure_log(function, context):
     reference, ddp = small_ddp(), small_ddp()
     losses = [loss.item() for loss in updates(reference, batches, torch.optim.SGD(reference.parameters(), lr=0.1))]
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(dist, "all_reduce", counted("sent", dist.all_reduce)))
+        patches.enter_context(patched(function, all_reduce=counted("sent", dist.all_reduce)))
         for name in ("item", "tolist", "__float__"):
             patches.enter_context(mock.patch.object(torch.Tensor, name, counted("read", getattr(torch.Tensor, name))))
         returned = function(ddp, batches, torch.optim.SGD(ddp.parameters(), lr=0.1), every)
