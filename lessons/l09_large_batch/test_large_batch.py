@@ -184,7 +184,7 @@ def test_a_run_that_never_reaches_the_accuracy_has_no_time():
     table = show.reached(pd.concat([run("1 rank", 0.1, 0.4, 0.3), run("2 ranks", 0.1, 0.2, 0.3)]), 0.4)
     assert table["reached"].iloc[0] == 4 and np.isnan(table["reached"].iloc[1])
     near = table.assign(images_per_second=[10, 15], reached=[4.0, 5.9], epoch=2.0)
-    assert "too close to call: 1 rank, 2 ranks" in show.fastest(near)
+    assert "too close to call: 1 rank; 2 ranks" in show.fastest(near)
     assert show.fastest(near.assign(reached=[4.0, 6.0])).endswith("The first at the target: **1 rank**.")
 
 
