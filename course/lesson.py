@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def notebooks() -> dict[str, Path]:
+    """{number of a lesson, such as 06b: its notebook}, in the order of the course."""
+    return {path.stem.split("_")[0]: path for path in sorted(ROOT.glob("notebooks/[0-9][0-9]*_*.ipynb"))}
+
+
 def begin() -> None:
     """Set the folder, the programs on PATH and the import path of all cells, and let commands that fail raise.
 

@@ -170,6 +170,16 @@ class ExerciseOnRanks(Exercise):
         super().__init__(check, solution, hint, mistakes)
         self.measurement, self.ranks = measurement, ranks
 
+    @property
+    def ours(self) -> str:
+        """The solution, as FILE.py:NAME."""
+        return f"{self.answer.__module__.replace('.', '/')}.py:{self.answer.__name__}"
+
+    @property
+    def trains(self) -> str:
+        """What a lesson trains with, as FILE.py:NAME: the learner's, once it is right, else ours."""
+        return f"{self.file}:{self.measurement.name}" if self.file else self.ours
+
     def observe(self, answers: list) -> list[tuple[list[Case], Exception | None]]:
         problems = [None if callable(answer) else unreadable(Path(answer), self.measurement.name)
                     for answer in answers]

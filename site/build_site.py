@@ -8,11 +8,10 @@ Exit status: 0 made, 1 not made, 2 bad input, 130 stopped by Ctrl-C.
 
 import os
 import sys
-from pathlib import Path
 
 import layout
 from course import rank_program
-from course.lesson import ROOT
+from course.lesson import ROOT, notebooks
 
 
 def main():
@@ -28,8 +27,7 @@ def main():
         if args.slides:
             import slides  # late: it brings nbconvert
 
-            stems = sorted(path.stem for path in Path("notebooks").glob("[0-9][0-9]*_*.ipynb"))
-            names = {stem.split("_")[0]: stem for stem in stems}
+            names = {number: path.stem for number, path in notebooks().items()}
             if unknown := [number for number in args.slides if number not in names]:
                 parser.error(f"--slides: no lesson {', '.join(unknown)}; there are {', '.join(names)}")
             for number in args.slides:

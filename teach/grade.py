@@ -22,7 +22,7 @@ import pandas as pd
 
 import launch
 from course import rank_program
-from course.lesson import ROOT, some
+from course.lesson import ROOT, notebooks, some
 from files import check_input, check_writable
 from options import nonempty_path, positive
 from teach import handed_in, questions, report, shield
@@ -183,7 +183,7 @@ def answers_in(hand_in, lesson, work, hidden, seed, limit, shielded):
 def write_otter(folder: Path) -> int:
     """Write folder/NN/tests/EXERCISE.py for every exercise; their number."""
     number = 0
-    for lesson in handed_in.lessons():
+    for lesson in notebooks():
         tests = folder / lesson / "tests"
         tests.mkdir(parents=True, exist_ok=True)
         for question in handed_in.asked_in(lesson):
@@ -200,7 +200,7 @@ def get_parser():
     parser.add_argument("folders", nargs="*", type=nonempty_path, metavar="DIR", help="with what was handed in")
     parser.add_argument("--lesson", dest="lessons", action="append", metavar="NN",
                         type=lambda text: text.zfill(2 + text[-1:].isalpha()) if text[:1].isdigit() else text,
-                        choices=[*handed_in.lessons(), *questions.NAMES],
+                        choices=[*notebooks(), *questions.NAMES],
                         help="the lesson that was asked for, or before or after, the tests; several: an option each; "
                              "default: any")
     parser.add_argument("--class", dest="names", type=nonempty_path, metavar="FILE",

@@ -13,7 +13,7 @@ import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
-from course.lesson import ROOT
+from course.lesson import notebooks
 
 LARGEST = 20_000_000  # bytes of a notebook; those of this course have less than a million, with all outputs
 WORDS, TEXT = 2000, 50_000  # characters that the pages show of a message or a name, and of an answer
@@ -79,14 +79,9 @@ class Paper:
         self.modules = self.modules or sorted({question.module for question in self.questions})
 
 
-def lessons() -> dict[str, Path]:
-    """{number: path of the lesson's notebook} in this course."""
-    return {path.stem.split("_")[0]: path for path in sorted(ROOT.glob("notebooks/[0-9][0-9]*_*.ipynb"))}
-
-
 @cache
 def cells_of(lesson: str) -> list[str]:
-    return code_cells(nbformat.read(lessons()[lesson], as_version=4))
+    return code_cells(nbformat.read(notebooks()[lesson], as_version=4))
 
 
 @cache
@@ -101,7 +96,7 @@ def asked_in(lesson: str) -> list[Question]:
     for place, cell in enumerate(cells_of(lesson)):
         for module, name, argument in CALL.findall(cell):
             file = re.search(r'"([^"]+)"', argument)
-            asked.append(Question(f"lessons.l{lessons()[lesson].stem}.{module}", name,
+            asked.append(Question(f"lessons.l{notebooks()[lesson].stem}.{module}", name,
                                   PurePosixPath(file[1]).name if file else argument, place))
     return asked
 
@@ -151,7 +146,7 @@ def lesson_of(notebook: NotebookNode) -> str:
     if test := re.search(r'^test = "(before|after)"', code, re.M):
         return test[1]
     there = set(map(bare, code_cells(notebook)))
-    shared = {lesson: len(there & given_in(lesson).keys()) for lesson in lessons()}
+    shared = {lesson: len(there & given_in(lesson).keys()) for lesson in notebooks()}
     lesson = max(shared, key=shared.get)
     imported = re.search(r"\blessons\.l(\d\d[a-z]?)_", code)
     if shared[lesson] > 3:  # the first cells are alike in all

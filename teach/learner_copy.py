@@ -21,9 +21,9 @@ from pathlib import Path
 import nbformat
 
 from course import rank_program, twins
-from course.lesson import ROOT
+from course.lesson import ROOT, notebooks
 from options import nonempty_path
-from teach import handed_in, questions
+from teach import questions
 
 # Files and folders that only teachers and authors need. The files that remain import none of these:
 # tests/test_learner_copy.py.
@@ -74,7 +74,7 @@ def fill(folder: Path) -> None:
         if not left_out(name):
             write(name, folder / name)
     lessons = "\n".join(f"- [{twins.title_of(nbformat.read(path, as_version=4), path.stem)}](notebooks/{path.name})"
-                        for path in handed_in.lessons().values())
+                        for path in notebooks().values())
     ours, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "teach/for_learners.md"))
     doctor = re.search(r"^## The doctor\n.+?^```\n.+?^```$", ours, re.M | re.S)[0]  # up to its commands
     readme = readme.replace("{lessons}", lessons).replace("{doctor}", doctor)

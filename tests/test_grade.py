@@ -25,7 +25,7 @@ import pytest
 
 from course import on_ranks
 from course.exercise import Case, exercise
-from course.lesson import ROOT
+from course.lesson import ROOT, notebooks
 from lessons._template import check as template
 from lessons.l01_one_device import check as lesson_01
 from lessons.l05_distributed_sampler import check as lesson_05
@@ -52,7 +52,7 @@ IMPORTS = "import math\nfrom torch import nn\n\n"
 
 def hand_in(lesson, path, **changed):
     """A lesson's notebook with the functions of SOLVED, but for those `changed`, {name or file: Python}."""
-    notebook = nbformat.read(handed_in.lessons()[lesson], as_version=4)
+    notebook = nbformat.read(notebooks()[lesson], as_version=4)
     for cell in notebook.cells:
         for function in SOLVED[lesson]:
             if cell.source.startswith(f"def {function.__name__}"):
@@ -181,7 +181,7 @@ NAMED = {  # a line is owed: (cells, what the verdict names)
 
 def answers_of(tmp_path, habit, monkeypatch, instead=None):
     """The process with the learner's cells of a lesson 05 in which they stand in place of a stub, run."""
-    notebook = nbformat.read(handed_in.lessons()["05"], as_version=4)
+    notebook = nbformat.read(notebooks()["05"], as_version=4)
     stub = next(number for number, cell in enumerate(notebook.cells)
                 if cell.source.startswith(instead or "def my_shard"))
     notebook.cells[stub:stub + 1] = cells(*habit)
@@ -249,21 +249,21 @@ def test_an_answer_s_value_is_described_in_python_s_own_types(value, described):
     assert repr(answers.plain(value)) == repr(described)
 
 
-@pytest.mark.parametrize("lesson", handed_in.lessons())
+@pytest.mark.parametrize("lesson", notebooks())
 def test_a_lesson_s_own_notebook_has_each_question_and_nothing_of_a_learner(lesson):
     asked = handed_in.asked_in(lesson)
-    paper = handed_in.paper(handed_in.read(handed_in.lessons()[lesson]), ROOT / "tests")
+    paper = handed_in.paper(handed_in.read(notebooks()[lesson]), ROOT / "tests")
     assert asked and paper.lesson == lesson and paper.own == [] == paper.said_right
     assert replace(paper, questions=[]).modules == paper.modules != [], "each has a stand-in in every room"
     assert [*map(vars, handed_in.from_json(handed_in.as_json(paper)).questions)] == [*map(vars, asked)]
 
 
 def test_the_capstone_of_a_copy_is_found_where_lessons_write_it_and_never_another_learner_s(tmp_path):
-    notebooks, live = tmp_path / "ada" / "notebooks", tmp_path / "ada" / "results" / "live"
+    folder, live = tmp_path / "ada" / "notebooks", tmp_path / "ada" / "results" / "live"
     live.mkdir(parents=True)
     (live / "06b_program.py").write_text("import torch\n")
-    lesson = handed_in.read(handed_in.lessons()["06b"])
-    assert handed_in.paper(lesson, notebooks).files["06b_program.py"] == "import torch\n"
+    lesson = handed_in.read(notebooks()["06b"])
+    assert handed_in.paper(lesson, folder).files["06b_program.py"] == "import torch\n"
     (tmp_path / "eve").mkdir()
     (tmp_path / "eve" / "results").symlink_to(tmp_path / "ada" / "results")
     assert "06b_program.py" not in handed_in.paper(lesson, tmp_path / "eve" / "notebooks").files
@@ -285,12 +285,12 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     for name in ("01", "older", "other"):
         hand_in("01" if name != "other" else "05", folder / "ada" / "notebooks" / f"{name}.ipynb")
     os.utime(folder / "ada" / "notebooks" / "older.ipynb", (1000, 1000))
-    shutil.copy(handed_in.lessons()["04"], folder / "dan.ipynb")
+    shutil.copy(notebooks()["04"], folder / "dan.ipynb")
     (folder / "ivy").symlink_to("ada")
     hand_in("01", folder / "words.ipynb", my_gain="def my_gain(*asked):\n    raise ValueError('\\ud800')",
             my_step_seconds="def my_step_seconds(*asked):\n    raise ValueError('x' * 8_000_000)")
     (folder / "ben").mkdir()
-    whole = handed_in.lessons()["05"].read_text()
+    whole = notebooks()["05"].read_text()
     (folder / "cleo.ipynb").write_text(whole[:len(whole) // 2])
     (folder / "eve.ipynb").write_text('{"cells": 5}')
     with (folder / "fay.ipynb").open("wb") as huge:
@@ -339,7 +339,7 @@ def test_ranks_are_shielded_too_and_an_answer_for_the_cases_that_a_learner_sees_
             "    return", "    import gc, shutil; shutil.rmtree('results/live')\n    return"),
         "05_backward": on_a_rank + inspect.getsource(lesson_05.backward)})
     (clone / "notebooks").mkdir()
-    shutil.copy(handed_in.lessons()["05"], clone / "notebooks")  # newer, and nothing in it is hers
+    shutil.copy(notebooks()["05"], clone / "notebooks")  # newer, and nothing in it is hers
     notebook = nbformat.read(next(clone.rglob("my-notebooks/*.ipynb")), as_version=4)
     for cell in notebook.cells:
         if cell.source.startswith("check.shard("):
@@ -622,7 +622,7 @@ def test_a_folder_that_cannot_be_graded_is_refused_in_one_line(arguments, messag
 
 def test_a_test_for_otter_asks_the_check(tmp_path):
     grade("--otter", tmp_path)
-    assert len(list(tmp_path.rglob("*.py"))) == sum(len(handed_in.asked_in(lesson)) for lesson in handed_in.lessons())
+    assert len(list(tmp_path.rglob("*.py"))) == sum(len(handed_in.asked_in(lesson)) for lesson in notebooks())
     exec((tmp_path / "05" / "tests" / "shard.py").read_text(), namespace := {})
     code = namespace["test"]["suites"][0]["cases"][0]["code"]
     for answer, failures in ((lesson_05.my_shard, 0), (lesson_05.blocks, 1)):

@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course.lesson import ROOT
+from course.lesson import ROOT, notebooks
 from lessons.l05_distributed_sampler import check as lesson_05
 from lessons.l11_fault_tolerance import check as lesson_11
 from lessons.l12_break_it.gallery_table import anchor
@@ -38,7 +38,7 @@ def test_it_has_the_course_and_nothing_of_the_teacher(copy):
     names = files(copy)
     assert {"main.py", "scripts/lab", "notebooks/pre_test.ipynb", "notebooks/post_test.ipynb", "README.md",
             "lessons/l05_distributed_sampler/check.py", *(f"notebooks/{path.name}" for path in
-                                                          handed_in.lessons().values())} <= names
+                                                          notebooks().values())} <= names
     assert not [name for name in names if re.search(r"^(teach|tests)/|/teach\.md$|/test_\w+\.py$", name)]
     for name in learner_copy.LEFT_OUT:
         assert (ROOT / name).exists(), f"{name} is no more: take it from LEFT_OUT"
@@ -47,7 +47,7 @@ def test_it_has_the_course_and_nothing_of_the_teacher(copy):
 
 
 def test_its_notebooks_are_the_lessons_without_outputs_and_calls_for_solutions(copy):
-    for path in handed_in.lessons().values():
+    for path in notebooks().values():
         assert not handed_in.paper(handed_in.read(copy / "notebooks" / path.name), copy).own, "nobody wrote in it yet"
         ours, theirs = (nbformat.read(file, as_version=4) for file in (path, copy / "notebooks" / path.name))
         for cell, copied in zip(ours.cells, theirs.cells, strict=True):
@@ -151,7 +151,7 @@ def test_a_lesson_runs_in_it_and_writes_to_no_shared_folder(copy, tmp_path):
         (data / name).symlink_to((source / name).resolve(strict=True))
     shared = [str(path) for path in (source, data, sys.prefix, sys.base_prefix)]
     read_only = ["bwrap", "--dev-bind", "/", "/", *(word for path in shared for word in ("--ro-bind", path, path))]
-    lesson = copy / "notebooks" / handed_in.lessons()["00"].name
+    lesson = copy / "notebooks" / notebooks()["00"].name
     done = subprocess.run([*(read_only if shutil.which("bwrap") else []), sys.executable, "-m", "papermill", "-k",
                            "python3", lesson, "results/live/done.ipynb", "-p", "samples", "320", "-p", "epochs", "2",
                            "-p", "tested", "100"], cwd=copy,

@@ -13,10 +13,11 @@ from playwright.sync_api import expect
 
 import layout
 import slides
+from course.lesson import notebooks
 from teach import plans, teaching
 from tests import runner
 
-NOTEBOOKS = sorted((runner.ROOT / "notebooks").glob("[0-9][0-9]*_*.ipynb"))
+NOTEBOOKS = list(notebooks().values())
 NAMES = [path.stem for path in NOTEBOOKS]
 PLANS = plans.read()["plan"]
 LOOSE = 0.15  # of a day: a plan with more slack has room for more
@@ -109,7 +110,7 @@ def test_a_plan_fits_its_days_and_takes_each_section_and_question_once(plan, of_
     for slack in plans.slack(plan, of_lessons):
         assert 0 <= slack <= LOOSE * plan["minutes"]
     left = [number for each in plan["left_out"] for number in each["lessons"]]
-    assert sorted(plans.taken(plan) + plan.get("done_before", []) + left) == [name.split("_")[0] for name in NAMES]
+    assert sorted(plans.taken(plan) + plan.get("done_before", []) + left) == list(notebooks())
     for number in plans.taken(plan):
         slots = [slot for day in plan["days"] for slot in day if slot.get("lesson") == number]
         sections = [name for slot in slots for name in plans.chosen(slot, of_lessons[number])]
@@ -120,7 +121,7 @@ def test_a_plan_fits_its_days_and_takes_each_section_and_question_once(plan, of_
 
 @pytest.mark.parametrize("plan", PLANS, ids=plans.stem)
 def test_the_page_of_a_plan_has_every_minute_and_each_question(plan, lessons, of_lessons):
-    questions = {name.split("_")[0]: teaching.questions_of(name) for name in NAMES}
+    questions = {number: teaching.questions_of(path.stem) for number, path in notebooks().items()}
     text = plans.page(plan, lessons, of_lessons, questions)
     days = re.split(r"^\| from \|.*$", text, flags=re.M)[1:]
     assert len(days) == len(plan["days"])

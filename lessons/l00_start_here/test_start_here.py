@@ -28,7 +28,6 @@ def test_the_picture_of_two_commands_has_its_mark_where_the_function_says():
     assert ax.get_title("left") == "2 ranks are done earlier from 5 epochs on (your function)"
     assert [list(line.get_ydata()) for line in ax.lines[:2]] == [[3, 23], [7, 18]]
     assert list(ax.lines[2].get_xdata()) == [5, 5] and len(show.paid_back(one, many, None, "our").lines) == 2
-    plt.close("all")
 
 
 @pytest.mark.parametrize(("gpus", "nodes", "lacks", "filled"), [

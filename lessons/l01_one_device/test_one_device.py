@@ -40,4 +40,3 @@ def test_the_curve_is_the_function_s_and_the_point_is_the_measured_one():
     ax = show.amdahl({1: 1, 10: 1.8, 20: 1.9}, 2, (15, 1.7), "your function")
     assert [line.get_xydata().tolist() for line in ax.lines[:2]] == [[[1, 1], [10, 1.8], [20, 1.9]], [[15, 1.7]]]
     assert {text.get_text() for text in ax.texts} == {"measured: 1.70", "your function", "the limit: 2.00"}
-    plt.close("all")

@@ -373,7 +373,7 @@ OURS, MINE = "lessons/l06_ddp/my_ddp.py", Path("results/live/06_my_ddp.py")
 
 
 class Step(ExerciseOnRanks):
-    """A step of MyDDP. `trains` is a wrapper for main.py, FILE.py:CLASS: the learner's, once it is right, else ours."""
+    """A step of MyDDP. `trains` is a wrapper for main.py."""
 
     def __init__(self, number, solution, shown, hint, mistakes):
         def check(ranks):
@@ -383,11 +383,6 @@ class Step(ExerciseOnRanks):
         measurement = Measurement(partial(measure_ddp, number), "MyDDP", preload=(__name__,))
         super().__init__(check, solution, hint, mistakes, measurement, lambda: (2, 3))
         self.number = number
-        self.ours = f"{OURS if number == 5 else 'lessons/l06_ddp/check.py'}:{solution.__name__}"
-
-    @property
-    def trains(self):
-        return f"{self.file}:MyDDP" if self.file else self.ours
 
     @property
     def whose(self):

@@ -321,19 +321,7 @@ def zero1(ranks):
                    f"at most {most:,} are right.")
 
 
-class Trained(ExerciseOnRanks):
-    """`trains` names what the lesson trains with, FILE.py:NAME: the learner's, once it is right, else ours."""
-
-    @property
-    def ours(self):
-        return f"{self.answer.__module__.replace('.', '/')}.py:{self.measurement.name}"
-
-    @property
-    def trains(self):
-        return f"{self.file}:{self.measurement.name}" if self.file else self.ours
-
-
-zero1 = Trained(
+zero1 = ExerciseOnRanks(
     zero1,
     solution=MyZero,
     hint="Put the values of all parameters into one flat vector (torch.cat), with zeros at the end until the ranks "

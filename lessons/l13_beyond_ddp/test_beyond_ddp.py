@@ -7,7 +7,6 @@ import queue
 import time
 from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -115,7 +114,6 @@ def test_the_chart_and_the_table_of_pipelines_show_the_orders(pipelines):
     assert [len(ax.patches) for ax in axes] == [3 * 2 * 4] * 3 and len({ax.get_xlim() for ax in axes}) == 1
     rows = show.bubbles(pipelines, computed, "our")
     assert {row["waits, computed"] for row in rows} == {f"{memory.bubble(3, 4):.0%}"} and rows[-1][""] == "our order"
-    plt.close("all")
 
 
 def test_an_order_in_which_ranks_wait_for_each_other_says_so_before_any_rank_waits(tmp_path):
@@ -138,7 +136,6 @@ def test_pictures_show_what_was_counted(all_ways):
                      for part in show.PARTS if part != "activations" and held[part]}
     ax = show.pieces(all_ways, ["head.weight"]).axes[list(all_ways["ways"]).index("fsdp")]
     assert [patch.get_height() for patch in ax.patches] == [memory.rows((97, 48), rank, 3)[0] for rank in range(3)]
-    plt.close("all")
 
 
 @pytest.mark.parametrize(("way", "ranks", "nodes", "message"), [
@@ -204,7 +201,6 @@ def test_maps_show_what_the_model_chooses():
                  for size in parameters for count in devices]
         assert ax.collections[0].get_array().ravel().tolist() == [names.index(plan and plan.way) for plan in plans]
         assert ax.lines[0].get_xydata().tolist() == [[1.5, 2.5]], "yours, in the middle of its cell"
-    plt.close("all")
 
 
 def test_states_stand_beside_the_memory_of_a_device():
@@ -215,7 +211,6 @@ def test_states_stand_beside_the_memory_of_a_device():
     assert sorted(numbers) == sorted(f"{size / 1e9:.0f}" for size in parts), "each part has its number, small ones too"
     assert ax.lines[0].get_xdata() == [80, 80]
     assert sum(bar.get_width() for bar in ax.patches) == pytest.approx(sum(parts) / 1e9)
-    plt.close("all")
 
 
 # ------------------------------------------------------------------------------------------------ shard_optimizer.py
@@ -274,7 +269,6 @@ def test_the_picture_of_my_zero_shows_what_was_counted_and_whose_it_is(zero1):
         sum(row["bytes"] for row in show.sent(mine)) / 1e6)
     assert times.lines[-1].get_xdata()[0] == sorted(mine["ms"])[1], "the median of three"
     assert [label.get_text() for label in held.get_yticklabels()] == list(show.sharded(zero1).values())
-    plt.close("all")
 
 
 def test_a_right_class_trains_and_any_other_leaves_it_to_ours():

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from course.exercise import Case, Wrong, drawn_one, generator_seed
-from course.on_ranks import Measurement, some_ranks
+from course.on_ranks import ExerciseOnRanks, Measurement, some_ranks
 from lessons.l13_beyond_ddp import memory
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
-from lessons.l13_beyond_ddp.check import FSDP, Trained
+from lessons.l13_beyond_ddp.check import FSDP
 from lessons.l13b_fsdp2.fit import kept_by
 
 OFF = 0.25  # of what is needed, a prediction may be off by
@@ -140,7 +140,7 @@ def cases_of_rank(on, measured):
                + (f"{measured['fewest']} are enough." if measured["fewest"] else "None needs to be."))
 
 
-fit = Trained(
+fit = ExerciseOnRanks(
     fit,
     solution=my_fsdp,
     hint="What is always right: a fully_shard for each block, then one for the model, with param_dtype=torch.bfloat16. "

@@ -106,10 +106,15 @@ def needed(result: dict) -> dict[str, int]:
                key=lambda parts: sum(parts.values()))
 
 
+def named(results: dict) -> tuple[str, dict[str, str]]:
+    """(whose choice it is, {way: how tables and pictures call it})."""
+    whose = "our" if results["choice"].startswith("lessons/") else "your"
+    return whose, {"fsdp": "FSDP2", "mixed": "16 bits", "recomputed": "all recomputed", "mine": f"{whose} choice"}
+
+
 def fitted(results: dict) -> Figure:
     """What a rank needs in each way, the limit, and what the choice predicted."""
-    whose = "our" if results["choice"].startswith("lessons/") else "your"
-    ways = {"fsdp": "FSDP2", "mixed": "16 bits", "recomputed": "all recomputed", "mine": f"{whose} choice"}
+    whose, ways = named(results)
     fig, ax = plt.subplots(figsize=(15, 6))
     bars = [{part: size / 1e6 for part, size in needed(results["ways"][way]).items()} for way in ways]
     bars.append({"predicted": max(results["ways"]["mine"]["predicted"]) / 1e6})
@@ -128,8 +133,7 @@ def fitted(results: dict) -> Figure:
 
 def costs(results: dict) -> list[dict]:
     """A row for each way: what it adds to the operations of a step, what it sends, and how far it is off."""
-    whose = "our" if results["choice"].startswith("lessons/") else "your"
-    ways = {"fsdp": "FSDP2", "mixed": "16 bits", "recomputed": "all recomputed", "mine": f"{whose} choice"}
+    _, ways = named(results)
     plain = results["ways"]["fsdp"]["ranks"][0]["operations"]
     return [{"": name, "needs, MB": f"{sum(needed(results['ways'][way]).values()) / 1e6:.1f}",
              "operations added": f"{results['ways'][way]['ranks'][0]['operations'] / plain - 1:.0%}",

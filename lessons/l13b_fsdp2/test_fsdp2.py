@@ -3,7 +3,6 @@
 import json
 import math
 
-import matplotlib.pyplot as plt
 import pytest
 
 from lessons.l13_beyond_ddp import memory, tiny_transformer
@@ -143,7 +142,6 @@ def test_the_picture_has_what_was_measured_the_limit_and_the_prediction(fitted):
     assert sum(widths[:3]) == pytest.approx(sum(show.needed(fitted["ways"]["fsdp"]).values()) / 1e6)
     assert widths[-1] == pytest.approx(max(fitted["ways"]["mine"]["predicted"]) / 1e6)
     assert show.costs(fitted)[-1][""] == "our choice"
-    plt.close("all")
 
 
 def test_what_a_block_keeps_is_what_is_counted(fitted):

@@ -47,7 +47,6 @@ import math
 import os
 import time
 from collections import Counter
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -302,8 +301,7 @@ plt.show()
 # You need not learn them now. Come back when one is in your way.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-notebooks = sorted(path.name for path in Path("notebooks").glob("[0-9][0-9]*_*.ipynb"))
-files = {name.split("_")[0]: name for name in notebooks}
+files = {number: path.name for number, path in lesson.notebooks().items()}
 lesson.table([{"word": f"**{word}**", "meaning": meaning, "lesson": f"[{number}]({files[number]})"}
               for word, (number, meaning) in show.WORDS.items()])
 
