@@ -20,6 +20,7 @@ from tests import runner
 
 JOB = ["--dataset", "synthetic", "--samples", 1206, "--test-samples", 101, "--global-batch-size", 96, "--device", "cpu"]
 KILL, LOSE = "lessons/l11_fault_tolerance/kill_rank.py", "lessons/l11_fault_tolerance/lose_node.py"
+STOP = "lessons/l11_fault_tolerance/stop_together.py"
 STEPS = 13  # an epoch: 1206 images, 96 a step
 WHY_NOT = Cluster.available()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"no hosts: {WHY_NOT}")
@@ -174,6 +175,8 @@ def test_a_job_that_fails_is_named_in_one_line(tmp_path):
     (KILL, ["--kill=-1@2", "--", "torchrun"], "ranks count from 0"),
     (KILL, ["--kill", "1@2", "--", "torchrun", "main.py"], "the command has no --log-file"),
     (KILL, ["--kill", "1@2", "--", "no-such-program", "--log-file=x"], "no-such-program: No such file"),
+    (STOP, [], "the first argument is the file with must_stop"),
+    (STOP, ["lessons"], "the learner's file lessons: is no regular file"),
     (LOSE, ["cut"], "--out"),
     (LOSE, ["cut", "--out", "x", "--", "--log-file=y"], "--log-file after --"),
 ])
@@ -215,7 +218,7 @@ def test_a_signal_to_one_rank_stops_all_after_one_step_by_the_learner_s_function
     file, log = tmp_path / "mine.py", tmp_path / "run.jsonl"
     file.write_text(EACH_FIFTH)
     done = script(KILL, "--signal", "USR1", "--again", "--kill=1@1.5", "--out", tmp_path / "stop.json", "--",
-                  *torchrun(2, "lessons/l11_fault_tolerance/stop_together.py", file, *JOB, "--epochs", 5,
+                  *torchrun(2, STOP, file, *JOB, "--epochs", 5,
                             "--checkpoint", tmp_path / "kept", "--log-file", log, python=forked_python),
                   PYTHON_EXEC=forked_python)
     assert done.returncode == 0 and "must_stop is yours" in done.stdout, done.stdout + done.stderr
