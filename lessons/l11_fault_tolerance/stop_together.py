@@ -10,17 +10,24 @@ import runpy
 import sys
 from pathlib import Path
 
+import options
 import run
 from course import rank_program
 from course.on_ranks import theirs_or_ours
 from lessons.l11_fault_tolerance import check
 
-if __name__ == "__main__":
+
+def main():
     parser = rank_program.parser(__doc__)
+    parser.add_argument("file", type=options.nonempty_path, help="with must_stop")
+    file = parser.parse_args(sys.argv[1:2]).file
+    del sys.argv[1]  # what is left is main.py's
     with parser.one_line():
-        if not sys.argv[1:2] or sys.argv[1].startswith("-"):
-            raise ValueError("the first argument is the file with must_stop; main.py's options follow")
-        must_stop, whose = theirs_or_ours(Path(sys.argv.pop(1)), "must_stop", check.must_stop)
+        must_stop, whose = theirs_or_ours(Path(file), "must_stop", check.must_stop)
     print(f"must_stop is {whose}")
     run.Run.must_stop = lambda self: must_stop(self.stop_signal is not None, self.progress.total_steps + 1)
     runpy.run_path("main.py", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

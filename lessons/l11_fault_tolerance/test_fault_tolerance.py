@@ -175,7 +175,7 @@ def test_a_job_that_fails_is_named_in_one_line(tmp_path):
     (KILL, ["--kill=-1@2", "--", "torchrun"], "ranks count from 0"),
     (KILL, ["--kill", "1@2", "--", "torchrun", "main.py"], "the command has no --log-file"),
     (KILL, ["--kill", "1@2", "--", "no-such-program", "--log-file=x"], "no-such-program: No such file"),
-    (STOP, [], "the first argument is the file with must_stop"),
+    (STOP, [], "the following arguments are required: file"),
     (STOP, ["lessons"], "the learner's file lessons: is no regular file"),
     (LOSE, ["cut"], "--out"),
     (LOSE, ["cut", "--out", "x", "--", "--log-file=y"], "--log-file after --"),
