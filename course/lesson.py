@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROOT = Path(__file__).resolve().parent.parent
+_captions: list[str] = []  # of the figures so far: a cell that runs again keeps its number
 
 
 def notebooks() -> dict[str, Path]:
@@ -47,6 +48,7 @@ def begin() -> None:
         paths = os.environ.get(variable, "").split(os.pathsep)
         os.environ[variable] = os.pathsep.join([first, *(path for path in paths if path not in ("", first))])
     os.environ["COURSE_SHORTCUTS"] = "1"  # of shortcuts.py: main.py starts sooner on a class's machine
+    _captions.clear()
     shell = get_ipython()
     shell.system_raise_on_error = True  # a !command that fails, fails its cell, the notebook and papermill
     # By name: a lesson without pictures needs no matplotlib. The bundle's formatter, not that of PNGs: matplotlib
@@ -98,6 +100,19 @@ def _machine() -> str:
                       f"{some(cores, 'core')} of {processor[1] if processor else platform.machine()}",
                       *([f"{count} × {name}" for name, count in Counter(gpus).items()] or ["no NVIDIA GPU"]),
                       str(date.today())])
+
+
+def figure(caption: str) -> None:
+    """Show what this cell has drawn, and below it the figure's number and what to see in it."""
+    import matplotlib.pyplot as plt  # late: a lesson without pictures needs no matplotlib
+    from IPython.display import display
+
+    for number in plt.get_fignums():
+        display(plt.figure(number))
+        plt.close(number)
+    if caption not in _captions:
+        _captions.append(caption)
+    _show(f"**Figure {_captions.index(caption) + 1}.** {caption}")
 
 
 def table(rows: "pd.DataFrame | list[dict]") -> None:

@@ -190,6 +190,8 @@ def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
             continue
         if "lesson.begin()" in cell.source:
             cell.outputs = []  # they stand at the head of the page
+        if "lesson.predicted(" in cell.source:  # whoever reads on predicts first, too
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-output"]
         for data in (output.get("data", {}) for output in cell.outputs):
             if text := data.get("text/markdown"):
                 data["text/markdown"] = to_entries(text, entries, "../")
@@ -214,7 +216,7 @@ def one_picture_each(cell: NotebookNode) -> list[NotebookNode]:
     for output in outputs:
         if "image/png" in output.get("data", {}):
             if "mystnb" in cells[-1].metadata:
-                bare = {"tags": ["remove-input"]}
+                bare = {"tags": ["remove-input", *(tag for tag in cell.metadata.get("tags", []) if "output" in tag)]}
                 cells.append(nbformat.v4.new_code_cell(metadata=bare, id=f"{cell.id}-{len(cells)}"))
             cells[-1].metadata["mystnb"] = {"image": {"alt": alt_text(output)}}
         cells[-1].outputs.append(output)

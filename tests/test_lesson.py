@@ -16,7 +16,7 @@ import pytest
 import yaml
 from IPython.core.error import UsageError
 
-from course import lesson, twins
+from course import compare, lesson, twins
 from tests import runner
 
 TWIN = sorted(Path(runner.ROOT, "notebooks/text").glob("*.py"))[0]
@@ -208,6 +208,22 @@ def test_the_words_of_a_picture_name_its_titles_axes_and_series():
     assert len(lesson.alt_text(figure)) == 400
     plt.close(figure)
     assert lesson.alt_text(plt.Figure())
+
+
+def test_a_figure_keeps_its_number_when_its_cell_runs_again(shown, monkeypatch):
+    monkeypatch.setattr(lesson, "_captions", [])
+    for caption in ("A falls.", "B rises.", "A falls."):
+        plt.figure()
+        lesson.figure(caption)
+    assert shown == ["**Figure 1.** A falls.", "**Figure 2.** B rises.", "**Figure 1.** A falls."]
+    assert plt.get_fignums() == []
+
+
+def test_only_rounds_that_do_not_overlap_are_told_apart():
+    assert compare.ratio([2, 3, 4], [1, 1.5, 1.9]).apart
+    assert str(compare.ratio([2, 3, 4], [1, 1.5, 1.6])) == "2.00 (1.25 to 4.00)"
+    assert str(compare.ratio([1, 3], [2, 2.5])) == "0.89 (0.40 to 1.50): **not told apart**"
+    assert compare.ratio([1, 1.1], [2, 3, 4]).apart
 
 
 def test_a_figure_that_a_lesson_shows_carries_its_words(tmp_path):
