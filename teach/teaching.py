@@ -16,7 +16,7 @@ from teach import questions as tests
 README, PAGES = Path("teach/README.md"), "teach/lessons"  # of the site
 SECTIONS = ("In the room", "Results to expect", "If an effect does not show", "Ten minutes late", "Show of hands",
             "What students answer", "With 0, 1, 2, 8 GPUs")
-_, EXPECTED, FAILED, _, HANDS, ANSWERS, MACHINES = SECTIONS
+ROOM, EXPECTED, FAILED, _, HANDS, ANSWERS, MACHINES = SECTIONS
 GPUS = ["0", "1", "2", "8"]
 ITEM = r"(?P<text>.+(?:\n {2,}\S.*)*)"  # an item of a list, with the lines that go on with it
 
@@ -153,7 +153,7 @@ def whole(parts):
 
 
 def page(lesson, all_plans, parts):
-    """The page of a lesson: a head from its notebook, then its teach.md. Answers are folded, so it can be projected."""
+    """The page of a lesson: a head from its notebook, then its teach.md, in which all but the questions is folded."""
     text, asked = read(source(lesson.name))
     course = lesson.notebook.metadata["course"]
     taken_by = [f"[{plan['name']}](../plans/{plans.stem(plan)}.md)" for plan in all_plans
@@ -166,7 +166,7 @@ def page(lesson, all_plans, parts):
     text = text.replace(f"## {EXPECTED}\n", f"## {EXPECTED}\n\nThe committed run ({lesson.verified}):\n\n"
                         f"{table(('section', 'what a prediction is compared with'), results(lesson))}\n\n"
                         "Other runs:\n", 1)
-    for heading in (EXPECTED, FAILED, ANSWERS):
+    for heading in (ROOM, EXPECTED, FAILED, ANSWERS):
         text = re.sub(rf"(?<=^## {heading}\n).+?(?=^## )", folded, text, flags=re.M | re.S)
     head = [f"# {lesson.title}: for teachers", f"**The question.** {lesson.question}",
             f"- The lesson: [{lesson.title}](../../notebooks/{lesson.name}.ipynb). Its slides: "
