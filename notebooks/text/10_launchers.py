@@ -606,7 +606,8 @@ lesson.table([{"launch": way, "largest difference": f"{farthest(one, trained[way
 # - **Ray Train** needs no torchrun. The training is a function, and each rank runs it in a process of Ray's
 #   ([`scripts/rivals/ray_loop.py`](../scripts/rivals/ray_loop.py) ends with `main.py`'s weights, as a test shows). Ray
 #   reserves each rank's cores and GPUs, and [replaces a lost
-#   machine](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html).
+#   machine](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html). It started two ranks in 7 to 14 times
+#   torchrun's seconds (`results/recorded/ray-start`).
 #
 # Once the ranks run, `torch.distributed` offers them three old parts: **c10d**, process groups and collectives
 # ([03](03_processes_and_ranks.ipynb), [04](04_collectives.ipynb)); **DDP**, which is built on c10d and averages gradients
