@@ -475,6 +475,8 @@ lesson.predicted(my_found, [patient for patient in said if json.loads(said[patie
 # - `nvidia-smi` lists all processes at GPU 0 ([11a](../TROUBLESHOOTING.md#11a-every-process-on-gpu-0)).
 # - One process, DDP, eight GPUs, and seven are idle ([29](../TROUBLESHOOTING.md#29-one-process-and-ddp-on-many-gpus)).
 #
+# ## Exercises
+#
 # ### Exercise 3: a patient with three mistakes
 #
 # The patient hangs, and has two more mistakes. Delete the line `raise`, and run the cell and the next one: the check runs
