@@ -41,16 +41,14 @@ def be_rank(rank, world_size, port, file):
     dist.destroy_process_group()
 
 
-def be_otherwise(change, rank, world_size, port, file):
+def be_otherwise(change, *args):
     """`be_rank`, with some arguments of init_process_group changed; None: left out."""
-    arguments = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": world_size,
-                 "timeout": timedelta(seconds=30)} | change
-    dist.init_process_group("gloo", **{name: value for name, value in arguments.items() if value is not None})
-    total = torch.tensor(rank + 1)
-    dist.all_reduce(total)
-    if dist.get_rank() == 0:
-        file.write_text(str(total.item()))
-    dist.destroy_process_group()
+    def init(backend, **asked):
+        whole(backend, **{name: value for name, value in (asked | change).items() if value is not None})
+
+    whole = dist.init_process_group
+    with patched(be_rank, init_process_group=init):
+        be_rank(*args)
 
 
 def reads_the_environment(rank, world_size, port, file):
@@ -72,15 +70,23 @@ def all_write(rank, world_size, port, file):
     file.open("a").write(str(world_size * (world_size + 1) // 2))
 
 
-def own_number(rank, world_size, port, file):
+def writes(text, rank, world_size, port, file):
     be_rank(rank, world_size, port, Path(os.devnull))
     if rank == 0:
-        file.write_text(str(rank + 1))
+        file.write_text(text)
+
+
+def rank_0_alone(rank, world_size, port, file):
+    with patched(be_rank, all_reduce=lambda total: None) if rank else contextlib.nullcontext():
+        be_rank(rank, world_size, port, file)
 
 
 def stays_in_the_group(rank, world_size, port, file):
     with mock.patch.object(dist, "destroy_process_group", lambda: None):
         be_rank(rank, world_size, port, file)
+
+
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class CannotMeet(Exception):
@@ -93,7 +99,7 @@ def right_request(rank, ranks):
 
 def measure_be_rank(function, context):
     """What it asks of init_process_group, and what it leaves behind. The ranks meet only if they can."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in VARIABLES:
         os.environ.pop(name, None)  # mp.spawn sets none
     port = context.gather("port", free_port() if context.rank == 0 else None)[0]
     file, init_process_group = Path(context.folder, "sum.txt"), dist.init_process_group
@@ -101,10 +107,19 @@ def measure_be_rank(function, context):
 
     def noted(*args, **kwargs):
         call = inspect.signature(init_process_group).bind(*args, **kwargs)
-        request = {name: call.arguments.get(name) for name in ("init_method", "world_size", "rank")}
+        asked = call.arguments
+        request = {name: asked.get(name) for name in ("init_method", "world_size", "rank")}
+        if isinstance(store := asked.get("store"), dist.TCPStore):
+            request["init_method"] = f"tcp://{store.host}:{store.port}"
+        elif request["init_method"] in (None, "env://"):  # the function may have set the variables itself
+            env = {name: os.environ.get(name) for name in VARIABLES}
+            request = {"init_method": env["MASTER_ADDR"] and f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}",
+                       **{name: request[name] if request[name] is not None else env[name.upper()] and
+                          int(env[name.upper()]) for name in ("world_size", "rank")}}
         if re.fullmatch(rf"tcp://.*:{port}", str(request["init_method"])):
             request["init_method"] = "tcp://127.0.0.1:PORT"  # the port differs from run to run
-        measured["request"] = request | {"timeout": call.arguments.get("timeout") and "a timedelta"}
+        timeout = asked.get("timeout")
+        measured["request"] = request | {"timeout": "a timedelta" if isinstance(timeout, timedelta) else timeout}
         requests = context.gather("request", measured["request"])
         if requests != [right_request(rank, context.world_size) for rank in range(context.world_size)]:
             raise CannotMeet
@@ -148,9 +163,12 @@ def measure_be_rank(function, context):
             partial(be_otherwise, {"init_method": "tcp://127.0.0.1:29500"}),
         "Without a timeout the others wait for half an hour if one process does not come.":
             partial(be_otherwise, {"timeout": None}),
+        "torch wants a datetime.timedelta, such as timedelta(seconds=30).": partial(be_otherwise, {"timeout": 30}),
         "mp.spawn throws away the value that a function returns: leave the result in the file.": returns_it,
         "Every process has written into the file.": all_write,
-        "That is rank 0's own number: all_reduce adds up the numbers of all.": own_number,
+        "That is rank 0's own number: all_reduce adds up the numbers of all.": partial(writes, "1"),
+        "all_reduce returns nothing: it writes the sum into its tensor.": partial(writes, "None"),
+        "all_reduce needs all processes: call it before `if rank == 0`.": rank_0_alone,
         "Call dist.destroy_process_group(). Without it torch warns, and with nccl the end may hang.":
             stays_in_the_group,
     },
@@ -171,6 +189,7 @@ def spawned(ranks):
         yield Case(got, right,
                    f"In the {n} processes init_process_group gets {name}={got_text}; {right_text} is right.")
     file, total = ranks[0]["file"], str(sum(range(1, n + 1)))
+    file = total if file == f"{total}.0" else file
     left = "a return value" if file is None and any(measured["returned"] for measured in ranks) else file
     yield Case(left, total, "The file is not there." if file is None else f"The file holds {file!r}; {total} is right.")
     yield Case([measured["in group"] for measured in ranks], [False] * n,
@@ -186,9 +205,9 @@ CAUSES = {"A": "rank 1", "B": "node", "C": "port"}
     hint="Begin at the end of each. Is there a block that names the rank that failed first? Else the last line is the "
     "error, and the lines above it only say where it came from.",
     mistakes={
-        "Rank 0 lost its connection to the rank that failed first. Which rank was that?": CAUSES | {"A": "rank 0"},
         "If rank 0 fails first, it stands in torchrun's last block, under Root Cause.":
             dict.fromkeys(CAUSES, "rank 0"),
+        "Rank 0 lost its connection to the rank that failed first. Which rank was that?": CAUSES | {"A": "rank 0"},
         "If rank 1 fails first, it stands in torchrun's last block, under Root Cause.":
             dict.fromkeys(CAUSES, "rank 1"),
         "If a port is taken, torchrun cannot listen: EADDRINUSE, address already in use.":
@@ -208,7 +227,7 @@ def failures(answer):
         raise Wrong('Answer with a dict that has the letters A, B and C, such as {"A": "port", …}.')
     if unknown := [cause for cause in causes.values() if cause not in known]:
         raise Wrong(f"There is no cause {unknown[0]!r}. The five are: {', '.join(known)}.")
-    for letter, right in CAUSES.items():
+    for letter, right in sorted(CAUSES.items(), key=lambda each: causes[each[0]] == each[1]):  # the wrong ones first
         yield Case(causes[letter], right, f"The cause of {letter} is not {causes[letter]!r}.")
 
 

@@ -30,12 +30,20 @@ def variables_of_launcher():
     return {name: value for name, value in sorted(os.environ.items()) if parent.get(name) != value}
 
 
+def program(words):
+    """What a command line starts, in two words; None: a shell, which only passes it on."""
+    name = " ".join([os.path.basename(word) for word in words if not word.startswith("-")][:2])
+    known = {"sh ": None, "ipykernel": "this notebook", "torchrun": "torchrun"}
+    return next((known[part] for part in known if part in name), name)
+
+
 def hello(number, args):
     """The life of a rank. `number` is what mp.spawn passes to its function; None from the other launchers."""
     rank, attempt = int(os.environ.get("RANK", number or 0)), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     record = {"rank": rank, "attempt": attempt, "pid": os.getpid(), "first_line": first_line, "passed": number,
               "arguments": [word for word in sys.argv if word.startswith("--local")],
-              "variables": variables_of_launcher()}
+              "variables": variables_of_launcher(),
+              "parents": [[parent.pid, program(parent.cmdline())] for parent in psutil.Process().parents()]}
     passed = record["arguments"] + [f"the number {number}"] * (number is not None)
     print(f"rank {rank}, attempt {attempt}, process {os.getpid()}: got {len(record['variables'])} variables", *passed,
           sep=" and ", flush=True)

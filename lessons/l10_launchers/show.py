@@ -1,12 +1,15 @@
-"""Lesson 10: the variables of a rank, lines that ranks print at once, attempts in a notebook, torchrun's options."""
+"""Lesson 10: the variables of a rank, who started whom, attempts in a notebook, torchrun's options."""
 
 import re
 import socket
 import subprocess
 import uuid
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from unittest import mock
 
+import matplotlib.pyplot as plt
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
@@ -14,6 +17,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
 from course import processes
+from course.plots.style import COLOURS, GREY, PALE, head, write_in
 from course.rendezvous import MEANING
 
 MORE = {
@@ -24,7 +28,6 @@ MORE = {
     "ROLE_RANK": "as RANK, where all ranks have one role", "ROLE_WORLD_SIZE": "as WORLD_SIZE, likewise",
     "ROLE_NAME": "the role", "TORCHELASTIC_SIGNALS_TO_HANDLE": "on these torchrun ends its ranks",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a failed NCCL collective ends the rank"}
-CALLS = {"print": "print(line)", "write": 'sys.stdout.write(line + "\\n")'}
 ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): \S.*$", re.MULTILINE)
 
 
@@ -39,6 +42,32 @@ def variables(environment: dict) -> list[dict]:
     names = sorted(environment, key=lambda name: (list(meaning).index(name) if name in meaning else 99, name))
     return [{"variable": f"`{name}`", "says": meaning.get(name, ""),
              f"rank {environment['RANK']}": shown(environment[name])} for name in names]
+
+
+def process_tree(ranks: list[dict], needed: set[str]) -> plt.Axes:
+    """Who started whom: `ranks` are records of hello_rank.py. Each says how many of the `needed` variables it got."""
+    ax, nodes, links = plt.subplots(figsize=(14, 1.2 * len(ranks)))[1], {}, set()
+    for row, rank in enumerate(ranks):
+        told = f"told {len(needed & set(rank['variables']))} of {len(needed)}"
+        chain = [(pid, name) for pid, name in rank["parents"] if name]  # without shells
+        names = [name for _, name in chain]
+        chain = chain[:names.index("this notebook") + 1] if "this notebook" in names else chain
+        chain = [*reversed(chain), (rank["pid"], f"rank {rank['rank']}: {told}")]
+        links |= set(pairwise(pid for pid, _ in chain))
+        for depth, (pid, name) in enumerate(chain):
+            nodes.setdefault(pid, (name, depth, []))[2].append(row)
+    place = {pid: (depth, mean(rows)) for pid, (_, depth, rows) in nodes.items()}
+    for parent, child in links:
+        ax.plot(*zip(place[parent], place[child], strict=True), color=GREY, zorder=1)
+    for pid, (name, depth, _) in nodes.items():
+        colour = COLOURS[0] if name.startswith("rank") else COLOURS[4] if depth else PALE
+        write_in(ax, *place[pid], f"{name}\nprocess {pid}", colour, path_effects=None,
+                 bbox={"boxstyle": "round,pad=0.5", "facecolor": colour, "edgecolor": "none"})
+    ax.margins(0.2)
+    ax.invert_yaxis()
+    ax.set_axis_off()
+    head(ax, "Who started whom, and what a rank was told", key=[])
+    return ax
 
 
 def in_a_notebook(first: str, cell: str, seconds: float) -> tuple[str, str]:
@@ -57,19 +86,6 @@ def in_a_notebook(first: str, cell: str, seconds: float) -> tuple[str, str]:
     finally:
         processes.end(mark)
     return "worked", "".join(part.get("text", "") for part in notebook.cells[1].outputs).strip()
-
-
-def glued(screen: list[str]) -> list[dict]:
-    """Rows: of the lines that the ranks of 10_chatter.py printed, with each call, how many did not stay whole."""
-    rows = []
-    for call, shown in CALLS.items():
-        counts = {line: len(re.findall(rf"{call}: rank \d+, step \d+", line)) for line in screen}
-        several = [line for line, count in counts.items() if count > 1]
-        rows.append({"written with": f"`{shown}`", "lines printed": sum(counts.values()),
-                     "lines on the screen": sum(count > 0 for count in counts.values()),
-                     "of these hold several": len(several),
-                     "for example": f"`{several[0].strip()}`" if several else "–"})
-    return rows
 
 
 def launch_config(options: str):

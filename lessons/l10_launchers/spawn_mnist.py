@@ -113,7 +113,7 @@ def main():
     parser = rank_program.parser(__doc__, timeout=60)
     parser.set_defaults(dataset="mnist")
     add = parser.add_argument
-    add("--n-gpus", type=positive(int), default=1, metavar="N",
+    add("--n-gpus", "--n_gpus", type=positive(int), default=1, metavar="N",
         help="ranks, each a process with a GPU of its own; where there is no GPU, N processes on the CPU")
     add("--device", choices=["auto", "cpu"], default="auto", help="auto: the GPUs where there are some")
     add("--epochs", type=positive(int), default=2, help="passes over the training images")

@@ -281,7 +281,8 @@ def measure_stop(function, context):
     its messages."""
     measured, calls = {"stopped": [], "messages": []}, []
     names = ("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast",
-             "broadcast_object_list", "reduce", "gather", "gather_object", "barrier", "send", "recv")
+             "broadcast_object_list", "reduce", "gather", "gather_object", "barrier", "send", "recv",
+             "isend", "irecv")
     with patched(function, **{name: counted(getattr(dist, name), calls) for name in names}):
         for number, got in enumerate(signals(context.world_size)):
             calls.clear()

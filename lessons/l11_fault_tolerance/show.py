@@ -5,15 +5,15 @@ Logs are lists of the records that main.py writes. Moments are seconds since 197
 
 import math
 import re
+from itertools import pairwise
 from statistics import median
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
 
 from course.plots.labels import BESIDE_A_POINT, write_beside
-from course.plots.style import COLOURS, GREY, LINES, MARKERS, PALE, halo, head, line_key
+from course.plots.style import COLOURS, LINES, PALE, halo, head, line_key, name_rows, write_in
 from course.predict.checkpoints import drawn, lost
 
 SHARES = {"writing": COLOURS[0], "work made again": COLOURS[1], "restarts": COLOURS[3]}
@@ -88,30 +88,22 @@ def essential(console: str) -> str:
 # ------------------------------------------------------------------------------------------------ pictures
 
 
-def killed(undisturbed, disturbed, rank, epoch, moment):
-    """Two axes: the loss of both trainings by epoch, and by time. `rank` was killed in `epoch`, at `moment`."""
-    left, right = plt.subplots(1, 2, figsize=(18, 7), sharey=True)[1]
-    ends, looks = [], {"undisturbed": {"color": COLOURS[0], "linewidth": 9, "alpha": 0.35},
-             "killed": {"color": COLOURS[1], "marker": "o"}}
-    for (name, look), log in zip(looks.items(), (undisturbed, disturbed), strict=True):
-        epochs = of_kind(log, "epoch")
-        losses = [record["loss"] for record in epochs]
-        left.plot([record["epoch"] + 1 for record in epochs], losses, **look)
-        right.plot([record["time"] - log[0]["time"] for record in epochs], losses, **look)
-        ends.append((*right.lines[-1].get_xydata()[-1], name, look["color"]))
+def killed(undisturbed, disturbed, rank, moment):
+    """The losses of both trainings by time. `rank` was killed at `moment`."""
+    ax, ends = plt.subplots(figsize=(14, 7))[1], []
+    for log, name, look in ((undisturbed, "undisturbed", {"color": COLOURS[0], "marker": "s"}),
+                            (disturbed, "killed", {"color": COLOURS[1], "marker": "o"})):
+        ax.plot(*zip(*((record["time"] - log[0]["time"], record["loss"]) for record in of_kind(log, "epoch")),
+                     strict=True), **look)
+        ends.append((*ax.lines[-1].get_xydata()[-1], name, look["color"]))
     begin, again = moment - disturbed[0]["time"], of_kind(disturbed, "restart")[0]["time"] - disturbed[0]["time"]
-    right.axvspan(begin, again, color=PALE)
-    right.text((begin + again) / 2, 0.98, "killed, and started again", transform=right.get_xaxis_transform(),
-               ha="center", va="top", path_effects=halo(PALE))
-    left.axvline(epoch, color="black", linestyle=":")
-    left.text(epoch, 0.98, f" rank {rank} is killed", transform=left.get_xaxis_transform(), va="top")
-    left.set(xlabel="epochs done", ylabel="loss (cross-entropy)")
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.set(xlabel="seconds since the first step")
-    head(left, "By epoch (wide: undisturbed; dots: killed)", pd.DataFrame(undisturbed[:1]), [])
-    head(right, "By time", key=[])
-    write_beside(right, ends, BESIDE_A_POINT)
-    return left, right
+    ax.axvspan(begin, again, color=PALE)
+    ax.text((begin + again) / 2, 0.98, f"rank {rank} is killed,\nall start again", ha="center", va="top",
+            transform=ax.get_xaxis_transform(), path_effects=halo(PALE))
+    ax.set(xlabel="seconds since the first step", ylabel="loss (cross-entropy)")
+    head(ax, "The loss after each epoch", pd.DataFrame(undisturbed[:1]), [])
+    write_beside(ax, ends, BESIDE_A_POINT)
+    return ax
 
 
 def interval(write, between, restart, chosen, whose):
@@ -141,32 +133,34 @@ def interval(write, between, restart, chosen, whose):
     return ax
 
 
-def elastic(log, moments, recorded):
-    """The loss by time of a job whose number of nodes changes, and what befell it: {what: moment}."""
-    ax = plt.subplots(figsize=(15, 7.5))[1]
-    pieces = []  # (nodes, [(seconds, loss), ...]) between two restarts
+def nodes(log, moments, recorded):
+    """A lane for each of two nodes: when it started, trained with the other or alone, and was lost. `moments`: {what
+    happened: when}, as lose_node.py notes them."""
+    ax, (began, killed, back, _) = plt.subplots(figsize=(15, 5))[1], moments.values()
+    trained = []  # [from, to, nodes] between two starts
     for record in log:
         if record["kind"] in ("run", "restart"):
-            pieces.append((record["world_size"], []))
-        elif record["kind"] == "epoch":
-            pieces[-1][1].append((record["time"] - log[0]["time"], record["loss"]))
-    pieces, line = [piece for piece in pieces if piece[1]], LINES["recorded" if recorded else "live"]
-    points = [point for _, epochs in pieces for point in epochs]
-    ax.plot(*zip(*points, strict=True), line, color=GREY, linewidth=1.5)
-    for nodes, epochs in pieces:
-        colour = COLOURS[nodes - 1]
-        ax.plot(*zip(*epochs, strict=True), line, color=colour, marker=MARKERS[nodes - 1], markersize=12,
-                markerfacecolor="white" if recorded else colour)
-        ax.annotate(f"{nodes} node{'s' * (nodes > 1)}", epochs[0], (-8, -10), textcoords="offset points", color=colour,
-                    fontweight="bold", path_effects=halo(), ha="right", va="top", zorder=5)
-    befell = [(what, moment - log[0]["time"]) for what, moment in moments.items() if what != "began"]
-    for number, (what, at) in enumerate(befell):
-        ax.axvline(at, color="black", linestyle=":")
-        ax.text(at, 0.99 - 0.07 * number, f" {what} ", transform=ax.get_xaxis_transform(), va="top",
-                ha="right" if number == len(befell) - 1 else "left")
-    losses = [loss for _, loss in points]
-    ax.set(xlabel="seconds since the first step", ylabel="loss (cross-entropy)")
-    ax.set_xlim(-0.1 * max(at for _, at in befell), 1.04 * max(at for _, at in befell))
-    ax.set_ylim(min(losses) - 0.15 * np.ptp(losses), max(losses) + 0.3 * np.ptp(losses))
-    head(ax, "Two nodes, one, two" + " (recorded)" * recorded, pd.DataFrame(log[:1]), [])
+            trained.append([record["time"], record["time"], record["world_size"]])
+        elif record["kind"] == "end":
+            trained[-1][1] = record["time"]
+    pauses = pairwise([began, *(moment for start, end, _ in trained for moment in (start, end))])
+    both = [span for span in trained if span[2] == 2]
+    bars = [(0, start, end, "starts") for start, end in list(pauses)[::2]]
+    bars += [(0, start, end, "trains" if nodes == 2 else "trains alone") for start, end, nodes in trained]
+    bars += [(1, start, min(end, killed) if start < killed else end, "trains") for start, end, _ in both]
+    bars += [(1, began, both[0][0], "starts"), (1, killed, back, "is lost"), (1, back, both[-1][0], "starts")]
+    colours = {"starts": PALE, "trains": COLOURS[0], "trains alone": COLOURS[1], "is lost": "white"}
+    for node, start, end, what in bars:
+        ax.barh(node, end - start, left=start - began, height=0.7, facecolor=colours[what], edgecolor=PALE)
+        if end - start > 0.09 * (log[-1]["time"] - began):  # there is room to write
+            write_in(ax, (start + end) / 2 - began, node, what, colours[what])
+    for number, what in enumerate(list(moments)[1:]):
+        ax.axvline(moments[what] - began, color="black", linestyle=":")
+        ax.text(moments[what] - began, -1.15 + 0.28 * number, f" {what} ", va="center",
+                ha="right" if number == 2 else "left")
+    ax.set_xlabel("seconds since the job was started")
+    name_rows(ax, ["node0", "node1"])
+    ax.set_ylim(1.5, -1.4)
+    head(ax, "What each node did" + " (recorded)" * recorded, pd.DataFrame(log[:1]),
+         {"the two train together": COLOURS[0], "node0 trains alone": COLOURS[1]}, columns=2)
     return ax

@@ -165,7 +165,7 @@ def spare(ranks):
                f"Of {n} ranks one keeps {max(kept):g} shards in its object; 1 is enough.")
 
 
-# Exercise 2: the newest checkpoint that all have
+# Exercise 2: the newest checkpoint that all ranks have
 def my_newest(steps):
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, steps)

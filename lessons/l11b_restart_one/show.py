@@ -10,25 +10,21 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from course.plots.labels import BESIDE_A_POINT, write_beside
-from course.plots.style import COLOURS, LINES, MARKERS, darker, head, name_rows, write_in
+from course import lesson
+from course.plots.style import COLOURS, LINES, MARKERS, head, name_rows, write_in
 from course.predict.checkpoints import lost
 from lessons.l11_fault_tolerance.show import kill_cost, of_kind
 
 RESTART, ALONE = "torchrun: all again", "torchft: one again"
 
 
-def both_ways(counts, write: float, restart: float, node_hours: float, gap: float) -> list[dict]:
-    """A row for each number of nodes, a group each: the time that is lost where all start again, and where only the
-    group that failed does. `gap`: seconds until the others go on without it; what it would have done is lost, too."""
-    rows = []
-    for nodes in counts:
-        between = 3600 * node_hours / nodes
-        everyone = sum(lost(math.sqrt(2 * write * between), write, between, restart).values())
-        rows.append({"nodes": f"{nodes:,}", "a failure every, h": f"{between / 3600:,.1f}",
-                     "all start again: lost, %": f"{100 * everyone:.2g}",
-                     "one group does: lost, %": f"{100 * (gap + restart / nodes) / between:.2g}"})
-    return rows
+def both_ways(sizes, write: float, restart: float, between: float, gap: float, nodes=2048) -> list[dict]:
+    """A row for groups of each size, in nodes: the time that is lost where only the group that failed starts again, and
+    as the last row where all do. `between` two failures; `gap`: seconds until the others go on without the group."""
+    everyone = sum(lost(math.sqrt(2 * write * between), write, between, restart).values())
+    shares = {f"one of {nodes // size:,} groups of {lesson.some(size, 'node')}":
+              (gap + restart * size / nodes) / between for size in sizes} | {"all ranks": everyone}
+    return [{"started again": who, "time that is lost, %": f"{100 * share:.2g}"} for who, share in shares.items()]
 
 
 # ------------------------------------------------------------------------------------------------ who is started again
@@ -53,7 +49,7 @@ def started_again(log: list[dict], kill: dict, steps: int) -> dict:
 
 def went_on(log: list[dict], killed: float, batch: int, groups=2) -> dict:
     """The same of the log of a group that was left under torchft. `alone`: for how many steps; `back`: seconds from the
-    kill to the first step with all groups again, None where it came to none. `images`: (step, images of it)."""
+    kill to the first step with all groups again, None where it came to none."""
     steps = of_kind(log, "step")
     first = next(place for place, record in enumerate(steps) if record["time"] > killed and record["groups"] < groups)
     before, after = steps[:first], steps[first:]
@@ -64,8 +60,7 @@ def went_on(log: list[dict], killed: float, batch: int, groups=2) -> dict:
             "gap": after[0]["time"] - before[-1]["time"],
             "again": sum(record["time"] > killed for record in of_kind(log, "attempt")),
             "back": back, "alone": len(lonely),
-            "unseen": batch * sum(groups - record["groups"] for record in steps),
-            "images": [(record["step"], batch * record["groups"]) for record in steps]}
+            "unseen": batch * sum(groups - record["groups"] for record in steps)}
 
 
 def ways(folder: Path, batch: int) -> tuple[dict[str, dict], dict]:
@@ -94,39 +89,23 @@ def last_loss(log: list[dict]) -> float:
 # ------------------------------------------------------------------------------------------------ pictures
 
 
-def recoveries(ways, batch, recorded):
-    """Three axes: steps done by the seconds since the kill; by step, the images of it, and which were made twice.
-    `ways`: {name: what started_again or went_on gives}; one of them has `images`. `batch`: images of a whole step."""
-    fig = plt.figure(figsize=(19, 8))
-    grid = fig.add_gridspec(2, 2, height_ratios=(3, 2))
-    left, images, twice = (fig.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
-    line, ends = LINES["recorded" if recorded else "live"], []
+def recoveries(ways, recorded):
+    """Steps done by the seconds since the kill. `ways`: {name: what started_again or went_on gives}."""
+    ax = plt.subplots(figsize=(14, 8))[1]
+    line, key = LINES["recorded" if recorded else "live"], {}
     for number, (name, way) in enumerate(ways.items()):
         for piece in way["pieces"]:
-            left.plot(*zip(*piece, strict=True), line, color=COLOURS[number], marker=MARKERS[number],
-                      markevery=max(1, len(piece) // 8))
+            ax.plot(*zip(*piece, strict=True), line, color=COLOURS[number], marker=MARKERS[number],
+                    markevery=max(1, len(piece) // 8))
         for before, after in pairwise(way["pieces"]):  # nothing is done; then the checkpoint's step, or the group's
             (stopped, done), (at, again) = before[-1], after[0]
-            left.plot([stopped, at, at], [done, done, again], line, color=COLOURS[number])
-        ends.append((*way["pieces"][-1][-1], name, COLOURS[number]))
-        if "images" in way:
-            images.plot(*zip(*way["images"], strict=True), line, color=COLOURS[number], drawstyle="steps-mid")
-            write_beside(images, [(*way["images"][-1], name, COLOURS[number])], [(0, -14, "right", "top")])
-        last = way["done"]
-        twice.barh(number, way["again"], left=last - way["again"], height=0.6, color=COLOURS[number])
-        twice.text(last, number, f"  {way['again']}", va="center", color=darker(COLOURS[number]), fontweight="bold")
-    left.axvline(0, color="black", linestyle=":")
-    left.text(0, 0.02, " the kill", transform=left.get_xaxis_transform())
-    left.set(xlabel="seconds since the kill", ylabel="steps done")
-    left.margins(x=0.12, y=0.12)
-    write_beside(left, ends, BESIDE_A_POINT)
-    images.set(ylabel="images", ylim=(0, 1.15 * batch))
-    twice.set(xlabel="step", xlim=images.get_xlim())
-    name_rows(twice, ways)
-    head(left, "Steps done" + " (recorded)" * recorded, key=[])
-    head(images, "Images of each step", key=[])
-    head(twice, "Steps made twice", key=[])
-    return left, images, twice
+            ax.plot([stopped, at, at], [done, done, again], line, color=COLOURS[number])
+        key[f"{name}, no step for {way['gap']:.1f} s"] = COLOURS[number]
+    ax.axvline(0, color="black", linestyle=":")
+    ax.text(0, 0.98, "the kill ", ha="right", va="top", transform=ax.get_xaxis_transform())
+    ax.set(xlabel="seconds since the kill", ylabel="steps done")
+    head(ax, "Steps before and after the kill" + " (recorded)" * recorded, key=key)
+    return ax
 
 
 def stored(pieces):
@@ -142,7 +121,7 @@ def stored(pieces):
             text = f"table, from row {piece['first']}" if divided else piece["name"]
             write_in(ax, ends[piece["file"]] + kib / 2, y, text, colour, fontsize=15)
         ends[piece["file"]] += kib
-    name_rows(ax, files)
+    name_rows(ax, [f"rank {file[2]} wrote\n{file}" for file in files])
     ax.set_xlabel("KiB")
     head(ax, "What stands in each file", key={"LeNet": COLOURS[0], "the divided table": COLOURS[1]}, columns=2)
     return ax

@@ -19,13 +19,13 @@
 # %% [markdown]
 # # 10 · Launchers
 #
-# **The question.** Who starts the ranks, and what does each launcher do for you: `torchrun`, `mp.spawn`, Slurm, Ray and
+# **The question.** Who starts the ranks, and what does each launcher do for you: `torchrun`, `mp.spawn`, Slurm and
 # others, on one machine and on several?
 #
 # **You will be able to**
 #
 # - say what a rank is told by its launcher, and what it has to find out by itself;
-# - start ranks from Python without the classic failures;
+# - start ranks from Python without the three classic failures;
 # - write a torchrun line that two machines accept, and a file that Slurm accepts;
 # - find the cause in what a failed launch prints.
 #
@@ -38,8 +38,9 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import inspect
+import json
 import os
 from pathlib import Path
 
@@ -50,10 +51,9 @@ import torch.multiprocessing as mp
 from IPython.core.magic import register_cell_magic
 
 import data
-import models
 from course import plots, processes, slurm
 from course.hosts import Cluster, where
-from lessons.l10_launchers import check, show
+from lessons.l10_launchers import check, show, spawn_mnist
 
 # %% tags=["parameters"]
 samples = 6000  # training images of MNIST
@@ -86,29 +86,36 @@ for old in live.glob("10_*"):
 # !python {lessons}/hello_rank.py --spawn 2 --out {live}/10_spawn.txt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-by_torchrun, by_spawn = (pd.read_json(live / f"10_{name}.txt", lines=True)["variables"]
-                         for name in ("torchrun", "spawn"))
-lesson.predicted(my_torchrun, len(needed & set(by_torchrun[0])), "from torchrun")
-lesson.predicted(my_spawn, len(needed & set(by_spawn[0])), "from mp.spawn")
-lesson.table(show.variables(by_torchrun[0]))
+def ranks_of(way):
+    lines = (live / f"10_{way}.txt").read_text().splitlines()
+    return sorted(map(json.loads, lines), key=lambda rank: rank["rank"])
+
+
+by_torchrun, by_spawn = ranks_of("torchrun"), ranks_of("spawn")
+lesson.predicted(my_torchrun, len(needed & set(by_torchrun[0]["variables"])), "from torchrun")
+lesson.predicted(my_spawn, len(needed & set(by_spawn[0]["variables"])), "from mp.spawn")
+show.process_tree(by_torchrun + by_spawn, needed)
+lesson.figure("The processes of the two commands. In both, one process starts all ranks. "
+              "torchrun also tells each rank the five facts; plain Python does not.")
+lesson.table(show.variables(by_torchrun[0]["variables"]))
 
 # %% [markdown]
-# The first eight are those of [03](03_processes_and_ranks.ipynb). (Meanings after [torchrun's
-# documentation](https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables) and source.) What
-# `mp.spawn` passes is one number, as the first argument of the function. Everything else is up to the script.
+# The first eight are those of [03](03_processes_and_ranks.ipynb). (The meanings follow [torchrun's
+# documentation](https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables) and its source.)
+# `mp.spawn` passes one number, as the first argument of the function. The script must find out everything else.
 #
 # **Why is there no `--world-size` any more?** [Scripts older than
 # torchrun](https://github.com/pytorch/examples/blob/main/imagenet/main.py) have options `--world-size`, `--rank` and
-# `--dist-url`: a person typed them for each node (the last is the `init_method`). Now the launcher knows them. And it
-# must: in a job that nodes may join and leave (an *elastic* one) the world size changes while it runs.
+# `--dist-url` (the `init_method`), which a person typed on each node. Today the launcher knows these values. In an
+# *elastic* job, which nodes may join and leave, nobody else could: the world size changes while the job runs.
 #
 # ## mp.spawn, and three ways to fail
 #
-# You sit in a notebook and want two ranks, quickly. One process can start another in two ways: **spawn** starts a new
-# Python, which must be told everything; **fork** (Linux, macOS) makes a copy of the process that runs.
+# You sit in a notebook and want two ranks, quickly. One process can start another in two ways. **spawn** starts a new
+# Python, which knows nothing of the first. **fork** (Linux, macOS) copies the process that runs.
 #
 # Some of these attempts fail, or never end. So each runs in a **notebook of its own**, which has the function `add_up`.
-# It is ended, with all that it started, where the cell takes longer than its seconds.
+# A cell that takes longer than its limit is ended, with everything that it started.
 #
 # 1. `mp.spawn` with a function of the notebook.
 # 2. The same function, but the processes are started by `fork`.
@@ -164,7 +171,7 @@ lesson.predicted(my_working, [number for number, end in how.items() if end == "w
 #   re-initialize CUDA in forked subprocess*.
 #
 # So put the function **in a file**, and use spawn. This file fails, too. Why? (`why_it_failed.py` runs a command, and
-# shows the line of its output that matters.)
+# shows the decisive line of its output.)
 
 # %%
 # %%writefile results/live/10_guard.py
@@ -182,15 +189,16 @@ why = f"python {cluster}/why_it_failed.py --expect-failure --"
 # !{why} python {live}/10_guard.py
 
 # %% [markdown]
-# Each new process imports the file, to find `work`, and so it comes to the last line, which starts new processes …
+# Each new process imports the file, to find `work`. So it reaches the last line, which starts new processes, and so on.
 # Python notices and stops: *bootstrapping phase*. The **guard** `if __name__ == "__main__":` above that line is true in
 # the first process only. Every script that spawns has one. (In a notebook it does not help: what a cell defines cannot
 # be imported.)
 #
-# **What does a process get?** Many published trainers hand a whole object to `mp.spawn`. The arguments are **pickled**:
-# written down, sent, and built anew in the new process. In this one, each rank counts a step and sets the weight to 7.
+# **What does a process get?** Many published trainers hand a whole object to `mp.spawn`. Python **pickles** the
+# arguments: it writes them as bytes, sends these, and builds new objects from them in the new process. Below, each rank
+# counts a step and sets the weight to 7.
 #
-# **Predict.** What does the parent see afterwards: which `steps`, and which weight?
+# **Predict.** Which number of steps does the parent see afterwards, and which weight?
 
 # %%
 my_steps = None  # it begins with 0
@@ -225,17 +233,17 @@ lesson.predicted(my_steps, int(steps), "steps")
 lesson.predicted(my_weight, float(weight))
 
 # %% [markdown]
-# A number in the object is a copy: what a rank does to it is lost. But `torch.multiprocessing` does not copy a CPU
-# tensor. It moves it to **shared memory**, so parent and ranks have one model between them, and two optimizers would
-# update the same weights. (`model.to("cuda")` gives each rank a copy of its own: with GPUs nobody notices.) Make model
-# and optimizer *inside* the function, on each rank ([the
+# A number in the object is a copy: the parent never sees what a rank does to it. But `torch.multiprocessing` does not
+# copy a CPU tensor. It moves the tensor to **shared memory**, so the parent and all ranks have one model between them,
+# and two optimizers would update the same weights. (`model.to("cuda")` gives each rank a copy of its own, so with GPUs
+# nobody notices.) Make the model and the optimizer *inside* the function, on each rank ([the
 # manual](https://docs.pytorch.org/docs/stable/multiprocessing.html)).
 #
-# ### Exercise 1: a function for `mp.spawn` (on ranks)
+# ### Exercise 1: a function for `mp.spawn`
 #
-# `mp.spawn` calls it as `be_rank(rank, world_size, port, file)` in three processes. Make one group of them, with gloo,
-# at `port` of this machine (127.0.0.1), and a timeout. Each rank puts in the number `rank + 1`; the sum of all goes
-# into `file` (a `Path`), written once. Leave the group at the end.
+# `mp.spawn` calls `be_rank(rank, world_size, port, file)` in three processes. Make one group of them, with gloo, at
+# `port` of this machine (127.0.0.1), and with a timeout. Add up the numbers `rank + 1` of all ranks. Rank 0 writes the
+# sum into `file` (a `Path`). Every rank leaves the group at the end.
 
 # %%
 # %%writefile results/live/10_be_rank.py
@@ -257,10 +265,10 @@ check.spawned(live / "10_be_rank.py")
 # %% [markdown]
 # ## Printing from many ranks
 #
-# All ranks write to the same screen. Four ranks print 20 lines each with `print(line)`, then 20 with one `write`, all
-# at the same moments, as ranks do at the end of a step.
+# All ranks write to the same screen. Each of four ranks prints 20 lines with `print(line)`, then 20 with one `write`.
+# All print at the same moments, as ranks do at the end of a step.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 # %%writefile results/live/10_chatter.py
 import os
 import sys
@@ -273,36 +281,50 @@ for name, say in ("print", print), ("write", lambda line: sys.stdout.write(line 
         say(f"{name}: rank {os.environ['RANK']}, step {step}")
 
 # %% [markdown]
-# **Predict.** How many lines of the screen hold the words of several ranks, with `print`?
+# **Predict.** With `print`, how many lines on the screen hold the words of several ranks?
 
 # %%
 my_glued = None  # lines; 80 are printed
 
 # %%
-screen = processes.said(f"torchrun --nproc_per_node=4 {live}/10_chatter.py").splitlines()
-glued = show.glued(screen)
-lesson.predicted(my_glued, glued[0]["of these hold several"], "lines")
-lesson.table(glued)
+chatter = f"torchrun --nproc_per_node=4 {live}/10_chatter.py"
+screen = processes.said(chatter).splitlines()
+glued = [line for line in screen if line.count("rank") > 1]
+by_print = [line for line in glued if "print" in line]
+lesson.predicted(my_glued, len(by_print), "lines")
+print(*by_print[:3], f"by write: {len(glued) - len(by_print)} such lines", sep="\n")
 
 # %% [markdown]
-# torchrun starts Python with `-u`: nothing that is printed waits in a buffer. So `print` writes the text and the end of
-# the line one after the other, and another rank may write in between. How often is chance; in one piece, a short line
-# stays whole. The **order** is chance, too: it does not say who was first. What to do:
+# torchrun starts Python with `-u`, so nothing that is printed waits in a buffer. Then `print` writes the text and the
+# end of the line in two steps, and another rank may write in between. How often this happens is chance. A short line
+# that is written in one piece stays whole. The **order** is chance, too: it does not say which rank was first. What to
+# do:
 #
-# - Let rank 0 speak for all, about numbers that were summed over all ranks. `if rank == 0: print(…)`.
-# - `torchrun --tee=3 --log-dir=logs`: on the screen each line begins with its local rank, `[default0]:`, and all that a
-#   rank says is kept in files of its own. (3: what it prints, and its errors. `--redirects=3`: in the files only.
-#   `--log-dir` alone keeps nothing of it.)
-# - Some published scripts replace Python's own `print`
-#   ([DETR's](https://github.com/facebookresearch/detr/blob/main/util/misc.py), for one), so that only rank 0 prints. It
-#   hides what you need when something breaks: the last words of rank 3, and those of every library that prints.
+# - Let rank 0 print for all, `if rank == 0: print(…)`, and print numbers that were summed over all ranks.
+# - With `torchrun --tee=3 --log-dir=logs` each line on the screen begins with its local rank, `[default0]:`, and each
+#   rank's output and errors are kept in files of its own. (`--redirects=3` keeps them in the files only. `--log-dir`
+#   alone keeps nothing.)
+# - Some published scripts replace Python's own `print`, so that only rank 0 prints: `setup_for_distributed`, in
+#   [DETR](https://github.com/facebookresearch/detr/blob/main/util/misc.py) for one. There `print(text, force=True)`
+#   prints on every rank. The replacement hides what you need when something breaks: the last words of rank 3, and those
+#   of every library that prints.
 #
 # ## One training, several launchers
 #
-# `main.py` trains on MNIST: one process with batch 64, then two ranks with batch 32 each, by torchrun. `spawn_mnist.py`
-# does the same training with `mp.spawn`. Same seed, same images. (`--no-channels-last`: `main.py` then keeps images in
-# memory as `spawn_mnist.py` does.) On two GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, take `--device cpu`
-# away and look at the weights again: each process has a GPU, and NCCL carries the gradients.
+# `main.py` trains on MNIST: first one process with batch 64, then two ranks of torchrun with batch 32 each.
+# `spawn_mnist.py` does the same training with `mp.spawn`, with the same seed and the same images. This is the life of
+# one of its processes. Torchrun would have done the first lines for it:
+
+# %%
+lesson.code(spawn_mnist.be_rank)
+
+# %% [markdown]
+# Trainers with `--n_gpus`, Adam, batches of 8, ten epochs and a CNN of 32, 64 and 128 channels, as tutorials have them,
+# differ from this one in *what* they train. How their processes start and meet is the same.
+#
+# (`--no-channels-last`: `main.py` then lays out images in memory as `spawn_mnist.py` does. On two GPUs, as
+# [Kaggle](../site/pages/kaggle.md) lends them, leave out `--device cpu`: each process has a GPU, and NCCL carries the
+# gradients.)
 #
 # **Predict.** How far are the weights of two ranks from those of one process, at the end?
 
@@ -323,16 +345,12 @@ def farthest(one, other):
     return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
-torch.manual_seed(0)
-untrained = models.ConvNet(channels=1, image_size=28).state_dict()
 one, two = torch.load(live / "10_one.pt"), torch.load(live / "10_torchrun.pt")
 lesson.predicted(my_difference, farthest(one, two))
-farthest(one, untrained)
 
 # %% [markdown]
-# (The last number: how far the training has moved a weight.) What is left between the two is rounding: float32 keeps
-# about seven digits, and two ranks add in another order. **A launcher starts processes; what they compute is not its
-# business.**
+# The difference that remains is rounding: float32 keeps about seven digits, and two ranks add in another order. **A
+# launcher starts processes. It does not change what they compute.**
 #
 # ## `unrecognized arguments: --local-rank`
 #
@@ -345,20 +363,12 @@ farthest(one, untrained)
 # !grep -n add_argument..--local {lessons}/local_rank_old.py {lessons}/local_rank_new.py
 
 # %% [markdown]
-# The new script takes both spellings, and without either the environment variable, so it works with every launcher. If
-# you only use torchrun, `int(os.environ["LOCAL_RANK"])` is enough.
+# The new script accepts both spellings, and without either it reads the environment variable. So it works with every
+# launcher. If you only use torchrun, `int(os.environ["LOCAL_RANK"])` is enough.
 #
-# | | before 1.10 | 1.10 to 1.13 | 2.0 and later |
-# |:--|:--|:--|:--|
-# | `torchrun` | not there | yes | yes |
-# | its options | – | `--nproc_per_node` | `--nproc_per_node` or `--nproc-per-node` |
-# | `torch.distributed.launch` | the launcher | deprecated | deprecated |
-# | it passes (unless `--use_env`) | `--local_rank=0` | `--local_rank=0` | `--local-rank=0` |
-#
-# Sources: the documentation of [1.9](https://pytorch.org/docs/1.9.0/elastic/run.html), of 1.10 ([quoted
-# here](https://discuss.pytorch.org/t/torchrun-command-not-found-does-it-need-to-be-installed-seperately/143225)) and of
-# [torch.distributed.launch](https://docs.pytorch.org/docs/stable/distributed.html#launch-utility). (The package
-# [`torchrun` on PyPI](https://pypi.org/project/torchrun/) is another program: `torchrun` comes with `torch`.)
+# (`torchrun` came with PyTorch 1.10, and [the hyphen with
+# 2.0](https://docs.pytorch.org/docs/stable/distributed.html#launch-utility). The package
+# [`torchrun` on PyPI](https://pypi.org/project/torchrun/) is another program.)
 #
 # ## Restarts
 #
@@ -374,29 +384,28 @@ my_processes = None  # processes
 # !torchrun --nproc_per_node=3 --max-restarts=1 {lessons}/hello_rank.py --fail 1 \
 #     --out {live}/10_restart.txt 2> {live}/10_restart.err
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 started = pd.read_json(live / "10_restart.txt", lines=True).to_dict("records")
 lesson.predicted(my_processes, len(started), "processes")
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
 begin = min(process["first_line"] for process in started)
 plots.timeline(pd.DataFrame([
     {"rank": process["rank"], "event": f"attempt {process['attempt']}",
      "text": process["end"].split(" ", 2)[2],  # without "rank N"
      "start": 1000 * (process["first_line"] - begin), "end": 1000 * (process["ready"] - begin)}
     for process in started]), plt.subplots(figsize=(14, 5))[1])
-plt.show()
+lesson.figure("Rank 1 fails, and torchrun ends the two healthy ranks, too. "
+              "Then it starts all three again.")
 
 # %% [markdown]
-# torchrun ends the other ranks by the signal SIGTERM, a polite *please stop* (SIGKILL follows for a rank that does
-# not), and starts all again. Those that were well, too: they were in the middle of a step with the one that failed. A
-# new process begins where your script begins, so a script that is to be restarted saves checkpoints.
+# torchrun ends the other ranks with the signal SIGTERM, a polite *please stop*. (A rank that does not stop gets
+# SIGKILL.) Then it starts all ranks again, also the healthy ones: they were in the middle of a step with the rank that
+# failed. A new process begins at the first line of your script, so a script that is to be restarted saves checkpoints.
 # [11](11_fault_tolerance.ipynb) is about that.
 #
 # ## The rendezvous
 #
-# Before any rank starts, the torchruns of all nodes must agree who belongs to the job. That is the **rendezvous**. We
-# ask torchrun what it makes of its options, and stop it before it starts anything:
+# Before any rank starts, the torchruns of all nodes must agree which nodes belong to the job. This is the
+# **rendezvous**. Here torchrun says how it understands its options, and starts nothing:
 
 # %%
 c10d = "--rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=7"
@@ -406,25 +415,32 @@ lesson.table([{"torchrun": f"`{way}`"} | show.rendezvous(show.launch_config(way)
 # %% [markdown]
 # There are two kinds:
 #
-# - **static**: each torchrun is told its own number (`--node-rank`, from 0), and all are told where node 0 listens
+# - **static**: you tell each torchrun its own number (`--node-rank`, from 0), and all of them where node 0 listens
 #   (`--master-addr`, `--master-port`).
 # - **c10d**: the nodes come in any order to the same `--rdzv-endpoint`, with the same `--rdzv-id` (the name of the
-#   job), and get their numbers there. The endpoint's host is one of them: its torchrun listens there. `--node-rank` is
-#   ignored. A range such as `--nnodes=1:2` lets nodes come and go: the job is *elastic*.
+#   job), and get their numbers there. The host of the endpoint is one of the nodes: its torchrun listens there.
+#   `--node-rank` is ignored. A range such as `--nnodes=1:2` lets nodes come and go: the job is *elastic*.
 #
-# A job on one node takes c10d by itself, and port 0, which means *any that is free* (before [a change of February
-# 2026](https://github.com/pytorch/pytorch/pull/175699): only with `--standalone`). `--master-port` or `--nnodes=2`
-# without `--rdzv-…` mean: static.
+# With the static rendezvous each of two nodes gets a command of its own:
 #
-# A torchrun waits for nodes that have not come yet, as long as the last column says. That is right where nodes boot
-# slowly, and long for a typing mistake, with GPUs that are paid for. `--rdzv-conf=timeout=SECONDS` sets it; for c10d
+# ```bash
+# torchrun --nnodes=2 --node-rank=0 --master-addr=node0 --master-port=29500 main.py  # on node0
+# torchrun --nnodes=2 --node-rank=1 --master-addr=node0 --master-port=29500 main.py  # on node1
+# ```
+#
+# A job on one node uses c10d by itself, with port 0, which means *any free port*. (Before [a change of February
+# 2026](https://github.com/pytorch/pytorch/pull/175699) it did so only with `--standalone`.) `--master-port`, or
+# `--nnodes=2` without `--rdzv-…`, means static.
+#
+# The last column says how long a torchrun waits for nodes that have not come yet. So long a wait is right where nodes
+# boot slowly, and expensive after a typing mistake. Set it by `--rdzv-conf=timeout=SECONDS`, for c10d by
 # `--rdzv-conf=join_timeout=SECONDS`.
 #
 # ### Exercise 2: three launches that failed
 #
-# This is what torchrun printed. (`grep` leaves out the lines that only say through which functions of torch the error
-# came.) What is the cause of each? Answer with `port` (another program has it), `node` (one has not come), `rank 0` or
-# `rank 1` (that rank failed first), or `option` (torchrun does not know one).
+# The consoles of three launches follow. (`grep` leaves out the lines that only say through which functions of torch the
+# error came.) What is the cause of each failure? Answer with `port` (another program has the port), `node` (a node has
+# not come), `rank 0` or `rank 1` (this rank failed first), or `option` (torchrun does not know an option).
 
 # %%
 # !tail -n +1 {recorded}/failed-launches/*.out | grep -vE '^    |^  File "…'
@@ -440,18 +456,18 @@ check.failures(my_causes)
 # %% [markdown]
 # ## Two nodes
 #
-# On two machines you type one line on each. Here the two are *network namespaces* of this machine: each has a name, an
-# address and processes of its own. They share the cores, so this shows what happens, not how fast. It needs Linux and
-# some rights.
+# On two machines you type one line on each. Here two *network namespaces* of this machine play the machines: each has a
+# name, an address and processes of its own. They share the cores, so this shows what happens, not how fast. It needs
+# Linux and the right to make namespaces.
 #
 # ### Exercise 3: one line for two hosts
 #
-# Write a torchrun line that is typed, word for word the same, on `node0` and on `node1`. No host knows its number. The
-# shell of each host knows `$MASTER`: it is `node0`. Two ranks start on each host, four in all. They run `main.py` with
-# the options that your file is given: `"$@"` stands for them. (A line that ends with `\` goes on in the next.)
+# Write one torchrun line that is typed, word for word the same, on `node0` and on `node1`. No host knows its number. In
+# the shell of each host `$MASTER` is `node0`. Two ranks start on each host, four in all. They run `main.py` with the
+# options that your file is given: `"$@"` stands for them. (A line that ends with `\` goes on in the next.)
 #
-# torchrun's own parser reads your line as it is typed on each host. Where this machine can make two hosts, it is then
-# typed on both.
+# The check lets torchrun's own parser read your line on each host. Where this machine can make two hosts, it then types
+# the line on both.
 
 # %%
 # %%writefile results/live/10_line.sh
@@ -463,8 +479,8 @@ check.line(live / "10_line.sh")
 # check.line.solution()
 
 # %% [markdown]
-# Now two hosts train with your line: as many images a step as one process above, 16 on each of four ranks. (Where your
-# line is not right yet, ours stands in its place.)
+# Now two hosts train with your line. A step has as many images as in one process above: 16 on each of four ranks.
+# (Where your line is not right yet, ours stands in its place.)
 
 # %%
 why_not = Cluster.available() if several_nodes else "several_nodes is False"
@@ -476,38 +492,38 @@ lesson.verdict(where(why_not, file) + (f" The line is {whose_line}." if not why_
 print(show.essential(file.read_text() if why_not else processes.said(lab)))
 
 # %% [markdown]
-# `main.py` needed no change: the variables say all that it must know.
+# `main.py` needed no change: the variables tell it everything.
 #
-# Between real machines two more things go wrong. A node may have several networks, and gloo or NCCL take one by which
-# the other node cannot be reached: `GLOO_SOCKET_IFNAME=eth0` or `NCCL_SOCKET_IFNAME=eth0` names the right one
-# (`NCCL_DEBUG=INFO` prints which was taken). And ranks connect to each other at ports of their own choice: a firewall
-# between the nodes must let all of them pass, not only the port of the rendezvous.
+# Between real machines two more things go wrong. A node may have several networks, and gloo or NCCL may choose one that
+# does not reach the other node: `GLOO_SOCKET_IFNAME=eth0` or `NCCL_SOCKET_IFNAME=eth0` names the right one
+# (`NCCL_DEBUG=INFO` prints which one NCCL uses). And ranks connect to each other at ports of their own choice, so a
+# firewall between the nodes must let all of these pass, not only the port of the rendezvous.
 #
 # [11](11_fault_tolerance.ipynb) shows what happens when one of the nodes is lost.
 #
 # ## Slurm
 #
-# On a cluster you hand a file to Slurm: `sbatch FILE` makes it a *job*. Slurm finds nodes that are free, and runs the
-# file **on the first of them**. In the file, `srun` starts one command several times, on all nodes of the job; each is
-# a *task*. A task can be a rank, or a torchrun, one on each node.
+# On a cluster you hand a file to Slurm: `sbatch FILE` makes it a *job*. Slurm finds free nodes, and runs the file **on
+# the first of them**. In the file, `srun` starts one command several times, on all nodes of the job. Each of these
+# processes is a *task*: a rank, or a torchrun that starts the ranks of its node.
 #
-# What the job asks for stands in lines `#SBATCH --option=value`, above the first command. You need two:
+# Lines `#SBATCH --option=value` above the first command say what the job asks for. You need two:
 #
 # - `--nodes=2`
 # - `--ntasks-per-node=1`: how often `srun` starts its command on each node
 #
-# Slurm tells the job who it is. `$SLURM_JOB_ID` is its number, which no other job has. `$SLURM_JOB_NODELIST` names the
-# nodes, in short: `node[1-2]`. The command `scontrol show hostnames "$SLURM_JOB_NODELIST"` prints them one a line.
+# Slurm sets variables for the job. `$SLURM_JOB_ID` is its number, which no other job has. `$SLURM_JOB_NODELIST` names
+# its nodes in short, `node[1-2]`, and `scontrol show hostnames "$SLURM_JOB_NODELIST"` prints them one a line.
 #
 # ### Exercise 4: a file for Slurm
 #
 # Write a job of two nodes, which have no GPU here, with two ranks on each. It runs `main.py` with the options that the
-# file is given. Two jobs may share a node: with one port written into the file, the second would meet the first. So
-# let each job meet at a port of its own, from 20000 on. (`$((7 + 2))` is a number that the shell has computed,
-# `$(command)` what a command has printed, `head -n 1` the first line.)
+# file is given. Two jobs may share a node. With one port written into the file, the second job would meet the first: so
+# let each job meet at a port of its own, from 20000 on. (In a shell `$((7 + 2))` computes a number, `$(command)` is the
+# output of a command, and `head -n 1` is its first line.)
 #
-# The check rehearses the job, with a `srun` and a torchrun that start nothing. Where this machine can, it then hands
-# your file to a real Slurm, on hosts as above.
+# The check rehearses the job with a `srun` and a torchrun that start nothing. Where this machine has Slurm, it then
+# hands your file to Slurm, on two hosts as above.
 
 # %%
 # %%writefile results/live/10_job.sbatch
@@ -519,8 +535,8 @@ check.job(live / "10_job.sbatch")
 # check.job.solution()
 
 # %% [markdown]
-# There is a second way: `srun` starts every rank itself, and nobody sets `RANK`. Slurm tells each task the same facts
-# under other names, and `main.py` translates them (`slurm_names` in [launch.py](../launch.py)):
+# In the second way `srun` starts every rank itself, and nobody sets `RANK`. Slurm tells each task the same facts under
+# other names, and `main.py` translates them (`slurm_names` in [launch.py](../launch.py)):
 #
 # | Slurm | torchrun |
 # |:--|:--|
@@ -546,84 +562,60 @@ print(show.essential("".join(file.read_text() for file in files) if no_slurm els
                      processes.said(lab)))
 
 # %% [markdown]
-# `0:` is the task that speaks (`srun --label`). First come the epochs of `ranks.sbatch`, then those of the other file.
-# The weights of every launch of this lesson, beside those of one process:
+# `0:` is the number of the task (`srun --label`). First come the epochs of `ranks.sbatch`, then those of the other
+# file. How far are the weights of each launch of this lesson from those of one process?
 
 # %%
-trained = {path.stem[3:]: torch.load(path) for path in sorted(live.glob("10_*.pt"))}
-lesson.table([{"weights of": {"line": f"two hosts, the line ({whose_line})", "slurm_job":
-                              f"Slurm, the file ({whose_job})"}.get(way, way.replace("_", ", ")),
-               "largest difference": f"{farthest(one, weights):.0e}"}
-              for way, weights in trained.items()])
+trained = {path.stem[3:]: torch.load(path) for path in live.glob("10_*.pt")}
+lesson.table([{"launch": way, "largest difference": f"{farthest(one, trained[way]):.0e}"}
+              for way in sorted(trained.keys() - {"one"})])
 
 # %% [markdown]
 # `scripts/cluster/torchrun.sbatch` is such a file for real clusters. It does two things more:
 #
-# - Shortly before the job's time is over Slurm sends the signal USR1, so that `main.py` can save and stop, and the file
-#   queues the job again. torchrun would die of that signal: `trap "" USR1` makes it deaf to it.
+# - Shortly before the job's time is over, Slurm sends the signal USR1. `main.py` then saves and stops, and the file
+#   queues the job again. The signal would kill torchrun, so `trap "" USR1` lets torchrun ignore it.
 # - It gives each rank its cores. A task gets one core unless `--cpus-per-task` says more, and data loading is then slow
 #   for no visible reason.
 #
-# **Which core beside which GPU?** In a node with two processors a GPU is attached to one of them, and memory of the
-# other is farther away. `torchrun --numa-binding=node` keeps a rank on the cores beside its GPU (`torchrun --help`).
-# Where a task is a rank, `srun --gpus-per-task=1` lets each see one GPU alone
-# ([manual](https://slurm.schedmd.com/srun.html#OPT_gpus-per-task)). It is `cuda:0` in every rank, so
-# `torch.cuda.set_device(local_rank)` fails on all but the first. `main.py` takes what it sees.
+# **Which cores belong to which GPU?** In a node with two processors each GPU is attached to one of them, and the memory
+# of the other processor is farther away. `torchrun --numa-binding=node` keeps a rank on the cores near its GPU
+# (`torchrun --help`). Where a task is a rank, `srun --gpus-per-task=1` shows each rank one GPU alone
+# ([manual](https://slurm.schedmd.com/srun.html#OPT_gpus-per-task)). This GPU is `cuda:0` in every rank, so
+# `torch.cuda.set_device(local_rank)` fails on all ranks but the first. `main.py` uses the GPU that it sees.
 #
-# ## Where there is no Slurm
+# ## Which launcher?
 #
-# **Kubernetes** starts *pods* (a program with all that it needs) on the machines of a cluster, and Kubeflow Trainer
-# starts a training in them. **SkyPilot** rents machines of a cloud, sets them up, and gives them back. Both start a
-# torchrun on each machine, as `torchrun.sbatch` does. *Neither was ever run here.* Two things to know:
+# | launcher | ranks are started by | after a failure it restarts | how often by default | a rank's output |
+# |:--|:--|:--|:--|:--|
+# | torchrun | torchrun | all ranks | `--max-restarts`: 0 | on the screen |
+# | mp.spawn | your script | nothing | – | on the screen |
+# | Slurm | `srun` | the job, after a lost node | always, unless `--no-requeue` or the site forbids it | the file of `--output` |
+# | Ray Train | Ray | all ranks | `max_failures`: 0 | where you started it |
+# | Kubeflow | torchrun | the failed pods | [`backoffLimit`](https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy): 6 | `kubectl logs` |
 #
-# - torchrun looks for each option in the environment, too: for `--nnodes` in `PET_NNODES`. Kubeflow [sets these
-#   variables](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
-#   so its command is `torchrun main.py`. SkyPilot sets variables of its own, such as `SKYPILOT_NODE_IPS`, for you to
-#   write into torchrun's options.
-# - The disk of a pod or of a rented machine is lost when it ends. Write logs and checkpoints to a volume of the
-#   cluster, or to a bucket of the cloud.
+# Use `torchrun` unless there is a reason: it works on one node and on many, restarts the ranks, and names the rank that
+# failed first. Use `mp.spawn` when a program must be started by plain `python`. Use Slurm alone when no process shall
+# stand between Slurm and your ranks: it binds each rank to its cores and its GPU, and signals and logs it. Use Ray or
+# Kubernetes where your cluster runs it:
 #
-# **Ray Train** needs no torchrun. [Ray](https://docs.ray.io/en/latest/cluster/key-concepts.html) makes a cluster of its
-# own. The training becomes a function, and each rank an *actor* (a Python object in a process of its own) that runs it:
-# `scripts/rivals/ray_loop.py`, with `main.py`'s weights at the end (a test compares them). Ray gives each rank cores
-# and GPUs that no other job has, [finds another
-# machine](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html) when one is lost, and lets [other
-# processes](https://docs.ray.io/en/latest/train/user-guides/data-loading-preprocessing.html) prepare the batches. To
-# start a Ray takes time: `results/recorded/ray-start` has seconds beside torchrun's.
+# - **Kubernetes** (with Kubeflow Trainer) and rented machines (with SkyPilot) start a torchrun on each machine. Kubeflow
+#   [passes torchrun its options in variables](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
+#   such as `PET_NNODES` for `--nnodes`, so the command is `torchrun main.py`. The disk of such a machine is lost with
+#   it: write logs and checkpoints to a volume or a bucket. *Neither was run here.*
+# - **Ray Train** needs no torchrun. The training is a function, and each rank runs it in a process of Ray's
+#   ([`scripts/rivals/ray_loop.py`](../scripts/rivals/ray_loop.py) ends with `main.py`'s weights, as a test shows). Ray
+#   reserves each rank's cores and GPUs, and [replaces a lost
+#   machine](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html). It started two ranks in 7 to 14 times
+#   torchrun's seconds (`results/recorded/ray-start`).
 #
-# ## Which one?
-#
-# | launcher | starts ranks | gives addresses | starts again | how often (if you say nothing) | where the ranks' output is |
-# |:--|:--|:--|:--|:--|:--|
-# | torchrun | itself | you, or itself | all ranks | `--max-restarts` (0) | on the screen |
-# | mp.spawn | your script | your script | nothing | – | on the screen |
-# | Slurm | by `srun` | Slurm | the job | `--requeue`: after a node is lost | `--output` names a file |
-# | Ray Train | Ray | Ray | all ranks | `max_failures` (0) | where you started it |
-# | Kubeflow | by torchrun | Kubeflow | failed pods | [`backoffLimit`](https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy) (6) | `kubectl logs` |
-# | SkyPilot | by torchrun | SkyPilot | machines, job | lost machines: always; job: [`max_restarts_on_errors`](https://docs.skypilot.co/en/stable/examples/managed-jobs.html) (0) | `sky jobs logs` |
-#
-# (`main.py`'s run log goes through none of them: rank 0 writes it, where `--log-file` says.)
-#
-# `torchrun`, unless there is a reason: it works on one node and on many, restarts the ranks, and names the one that
-# failed first. `mp.spawn`, when a program must be started by plain `python`. Slurm alone, when you want no process
-# between Slurm and your ranks: Slurm binds each to its cores and its GPU, signals it and logs it. Ray, Kubeflow or
-# SkyPilot, if your cluster is run by it.
-#
-# And what do the ranks use, once they run? `torch.distributed` has three old parts:
-#
-# | | what it gives | here |
-# |:--|:--|:--|
-# | **c10d** | process groups and collectives | [03](03_processes_and_ranks.ipynb), [04](04_collectives.ipynb) |
-# | **DDP** | a model on each rank, gradients averaged; built on c10d | [06](06_ddp.ipynb) |
-# | **RPC** | call a function on another worker, for example a server that keeps the weights | not taught |
-#
+# Once the ranks run, `torch.distributed` offers them three old parts: **c10d**, process groups and collectives
+# ([03](03_processes_and_ranks.ipynb), [04](04_collectives.ipynb)); **DDP**, which is built on c10d and averages gradients
+# ([06](06_ddp.ipynb)); and **RPC**, which calls a function on another worker, such as a server that keeps the weights.
 # Start nothing new with RPC: [its manual](https://docs.pytorch.org/docs/stable/rpc.html) says "stable and in
-# maintenance mode", and [so is TensorPipe](https://github.com/pytorch/tensorpipe/pull/468), which carries its messages
-# (December 2025). For models too large for one GPU there are FSDP ([13](13_beyond_ddp.ipynb)) and
-# [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), for processes that call each other Ray
-# or [Monarch](https://github.com/meta-pytorch/monarch). More: [the
-# overview](https://docs.pytorch.org/tutorials/beginner/dist_overview.html), [torchrun's
-# manual](https://docs.pytorch.org/docs/stable/elastic/run.html).
+# maintenance mode". Models too large for one GPU need FSDP ([13](13_beyond_ddp.ipynb)) or
+# [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html). Processes that call each other use Ray
+# or [Monarch](https://github.com/meta-pytorch/monarch).
 
 # %% [markdown]
 # ## What to remember

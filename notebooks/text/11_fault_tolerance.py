@@ -27,24 +27,23 @@
 # - say what `torchrun` does when a rank fails, and where the error of each rank stands;
 # - say what a checkpoint must hold, and write it so that no kill can spoil it;
 # - choose how often to save, by a formula of your own;
-# - stop all ranks after the same step, though only one has got the signal;
-# - go on with another number of ranks than before.
+# - stop all ranks after the same step, though only one received the signal;
+# - continue with another number of ranks than before.
 #
 # **You need** shards ([05](05_distributed_sampler.ipynb)), DDP ([06](06_ddp.ipynb)), collectives
 # ([04](04_collectives.ipynb)), and `torchrun` on two nodes ([10](10_launchers.ipynb)).
 #
-# **Time.** About 100 minutes for you, 2 for the machine. After *How often to save* is a good place for a break.
+# **Time.** About 100 minutes for you, 2 for the machine. Take a break after *How often to save*.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json, math, os, re, shutil, tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 
 import data
@@ -61,7 +60,7 @@ victim = 1  # the rank that you kill …
 moment = 2.5  # … and when: in the middle of epoch 2; epochs count from 0, the first to be hit is 1
 several_nodes = True  # two nodes, live where this machine can; False shows a recorded run
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
 dataset = data.get_dataset("auto")[0].name  # once, before the ranks ask for it
 live = Path("results/live")
@@ -69,8 +68,8 @@ live = Path("results/live")
 # %% [markdown]
 # ## What torchrun does
 #
-# `torchrun` watches its ranks. When one ends with an error, it ends the others, too: they wait for that rank in an
-# all-reduce. With `--max-restarts=1` it then starts **all** ranks again, once
+# `torchrun` watches its ranks. When one ends with an error, `torchrun` ends the others, too, for they wait for that rank
+# in an all-reduce. With `--max-restarts=1` it then starts **all** ranks again, once
 # ([manual](https://docs.pytorch.org/docs/stable/elastic/run.html)).
 #
 # Which rank failed first, and why? `main.py` has
@@ -104,19 +103,19 @@ lesson.table(rows)
 # %% [markdown]
 # **A restart cures an accident, and repeats a mistake.**
 #
-# - Where a process has no file, it had no time to write one: `torchrun` ended it, or something killed it outright. Then
-#   only its exit code tells: −9 is SIGKILL, often for want of memory, −11 a segmentation fault.
-# - The earliest file is the *root cause*
-#   that `torchrun` prints in the end. Without `@record` it prints *"To enable traceback see …"* instead.
+# - A process without a file had no time to write one: `torchrun` ended it, or a signal killed it. Then only its exit
+#   code tells the cause: −9 is SIGKILL, often because memory ran out, −11 a segmentation fault.
+# - The earliest file is the *root cause* that `torchrun` prints at the end. Without `@record` it prints *"To enable
+#   traceback see …"* instead.
 # - `TORCHELASTIC_RESTART_COUNT` tells a process how often **its** `torchrun` has restarted after a failure. Two nodes
-#   may count differently: name nothing by it that they share.
-# - The new processes begin at the first line of your script. What was not saved is lost.
+#   may count differently, so do not use it in the name of a file that they share.
+# - The new processes begin at the first line of your script. Everything that was not saved is lost.
 #
 # ## Kill a rank
 #
 # So save. `main.py --checkpoint FILE --checkpoint-every 35` writes a **checkpoint** every 35 steps, counted from the
-# start of the run, and after each epoch: the weights, the optimizer's state, the place in the epoch, the random states.
-# When it starts and finds the file, it goes on from there.
+# start of the run, and after each epoch. The file holds the weights, the optimizer's state, the position in the epoch
+# and the states of the random generators. If the file exists when `main.py` starts, `main.py` goes on from there.
 #
 # First, a training that nobody disturbs:
 
@@ -129,11 +128,11 @@ training = (f"main.py --device cpu --samples {samples} --test-samples 1000 --epo
 #     --save-model results/live/11_whole.pt --log-file results/live/11_whole.jsonl
 
 # %% [markdown]
-# And now you kill a rank: `victim` and `moment` stand at the top of this notebook. `kill_rank.py` reads the run's log,
-# and at that moment sends SIGKILL, which no program can catch. (Linux does the same to a process when the machine has
-# no memory left.) `torchrun` then ends the other rank with SIGTERM, a polite *please stop*, which a program may catch.
+# Now kill a rank: `victim` and `moment` stand at the top of this notebook. `kill_rank.py` reads the run's log, and at
+# that moment sends SIGKILL, which no program can catch. (Linux does the same to a process when the machine has no memory
+# left.) `torchrun` then ends the other rank with SIGTERM, a polite *please stop*, which a program may catch.
 #
-# **Predict.** What does the kill cost, from the kill until the run is where it was? And how far are its last weights
+# **Predict.** How many seconds does the kill cost, until the run is back at the same step? How far are its last weights
 # from those of the undisturbed run?
 
 # %%
@@ -150,25 +149,22 @@ my_difference = None  # largest difference of a weight
 
 # %%
 kill = json.loads((live / "11_kill.json").read_text())
-whole, killed = records(live / "11_whole.jsonl"), records(live / "11_killed.jsonl")
-show.killed(whole, killed, victim, moment, kill["kills"][0]["time"])
-plt.show()
-
-# %%
-a, b = (torch.load(live / f"11_{name}.pt", weights_only=True) for name in ("whole", "killed"))
+whole, killed = (records(live / f"11_{name}.jsonl") for name in ("whole", "killed"))
+a, b = (torch.load(live / f"11_{name}.pt") for name in ("whole", "killed"))
 largest = max((a[name] - b[name]).abs().max().item() for name in a)
 lesson.predicted(my_difference, largest)
-losses = [[record["loss"] for record in show.of_kind(log, "epoch")] for log in (whole, killed)]
-print("the losses of all epochs are equal:", losses[0] == losses[1])
+show.killed(whole, killed, victim, kill["kills"][0]["time"])
+lesson.figure("Both trainings go through the same losses. The killed one is late: "
+              "nothing is learnt while its processes start again (grey).")
 
 # %% [markdown]
-# Equal bits do not come by themselves. The checkpoint must hold *all* that the next step depends on: also the learning
-# rate schedule, the place in the shuffled order, and the random states. `main.py` even repeats how DDP orders its
-# buckets (`settle_buckets` in `run.py`), because sums in another order have other last bits. It holds for the
-# same number of ranks. On a GPU it also needs [deterministic
+# Equal bits do not come by themselves. The checkpoint must hold *everything* that the next step depends on, also the
+# learning rate schedule, the position in the shuffled order, and the states of the random generators. `main.py` even
+# restores the order of DDP's buckets (`settle_buckets` in `run.py`), because sums in another order differ in their last
+# bits. All this holds for the same number of ranks. On a GPU you also need [deterministic
 # kernels](https://docs.pytorch.org/docs/stable/notes/randomness.html).
 #
-# What did the kill cost?
+# How much time did the kill cost?
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 steps = math.ceil(samples / 64)  # of an epoch
@@ -181,16 +177,16 @@ lesson.table([{"after the kill": part, "seconds": f"{seconds:.2f}"}
 
 
 # %% [markdown]
-# All steps since the last checkpoint are made again: at worst a whole interval, half of one on average.
-# All of it is measured within the killed run: two runs differ in speed anyhow. To start again, each process imports
-# PyTorch anew. Before that, the rank that is left waits two seconds, to learn who else waits; that is `main.py`'s own
-# doing.
+# All steps since the last checkpoint are made again: at worst a whole interval, on average half of one. All parts are
+# measured within the killed run, since two runs differ in speed anyhow. The start takes long because each process
+# imports PyTorch anew. Before that, the surviving rank waits two seconds, to learn which other ranks wait. (That is a
+# choice of `main.py`.)
 #
 # ### Exercise 1: never half a file
 #
-# A rank may be killed while it writes the checkpoint. `my_save(path, data)` replaces the file `path` by the bytes
-# `data`. At every moment `path` must hold all of the old data, or all of the new. The check runs your function in a
-# process of its own and kills that process, once before each single instruction. (`os`, `shutil`, `tempfile` and
+# A rank may be killed while it writes the checkpoint. `my_save(path, data)` replaces the content of the file `path` by
+# the bytes `data`. At every moment `path` must hold all of the old data, or all of the new. The check runs your function
+# in a process of its own and kills that process, once before each single instruction. (`os`, `shutil`, `tempfile` and
 # `Path` are imported there.)
 
 # %%
@@ -206,18 +202,16 @@ check.never_half(my_save)
 # %% [markdown]
 # ## How often to save
 #
-# Save seldom, and a failure costs much work. Save often, and you do nothing but write. Call the seconds of a write δ,
-# those between two checkpoints τ, and M the mean time between two failures. Each failure also costs a restart of R
-# seconds. The shares of the time that are lost:
+# If you save seldom, a failure costs much work. If you save often, you spend the time on writing. Let δ be the seconds of
+# a write, τ the seconds between two checkpoints, and M the mean time between two failures. Each failure also costs a
+# restart of R seconds. Three shares of the time are lost:
 #
 # - writing: δ/τ
-# - work made again, half an interval a failure on average: τ/2M
+# - work made again, on average half an interval for each failure: τ/2M
 # - restarts: R/M, however often you save.
 #
-# What is M? When Meta trained Llama 3 on 16,384 GPUs, 419 failures stopped the job in 54 days ([Llama 3 2024, section
-# 3.3.4](https://arxiv.org/abs/2407.21783)).
-#
-# So M is known, and our δ and R come from the killed run:
+# How large is M? When Meta trained Llama 3 on 16,384 GPUs, 419 failures stopped the job in 54 days ([Llama 3 2024,
+# section 3.3.4](https://arxiv.org/abs/2407.21783)). This gives M. δ and R come from the killed run:
 
 # %%
 write = show.write_seconds(killed, steps, every)  # δ
@@ -235,9 +229,9 @@ my_seconds_between = None  # seconds
 # %% [markdown]
 # ### Exercise 2: the best interval, as a formula
 #
-# Which τ makes the sum of the three shares least? Write `my_interval(write, between)`, which returns it: all times are
-# in seconds, `write` is δ, and `between` is M. The check tries your intervals against 5,000 failures at random moments,
-# drawn by a computer. It accepts intervals that lose at most 2 % more time than the best, however you find them.
+# Which τ minimizes the sum of the three shares? Write `my_interval(write, between)`, which returns it. All times are in
+# seconds, `write` is δ, and `between` is M. The check tries your intervals against 5,000 failures at random moments. It
+# accepts each interval that loses at most 2 % more time than the best, however you found it.
 
 # %%
 def my_interval(write, between):
@@ -257,48 +251,47 @@ interval, whose = check.interval.or_ours(my_interval)
 every_seconds = interval(write, between)
 lesson.predicted(my_seconds_between, every_seconds, "s")
 show.interval(write, between, restart, every_seconds, whose)
-plt.show()
+lesson.figure("Short intervals lose time by writing, long ones by work that is made again. "
+              "The full diamond is the formula's interval, at the bottom of a wide valley. "
+              "(Synthetic failures, drawn at Meta's rate.)")
 
 # %% [markdown]
-# **How to read it.** The failures are synthetic: their moments are drawn at random, with a fixed seed, at the rate that
-# Meta saw. White diamonds: simulations of other intervals. Dark diamond: the formula's. The axes are logarithmic: from
-# one number to the next is ten times. The dotted curves are the three shares and their sum.
-#
 # The formula is [Young's, of 1974](https://doi.org/10.1145/361147.361115): τ = √(2δM).
 # [Daly's, of 2006](https://doi.org/10.1016/j.future.2004.11.016), has further terms, for writes that are not short
-# beside M. The valley is wide: an interval three times too long, or too short, makes the first two shares together
-# (3 + ⅓)/2 ≈ 1.7 times as large. Far outside it costs a lot.
+# compared with M. The valley is wide: an interval three times too long, or three times too short, makes the first two
+# shares together (3 + ⅓)/2 ≈ 1.7 times as large. Far outside the valley the loss is high.
 #
-# Any node that fails stops the job. So M of a job is M of one node divided by the number of nodes. The same nodes of 8
-# GPUs in smaller jobs, each with the interval of the formula:
+# The failure of any node stops the job. So M of a job is M of one node divided by the number of nodes. Here are smaller
+# jobs of the same nodes of 8 GPUs, each with the interval of the formula:
 
 # %%
 node_hours = between / 3600 * 16384 / 8
 lesson.table(show.by_nodes((1, 8, 64, 2048), write, node_hours, restart, interval))
 
 # %% [markdown]
-# This is LeNet's small file. A large model writes for longer and starts for longer: put your own `write` and `restart`
-# where they are computed.
+# LeNet's file is small. A large model takes longer to write and longer to start: put your own `write` and `restart` where
+# they are computed.
 #
-# So large jobs let training wait for less: `dcp.async_save` ([13b](13b_fsdp2.ipynb) measures it) copies the
-# state to the CPU's memory, which training waits for, and writes it during the next steps. The price is that memory,
-# slower steps where the writer takes their cores, and a checkpoint that is whole only later.
+# Large jobs therefore shorten the wait: `dcp.async_save` ([13b](13b_fsdp2.ipynb) measures it) copies the state to the
+# CPU's memory, which training waits for, and writes it during the next steps. The price is that memory, slower steps
+# where the writer takes cores from them, and a checkpoint that is complete only later.
 #
-# **A good place for a break.** So far a rank died without a warning. From here on machines come and go.
+# **Take a break here.** So far a rank died without a warning. From here on machines come and go.
 #
 # ## Stop together
 #
-# Often there is a warning. A cluster that wants its machines back sends a signal some time before: SIGTERM, or from
-# Slurm SIGUSR1. A program that catches it can save, and leave; then no step is lost. But the signal reaches the ranks
-# at different moments, or only one of them. A rank that stops at once leaves the others in an all-reduce, waiting for
-# it. **All ranks must leave the loop after the same step**, so they have to ask each other.
+# Often there is a warning. A cluster that wants its machines back first sends a signal: SIGTERM, or from Slurm SIGUSR1. A
+# program that catches the signal can save and leave, and then no step is lost. But the signal reaches the ranks at
+# different moments, or only one of them. A rank that stops at once leaves the others waiting in an all-reduce. **All
+# ranks must leave the loop after the same step**, so they have to ask each other.
 #
 # ### Exercise 3: all ranks stop after one step
 #
-# Each rank calls `must_stop(signalled, step)` after each step. `signalled` says whether *this* rank has got the signal
-# by now, and `step` is the number of the step, from 1, the same on all ranks. Return `True` on all ranks after the same
-# step, at most 10 steps after the first signal, else `False`. A message takes time: in 40 steps a rank may take part in
-# four. The check runs your file on 2 and on 3 ranks, in trainings of 40 steps.
+# Each rank calls `must_stop(signalled, step)` after each step. `signalled` says whether *this* rank has received the
+# signal, and `step` is the number of the step, from 1, the same on all ranks. Return `True` on all ranks after the same
+# step, at most 10 steps after the first signal, else `False`. Communication takes time, so in 40 steps a rank may take
+# part in four collectives. (Each send and each receive counts as one, too.) The check runs your file on 2 and on 3
+# ranks, in trainings of 40 steps.
 
 # %%
 # %%writefile results/live/11_must_stop.py
@@ -316,9 +309,9 @@ check.stopped("results/live/11_must_stop.py")
 # check.stopped.solution()
 
 # %% [markdown]
-# Now the training of *Kill a rank* once more. In the middle of the same epoch **one** rank gets SIGUSR1, and your
-# `must_stop` decides when both leave. Then the whole command is started again, as Slurm's queue would do.
-# (`stop_together.py` is `main.py` with your function; with ours, where yours is not right yet.)
+# Repeat the training of *Kill a rank*. In the middle of the same epoch **one** rank gets SIGUSR1, and your `must_stop`
+# decides when both leave. Then the whole command is started again, as Slurm's queue would do. (`stop_together.py` is
+# `main.py` with your function, or with ours where yours is not right yet.)
 #
 # **Predict.** How many steps are made a second time? How far are the last weights from those of the undisturbed run?
 
@@ -338,7 +331,7 @@ must_stop = check.stopped.file or "ours"
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 stop, stopped = json.loads((live / "11_stop.json").read_text()), records(live / "11_stopped.jsonl")
 stop_again, stop_seconds = show.stopped(stopped, stop, steps)
-weights = torch.load(live / "11_stopped.pt", weights_only=True)
+weights = torch.load(live / "11_stopped.pt")
 lesson.predicted(my_steps_again, stop_again, "steps")
 distance = max((a[name] - weights[name]).abs().max().item() for name in a)
 lesson.predicted(my_distance, distance)
@@ -351,12 +344,11 @@ print(*(line for line in stop["said"] if "stopped in epoch" in line), sep="\n")
 print(f"From the signal to the end of the run: {stop_seconds:.2f} s")
 
 # %% [markdown]
-# One rank got the signal, both stopped after the same step, and the checkpoint was written there: nothing is made a
-# second time. (A status of 75, *try again later*, tells the queue that the job is not done.)
+# One rank received the signal, both stopped after the same step, and the checkpoint was written there. So no step is
+# made a second time. (The exit status 75, *try again later*, tells the queue that the job is not done.)
 #
-# This is `main.py`'s way, as it stands in `run.py`. It differs in one thing: how often the ranks ask depends on how
-# long a step takes. With the flag travels the slowest rank's pace, so that all agree on the next step in which they
-# ask.
+# `main.py` does it in this way (`run.py`). One thing differs: how often the ranks ask depends on the duration of a step.
+# The pace of the slowest rank travels with the flag, so that all ranks agree on the step in which they ask again.
 
 # %%
 lesson.code(Run.must_stop)
@@ -364,11 +356,12 @@ lesson.code(Run.must_stop)
 # %% [markdown]
 # ## A node is lost, and comes back
 #
-# Two nodes, made of network namespaces of this machine as in lesson [10](10_launchers.ipynb). The job is *elastic*:
-# with `--nnodes=1:2` one node is enough, two are welcome. `lose_node.py` kills node1 while both train, and starts it
-# again a little later. In the end it sends SIGTERM, as a cluster does when it wants its machines back.
+# Two nodes are network namespaces of this machine, as in lesson [10](10_launchers.ipynb). The job is *elastic*: with
+# `--nnodes=1:2` it needs one node, and takes two. `lose_node.py` kills node1 while both train, and starts it again a
+# little later. At the end it sends SIGTERM, as a cluster does when it wants its machines back.
 #
-# **Predict.** Both nodes together take 64 images a step, 32 each. How many does node0 take when it is alone?
+# **Predict.** Together the two nodes take 64 images a step, 32 each. How many images a step does node0 take when it is
+# alone?
 
 # %%
 my_images = None  # images a step
@@ -383,11 +376,12 @@ if not why_not:
 lesson.verdict(where(why_not, nodes))
 print(lose_node.ELASTIC, "main.py …")
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 log = records(nodes / "rejoin/run.jsonl")
 moments = json.loads((nodes / "rejoin/moments.json").read_text())
-show.elastic(log, moments, recorded=bool(why_not))
-plt.show()
+show.nodes(log, moments, recorded=bool(why_not))
+lesson.figure("node0 notices the loss, starts its rank again and trains alone. When node1 is back, "
+              "node0's healthy rank stops and starts again with it. Grey time is lost.")
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 console = (nodes / "rejoin/node0.out").read_text()
@@ -402,38 +396,38 @@ lesson.table([
 print(show.essential(console))
 
 # %% [markdown]
-# `--global-batch-size` stays as it was, so each rank takes a larger share, and the learning rate stays right. The
-# training goes on where the checkpoint is, not at epoch 0.
+# `--global-batch-size` stays the same, so each rank takes a larger share, and the learning rate stays right. The training
+# goes on from the checkpoint, not from epoch 0.
 #
-# When node1 comes back, nothing has failed. `torchrun` stops the healthy rank with SIGTERM, to start both: `main.py`
-# stops as above, and no step is lost.
+# When node1 comes back, nothing has failed. `torchrun` stops the healthy rank with SIGTERM, to start both ranks:
+# `main.py` stops as above, and no step is lost.
 #
 # Three practical points:
 #
 # - `keep_alive_interval` and `keep_alive_max_attempt` above make `torchrun` notice a lost node sooner.
-# - Coming back needs the environment variable `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on all nodes; `lose_node.py` sets
-#   it. Without it, we saw a node fail to come back with torch 2.14 and 2.15.
-# - node0 keeps the rendezvous (`--rdzv-endpoint=node0:…`). If that node is lost, all is lost: give this task to a
+# - A node can come back only with the environment variable `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` on all nodes;
+#   `lose_node.py` sets it. Without it, a node failed to come back here with torch 2.14 and 2.15.
+# - node0 holds the rendezvous (`--rdzv-endpoint=node0:…`). If node0 is lost, the job is lost: give this task to a
 #   machine that does not train.
 #
 # ### Exercise 4: another number of ranks
 #
-# The check saves a checkpoint in the middle of an epoch, as two ranks, then as four, would have done. You go on with
-# three. The file holds
+# The check saves a checkpoint in the middle of an epoch, first as two ranks would have done, then as four. You go on with
+# three ranks. The file holds
 #
 # `{"step": 3, "batch_size": 6, "ranks": [{"sums": [loss, hits, images]}, …]}`
 #
-# - `step`: steps of this epoch that are done, each with `batch_size` images on **each** of the old ranks
-# - `ranks`: what each old rank has counted so far in this epoch
+# - `step`: the steps of this epoch that are done, each with `batch_size` images on **each** of the old ranks
+# - `ranks`: the sums that each old rank has counted so far in this epoch
 #
 # Write `my_resume(path, order)`. **Only rank 0's disk has the file.** `order` is the shuffled order of the epoch, a
-# list of image numbers, the same on all ranks. As with `DistributedSampler`, rank r of n took `order[r::n]`, a batch
+# list of image numbers, the same on all ranks. As with `DistributedSampler`, rank r of n took `order[r::n]`, one batch
 # after the other. Return two things:
 #
-# - the image numbers that this rank still takes in this epoch. Together the ranks take each image that is left once,
-#   and all ranks take equally many. (In each case their number allows it.)
-# - the three sums with which this rank goes on counting. At the end of the epoch an all-reduce adds them up over all
-#   ranks: nothing may be lost, nothing counted twice.
+# - the image numbers that this rank still takes in this epoch. Together the ranks take each remaining image once, and
+#   all ranks take equally many. (The number of images allows it.)
+# - the three sums with which this rank continues. At the end of the epoch an all-reduce adds them up over all ranks: no
+#   image may be lost, or counted twice.
 
 # %%
 # %%writefile results/live/11_resume.py
@@ -453,9 +447,9 @@ check.resumed("results/live/11_resume.py")
 # %% [markdown]
 # ## What to remember
 #
-# 1. When a rank dies, `torchrun` starts all of them again, and what was not saved is lost. A checkpoint that holds
-#    everything, and is whole at every moment, gives the same run.
-# 2. The best interval is √(2δM). The valley is wide; measure δ, and know how often your nodes fail.
-# 3. Ranks that share a decision (stop, go on from where) must ask each other, at a step that all of them know.
+# 1. When a rank dies, `torchrun` starts all ranks again, and everything that was not saved is lost. A checkpoint that
+#    holds everything, and is whole at every moment, gives the same run.
+# 2. The best interval is √(2δM). The valley is wide. Measure δ, and know how often your nodes fail.
+# 3. Ranks that share a decision (to stop, or from where to go on) must ask each other, at a step that all of them know.
 #
 # **Next:** [11b · Restart only one](11b_restart_one.ipynb): must all ranks start again where one has died?

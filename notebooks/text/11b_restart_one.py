@@ -25,7 +25,7 @@
 # **You will be able to**
 #
 # - say what replica groups do when one of them dies, and when that pays;
-# - bring back what a dead rank held from the memory of another;
+# - restore what a dead rank held from the memory of another rank;
 # - choose how long to wait for a silent rank;
 # - save a model that no rank holds alone, and read it with another number of ranks.
 #
@@ -38,11 +38,10 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import importlib.util, json, math, os
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed.constants as defaults
 
@@ -62,15 +61,15 @@ moment = 2.5  # … and when: in the middle of epoch 2; epochs count from 0, the
 several_nodes = True  # two nodes, live where this machine can; False shows a recorded run
 one_alone = True  # groups that go on without one, live where torchft is; False shows a recorded run
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank; lesson 07 says more
 dataset = data.get_dataset("auto")[0].name  # once, before the ranks ask for it
 live = Path("results/live")
 
 # %% [markdown]
-# ## All again
+# ## All start again
 #
-# First the way of [11](11_fault_tolerance.ipynb): one training that nobody disturbs, and one in which a rank is killed.
+# First the way of [11](11_fault_tolerance.ipynb): one training runs undisturbed, and in another a rank is killed.
 # `torchrun` starts all ranks again, and they go on from the last checkpoint.
 
 # %%
@@ -93,18 +92,18 @@ restart = sum(cost.values()) - cost.get("steps made again", 0)  # R
 print(f"δ = {1000 * write:.0f} ms, R = {restart:.1f} s")
 
 # %% [markdown]
-# ## One again
+# ## One starts again
 #
 # So far one rank died, and **all** were started again. With 2,000 nodes, 1,999 wait for one. With
 # [torchft](https://github.com/meta-pytorch/torchft) the others go on. The ranks are divided into **replica groups**.
-# Each has the whole model, and a `torchrun` of its own, which starts it again.
+# Each group has the whole model, and a `torchrun` of its own, which restarts it.
 #
-# - A small program, the **lighthouse**, gets a sign of life (a *heartbeat*) from each group. A group that gives none
-#   for 1.5 s counts as dead: that is our setting, `--heartbeat_timeout_ms`.
-# - In each step the groups that are alive form a **quorum**. They average their gradients over as many as they are.
-# - A step counts only if each group of the quorum came through it. Otherwise the groups that are left make it again.
-# - A group that comes back is sent the weights and the optimizer's state by a living one, over the network, and joins
-#   at the step where the others are.
+# - Each group sends a sign of life (a *heartbeat*) to a small program, the **lighthouse**. A group that sends none for
+#   1.5 s counts as dead: that is our setting, `--heartbeat_timeout_ms`.
+# - In each step the living groups form a **quorum**, and average their gradients over the number of groups in it.
+# - A step counts only if all groups of the quorum finish it. Otherwise the remaining groups repeat it.
+# - When a group comes back, a living group sends it the weights and the optimizer's state over the network, and it joins
+#   at the current step.
 #
 # This is the loop of a group. `manager` and `optimizer` are torchft's:
 
@@ -112,11 +111,11 @@ print(f"δ = {1000 * write:.0f} ms, R = {restart:.1f} s")
 lesson.code(torchft_loop.learn)
 
 # %% [markdown]
-# Two groups of one rank each train the same model, with the same images in the same order, and in the middle of the
-# same epoch one is killed. (This needs torchft: `pip install -e '.[rivals]'`.)
+# Two groups of one rank each train the same model, on the same images in the same order. In the middle of the same epoch
+# one group is killed. (This needs torchft: `pip install -e '.[rivals]'`.)
 #
-# **Predict.** For how long does the group that is left make no step? How many steps does it make twice? Does it end
-# with the weights of the undisturbed run?
+# **Predict.** For how long does the surviving group make no step? How many steps does it make twice? Does it end with
+# the weights of the undisturbed run?
 
 # %%
 my_gap = None  # seconds
@@ -134,13 +133,13 @@ if not why_not:
 lesson.verdict(f"{where(why_not, kept)} There each run had 12 epochs." if why_not else
                "Live, on this machine, one after the other.")
 
-# %%
-ways, moments = show.ways(kept, batch=32)
-show.recoveries(ways, batch=64, recorded=bool(why_not))
-plt.show()
-
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
+ways, moments = show.ways(kept, batch=32)
 alone = ways[show.ALONE]
+show.recoveries(ways, recorded=bool(why_not))
+lesson.figure("Where a line is flat, no step is made. torchrun restarts all ranks, and the steps "
+              "since the last checkpoint are made again. torchft's surviving group goes on sooner, "
+              "alone.")
 lesson.predicted(my_gap, alone["gap"], "s")
 lesson.predicted(my_twice, alone["again"], "step(s)")
 lesson.predicted(my_same, moments["off"] == 0)
@@ -152,48 +151,53 @@ undisturbed = dict.fromkeys(rows[0], "–") | {"after the kill": "(undisturbed)"
                                              "test loss, end": f"{moments['loss']:.6f}"}
 lesson.table([*rows, undisturbed])
 lesson.verdict(
-    f"The killed group trained again {alone['back']:.1f} s after the kill. In between the other "
+    f"The killed group trained again {alone['back']:.1f} s after the kill. Until then the other "
     f"made {alone['alone']:,} steps alone. At the end the weights of both groups differ by "
     f"{moments['apart']:.1g}. From the weights of the undisturbed run they differ by up to "
     f"{moments['off']:.2g}: {100 * moments['off'] / moments['largest']:.0f} % of the largest.")
 
 # %% [markdown]
-# How many steps are made twice after a restart is chance: as many as were made since the last checkpoint, fewer than
-# `every`. The speeds before the kill are not of one program: `main.py` writes checkpoints, and torchft's group asks the
-# lighthouse and writes a line in its log at each step.
+# After a restart the number of repeated steps is chance: the steps since the last checkpoint, fewer than `every`. The
+# two speeds before the kill come from different programs: `main.py` writes checkpoints, and at each step torchft's group
+# asks the lighthouse and writes a line in its log.
 #
-# What each way promises is not the same. A restart gives **the undisturbed run**, later. torchft gives **a** run: all
-# groups have one model, at once, but in some steps it has learnt from fewer images. So it is another model, and its
+# The two ways do not promise the same. A restart gives **the undisturbed run**, later. torchft gives **a** run: all
+# groups hold the same model, but in some steps it has learnt from fewer images. So the result is another model, and its
 # loss may be higher or lower.
 #
-# When does which pay? A failure costs all groups the gap. One of G groups is missing until it is back, for about R,
-# which is 1/G of the work. So the share gap / M + R / (G · M) of the time is lost, and no checkpoint is in it. (Who
-# loses *all* groups at once still needs one, but a failure of a single node no longer sets its interval.) With M as in
-# [11](11_fault_tolerance.ipynb) (Meta's failures), the δ, R and gap of this machine, and as many groups as nodes:
+# When does which way pay? A failure costs all groups the gap. Then one of G groups is missing for about R, which is 1/G
+# of the work. So the share gap/M + R/(G·M) of the time is lost, without any checkpoint. (To survive the loss of *all*
+# groups a job still needs one, but the failure of a single node no longer sets its interval.)
+#
+# Take 2,048 nodes of 8 GPUs with the M of [11](11_fault_tolerance.ipynb) (Meta's failures), and suppose a large model:
+# a write takes δ = 60 s, a restart R = 600 s, and the others notice and go on after 60 s. (The 1.5 s above will not do:
+# a large job waits longer than that without any failure.) If tensor and pipeline parallelism
+# ([13](13_beyond_ddp.ipynb)) spread one copy of the model over many nodes, a group is large:
 
 # %%
-node_hours = 54 * 24 / 419 * 16384 / 8  # M of one node of 8 GPUs, as published
-for seconds in (write, restart), (60, 600):  # δ and R: here, and what if the model were large?
-    lesson.verdict("**δ = {:.2g} s, R = {:.3g} s**".format(*seconds))
-    lesson.table(show.both_ways((8, 64, 2048), *seconds, node_hours, alone["gap"]))
+between = 54 * 24 * 3600 / 419  # M, in seconds, as published
+lesson.table(show.both_ways((1, 16, 128), write=60, restart=600, between=between, gap=60))
 
 # %% [markdown]
-# What one can win is the difference of the last two columns. It grows with the number of nodes, and with δ and R. The
-# model leaves out: the question to the lighthouse in each step; the time in which the weights of a large model are
-# sent; and that a missing group leaves fewer images a step, with the same learning rate.
+# The larger the groups, the less is won. The formula leaves out three costs: the question to the lighthouse in each
+# step, the time to send the weights of a large model, and smaller batches at the same learning rate while a group is
+# missing. They can decide. In [a vendor's test on 64 H200 GPUs](https://clockwork.io/blog/keeping-distributed-training-running-through-failures)
+# with a failure every 45 to 75 minutes, 3,000 steps took 818 minutes with restarts from checkpoints, and 930 minutes
+# with torchft. (The vendor sells a third way, which took 405.)
 #
 # ### Exercise 1: a checkpoint in a neighbour's memory
 #
-# A group that comes back gets the model from another group, since all have the whole. Where ranks *divide* a model
-# ([13](13_beyond_ddp.ipynb)) no other rank has what the dead one held. So let each rank keep **one** other rank's part
-# in its memory: it is written at the speed of the network, and read back without a disk ([GEMINI,
-# 2023](https://doi.org/10.1145/3600006.3613145)).
+# A group that comes back gets the model from another group, since each has the whole model. Where ranks *divide* a model
+# ([13](13_beyond_ddp.ipynb)), no other rank has what the dead one held. So let each rank keep the part of **one** other
+# rank in its memory. The copy travels at the speed of the network, and no disk is read after a failure.
+# [GEMINI](https://doi.org/10.1145/3600006.3613145) (2023) recovers 13 times as fast in this way as from remote storage
+# ([summary](https://www.micahlerner.com/2024/01/30/gemini-fast-failure-recovery-in-distributed-training-with-in-memory-checkpoints.html)).
 #
-# Write the class. The check makes one object on each rank, and all ranks call `keep(shard)`: `shard` is a tensor, as
-# long on all ranks, which only this rank has. After it the object may hold one shard. Then rank `dead` dies. A new
-# process takes its place, with a new object and a `shard` of zeros. All ranks call `restore(shard, dead)`, which fills
-# the dead rank's tensor in place. Each rank dies once, on 2 and on 3 ranks. `dist.send`, `dist.recv` and `dist.isend`
-# are [04](04_collectives.ipynb)'s.
+# Write the class. The check makes one object on each rank, and all ranks call `keep(shard)`. `shard` is a tensor of the
+# same length on all ranks, which only this rank has. After the call the object may hold one shard. Then rank `dead`
+# dies. A new process takes its place, with a new object and a `shard` of zeros. All ranks call `restore(shard, dead)`,
+# which fills the dead rank's tensor in place. Each rank dies once, on 2 and on 3 ranks. [04](04_collectives.ipynb)
+# explains `dist.send`, `dist.recv` and `dist.isend`.
 
 # %%
 # %%writefile results/live/11b_spare.py
@@ -217,15 +221,15 @@ check.spare("results/live/11b_spare.py")
 # %% [markdown]
 # ## A cut link
 #
-# With gloo, which talks over TCP, a process that dies closes its connections, and the others hear of it at once. (With
-# NCCL they may not: there `torchrun` notices that its child is dead, and ends the rest.) When a *cable* is cut, nothing
+# gloo talks over TCP. A process that dies closes its connections, and the others notice at once. (With NCCL they may
+# not: there `torchrun` notices that its child is dead, and ends the other ranks.) When a *cable* is cut, no connection
 # is closed. The packets are lost, and nobody is told.
 #
 # So only the clock helps: `init_process_group(timeout=…)`, in `main.py` `--timeout`. On two nodes, which are network
 # namespaces of this machine, we cut node1's link while both train with `--timeout 5`.
 #
-# **Predict.** One cable is cut under a job of 64 GPUs that has gloo's default timeout. How many GPU hours are lost
-# until the first rank says so?
+# **Predict.** A cable is cut under a job of 64 GPUs that uses gloo's default timeout. How many GPU hours are lost until
+# the first rank reports it?
 
 # %%
 my_hours = None  # GPU hours
@@ -253,18 +257,19 @@ lesson.table([{"timeout": name, "seconds": f"{wait:,.1f}",
 print(essential((cut / "node0.out").read_text()))
 
 # %% [markdown]
-# All ranks wait for one. So why not a timeout of one second? The same clock runs when a rank is only *slow*: when rank
-# 0 writes a large checkpoint, evaluates alone, or waits for a busy disk, the others wait in a collective. The timeout
-# must be longer than the longest wait of a healthy run. Look for that wait in your logs, and take a few times as much.
+# All ranks wait for one. So why not set a timeout of one second? The same clock runs when a rank is only *slow*. While
+# rank 0 writes a large checkpoint, evaluates alone, or waits for a busy disk, the others wait in a collective. The
+# timeout must be longer than the longest wait of a healthy run. Find that wait in your logs, and allow a few times as
+# much.
 #
-# The last line above comes from `main.py`. It names the rank that waits, where it stands, and of whom there was no
-# word: **look there first**. That is gloo, where the wait ends in an exception. With NCCL a watchdog ends the process:
-# [04](04_collectives.ipynb) says how its flight recorder is read.
+# The last line above comes from `main.py`. It names the rank that waits, the line where it waits, and the rank that sent
+# nothing: **look there first**. With gloo the wait ends in an exception. With NCCL a watchdog ends the process, and
+# [12](12_break_it.ipynb) reads its flight recorder.
 #
 # ## Many writers, another number of readers
 #
-# In DDP each rank holds the whole model, so rank 0 can write it alone. When the ranks *divide* a model among them
-# ([13](13_beyond_ddp.ipynb)), none of them has it all.
+# In DDP each rank holds the whole model, so rank 0 can write it alone. When ranks *divide* a model
+# ([13](13_beyond_ddp.ipynb)), none of them has all of it.
 # [`torch.distributed.checkpoint`](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html) (DCP) lets each
 # rank write its part. `sharded_checkpoint.py` saves LeNet, which is whole on every rank, and a table whose rows are
 # divided among the ranks, by one call on all ranks:
@@ -285,11 +290,12 @@ my_copies = None  # times
 pieces = sharded_checkpoint.contents(live / "11b_dcp")
 lesson.predicted(my_copies, sum(piece["name"] == "fc1.weight" for piece in pieces), "time(s)")
 show.stored(pieces)
-plt.show()
+lesson.figure("Each rank wrote one file. A tensor of LeNet, which both ranks hold, stands in one "
+              "of the files. Of the divided table each rank wrote its own rows.")
 
 # %% [markdown]
-# Each rank wrote one file. What all ranks hold, they divide among themselves, and each tensor of it is written once. Of
-# the table each rank wrote its own rows.
+# All ranks hold LeNet, so they share out its tensors, and each tensor is written once. Of the table each rank wrote its
+# own rows.
 #
 # Now we read the folder **here**: one process, no process group. `dcp.load` reads into the tensors that you have,
 # whatever number of ranks they are divided among:
@@ -302,15 +308,15 @@ print({name: torch.equal(loaded[name], value) for name, value in expected.items(
 # %% [markdown]
 # `True`: the tensor has come back bit for bit, though no single file held all of it.
 #
-# A DCP checkpoint is many files, which nobody can replace in one moment. So write each checkpoint into a folder of its
-# own, and delete an old folder only when the new one is complete: its `.metadata` is written last.
+# A DCP checkpoint consists of many files, which nobody can replace in one moment. So write each checkpoint into a new
+# folder, and delete an old folder only when the new one is complete: `.metadata` is written last.
 #
-# ### Exercise 2: the newest checkpoint that all have
+# ### Exercise 2: the newest checkpoint that all ranks have
 #
 # Each rank writes its checkpoints to a disk of its own, and some writes failed. After the restart each rank has a list
-# of the steps of the whole checkpoints on its disk, such as `[20, 40]`; it may be empty. From which step do they go
-# on? Write `my_newest(steps)`. On every rank it returns **the same number: the newest step that all ranks have**, or
-# `None`. The check runs your file on three ranks.
+# of steps, such as `[20, 40]`: those of the complete checkpoints on its disk. The list may be empty. From which step do
+# the ranks go on? Write `my_newest(steps)`. On every rank it returns **the same number: the newest step that all ranks
+# have**, or `None`. The check runs your file on three ranks.
 #
 # Lists have different lengths, which [04](04_collectives.ipynb)'s collectives do not take. Two others send any Python
 # object:
@@ -336,25 +342,27 @@ check.newest("results/live/11b_newest.py")
 # %% [markdown]
 # ## Further on
 #
-# What large trainings do besides, each with a source:
+# What large trainings do besides:
 #
-# - **Goodput** is the share of all time in which a training learns something that it keeps. It is the number to
-#   improve: a faster step does not help a job that waits. Llama 3 reached [more than 90
-#   %](https://arxiv.org/abs/2407.21783) (section 3.3.4), with at least one interruption a day.
-# - **Stragglers.** One slow rank slows all of them, and nothing fails. Only a comparison of the ranks' times shows it,
-#   as NVIDIA's [resiliency extension](https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/index.html) makes
-#   it.
-# - **Abort and shrink.** The ranks that are left end the collective in which they wait, and make a smaller group of
-#   themselves, in the same processes: [`ncclCommAbort` and
-#   `ncclCommShrink`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html);
-#   `torch.distributed.shrink_group` calls them. No Python starts anew, and R becomes small.
-# - **Hot spares.** A few nodes wait, with the program started. One takes the dead one's rank, so the world size stays:
-#   [in-process restart](https://nvidia.github.io/nvidia-resiliency-ext/inprocess/index.html).
+# - **Goodput** is the share of all time in which a training makes progress that it keeps. It is the number to improve: a
+#   faster step does not help a job that waits. Llama 3 reached [more than 90 %](https://arxiv.org/abs/2407.21783)
+#   (section 3.3.4), though a failure stopped it every three hours.
+# - **Stragglers.** One slow rank slows all of them, and nothing fails. Only a comparison of the ranks' times shows it.
+#   NVIDIA's [resiliency extension](https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/usage_guide.html) gives
+#   each rank a score: 0.5 means that it is twice as slow as the fastest.
+# - **Abort and shrink.** The surviving ranks end the collective in which they wait, and make a smaller group, in the same
+#   processes, so R holds no start of Python. `torch.distributed.shrink_group([3])` leaves out rank 3, by
+#   NCCL's [`ncclCommShrink`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html).
+# - **Hot spares.** Some nodes wait with the program started, and one of them replaces a dead node, so the world size
+#   stays. The price is idle hardware: [8 of the 72 GPUs of a
+#   rack](https://clockwork.io/blog/common-approaches-to-fault-tolerant-ai-training-selection-framework/), 11 %, are
+#   common. NVIDIA's [in-process restart](https://nvidia.github.io/nvidia-resiliency-ext/inprocess/index.html) starts
+#   the training function again in the living processes.
 #
 # ## What to remember
 #
-# 1. Replica groups go on without the dead one, and take it back: no step waits for a restart, but it is another run.
-# 2. What a rank holds alone must also stand somewhere else: in a neighbour's memory, or in a file of each rank.
-# 3. A cut link is silent, so only the timeout ends the wait: longer than the longest wait of a healthy run.
+# 1. Replica groups go on without the dead group, and take it back. No step waits for a restart, but the result differs.
+# 2. What one rank alone holds needs a second place: a neighbour's memory, or a file of each rank.
+# 3. A cut link is silent, and only the timeout ends the wait. Set it above the longest wait of a healthy run.
 #
 # **Next:** [12 · Break it](12_break_it.ipynb). Here a machine was at fault. There it is the program.

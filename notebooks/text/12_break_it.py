@@ -17,12 +17,12 @@
 # %% [markdown]
 # # 12 · Break it
 #
-# **The question.** A run with several processes fails, hangs, or gives a wrong number and says nothing. How do you find
+# **The question.** A run with several processes fails, hangs, or gives a wrong number without a warning. How do you find
 # the cause?
 #
 # **You will be able to**
 # - go from a symptom to a suspect, and from a suspect to the one measurement that decides;
-# - write the function that names the rank for which all others wait: from four stacks, and from 64 flight recorders;
+# - write functions that name the rank for which all others wait: from four stacks, and from 64 flight recorders;
 # - find mistakes that print no error;
 # - repair a script with several mistakes, and write an instrument for the next one.
 #
@@ -37,12 +37,11 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json
 import pickle
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 from torch.utils.data import DistributedSampler
 
 from lessons.l12_break_it import check, gallery_table, hang, show
@@ -55,16 +54,16 @@ many = 64  # ranks of the large job, a multiple of 8
 # ## The clinic
 #
 # Eight patients come, one after the other. Each is a real script of a few lines, `train.py`, in which one thing is
-# wrong. For each of them you
+# wrong. For each patient you
 #
-# 1. read the **script**, and see the **symptom**: what its user sees;
+# 1. read the **script**, and see the **symptom**, as its user sees it;
 # 2. **guess** the cause, from the table of suspects below;
-# 3. run the **diagnosis**: a measurement that decides;
+# 3. run the **diagnosis**: a measurement that decides. (`gallery.py look N PATTERN` shows the lines of patient N's
+#    output that match the pattern, as `grep -E` does.)
 # 4. see the **repair**, the smallest difference that helps, and run it as the **proof**.
 #
-# The suspects are links: each leads to its entry in [TROUBLESHOOTING.md](../TROUBLESHOOTING.md). Open them when you are
-# in doubt, as you would at work. But guess before you run the diagnosis: a wrong guess that you correct is what you
-# remember.
+# Each suspect links to its entry in [TROUBLESHOOTING.md](../TROUBLESHOOTING.md). Open the entries when you are in doubt,
+# as you would at work. But guess before you run the diagnosis: you remember the wrong guess that you corrected.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 page = "../TROUBLESHOOTING.md"
@@ -79,8 +78,8 @@ lesson.table([{"suspects": links[row], " ": links[row + height], "  ": links[row
 # %% [markdown]
 # ## Patient 1
 #
-# A Slurm job with two tasks on one machine, which are started here with the variables that Slurm sets. (`&`: the first
-# runs beside the second. The rest of the line waits for both.) The first patient is an easy one.
+# A Slurm job runs two tasks on one machine. Here they are started with the variables that Slurm would set. (`&`: the
+# first task runs beside the second. The rest of the line waits for both.) The first patient is an easy one.
 
 # %%
 # !python scripts/broken/gallery.py patient 1 --until {until}
@@ -92,7 +91,7 @@ lesson.table([{"suspects": links[row], " ": links[row + height], "  ": links[row
 my_guess_1 = None  # a number of the table, such as "9a"
 
 # %% [markdown]
-# **Diagnosis.** Each task prints where it means to meet the others. Search all that it printed for these lines:
+# **Diagnosis.** Each task prints where it expects to meet the others:
 
 # %%
 # !python scripts/broken/gallery.py look 1 "^task" --until {until}
@@ -102,12 +101,12 @@ lesson.predicted(my_guess_1, patients[1].number)
 # !python scripts/broken/gallery.py repair 1 --until {until}
 
 # %% [markdown]
-# Processes meet at **one** address and port, told to all of them (lesson [03](03_processes_and_ranks.ipynb)). torchrun
-# tells it to the ranks of a node. Between nodes, and with `srun`, it is you who must.
+# Processes meet at **one** address and port, which all of them must be told (lesson [03](03_processes_and_ranks.ipynb)).
+# torchrun tells the ranks of a node. Between nodes, and with `srun`, you must tell them.
 #
 # ## Patient 2
 #
-# Rank 0's message is shown. Rank 1 prints the same, and torchrun a report of its own.
+# Below is rank 0's message. Rank 1 prints the same, and torchrun adds a report of its own.
 
 # %%
 # !python scripts/broken/gallery.py patient 2 --until {until}
@@ -116,8 +115,8 @@ lesson.predicted(my_guess_1, patients[1].number)
 my_guess_2 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** The message speaks of the step *before*: something in it was not finished. One variable makes PyTorch
-# say what:
+# **Diagnosis.** The message speaks of the step *before*: its reduction was not finished. One variable makes PyTorch name
+# the missing gradients:
 
 # %%
 # !TORCH_DISTRIBUTED_DEBUG=INFO python scripts/broken/gallery.py patient 2 \
@@ -128,12 +127,12 @@ lesson.predicted(my_guess_2, patients[2].number)
 # !python scripts/broken/gallery.py repair 2 --until {until}
 
 # %% [markdown]
-# DDP starts its all-reduce when the gradients of a bucket are there. One that never comes keeps it waiting, and the
-# averages of all buckets are copied back only when the last is there. An `optimizer.step()` now would use each rank's
-# own gradients, all of them. The next `forward` notices. Without DDP the same model trains with no error:
-# `parameter.grad is None` after `backward()` finds it in one process, too. The message names a cure,
-# `find_unused_parameters=True`. It searches the graph in each step, and here it would only hide a layer that nobody
-# uses. It is for a parameter that is used in some steps and not in others.
+# DDP starts the all-reduce of a bucket when all its gradients are there. One gradient that never comes keeps the bucket
+# waiting, and DDP copies the averages back only when the last bucket is done. So an `optimizer.step()` now would use
+# each rank's own gradients. The next `forward` notices this. Without DDP the same model trains with no error: there
+# `parameter.grad is None` after `backward()` finds the parameter. The message names a cure,
+# `find_unused_parameters=True`, which searches the graph in each step. It is for parameters that are used in some steps
+# and not in others. Here it would only hide a layer that nobody uses.
 #
 # ## Patient 3
 #
@@ -144,22 +143,22 @@ lesson.predicted(my_guess_2, patients[2].number)
 # !python scripts/broken/gallery.py patient 3 --until {until}
 
 # %% [markdown]
-# The message of a timeout says that somebody waited, not why. At least three suspects look like this.
+# The message of a timeout says that a rank waited, not why. At least three suspects look like this.
 
 # %%
 my_guess_3 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** The stack of **each** rank. The script asked Python for it, by `faulthandler.dump_traceback_later(3)`;
-# for a process that already hangs, `py-spy dump --pid PID` does the same from outside. Lines without a rank are
-# faulthandler's. Lines with a rank come from the errors after the timeout: the same places, and the rank that stood
-# there. Find both lines in the script above.
+# **Diagnosis.** Look at the stack of **each** rank. The script asked Python for its stack, by
+# `faulthandler.dump_traceback_later(3)`. For a process that already hangs, `py-spy dump --pid PID` does the same from
+# outside. Lines without a rank come from faulthandler. Lines with a rank come from the errors after the timeout, and
+# name the rank at the same place. Find both lines in the script above.
 
 # %%
 # !python scripts/broken/gallery.py look 3 "File .train.py" --until {until}
 
 # %% [markdown]
-# Which hang is it? Find the row:
+# Which hang is it? Find its row:
 
 # %%
 lesson.table(gallery_table.hangs(page))
@@ -169,17 +168,17 @@ lesson.predicted(my_guess_3, patients[3].number)
 # !python scripts/broken/gallery.py repair 3 --until {until}
 
 # %% [markdown]
-# The block `if rank == 0` is for printing and writing. A collective inside it waits for ranks that never call it. Look
-# for hidden ones: `SyncBatchNorm`, and the `forward` of a DDP model that evaluates on rank 0 alone, if it has buffers
-# (as BatchNorm does). With NCCL, not run here, `barrier()` is itself an all-reduce of one number: rank 1's barrier
-# answers rank 0's all-reduce. Rank 0 prints a wrong number, goes on, and hangs at its own `barrier()`, a line that is
-# right. A collective too many hangs later, where nothing is wrong.
+# The block `if rank == 0` is for printing and writing. A collective inside it waits for ranks that never call it. Some
+# collectives are hidden: those of `SyncBatchNorm`, and that in the `forward` of a DDP model with buffers (as BatchNorm
+# has), when rank 0 evaluates alone. With NCCL (not run here) `barrier()` is itself an all-reduce of one number, so rank
+# 1's barrier answers rank 0's all-reduce. Rank 0 prints a wrong number, goes on, and hangs at its own `barrier()`, a
+# correct line. One collective too many hangs later, where nothing is wrong.
 #
 # ## Who holds up four ranks?
 #
-# Two stacks can be read. A job of a thousand ranks has a thousand, and a function must read them. Write it, for a
-# program whose ranks hang on purpose. Four ranks run this `train`. One of them, the culprit, gets a `fault` and does
-# something else in the fourth step. Which rank, and which fault, is drawn anew in each run:
+# You can read two stacks. A job of a thousand ranks has a thousand, and needs a function that reads them. Write it, for
+# a program whose ranks hang on purpose. Four ranks run this `train`. One of them, the culprit, gets a `fault` and does
+# something else in the fourth step. The rank and the fault are drawn anew in each run:
 
 # %%
 lesson.code(hang.load_batch, hang.pack, hang.all_reduce_gradients, hang.log_loss, hang.train)
@@ -192,10 +191,13 @@ for rank, stack in stacks.items():
 
 
 # %% [markdown]
-# The call that a rank is in stands first. **1.** Write `my_culprit(stacks)`. It gets the text of each rank's stack, by
-# rank, and returns the culprit and the collective in which the others miss it, such as `(2, "all_reduce")`. The check
-# tries it on five hangs that were recorded with this program. Their ranks and faults differ, and your function knows
-# only the texts.
+# The innermost call stands first.
+#
+# ### Exercise 1: the culprit, from four stacks
+#
+# Write `my_culprit(stacks)`. It gets a dict with the text of each rank's stack. It returns the culprit and the
+# collective in which the others wait for it, such as `(2, "all_reduce")`. The check tries it on five hangs that were
+# recorded with this program, with other ranks and other faults. Your function sees only the texts.
 
 # %%
 def my_culprit(stacks):
@@ -208,24 +210,24 @@ check.stacks(my_culprit)
 # check.stacks.solution()
 
 # %% [markdown]
-# Now the hang of your own machine, whose culprit the check does not know:
+# Now try the hang of your own machine, whose culprit the check does not know:
 
 # %%
 function, whose = check.stacks.or_ours(my_culprit)
 lesson.table(show.named(whose, function(stacks), "results/live/12_stacks"))
 
 # %% [markdown]
-# All ranks but one say *I wait*. None can say for whom: each knows its own calls, and no more. Only the comparison
-# names the culprit, and so the stacks of **all** ranks are needed. A stack that is missing is a finding, too.
+# All ranks but one say *I wait*. None of them can say for whom, because each knows only its own calls. Only the comparison
+# names the culprit, so you need the stacks of **all** ranks. A missing stack is a finding, too.
 #
 # ## Who holds up 64?
 #
-# With NCCL a stack may not help: a call only queues the work, and Python stands lines later. PyTorch's **flight
-# recorder** notes each collective that a rank has called, the last 2,000 of them. With `TORCH_NCCL_DUMP_ON_TIMEOUT=1`
-# each rank writes its notes to a file when a collective times out
+# With NCCL a stack may not help: a call only queues the work, and Python is already some lines further. PyTorch's
+# **flight recorder** keeps the last 2,000 collectives that a rank has called. With `TORCH_NCCL_DUMP_ON_TIMEOUT=1` each
+# rank writes its record to a file when a collective times out
 # ([how](../TROUBLESHOOTING.md#a-hang-under-nccl-the-flight-recorder)). gloo has the recorder, too, so 64 ranks on this
-# machine can be asked. They play 8 nodes of 8 ranks. Gradients are added up within each node, then among the nodes'
-# leaders, and each leader sends the sum to its node: three collectives a step, in two groups.
+# machine can write theirs. They play 8 nodes of 8 ranks. The ranks of each node add up their gradients, then the nodes'
+# leaders add up these sums, and each leader sends the total to its node: three collectives a step, in two groups.
 
 # %%
 lesson.code(hang.train_by_node)
@@ -238,12 +240,13 @@ last = {name: value for name, value in dumps[0]["entries"][-1].items() if name !
 dumps[0]["pg_config"], last
 
 # %% [markdown]
-# `process_group` is name and description of the group, `collective_seq_id` the number of the call in this group.
-# `retired` says whether the call is done. (gloo's `state` stays at `scheduled`. NCCL's goes on, to `started` and
-# `completed`: [source](https://github.com/pytorch/pytorch/pull/189363).) `pg_config` has the members of a rank's groups.
+# `process_group` has the name and the description of the group, and `collective_seq_id` is the number of the call in this
+# group. `retired` says whether the call is done. (gloo's `state` stays at `scheduled`. NCCL's goes on, to `started` and
+# `completed`: [source](https://github.com/pytorch/pytorch/pull/189363).) `pg_config` lists the members of a rank's
+# groups.
 #
-# PyTorch has a program that compares the dumps, `torchfrtrace`. **Predict:** how many ranks does it report as missing,
-# in some group?
+# PyTorch's program `torchfrtrace` compares the dumps. **Predict:** how many ranks does it report as missing in some
+# group?
 
 # %%
 my_missing = None  # a number
@@ -256,16 +259,18 @@ print(missing)
 
 
 # %% [markdown]
-# Each line is true, and most are of no use. A rank that is missing here may wait itself, in another group, for a rank
-# that waits for another one. At the end of the chain stands one that waits for nobody.
+# Each line is true, and most lines do not help. A rank that is missing in one group may itself wait in another group, for
+# a rank that waits for a third. At the end of this chain stands a rank that waits for nobody.
 #
-# **2.** Write `my_culprit_of_many(dumps)`. It gets a dict with the dump of each rank, and returns the culprit, the
-# description of the group and the number of the collective in which it is missed, such as `(13, "node 1", 7)`. There
-# are two faults: the culprit stops before a collective; or it calls another one than its node, under the same number.
-# The check tries your function on four hangs, of 64 and of 48 ranks. (Their dumps are not from a run: a few lines of
-# Python play the ranks and write what they would note, in the [documented
-# format](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). In three of them the recorder keeps
-# 16 calls of each rank.)
+# ### Exercise 2: the culprit, from 64 dumps
+#
+# Write `my_culprit_of_many(dumps)`. It gets a dict with the dump of each rank. It returns the culprit, the description of
+# the group, and the number of the collective in which the culprit is missing, such as `(13, "node 1", 7)`. There are two
+# faults: the culprit stops before a collective, or it calls another collective than its node, under the same number. The
+# check tries your function on four hangs, of 64 and of 48 ranks. (No run made these dumps: a few lines of Python play
+# the ranks and write their records in the [documented
+# format](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). In three of the hangs a recorder
+# keeps only 16 calls of each rank.)
 
 # %%
 def my_culprit_of_many(dumps):
@@ -278,25 +283,25 @@ check.dumps(my_culprit_of_many)
 # check.dumps.solution()
 
 # %% [markdown]
-# The dumps of this machine's ranks again. Each square is a rank, each row a node; the colour says in which collective it
-# waits. The frame is the answer of the function.
+# Back to the dumps of this machine's ranks:
 
 # %%
 function, whose = check.dumps.or_ours(my_culprit_of_many)
 answer = function(dumps)
 lesson.table(show.named(whose, answer, "results/live/12_dumps"))
 show.waiting(dumps, hang.PER_NODE, whose, answer[0])
-plt.show()
+lesson.figure("A square is a rank, a row a node. The colour is the collective in which the rank "
+              "waits. One row differs from the others, and in it the framed rank, the culprit.")
 
 # %% [markdown]
-# Follow the chain from any square. A rank waits for its leader, which has not sent; its leader waits for one leader;
-# that leader waits in its node, for one rank. On a real cluster the next step is to look at that rank's machine: its
+# Follow the chain from any square. A rank waits for its leader, which has not sent. This leader waits for one other
+# leader, and that one waits for one rank of its node. On a real cluster you would now look at this rank's machine: its
 # stack, its disk, its GPU.
 #
 # ## Patient 4
 #
-# No error from here on: exit status 0, and something is not right. The user says: "The loss goes up and down at the same
-# places in each epoch, although I shuffle."
+# From here on no patient prints an error: the exit status is 0, and the result is wrong. The user says: "The loss goes up
+# and down at the same places in each epoch, although I shuffle."
 
 # %%
 # !python scripts/broken/gallery.py patient 4 --until {until}
@@ -305,7 +310,7 @@ plt.show()
 my_guess_4 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** The images that rank 0 takes, epoch by epoch. The script prints them, too:
+# **Diagnosis.** The script also prints the images that rank 0 takes, epoch by epoch:
 
 # %%
 # !python scripts/broken/gallery.py look 4 "rank 0 sees" --until {until}
@@ -315,20 +320,18 @@ lesson.predicted(my_guess_4, patients[4].number)
 # !python scripts/broken/gallery.py repair 4 --until {until}
 
 # %% [markdown]
-# `DistributedSampler` shuffles by `seed + epoch`, and does not count epochs. So rank 0 also sees the same half of the
-# images for ever. Both scripts once more, a point a batch:
+# `DistributedSampler` shuffles by `seed + epoch`, and does not count epochs itself. So rank 0 also sees the same half of
+# the images in every epoch. These are the losses of both scripts:
 
 # %%
 show.rhythm({
     "Nobody calls set_epoch": show.losses("set_epoch"),
     "set_epoch before each epoch": show.losses("set_epoch_repaired"),
 })
-plt.show()
+lesson.figure("A point is a batch. Without set_epoch each epoch has the same batches in the same "
+              "order, and the loss has a rhythm. If you see one, print the order.")
 
 # %% [markdown]
-# Above, each epoch repeats the last, batch by batch; what changes is what was learned. A loss with a rhythm is a reason
-# to print the order.
-#
 # ## Patient 5
 #
 # "The same weights, the same test set. With one process I get one accuracy, with two ranks another."
@@ -340,8 +343,8 @@ plt.show()
 my_guess_5 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** Which images does the script's sampler give to each rank? (A sampler that is told `num_replicas` and
-# `rank` needs no other process.)
+# **Diagnosis.** Which images does the script's sampler give to each rank? (A sampler with `num_replicas` and `rank` needs
+# no other process.)
 
 # %%
 [list(DistributedSampler(range(9), num_replicas=2, rank=rank, shuffle=False)) for rank in range(2)]
@@ -351,14 +354,14 @@ lesson.predicted(my_guess_5, patients[5].number)
 # !python scripts/broken/gallery.py repair 5 --until {until}
 
 # %% [markdown]
-# One image counts twice, so that the shards are equally long. In training that does little harm. A test must count each
-# image once. Then the shards are not equally long: evaluate with `model.module`, for the `forward` of a DDP model may
-# wait for the other ranks.
+# One image counts twice, so that the shards are equally long. In training this does little harm. An evaluation must count
+# each image once. Then the shards may differ in length, so evaluate with `model.module`: the `forward` of a DDP model
+# may wait for the other ranks.
 #
 # ## Patient 6
 #
-# "I use DDP, and after a few updates my ranks have different weights." (The norm of the weights, the root of the sum of
-# their squares, is one number for all of them. Equal weights have equal norms.)
+# "I use DDP, and after a few updates my ranks have different weights." (The norm, the root of the sum of the squared
+# weights, sums them up in one number. Equal weights have equal norms.)
 
 # %%
 # !python scripts/broken/gallery.py patient 6 --until {until}
@@ -395,7 +398,7 @@ lesson.predicted(my_guess_6, patients[6].number)
 my_guess_7 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** Let **each** rank print its loss, and of how many images it is made:
+# **Diagnosis.** Let **each** rank print its loss, and its number of images:
 
 # %%
 # !python scripts/broken/gallery.py look 7 "^rank" --until {until}
@@ -405,11 +408,11 @@ lesson.predicted(my_guess_7, patients[7].number)
 # !python scripts/broken/gallery.py repair 7 --until {until}
 
 # %% [markdown]
-# Rank 0 prints what rank 0 saw. Add up sums and counts over the ranks, and divide last.
+# Rank 0 prints the loss of its own shard. Add up sums and counts over the ranks, and divide last.
 #
 # ## Patient 8
 #
-# "Each image gets noise of its own. With two ranks half of it seems to be missing."
+# "Each image should get noise of its own. With two ranks half of the noise seems to be missing."
 
 # %%
 # !python scripts/broken/gallery.py patient 8 --until {until}
@@ -428,16 +431,17 @@ lesson.predicted(my_guess_8, patients[8].number)
 # !python scripts/broken/gallery.py repair 8 --until {until}
 
 # %% [markdown]
-# One seed for the model, so that all ranks begin alike; then another for each rank. Dropout draws from it, too.
+# Use one seed for the model, so that all ranks begin with the same weights, and then another seed for each rank. Dropout
+# draws from this seed, too.
 #
 # ## A program that examines
 #
-# For your own script nobody chooses the measurement for you. `doctor` runs a script as it is, and notes on each
-# rank what passes through torch's public functions: forwards of a model, backwards, batches of a `DataLoader`,
-# collectives, `torch.save` and `torch.load`. At the end it compares the ranks. It does not read the source.
+# For your own script nobody chooses the measurement. `doctor` runs a script as it is, and records on each rank the calls
+# of torch's public functions: forwards of a model, backwards, batches of a `DataLoader`, collectives, `torch.save` and
+# `torch.load`. At the end it compares the ranks. It does not read the source.
 #
-# It now gets the scripts of patients 6 (`model.module` in place of `model`) and 8 (`torch.randn` for the noise).
-# **Predict:** which of them does it find? (`grep` leaves the report, and drops torchrun's own lines.)
+# Now it gets the scripts of patients 6 (`model.module` in place of `model`) and 8 (`torch.randn` for the noise).
+# **Predict:** in which of them does it find the mistake? (`grep` shows the report, without torchrun's own lines.)
 
 # %%
 my_found = None  # a list: [], [6], [8] or [6, 8]
@@ -452,19 +456,19 @@ said = {patient: Path(f"results/live/12_{patient}.json").read_text() for patient
 lesson.predicted(my_found, [patient for patient in said if json.loads(said[patient])["findings"]])
 
 # %% [markdown]
-# The doctor sees that the inner model was called, and that the weights differ. (Patient 6 changes its weights by hand;
-# that is why no optimizer was looked at.) It does not see `torch.randn`. So *nothing found* is not *nothing wrong*: read
-# the list of what was not judged, and measure the rest yourself. It does see that ranks draw the same random numbers in
-# a DDP model with dropout, or in a data set that a `DataLoader` reads without workers.
+# The doctor sees that the inner model was called, and that the weights differ. (Patient 6 changes its weights by hand, so
+# the doctor could judge no optimizer.) It does not see `torch.randn`. So *nothing found* does not mean *nothing wrong*:
+# read the list of what was not judged, and measure the rest yourself. In a DDP model with dropout, or in a data set that
+# a `DataLoader` reads without workers, the doctor does see that ranks draw the same random numbers.
 #
-# When a script of yours is suspect, begin with `--steps 50`, and then let it run once to its end: a forgotten
-# `set_epoch`, the evaluation and the files show only there. The [README](../README.md#the-doctor) says how to take it
-# to a cluster, and each entry of TROUBLESHOOTING.md whether it finds that mistake.
+# When you suspect a script of yours, begin with `--steps 50`, and then let it run once to its end: a forgotten
+# `set_epoch`, the evaluation and the files show only there. The [README](../README.md#the-doctor) says how to take the
+# doctor to a cluster. Each entry of TROUBLESHOOTING.md says whether the doctor finds its mistake.
 #
 # ## The other suspects
 #
-# They are a reference. `python scripts/broken/gallery.py show NAME` runs one of them: symptom, diagnosis, repair and
-# proof (`… list` has the names). Three more that you are likely to meet:
+# `python scripts/broken/gallery.py show NAME` runs one of the others: symptom, diagnosis, repair and proof (`… list` has
+# the names). You are likely to meet three more:
 #
 # - A job of many ranks fails, and the console is full. Begin at torchrun's last block, **Root Cause**: the rank that
 #   failed first ([22](../TROUBLESHOOTING.md#22-the-wrong-traceback)).
@@ -473,9 +477,11 @@ lesson.predicted(my_found, [patient for patient in said if json.loads(said[patie
 #
 # ## Exercises
 #
-# **3. A patient with three mistakes.** It hangs, and that is not all. Take out the line `raise`, run the cell and the
-# next one: the check runs your file on three ranks, and says what it sees. Repair one mistake after the other. `train`
-# returns, on rank 0, the loss of each epoch over all images.
+# ### Exercise 3: a patient with three mistakes
+#
+# The patient hangs, and has two more mistakes. Delete the line `raise`, and run the cell and the next one: the check runs
+# your file on three ranks, and reports what it sees. Repair one mistake after the other. On rank 0 `train` returns the
+# loss of each epoch over all images.
 
 # %%
 # %%writefile results/live/12_train.py
@@ -507,9 +513,10 @@ check.repaired("results/live/12_train.py")
 # check.repaired.solution()
 
 # %% [markdown]
-# **4. An instrument.** Write a function that every rank calls with its own model, and that returns, on **every** rank,
-# the names of the parameters (`model.named_parameters()`) that are not the same on all ranks: `[]` where all is well.
-# The model stays as it is.
+# ### Exercise 4: an instrument
+#
+# Write a function that every rank calls with its own model. On **every** rank it returns the names of the parameters
+# (`model.named_parameters()`) that are not the same on all ranks, or `[]`. It does not change the model.
 
 # %%
 # %%writefile results/live/12_drifted.py
@@ -527,9 +534,10 @@ check.instrument("results/live/12_drifted.py")
 # %% [markdown]
 # ## What to remember
 #
-# 1. An error message is the lucky case. Print what silent mistakes would change: images counted, updates made, first
-#    indices, random numbers, a norm of the weights, on **each** rank.
-# 2. A hang: the stack or the flight recorder of **each** rank. The culprit is missed by others, and waits for nobody.
-# 3. One process on the whole batch is the judge: the same numbers, or a reason.
+# 1. An error message is the lucky case. Print, on **each** rank, the numbers that silent mistakes change: images counted,
+#    updates made, first indices, random numbers, a norm of the weights.
+# 2. In a hang, compare the stack or the flight recorder of **each** rank. The others wait for the culprit, and the culprit
+#    waits for nobody.
+# 3. Compare with one process on the whole batch: the numbers must agree, or you must know why they do not.
 #
 # **Next:** [13 · Beyond DDP](13_beyond_ddp.ipynb). Each rank holds the whole model. What if it does not fit?
