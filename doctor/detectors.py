@@ -141,13 +141,15 @@ def stopped_apart(diaries):
     forwards = [diary["forwards"] for diary in diaries]
     least = min(forwards)
     waits = [diary for diary in diaries if diary["forwards"] > least]
-    if waits and (any(map(error_of, waits)) or any(notes_of_all(waits, "stalled"))):
+    left = [diary for diary in diaries if diary not in waits]
+    over = all(diary["ended"] or diary["position"]["in"] == "barrier" for diary in left)
+    if waits and over and (any(map(error_of, waits)) or any(notes_of_all(waits, "stalled"))):
         ends = [read for read in notes(waits[0], "pass")
                 if read["trained"] and read["whole"] and read["forwards"] == least]
         for read in ends[:1]:
             yield STOPPED_APART.at(
                 read["where"], forwards=least, waits=listed([diary["rank"] for diary in waits]).capitalize(),
-                left=listed([diary["rank"] for diary in diaries if diary not in waits]).capitalize())
+                left=listed([diary["rank"] for diary in left]).capitalize())
 
 
 def talked(diaries):
@@ -198,8 +200,8 @@ def crashed(diaries):
     failed = [diary for diary in diaries if (diary["ended"] or {}).get("status")]
     own = [diary for diary in failed if not re.search(WAITED, error_of(diary))] or failed
     others = [diary for diary in diaries if diary not in own]
-    if own and error_of(own[0]):
-        followed = any(diary in failed or diary["position"]["in"] for diary in others)
+    followed = any(diary in failed or diary["position"]["in"] for diary in others)
+    if own and (followed or error_of(own[0])):
         ended = own[0]["ended"]
         yield (WRONG_TRACEBACK if followed else CRASHED).at(
             ended.get("where", ""), how=(ended["how"] + first_line(error_of(own[0]))[:200]).rstrip("."),
@@ -961,7 +963,7 @@ ALL_APART = ("not_wrapped", "ddp_module", "drift", "other_weights")
 BECAUSE = {
     "crashed": (*(finding.name for finding in ERRORS.values()), "skipped_backward", "stopped_apart", "hang_uneven",
                 "hang_different", "hang_rank_0", "stall", "unused_parameter", "frozen_late"),
-    "same_data": ("split_on_each_rank",),
+    "same_data": ("split_on_each_rank", "no_group"),
     "stall": ("skipped_backward", "stopped_apart"),
     "hang_uneven": ("skipped_backward", "stopped_apart"),
     **dict.fromkeys(["hang_different", "hang_rank_0"], ("skipped_backward", "stopped_apart")),

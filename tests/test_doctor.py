@@ -350,7 +350,7 @@ def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
 # mistake of lesson 06b's test_capstone.py: the finding; what the others do is no event, or ends in a plain error
 CAPSTONE = {
     "never met": "no_group", "no sampler": "same_data", "shards overlap": "same_data", "same order": "set_epoch",
-    "not wrapped": "not_wrapped", "raw model called": "ddp_module", "always no_sync": "drift",
+    "not wrapped": "not_wrapped", "raw model called": "ddp_module", "always no_sync": "unsynchronised_step",
     "padded evaluation": "padded_evaluation", "images left out": "missing_data", "all save": "every_rank_writes",
     "module.": "module_prefix", "only rank 0 wraps": "hang_rank_0", "more steps on one rank": "hang_uneven",
     "another size": "stall", "rank 1 hangs": "stall", "rank 1 dies": "wrong_traceback",
