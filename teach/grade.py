@@ -2,7 +2,6 @@
 
     scripts/grade HANDED_IN                   a folder with a subfolder, or a notebook, for each learner
     scripts/grade HANDED_IN --lesson 05       any other lesson's notebook is named and not graded
-    scripts/grade --otter FOLDER              no grading: the checks as tests for otter-grader
 
 Each answer is judged by its lesson's check, on cases drawn anew by --seed, behind a shield: no network, no file of
 yours or of another learner, bounds on time, memory, disk and output. An answer that breaks one loses its own point.
@@ -26,21 +25,6 @@ from course.lesson import ROOT, notebooks, some
 from files import check_input, check_writable
 from options import nonempty_path, positive
 from teach import handed_in, questions, report, shield
-
-# What `otter assign` writes, and `otter run` reads: https://otter-grader.readthedocs.io, "OK format".
-OTTER = '''OK_FORMAT = True
-
-test = {{
-    "name": {name!r},
-    "points": 1,
-    "suites": [{{"type": "doctest", "scored": True, "setup": "", "teardown": "", "cases": [{{
-        "code": ">>> from pathlib import Path\\n"
-                ">>> from {module} import {name}\\n"
-                ">>> outcome, message = {name}.verdict({given})\\n"
-                ">>> print(outcome if outcome == 'right' else message)\\nright\\n",
-        "hidden": False, "locked": False}}]}}],
-}}
-'''
 
 
 @dataclass
@@ -180,20 +164,6 @@ def answers_in(hand_in, lesson, work, hidden, seed, limit, shielded):
             for name, outcome, why in verdicts]
 
 
-def write_otter(folder: Path) -> int:
-    """Write folder/NN/tests/EXERCISE.py for every exercise; their number."""
-    number = 0
-    for lesson in notebooks():
-        tests = folder / lesson / "tests"
-        tests.mkdir(parents=True, exist_ok=True)
-        for question in handed_in.asked_in(lesson):
-            given = f"Path({f'results/live/{question.given}'!r})" if question.is_file else question.given
-            (tests / f"{question.name}.py").write_text(
-                OTTER.format(name=question.name, module=question.module, given=given), encoding="utf-8")
-            number += 1
-    return number
-
-
 def get_parser():
     parser = rank_program.parser(__doc__)
     parser.prog = "scripts/grade"
@@ -216,19 +186,12 @@ def get_parser():
                              "without --lesson")
     parser.add_argument("--no-shield", dest="shielded", action="store_false",
                         help="run answers as you, with your files and your network: only what you trust")
-    parser.add_argument("--otter", type=nonempty_path, metavar="FOLDER",
-                        help="write tests for otter-grader there, a folder a lesson, and grade nothing")
     return parser
 
 
 def main() -> int:
     parser = get_parser()
     args = parser.parse_args()
-    if args.otter:
-        with rank_program.stoppable(parser):
-            check_writable("--otter", args.otter)
-            print(f"{some(write_otter(args.otter), 'test')} for otter-grader: {args.otter}")
-        return 0
     if not args.folders:
         parser.error("name the folder with what was handed in")
     for folder in args.folders:

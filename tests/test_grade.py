@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import csv
-import doctest
 import inspect
 import io
 import json
@@ -608,7 +607,7 @@ def test_a_class_sees_what_it_has_learned_and_gets_its_pages_back(tmp_path):
     assert "Before and after" in index and "0 of 2" in index and "1 of 2" in index
 
 
-# ------------------------------------------------------------------------------------------------- the command, otter
+# ------------------------------------------------------------------------------------------------- the command
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -618,13 +617,3 @@ def test_a_folder_that_cannot_be_graded_is_refused_in_one_line(arguments, messag
         grade(*(word.format(ROOT) for word in arguments))
     err = capsys.readouterr().err
     assert end.value.code == 2 and message in err and err.count("\n") == 1
-
-
-def test_a_test_for_otter_asks_the_check(tmp_path):
-    grade("--otter", tmp_path)
-    assert len(list(tmp_path.rglob("*.py"))) == sum(len(handed_in.asked_in(lesson)) for lesson in notebooks())
-    exec((tmp_path / "05" / "tests" / "shard.py").read_text(), namespace := {})
-    code = namespace["test"]["suites"][0]["cases"][0]["code"]
-    for answer, failures in ((lesson_05.my_shard, 0), (lesson_05.blocks, 1)):
-        test = doctest.DocTestParser().get_doctest(code, {"my_shard": answer}, "shard", None, 0)
-        assert doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None).failed == failures
