@@ -125,14 +125,14 @@ def hand_ins_in(places: list[Path], spare: Path, class_list: ClassList, deadline
         late, found = set(), {}  # {file or folder: (its learner, where it lies)}
         if folder.is_file():
             folder = unpacked(folder, spare / f"{number}-zip")
-        for entry in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+        for entry in seen_in(folder, "*", Path.glob):
             learner, lms, files = class_list.of(entry), as_lms(entry), []
             own = spare / str(number) / bare(learner)
             if handed_in.own_file(entry):
                 files = [entry] if lms or entry.suffix == ".zip" else []
                 late |= {own} if lms and lms["late"] else set()
             elif not entry.is_symlink():
-                files = sorted(entry.rglob("*.zip"))
+                files = seen_in(entry, "*.zip")
             if entry not in files and (entry.is_dir() or entry.suffix == ".ipynb"):
                 found[entry] = learner, folder
             for file in filter(handed_in.own_file, files):
@@ -148,13 +148,19 @@ def hand_ins_in(places: list[Path], spare: Path, class_list: ClassList, deadline
         for entry, (learner, folder) in found.items():
             paths = [entry]  # a link may lead to another's work: opened() says so
             if entry.is_dir() and not entry.is_symlink():
-                paths = sorted(path for path in entry.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
+                paths = seen_in(entry, "*.ipynb")
             for path in paths or [None]:
                 saved = path.lstat().st_mtime if path and not path.is_relative_to(spare) else 0
                 when = f"{datetime.fromtimestamp(saved):%Y-%m-%d %H:%M}" if saved > deadline else ""
                 hand_ins.append(HandIn(learner, folder, path, "LATE" if entry in late else when))
     came = {hand_in.learner for hand_in in hand_ins if hand_in.path}
     return [hand_in for hand_in in hand_ins if hand_in.path or hand_in.learner not in came]
+
+
+def seen_in(folder, pattern, search=Path.rglob):
+    """Without what is hidden: checkpoints of Jupyter, and the environment that a learner made in a copy."""
+    return sorted(path for path in search(folder, pattern)
+                  if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
 def unpacked(zipped, to):

@@ -297,7 +297,8 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
         huge.truncate(10**9)  # a gigabyte printed, and saved
     os.mkfifo(folder / "gil.ipynb")  # whoever opens it waits
     (folder / "hal.ipynb").symlink_to(folder / "ada" / "notebooks" / "01.ipynb")
-    (folder / "readme.txt").write_text("no notebook, and nobody's")
+    for name in ("readme.txt", "kim.zip"):
+        (folder / name).write_text("no notebook, and nobody's")
     for name, (source, _) in BAD.items():  # nbformat writes no half character
         (folder / f"{name}.ipynb").write_text(json.dumps(nbformat.v4.new_notebook(cells=cells(source))))
     os.mkdir(os.fsencode(folder) + b"/J\xf6rg")
@@ -307,13 +308,13 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     lines = printed.splitlines()
     expected = {"ben/": "no notebook was handed in", "cleo.ipynb": "no notebook", "eve.ipynb": "no notebook",
                 "fay.ipynb": "1,000 MB", "gil.ipynb": "no file of its own", "hal.ipynb": "no file of its own",
-                "J\\udcf6rg/": "no notebook was handed in", "zoe/": "nothing was handed in",
+                "J\\udcf6rg/": "no notebook was handed in", "kim.zip": "no notebook: ", "zoe/": "nothing was handed in",
                 "ada/notebooks/01.ipynb": "2 of 2 answers right", "ada/notebooks/older.ipynb": "is the same",
                 "dan.ipynb": "this is 04, and 01 or before was asked for", "ivy": "no file of its own",
                 **{f"{name}.ipynb": words for name, (_, words) in BAD.items()}}
     for name, words in expected.items():
         assert sum(line.startswith(f"{name}: ") and words in line for line in lines) == 1, name + " in " + printed
-    assert "4 notebooks graded, 13 not" in lines[-1]
+    assert "4 notebooks graded, 14 not" in lines[-1]
     verdicts = outcomes(tmp_path / "out")
     clock, gain = (verdicts["words", question.name] for question in handed_in.asked_in("01"))
     assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800\\0")
@@ -660,7 +661,10 @@ def test_what_an_lms_downloads_is_graded_and_what_it_imports_is_written(names, l
         for name, text in zip(names, (jane, john, "text"), strict=True):
             download.writestr(name, text)
     (tmp_path / "class.csv").write_text(listed, encoding="utf-8-sig")
-    grade(tmp_path / "in.zip", "--lesson", "before", "--class", tmp_path / "class.csv", "--out", tmp_path / "out")
+    (back := tmp_path / "back" / "Jane Doe_11_assignsubmission_file").mkdir(parents=True)
+    grade(tmp_path / "in.zip", "--lesson", "before", "--class", tmp_path / "class.csv", "--out", tmp_path / "out",
+          "--give-back", tmp_path / "back")
+    assert "70 %" in (back / "graded-before.html").read_text()
     assert (tmp_path / "out" / "import.csv").read_text() == imported
     grades = pd.read_csv(tmp_path / "out" / "grades.csv", keep_default_na=False).sort_values("percent")
     assert list(grades.percent) == ["", "100.0", "70.0"] and list(grades.late) == ["", "", late]
