@@ -185,18 +185,18 @@ def main() -> int:
     again = args.only or not args.places
     if args.only and not args.places:
         parser.error("name the folder with what was handed in")
-    for place in args.places:
-        if not place.is_dir() and not (place.suffix == ".zip" and place.is_file()):
-            parser.error(f"{place} is no folder and no .zip")
-        if Path(place, "course", "lesson.py").is_file() and not ROOT.is_relative_to(place.resolve()):
-            parser.error(f"{place} is the copy of one learner: name the folder in which it lies")
-        if ROOT.is_relative_to(place.resolve()):
-            parser.error(f"{place} holds this course: hand-ins need a folder of their own")
-        if args.out.resolve().is_relative_to(place.resolve()):
-            parser.error(f"--out {args.out} lies in {place}, and would count as handed in: name one outside")
-    if args.give_back and not args.give_back.is_dir():
-        parser.error(f"--give-back {args.give_back} is no folder")
     with rank_program.stoppable(parser), tempfile.TemporaryDirectory() as spare:
+        for place in args.places:
+            if not place.is_dir() and not (place.suffix == ".zip" and place.is_file()):
+                parser.error(f"{place} is no folder and no .zip")
+            if Path(place, "course", "lesson.py").is_file() and not ROOT.is_relative_to(place.resolve()):
+                parser.error(f"{place} is the copy of one learner: name the folder in which it lies")
+            if ROOT.is_relative_to(place.resolve()):
+                parser.error(f"{place} holds this course: hand-ins need a folder of their own")
+            if args.out.resolve().is_relative_to(place.resolve()):
+                parser.error(f"--out {args.out} lies in {place}, and would count as handed in: name one outside")
+        if args.give_back and not args.give_back.is_dir():
+            parser.error(f"--give-back {args.give_back} is no folder")
         class_list = office.ClassList(args.names)
         marks = office.read_marks(args.marks) if args.marks else []
         deadline = args.deadline.timestamp() if args.deadline else math.inf

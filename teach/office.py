@@ -100,7 +100,10 @@ def bare(text):
 def table_in(option, path):
     """The rows of a .csv with a header, {column: text}; of any other file a name a line."""
     check_input(option, path)
-    text = path.read_text(encoding="utf-8-sig")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{option} {path}: save it as CSV UTF-8") from None
     if path.suffix.lower() != ".csv":
         return [{"learner": line.strip()} for line in text.splitlines()]
     first = text.partition("\n")[0]  # a spreadsheet may have put semicolons between the cells

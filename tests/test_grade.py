@@ -708,11 +708,12 @@ def test_marks_are_kept_and_one_learner_is_graded_again(tmp_path):
     (["--out", "{}/out"], "", "last grading, {}/out/graded.json: No such file"), (["--only", "ada"], "", "name the f"),
     (["{}/in", "--only", "eve", "--out", "{}/out"], "", "nothing was handed in by eve, but by ada"),
     (["{}/in", "--class", "{}/made.csv"], "learner,Section\nada,1\nada,2\n", "two are called ada"),
+    (["--marks", "{}/made.csv"], "comment\n\udce9\n", "save it as CSV UTF-8"),
     (["--marks", "{}/made.csv"], "lesson,points\n5,1\n5,2\n", "line 3: points must be a number from 0 to 1")])
 def test_what_cannot_be_graded_is_refused_in_one_line(arguments, written, message, tmp_path, capsys):
     pre_test(tmp_path / "in" / "ada.ipynb", 1)
     for name in ("made.csv", "made.zip") if written else ():
-        (tmp_path / name).write_text(written)
+        (tmp_path / name).write_text(written, errors="surrogateescape")
     with pytest.raises(SystemExit) as end:
         grade(*(word.format(tmp_path, ROOT=ROOT) for word in arguments))
     err = capsys.readouterr().err
