@@ -1,21 +1,27 @@
 """Grades the notebooks that a class has handed in. scripts/grade starts it.
 
-    scripts/grade HANDED_IN                   a folder with a subfolder, or a notebook, for each learner
-    scripts/grade HANDED_IN --lesson 05       any other lesson's notebook is named and not graded
-    scripts/grade --otter FOLDER              no grading: the checks as tests for otter-grader
+    scripts/grade HANDED_IN --lesson 05       a folder with a subfolder or a notebook for each learner; or a .zip or
+                                              folder as Canvas or Moodle makes it. Other lessons are not graded
+    scripts/grade HANDED_IN --lesson 05 --class class.csv --deadline 2026-11-30T18:00       who is missing, who is late
+    scripts/grade HANDED_IN --lesson 05 --only ada                                          one learner again
+    scripts/grade --marks marks.csv           no answer is judged: the last grading, with your marks
 
 Each answer is judged by its lesson's check, on cases drawn anew by --seed, behind a shield: no network, no file of
 yours or of another learner, bounds on time, memory, disk and output. An answer that breaks one loses its own point.
-A file that cannot be graded is named, in a line. Into --out go answers.csv, grades.csv, index.html, a page a learner.
+A file that cannot be graded is named, in a line. Into --out go answers.csv, grades.csv,
+index.html, a page a learner, and with a --class.csv import.csv for the LMS.
 
 Exit status: 0 graded, 2 bad input, 130 stopped by Ctrl-C.
 """
 
+import json
+import math
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
@@ -25,56 +31,18 @@ from course import rank_program
 from course.lesson import ROOT, notebooks, some
 from files import check_input, check_writable
 from options import nonempty_path, positive
-from teach import handed_in, questions, report, shield
+from teach import handed_in, office, questions, report, shield
+from teach.office import HandIn
 
-# What `otter assign` writes, and `otter run` reads: https://otter-grader.readthedocs.io, "OK format".
-OTTER = '''OK_FORMAT = True
-
-test = {{
-    "name": {name!r},
-    "points": 1,
-    "suites": [{{"type": "doctest", "scored": True, "setup": "", "teardown": "", "cases": [{{
-        "code": ">>> from pathlib import Path\\n"
-                ">>> from {module} import {name}\\n"
-                ">>> outcome, message = {name}.verdict({given})\\n"
-                ">>> print(outcome if outcome == 'right' else message)\\nright\\n",
-        "hidden": False, "locked": False}}]}}],
-}}
-'''
-
-
-@dataclass
-class HandIn:
-    """A notebook of a learner; `path` is None where a learner has handed in none."""
-
-    learner: str
-    folder: Path
-    path: Path | None
-
-    @property
-    def file(self) -> str:
-        return handed_in.plain(self.path.relative_to(self.folder) if self.path else f"{self.learner}/")
-
-
-def hand_ins_in(folders: list[Path]) -> list[HandIn]:
-    """The notebooks in the folders: each subfolder is a learner's, and each notebook that lies in none."""
-    hand_ins = []
-    for folder in folders:
-        for entry in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
-            if entry.is_dir():
-                paths = sorted(path for path in entry.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
-                paths = [entry] if entry.is_symlink() else paths  # it may lead to another's work: opened() says so
-                hand_ins += [HandIn(handed_in.plain(entry.name), folder, path) for path in paths or [None]]
-            elif entry.suffix == ".ipynb":
-                hand_ins.append(HandIn(handed_in.plain(entry.stem), folder, entry))
-    return hand_ins
+LAST = "graded.json"  # in --out: what a grading found, for the next
+NOTHING = "nothing was handed in"
 
 
 def opened(hand_in, lessons):
     """(its lesson, a Paper, or the statements of a test's cells, or None if another lesson was asked for). NotGraded if
     no lesson's notebook is there."""
     if hand_in.path is None:
-        raise handed_in.NotGraded("no notebook was handed in")
+        raise handed_in.NotGraded("no notebook was handed in" if hand_in.folder else NOTHING)
     notebook = handed_in.read(hand_in.path)
     lesson = handed_in.lesson_of(notebook)
     if lessons and lesson not in lessons:
@@ -127,10 +95,10 @@ def why_not(problem):
 
 
 def grade(hand_ins: list[HandIn], lessons: list[str] | None, seed: str, limit: float, shielded: bool, jobs: int,
-          tell: Callable[[str], None]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(answers, refused) as teach/report.py takes them. `lessons`: those that are expected, None for any. `limit`:
+          tell: Callable[[str], None]) -> tuple[list[dict], list[dict]]:
+    """(answers, refused), the rows of teach/report.py. `lessons`: those that are expected, None for any. `limit`:
     seconds of an answer. `jobs`: notebooks at a time. `tell` gets a line for each notebook when it is done."""
-    hidden = sorted({hand_in.folder.resolve() for hand_in in hand_ins})
+    hidden = sorted({hand_in.folder.resolve() for hand_in in hand_ins if hand_in.folder})
     taken, refused = sorted_out(hand_ins, lessons)
     for hand_in, why in refused:
         tell(f"{hand_in.file}: {why}")
@@ -159,11 +127,8 @@ def grade(hand_ins: list[HandIn], lessons: list[str] | None, seed: str, limit: f
             shield.STOPPED.set()
             tell("not done: no table and no page was written")
             raise
-    answers = pd.DataFrame([row for rows in judged for row in rows],
-                           columns=["learner", "file", "lesson", "exercise", "outcome", "why", "look at this", "code"])
-    refused = pd.DataFrame([(hand_in.learner, hand_in.file, why) for hand_in, why in refused],
-                           columns=["learner", "file", "why"])
-    return answers, refused
+    return [row for rows in judged for row in rows], [
+        {"learner": hand_in.learner, "file": hand_in.file, "why": why} for hand_in, why in refused]
 
 
 def answers_in(hand_in, lesson, work, hidden, seed, limit, shielded):
@@ -176,36 +141,31 @@ def answers_in(hand_in, lesson, work, hidden, seed, limit, shielded):
     return [{"learner": hand_in.learner, "file": hand_in.file, "lesson": lesson, "exercise": name, "outcome": outcome,
              "why": handed_in.plain(why),
              "look at this": handed_in.to_look_at(work, asked[name], outcome) if asked else "",
-             "code": handed_in.plain(handed_in.shown(work, asked[name]) if asked else "", handed_in.TEXT)}
+             "code": handed_in.plain(handed_in.shown(work, asked[name]) if asked else "", handed_in.TEXT),
+             "tree": handed_in.tree_of(work, asked[name]) if asked else "", "late": hand_in.late}
             for name, outcome, why in verdicts]
-
-
-def write_otter(folder: Path) -> int:
-    """Write folder/NN/tests/EXERCISE.py for every exercise; their number."""
-    number = 0
-    for lesson in notebooks():
-        tests = folder / lesson / "tests"
-        tests.mkdir(parents=True, exist_ok=True)
-        for question in handed_in.asked_in(lesson):
-            given = f"Path({f'results/live/{question.given}'!r})" if question.is_file else question.given
-            (tests / f"{question.name}.py").write_text(
-                OTTER.format(name=question.name, module=question.module, given=given), encoding="utf-8")
-            number += 1
-    return number
 
 
 def get_parser():
     parser = rank_program.parser(__doc__)
     parser.prog = "scripts/grade"
-    parser.add_argument("folders", nargs="*", type=nonempty_path, metavar="DIR", help="with what was handed in")
-    parser.add_argument("--lesson", dest="lessons", action="append", metavar="NN",
-                        type=lambda text: text.zfill(2 + text[-1:].isalpha()) if text[:1].isdigit() else text,
+    parser.add_argument("places", nargs="*", type=nonempty_path, metavar="DIR_OR_ZIP", help="with what was handed in; "
+                        "none: what the last grading found is written again, with the --marks of today")
+    parser.add_argument("--lesson", dest="lessons", action="append", metavar="NN", type=office.lesson_named,
                         choices=[*notebooks(), *questions.NAMES],
                         help="the lesson that was asked for, or before or after, the tests; several: an option each; "
                              "default: any")
     parser.add_argument("--class", dest="names", type=nonempty_path, metavar="FILE",
-                        help="a name a line, as folders or notebooks are called: who handed in nothing is named")
-    parser.add_argument("--seed", help="of the cases; the same seed draws the same. Default: a new one, which is said")
+                        help="a name a line, as folders or notebooks are called; or the .csv that Canvas or Moodle "
+                             "exports: who handed in nothing is named, and import.csv goes back to where it came from")
+    parser.add_argument("--only", action="append", metavar="NAME", help="judge this learner alone, and keep what the "
+                        "last grading in --out found of the others; several: an option each")
+    parser.add_argument("--marks", type=nonempty_path, metavar="FILE.csv", help="your weights and marks, in columns "
+                        "learner, lesson, exercise, weight, points (0 to 1), comment: an empty cell chooses all")
+    parser.add_argument("--deadline", type=datetime.fromisoformat, metavar="2026-11-30T18:00",
+                        help="files that were saved later are marked; no point is taken. A day alone: its beginning")
+    parser.add_argument("--seed", help="of the cases; the same seed draws the same. Default: a new one, which is said, "
+                                       "or with --only that of the last grading")
     parser.add_argument("--limit", type=positive(float, 3600), default=60, metavar="SECONDS",
                         help="longest time for one answer (default: %(default)s)")
     parser.add_argument("--jobs", type=positive(int), help="notebooks at a time; default: one a core")
@@ -216,56 +176,73 @@ def get_parser():
                              "without --lesson")
     parser.add_argument("--no-shield", dest="shielded", action="store_false",
                         help="run answers as you, with your files and your network: only what you trust")
-    parser.add_argument("--otter", type=nonempty_path, metavar="FOLDER",
-                        help="write tests for otter-grader there, a folder a lesson, and grade nothing")
     return parser
 
 
 def main() -> int:
     parser = get_parser()
     args = parser.parse_args()
-    if args.otter:
-        with rank_program.stoppable(parser):
-            check_writable("--otter", args.otter)
-            print(f"{some(write_otter(args.otter), 'test')} for otter-grader: {args.otter}")
-        return 0
-    if not args.folders:
+    again = args.only or not args.places
+    if args.only and not args.places:
         parser.error("name the folder with what was handed in")
-    for folder in args.folders:
-        if not folder.is_dir():
-            parser.error(f"{folder} is no folder")
-        if Path(folder, "course", "lesson.py").is_file() and not ROOT.is_relative_to(folder.resolve()):
-            parser.error(f"{folder} is the copy of one learner: name the folder in which it lies")
-        if ROOT.is_relative_to(folder.resolve()):
-            parser.error(f"{folder} holds this course: hand-ins need a folder of their own")
-        if args.out.resolve().is_relative_to(folder.resolve()):
-            parser.error(f"--out {args.out} lies in {folder}, and would count as handed in: name one outside")
-    if args.give_back and not args.give_back.is_dir():
-        parser.error(f"--give-back {args.give_back} is no folder")
-    with rank_program.stoppable(parser):
-        hand_ins = hand_ins_in(args.folders)
-        if not hand_ins:
-            raise ValueError(f"no notebook and no learner's folder in {', '.join(map(str, args.folders))}")
+    with rank_program.stoppable(parser), tempfile.TemporaryDirectory() as spare:
+        for place in args.places:
+            if not place.is_dir() and not (place.suffix == ".zip" and place.is_file()):
+                parser.error(f"{place} is no folder and no .zip")
+            if Path(place, "course", "lesson.py").is_file() and not ROOT.is_relative_to(place.resolve()):
+                parser.error(f"{place} is the copy of one learner: name the folder in which it lies")
+            if ROOT.is_relative_to(place.resolve()):
+                parser.error(f"{place} holds this course: hand-ins need a folder of their own")
+            if args.out.resolve().is_relative_to(place.resolve()):
+                parser.error(f"--out {args.out} lies in {place}, and would count as handed in: name one outside")
+        if args.give_back and not args.give_back.is_dir():
+            parser.error(f"--give-back {args.give_back} is no folder")
+        class_list = office.ClassList(args.names)
+        marks = office.read_marks(args.marks) if args.marks else []
+        deadline = args.deadline.timestamp() if args.deadline else math.inf
+        hand_ins = office.hand_ins_in(args.places, Path(spare), class_list, deadline)
         came = {hand_in.learner for hand_in in hand_ins}
-        if args.names:
-            check_input("--class", args.names)
-            names = dict.fromkeys(map(str.strip, args.names.read_text(encoding="utf-8-sig").splitlines()))
-            hand_ins += [HandIn(name, args.folders[0], None) for name in names if name and name not in came]
-        if args.shielded:
+        only = {class_list.learner(name) for name in args.only or ()}
+        if strange := only - came:
+            raise ValueError(f"--only: nothing was handed in by {', '.join(sorted(strange))}, but by "
+                             f"{', '.join(sorted(came))}")
+        if not came and not again:
+            raise ValueError(f"no notebook and no learner's folder in {', '.join(map(str, args.places))}")
+        if again:
+            check_input("the last grading,", args.out / LAST)
+            last = json.loads((args.out / LAST).read_text(encoding="utf-8"))
+            hand_ins = [hand_in for hand_in in hand_ins if hand_in.learner in only]
+        else:
+            hand_ins += [HandIn(name, None, None) for name in class_list.rows if name not in came]
+            last = {"seed": secrets.token_hex(4), "answers": [], "refused": [], "lessons": args.lessons}
+        if args.shielded and hand_ins:
             shield.check()
         check_writable("--out", args.out)
 
-        seed = args.seed or secrets.token_hex(4)
+        seed = args.seed or last["seed"]
         answers, refused = grade(
             hand_ins, args.lessons, seed, args.limit, args.shielded, args.jobs or launch.cores(),
             tell=lambda line: print(line + "\n", end="", flush=True))  # in one piece: several threads tell
+        answers += [row for row in last["answers"] if row["learner"] not in only
+                    or args.lessons and row["lesson"] not in args.lessons]
+        refused += [row for row in last["refused"] if row["learner"] not in only]
+        lessons = last["lessons"] or sorted({row["lesson"] for row in answers})
+        report.write_text(args.out / LAST, json.dumps({"seed": seed, "answers": answers, "refused": refused,
+                                                       "lessons": last["lessons"]}))
+        answers, unmet = office.marked(report.tabled(answers), marks, class_list)
+        refused = pd.DataFrame(refused, columns=["learner", "file", "why"])
         summary = (f"{some(answers.file.nunique(), 'notebook')} graded, {len(refused)} not, with --seed {seed}"
                    + ("" if args.shielded else ", without a shield"))
-        pages = report.write(answers, refused, args.out, summary)
+        pages = report.write(answers, refused, lessons, class_list, args.out, summary)
+        for what, names in (("not in --class", came - set(class_list.rows) if args.names else ()),
+                            ("no such answer, for --marks", unmet)):
+            if names:
+                print(f"{what}: {', '.join(sorted(names))}")
         if args.give_back:
-            name = "-".join(["graded", *(args.lessons or [])]) + ".html"
-            pages = {learner: page for learner, page in pages.items() if learner in came}  # the list may misspell one
-            without = report.give_back(pages, args.out, args.give_back, name)
+            name = "-".join(["graded", *(last["lessons"] or [])]) + ".html"
+            listed = set(refused[refused.why == NOTHING].learner)  # the list may misspell one
+            pages = {learner: page for learner, page in pages.items() if learner not in listed}
+            without = report.give_back(pages, args.out, args.give_back, name, class_list)
             print(f"{some(len(pages) - len(without), 'page')} given back as {name}"
                   + (f"; no folder in {args.give_back}: {', '.join(without)}" if without else ""))
     print(f"{summary}: {(args.out / 'index.html').resolve().as_uri()}")

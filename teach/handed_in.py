@@ -1,6 +1,7 @@
 """From a notebook that a learner handed in to the cells that are the learner's. Nothing of it runs here."""
 
 import ast
+import builtins
 import hashlib
 import json
 import re
@@ -17,6 +18,7 @@ from course.lesson import notebooks
 
 LARGEST = 20_000_000  # bytes of a notebook; those of this course have less than a million, with all outputs
 WORDS, TEXT = 2000, 50_000  # characters that the pages show of a message or a name, and of an answer
+COMMON = 45  # nodes that a syntax tree must have beyond its stub's, before equal answers are news: 05 `my_shard` has 35
 LINK = "no file of its own: a link, or nothing that can be read"
 CALL = re.compile(r"^(check|capstone)\.(\w+)\((.+)\)$", re.M)
 RIGHT = "✔ Right."  # in the output of a check
@@ -31,7 +33,7 @@ UNUSUAL = re.compile(
 OURS = re.compile(r"\b(?:lessons|course)[./][\w./]+|\b(?:from|import)\s+(?:lessons|course)\b(?!\.)")
 
 
-class NotGraded(Exception):
+class NotGraded(ValueError):
     """Why a file cannot be graded, in one line."""
 
 
@@ -182,12 +184,40 @@ def paper(notebook: NotebookNode, beside: Path) -> Paper:
     return made
 
 
+def answer(made: Paper, question: Question) -> list[str]:
+    """The learner's cells that name a question, or else its file."""
+    return [cell for _, cell in made.own if question.given in cell] or [made.files.get(question.given, "")]
+
+
 def shown(made: Paper, question: Question) -> str:
-    """What was handed in for a question: the cells that name it, or its file; then those that name no question."""
+    """What was handed in for a question, and the cells that name none."""
     names = {each.given for each in made.questions}
-    theirs = [cell for _, cell in made.own if question.given in cell]
     helpers = [cell for _, cell in made.own if not any(name in cell for name in names)]
-    return "\n\n".join(theirs + [made.files.get(question.given, "")] * (not theirs) + helpers)
+    return "\n\n".join(answer(made, question) + helpers)
+
+
+def tree_of(made: Paper, question: Question) -> str:
+    """A digest of an answer's syntax, without comments and the names that it gives. "" if it has little more than its
+    stub: many write that alike."""
+    stub = [cell for cell in made.cells if re.match(rf"%%writefile .*{question.given}|def {question.given}\b", cell)]
+    try:
+        (_, least), (body, size) = nodes_of(stub, question.given), nodes_of(answer(made, question), question.given)
+        text = "".join(map(ast.dump, body))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return ""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest() if size > least + COMMON else ""
+
+
+def nodes_of(cells, name):
+    """(the definition of `name`, or else all statements, with numbers for names; how many nodes they have)"""
+    tree = ast.parse(TransformerManager().transform_cell("\n".join(re.sub(r"\A\s*%%.*\n", "", cell) for cell in cells)))
+    body = [node for node in tree.body if getattr(node, "name", "") == name] or tree.body
+    nodes, names = list(ast.walk(ast.Module(body, []))), {}
+    for node in nodes:
+        for kind in ("id", "arg", "name"):
+            if isinstance(text := getattr(node, kind, None), str) and not hasattr(builtins, text):
+                setattr(node, kind, names.setdefault(text, str(len(names))))
+    return body, len(nodes)
 
 
 def to_look_at(made: Paper, question: Question, outcome: str) -> str:

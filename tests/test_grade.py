@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import csv
-import doctest
 import inspect
 import io
 import json
@@ -12,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -30,7 +30,7 @@ from lessons._template import check as template
 from lessons.l01_one_device import check as lesson_01
 from lessons.l05_distributed_sampler import check as lesson_05
 from lessons.l10_launchers import check as lesson_10
-from teach import answers, handed_in, judge, questions, shield
+from teach import answers, handed_in, judge, questions, report, shield
 from teach import grade as grading
 from teach.handed_in import Paper, Question
 from tests import runner
@@ -287,7 +287,7 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     os.utime(folder / "ada" / "notebooks" / "older.ipynb", (1000, 1000))
     shutil.copy(notebooks()["04"], folder / "dan.ipynb")
     (folder / "ivy").symlink_to("ada")
-    hand_in("01", folder / "words.ipynb", my_gain="def my_gain(*asked):\n    raise ValueError('\\ud800')",
+    hand_in("01", folder / "words.ipynb", my_gain="def my_gain(*asked):\n    raise ValueError('\\ud800\\0')",
             my_step_seconds="def my_step_seconds(*asked):\n    raise ValueError('x' * 8_000_000)")
     (folder / "ben").mkdir()
     whole = notebooks()["05"].read_text()
@@ -297,7 +297,8 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
         huge.truncate(10**9)  # a gigabyte printed, and saved
     os.mkfifo(folder / "gil.ipynb")  # whoever opens it waits
     (folder / "hal.ipynb").symlink_to(folder / "ada" / "notebooks" / "01.ipynb")
-    (folder / "readme.txt").write_text("no notebook, and nobody's")
+    for name in ("readme.txt", "kim.zip"):
+        (folder / name).write_text("no notebook, and nobody's")
     for name, (source, _) in BAD.items():  # nbformat writes no half character
         (folder / f"{name}.ipynb").write_text(json.dumps(nbformat.v4.new_notebook(cells=cells(source))))
     os.mkdir(os.fsencode(folder) + b"/J\xf6rg")
@@ -307,16 +308,16 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     lines = printed.splitlines()
     expected = {"ben/": "no notebook was handed in", "cleo.ipynb": "no notebook", "eve.ipynb": "no notebook",
                 "fay.ipynb": "1,000 MB", "gil.ipynb": "no file of its own", "hal.ipynb": "no file of its own",
-                "J\\udcf6rg/": "no notebook was handed in", "zoe/": "no notebook was handed in",
+                "J\\udcf6rg/": "no notebook was handed in", "kim.zip": "no notebook: ", "zoe/": "nothing was handed in",
                 "ada/notebooks/01.ipynb": "2 of 2 answers right", "ada/notebooks/older.ipynb": "is the same",
                 "dan.ipynb": "this is 04, and 01 or before was asked for", "ivy": "no file of its own",
                 **{f"{name}.ipynb": words for name, (_, words) in BAD.items()}}
     for name, words in expected.items():
         assert sum(line.startswith(f"{name}: ") and words in line for line in lines) == 1, name + " in " + printed
-    assert "4 notebooks graded, 13 not" in lines[-1]
+    assert "4 notebooks graded, 14 not" in lines[-1]
     verdicts = outcomes(tmp_path / "out")
     clock, gain = (verdicts["words", question.name] for question in handed_in.asked_in("01"))
-    assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800")
+    assert gain == ("wrong", "Not yet. It raised ValueError: \\ud800\\0")
     assert clock[0] == "wrong" and len(clock[1]) == handed_in.WORDS
     pages = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.html")}
     assert len(pages) == 1 + len(expected) and "cleo.ipynb: no notebook" in pages["index.html"]
@@ -370,33 +371,45 @@ def test_a_file_of_the_shell_is_judged_too(name, text, outcome, tmp_path, monkey
     assert judge.of_a_file(getattr(lesson_10, name), question.given, {question.given: text.encode()})[0] == outcome
 
 
-@pytest.mark.parametrize(("text", "look"), [
-    ("import gc\n" + SHARD, "gc"), ("from lessons.l05_distributed_sampler import check as c", ""), (SHARD, ""),
-    ("import statistics\ncheck = sum", ""),
-    ("from lessons.l05_distributed_sampler.check import my_shard", "lessons.l05_distributed_sampler.check"),
-    ("from multiprocessing.connection import Connection as C\nC(3).send(1)", "multiprocessing, Connection"),
-    ("__builtins__.exec('1')", "__builtins__"), ("model.eval()", ""), ("eval('1')", "eval"),
-    ("import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
-    ("open('lessons/l05_distributed_sampler/check.py')", "lessons/l05_distributed_sampler/check")])
-def test_what_a_teacher_is_asked_to_look_at(text, look):
-    question = handed_in.asked_in("05")[0]
-    assert look in handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right")
-    assert bool(look) == bool(handed_in.to_look_at(Paper("05", [question], own=[(0, text)]), question, "right"))
-
-
-@pytest.mark.parametrize(("text", "look"), [
-    ("from lessons.l06_ddp.buckets import make_buckets  # of course. As in lesson 06", ""),  # as the stub does
-    ("model.eval()", ""), ("import torch.multiprocessing as mp", "multiprocessing"),
-    ("from lessons.l06_ddp.check import step as ours", "lessons.l06_ddp.check"),
-    ("from lessons.l06_ddp import check", "lessons.l06_ddp"),
-    ("import lessons.l06_ddp.my_ddp as m", "lessons.l06_ddp.my_ddp"),
-    ("from course import exercise", "from course"), ("from lessons import l06_ddp", "from lessons")])
-def test_a_file_with_more_of_the_course_than_its_stub_is_to_be_looked_at(text, look):
-    question = next(each for each in handed_in.asked_in("06") if each.given == "06_step_3.py")
-    source = f"%%writefile results/live/{question.given}\n{text}"
-    paper = Paper("06", [question], handed_in.cells_of("06"), [(0, source)])
+@pytest.mark.parametrize(("place", "text", "look"), [
+    ("cell", "import gc\n" + SHARD, "gc"), ("cell", "from lessons.l05_distributed_sampler import check as c", ""),
+    ("cell", SHARD, ""), ("cell", "import statistics\ncheck = sum", ""),
+    ("cell", "from lessons.l05_distributed_sampler.check import my_shard", "lessons.l05_distributed_sampler.check"),
+    ("cell", "from multiprocessing.connection import Connection as C\nC(3).send(1)", "multiprocessing, Connection"),
+    ("cell", "__builtins__.exec('1')", "__builtins__"), ("cell", "model.eval()", ""), ("cell", "eval('1')", "eval"),
+    ("cell", "import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
+    ("cell", "open('lessons/l05_distributed_sampler/check.py')", "lessons/l05_distributed_sampler/check"),
+    ("file", "from lessons.l06_ddp.buckets import make_buckets  # of course. As in lesson 06", ""),  # as the stub does
+    ("file", "model.eval()", ""), ("file", "import torch.multiprocessing as mp", "multiprocessing"),
+    ("file", "from lessons.l06_ddp.check import step as ours", "lessons.l06_ddp.check"),
+    ("file", "from lessons.l06_ddp import check", "lessons.l06_ddp"),
+    ("file", "import lessons.l06_ddp.my_ddp as m", "lessons.l06_ddp.my_ddp"),
+    ("file", "from course import exercise", "from course"), ("file", "from lessons import l06_ddp", "from lessons")])
+def test_what_a_teacher_is_asked_to_look_at(place, text, look):
+    asked = handed_in.asked_in("05" if place == "cell" else "06")
+    question = next(each for each in asked if each.given in ("my_shard", "06_step_3.py"))
+    cell = text if place == "cell" else f"%%writefile results/live/{question.given}\n{text}"
+    paper = Paper("06", [question], handed_in.cells_of("06") if place == "file" else [], [(0, cell)])
     seen = handed_in.to_look_at(paper, question, "right")
     assert look in seen and bool(look) == bool(seen)
+
+
+LONG = "def my_shard(n, rank, world_size):\n" + "".join(
+    f"    part{k} = n * {k} + rank  # {k}\n" for k in range(9)) + "    return part0\n"
+
+
+@pytest.mark.parametrize(("other", "same"), [
+    (LONG.replace("part", "p").replace("rank", "r") + "\nmy_shard(2, 0, 1)", True),
+    (LONG.replace("  # 3", ""), True), (LONG.replace("* 3", "* 4"), False), (LONG + "def (", False)])
+def test_equal_answers_are_listed_and_short_ones_are_no_news(other, same):
+    question = handed_in.asked_in("05")[0]
+    trees = [handed_in.tree_of(Paper("05", [question], handed_in.cells_of("05"), [(0, text)]), question)
+             for text in (LONG, other, SHARD)]
+    assert (trees[0] == trees[1], trees[2]) == (same, "") and trees[0]
+    rows = [{"learner": learner, "lesson": "05", "exercise": "shard", "look at this": "", "code": text, "tree": tree}
+            for learner, text, tree in zip(("ada", "ben", "cleo"), (LONG, other, SHARD), trees, strict=True)]
+    seen = "the same as {}, but for names and comments"
+    assert list(report.tabled(rows)["look at this"]) == [seen.format("ben") * same, seen.format("ada") * same, ""]
 
 
 # -------------------------------------------------------------------------------------------------------- hostile
@@ -608,23 +621,100 @@ def test_a_class_sees_what_it_has_learned_and_gets_its_pages_back(tmp_path):
     assert "Before and after" in index and "0 of 2" in index and "1 of 2" in index
 
 
-# ------------------------------------------------------------------------------------------------- the command, otter
+# -------------------------------------------------------------------------------------------------------- the office
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["{}"], "holds this course"), (["{}/notebooks", "--out", "{}/notebooks/grades"], "would count as handed in")])
-def test_a_folder_that_cannot_be_graded_is_refused_in_one_line(arguments, message, capsys):
+RIGHT = [repr(idea["before"]["right"]) for idea in questions.ideas()]
+
+
+def pre_test(path, right):
+    """The pre-test with so many right answers, as a file; its text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(answered("before", dict(enumerate(RIGHT[:right], 1))), path)
+    return path.read_text()
+
+
+@pytest.mark.parametrize(("names", "listed", "imported", "late"), [
+    (("doejane_LATE_11_901_pre_test.ipynb", "doejohn_12_902_pre_test-1.ipynb", "doejohn_12_903_notes.txt"),
+     'Student,ID,SIS Login ID,Section,Quiz (7)\n    Points Possible,,,,9\n"Doe, Jane",11,j,A,\n"Doe, John",12,o,A,5\n'
+     "=Roe,13,r,A,\n",
+     'Student,ID,SIS Login ID,Section,lesson before\n    Points Possible,,,,100.0\n"Doe, Jane",11,j,A,70.0\n'
+     '"Doe, John",12,o,A,100.0\n\'=Roe,13,r,A,\n', "LATE"),
+    (("Jane Doe_11_assignsubmission_file/pre_test.ipynb", "John Doe_12_assignsubmission_file_pre_test.ipynb",
+      "Jane Doe_11_assignsubmission_onlinetext/onlinetext.html"),
+     "Identifier;Full name;Grade;Last modified (grade)\nParticipant 11;Jane Doe;;-\nParticipant 12;John Doe;;-\n"
+     "Participant 13;Max Roe;;-\n",
+     "Identifier,Full name,Grade,Last modified (grade)\nParticipant 11,Jane Doe,70.0,-\nParticipant 12,John Doe,100.0,-"
+     "\nParticipant 13,Max Roe,,-\n", ""),
+    (("Jane Doe_11_assignsubmission_file_/work.zip", "John Doe_12_assignsubmission_file_/notebooks/pre_test.ipynb",
+      "__MACOSX/._pre_test.ipynb"),
+     "First name,Last name,Email address\nJane,Doe,j@x.org\nJohn,Doe,o@x.org\nMax,Roe,r@x.org\n",
+     "First name,Last name,Email address,lesson before\nJane,Doe,j@x.org,70.0\nJohn,Doe,o@x.org,100.0\nMax,Roe,"
+     "r@x.org,\n", "")], ids=["Canvas", "Moodle's worksheet", "Moodle's export"])
+def test_what_an_lms_downloads_is_graded_and_what_it_imports_is_written(names, listed, imported, late, tmp_path):
+    jane, john = pre_test(tmp_path / "jane.ipynb", 7), pre_test(tmp_path / "john.ipynb", 10)
+    if names[0].endswith(".zip"):
+        with zipfile.ZipFile(tmp_path / "work.zip", "w") as work:
+            work.writestr("notebooks/pre_test.ipynb", jane)
+        jane = (tmp_path / "work.zip").read_bytes()
+    with zipfile.ZipFile(tmp_path / "in.zip", "w") as download:
+        for name, text in zip(names, (jane, john, "text"), strict=True):
+            download.writestr(name, text)
+    (tmp_path / "class.csv").write_text(listed, encoding="utf-8-sig")
+    (back := tmp_path / "back" / "Jane Doe_11_assignsubmission_file").mkdir(parents=True)
+    grade(tmp_path / "in.zip", "--lesson", "before", "--class", tmp_path / "class.csv", "--out", tmp_path / "out",
+          "--give-back", tmp_path / "back")
+    assert "70 %" in (back / "graded-before.html").read_text()
+    assert (tmp_path / "out" / "import.csv").read_text() == imported
+    grades = pd.read_csv(tmp_path / "out" / "grades.csv", keep_default_na=False).sort_values("percent")
+    assert list(grades.percent) == ["", "100.0", "70.0"] and list(grades.late) == ["", "", late]
+    assert list(grades["why not"]) == ["nothing was handed in", "", ""]
+
+
+def test_marks_are_kept_and_one_learner_is_graded_again(tmp_path):
+    for learner, right in (("ada", 10), ("ben", 3)):
+        pre_test(tmp_path / "in" / learner / "pre_test.ipynb", right)
+    os.utime(tmp_path / "in" / "ben" / "pre_test.ipynb", (1e9, 1e9))
+    first, second, *_ = (idea["name"] for idea in questions.ideas())
+    (tmp_path / "marks.csv").write_text(f"learner;lesson;exercise;weight;points;comment\n;before;{first};11;;\n"
+                                        f"ben;before;{first};;0,5;=half of it\ncleo;before;{second};;1;\n")
+    arguments = ["--out", tmp_path / "out", "--lesson", "before", "--marks", tmp_path / "marks.csv"]
+
+    def grades():
+        with (tmp_path / "out" / "grades.csv").open() as file:
+            return {row["learner"]: (float(row["percent"]), row["late"]) for row in csv.DictReader(file)}
+
+    printed = grade(tmp_path / "in", *arguments, "--deadline", "2020-01-01T00:00")
+    assert f"no such answer, for --marks: cleo before {second}\n" in printed
+    now = grades()
+    assert now["ben"] == (37.5, "") and now["ada"][0] == 100 and now["ada"][1].startswith("20")
+    assert "=half of it (0.5 of 1)" in (tmp_path / "out" / "learner-002.html").read_text()
+    assert "'=half of it" in (tmp_path / "out" / "answers.csv").read_text()
+    pre_test(tmp_path / "in" / "ben" / "pre_test.ipynb", 4)
+    (tmp_path / "in" / "ada" / "pre_test.ipynb").write_text("lost")
+    grade(tmp_path / "in", *arguments, "--only", "ben")
+    assert grades() == {**now, "ben": (42.5, "")}
+    (tmp_path / "marks.csv").write_text("learner,points\nada,0\n")
+    grade(*arguments)
+    assert grades()["ada"][0] == 0 and grades()["ben"][0] == 40
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(("arguments", "written", "message"), [
+    (["{ROOT}"], "", "holds this course"), (["{ROOT}/notebooks", "--out", "{ROOT}/notebooks/o"], "", "as handed in"),
+    (["{}/no.zip"], "", "no folder and no .zip"), (["{}/made.zip"], "half", "made.zip cannot be unpacked"),
+    (["--out", "{}/out"], "", "last grading, {}/out/graded.json: No such file"), (["--only", "ada"], "", "name the f"),
+    (["{}/in", "--only", "eve", "--out", "{}/out"], "", "nothing was handed in by eve, but by ada"),
+    (["{}/in", "--class", "{}/made.csv"], "learner,Section\nada,1\nada,2\n", "two are called ada"),
+    (["--marks", "{}/made.csv"], "comment\n\udce9\n", "save it as CSV UTF-8"),
+    (["--marks", "{}/made.csv"], "lesson,points\n5,1\n5,2\n", "line 3: points must be a number from 0 to 1")])
+def test_what_cannot_be_graded_is_refused_in_one_line(arguments, written, message, tmp_path, capsys):
+    pre_test(tmp_path / "in" / "ada.ipynb", 1)
+    for name in ("made.csv", "made.zip") if written else ():
+        (tmp_path / name).write_text(written, errors="surrogateescape")
     with pytest.raises(SystemExit) as end:
-        grade(*(word.format(ROOT) for word in arguments))
+        grade(*(word.format(tmp_path, ROOT=ROOT) for word in arguments))
     err = capsys.readouterr().err
-    assert end.value.code == 2 and message in err and err.count("\n") == 1
-
-
-def test_a_test_for_otter_asks_the_check(tmp_path):
-    grade("--otter", tmp_path)
-    assert len(list(tmp_path.rglob("*.py"))) == sum(len(handed_in.asked_in(lesson)) for lesson in notebooks())
-    exec((tmp_path / "05" / "tests" / "shard.py").read_text(), namespace := {})
-    code = namespace["test"]["suites"][0]["cases"][0]["code"]
-    for answer, failures in ((lesson_05.my_shard, 0), (lesson_05.blocks, 1)):
-        test = doctest.DocTestParser().get_doctest(code, {"my_shard": answer}, "shard", None, 0)
-        assert doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None).failed == failures
+    assert end.value.code == 2 and message.format(tmp_path) in err and err.count("\n") == 1
