@@ -67,7 +67,8 @@ def test_the_example_class_is_drawn(tmp_path, capsys, monkeypatch):
 def test_speed_ups_and_the_race_are_recomputed_from_the_epochs(room):
     epochs, refused = board.read(room)
     table, more = board.speedups(epochs)
-    assert refused == more == [] and list(table.label.unique()) == ["machine 1", "machine 2"]
+    assert refused == [] and list(table.label.unique()) == ["machine 1", "machine 2"]
+    assert [(path.name, why) for path, _, why in more] == 2 * [("race.jsonl", "samples 50000, not 6400")]
     two, alone = ([epoch["images_per_second"] for epoch in epochs_of(room / "two-cores" / f"ranks_{ranks}.jsonl")[1:]]
                   for ranks in (2, 1))
     expected = sum(two) / sum(alone)  # the median of two epochs, after the first, is their mean
@@ -102,9 +103,9 @@ def test_no_folder_s_name_is_on_the_page_though_files_are_left_out(room, tmp_pat
     (room / "locked.ipynb").write_text('{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{}]}')
     assert main(monkeypatch, room, "--out", tmp_path / "out") == 0
     printed, page = capsys.readouterr().out, (tmp_path / "out" / "index.html").read_text()
-    assert f"left out: linked: {handed_in.LINK}" in printed
-    assert "left out: two-cores/not-ranks_1.jsonl: neither" in printed
-    assert "left out: machine 2: neither" in page and "left out: machine 1: run" in page
+    assert f"left out: linked (no machine): {handed_in.LINK}" in printed
+    assert "left out: two-cores/not-ranks_1.jsonl (machine 2): neither" in printed
+    assert "left out: machine 2: neither" in page and "left out: machine 1: the same run as a log of machine 2" in page
     assert not any(name in page for name in ("two-cores", "one-core", "linked", "locked", "jsonl"))
 
 
@@ -166,19 +167,42 @@ def test_damage_half_a_run_a_copied_run_and_an_impossible_speed_up_are_named(roo
     shutil.copy(logs / "ranks_8.jsonl", room / "one-core" / "mine.jsonl")
     _, refused = board.read(room)
     why = {f"{path.parent.name}/{path.name}": reason for path, _, reason in refused}
-    assert set(why) == {"two-cores/ranks_2.jsonl", "two-cores/ranks_4.jsonl", "two-cores/ranks_8.jsonl",
-                        "one-core/mine.jsonl"}
+    assert set(why) == {"two-cores/ranks_2.jsonl", "two-cores/ranks_4.jsonl", "one-core/mine.jsonl"}
     assert "damaged" in why["two-cores/ranks_2.jsonl"] and "unfinished" in why["two-cores/ranks_4.jsonl"]
-    assert "handed in by 2 learners" in why["one-core/mine.jsonl"]
+    assert "the same run as a log of machine 2" in why["one-core/mine.jsonl"], "who copied loses nobody's"
     (room / "one-core" / "mine.jsonl").unlink()
+    assert 8 in set(board.speedups(board.read(room)[0])[0].ranks)
 
     def faster(record):
         for name in record if record["kind"] == "epoch" else []:
             record[name] *= {"s": 1 / 20, "d": 20}.get(name[-1], 1) if name.endswith(("seconds", "second")) else 1
 
     changed(logs / "ranks_8.jsonl", faster)
-    table, [(path, _, reason)] = board.speedups(board.read(room)[0])
-    assert path.name == "ranks_8.jsonl" and "not believed" in reason and 8 not in set(table.ranks)
+    table, refused = board.speedups(board.read(room)[0])
+    why = {path.name: reason for path, machine, reason in refused if machine == "machine 2"}
+    assert "not believed" in why["ranks_8.jsonl"] and 8 not in set(table.ranks)
+
+
+def test_one_process_and_torchrun_make_a_line_though_their_threads_differ(room, tmp_path, capsys, monkeypatch):
+    """As README's two commands; and each other log is told why it is not on it."""
+    logs = room / "two-cores"
+    for name in ("ranks_4", "ranks_8", "race"):
+        (logs / f"{name}.jsonl").unlink()
+    changed(logs / "ranks_1.jsonl", every("run", threads=2))
+    for name, values in {"a_dp": {"strategy": "dp", "threads": 2}, "a_again": {"threads": 1},
+                         "wide": {"channels_last": False}, "lone": {"world_size": 2, "threads": 7}}.items():
+        shutil.copy(logs / "ranks_2.jsonl", logs / f"{name}.jsonl")
+        changed(logs / f"{name}.jsonl", lambda record, name=name: record.update(run_id=name))
+        changed(logs / f"{name}.jsonl", every("run", **{"world_size": 1 if name == "a_dp" else 2} | values))
+    for name in ("ranks_1", "race"):
+        (room / "one-core" / f"{name}.jsonl").unlink()
+    assert main(monkeypatch, room, "--out", tmp_path) == 0
+    printed, page = capsys.readouterr().out, (tmp_path / "index.html").read_text()
+    assert re.search(r"machine 2: .*: 1: 1.00 \(2 threads each\), 2: 1.\d\d \(1 thread each\)\n", printed), printed
+    assert "two-cores/a_dp.jsonl (machine 2): DataParallel True, not False\n" in printed
+    assert "two-cores/wide.jsonl (machine 2): channels_last False, not True\n" in printed
+    assert printed.count("another run with world size 2 counts") == 2, printed
+    assert "machine 1: no run of one rank to compare with (2 logs)" in page and "jsonl" not in page
 
 
 def test_in_a_room_of_many_machines_few_have_labels_and_none_covers_another(room):
