@@ -25,6 +25,7 @@ for answers that run on ranks.
 
 import ast
 import base64
+import hashlib
 import html
 import inspect
 import linecache
@@ -73,6 +74,16 @@ class Case:
     """of floats, relative to the larger; whole numbers and all else are compared exactly"""
     remark: str = ""
     """about this answer, printed after "Right." where all cases are"""
+
+
+class Sealed(str):
+    """The hash of a right answer of one word. Of these a learner's copy has no more: teach/learner_copy.py."""
+
+    @classmethod
+    def of(cls, answers: dict[str, str]) -> dict[str, str]:
+        """{question: the hash of its answer}, of an answer that is one already the same."""
+        return {key: str(word) if isinstance(word, cls) else hashlib.sha256(f"{key} is {word}".encode()).hexdigest()
+                for key, word in answers.items()}
 
 
 class Exercise:
