@@ -46,6 +46,7 @@ RULES = (f"The race: the least training time until an epoch ends with {GOAL:.0%}
 BELIEVED = 1.5  # times as fast as so many devices: more is no cache, but another baseline
 SAME = ["model", "dataset", "samples", "batch_size", "global_batch_size", "optimizer", "device", "threads", "bf16",
         "compile", "channels_last", "DataParallel"]  # what runs of one line have in common: all but the ranks
+NO_LINE = "no run of one rank and one of more, alike in all else"
 FEW, MOST_IN_RACE = 6, 10  # machines whose lines all have colours and labels of their own; bars of the race
 # What --rerun takes over from a log: how it trained, and nothing that names a path.
 REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "optimizer", "lr",
@@ -53,7 +54,6 @@ REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "op
             "comm_hook")
 NEEDED = {"world_size": int, "threads": int, "device": str, "global_batch_size": int | None,
           "lr_scale": int | float | None}
-SWITCHES = ("bf16", "compile")
 LONGEST, MOST = 3600, 64  # seconds of a repetition; ranks, and threads of each
 
 
@@ -61,8 +61,7 @@ LONGEST, MOST = 3600, 64  # seconds of a repetition; ranks, and threads of each
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, list[tuple]]:
-    """(a row for each epoch of a run, with `file`, and `who` and `label` of its machine; [(file, machine, why)] left
-    out).
+    """(a row for each epoch of a run, with `file` and the `label` of its machine; [(file, machine, why)] left out).
 
     A learner is an entry of the folder, as for scripts/grade: a subfolder with run logs, or with a notebook of lesson
     07, whose outputs hold the consoles of its commands.
@@ -91,10 +90,10 @@ def read(folder: Path) -> tuple[pd.DataFrame, list[tuple]]:
                 if why:
                     refused.append((path, label, why))
                 else:
-                    frames.append(run.assign(who=entry.name, named=bool(name), file=str(path), label=label,
-                                             changed=log.stat().st_mtime, json=log.suffix == ".jsonl"))
+                    frames.append(run.assign(named=bool(name), file=str(path), label=label, json=log.suffix == ".jsonl",
+                                             changed=log.stat().st_mtime))
     if not frames:
-        return pd.DataFrame(columns=["file", "label", "who"]), refused
+        return pd.DataFrame(columns=["file", "label"]), refused
     epochs = pd.concat(frames, ignore_index=True)
     files_of = epochs.drop_duplicates("file").sort_values("changed", kind="stable").groupby("run_id")
     for original, *copies in (list(of_run.itertuples()) for _, of_run in files_of):
@@ -149,13 +148,12 @@ def consoles(notebook):
         if begun := re.search(r"PyTorch (\S+), (\d+) cores? of ([^,\n]+)", text if not machine else ""):
             machine = {"torch": begun[1], "cores": begun[2], "device_name": begun[3]}
         for run in re.split(r"^(?=\w+: \d+ training)", text, flags=re.M):  # a cell may start several
-            who = re.search(r"^(\w+), \w+: (\d+) rank\(s\) x batch (\d+) .*; .*\b(\d+) thread\(s\)", run, re.M)
-            if not who:
-                continue
-            images = re.search(r"^(\w+): (\d+) training", run, re.M)
-            about = dict(zip(("model", "world_size", "batch_size", "threads"), who.groups(), strict=True))
-            about |= dict(zip(("dataset", "samples"), images.groups(), strict=True)) if images else {}
-            yield "".join(f"# {name}: {value}\n" for name, value in (machine | about).items()) + run
+            about = re.match(r"(\w+): (\d+) training.*\n(?:.*\n)*?(\w+), \w+: (\d+) rank\(s\) x batch (\d+) .*; .*"
+                             r"\b(\d+) thread\(s\)", run)
+            if about:
+                names = "dataset", "samples", "model", "world_size", "batch_size", "threads"
+                fields = machine | dict(zip(names, about.groups(), strict=True))
+                yield "".join(f"# {name}: {value}\n" for name, value in fields.items()) + run
 
 
 def signed(notebook):
@@ -199,8 +197,8 @@ def speedups(epochs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple]]:
     """(a row for each machine and number of ranks: label, named, ranks, threads, speedup, machine; [(file, machine,
     why)] of the runs that are not drawn).
 
-    A machine's line has the most numbers of ranks among runs that differ in nothing else, one rank among them. If its
-    runs of more ranks have other threads, as torchrun gives them, a line joins these too.
+    A machine's line has the most numbers of ranks among runs that differ in nothing else, one rank among them; or, if
+    that makes it longer, in nothing but the threads: torchrun gives a rank one.
     """
     rows, refused = [], []
     for label, of_machine in epochs.groupby("label", sort=False):
@@ -213,7 +211,7 @@ def speedups(epochs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple]]:
         same = [name for name in SAME if name in table]
         lines = [line for alike in (same, [name for name in same if name != "threads"])
                  for _, line in table[~table["DataParallel"]].groupby(alike, dropna=False)
-                 if line["world_size"].eq(1).any()]
+                 if line["world_size"].eq(1).any() and line["world_size"].nunique() > 1]
         line = max(lines, key=lambda line: line["world_size"].nunique(), default=table[:0])
         line = line.drop_duplicates("world_size", keep="last").sort_values("world_size")
         fixed = [name for name in same if line[name].nunique(dropna=False) == 1]
@@ -221,8 +219,7 @@ def speedups(epochs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple]]:
             other = [f"{name} {run[name]}, not {line[name].iloc[0]}" for name in fixed
                      if str(run[name]) != str(line[name].iloc[0])]
             another = f"another run with world size {run['world_size']} counts"
-            refused.append((Path(file), label, "; ".join(other) or another if lines else
-                            "no run of one rank to compare with"))
+            refused.append((Path(file), label, "; ".join(other) or another if lines else NO_LINE))
         for file, run in line.iterrows():
             ranks, speedup = int(run["world_size"]), run["images_per_second"] / line["images_per_second"].iloc[0]
             on_cores = str(run["device"]) == "cpu" and pd.notna(run["cores"])
@@ -254,9 +251,8 @@ def race(epochs: pd.DataFrame) -> pd.DataFrame:
         reached = run[run["val_accuracy"] >= GOAL]
         if not reached.empty:
             seconds = run.loc[run["epoch"] <= reached["epoch"].iloc[0], "seconds"].sum()
-            rows.append({"label": record["label"], "seconds": seconds,
-                         "accuracy": reached["val_accuracy"].iloc[0], "ranks": int(record["world_size"]),
-                         "machine": described(record), "file": file})
+            rows.append([record["label"], seconds, reached["val_accuracy"].iloc[0], int(record["world_size"]),
+                         described(record), file])
     columns = ["label", "seconds", "accuracy", "ranks", "machine", "file"]
     return pd.DataFrame(rows, columns=columns).sort_values("seconds", ignore_index=True)
 
@@ -342,7 +338,7 @@ def draw(folder: Path, out: Path, refresh: float | None) -> tuple[pd.DataFrame, 
         with files.whole(out / f"{name}.png") as part:
             ax.figure.savefig(part, format="png", dpi=100)
         plt.close(ax.figure)
-    reason = "no run of one rank, and none that reached the goal" if len(epochs) else "no log of main.py lies there"
+    reason = f"{NO_LINE}; and no run reached the goal" if len(epochs) else "no log of main.py lies there"
     nothing = [] if drawn else [f"nothing to draw: {reason}"]
     left_out = [each for each in [*refused, *more] if str(each[0]) not in set(won["file"])]
     counted = Counter((machine, why) for _, machine, why in left_out)
@@ -367,17 +363,15 @@ def command_of(record: dict, log: Path) -> tuple[list[str], dict[str, str]]:
         record = {**record, "batch_size": round(whole / scale ** (1 + (record.get("lr_scaling") == "sqrt")))}
     given = [word for name in REPEATED if record.get(name) is not None
              for word in (f"--{name.replace('_', '-')}", str(record[name]))]
-    given += [f"--{name}" for name in SWITCHES if record.get(name)]
+    given += [f"--{name}" for name in ("bf16", "compile") if record.get(name)]
     given += ["--dataset", "cifar10", "--device", record["device"], "--log-file", str(log)]
     if any(word.startswith("@") for word in given):  # a file of options, which may name code to run
         raise ValueError("the winner's command cannot be repeated: its log holds a value with @")
     args = options.get_parser().parse_args(given)
     if not 1 <= ranks <= MOST or not 1 <= record["threads"] <= MOST:
         raise ValueError(f"{ranks} ranks with {record['threads']} threads are not repeated here: at most {MOST}")
-    launcher = [sys.executable, "main.py"]
-    if ranks > 1 or args.strategy == "ddp":
-        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "main.py"]
-    return [*launcher, *given], os.environ | {"OMP_NUM_THREADS": str(record["threads"])}
+    torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"] * (ranks > 1 or args.strategy == "ddp")
+    return [sys.executable, *torchrun, "main.py", *given], os.environ | {"OMP_NUM_THREADS": str(record["threads"])}
 
 
 def rerun(won: pd.DataFrame, out: Path) -> str:
@@ -394,22 +388,12 @@ def rerun(won: pd.DataFrame, out: Path) -> str:
     repeated = race(runs.read_run(log).assign(file=str(log), json=True))
     if repeated.empty:
         return f"here it did not reach {GOAL:.0%}: its {winner['seconds']:.1f} s are not confirmed"
-    seconds, accuracy = repeated["seconds"][0], repeated["accuracy"][0]
-    times = seconds / winner["seconds"]
-    return (f"logged: {winner['seconds']:.1f} s, {winner['accuracy']:.3f} ({winner['machine']}); here: "
-            f"{seconds:.1f} s, {accuracy:.3f} ({repeated['machine'][0]}): {times:.2f} times as long")
+    logged, here = (f"{run['seconds']:.1f} s, {run['accuracy']:.3f} ({run['machine']})" for run in (
+        winner, repeated.iloc[0]))
+    return f"logged: {logged}; here: {here}: {repeated['seconds'][0] / winner['seconds']:.2f} times as long"
 
 
 # --------------------------------------------------------------------------------------------------------- the command
-
-
-def state_of(folder):
-    """{path: (when it changed, bytes)} of the files. One may go between two looks: then it is none."""
-    state = {}
-    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
-        with contextlib.suppress(FileNotFoundError):
-            state[path] = path.stat().st_mtime_ns, path.stat().st_size
-    return state
 
 
 def get_parser():
@@ -435,9 +419,10 @@ def main() -> int:
         parser.error(f"--out {args.out} lies in {args.folder}, and would count as handed in: name one outside")
     with rank_program.stoppable(parser):
         files.check_writable("--out", args.out)
-        before = None
+        before, now = None, []
         while True:
-            now = state_of(args.folder)
+            with contextlib.suppress(FileNotFoundError):  # a file went between two looks: the next will do
+                now = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in args.folder.rglob("*")]
             if now != before:
                 won, lines, drawn = draw(args.folder, args.out, args.watch)
                 print("\n".join([*lines, f"the board: {(args.out / 'index.html').resolve().as_uri()}"]), flush=True)
