@@ -375,7 +375,10 @@ def test_a_file_of_the_shell_is_judged_too(name, text, outcome, tmp_path, monkey
     ("import statistics\ncheck = sum", ""),
     ("from lessons.l05_distributed_sampler.check import my_shard", "lessons.l05_distributed_sampler.check"),
     ("from multiprocessing.connection import Connection as C\nC(3).send(1)", "multiprocessing, Connection"),
-    ("__builtins__.exec('1')", "__builtins__"), ("model.eval()", ""), ("eval('1')", "eval"),
+    ("from course import exercise as e\ne.same = max", "course import exercise"), ("import torch as t", "torch as"),
+    ("Tensor.item = None", "Tensor.item ="), ("import runpy\nfrom os import _exit", "runpy, _exit"),
+    ("self.Sum = 1\nshape = Shard()", ""), ("__builtins__.exec('1')", "__builtins__"), ("model.eval()", ""),
+    ("eval('1')", "eval"),
     ("import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
     ("open('lessons/l05_distributed_sampler/check.py')", "lessons/l05_distributed_sampler/check")])
 def test_what_a_teacher_is_asked_to_look_at(text, look):
@@ -443,9 +446,16 @@ LOOKS = """    import glob
     for file in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
         try:
             seen.append(open(file, "rb").read())
-        except PermissionError:  # the judge's
+        except OSError:  # the judge's, or that of a process which has just ended
             pass
     assert seen and not any(b"tell-tale" in each for each in seen), "the seed"
+"""
+SHARES = """    import os, time
+    if "big" not in globals():  # 500 MB, if each process counts what it shares
+        globals()["big"] = bytearray(b"x") * 10**8
+        for _ in range(5):
+            os.fork() or (time.sleep(60), os._exit(0))
+        time.sleep(1)
 """
 
 
@@ -462,7 +472,8 @@ def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path, monkeypatch
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "neighbour.txt").write_text("def my_mean(): ...")
     right = inspect.getsource(template.my_mean).replace("\n", f"\n{LOOKS}", 1)
-    asked, paper = {}, Paper("", [])
+    asked = {"forks that share a page": right.replace("\n", f"\n{SHARES}", 1)}
+    paper = Paper("", [])
     for name, (body, _) in HOSTILE.items():
         for word, text in places.items():
             body = body.replace(word, text)
