@@ -15,7 +15,6 @@ Exit status: 0 drawn, 1 nothing to draw, 2 bad input, 130 stopped by Ctrl-C.
 
 import ast
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -57,9 +56,6 @@ NEEDED = {"world_size": int, "threads": int, "device": str, "global_batch_size":
 LONGEST, MOST = 3600, 64  # seconds of a repetition; ranks, and threads of each
 
 
-# ------------------------------------------------------------------------------------------------ from logs to tables
-
-
 def read(folder: Path) -> tuple[pd.DataFrame, list[tuple]]:
     """(a row for each epoch of a run, with `file` and the `label` of its machine; [(file, machine, why)] left out).
 
@@ -67,20 +63,15 @@ def read(folder: Path) -> tuple[pd.DataFrame, list[tuple]]:
     07, whose outputs hold the consoles of its commands.
     """
     frames, refused, number = [], [], 0
-    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    taken = {f"machine {place}" for place in range(len(entries) + 1)}  # nobody signs as another's machine
     with tempfile.TemporaryDirectory() as scratch:  # for the consoles of notebooks
-        for entry in entries:
+        for entry in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
             try:
                 logs, name = of_learner(entry, Path(scratch))
             except Exception as problem:  # a link, code too deep for Python to read, a file that has just gone
                 refused.append((entry, "no machine", why_not(problem)))
                 continue
             number += bool(logs)
-            numbered = (f"{name} ({times})" for times in itertools.count(2))
-            label = (next(each for each in itertools.chain([name], numbered) if each not in taken) if name and logs
-                     else f"machine {number}")
-            taken.add(label)
+            label = f"{name} ({number})" if name else f"machine {number}"  # nobody signs as another's machine
             for path, log in logs:
                 try:
                     run = runs.read_run(log)
@@ -120,17 +111,14 @@ def of_learner(entry, scratch):
     name = next((path.read_text(errors="replace") for path in paths if path.name == "name.txt"), None)
     for path in paths if not logs else []:  # a notebook says less than its logs
         if path.suffix == ".ipynb" and ".ipynb_checkpoints" not in path.parts:
-            try:
+            with contextlib.suppress(handed_in.NotGraded):  # no notebook, or none of a lesson
                 notebook = handed_in.read(path)
-                if handed_in.lesson_of(notebook) != "07":
-                    continue
-            except handed_in.NotGraded:  # no notebook, or none of a lesson
-                continue
-            for number, console in enumerate(consoles(notebook), 1):
-                log = scratch / f"{len(list(scratch.iterdir()))}.txt"
-                log.write_text(console, encoding="utf-8")
-                logs.append((path.with_name(f"{path.name}, run {number}"), log))
-            name = name or signed(notebook)
+                of_lesson_07 = handed_in.lesson_of(notebook) == "07"
+                for number, console in enumerate(consoles(notebook) if of_lesson_07 else (), 1):
+                    log = scratch / f"{len(list(scratch.iterdir()))}.txt"
+                    log.write_text(console, encoding="utf-8")
+                    logs.append((path.with_name(f"{path.name}, run {number}"), log))
+                name = name or signed(notebook)
     line = "".join(letter for letter in (name or "").strip().partition("\n")[0] if letter.isprintable())
     return logs, line[:40].strip() or None
 
@@ -148,9 +136,8 @@ def consoles(notebook):
         if begun := re.search(r"PyTorch (\S+), (\d+) cores? of ([^,\n]+)", text if not machine else ""):
             machine = {"torch": begun[1], "cores": begun[2], "device_name": begun[3]}
         for run in re.split(r"^(?=\w+: \d+ training)", text, flags=re.M):  # a cell may start several
-            about = re.match(r"(\w+): (\d+) training.*\n(?:.*\n)*?(\w+), \w+: (\d+) rank\(s\) x batch (\d+) .*; .*"
-                             r"\b(\d+) thread\(s\)", run)
-            if about:
+            if about := re.match(r"(\w+): (\d+) training.*\n(?:.*\n)*?(\w+), \w+: (\d+) rank\(s\) x batch (\d+) .*; "
+                                 r".*\b(\d+) thread\(s\)", run):
                 names = "dataset", "samples", "model", "world_size", "batch_size", "threads"
                 fields = machine | dict(zip(names, about.groups(), strict=True))
                 yield "".join(f"# {name}: {value}\n" for name, value in fields.items()) + run
@@ -247,7 +234,6 @@ def race(epochs: pd.DataFrame) -> pd.DataFrame:
         all_tested = pd.isna(record.get("test_samples")) or record["test_samples"] == TEST_IMAGES
         if record.get("dataset") != "cifar10" or not all_tested or record["status"] != "completed":
             continue
-        run = run.sort_values("epoch")
         reached = run[run["val_accuracy"] >= GOAL]
         if not reached.empty:
             seconds = run.loc[run["epoch"] <= reached["epoch"].iloc[0], "seconds"].sum()
@@ -255,9 +241,6 @@ def race(epochs: pd.DataFrame) -> pd.DataFrame:
                          described(record), file])
     columns = ["label", "seconds", "accuracy", "ranks", "machine", "file"]
     return pd.DataFrame(rows, columns=columns).sort_values("seconds", ignore_index=True)
-
-
-# ------------------------------------------------------------------------------------------- from tables to the page
 
 
 def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str = "live") -> Axes:
@@ -321,7 +304,7 @@ def draw(folder: Path, out: Path, refresh: float | None) -> tuple[pd.DataFrame, 
     source = "recorded" if len(epochs) and (epochs["source"] == "recorded").all() else "live"
     drawn, lines = {}, []
     if len(table):
-        title = "Speed-up, recorded" if source == "recorded" else "Speed-up of the machines in this room"
+        title = f"Speed-up{', recorded' if source == 'recorded' else ' of the machines in this room'}"
         drawn["board"] = table, plot_speedups(table, plt.subplots(figsize=(14, 8))[1], title, source)
         for label, rows in table.groupby("label", sort=False):
             mixed = rows["threads"].nunique() > 1
@@ -338,8 +321,8 @@ def draw(folder: Path, out: Path, refresh: float | None) -> tuple[pd.DataFrame, 
         with files.whole(out / f"{name}.png") as part:
             ax.figure.savefig(part, format="png", dpi=100)
         plt.close(ax.figure)
-    reason = f"{NO_LINE}; and no run reached the goal" if len(epochs) else "no log of main.py lies there"
-    nothing = [] if drawn else [f"nothing to draw: {reason}"]
+    nothing = [] if drawn else ["nothing to draw: " + (f"{NO_LINE}; and no run reached the goal" if len(epochs) else
+                                                       "no log of main.py lies there")]
     left_out = [each for each in [*refused, *more] if str(each[0]) not in set(won["file"])]
     counted = Counter((machine, why) for _, machine, why in left_out)
     page = [f"left out: {machine}: {why}" + (logs > 1) * f" ({logs} logs)" for (machine, why), logs in counted.items()]
@@ -347,9 +330,6 @@ def draw(folder: Path, out: Path, refresh: float | None) -> tuple[pd.DataFrame, 
                   pictures=pictures.items(), rules=RULES, lines=[*lines, *page, *nothing])
     lines += [f"left out: {os.path.relpath(path, folder)} ({machine}): {why}" for path, machine, why in left_out]
     return won, [*map(handed_in.plain, lines), *nothing], bool(drawn)
-
-
-# ---------------------------------------------------------------------------------------------------- the winner again
 
 
 def command_of(record: dict, log: Path) -> tuple[list[str], dict[str, str]]:
@@ -391,9 +371,6 @@ def rerun(won: pd.DataFrame, out: Path) -> str:
     logged, here = (f"{run['seconds']:.1f} s, {run['accuracy']:.3f} ({run['machine']})" for run in (
         winner, repeated.iloc[0]))
     return f"logged: {logged}; here: {here}: {repeated['seconds'][0] / winner['seconds']:.2f} times as long"
-
-
-# --------------------------------------------------------------------------------------------------------- the command
 
 
 def get_parser():
