@@ -77,11 +77,10 @@ class Case:
 
 
 class Sealed(str):
-    """The hash of a right answer of one word. Of these a learner's copy has no more: teach/learner_copy.py."""
+    """The hash of an answer of one word, as a learner's copy keeps it: teach/learner_copy.py. `of` hashes no hash."""
 
     @classmethod
     def of(cls, answers: dict[str, str]) -> dict[str, str]:
-        """{question: the hash of its answer}, of an answer that is one already the same."""
         return {key: str(word) if isinstance(word, cls) else hashlib.sha256(f"{key} is {word}".encode()).hexdigest()
                 for key, word in answers.items()}
 

@@ -42,7 +42,7 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
 OF_A_LESSON = re.compile(r"lessons/l\d\d[a-z]?_\w+/(teach\.md|test_\w+\.py)")  # left out, too
 # Packed as they stand: the checks, with their solutions and mistakes.
 PACKED = re.compile(r"lessons/l\d\d[a-z]?_\w+/(check|capstone|my_ddp)\.py")
-FIXED = re.compile(r"^(CHOICES|CAUSES) = (\{[^}]+\})$", re.M)  # answers of few words: kept as hashes
+FIXED = re.compile(r"(?<=^ANSWERS = )\{[^}]+\}$", re.M)  # each of one word, and kept as a hash
 MODULE = '''"""Holds solutions of the course's exercises, packed."""
 
 from course.exercise import unpack
@@ -121,11 +121,8 @@ def write(name: str, path: Path) -> None:
 
 def packed(source: str) -> str:
     """A module that course.exercise.unpack() fills with what `source` defines."""
-    def hashed(found):
-        words = ", ".join(f"{key!r}: Sealed({word!r})" for key, word in Sealed.of(ast.literal_eval(found[2])).items())
-        return f"{found[1]} = {{{words}}}"
-
-    source = FIXED.sub(hashed, source)
+    source = FIXED.sub(lambda found: re.sub(r"('\w{64}')", r"Sealed(\1)", str(Sealed.of(ast.literal_eval(found[0])))),
+                       source)
     text = base64.b85encode(zlib.compress(source.encode(), 9)).decode()
     return MODULE.format(text=textwrap.fill(text, 118, break_on_hyphens=False))
 

@@ -437,7 +437,7 @@ def ring(ranks):
 
 
 # Exercise 4: which collective fits
-CHOICES = {"a": "broadcast", "b": "all_reduce", "c": "reduce", "d": "reduce_scatter", "e": "all_gather",
+ANSWERS = {"a": "broadcast", "b": "all_reduce", "c": "reduce", "d": "reduce_scatter", "e": "all_gather",
            "f": "all_to_all"}
 REASONS = {
     "a": "Rank 0 has the number that all others need, the same for each.",
@@ -450,17 +450,17 @@ REASONS = {
 
 
 @exercise(
-    solution=CHOICES,
+    solution=ANSWERS,
     hint="Two questions. Is something added up over the ranks (reduce)? And who needs the result: one rank, all ranks "
     "the same (all_), or each rank another part (scatter)?",
     mistakes={
         "all_reduce adds up, and gives the whole sum to every rank. Most of the tasks need less.":
             dict.fromkeys("abcdef", "all_reduce"),
-        "gather gives all parts to one rank only.": CHOICES | {"e": "gather"},
-        "scatter gives each rank a part, too, but adds nothing up.": CHOICES | {"d": "scatter"},
-        "scatter gives each rank another part.": CHOICES | {"a": "scatter"},
+        "gather gives all parts to one rank only.": ANSWERS | {"e": "gather"},
+        "scatter gives each rank a part, too, but adds nothing up.": ANSWERS | {"d": "scatter"},
+        "scatter gives each rank another part.": ANSWERS | {"a": "scatter"},
         "gather brings every rank's number to rank 0, which must then add them up itself.":
-            CHOICES | {"c": "gather"},
+            ANSWERS | {"c": "gather"},
     },
 )
 def choices(answer):
@@ -470,11 +470,11 @@ def choices(answer):
     chosen = answer() if callable(answer) else answer
     if not isinstance(chosen, dict):
         raise Wrong(f"You returned {chosen!r}. Return a dict, with a name for each letter.")
-    if missing := sorted(CHOICES.keys() - chosen):
+    if missing := sorted(ANSWERS.keys() - chosen):
         raise Wrong(f"There is no answer to {', '.join(missing)}.")
     names = {letter: name if isinstance(name := chosen[letter], Sealed) else
-             re.sub(r"^dist\.|(_into)?_tensor$|_single$", "", str(name)) for letter in CHOICES}
-    given, right = Sealed.of(names), Sealed.of(CHOICES)
+             re.sub(r"^dist\.|(_into)?_tensor$|_single$", "", str(name)) for letter in ANSWERS}
+    given, right = Sealed.of(names), Sealed.of(ANSWERS)
     wrong = sum(given[letter] != right[letter] for letter in right)
     for letter, reason in REASONS.items():
         yield Case(given[letter], right[letter],
