@@ -175,6 +175,7 @@ FILES = {  # and in place of that with %%writefile
 NAMED = {  # a line is owed: (cells, what the verdict names)
     "another file": (["from my_answers import my_shard"], "my_shard` could not be run: ModuleNotFoundError"),
     "half": (["def my_shard(n, rank, world_size:\n    return []"], "`def my_shard(n, rank, world_size:` could not be"),
+    "no end": (["import signal\nsignal.setitimer(signal.ITIMER_PROF, 0.1)\nwhile True: my_shard = 1"], "20 s of work"),
     "a helper that fails": (["per = 1 / 0", "def my_shard(n, rank, w): return [per]"], "NameError"),
 }
 
@@ -441,7 +442,12 @@ HOSTILE = {
     "writes elsewhere": ("open(HACKED, 'w').write('here')", "Read-only file system"),
     "calls home": ("import socket; socket.create_connection(('192.0.2.1', 80), 3)", "unreachable"),
 }
-LOOKS = """    import glob
+LOOKS = """    import glob, os, time
+    if "big" not in globals():  # 500 MB, if each process counts what it shares
+        globals()["big"] = bytearray(b"x") * 10**8
+        for _ in range(5):
+            os.fork() or (time.sleep(60), os._exit(0))
+        time.sleep(1)
     seen = []
     for file in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
         try:
@@ -450,13 +456,6 @@ LOOKS = """    import glob
             pass
     assert seen and not any(b"tell-tale" in each for each in seen), "the seed"
 """
-SHARES = """    import os, time
-    if "big" not in globals():  # 500 MB, if each process counts what it shares
-        globals()["big"] = bytearray(b"x") * 10**8
-        for _ in range(5):
-            os.fork() or (time.sleep(60), os._exit(0))
-        time.sleep(1)
-"""
 
 
 @pytest.mark.promise("shield")
@@ -464,16 +463,15 @@ SHARES = """    import os, time
 @pytest.mark.timeout(400)
 def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path, monkeypatch):
     """All in one hand-in, to a check that needs no torch: each room that an answer ends is made again. A right answer,
-    which looks for the seed and finds it nowhere, stands after the first, after one that ends its room, and after the
-    last."""
+    which forks sleepers that share its memory, and finds the seed nowhere, stands after the first, after one that ends
+    its room, and after the last."""
     monkeypatch.setenv("MY_TOKEN", "a tell-tale word")  # of whoever grades
     monkeypatch.setattr(shield, "MEMORY", 3 * 10**8)
     places = {"NEIGHBOUR": repr(str(tmp_path / "in" / "neighbour.txt")), "HACKED": repr(str(ROOT / "course/hacked.py"))}
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "neighbour.txt").write_text("def my_mean(): ...")
     right = inspect.getsource(template.my_mean).replace("\n", f"\n{LOOKS}", 1)
-    asked = {"forks that share a page": right.replace("\n", f"\n{SHARES}", 1)}
-    paper = Paper("", [])
+    asked, paper = {}, Paper("", [])
     for name, (body, _) in HOSTILE.items():
         for word, text in places.items():
             body = body.replace(word, text)
