@@ -286,7 +286,7 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     for name in ("01", "older", "other"):
         hand_in("01" if name != "other" else "05", folder / "ada" / "notebooks" / f"{name}.ipynb")
     os.utime(folder / "ada" / "notebooks" / "older.ipynb", (1000, 1000))
-    shutil.copy(notebooks()["04"], folder / "dan.ipynb")
+    (folder / "dan.ipynb").write_text(notebooks()["04"].read_text(), encoding="utf-8-sig")  # with a byte-order mark
     (folder / "ivy").symlink_to("ada")
     hand_in("01", folder / "words.ipynb", my_gain="def my_gain(*asked):\n    raise ValueError('\\ud800')",
             my_step_seconds="def my_step_seconds(*asked):\n    raise ValueError('x' * 8_000_000)")
