@@ -25,6 +25,7 @@ for answers that run on ranks.
 
 import ast
 import base64
+import hashlib
 import html
 import inspect
 import linecache
@@ -73,6 +74,15 @@ class Case:
     """of floats, relative to the larger; whole numbers and all else are compared exactly"""
     remark: str = ""
     """about this answer, printed after "Right." where all cases are"""
+
+
+class Sealed(str):
+    """The hash of an answer of one word, as a learner's copy keeps it: teach/learner_copy.py. `of` hashes no hash."""
+
+    @classmethod
+    def of(cls, answers: dict[str, str]) -> dict[str, str]:
+        return {key: str(word) if isinstance(word, cls) else hashlib.sha256(f"{key} is {word}".encode()).hexdigest()
+                for key, word in answers.items()}
 
 
 class Exercise:

@@ -124,8 +124,9 @@ class _Group:
             if process.exitcode:
                 status = process.exitcode
                 how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-                self.outcome = Ended(f"The process of rank {rank} died ({how}). gloo ends a process whose call does "
-                                     f"not fit those of the others, in size too. {SAME_CALLS}.", "died")
+                why = (f"gloo ends a process whose call does not fit those of the others, in size too. {SAME_CALLS}."
+                       if status < 0 else "Does your function leave the process?")
+                self.outcome = Ended(f"The process of rank {rank} died ({how}). {why}", "died")
                 return
             if process.exitcode == 0:
                 del self.running[rank]

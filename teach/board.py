@@ -5,8 +5,8 @@
     scripts/class_board handed-in --rerun       then repeat the winner's command here, and say how far off it is
 
 A line of the first picture joins runs of one folder that differ only in their number of ranks. The board shows
-machines, not people: a name is shown only if its learner wrote one (lesson 07, board_name). Damaged logs, and logs that
-contradict themselves, are named and left out. A log proves nothing by itself: it is a text file.
+machines, not people: a name is shown only if its learner wrote one (lesson 07, board_name). Each log that is not drawn
+is named, and why. A log proves nothing by itself: it is a text file.
 
 Into --out go board.png, race.png, board.csv and race.csv, and index.html, which shows them.
 
@@ -15,7 +15,6 @@ Exit status: 0 drawn, 1 nothing to draw, 2 bad input, 130 stopped by Ctrl-C.
 
 import ast
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -24,6 +23,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -44,7 +44,8 @@ RULES = (f"The race: the least training time until an epoch ends with {GOAL:.0%}
          "Recomputed from the epochs of a log (JSON lines) that has come to its end.")
 BELIEVED = 1.5  # times as fast as so many devices: more is no cache, but another baseline
 SAME = ["model", "dataset", "samples", "batch_size", "global_batch_size", "optimizer", "device", "threads", "bf16",
-        "compile", "channels_last"]  # what runs of one line have in common: all but the ranks
+        "compile", "channels_last", "DataParallel"]  # what runs of one line have in common: all but the ranks
+NO_LINE = "no run of one rank and one of more, alike in all else"
 FEW, MOST_IN_RACE = 6, 10  # machines whose lines all have colours and labels of their own; bars of the race
 # What --rerun takes over from a log: how it trained, and nothing that names a path.
 REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "optimizer", "lr",
@@ -52,51 +53,45 @@ REPEATED = ("samples", "model", "epochs", "batch_size", "global_batch_size", "op
             "comm_hook")
 NEEDED = {"world_size": int, "threads": int, "device": str, "global_batch_size": int | None,
           "lr_scale": int | float | None}
-SWITCHES = ("bf16", "compile")
 LONGEST, MOST = 3600, 64  # seconds of a repetition; ranks, and threads of each
 
 
-# ------------------------------------------------------------------------------------------------ from logs to tables
-
-
 def read(folder: Path) -> tuple[pd.DataFrame, list[tuple]]:
-    """(a row for each epoch of a run, with `who`, `name` and `label` of its machine; [(file, machine, why)] left out).
+    """(a row for each epoch of a run, with `file` and the `label` of its machine; [(file, machine, why)] left out).
 
     A learner is an entry of the folder, as for scripts/grade: a subfolder with run logs, or with a notebook of lesson
     07, whose outputs hold the consoles of its commands.
     """
     frames, refused, number = [], [], 0
-    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    taken = {f"machine {place}" for place in range(len(entries) + 1)}  # nobody signs as another's machine
     with tempfile.TemporaryDirectory() as scratch:  # for the consoles of notebooks
-        for entry in entries:
+        for entry in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
             try:
                 logs, name = of_learner(entry, Path(scratch))
             except Exception as problem:  # a link, code too deep for Python to read, a file that has just gone
                 refused.append((entry, "no machine", why_not(problem)))
                 continue
             number += bool(logs)
-            label, name = f"machine {number}", unlike(name, taken) if name and logs else ""
+            label = f"{name} ({number})" if name else f"machine {number}"  # nobody signs as another's machine
             for path, log in logs:
                 try:
                     run = runs.read_run(log)
-                    why = contradiction(run)
+                    why = handed_in.LINK if log.is_symlink() else contradiction(run)
                 except Exception as problem:  # whatever a log holds
                     why = why_not(problem)
                 if why:
-                    refused.append((path, name or label, why))
+                    refused.append((path, label, why))
                 else:
-                    frames.append(run.assign(who=entry.name, name=name, file=str(log), label=label,
-                                             json=log.suffix == ".jsonl"))
+                    frames.append(run.assign(named=bool(name), file=str(path), label=label, json=log.suffix == ".jsonl",
+                                             changed=log.stat().st_mtime))
     if not frames:
         return pd.DataFrame(columns=["file", "label"]), refused
     epochs = pd.concat(frames, ignore_index=True)
-    owners = epochs.dropna(subset="run_id").groupby("run_id").who.nunique()
-    copied = epochs["run_id"].isin(owners[owners > 1].index)
-    for run in epochs[copied].drop_duplicates("file").itertuples():
-        refused.append((Path(run.file), run.name or run.label,
-                        f"run {run.run_id} was handed in by {owners[run.run_id]} learners"))
-    return epochs[~copied], refused
+    files_of = epochs.drop_duplicates("file").sort_values("changed", kind="stable").groupby("run_id")
+    for original, *copies in (list(of_run.itertuples()) for _, of_run in files_of):
+        refused += [(Path(copy.file), copy.label, f"the same run as a log of {original.label}, which counts")
+                    for copy in copies]
+        epochs = epochs[~epochs["file"].isin([copy.file for copy in copies])]
+    return epochs, refused
 
 
 def why_not(problem):
@@ -105,35 +100,25 @@ def why_not(problem):
     return text.rpartition(": ")[2] if isinstance(problem, runs.RunError) else text or type(problem).__name__
 
 
-def unlike(name, taken):
-    """The name, or with a number behind it if it is taken. Now it is taken."""
-    numbered = (f"{name} ({number})" for number in itertools.count(2))
-    taken.add(new := next(each for each in itertools.chain([name], numbered) if each not in taken))
-    return new
-
-
 def of_learner(entry, scratch):
     """([(file, the log to read)], the name that the learner wrote or None)."""
     if entry.is_dir() and entry.is_symlink():
         raise handed_in.NotGraded(handed_in.LINK)
     paths = [path for path in (sorted(entry.rglob("*")) if entry.is_dir() else [entry])
-             if path.is_file() and not path.is_symlink()
-             and "recorded" not in path.relative_to(entry.parent).parts]  # as a learner's whole copy has it
+             if path.is_file() and "recorded" not in path.relative_to(entry.parent).parts]  # as a whole copy has it
     logs = [(path, path) for path in paths if path.suffix in runs.LOG_ENDINGS and is_log(path)]
+    paths = [path for path in paths if not path.is_symlink()]
     name = next((path.read_text(errors="replace") for path in paths if path.name == "name.txt"), None)
     for path in paths if not logs else []:  # a notebook says less than its logs
         if path.suffix == ".ipynb" and ".ipynb_checkpoints" not in path.parts:
-            try:
+            with contextlib.suppress(handed_in.NotGraded):  # no notebook, or none of a lesson
                 notebook = handed_in.read(path)
-                if handed_in.lesson_of(notebook) != "07":
-                    continue
-            except handed_in.NotGraded:  # no notebook, or none of a lesson
-                continue
-            for console in consoles(notebook):
-                log = scratch / f"{len(list(scratch.iterdir()))}.txt"
-                log.write_text(console, encoding="utf-8")
-                logs.append((path, log))
-            name = name or signed(notebook)
+                of_lesson_07 = handed_in.lesson_of(notebook) == "07"
+                for number, console in enumerate(consoles(notebook) if of_lesson_07 else (), 1):
+                    log = scratch / f"{len(list(scratch.iterdir()))}.txt"
+                    log.write_text(console, encoding="utf-8")
+                    logs.append((path.with_name(f"{path.name}, run {number}"), log))
+                name = name or signed(notebook)
     line = "".join(letter for letter in (name or "").strip().partition("\n")[0] if letter.isprintable())
     return logs, line[:40].strip() or None
 
@@ -151,22 +136,18 @@ def consoles(notebook):
         if begun := re.search(r"PyTorch (\S+), (\d+) cores? of ([^,\n]+)", text if not machine else ""):
             machine = {"torch": begun[1], "cores": begun[2], "device_name": begun[3]}
         for run in re.split(r"^(?=\w+: \d+ training)", text, flags=re.M):  # a cell may start several
-            who = re.search(r"^(\w+), \w+: (\d+) rank\(s\) x batch (\d+) .*; .*\b(\d+) thread\(s\)", run, re.M)
-            if not who:
-                continue
-            images = re.search(r"^(\w+): (\d+) training", run, re.M)
-            about = dict(zip(("model", "world_size", "batch_size", "threads"), who.groups(), strict=True))
-            about |= dict(zip(("dataset", "samples"), images.groups(), strict=True)) if images else {}
-            yield "".join(f"# {name}: {value}\n" for name, value in (machine | about).items()) + run
+            if about := re.match(r"(\w+): (\d+) training.*\n(?:.*\n)*?(\w+), \w+: (\d+) rank\(s\) x batch (\d+) .*; "
+                                 r".*\b(\d+) thread\(s\)", run):
+                names = "dataset", "samples", "model", "world_size", "batch_size", "threads"
+                fields = machine | dict(zip(names, about.groups(), strict=True))
+                yield "".join(f"# {name}: {value}\n" for name, value in fields.items()) + run
 
 
 def signed(notebook):
     """The text that the notebook gives to `board_name`; None if it gives none."""
-    for statement in handed_in.statements(notebook):
-        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "board_name":
-            name = getattr(statement.value, "value", None)
-            return name if isinstance(name, str) else None
-    return None
+    given = [getattr(each.value, "value", None) for each in handed_in.statements(notebook)
+             if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "board_name"]
+    return given[0] if given and isinstance(given[0], str) else None
 
 
 def contradiction(run: pd.DataFrame) -> str | None:
@@ -200,34 +181,42 @@ def contradiction(run: pd.DataFrame) -> str | None:
 
 
 def speedups(epochs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple]]:
-    """(a row for each machine and number of ranks: label, named, ranks, speedup, machine; [(file, machine, why)]).
+    """(a row for each machine and number of ranks: label, named, ranks, threads, speedup, machine; [(file, machine,
+    why)] of the runs that are not drawn).
 
-    A machine's line has the most numbers of ranks among runs that differ in nothing else, one rank among them.
+    A machine's line has the most numbers of ranks among runs that differ in nothing else, one rank among them; or, if
+    that makes it longer, in nothing but the threads: torchrun gives a rank one.
     """
     rows, refused = [], []
     for label, of_machine in epochs.groupby("label", sort=False):
-        table = runs.seconds_per_epoch(of_machine.assign(label=of_machine["file"]))
+        table = runs.seconds_per_epoch(of_machine.assign(label=of_machine["file"])).set_index("label")
         about = of_machine.drop_duplicates("file").set_index("file")
-        table = table.join(about[[c for c in ("name", "cores", "device_name", "torch", "time", *SAME)
-                                  if c in about and c not in table]], on="label")
-        same = [column for column in SAME if column in table]
-        lines = [line for _, line in table.groupby(same, dropna=False) if (line["world_size"] == 1).any()]
-        if not lines:
-            refused.append((label, of_machine["name"].iloc[0] or label, "no run of one rank to compare with"))
-            continue
-        line = max(lines, key=lambda line: line["world_size"].nunique()).drop_duplicates("world_size", keep="last")
-        alone = line.loc[line["world_size"] == 1, "images_per_second"].iloc[0]
-        for _, run in line.sort_values("world_size").iterrows():
-            ranks, speedup = int(run["world_size"]), run["images_per_second"] / alone
-            on_cores = str(run.get("device")) == "cpu" and pd.notna(run.get("cores"))
+        table = table.join(about[[name for name in ("named", "torch", *SAME) if name in about and name not in table]])
+        table["DataParallel"] = table["strategy"].eq("dp").fillna(False)  # it has one rank, and many devices
+        if "global_batch_size" in table:  # then batch_size is the share of a rank
+            table["batch_size"] = table["batch_size"].mask(table["global_batch_size"].notna())
+        same = [name for name in SAME if name in table]
+        lines = [line for alike in (same, [name for name in same if name != "threads"])
+                 for _, line in table[~table["DataParallel"]].groupby(alike, dropna=False)
+                 if line["world_size"].eq(1).any() and line["world_size"].nunique() > 1]
+        line = max(lines, key=lambda line: line["world_size"].nunique(), default=table[:0])
+        line = line.drop_duplicates("world_size", keep="last").sort_values("world_size")
+        fixed = [name for name in same if line[name].nunique(dropna=False) == 1]
+        for file, run in table.drop(line.index).iterrows():
+            other = [f"{name} {run[name]}, not {line[name].iloc[0]}" for name in fixed
+                     if str(run[name]) != str(line[name].iloc[0])]
+            another = f"another run with world size {run['world_size']} counts"
+            refused.append((Path(file), label, "; ".join(other) or another if lines else NO_LINE))
+        for file, run in line.iterrows():
+            ranks, speedup = int(run["world_size"]), run["images_per_second"] / line["images_per_second"].iloc[0]
+            on_cores = str(run["device"]) == "cpu" and pd.notna(run["cores"])
             devices = min(ranks, run["cores"]) if on_cores else ranks
             if speedup > BELIEVED * devices:
-                refused.append((Path(run["label"]), run["name"] or label, f"{speedup:.1f} times as fast with "
-                                f"{some(ranks, 'rank')} on {some(int(devices), 'device')} is not believed"))
+                refused.append((Path(file), label, f"{speedup:.1f} times as fast with {some(ranks, 'rank')} on "
+                                f"{some(int(devices), 'device')} is not believed"))
                 continue
-            rows.append({"label": run["name"] or label, "named": run["name"] != "", "ranks": ranks, "speedup": speedup,
-                         "machine": described(run)})
-    return pd.DataFrame(rows, columns=["label", "named", "ranks", "speedup", "machine"]), refused
+            rows.append([label, run["named"], ranks, run["threads"], speedup, described(run)])
+    return pd.DataFrame(rows, columns=["label", "named", "ranks", "threads", "speedup", "machine"]), refused
 
 
 def described(run):
@@ -245,18 +234,13 @@ def race(epochs: pd.DataFrame) -> pd.DataFrame:
         all_tested = pd.isna(record.get("test_samples")) or record["test_samples"] == TEST_IMAGES
         if record.get("dataset") != "cifar10" or not all_tested or record["status"] != "completed":
             continue
-        run = run.sort_values("epoch")
         reached = run[run["val_accuracy"] >= GOAL]
         if not reached.empty:
             seconds = run.loc[run["epoch"] <= reached["epoch"].iloc[0], "seconds"].sum()
-            rows.append({"label": record["name"] or record["label"], "seconds": seconds,
-                         "accuracy": reached["val_accuracy"].iloc[0], "ranks": int(record["world_size"]),
-                         "machine": described(record), "file": file})
+            rows.append([record["label"], seconds, reached["val_accuracy"].iloc[0], int(record["world_size"]),
+                         described(record), file])
     columns = ["label", "seconds", "accuracy", "ranks", "machine", "file"]
     return pd.DataFrame(rows, columns=columns).sort_values("seconds", ignore_index=True)
-
-
-# ------------------------------------------------------------------------------------------- from tables to the page
 
 
 def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str = "live") -> Axes:
@@ -264,7 +248,7 @@ def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str = "live
 
     Of many machines the fastest, the slowest and the named ones have labels. `source`: "live" or "recorded".
     """
-    table = as_text(table)
+    table = table.assign(label=table["label"].str.replace("$", r"\$", regex=False))  # no formula of matplotlib's
     median = {ranks: statistics.median(group) for ranks, group in table.groupby("ranks").speedup if len(group) >= 3}
     machines = [rows.sort_values("ranks") for _, rows in table.groupby("label", sort=False)]
     last = {rows["label"].iloc[0]: rows["speedup"].iloc[-1] for rows in machines}
@@ -297,20 +281,15 @@ def plot_speedups(table: pd.DataFrame, ax: Axes, title: str, source: str = "live
 
 def plot_race(table: pd.DataFrame, ax: Axes, source: str = "live") -> Axes:
     """Seconds of training until GOAL, a bar a run, the fastest above, from race()."""
-    table = as_text(table).head(MOST_IN_RACE)
+    table = table.head(MOST_IN_RACE)
     for y, row in enumerate(table.itertuples()):
         ax.barh(y, row.seconds, height=0.6, **bar_style(source, COLOURS[0] if y else COLOURS[2]))
         ax.text(row.seconds, y, f"  {row.seconds:.1f} s, {some(row.ranks, 'rank')}", va="center", fontweight="bold")
-    name_rows(ax, list(table["label"]))
+    name_rows(ax, [label.replace("$", r"\$") for label in table["label"]])
     ax.margins(x=0.3)
     ax.set_xlabel("seconds of training")
     head(ax, f"The race: {GOAL:.0%} of the test images right", key=[])
     return ax
-
-
-def as_text(table):
-    """The table with labels as learners wrote them: matplotlib takes text between two $ for a formula."""
-    return table.assign(label=table["label"].str.replace("$", r"\$", regex=False))
 
 
 def draw(folder: Path, out: Path, refresh: float | None) -> tuple[pd.DataFrame, list[str], bool]:
@@ -323,41 +302,34 @@ def draw(folder: Path, out: Path, refresh: float | None) -> tuple[pd.DataFrame, 
     table, more = speedups(epochs) if len(epochs) else (epochs, [])
     won = race(epochs) if len(epochs) else epochs
     source = "recorded" if len(epochs) and (epochs["source"] == "recorded").all() else "live"
-    pictures, lines = [], []
+    drawn, lines = {}, []
     if len(table):
-        title = "Speed-up, recorded" if source == "recorded" else "Speed-up of the machines in this room"
-        ax = plot_speedups(table, plt.subplots(figsize=(14, 8))[1], title, source)
-        pictures.append(save(ax.figure, out / "board.png"))
-        table.to_csv(out / "board.csv", index=False)
+        title = f"Speed-up{', recorded' if source == 'recorded' else ' of the machines in this room'}"
+        drawn["board"] = table, plot_speedups(table, plt.subplots(figsize=(14, 8))[1], title, source)
         for label, rows in table.groupby("label", sort=False):
-            speeds = ", ".join(f"{row.ranks}: {row.speedup:.2f}" for row in rows.itertuples())
+            mixed = rows["threads"].nunique() > 1
+            speeds = ", ".join(f"{row.ranks}: {row.speedup:.2f}" + mixed * f" ({some(row.threads, 'thread')} each)"
+                               for row in rows.itertuples())
             lines.append(f"{label}: {rows['machine'].iloc[0]}: {speeds}")
     if len(won):
-        ax = plot_race(won, plt.subplots(figsize=(14, 2 + 0.8 * min(MOST_IN_RACE, len(won))))[1], source)
-        pictures.append(save(ax.figure, out / "race.png"))
-        won.drop(columns="file").to_csv(out / "race.csv", index=False)
+        ax = plt.subplots(figsize=(14, 2 + 0.8 * min(MOST_IN_RACE, len(won))))[1]
+        drawn["race"] = won.drop(columns="file"), plot_race(won, ax, source)
         lines.append(f"the race: {won['label'][0]}, {won['seconds'][0]:.1f} s, {some(won['ranks'][0], 'rank')}")
-    reason = "no run of one rank, and none that reached the goal" if len(epochs) else "no log of main.py lies there"
-    nothing = [] if pictures else [f"nothing to draw: {reason}"]
-    left_out = [*refused, *more]
-    report.render(out / "index.html", "board.html", title="The class's machines", refresh=refresh, pictures=pictures,
-                  rules=RULES, lines=[*lines, *(f"left out: {machine}: {why}" for _, machine, why in left_out),
-                                      *nothing])
-    lines += [f"left out: {os.path.relpath(where, folder) if isinstance(where, Path) else where}: {why}"
-              for where, _, why in left_out]
-    return won, [*map(handed_in.plain, lines), *nothing], bool(pictures)
-
-
-def save(figure, path):
-    """(the name of the picture, its words)."""
-    words = alt_text(figure)
-    with files.whole(path) as part:
-        figure.savefig(part, format="png", dpi=100)
-    plt.close(figure)
-    return path.name, words
-
-
-# ---------------------------------------------------------------------------------------------------- the winner again
+    pictures = {f"{name}.png": alt_text(ax.figure) for name, (_, ax) in drawn.items()}
+    for name, (rows, ax) in drawn.items():
+        report.write_text(out / f"{name}.csv", report.csv(rows))
+        with files.whole(out / f"{name}.png") as part:
+            ax.figure.savefig(part, format="png", dpi=100)
+        plt.close(ax.figure)
+    nothing = [] if drawn else ["nothing to draw: " + (f"{NO_LINE}; and no run reached the goal" if len(epochs) else
+                                                       "no log of main.py lies there")]
+    left_out = [each for each in [*refused, *more] if str(each[0]) not in set(won["file"])]
+    counted = Counter((machine, why) for _, machine, why in left_out)
+    page = [f"left out: {machine}: {why}" + (logs > 1) * f" ({logs} logs)" for (machine, why), logs in counted.items()]
+    report.render(out / "index.html", "board.html", title="The class's machines", refresh=refresh,
+                  pictures=pictures.items(), rules=RULES, lines=[*lines, *page, *nothing])
+    lines += [f"left out: {os.path.relpath(path, folder)} ({machine}): {why}" for path, machine, why in left_out]
+    return won, [*map(handed_in.plain, lines), *nothing], bool(drawn)
 
 
 def command_of(record: dict, log: Path) -> tuple[list[str], dict[str, str]]:
@@ -368,21 +340,18 @@ def command_of(record: dict, log: Path) -> tuple[list[str], dict[str, str]]:
     ranks = record["world_size"]
     if whole := record.get("global_batch_size"):  # then main.py has put the share of a rank into batch_size, and the
         scale = record.get("lr_scale") or 1  # batch that was typed tells only in the scale of the learning rate
-        times = scale ** 2 if record.get("lr_scaling") == "sqrt" else scale
-        record = {**record, "batch_size": round(whole / times)}
+        record = {**record, "batch_size": round(whole / scale ** (1 + (record.get("lr_scaling") == "sqrt")))}
     given = [word for name in REPEATED if record.get(name) is not None
              for word in (f"--{name.replace('_', '-')}", str(record[name]))]
-    given += [f"--{name}" for name in SWITCHES if record.get(name)]
+    given += [f"--{name}" for name in ("bf16", "compile") if record.get(name)]
     given += ["--dataset", "cifar10", "--device", record["device"], "--log-file", str(log)]
     if any(word.startswith("@") for word in given):  # a file of options, which may name code to run
         raise ValueError("the winner's command cannot be repeated: its log holds a value with @")
     args = options.get_parser().parse_args(given)
     if not 1 <= ranks <= MOST or not 1 <= record["threads"] <= MOST:
         raise ValueError(f"{ranks} ranks with {record['threads']} threads are not repeated here: at most {MOST}")
-    launcher = [sys.executable, "main.py"]
-    if ranks > 1 or args.strategy == "ddp":
-        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "main.py"]
-    return [*launcher, *given], os.environ | {"OMP_NUM_THREADS": str(record["threads"])}
+    torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"] * (ranks > 1 or args.strategy == "ddp")
+    return [sys.executable, *torchrun, "main.py", *given], os.environ | {"OMP_NUM_THREADS": str(record["threads"])}
 
 
 def rerun(won: pd.DataFrame, out: Path) -> str:
@@ -396,25 +365,12 @@ def rerun(won: pd.DataFrame, out: Path) -> str:
     status = processes.run(command, LONGEST, uuid.uuid4().hex, env=environment, cwd=ROOT)
     if status != 0:
         return f"it did not end well here (status {status}): its {winner['seconds']:.1f} s are not confirmed"
-    repeated = race(runs.read_run(log).assign(file=str(log), name="", json=True))
+    repeated = race(runs.read_run(log).assign(file=str(log), json=True))
     if repeated.empty:
         return f"here it did not reach {GOAL:.0%}: its {winner['seconds']:.1f} s are not confirmed"
-    seconds, accuracy = repeated["seconds"][0], repeated["accuracy"][0]
-    times = seconds / winner["seconds"]
-    return (f"logged: {winner['seconds']:.1f} s, {winner['accuracy']:.3f} ({winner['machine']}); here: "
-            f"{seconds:.1f} s, {accuracy:.3f} ({repeated['machine'][0]}): {times:.2f} times as long")
-
-
-# --------------------------------------------------------------------------------------------------------- the command
-
-
-def state_of(folder):
-    """{path: (when it changed, bytes)} of the files. One may go between two looks: then it is none."""
-    state = {}
-    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
-        with contextlib.suppress(FileNotFoundError):
-            state[path] = path.stat().st_mtime_ns, path.stat().st_size
-    return state
+    logged, here = (f"{run['seconds']:.1f} s, {run['accuracy']:.3f} ({run['machine']})" for run in (
+        winner, repeated.iloc[0]))
+    return f"logged: {logged}; here: {here}: {repeated['seconds'][0] / winner['seconds']:.2f} times as long"
 
 
 def get_parser():
@@ -440,9 +396,10 @@ def main() -> int:
         parser.error(f"--out {args.out} lies in {args.folder}, and would count as handed in: name one outside")
     with rank_program.stoppable(parser):
         files.check_writable("--out", args.out)
-        before = None
+        before, now = None, []
         while True:
-            now = state_of(args.folder)
+            with contextlib.suppress(FileNotFoundError):  # a file went between two looks: the next will do
+                now = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in args.folder.rglob("*")]
             if now != before:
                 won, lines, drawn = draw(args.folder, args.out, args.watch)
                 print("\n".join([*lines, f"the board: {(args.out / 'index.html').resolve().as_uri()}"]), flush=True)

@@ -24,11 +24,13 @@ CALL = re.compile(r"^(check|capstone)\.(\w+)\((.+)\)$", re.M)
 RIGHT = "✔ Right."  # in the output of a check
 # Names by which an answer could reach the checks or its judge. Nobody is accused: a teacher looks.
 UNUSUAL = re.compile(
-    r"\b(?:gc|ctypes|inspect|_getframe|f_back|tb_frame|__(?:globals|closure|code|subclasses|import)__|sys\.modules|"
-    r"importlib|getppid|getattr|setattr|builtins|__builtins__|os\._exit|os\.kill|os\.write|fdopen|atexit|mock|"
-    r"Connection|multiprocessing)\b|(?<!\.)\b(?:eval|exec)\b|/proc\b|"
-    r"\blessons\W+\w+\W+(?:check|capstone)\b|\bcourse\W+(?:exercise|on_ranks)\b|result\.json|"
-    r"\b(?:torch|dist|nn|math|statistics|os)(?:\.\w+)+ *=[^=]")
+    r"\b(?:gc|ctypes|inspect|_getframe|_current_frames|walk_stack|settrace|setprofile|f_back|tb_frame|sys\.modules|"
+    r"__(?:globals|closure|code|subclasses|import|dict)__|importlib|runpy|marshal|FunctionType|CodeType|attrgetter|"
+    r"getattr|setattr|builtins|__builtins__|getppid|_exit|os\.kill|os\.write|fdopen|from_file|atexit|mock|Connection|"
+    r"multiprocessing|subprocess|popen|os\.system|posix_spawnp?|execv\w*)\b|(?<!\.)\b(?:eval|exec)\b|/proc\b|"
+    r"\bvars\((?:sys|os|dist|torch)\)|result\.json|\bimport +torch +as\b|\blessons\W+\w+\W+(?:check|capstone)\b|"
+    r"\bcourse(?:\W+| +import\b.*)\b(?:exercise|on_ranks)\b|"
+    r"\b(?:torch|dist|nn|F|math|statistics|os|[A-Z]\w*)(?:\.\w+)+ *=[^=]")
 # And in an answer that is a file: it runs where the checks and the solutions can be imported.
 OURS = re.compile(r"\b(?:lessons|course)[./][\w./]+|\b(?:from|import)\s+(?:lessons|course)\b(?!\.)")
 

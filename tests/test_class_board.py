@@ -1,6 +1,7 @@
 """scripts/class_board: machines, not people; only what a log can be; redrawn, and the winner repeated."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -29,14 +30,12 @@ def room(tmp_path):
 
 def changed(path, change):
     """Write the log with records changed, and their checksums right, as a cheat would."""
-    lines = []
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        record.pop("crc")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        del record["crc"]
         change(record)
-        text = json.dumps(record)
-        lines.append(f'{text[:-1]}, "crc": {zlib.crc32(text[:-1].encode())}}}')
-    path.write_text("\n".join(lines) + "\n")
+    texts = [json.dumps(record)[:-1] for record in records]
+    path.write_text("".join(f'{text}, "crc": {zlib.crc32(text.encode())}}}\n' for text in texts))
 
 
 def epochs_of(path):
@@ -48,15 +47,10 @@ def main(monkeypatch, *arguments):
     return board.main()
 
 
-def labels_of(folder):
-    return list(board.speedups(board.read(folder)[0])[0].label.unique())
-
-
 def test_the_example_class_is_drawn(tmp_path, capsys, monkeypatch):
     assert main(monkeypatch, EXAMPLE, "--out", tmp_path) == 0
     printed = capsys.readouterr().out
-    assert {path.name for path in tmp_path.iterdir()} == {"board.csv", "board.png", "index.html", "race.csv",
-                                                          "race.png"}
+    assert " ".join(sorted(os.listdir(tmp_path))) == "board.csv board.png index.html race.csv race.png"
     assert [f"machine {number}" in printed for number in range(1, 7)] == [True] * 5 + [False]
     assert "the race: machine" in printed and "left out" not in printed
     page = (tmp_path / "index.html").read_text()
@@ -67,7 +61,8 @@ def test_the_example_class_is_drawn(tmp_path, capsys, monkeypatch):
 def test_speed_ups_and_the_race_are_recomputed_from_the_epochs(room):
     epochs, refused = board.read(room)
     table, more = board.speedups(epochs)
-    assert refused == more == [] and list(table.label.unique()) == ["machine 1", "machine 2"]
+    assert refused == [] and list(table.label.unique()) == ["machine 1", "machine 2"]
+    assert [(path.name, why) for path, _, why in more] == 2 * [("race.jsonl", "samples 50000, not 6400")]
     two, alone = ([epoch["images_per_second"] for epoch in epochs_of(room / "two-cores" / f"ranks_{ranks}.jsonl")[1:]]
                   for ranks in (2, 1))
     expected = sum(two) / sum(alone)  # the median of two epochs, after the first, is their mean
@@ -87,11 +82,11 @@ def test_a_machine_has_the_name_that_its_learner_wrote_and_nobody_is_another_s(r
     names = {"one-core": "Kim", "two-cores": "Kim", "zoe": "machine 2"}
     for folder, name in names.items():
         (room / folder / "name.txt").write_text(name)
-    assert labels_of(room) == ["Kim", "Kim (2)", "machine 2 (2)"]
+    assert [*board.read(room)[0].label.unique()] == ["Kim (1)", "Kim (2)", "machine 2 (3)"]
     (room / "one-core" / "name.txt").write_text("Ada\x1b[31m Lovelace" + "x" * 100 + "\nsecond line\n")
     (room / "two-cores" / "name.txt").unlink()
     (room / "two-cores" / "name.txt").symlink_to("/etc/hostname")
-    assert labels_of(room)[:2] == ["Ada[31m Lovelace" + "x" * 24, "machine 2"]
+    assert [*board.read(room)[0].label.unique()][:2] == ["Ada[31m Lovelace" + "x" * 24 + " (1)", "machine 2"]
 
 
 def test_no_folder_s_name_is_on_the_page_though_files_are_left_out(room, tmp_path, capsys, monkeypatch):
@@ -102,9 +97,10 @@ def test_no_folder_s_name_is_on_the_page_though_files_are_left_out(room, tmp_pat
     (room / "locked.ipynb").write_text('{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{}]}')
     assert main(monkeypatch, room, "--out", tmp_path / "out") == 0
     printed, page = capsys.readouterr().out, (tmp_path / "out" / "index.html").read_text()
-    assert f"left out: linked: {handed_in.LINK}" in printed
-    assert "left out: two-cores/not-ranks_1.jsonl: neither" in printed
-    assert "left out: machine 2: neither" in page and "left out: machine 1: run" in page
+    assert f"left out: linked (no machine): {handed_in.LINK}" in printed
+    assert "left out: two-cores/not-ranks_1.jsonl (machine 2): neither" in printed
+    assert re.search("machine 2: 2 cores.* 4: ", page), "who copied a run of 4 ranks has taken nobody's"
+    assert "left out: machine 2: neither" in page and "left out: machine 1: the same run as a log of machine 2" in page
     assert not any(name in page for name in ("two-cores", "one-core", "linked", "locked", "jsonl"))
 
 
@@ -120,20 +116,9 @@ def test_a_notebook_is_a_machine_whatever_its_learner_signs_with(tmp_path, monke
     nbformat.write(notebook, tmp_path / "room" / "deep" / "07.ipynb")
     assert main(monkeypatch, tmp_path / "room", "--out", tmp_path / "out") == 0
     page, table = (tmp_path / "out" / "index.html").read_text(), pd.read_csv(tmp_path / "out" / "board.csv")
-    for label in ("Ben", r"$\foo$", "machine 3", "machine 4", "machine 5"):
+    for label in ("Ben (1)", r"$\foo$ (2)", "machine 3", "machine 4", "machine 5"):
         assert f"{label}: 2 cores, AMD EPYC" in page
         assert list(table[table.label == label].ranks) == [1, 2, 4, 8]
-
-
-def test_each_run_of_a_cell_is_a_run():
-    printed = "".join(f"cifar10: 640 training and 100 test images\nlenet, ddp: {ranks} rank(s) x batch {64 // ranks} = "
-                      f"64 images a step; a processor, gloo, 1 thread(s) a rank\n"
-                      f"Epoch: 0, Loss: {ranks}.5000, acc: 0.2900, time cost: 1.00s\n" for ranks in (1, 2))
-    cell = nbformat.v4.new_code_cell("measure(64)", outputs=[nbformat.v4.new_output("stream", text=printed)])
-    one, two = board.consoles(nbformat.v4.new_notebook(cells=[cell]))
-    for text, ranks in ((one, 1), (two, 2)):
-        assert f"# world_size: {ranks}\n# batch_size: {64 // ranks}\n" in text and f"Loss: {ranks}.5" in text
-        assert text.count("Epoch:") == 1 and "# samples: 640\n" in text
 
 
 def every(kind, **values):
@@ -158,27 +143,44 @@ def test_a_log_that_contradicts_itself_is_named_and_left_out(change, message, ro
     assert len(epochs) and not epochs["file"].str.endswith("two-cores/ranks_2.jsonl").any()
 
 
-def test_damage_half_a_run_a_copied_run_and_an_impossible_speed_up_are_named(room):
+def test_damage_half_a_run_and_an_impossible_speed_up_are_named(room):
     logs = room / "two-cores"
     text = (logs / "ranks_2.jsonl").read_text()
     (logs / "ranks_2.jsonl").write_text(text.replace('"epoch": 1', '"epoch": 7', 1))  # its checksum tells
     (logs / "ranks_4.jsonl").write_text("\n".join((logs / "ranks_4.jsonl").read_text().splitlines()[:-1]) + "\n")
-    shutil.copy(logs / "ranks_8.jsonl", room / "one-core" / "mine.jsonl")
     _, refused = board.read(room)
     why = {f"{path.parent.name}/{path.name}": reason for path, _, reason in refused}
-    assert set(why) == {"two-cores/ranks_2.jsonl", "two-cores/ranks_4.jsonl", "two-cores/ranks_8.jsonl",
-                        "one-core/mine.jsonl"}
+    assert set(why) == {"two-cores/ranks_2.jsonl", "two-cores/ranks_4.jsonl"}
     assert "damaged" in why["two-cores/ranks_2.jsonl"] and "unfinished" in why["two-cores/ranks_4.jsonl"]
-    assert "handed in by 2 learners" in why["one-core/mine.jsonl"]
-    (room / "one-core" / "mine.jsonl").unlink()
 
     def faster(record):
         for name in record if record["kind"] == "epoch" else []:
             record[name] *= {"s": 1 / 20, "d": 20}.get(name[-1], 1) if name.endswith(("seconds", "second")) else 1
 
     changed(logs / "ranks_8.jsonl", faster)
-    table, [(path, _, reason)] = board.speedups(board.read(room)[0])
-    assert path.name == "ranks_8.jsonl" and "not believed" in reason and 8 not in set(table.ranks)
+    table, refused = board.speedups(board.read(room)[0])
+    why = {path.name: reason for path, machine, reason in refused if machine == "machine 2"}
+    assert "not believed" in why["ranks_8.jsonl"] and 8 not in set(table.ranks)
+
+
+def test_one_process_and_torchrun_make_a_line_though_their_threads_differ(room, tmp_path, capsys, monkeypatch):
+    """As README's two commands; and of each other log it is said why it is not on the line."""
+    logs = room / "two-cores"
+    changed(logs / "ranks_1.jsonl", every("run", threads=2))
+    shutil.copy(logs / "ranks_2.jsonl", logs / "ranks_1b.jsonl")
+    changed(logs / "ranks_1b.jsonl", lambda record: record.update(run_id="b"))
+    others = {"8": ({"world_size": 1, "strategy": "dp"}, "DataParallel True, not False"),
+              "4": ({"world_size": 2, "channels_last": False}, "channels_last False, not True"),
+              "1b": ({}, "another run with world size 2 counts")}
+    for name, (values, _) in others.items():
+        changed(logs / f"ranks_{name}.jsonl", every("run", **values))
+    (room / "one-core" / "ranks_1.jsonl").unlink()
+    assert main(monkeypatch, room, "--out", tmp_path) == 0
+    printed, page = capsys.readouterr().out, (tmp_path / "index.html").read_text()
+    assert re.search(r"machine 2: .*: 1: 1.00 \(2 threads each\), 2: 1.\d\d \(1 thread each\)\n", printed), printed
+    for name, (_, why) in others.items():
+        assert f"two-cores/ranks_{name}.jsonl (machine 2): {why}\n" in printed
+    assert f"machine 1: {board.NO_LINE} (2 logs)" in page and "jsonl" not in page
 
 
 def test_in_a_room_of_many_machines_few_have_labels_and_none_covers_another(room):

@@ -286,7 +286,8 @@ def in_a_file(folder, body):
     ("dist.barrier(", "wrong", "cannot be run: SyntaxError"),
     ("time.sleep(1000)", "wrong", "No end within 6 s: rank 0 and 1 and 2 still ran"),
     ("os.abort()", "wrong", "died (SIGABRT)"),
-    ("if dist.get_rank() == 1: os._exit(3)\n    dist.barrier()", "wrong", "rank 1 died (exit status 3)"),
+    ("if dist.get_rank() == 1: os._exit(3)\n    dist.barrier()", "wrong", "rank 1 died (exit status 3). Does"),
+    ("os._exit(0)", "wrong", "leave the process?"),
 ])
 def test_an_answer_in_a_file_runs_on_ranks(body, outcome, message, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ranks, "LIMIT", 6)

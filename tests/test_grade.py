@@ -175,6 +175,7 @@ FILES = {  # and in place of that with %%writefile
 NAMED = {  # a line is owed: (cells, what the verdict names)
     "another file": (["from my_answers import my_shard"], "my_shard` could not be run: ModuleNotFoundError"),
     "half": (["def my_shard(n, rank, world_size:\n    return []"], "`def my_shard(n, rank, world_size:` could not be"),
+    "no end": (["import signal\nsignal.setitimer(signal.ITIMER_PROF, 0.1)\nwhile True: my_shard = 1"], "20 s of work"),
     "a helper that fails": (["per = 1 / 0", "def my_shard(n, rank, w): return [per]"], "NameError"),
 }
 
@@ -285,7 +286,7 @@ def test_a_folder_is_graded_and_each_file_that_cannot_be_is_named_in_a_line(tmp_
     for name in ("01", "older", "other"):
         hand_in("01" if name != "other" else "05", folder / "ada" / "notebooks" / f"{name}.ipynb")
     os.utime(folder / "ada" / "notebooks" / "older.ipynb", (1000, 1000))
-    shutil.copy(notebooks()["04"], folder / "dan.ipynb")
+    (folder / "dan.ipynb").write_text(notebooks()["04"].read_text(), encoding="utf-8-sig")  # with a byte-order mark
     (folder / "ivy").symlink_to("ada")
     hand_in("01", folder / "words.ipynb", my_gain="def my_gain(*asked):\n    raise ValueError('\\ud800\\0')",
             my_step_seconds="def my_step_seconds(*asked):\n    raise ValueError('x' * 8_000_000)")
@@ -377,6 +378,9 @@ def test_a_file_of_the_shell_is_judged_too(name, text, outcome, tmp_path, monkey
     ("cell", "from lessons.l05_distributed_sampler.check import my_shard", "lessons.l05_distributed_sampler.check"),
     ("cell", "from multiprocessing.connection import Connection as C\nC(3).send(1)", "multiprocessing, Connection"),
     ("cell", "__builtins__.exec('1')", "__builtins__"), ("cell", "model.eval()", ""), ("cell", "eval('1')", "eval"),
+    ("cell", "from course import exercise as e\ne.same = max", "course import exercise"),
+    ("cell", "import torch as t", "torch as"), ("cell", "Tensor.item = None", "Tensor.item ="),
+    ("cell", "import runpy\nfrom os import _exit", "runpy, _exit"), ("cell", "self.Sum = 1\nshape = Shard()", ""),
     ("cell", "import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
     ("cell", "open('lessons/l05_distributed_sampler/check.py')", "lessons/l05_distributed_sampler/check"),
     ("file", "from lessons.l06_ddp.buckets import make_buckets  # of course. As in lesson 06", ""),  # as the stub does
@@ -451,12 +455,17 @@ HOSTILE = {
     "writes elsewhere": ("open(HACKED, 'w').write('here')", "Read-only file system"),
     "calls home": ("import socket; socket.create_connection(('192.0.2.1', 80), 3)", "unreachable"),
 }
-LOOKS = """    import glob
+LOOKS = """    import glob, os, time
+    if "big" not in globals():  # 500 MB, if each process counts what it shares
+        globals()["big"] = bytearray(b"x") * 10**8
+        for _ in range(5):
+            os.fork() or (time.sleep(60), os._exit(0))
+        time.sleep(1)
     seen = []
     for file in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
         try:
             seen.append(open(file, "rb").read())
-        except PermissionError:  # the judge's
+        except OSError:  # the judge's, or that of a process which has just ended
             pass
     assert seen and not any(b"tell-tale" in each for each in seen), "the seed"
 """
@@ -467,8 +476,8 @@ LOOKS = """    import glob
 @pytest.mark.timeout(400)
 def test_a_hostile_answer_costs_its_own_point_and_is_named(tmp_path, monkeypatch):
     """All in one hand-in, to a check that needs no torch: each room that an answer ends is made again. A right answer,
-    which looks for the seed and finds it nowhere, stands after the first, after one that ends its room, and after the
-    last."""
+    which forks sleepers that share its memory, and finds the seed nowhere, stands after the first, after one that ends
+    its room, and after the last."""
     monkeypatch.setenv("MY_TOKEN", "a tell-tale word")  # of whoever grades
     monkeypatch.setattr(shield, "MEMORY", 3 * 10**8)
     places = {"NEIGHBOUR": repr(str(tmp_path / "in" / "neighbour.txt")), "HACKED": repr(str(ROOT / "course/hacked.py"))}

@@ -14,7 +14,9 @@ import nbformat
 import pytest
 
 from course.lesson import ROOT, notebooks
+from lessons.l04_collectives import check as lesson_04
 from lessons.l05_distributed_sampler import check as lesson_05
+from lessons.l10_launchers import check as lesson_10
 from lessons.l11_fault_tolerance import check as lesson_11
 from lessons.l12_break_it.gallery_table import anchor
 from teach import handed_in, learner_copy
@@ -99,13 +101,17 @@ def readable(copy):
 
 ANSWERED = """
 import json
+from lessons.l04_collectives import check as lesson_04
 from lessons.l05_distributed_sampler import check as lesson_05
+from lessons.l10_launchers import check as lesson_10
 from lessons.l11_fault_tolerance import check as lesson_11
 from answers import blocks, delete_first, my_shard
 lesson_05.shard.solution()
 print(json.dumps([
     lesson_05.shard.verdict(None), lesson_05.shard.verdict(my_shard), lesson_05.shard.verdict(blocks),
-    lesson_11.never_half.verdict(delete_first), lesson_05.gradient.verdict("results/live/backward.py")]))
+    lesson_11.never_half.verdict(delete_first), lesson_05.gradient.verdict("results/live/backward.py"),
+    [*lesson_04.choices.answer.values(), *lesson_10.failures.answer.values()],
+    *map(lesson_04.choices.verdict, CHOICES), *map(lesson_10.failures.verdict, CAUSES)]))
 """
 
 
@@ -117,11 +123,15 @@ def test_an_answer_in_it_is_judged_as_in_the_course(copy):
     (copy / "results" / "live" / "backward.py").write_text(
         "from torch.nn.functional import cross_entropy\n\n\n"
         + inspect.getsource(lesson_05.mean_of_own).replace("mean_of_own", "backward"))
-    done = subprocess.run([sys.executable, "-c", ANSWERED], cwd=copy, capture_output=True, text=True,
-                          env=runner.environment(PYTHONPATH=f"{copy}:{copy}/results/live"), timeout=runner.LIMIT)
+    choices, causes = ([each.answer, *each.mistakes.values()] for each in (lesson_04.choices, lesson_10.failures))
+    done = subprocess.run([sys.executable, "-c", f"CHOICES, CAUSES = {choices}, {causes}{ANSWERED}"], cwd=copy,
+                          env=runner.environment(PYTHONPATH=f"{copy}:{copy}/results/live"), timeout=runner.LIMIT,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     solution, verdicts = done.stdout.splitlines()
-    untried, right, wrong, read, gradient = map(tuple, json.loads(verdicts))
+    untried, right, wrong, read, gradient, hashes, *given = map(tuple, json.loads(verdicts))
+    assert given == [*map(lesson_04.choices.verdict, choices), *map(lesson_10.failures.verdict, causes)]
+    assert [len(word) for word in hashes] == 9 * [64], "of an answer of one word there is a hash alone"
     assert "ask whoever teaches you" in solution.lower() and "range(" not in solution
     assert [untried, right, wrong] == [lesson_05.shard.verdict(answer) for answer in
                                        (None, lesson_05.my_shard, lesson_05.blocks)]

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from course.exercise import Case, Wrong, drawn_one, exercise
+from course.exercise import Case, Sealed, Wrong, drawn_one, exercise
 from course.on_ranks import exercise_on_ranks, patched
 from lessons.l04_collectives import messages
 
@@ -437,11 +437,8 @@ def ring(ranks):
 
 
 # Exercise 4: which collective fits
-def my_choices():
-    return {"a": "broadcast", "b": "all_reduce", "c": "reduce", "d": "reduce_scatter", "e": "all_gather",
-            "f": "all_to_all"}
-
-
+ANSWERS = {"a": "broadcast", "b": "all_reduce", "c": "reduce", "d": "reduce_scatter", "e": "all_gather",
+           "f": "all_to_all"}
 REASONS = {
     "a": "Rank 0 has the number that all others need, the same for each.",
     "b": "All ranks need the same sum, to divide it.",
@@ -453,32 +450,34 @@ REASONS = {
 
 
 @exercise(
-    solution=my_choices,
+    solution=ANSWERS,
     hint="Two questions. Is something added up over the ranks (reduce)? And who needs the result: one rank, all ranks "
     "the same (all_), or each rank another part (scatter)?",
     mistakes={
         "all_reduce adds up, and gives the whole sum to every rank. Most of the tasks need less.":
-            lambda: dict.fromkeys("abcdef", "all_reduce"),
-        "gather gives all parts to one rank only.": lambda: my_choices() | {"e": "gather"},
-        "scatter gives each rank a part, too, but adds nothing up.": lambda: my_choices() | {"d": "scatter"},
-        "scatter gives each rank another part.": lambda: my_choices() | {"a": "scatter"},
+            dict.fromkeys("abcdef", "all_reduce"),
+        "gather gives all parts to one rank only.": ANSWERS | {"e": "gather"},
+        "scatter gives each rank a part, too, but adds nothing up.": ANSWERS | {"d": "scatter"},
+        "scatter gives each rank another part.": ANSWERS | {"a": "scatter"},
         "gather brings every rank's number to rank 0, which must then add them up itself.":
-            lambda: my_choices() | {"c": "gather"},
+            ANSWERS | {"c": "gather"},
     },
 )
 def choices(answer):
     """b, with gradients in place of losses, is what DDP does in each step. d and e together are an all_reduce with an
     update between its two halves: this is how optimizers and models are sharded (ZeRO, FSDP). As in f, a mixture of
     experts sends each token to the rank of its expert."""
-    chosen, right = answer(), my_choices()
+    chosen = answer() if callable(answer) else answer
     if not isinstance(chosen, dict):
         raise Wrong(f"You returned {chosen!r}. Return a dict, with a name for each letter.")
-    if missing := sorted(right.keys() - chosen):
+    if missing := sorted(ANSWERS.keys() - chosen):
         raise Wrong(f"There is no answer to {', '.join(missing)}.")
-    names = {letter: re.sub(r"^dist\.|(_into)?_tensor$|_single$", "", str(chosen[letter])) for letter in right}
-    wrong = sum(names[letter] != right[letter] for letter in right)
+    names = {letter: name if isinstance(name := chosen[letter], Sealed) else
+             re.sub(r"^dist\.|(_into)?_tensor$|_single$", "", str(name)) for letter in ANSWERS}
+    given, right = Sealed.of(names), Sealed.of(ANSWERS)
+    wrong = sum(given[letter] != right[letter] for letter in right)
     for letter, reason in REASONS.items():
-        yield Case(names[letter], right[letter],
+        yield Case(given[letter], right[letter],
                    f"{letter}: {names[letter]} does not fit, or moves more than is needed. {reason}"
                    + (f" ({wrong} of 6 are not right yet.)" if wrong > 1 else ""))
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import run as torchrun
 
 from course import processes, slurm
-from course.exercise import Case, Wrong, exercise, first_line, same
+from course.exercise import Case, Sealed, Wrong, exercise, first_line, same
 from course.hosts import Cluster
 from course.on_ranks import exercise_on_ranks, patched
 from course.rendezvous import free_port
@@ -197,25 +197,25 @@ def spawned(ranks):
 
 
 # Exercise 2: three launches that failed, results/recorded/failed-launches/
-CAUSES = {"A": "rank 1", "B": "node", "C": "port"}
+ANSWERS = {"A": "rank 1", "B": "node", "C": "port"}
 
 
 @exercise(
-    solution=CAUSES,
+    solution=ANSWERS,
     hint="Begin at the end of each. Is there a block that names the rank that failed first? Else the last line is the "
     "error, and the lines above it only say where it came from.",
     mistakes={
         "If rank 0 fails first, it stands in torchrun's last block, under Root Cause.":
-            dict.fromkeys(CAUSES, "rank 0"),
-        "Rank 0 lost its connection to the rank that failed first. Which rank was that?": CAUSES | {"A": "rank 0"},
+            dict.fromkeys(ANSWERS, "rank 0"),
+        "Rank 0 lost its connection to the rank that failed first. Which rank was that?": ANSWERS | {"A": "rank 0"},
         "If rank 1 fails first, it stands in torchrun's last block, under Root Cause.":
-            dict.fromkeys(CAUSES, "rank 1"),
+            dict.fromkeys(ANSWERS, "rank 1"),
         "If a port is taken, torchrun cannot listen: EADDRINUSE, address already in use.":
-            dict.fromkeys(CAUSES, "port"),
+            dict.fromkeys(ANSWERS, "port"),
         "If a node does not come, the rendezvous ends by a timeout, before any rank has printed a word.":
-            dict.fromkeys(CAUSES, "node"),
+            dict.fromkeys(ANSWERS, "node"),
         "If torchrun does not know an option, it prints its usage, and `error: unrecognized arguments`.":
-            dict.fromkeys(CAUSES, "option"),
+            dict.fromkeys(ANSWERS, "option"),
     },
 )
 def failures(answer):
@@ -223,12 +223,13 @@ def failures(answer):
     A rank 0 complains too, of a closed connection: it had waited for rank 1. `why_it_failed.py --log FILE` reads a
     console in this way."""
     causes, known = answer() if callable(answer) else answer, ("port", "node", "rank 0", "rank 1", "option")
-    if not isinstance(causes, dict) or causes.keys() != CAUSES.keys():
+    if not isinstance(causes, dict) or causes.keys() != ANSWERS.keys():
         raise Wrong('Answer with a dict that has the letters A, B and C, such as {"A": "port", …}.')
-    if unknown := [cause for cause in causes.values() if cause not in known]:
+    if unknown := [cause for cause in causes.values() if cause not in known and not isinstance(cause, Sealed)]:
         raise Wrong(f"There is no cause {unknown[0]!r}. The five are: {', '.join(known)}.")
-    for letter, right in sorted(CAUSES.items(), key=lambda each: causes[each[0]] == each[1]):  # the wrong ones first
-        yield Case(causes[letter], right, f"The cause of {letter} is not {causes[letter]!r}.")
+    given = Sealed.of(causes)
+    for letter, right in sorted(Sealed.of(ANSWERS).items(), key=lambda each: given[each[0]] == each[1]):  # wrong first
+        yield Case(given[letter], right, f"The cause of {letter} is not {causes[letter]!r}.")
 
 
 # Exercises 3 and 4: a line for two hosts, and a file for Slurm. Each is first rehearsed, with programs in the place of
