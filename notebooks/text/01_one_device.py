@@ -38,6 +38,7 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -50,7 +51,7 @@ import launch
 import data
 import models
 import utils
-from course import plots, runs
+from course import compare, plots, runs, timing
 from lessons.l01_one_device import check, show, textbook
 
 # %% tags=["parameters"]
@@ -265,8 +266,70 @@ plt.show()
 
 # %% [markdown]
 # The clock that never waits measures what it takes to queue a call, whatever the call does.
+#
+# ## When is one faster than the other?
+#
+# The times of one program differ, too. So a single time of each of two programs does not show which one is faster.
+# Every lesson compares by one rule ([`course/compare.py`](../course/compare.py)):
+#
+# - **Rounds, in turns.** Each program is timed several times, and the programs take turns. A disturbance meets both.
+# - **The ratio of the medians.** Behind it, in brackets, stand the lowest and the highest ratio of two single rounds.
+# - **A winner only where the rounds are apart.** A program is faster if each of its rounds is shorter than every round
+#   of the other program. If a round of one lies among the rounds of the other, the two are **not told apart**.
+#
+# "Not told apart" does not mean "equally fast". It means that a difference, if there is one, does not stand out from
+# the spread of the rounds. Longer rounds, or a quieter machine, may show it.
+#
+# We put one word of the loop above to the test: `fused=True`. With it Adam updates all weights in one pass; with
+# `foreach=False` it updates one tensor after the other. We time the update alone, then the whole step. As a control, we
+# also time the step with `fused=True` against *itself*.
+#
+# **Predict**: the update is a small part of a step. Does the rule tell the two whole steps apart?
+
+# %%
+my_apart = None  # True or False
+
+# %%
+images, labels = train_set.__getitems__(range(batch_size))
+
+
+def update_and_step(**options):
+    model = models.ConvNet().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), **options)
+
+    def step():
+        optimizer.zero_grad()
+        criterion(model(images), labels).backward()
+        optimizer.step()
+
+    step()  # the warm-up
+    return optimizer.step, step
+
+
+fused_update, fused_step = update_and_step(fused=True)
+loop_update, loop_step = update_and_step(foreach=False)
+again = update_and_step(fused=True)[1]
+calls = {fused_update: 100, loop_update: 100, fused_step: 10, loop_step: 10, again: 10}
+rounds = timing.interleave({  # five rounds, in turns; a round takes the mean of its calls
+    call: partial(timing.timed, call, number, device) for call, number in calls.items()}, rounds=5)
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+rows = [("update, foreach=False", loop_update, fused_update),
+        ("whole step, foreach=False", loop_step, fused_step),
+        ("whole step, fused=True (control)", again, fused_step)]
+ratios = [compare.ratio(rounds[mine], rounds[fused]) for _, mine, fused in rows]
+lesson.predicted(my_apart, ratios[1].apart)
+lesson.table([{"program": name, "median, ms": f"{1000 * pd.Series(rounds[mine]).median():.2f}",
+               "times as long as with fused=True": str(ratio)}
+              for (name, mine, _), ratio in zip(rows, ratios, strict=True)])
+if not ratios[0].apart:
+    lesson.verdict(compare.NOT_SHOWN)
 
 # %% [markdown]
+# The rule can err, but seldom. Ten rounds can stand in `math.comb(10, 5)` = 252 orders, if we only ask which program
+# each round belongs to. In two of them the programs are apart. So of two equally fast programs, five rounds of each name
+# a winner by chance in 1 of 126 comparisons; three rounds of each do so in 1 of 10.
+#
 # ## One image at a time, or a batch at a time?
 #
 # Most first tutorials prepare each image on its own: a PIL image, `ToTensor`, `Normalize`, and the loader stacks 64 of
