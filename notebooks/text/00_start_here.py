@@ -163,7 +163,8 @@ gain = times_as_fast(logs)
 devices, kind = (len(gpus), "GPU") if gpus else (cores, "core")
 lesson.predicted(my_speedup, gain.median, "times as fast")
 lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
-                show.most_to_hope_for(ranks, devices, kind),
+                f"{ranks} ranks on {lesson.some(devices, kind)}: {min(ranks, devices)} times as fast "
+                "is the most to hope for.",
                 *([] if gain.apart else [compare.NOT_SHOWN])])
 
 # %% [markdown]
