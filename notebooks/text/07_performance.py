@@ -221,8 +221,8 @@ def rates(log):
 
 
 elsewhere = runs.speedup_table(runs.read_runs("results/recorded/two-cpu-cores")).set_index("label")
-my_ddp = compare.ratio(rates("results/live/07_my_ddp.jsonl"), rates(logs[2]))
-lesson.verdict([f"MyDDP, times as fast as DDP: {my_ddp}",
+of_wrapper = compare.ratio(rates("results/live/07_my_ddp.jsonl"), rates(logs[2]))
+lesson.verdict([f"MyDDP, times as fast as DDP: {of_wrapper}",
                 f"2 ranks, times as fast as one: {compare.ratio(rates(logs[2]), rates(logs[1]))}",
                 f"The same on two other cores: {elsewhere.loc['ddp2', 'speedup']:.2f} "
                 "([recorded](../results/recorded/two-cpu-cores/README.md))"])
@@ -259,8 +259,8 @@ ceilings = {ceiling["ranks"]: ceiling for ceiling in measured}
 lesson.predicted(my_ceiling, ceilings[8]["ceiling"], "times")
 table = runs.seconds_per_epoch(df).assign(speedup=[lines["DDP"][n][0] for n in sizes])
 plots.under_ceiling(table, ceilings, devices, plt.subplots(figsize=(14, 8))[1], my_times)
-lesson.figure("From the ideal down to the speed-up: the ranks lose by taking turns (grey), "
-              "by sharing (yellow), and by talking (blue). An upright line: all rounds of a ceiling.")
+lesson.figure("From the ideal down to the speed-up: the ranks lose by taking turns (grey), by "
+              "sharing (yellow), and by talking (blue). Upright: all rounds of a ceiling.")
 one = median(rates(logs[1]))
 parts = show.losses({n: [rate / one for rate in rates(logs[n])] for n in sizes}, ceilings, devices)
 lesson.table(parts)
@@ -309,7 +309,12 @@ few = steps[steps.world_size <= max(2, devices)]  # where the ranks need not tak
 plots.phases(few, plt.subplots(figsize=(14, 5))[1], "milliseconds a step, 64 images a rank", "ms")
 lesson.figure("The phase in which the ranks talk grows. The other phases stay nearly as long as "
               "alone, since each rank still handles 64 images.")
-lesson.predicted(my_phase, show.grown(steps))
+grown = show.grown(steps)
+lesson.predicted(my_phase, grown)
+later = steps[steps["epoch"] > 0].set_index("world_size")[f"{grown}_seconds"]
+longer = compare.ratio(later[[2]], later[[1]])
+lesson.verdict([f"{grown}, times as long with 2 ranks as with one: {longer}",
+                *([] if longer.apart else [compare.NOT_SHOWN])])
 
 # %% [markdown]
 # `backward` contains the all-reduce of the gradients. DDP can send one bucket of gradients while `backward` still
@@ -548,7 +553,8 @@ recorded = runs.read_runs(
     {"one GPU": f"{folder}/one_gpu.txt", "eight GPUs": f"{folder}/eight_gpus.txt"})
 alone, eight = (run for _, run in recorded.groupby("label", sort=False))
 columns = ["epoch", "seconds", "loss", "accuracy"]
-printed = alone[columns].merge(eight[columns[:-1]], "left", "epoch", suffixes=(", one GPU", ", eight"))
+printed = alone[columns].merge(
+    eight[columns[:-1]], "left", "epoch", suffixes=(", one GPU", ", eight"))
 printed = printed.rename(columns={"accuracy": "accuracy, one GPU"})
 lesson.table(printed.map(lambda value: "–" if pd.isna(value) else f"{value:.4g}"))
 lesson.verdict("Eight GPUs, times as fast as one: "
