@@ -272,6 +272,7 @@ lesson.table(rows)
 # Every lesson compares by one rule ([`course/compare.py`](../course/compare.py)):
 #
 # - **Rounds, in turns.** Each program is timed several times, and the programs take turns. A disturbance meets both.
+#   (Of a whole training, each epoch after the first is a round.)
 # - **The ratio of the medians.** Behind it, in brackets, stand the lowest and the highest ratio of two single rounds.
 # - **A winner only where the rounds are apart.** A program is faster if each of its rounds is shorter than every round
 #   of the other program. If a round of one lies among the rounds of the other, the two are **not told apart**.

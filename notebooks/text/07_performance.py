@@ -510,9 +510,9 @@ lesson.figure("The larger the batch, the more the second rank gains. The numbers
 # images. Lesson [08](08_predict_scaling.ipynb) predicts this curve, and lesson [09](09_large_batch.ipynb) shows the
 # price.
 #
-# The argument ends here. The boxes that follow stand by themselves: read them in any order, or leave them out.
+# The argument ends here. Each of the sections that follow stands by itself: read them in any order, or leave them out.
 #
-# ## A box: two threads instead of two ranks
+# ## Two threads instead of two ranks
 #
 # One process can use two cores as well: it splits each operation over two *threads*. Threads meet at the end of every
 # operation, ranks once a step. But ranks have to send gradients, and threads share them. (Threads end at one machine,
@@ -535,13 +535,13 @@ lesson.verdict([f"2 threads, times as fast as 1: {two}",
                 f"{compare.ratio(threads, rates(ways['2 ranks']))}"])
 
 # %% [markdown]
-# ## A box: torchrun's banner
+# ## torchrun's banner
 #
 # In a terminal, `torchrun` begins with `Setting OMP_NUM_THREADS environment variable for each process to be 1 in
 # default …`. This is no error. If every rank used all cores, the ranks would get in each other's way. So `torchrun`
 # gives each rank one thread, unless you set the variable, as this lesson does.
 #
-# ## A box: the same on eight GPUs (recorded)
+# ## The same on eight GPUs (recorded)
 #
 # We did not measure this run. A tutorial published the console output of two runs, LeNet on CIFAR-10, on one GPU and on
 # eight. The page cut the output of eight GPUs after exactly 1,000 characters; nothing shows that the run stopped.
@@ -564,6 +564,8 @@ lesson.verdict("Eight GPUs, times as fast as one: "
 # One GPU took 20 to 41 s for the same work, so the speed-up is known only roughly. Why it took so long is not known.
 # The tutorial's code prepares the images one at a time, which keeps a GPU waiting: lesson [01](01_one_device.ipynb)
 # measures the price.
+#
+# ## The puzzle
 #
 # **Predict.** The table leaves out the accuracy on eight GPUs. Judge by the losses: what was it in the last epoch that
 # was printed?
@@ -616,7 +618,7 @@ print(f"added up: {sum(accuracies):.3f}")
 lesson.code(utils.count, utils.all_sum)
 
 # %% [markdown]
-# ## A box: what others measured
+# ## What others measured
 #
 # Weak scaling of BERT, samples a second of *each* GPU ([PyTorch issue
 # 17159](https://github.com/pytorch/pytorch/issues/17159), which names neither GPU, batch nor network):
@@ -629,7 +631,7 @@ lesson.code(utils.count, utils.all_sum)
 # stays high: the paper on DDP ([Li et al. 2020](https://arxiv.org/abs/2006.15704)) reports near-linear scaling to 256
 # GPUs.
 #
-# ## A box: your machine on the class's board
+# ## Your machine on the class's board
 #
 # In a class, hand in the folder `results/live`: the board is one picture of all machines in the room, from the logs of
 # this lesson. A log holds what was run, on how many cores of which processor, and how fast, but no name. If you want a
