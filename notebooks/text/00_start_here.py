@@ -138,7 +138,7 @@ wall[f"{ranks} ranks"] = time.perf_counter() - start
 # %% [markdown]
 # Each run wrote a log. We read both logs and draw the accuracy on the test images twice: by epoch, and by time.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 logs = runs.read_runs({"one process": "results/live/00_one.jsonl",
                        f"{ranks} ranks": "results/live/00_ranks.jsonl"})
 plots.accuracy_twice(logs)
@@ -163,8 +163,9 @@ gain = times_as_fast(logs)
 devices, kind = (len(gpus), "GPU") if gpus else (cores, "core")
 lesson.predicted(my_speedup, gain.median, "times as fast")
 lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
-                f"{ranks} ranks on {lesson.some(devices, kind)} are at most {min(ranks, devices)} "
-                "times as fast.",
+                f"Each rank has a {kind} of its own: {ranks} times as fast is the most to hope for."
+                if ranks <= devices else f"{ranks} ranks share {lesson.some(devices, kind)}: "
+                "they gain only what one process leaves idle.",
                 *([] if gain.apart else [compare.NOT_SHOWN])])
 
 # %% [markdown]
@@ -231,7 +232,7 @@ lesson.verdict([f"With 64 images each, two other cores reached {recorded:.2f} "
 # %%
 my_once = None  # % of the whole command
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 logs["command_seconds"] = logs["label"].map(wall)
 plots.whole_command(logs, plt.subplots(figsize=(12, 4))[1])
 lesson.figure("The ranks share the blue parts. The grey part they do not share: "
@@ -309,7 +310,7 @@ check.hello("results/live/00_hello.py")
 #
 # Go down only as far as you need: each way asks for more care than the one above.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1))  # more than one only inside a Slurm job
 show.ways(len(gpus), nodes)
 lesson.figure("Start at the top, and take the first way whose question you answer with yes.")

@@ -142,12 +142,14 @@ options = f"--epochs {epochs} --samples {samples} --test-samples {test_samples}"
 # Two ranks, four ranks, and the class that you wrote in lesson [06](06_ddp.ipynb) in the place of PyTorch's DDP. (If
 # you have not written it, ours is used.)
 
-# %%
-# !torchrun --nproc_per_node=2 main.py {options} --log-file results/live/07_2.jsonl
-# !torchrun --nproc_per_node=4 main.py {options} --log-file results/live/07_4.jsonl
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 ours, mine = Path("lessons/l06_ddp/my_ddp.py"), Path("results/live/06_my_ddp.py")
 yours = mine.exists() and mine.read_bytes() != ours.read_bytes()
 wrapper = f"{mine if yours else ours}:MyDDP"
+
+# %%
+# !torchrun --nproc_per_node=2 main.py {options} --log-file results/live/07_2.jsonl
+# !torchrun --nproc_per_node=4 main.py {options} --log-file results/live/07_4.jsonl
 # !torchrun --nproc_per_node=2 main.py {options} --wrapper {wrapper} \
 #     --log-file results/live/07_my_ddp.jsonl
 
