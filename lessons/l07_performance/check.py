@@ -63,7 +63,7 @@ def pairs_of_runs():
     solution=my_speedup,
     hint="A log begins with the run's record, which has `world_size`. The records with kind \"epoch\" have "
     "`images_per_second`, of all ranks together. Leave out the first of them, and take the statistics.median of the "
-    "others. Speed-up: many by one. Efficiency: speed-up by ranks.",
+    "others. Speed-up: that of many, divided by that of one. Efficiency: speed-up divided by ranks.",
     mistakes={
         "The first epoch warms up: it takes longer, and it is not what each further epoch takes. Leave it out.":
             partial(compared, lambda log: statistics.median(timed_epochs(log, "images_per_second", first=0))),
@@ -78,7 +78,7 @@ def pairs_of_runs():
             partial(compared, lambda log: 1 / log[-1]["seconds"]),
         "images_per_second counts the images of all ranks already: do not multiply it by the ranks.":
             lambda one, many: tuple(many[0]["world_size"] * value for value in my_speedup(one, many)),
-        "The ratio is turned round: a speed-up above 1 means that several ranks are faster.":
+        "You turned the ratio round: a speed-up above 1 means that several ranks are faster.":
             lambda one, many: (1 / my_speedup(one, many)[0], 1 / my_speedup(one, many)[0] / many[0]["world_size"]),
         "Return the efficiency as a ratio: 0.75, not 75.":
             lambda one, many: (my_speedup(one, many)[0], 100 * my_speedup(one, many)[1]),
