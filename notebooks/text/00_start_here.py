@@ -116,7 +116,8 @@ lesson.figure("Each image belongs to one of ten classes. At this size some are h
 my_speedup = None  # times as fast
 
 # %% [markdown]
-# One process. (`OMP_NUM_THREADS=1` keeps it on one core. Without that it would use all cores.)
+# One process. (`OMP_NUM_THREADS=1` keeps it on one core; without that it would use all cores. `--lr` is the length of
+# an update: larger than usual, as suits so many images. Lesson [09](09_large_batch.ipynb) says why.)
 
 # %%
 options = f"--samples {samples} --test-samples {tested}"

@@ -62,7 +62,7 @@ from lessons.l07_performance import check, show
 epochs = 6  # passes over the training images; the first one warms up and is not timed
 samples = 6_144  # training images
 test_samples = 2_000  # test images, looked at after each epoch
-ceiling_rounds = 5  # each: half a second for each number of processes that never talk
+ceiling_rounds = 5  # each: 0.6 s for each number of processes that never talk
 rounds = 5  # of each batch, for the search in exercise 5
 batches = "64 128 256 512 1024 2048"  # images of an update, for that search
 
@@ -253,7 +253,7 @@ my_ceiling = None  # times
 
 # %%
 # !torchrun --nproc_per_node=8 scripts/measure/side_by_side.py \
-#     --rounds {ceiling_rounds} --seconds 0.5 --out results/live/07_ceiling.json
+#     --rounds {ceiling_rounds} --seconds 0.6 --out results/live/07_ceiling.json
 measured = json.loads(Path("results/live/07_ceiling.json").read_text())["ceilings"]
 ceilings = {ceiling["ranks"]: ceiling for ceiling in measured}
 
