@@ -244,8 +244,8 @@ lesson.predicted(my_once, 100 * many.once / many.whole, "%")
 
 # %% [markdown]
 # **How an exercise works.** Replace the line `raise NotImplementedError` by your code. Run that cell, and then the next
-# one, which checks your answer. Stuck? Take away the `# ` before `check.….hint()`, and run the cell again. The line
-# with `solution()` shows an answer.
+# one, which checks your answer. Stuck? Take away the `# ` before `check.….hint()`, and run the cell again.
+# `solution()` shows an answer.
 #
 # ### Exercise 1: from how many epochs on?
 #
