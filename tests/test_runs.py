@@ -584,6 +584,8 @@ def test_the_recorded_tutorial_runs():
     assert set(eight["note"]) == {"last line cut off; 7 of 10 epochs"}
     table = runs.speedup_table(df).set_index("label")
     assert table.loc["eight_gpus", "speedup"] == pytest.approx(32.31 / 7.03)
+    for name, length in {"one_gpu": 564, "eight_gpus": 1000}.items():  # characters, as on the page
+        assert len(re.sub("(?m)^# .*\n", "", (RECORDED / f"{name}.txt").read_text()).rstrip("\n")) == length
 
 
 @pytest.fixture

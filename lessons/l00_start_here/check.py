@@ -19,24 +19,12 @@ def my_epochs(start_one, epoch_one, start_many, epoch_many):
     return max(1, math.floor((start_many - start_one) / saved) + 1)  # a tie is not earlier
 
 
-def start_ignored(start_one, epoch_one, start_many, epoch_many):
-    return 1 if epoch_many < epoch_one else None
-
-
-def whole_start(start_one, epoch_one, start_many, epoch_many):
-    return my_epochs(0, epoch_one, start_many, epoch_many)
-
-
 def tie_is_earlier(start_one, epoch_one, start_many, epoch_many):
     return max(1, math.ceil((start_many - start_one) / (epoch_one - epoch_many))) if epoch_many < epoch_one else None
 
 
 def not_rounded(start_one, epoch_one, start_many, epoch_many):
     return max(1, (start_many - start_one) / (epoch_one - epoch_many)) if epoch_many < epoch_one else None
-
-
-def run_without_epochs(start_one, epoch_one, start_many, epoch_many):
-    return my_epochs(start_one, epoch_one, start_many, epoch_many) if start_many > start_one else 0
 
 
 def totals(epochs, start_one, epoch_one, start_many, epoch_many):
@@ -65,10 +53,12 @@ def later(random):
     hint="How many seconds more does the second command need to start? How many does it save in each epoch? How many "
     "epochs until it has saved what it cost? And what if it saves nothing?",
     mistakes={
-        "Each epoch is shorter, but the start is longer: one epoch does not always pay it back.": start_ignored,
-        "One process has to start, too. What counts is how much longer the ranks take for it.": whole_start,
+        "Each epoch is shorter, but the start is longer: one epoch does not always pay it back.":
+            lambda start_one, epoch_one, start_many, epoch_many: 1 if epoch_many < epoch_one else None,
+        "One process has to start, too. What counts is how much longer the ranks take for it.":
+            lambda start_one, *times: my_epochs(0, *times),
         "After so many epochs both are done at the same time: a tie is not earlier.": tie_is_earlier,
-        "A job has at least one epoch.": run_without_epochs,
+        "A job has at least one epoch.": lambda *times: my_epochs(*times) if times[2] > times[0] else 0,
         "You rounded down. After so many epochs the ranks are still behind.":
             lambda *times: my_epochs(*times) and my_epochs(*times) - 1,
         "An epoch is begun or it is not: return a whole number.": not_rounded,

@@ -23,15 +23,6 @@ WORDS = {  # word: (the lesson that teaches it, what it means)
 LEFT, BOX, WIDTH, HEIGHT, DOWN = 3.6, 4.9, 7.6, 1.15, 1.55  # of questions and boxes, and from one row to the next
 
 
-def most_to_hope_for(ranks: int, devices: int, kind: str) -> str:
-    """The limit on the speed-up of `ranks` ranks on so many devices; `kind`: "GPU" or "core"."""
-    if ranks <= devices:
-        return f"Each of the {ranks} ranks has a {kind} of its own: {ranks} times as fast is the most to hope for."
-    if kind == "GPU":
-        return f"{ranks} ranks share {some(devices, kind)}: they can gain only what one process leaves idle."
-    return f"{ranks} ranks take turns on {some(devices, kind)}: {devices} times as fast is the most to hope for."
-
-
 def paid_back(one, many, epochs: int | None, whose: str) -> Axes:
     """The seconds of two commands by their epochs, from rows of `runs.command_parts`, and where the second pays.
 

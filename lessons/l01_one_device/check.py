@@ -119,10 +119,11 @@ def my_gain(phases, name, times):
 
 @exercise(
     solution=my_gain,
-    hint="Add up the seconds before. Then again with this one phase shorter: phases[name] / times. How many times does "
-    "the second go into the first?",
+    hint="Add up the seconds of all phases. Add them up again, with this one phase shorter: phases[name] / times. How "
+    "many times does the second sum go into the first?",
     mistakes={
-        "That is the new time by the old. How many times as FAST is old by new.": lambda *case: 1 / my_gain(*case),
+        "You divided the new time by the old one. \"Times as fast\" is the old time divided by the new one.":
+            lambda *case: 1 / my_gain(*case),
         "Only this phase is so much faster. The others take as long as before.": lambda phases, name, times: times,
         "A gain cannot be multiplied by a share of the time: add up the seconds.":
             lambda phases, name, times: times * phases[name] / sum(phases.values()),

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
+from course.plots.labels import BESIDE_A_POINT, write_beside
 from course.plots.style import COLOURS, GREY, darker, head, line_style
 from course.plots.tables import by_run
 
@@ -28,20 +28,6 @@ def first_steps(steps: pd.DataFrame, most: int = 60) -> Axes:
     head(ax, "The first steps, and the median of all", steps)
     note = (1, times[0], f"first step: {times[0]:.1f} ms", COLOURS[0])
     write_beside(ax, [note], [(14, -4, "left", "center"), *BESIDE_A_POINT])
-    return ax
-
-
-def clocks(ms: dict[str, dict[int, float]]) -> Axes:
-    """Milliseconds of a forward pass by the images of its batch, a line a clock: {clock: {images: milliseconds}}."""
-    ax, ends = plt.subplots(figsize=(12, 5))[1], []
-    for number, (name, by_size) in enumerate(ms.items()):
-        sizes, times = zip(*by_size.items(), strict=True)
-        ax.plot(sizes, times, **line_style(number))
-        ends.append((sizes[-1], times[-1], f"{name}: {times[-1]:.3g} ms", COLOURS[number]))
-    ax.set(xlabel="images in the batch", ylabel="milliseconds", xlim=(0, 1.5 * sizes[-1]), ylim=(0, None),
-           title="How long does a forward pass take?")
-    ax.set_xticks(sizes)
-    write_beside(ax, ends, BESIDE_AN_END)
     return ax
 
 

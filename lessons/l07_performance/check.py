@@ -4,6 +4,7 @@ what went wrong in a run, and the batch from which a second rank pays."""
 import math
 import statistics
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,54 +28,10 @@ def timed_epochs(log, field, first=1):
     return [record[field] for record in log if record["kind"] == "epoch"][first:]
 
 
-def with_efficiency(speedup, many):
+def compared(usual, one, many):
+    """By what `usual` makes of a log."""
+    speedup = usual(many) / usual(one)
     return speedup, speedup / many[0]["world_size"]
-
-
-def warm_up_counted(one, many):
-    speeds = [statistics.median(timed_epochs(log, "images_per_second", first=0)) for log in (one, many)]
-    return with_efficiency(speeds[1] / speeds[0], many)
-
-
-def mean_of_the_epochs(one, many):
-    speeds = [statistics.mean(timed_epochs(log, "images_per_second")) for log in (one, many)]
-    return with_efficiency(speeds[1] / speeds[0], many)
-
-
-def seconds_of_an_epoch(one, many):
-    seconds = [statistics.median(timed_epochs(log, "seconds")) for log in (one, many)]
-    return with_efficiency(seconds[0] / seconds[1], many)
-
-
-def seconds_of_all_epochs(one, many):
-    seconds = [sum(timed_epochs(log, "seconds", first=0)) for log in (one, many)]
-    return with_efficiency(seconds[0] / seconds[1], many)
-
-
-def seconds_of_the_run(one, many):
-    return with_efficiency(one[-1]["seconds"] / many[-1]["seconds"], many)
-
-
-def multiplied_by_ranks(one, many):
-    return with_efficiency(my_speedup(one, many)[0] * many[0]["world_size"], many)
-
-
-def speedup_turned_round(one, many):
-    return with_efficiency(1 / my_speedup(one, many)[0], many)
-
-
-def in_percent(one, many):
-    speedup, efficiency = my_speedup(one, many)
-    return speedup, 100 * efficiency
-
-
-def efficiency_first(one, many):
-    return my_speedup(one, many)[::-1]
-
-
-def every_record(one, many):
-    speeds = [statistics.median(record["images_per_second"] for record in log) for log in (one, many)]
-    return with_efficiency(speeds[1] / speeds[0], many)
 
 
 def run_log(ranks, samples, seconds):
@@ -106,24 +63,29 @@ def pairs_of_runs():
     solution=my_speedup,
     hint="A log begins with the run's record, which has `world_size`. The records with kind \"epoch\" have "
     "`images_per_second`, of all ranks together. Leave out the first of them, and take the statistics.median of the "
-    "others. Speed-up: many by one. Efficiency: speed-up by ranks.",
+    "others. Speed-up: that of many, divided by that of one. Efficiency: speed-up divided by ranks.",
     mistakes={
         "The first epoch warms up: it takes longer, and it is not what each further epoch takes. Leave it out.":
-            warm_up_counted,
-        "One epoch was disturbed, and the mean follows it. The median does not.": mean_of_the_epochs,
+            partial(compared, lambda log: statistics.median(timed_epochs(log, "images_per_second", first=0))),
+        "One epoch was disturbed, and the mean follows it. The median does not.":
+            partial(compared, lambda log: statistics.mean(timed_epochs(log, "images_per_second"))),
         "These are seconds, and the two runs need not have equally many images in an epoch. Compare images a second.":
-            seconds_of_an_epoch,
+            partial(compared, lambda log: 1 / statistics.median(timed_epochs(log, "seconds"))),
         "The sum of the epochs holds the warm-up and the disturbed epoch, and the runs need not have equally many "
-        "images. Take a usual epoch, and its images a second.": seconds_of_all_epochs,
+        "images. Take a usual epoch, and its images a second.":
+            partial(compared, lambda log: 1 / sum(timed_epochs(log, "seconds", first=0))),
         "The seconds of the last record are those of the whole run: with its start, its tests and its warm-up.":
-            seconds_of_the_run,
+            partial(compared, lambda log: 1 / log[-1]["seconds"]),
         "images_per_second counts the images of all ranks already: do not multiply it by the ranks.":
-            multiplied_by_ranks,
-        "The ratio is turned round: a speed-up above 1 means that several ranks are faster.": speedup_turned_round,
-        "Return the efficiency as a ratio: 0.75, not 75.": in_percent,
-        "You swapped the two: the speed-up comes first, the efficiency second.": efficiency_first,
+            lambda one, many: tuple(many[0]["world_size"] * value for value in my_speedup(one, many)),
+        "You turned the ratio round: a speed-up above 1 means that several ranks are faster.":
+            lambda one, many: (1 / my_speedup(one, many)[0], 1 / my_speedup(one, many)[0] / many[0]["world_size"]),
+        "Return the efficiency as a ratio: 0.75, not 75.":
+            lambda one, many: (my_speedup(one, many)[0], 100 * my_speedup(one, many)[1]),
+        "You swapped the two: the speed-up comes first, the efficiency second.":
+            lambda one, many: my_speedup(one, many)[::-1],
         'Only the records of kind "epoch" have `images_per_second`, and only that of kind "run" has `world_size`.':
-            every_record,
+            partial(compared, lambda log: statistics.median(record["images_per_second"] for record in log)),
     },
 )
 def speedup(answer):
@@ -148,40 +110,22 @@ def my_split(alone, together, ranks, ceiling):
     return beside - alone, together - beside
 
 
-def parts_swapped(alone, together, ranks, ceiling):
-    return my_split(alone, together, ranks, ceiling)[::-1]
-
-
-def all_to_talking(alone, together, ranks, ceiling):
-    return 0.0, together - alone
-
-
-def ceiling_of_one_rank(alone, together, ranks, ceiling):
-    return alone / ceiling - alone, together - alone / ceiling
-
-
-def speed_taken_for_time(alone, together, ranks, ceiling):
-    return alone * (1 - ceiling / ranks), together - alone * (2 - ceiling / ranks)
-
-
-def nothing_in_parallel(alone, together, ranks, ceiling):
-    return alone * ranks - alone, together - alone * ranks
-
-
 @exercise(
     solution=my_split,
     hint="How long is a step of processes that never talk? In the time of one step alone they do `ceiling` steps, all "
     "together. There are `ranks` of them, so each has done ceiling / ranks of its own step.",
     mistakes={
-        "You swapped the two parts: sharing the machine comes first, talking second.": parts_swapped,
+        "You swapped the two parts: sharing the machine comes first, talking second.":
+            lambda *step: my_split(*step)[::-1],
         "You counted everything beyond `alone` as talking. But processes that never talk slow each other down, too.":
-            all_to_talking,
+            lambda alone, together, ranks, ceiling: (0.0, together - alone),
         "The ceiling counts the steps of *all* ranks. Each rank makes a step of its own, and that step is not shorter "
-        "than alone.": ceiling_of_one_rank,
+        "than alone.": lambda alone, together, ranks, ceiling: my_split(alone, together, 1, ceiling),
         "A time is the inverse of a speed. At half the speed a step takes twice as long, not one and a half times.":
-            speed_taken_for_time,
+            lambda alone, together, ranks, ceiling: (
+                alone * (1 - ceiling / ranks), together - alone * (2 - ceiling / ranks)),
         "You let the ranks take turns, as with a ceiling of 1. With a higher ceiling some of them run together.":
-            nothing_in_parallel,
+            lambda alone, together, ranks, ceiling: my_split(alone, together, ranks, 1),
     },
 )
 def split(answer):
@@ -369,20 +313,6 @@ def by_what_grew_most(sound, run):
     return {"data": "data", "forward": "threads", "backward": "slow rank", "update": "batch"}[grown]
 
 
-def slow_rank_grows_all(sound, run):
-    fault = my_diagnosis(sound, run)
-    return {"threads": "slow rank", "slow rank": "threads"}.get(fault, fault)
-
-
-def slow_data_first(sound, run):
-    return "data" if run["data"] > 2 * sound["data"] else my_diagnosis(sound, run)
-
-
-def no_small_batch(sound, run):
-    fault = my_diagnosis(sound, run)
-    return "slow rank" if fault == "batch" else fault
-
-
 SOUND = {"data": 0.5, "forward": 6.4, "backward": 9.5, "update": 0.7}
 # How many times as long each phase takes; the first three as in runs a, b and c of results/recorded/went-wrong.
 STRETCHED = {"threads": [(2.4, 3.9, 15.4, 2.7)], "data": [(34, 1, 1, 0.9)], "slow rank": [(1.4, 1.4, 7.7, 1.3)],
@@ -414,9 +344,12 @@ def ill_runs():
         "The phase that grew most is not enough: too many threads stretch backward most, and forward as well. Look at "
         "all phases.": by_what_grew_most,
         "A slow rank makes this rank wait, and it waits in backward alone. Too many threads stretch each phase.":
-            slow_rank_grows_all,
-        "With too many threads the data phase doubles, too. Slow data stretches no other phase.": slow_data_first,
-        "A step with few images has a short forward: then the batch is too small.": no_small_batch,
+            lambda *runs: {"threads": "slow rank", "slow rank": "threads"}.get(
+                my_diagnosis(*runs), my_diagnosis(*runs)),
+        "With too many threads the data phase doubles, too. Slow data stretches no other phase.":
+            lambda sound, run: "data" if run["data"] > 2 * sound["data"] else my_diagnosis(sound, run),
+        "A step with few images has a short forward: then the batch is too small.":
+            lambda *runs: my_diagnosis(*runs).replace("batch", "slow rank"),
     },
 )
 def diagnosis(answer):
@@ -443,10 +376,6 @@ def my_batch(measure, batches, wanted):
     return batches[low] if low < len(batches) else None
 
 
-def one_after_another(measure, batches, wanted):
-    return next((batch for batch in batches if measure(batch) >= wanted), None)
-
-
 def last_that_fails(measure, batches, wanted):
     batch = my_batch(measure, batches, wanted)
     place = batches.index(batch) if batch else len(batches)
@@ -460,19 +389,6 @@ def first_tried_that_reaches(measure, batches, wanted):
             return batches[middle]
         batches = batches[middle + 1:]
     return None
-
-
-def largest_as_a_way_out(measure, batches, wanted):
-    return my_batch(measure, batches, wanted) or batches[-1]
-
-
-def speedup_in_its_place(measure, batches, wanted):
-    batch = my_batch(measure, batches, wanted)
-    return batch and measure(batch)
-
-
-def as_efficiency(measure, batches, wanted):
-    return my_batch(lambda batch: measure(batch) / 2, batches, wanted)
 
 
 def never_narrows(measure, batches, wanted):
@@ -506,12 +422,16 @@ def machines():
     "it.",
     mistakes={
         "The speed-up rises with the batch, so one measurement in the middle answers for half of the batches. You try "
-        "one after another.": one_after_another,
+        "one after another.":
+            lambda measure, batches, wanted: next((batch for batch in batches if measure(batch) >= wanted), None),
         "This is the largest batch that does not reach it. The smallest that does is the next.": last_that_fails,
         "This batch reaches it, but a smaller one may, too: go on in the lower half.": first_tried_that_reaches,
-        "Here no batch reaches it. Then return None.": largest_as_a_way_out,
-        "Return the batch, not its speed-up.": speedup_in_its_place,
-        "`measure` gives the speed-up, and `wanted` is one: do not divide by the ranks.": as_efficiency,
+        "Here no batch reaches it. Then return None.":
+            lambda measure, batches, wanted: my_batch(measure, batches, wanted) or batches[-1],
+        "Return the batch, not its speed-up.":
+            lambda measure, *rest: (batch := my_batch(measure, *rest)) and measure(batch),
+        "`measure` gives the speed-up, and `wanted` is one: do not divide by the ranks.":
+            lambda measure, *rest: my_batch(lambda batch: measure(batch) / 2, *rest),
         "The search does not narrow: a batch that was measured and failed must be left out of the rest.":
             never_narrows,
     },

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from course import runs
+from course.compare import Ratio
 from lessons.l07_performance import check, show
 from tests.runner import ROOT
 
@@ -28,19 +29,16 @@ def test_runs_are_compared_only_where_nothing_else_differs():
     assert show.comparable(bad, 2) == ["2 ranks: failed, 1 epoch of 2. full", "They differ in `threads`: 1, 2."]
 
 
-def test_losses_add_up_to_the_ideal():
-    table = pd.DataFrame({"world_size": [1, 8], "speedup": [1.0, 1.2]})
-    (row,) = show.losses(table, {8: {"ceiling": 1.75, "low": 1.5, "high": 1.9}}, devices=2)
-    assert list(row.values()) == [8, "6.00", "0.25 (0.10 to 0.50)", "0.55 (0.30 to 0.70)", "1.20"]
+@pytest.mark.parametrize(("epochs", "talk"), [([1.1, 1.2, 1.3], "0.55 (0.20 to 0.80)"),
+                                              ([1.4, 1.6, 1.7], "0.15 (-0.20 to 0.50): **not told apart**")])
+def test_losses_add_up_to_the_ideal_and_say_which_are_told_apart_from_none(epochs, talk):
+    rounds = [1.5, 1.75, 1.9]
+    ceiling = {"ceiling": 1.75, "low": 1.5, "high": 1.9, "rounds": rounds}
+    (row,) = show.losses({1: [1.0], 8: epochs}, {8: ceiling}, devices=2)
+    assert list(row.values())[:-1] == [8, "6.00", "0.25 (0.10 to 0.50)", talk]
     assert sum(float(value.split()[0]) for value in list(row.values())[1:]) == pytest.approx(8)
-
-
-@pytest.mark.parametrize(("speedup", "verdict"), [(1.2, "below every round"), (1.6, "cannot be told from 0"),
-                                                  (2.0, "**above** every round")])
-def test_talking_costs_only_below_every_round_of_the_ceiling(speedup, verdict):
-    (line,) = show.talking(pd.DataFrame({"world_size": [1, 8], "speedup": [1.0, speedup]}),
-                           {8: {"ceiling": 1.75, "low": 1.5, "high": 1.9}})
-    assert line.startswith("With 8 ranks") and verdict in line
+    (row,) = show.losses({8: epochs}, {8: ceiling | {"high": 2.1}}, devices=2)
+    assert row["lost: they share"] == "0.25 (-0.10 to 0.50): **not told apart**"
 
 
 def test_the_phase_that_grew_is_in_milliseconds_a_step_after_the_warm_up():
@@ -81,24 +79,11 @@ def test_the_recorded_runs_have_the_faults_that_were_made():
 
 
 def test_the_picture_of_the_search_has_its_order_and_its_result():
-    measured = {512: 1.74, 128: 1.45, 256: 1.62}
-    spreads = {batch: (speedup - 0.1, speedup + 0.4) for batch, speedup in measured.items()}
-    ax = show.by_batch(measured, spreads, 1.7, 512, plt.subplots()[1], "your search")
+    measured = {batch: Ratio(speedup, speedup - 0.1, speedup + 0.4)
+                for batch, speedup in {512: 1.74, 128: 1.45, 256: 1.62}.items()}
+    ax = show.by_batch(measured, 1.7, 512, plt.subplots()[1], "your search")
     assert {"1: 1.74×", "2: 1.45×", "3: 1.62×", "ideal", "wanted: 1.7×"} <= texts(ax)
     found = ax.lines[-1]
     assert (found.get_xdata().item(), found.get_ydata().item()) == (512, 1.74)
-    nothing = show.by_batch(measured, spreads, 1.9, None, plt.subplots()[1], "our search")
+    nothing = show.by_batch(measured, 1.9, None, plt.subplots()[1], "our search")
     assert len(nothing.lines) == len(ax.lines) - 1 and nothing.get_ylim()[1] > 2.14
-
-
-def test_the_spread_is_from_the_slowest_epoch_to_the_quickest_after_the_warm_up():
-    one, many = (run("a run", ranks, epochs=4) for ranks in (1, 2))
-    one["images_per_second"], many["images_per_second"] = [900.0, 100, 80, 90], [9.0, 150, 160, 120]
-    assert show.spread(one, many) == (pytest.approx(1.2), pytest.approx(2))
-
-
-def test_the_table_of_published_runs_keeps_the_puzzle():
-    folder = RECORDED / "tutorial-one-gpu-vs-eight"
-    published = runs.read_runs({"one GPU": folder / "one_gpu.txt", "eight GPUs": folder / "eight_gpus.txt"})
-    rows = show.recorded(published)
-    assert all("accuracy, eight" not in row for row in rows) and rows[0]["loss, eight"] == "2.20"

@@ -35,7 +35,8 @@ def test_the_ceiling_is_what_all_reach_together_by_one_alone(tmp_path):
     measured = json.loads((tmp_path / "ceiling.json").read_text())
     assert (measured["model"], measured["batch_size"], measured["rounds"]) == ("lenet", 4, 2)
     assert [ceiling["ranks"] for ceiling in measured["ceilings"]] == [2, 3]
-    assert all(0 < ceiling["low"] <= ceiling["ceiling"] <= ceiling["high"] for ceiling in measured["ceilings"])
+    assert all(0 < ceiling["low"] <= ceiling["ceiling"] <= ceiling["high"] and len(ceiling["rounds"]) == 2
+               for ceiling in measured["ceilings"])
     assert "3 side by side" in done.stdout
 
 

@@ -8,7 +8,7 @@
 #         samples: 1000
 #         tested: 500
 #       seconds: 40
-#     seconds: 60
+#     seconds: 50
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -22,27 +22,27 @@
 #
 # **You will be able to**
 # - train one network with several processes, by one command, and read from the log what they gained;
-# - say what a command costs once, besides its epochs;
+# - say what a command costs once, beside its epochs;
 # - write a first function that several processes run, each knowing who it is;
 # - choose between the five ways to train, and find the lesson for each.
 #
-# **You need** nothing but Python. No GPU: without one, processes work on CPU cores. With GPUs the same files and the
-# same commands use them.
+# **You need** Python, and a first idea of how a network is trained. You need no GPU: without GPUs the processes work on
+# CPU cores, and with GPUs the same files and the same commands use them.
 #
 # **Time.** About 40 minutes for you, 1 for the machine.
 #
-# This is the first lesson. Later you build DDP yourself from two calls ([06](06_ddp.ipynb)), predict
-# how fast 1,024 GPUs would be, which you do not have ([08](08_predict_scaling.ipynb)), kill processes and see the
-# training go on ([11](11_fault_tolerance.ipynb)), and repair scripts that are broken as people really break them
-# ([12](12_break_it.ipynb)). A picture shows what was measured here; where it is a schematic, or was recorded elsewhere,
-# it says so.
+# This is the first lesson. Later you build DDP yourself from two calls ([06](06_ddp.ipynb)), predict how fast 1,024
+# GPUs would train ([08](08_predict_scaling.ipynb)), kill processes and see the training go on
+# ([11](11_fault_tolerance.ipynb)), and repair scripts with the mistakes that people really make
+# ([12](12_break_it.ipynb)). A picture shows what was measured in this notebook. If it is a drawing, or was recorded
+# elsewhere, it says so.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import math
 import os
 import time
@@ -56,25 +56,23 @@ import torch.distributed as dist
 
 import launch
 import data
-from course import plots, runs
+from course import compare, plots, runs
 from lessons.l00_start_here import check, show
 
 # %% tags=["parameters"]
 samples = 10_000  # training images of the runs below
 epochs = 6  # passes over them, at least 2
-tested = 10_000  # test images, after each epoch
+tested = 5_000  # test images, after each epoch
 ranks = 2  # processes, where there are several
 
 # %% [markdown]
 # ## What this machine has
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 cores = launch.cores()
 gpus = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
 backends = [name for name in ("gloo", "nccl", "mpi") if dist.is_backend_available(name)]
 train_set, test_set = data.get_dataset("auto")
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
 made_up = train_set.name == "synthetic"
 lesson.table([{"what": what, "on this machine": value} for what, value in {
     "CPU cores that we may use": cores,
@@ -86,7 +84,7 @@ lesson.table([{"what": what, "on this machine": value} for what, value in {
 }.items()])
 
 # %% [markdown]
-# The network is to say what each image shows. It sees them no larger than this:
+# The network learns to say what an image shows. It sees the images no larger than this:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 few, classes = train_set.first(1000), data.DATASETS[train_set.name].classes
@@ -99,17 +97,18 @@ for label, ax in enumerate(axes.flat):
 name, colour = ("SYNTHETIC DATA", plots.WARNING) if made_up else (train_set.name, "black")
 figure.suptitle(f"{name}: two images of each class", x=0.01, ha="left", fontsize=21,
                 fontweight="bold", color=colour)
-plt.show()
+lesson.figure("Each image belongs to one of ten classes. At this size some are hard to recognise, "
+              "for people too.")
 
 # %% [markdown]
 # ## The same training, sooner
 #
-# Every lesson goes the same way: a question, **your prediction**, a run, a picture, what it means. Write the number
-# down *before* you run. To be wrong is fine: the gap is what you learn from.
-#
 # We train twice on the same images: first one process on one device (a GPU, or one CPU core), then two processes on
-# two. Each process holds a copy of the network. The network is updated after each 512 images: one process takes all
-# 512, and two take 256 each and average their gradients, which is what each has learned from its images.
+# two devices. Each process holds a copy of the network. The network is updated after every 512 images. One process
+# takes all 512. Two processes take 256 each and average their *gradients*: a gradient says how to change each weight.
+#
+# Every lesson asks for **your prediction** before it measures. Write the number down *before* you run the cell. A wrong
+# prediction is fine: you learn from the gap.
 #
 # **Predict**: two processes train how many times as fast as one? Replace `None` by a number.
 
@@ -117,7 +116,8 @@ plt.show()
 my_speedup = None  # times as fast
 
 # %% [markdown]
-# One process. (`OMP_NUM_THREADS=1` keeps it to one core. Otherwise it would use all cores.)
+# One process. (`OMP_NUM_THREADS=1` keeps it on one core; without that it would use all cores. `--lr` is the length of
+# an update: larger than usual, as suits so many images. Lesson [09](09_large_batch.ipynb) says why.)
 
 # %%
 options = f"--samples {samples} --test-samples {tested}"
@@ -127,9 +127,8 @@ start = time.perf_counter()
 wall = {"one process": time.perf_counter() - start}
 
 # %% [markdown]
-# Now two. `torchrun` starts the processes and tells each one its number, its **rank**. [`main.py`](../main.py) does
-# the rest; you need not read it yet.
-# This way to train is called **DDP**, for PyTorch's `DistributedDataParallel`.
+# Now two. `torchrun` starts the processes and tells each process its number, its **rank**. [`main.py`](../main.py) does
+# the rest; you need not read it yet. This way to train is called **DDP**, for PyTorch's `DistributedDataParallel`.
 
 # %%
 start = time.perf_counter()
@@ -138,94 +137,121 @@ start = time.perf_counter()
 wall[f"{ranks} ranks"] = time.perf_counter() - start
 
 # %% [markdown]
-# Each run wrote a log. We read both back, and draw the accuracy on the test images: once after as many epochs, once
-# after as many seconds.
+# Each run wrote a log. We read both logs and draw the accuracy on the test images twice: by epoch, and by time.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 logs = runs.read_runs({"one process": "results/live/00_one.jsonl",
                        f"{ranks} ranks": "results/live/00_ranks.jsonl"})
 plots.accuracy_twice(logs)
-plt.show()
+lesson.figure("Left: after the same epoch both runs are equally accurate, for both are the same "
+              "training. Right: they do not need equally many seconds for it.")
+
 
 # %% [markdown]
-# Left: epoch by epoch both are equally good, since it is **the same training**. (The small differences come from
-# rounding.) Right: one of them is there earlier. How much earlier? The first epoch is often slower (it warms up), so we
-# leave it out. Of the other speeds we take the middle one, the **median**.
+# Left, the two curves are **the same training**; the small differences come from rounding. Right, one of them is ahead.
+# By how much? The first epoch is often slower, since it warms up, so we leave it out. Of the other epochs we take the
+# middle one by time, the **median**. In brackets stand the smallest and the largest ratio of two single epochs.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-table = runs.speedup_table(logs, baseline="one process")
+def times_as_fast(logs):
+    """Of the second run of two against the first: each epoch after the first is a round."""
+    later = logs[logs["epoch"] > 0].groupby("label", sort=False)
+    one, many = (epochs["seconds"] for _, epochs in later)
+    return compare.ratio(one, many)
+
+
+gain = times_as_fast(logs)
 devices, kind = (len(gpus), "GPU") if gpus else (cores, "core")
-lesson.predicted(my_speedup, table["speedup"].iloc[-1], "times as fast")
-lesson.verdict(show.most_to_hope_for(ranks, devices, kind))
+lesson.predicted(my_speedup, gain.median, "times as fast")
+lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
+                f"Each rank has a {kind} of its own: {ranks} times as fast is the most to hope for."
+                if ranks <= devices else f"{ranks} ranks share {lesson.some(devices, kind)}: "
+                "they gain only what one process leaves idle.",
+                *([] if gain.apart else [compare.NOT_SHOWN])])
 
 # %% [markdown]
-# What is missing from the ideal was spent on averaging, on waiting for the other process, and on what the devices of one
-# machine share. (Other programs on your machine count, too. Run the cells again.) Lesson [08](08_predict_scaling.ipynb)
-# takes the loss apart, and predicts it.
+# The rest of the ideal went into averaging, into waiting for the other process, and into what the devices of one
+# machine share. (Other programs on your machine take time, too: close them, and run the cells again.) When may we say
+# that one run is faster than another? Lesson [01](01_one_device.ipynb) states the rule of this course. Lesson
+# [08](08_predict_scaling.ipynb) predicts what is lost.
 #
 # ## And with small batches?
 #
-# Each update costs a message, however few images it took. Without `--global-batch-size` each process takes 64 images
-# for an update.
+# Without `--global-batch-size` each process takes 64 images for an update.
 #
-# **Predict**: with 64 images each, do two processes gain more than above, or less?
+# **Predict**: with 64 images each, do two processes gain more than with 256 each, or less?
 
 # %%
 my_small = None  # "more" or "less"
 
 # %%
-small = f"{options} --epochs {max(2, epochs // 2)}"
+small = f"--samples {samples // 2} --test-samples 500 --epochs {epochs}"
 # !OMP_NUM_THREADS=1 python main.py {small} --log-file results/live/00_one_small.jsonl
 # !OMP_NUM_THREADS=1 torchrun --nproc_per_node={ranks} main.py {small} \
 #     --log-file results/live/00_ranks_small.jsonl
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-one_small, ranks_small = "one process, 64", f"{ranks} ranks, 64 each"
-small_logs = runs.read_runs({one_small: "results/live/00_one_small.jsonl",
-                             ranks_small: "results/live/00_ranks_small.jsonl"})
-rows = [*table.itertuples(), *runs.speedup_table(small_logs, baseline=one_small).itertuples()]
-lesson.predicted(my_small, "more" if rows[3].speedup > rows[1].speedup else "less")
-lesson.table([{"run": run.label, "images/s": f"{run.images_per_second:,.0f}",
-               "times as fast": f"{run.speedup:.2f}",
-               "images an update": run.batch_size * run.world_size,
-               "updates an epoch": math.ceil(samples / (run.batch_size * run.world_size)),
-               "epochs": run.epochs, "loss after them": f"{run.loss:.2f}"} for run in rows])
+small_logs = runs.read_runs({"one process": "results/live/00_one_small.jsonl",
+                             f"{ranks} ranks": "results/live/00_ranks_small.jsonl"})
+small_gain = times_as_fast(small_logs)
+apart = small_gain.high < gain.low or small_gain.low > gain.high
+lesson.predicted(my_small, "not told apart" if not apart
+                 else "more" if small_gain.median > gain.median else "less")
+lesson.table([{"run": run.label, "images an update": run.batch_size * run.world_size,
+               "updates an epoch": runs.updates_an_epoch(
+                   run.samples, run.world_size, run.batch_size),
+               "images/s": f"{run.images_per_second:,.0f}",
+               "times as fast as one process": "1" if run.world_size == 1 else str(ratio),
+               "loss at the end": f"{run.loss:.2f}"}
+              for ratio, table in ((gain, logs), (small_gain, small_logs))
+              for run in runs.seconds_per_epoch(table).itertuples()])
+elsewhere = runs.speedup_table(runs.read_runs("results/recorded/two-cpu-cores"))
+recorded = elsewhere.set_index("label").loc["ddp2", "speedup"]
+lesson.verdict([f"With 64 images each, two other cores reached {recorded:.2f} "
+                "([recorded](../results/recorded/two-cpu-cores/README.md)).",
+                *([] if apart else [compare.NOT_SHOWN])])
 
 # %% [markdown]
-# And it is **not the same training**: two processes with 64 images each make an update of 128, so an epoch has half as
-# many updates, and the losses differ. Lesson [09](09_large_batch.ipynb) is about that.
+# Each update costs a message, as large as all gradients together, however few images the update uses. With 64 images
+# there is less work between two messages, so they weigh more. How much they weigh depends on the machine, and changes
+# from run to run. Lesson [07](07_performance.ipynb) measures the same pair again, and finds out where the time is lost.
 #
-# On a CPU there is a third way: one process that uses all cores itself. It is not what we compare here: one core stands
-# for one GPU. Lesson [07](07_performance.ipynb) sets these side by side, too.
+# And it is **not the same training**: two processes with 64 images each make one update for 128 images. So an epoch has
+# half as many updates, and the losses differ. Lesson [09](09_large_batch.ipynb) is about that.
+#
+# (On a CPU there is a third way: one process that uses all cores. We do not compare it here, since one core stands for
+# one GPU. Lesson 07 does.)
 #
 # ## But how long did you wait?
 #
-# The speed above counts training alone. The command also starts Python and imports torch: `torchrun` does, and then
-# every rank for itself. The ranks meet, load the images, and end. All this comes once, however many epochs there are.
+# The speeds above count training alone. A command also starts Python and imports torch: `torchrun` does so, and then
+# every rank again. The ranks meet, load the images, and end. All this is done once, however many epochs there are.
 #
-# **Predict**: what share of the second command's time did **not** go into its epochs (training, and evaluating)?
+# **Predict**: what share of the time of the command with two ranks did **not** go into its epochs (training and
+# evaluating)?
 
 # %%
 my_once = None  # % of the whole command
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 logs["command_seconds"] = logs["label"].map(wall)
 plots.whole_command(logs, plt.subplots(figsize=(12, 4))[1])
-plt.show()
+lesson.figure("The ranks share the blue parts. The grey part they do not share: "
+              "each of them starts Python and imports torch.")
 one, many = runs.command_parts(logs).itertuples()
 lesson.predicted(my_once, 100 * many.once / many.whole, "%")
 
 
 # %% [markdown]
-# **How an exercise works.** Replace the line `raise NotImplementedError` by your code. Run that cell and the next one:
-# it checks your answer. Stuck? Take away the `# ` before `check.….hint()` and run the cell again.
+# **How an exercise works.** Replace the line `raise NotImplementedError` by your code. Run that cell, and then the next
+# one, which checks your answer. Stuck? Take away the `# ` before `check.….hint()`, and run the cell again.
 # `solution()` shows an answer.
 #
 # ### Exercise 1: from how many epochs on?
 #
 # The command with one process needs `start_one` seconds once, to start and to end, and `epoch_one` seconds for each
-# epoch. The command with several ranks needs `start_many` and `epoch_many`. From how many epochs on is it done earlier?
-# Return the smallest such whole number, or `None` if there is none.
+# epoch. The command with several ranks needs `start_many` and `epoch_many`. From how many epochs on are several ranks
+# done earlier? Return the smallest such whole number, or `None` if there is none.
 
 # %%
 def my_epochs(start_one, epoch_one, start_many, epoch_many):
@@ -238,26 +264,27 @@ check.pays(my_epochs)
 # check.pays.solution()
 
 # %% [markdown]
-# The two commands above, with your function. (While it is not right yet, ours stands in its place.)
+# Your function, applied to the two commands above. (As long as it is not right, ours is used.)
 
 # %%
 function, whose = check.pays.or_ours(my_epochs)
 show.paid_back(one, many, function(one.once, one.epoch, many.once, many.epoch), whose)
-plt.show()
+lesson.figure("Each line begins at the seconds that are spent once; its slope is the seconds of an "
+              "epoch. Several ranks pay where their line runs below the other one.")
 
 # %% [markdown]
 # ## Your first lines on several processes
 #
-# `torchrun` starts the *same file* several times. Nothing is shared: no variable, no memory. Each process can ask
-# `dist.get_rank()` which one it is, and `dist.get_world_size()` how many they are.
+# `torchrun` starts the *same file* several times. The processes share nothing: no variable, no memory. Each process can
+# ask `dist.get_rank()` for its number, and `dist.get_world_size()` for the number of processes.
 #
 # ### Exercise 2: hello
 #
 # The last lines of the cell are given. `init_process_group` makes the processes find each other: from then on they are
-# *ranks*. `"gloo"` is the library that carries their messages on CPUs ([03](03_processes_and_ranks.ipynb) has both).
+# *ranks*. `"gloo"` is the library that carries their messages on CPUs (lesson [03](03_processes_and_ranks.ipynb)).
 #
 # Write `my_hello`. Each rank prints `hello from rank` and its number. Rank 0 alone prints one more line: `world size`
-# and how many ranks there are. Run the cell: it writes the file. The check starts it on three ranks.
+# and the number of ranks. The cell writes a file when you run it, and the check starts this file on three ranks.
 
 # %%
 # %%writefile results/live/00_hello.py
@@ -284,21 +311,25 @@ check.hello("results/live/00_hello.py")
 #
 # Go down only as far as you need: each way asks for more care than the one above.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1))  # more than one only inside a Slurm job
 show.ways(len(gpus), nodes)
-plt.show()
+lesson.figure("Start at the top, and take the first way whose question you answer with yes.")
 
 # %% [markdown]
-# You have just used the third. The second is for old code: the PyTorch manual [advises DDP
-# instead](https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html), also in one machine. The `…`
-# stands for the address where the machines meet. [10](10_launchers.ipynb) explains it, and shows how one machine can
-# play two. In all five every device holds the whole model. A model that is too large for that is the subject of lesson
-# [13](13_beyond_ddp.ipynb).
+# You have just used DDP. DataParallel is for old code: the PyTorch manual [recommends
+# DDP](https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html) instead, on one machine as well. The
+# `…` stands for the address where the machines meet. Lesson [10](10_launchers.ipynb) explains it, and shows how one
+# machine can play two. In all five ways every device holds the whole model. Lesson [13](13_beyond_ddp.ipynb) is about
+# models that are too large for that.
+#
+# `torch.distributed` has three parts. The *collectives* (c10d) send tensors between ranks: lesson
+# [04](04_collectives.ipynb). *DDP* is built from them: lesson [06](06_ddp.ipynb). *RPC* calls a function in another
+# process; training with DDP does without it.
 #
 # ## The words
 #
-# You need not learn them now. Come back when one is in your way.
+# You need not learn these words now. Come back when you meet one that you do not know.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 files = {number: path.name for number, path in lesson.notebooks().items()}
@@ -308,7 +339,7 @@ lesson.table([{"word": f"**{word}**", "meaning": meaning, "lesson": f"[{number}]
 # %% [markdown]
 # ## The lessons
 #
-# Lessons 00 to 07 build on each other. After 07 take what you need.
+# Lessons 00 to 07 build on each other. After 07 choose the lessons that you need.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 rows = []
@@ -326,7 +357,7 @@ lesson.table(rows)
 # ## What to remember
 #
 # 1. `torchrun --nproc_per_node=2 main.py` starts the same file twice, and each process knows its rank.
-# 2. From two processes twice the speed is the most to hope for, and their start takes longer. Measure both.
+# 2. Two processes are at best twice as fast as one, and they take longer to start. Measure both.
 # 3. Predict before you run. The gap is the lesson.
 #
 # **Next:** [01 · One device](01_one_device.ipynb): before you use many devices, make one fast, and learn to time it.

@@ -7,7 +7,7 @@
 #         epochs: 1
 #         samples: 2000
 #       seconds: 15
-#     seconds: 50
+#     seconds: 45
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -34,10 +34,11 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -50,11 +51,11 @@ import launch
 import data
 import models
 import utils
-from course import plots, runs
+from course import compare, plots, runs, timing
 from lessons.l01_one_device import check, show, textbook
 
 # %% tags=["parameters"]
-samples = 20_000  # train on the first so many images, at least 2,000
+samples = 16_000  # train on the first so many images, at least 2,000
 epochs = 2  # passes over them
 dataset = "auto"  # cifar10, or synthetic where it cannot be had
 
@@ -109,10 +110,8 @@ for epoch in range(epochs):
 #
 # ## Four ways to time an epoch
 #
-# The loop above wrote down the time of each single step. Many people time one step and multiply. We look at the first
-# epoch.
-#
-# The **median** of the steps: half of them are shorter, half are longer.
+# The loop above wrote down the time of each step. Many people time one step and multiply. We look at all steps of the
+# first epoch. Their **median** is the time that half of the steps stay below.
 #
 # **Predict**: the very first step takes how many times as long as the median step?
 
@@ -129,7 +128,8 @@ clocks = {"the first step": first_epoch[0],
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 synthetic = train_set.name == "synthetic"
 show.first_steps(pd.DataFrame({"milliseconds": first_epoch, "synthetic": synthetic}))
-plt.show()
+lesson.figure("The first step is warm-up. The steps after it lie close to the median; "
+              "a step far above it was disturbed.")
 lesson.predicted(my_first_step, clocks["the first step"] / clocks["the median"], "times")
 lesson.table([{"an epoch judged by": name, "ms per step": f"{ms:.1f}",
                "seconds per epoch": f"{ms * steps_per_epoch / 1000:.2f}"}
@@ -138,11 +138,11 @@ lesson.table([{"an epoch judged by": name, "ms per step": f"{ms:.1f}",
 # %% [markdown]
 # How to read the table:
 #
-# - **The first step is warm-up**: memory is taken for the first time, and libraries choose and prepare their code for
-#   this size of batch. (Another step may be as long: another program had the core.)
-# - **The mean** holds the warm-up, and every moment in which another program used the device. Times the number of steps
-#   it is what the clock on the wall shows: how long you waited.
-# - **The median** does not notice a few long steps. A disturbance of more than half of the steps moves it, too:
+# - **The first step is warm-up**: the process allocates memory for the first time, and libraries choose and prepare
+#   their code for this batch size. (A later step can be as long, if another program had the core.)
+# - **The mean** includes the warm-up, and every moment in which another program used the device. The mean times the
+#   number of steps is the time on the clock on the wall: how long you waited.
+# - **The median** ignores a few long steps. But a disturbance of more than half of the steps moves the median, too. So
 #   compare it with **the fastest tenth**, and with a second run.
 #
 # ## The clock that stops too early
@@ -163,15 +163,14 @@ lesson.table([{"the call returned after, ms": f"{1000 * returned:.2f}",
 
 
 # %% [markdown]
-# A clock that stops when the call returns has measured nothing of the work. On a GPU the rest is then found in
-# whichever later line waits first: often `.item()`, or a call when the queue is full. (So call `.item()` in each step
-# only where you time each step, as above. `main.py` adds up on the device, and calls it once per epoch.)
+# A clock that stops when the call returns has measured nothing of the work. On a GPU the time of the work then shows up
+# at the next line that waits: often `.item()`, or a call that finds the queue full. (So call `.item()` in each step
+# only if you time each step, as above. `main.py` adds up on the device, and calls `.item()` once per epoch.)
 #
 # ## Where the time goes
 #
 # `utils.PhaseTimer` marks the end of each phase of a step. (On a GPU its marks are events in the queue, and `totals()`
-# waits for them.)
-# The loop is the one above with four marks. It is a function now, because we need it four times.
+# waits for them.) The loop is the one above with four marks. It is a function now, because we need it several times.
 
 # %%
 def train(model_class, loader, epochs):
@@ -199,14 +198,15 @@ def train(model_class, loader, epochs):
     return pd.DataFrame(rows)
 
 
-def seconds_per_epoch(steps, warm_up=10):
-    medians = steps[["data", "forward", "backward", "update"]].iloc[warm_up:].median()
-    return medians * steps_per_epoch
+def seconds_per_epoch(steps):  # the median does not notice the warm-up
+    return steps[["data", "forward", "backward", "update"]].median() * steps_per_epoch
 
 
 # %% [markdown]
-# **Predict**: forward and backward are the work that several devices can share. How much of a step are these two
-# together? (The other two: *data* fetches and normalises the images, *update* is `optimizer.step()`.)
+# Several devices can share the work of forward and backward. The other two phases are *data*, which fetches and
+# normalises the images, and *update*, which is `optimizer.step()`.
+#
+# **Predict**: what share of a step do forward and backward take together?
 
 # %%
 my_share = None  # % of a step
@@ -218,22 +218,23 @@ one_epoch = seconds_per_epoch(logits_run)
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 bar = show.phase_table({"one device": one_epoch}, synthetic)
 plots.phases(bar, plt.subplots(figsize=(12, 3.2))[1])
-plt.show()
+lesson.figure("The two blue phases can be shared by several devices.")
 lesson.predicted(my_share, 100 * one_epoch[["forward", "backward"]].sum() / one_epoch.sum(), "%")
 
 
 # %% [markdown]
-# (Backward is often about twice as long as forward, for a layer's inputs and its weights each need a gradient. Not
-# always: the images, the largest inputs here, need none.)
+# (Backward often takes about twice as long as forward, since both the inputs and the weights of a layer need a
+# gradient. In this network it takes less, since the images, the largest inputs of all, need no gradient.)
 #
-# The work on the data can be shared too, if each device prepares its own part of the images. The update is not, in
-# lessons 02 to 12: there every device updates all weights. (Lesson [13](13_beyond_ddp.ipynb) shares it, too.)
+# The work on the data can be shared as well, if each device prepares its own part of the images. The update is not
+# shared in lessons 02 to 12: there every device updates all weights. (In lesson [13](13_beyond_ddp.ipynb) the devices
+# share the update, too.)
 #
 # ### Exercise 1: the seconds of a step
 #
-# Write the clock yourself. `step()` makes one step, `wait()` waits for the device, and `clock()` is the time in
-# seconds. Return the typical seconds of one step. The check gives you devices that warm up, that queue their work, and
-# that are disturbed.
+# Write the clock yourself. `step()` makes one step, `wait()` waits for the device, and `clock()` returns the time in
+# seconds. Return the typical seconds of one step. The check has devices that warm up, devices that queue their work,
+# and devices that are disturbed.
 
 # %%
 def my_step_seconds(step, wait, clock):
@@ -246,34 +247,96 @@ check.step_seconds(my_step_seconds)
 # check.step_seconds.solution()
 
 # %% [markdown]
-# Your clock on a real queue, the one of above: a forward pass, for batches of several sizes. Beside it a clock that
-# never waits. (While yours is not right yet, ours stands in its place.)
+# Your clock now times a forward pass on the queue from above, for batches of several sizes. A clock that never waits
+# stands beside it. (As long as your clock is not right, ours is used.)
 
 # %%
 clock, whose = check.step_seconds.or_ours(my_step_seconds)
 waits = {f"{whose} clock": lambda: queue.submit(int).result(), "never waits": lambda: None}
-ms = {name: {} for name in waits}
+rows = []
 for size in (16, 64, 256):
+    rows.append({"images in the batch": size})
     for name, wait in waits.items():
-        ms[name][size] = 1000 * clock(
-            lambda size=size: queue.submit(cpu_model, many[:size]), wait, time.perf_counter)
+        seconds = clock(lambda size=size: queue.submit(cpu_model, many[:size]),
+                        wait, time.perf_counter)
+        rows[-1][f"{name}, ms"] = f"{1000 * seconds:.3g}"
         queue.submit(int).result()  # the next measurement begins with an empty queue
+lesson.table(rows)
+
+# %% [markdown]
+# The clock that never waits measures how long it takes to queue a call, whatever the call does.
+#
+# ## When is one faster than the other?
+#
+# The times of one program differ, too. So a single time of each of two programs does not show which one is faster.
+# Every lesson compares by one rule ([`course/compare.py`](../course/compare.py)):
+#
+# - **Rounds, in turns.** Each program is timed several times, and the programs take turns. A disturbance meets both.
+#   (Of a whole training, each epoch after the first is a round.)
+# - **The ratio of the medians.** Behind it, in brackets, stand the lowest and the highest ratio of two single rounds.
+# - **A winner only where the rounds are apart.** A program is faster if each of its rounds is shorter than every round
+#   of the other program. If a round of one lies among the rounds of the other, the two are **not told apart**.
+#
+# "Not told apart" does not mean "equally fast". It means that a difference, if there is one, does not stand out from
+# the spread of the rounds. Longer rounds, or a quieter machine, may show it.
+#
+# We put one word of the loop above to the test: `fused=True`. With it Adam updates all weights in one pass; with
+# `foreach=False` it updates one tensor after the other. We time the update alone, then the whole step. As a control, we
+# also time the step with `fused=True` against *itself*.
+#
+# **Predict**: the update is a small part of a step. Does the rule tell the two whole steps apart?
+
+# %%
+my_apart = None  # True or False
+
+# %%
+images, labels = train_set.__getitems__(range(batch_size))
+
+
+def update_and_step(**options):
+    model = models.ConvNet().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), **options)
+
+    def step():
+        optimizer.zero_grad()
+        criterion(model(images), labels).backward()
+        optimizer.step()
+
+    step()  # the warm-up
+    return optimizer.step, step
+
+
+fused_update, fused_step = update_and_step(fused=True)
+loop_update, loop_step = update_and_step(foreach=False)
+again = update_and_step(fused=True)[1]
+calls = {fused_update: 100, loop_update: 100, fused_step: 10, loop_step: 10, again: 10}
+rounds = timing.interleave({  # five rounds, in turns; a round takes the mean of its calls
+    call: partial(timing.timed, call, number, device) for call, number in calls.items()}, rounds=5)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-show.clocks(ms)
-plt.show()
+rows = [("update, foreach=False", loop_update, fused_update),
+        ("whole step, foreach=False", loop_step, fused_step),
+        ("whole step, fused=True (control)", again, fused_step)]
+ratios = [compare.ratio(rounds[mine], rounds[fused]) for _, mine, fused in rows]
+lesson.predicted(my_apart, ratios[1].apart)
+lesson.table([{"program": name, "median, ms": f"{1000 * pd.Series(rounds[mine]).median():.2f}",
+               "times as long as with fused=True": str(ratio)}
+              for (name, mine, _), ratio in zip(rows, ratios, strict=True)])
+if not ratios[0].apart:
+    lesson.verdict(compare.NOT_SHOWN)
 
 # %% [markdown]
-# The clock that never waits measures what it takes to queue a call, whatever the call does.
-
-# %% [markdown]
+# The rule can err, but seldom. Ten rounds can stand in `math.comb(10, 5)` = 252 orders, if we only ask which program
+# each round belongs to. In two of them the programs are apart. So of two equally fast programs, five rounds of each
+# name a winner by chance in 1 of 126 comparisons; three rounds of each do so in 1 of 10.
+#
 # ## One image at a time, or a batch at a time?
 #
-# Most first tutorials prepare each image on its own: a PIL image, `ToTensor`, `Normalize`, and the loader stacks 64 of
-# them. `data.ImageSet` keeps all images as one uint8 tensor. It picks 64 of them by index and normalises them in one
-# go.
+# Most first tutorials prepare each image on its own: a PIL image, `ToTensor`, `Normalize`; the loader then stacks 64
+# images. `data.ImageSet` keeps all images as one uint8 tensor. It picks 64 images by index and normalises them in one
+# call.
 #
-# First the proof that both give the same images. Only rounding may differ.
+# Both give the same images, up to rounding:
 
 # %%
 info = data.DATASETS[train_set.name]
@@ -285,8 +348,8 @@ at_once, _ = cpu_set.__getitems__(range(2000))  # one call for all
 torch.testing.assert_close(singly, at_once, rtol=0, atol=1e-5)
 
 # %% [markdown]
-# So only time is at stake. Both pipelines run in this one process: we compare the work of **one core**. (With a GPU,
-# the second pipeline, a batch at a time, works on the GPU.)
+# So the two pipelines can differ in time only. Both run in this one process: we compare the work of **one core**. (With
+# a GPU, the second pipeline, a batch at a time, works on the GPU.)
 #
 # **Predict**: with one image at a time, the whole epoch takes how many times as long?
 
@@ -294,38 +357,45 @@ torch.testing.assert_close(singly, at_once, rtol=0, atol=1e-5)
 my_ratio = None  # times
 
 # %%
+part = train_set.first(samples // 5)  # a round trains on a fifth of the images
+few = cpu_set.first(samples // 5)
 loaders = {
-    "an image at a time": DataLoader(one_by_one, batch_size, shuffle=True),
-    "a batch at a time": loader,
+    "an image at a time": DataLoader(
+        textbook.OneByOne(few.images, few.labels, transform), batch_size, shuffle=True),
+    "a batch at a time": DataLoader(
+        part, batch_size, shuffle=True, collate_fn=part.collate),
 }
-pipelines = {name: seconds_per_epoch(train(models.ConvNet, each, epochs=1))
-             for name, each in loaders.items()}
-slow, fast = pipelines.values()
+rounds = timing.interleave({
+    name: lambda each=each: seconds_per_epoch(train(models.ConvNet, each, epochs=1))
+    for name, each in loaders.items()}, rounds=5)
+pipelines = {name: pd.DataFrame(of_rounds).median() for name, of_rounds in rounds.items()}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
+whole = compare.ratio(*([phases.sum() for phases in of_rounds] for of_rounds in rounds.values()))
+data_only = compare.ratio(*([phases["data"] for phases in of_rounds]
+                            for of_rounds in rounds.values()))
 plots.phases(show.phase_table(pipelines, synthetic), plt.subplots(figsize=(12, 4))[1])
-plt.show()
-times, data_times = slow.sum() / fast.sum(), slow["data"] / fast["data"]
-lesson.predicted(my_ratio, times, "times")
+lesson.figure("Only the data takes longer with one image at a time. "
+              "Forward, backward and update do the same work in both pipelines.")
+lesson.predicted(my_ratio, whole.median, "times")
 rows = [{"pipeline": name, "data, µs per image": f"{1e6 * seconds['data'] / samples:.1f}",
          "data, s per epoch": f"{seconds['data']:.2f}", "whole epoch, s": f"{seconds.sum():.2f}",
          "images/s": f"{samples / seconds.sum():,.0f}"} for name, seconds in pipelines.items()]
-ratios = {"pipeline": "first row / second row", "data, µs per image": f"{data_times:.1f}",
-          "data, s per epoch": f"{data_times:.1f}", "whole epoch, s": f"{times:.2f}",
-          "images/s": f"{1 / times:.2f}"}
-lesson.table([*rows, ratios])
+lesson.table(rows)
+lesson.verdict([f"Data, times as long with one image at a time: {data_only}",
+                f"Whole epoch, times as long with one image at a time: {whole}",
+                *([] if whole.apart else [compare.NOT_SHOWN])])
 
 
 # %% [markdown]
-# Model, optimizer and order of the images are the same: only the data pipeline differs. (Do forward and backward
-# differ, too? Then another program took part of the core in one of the runs.) Even the arithmetic is the same. What
-# costs is the number of calls: several Python calls and small tensors for each image, or for each batch.
-# `DataLoader(num_workers=…)` does not remove this work, it moves it to other cores. If each core already has a rank, no
-# core is left for them.
+# Model, optimizer and order of the images are the same: only the data pipeline differs. Even its arithmetic is the
+# same. The number of calls makes the difference: one pipeline makes several Python calls and small tensors for each
+# image, and the other one for each batch. `DataLoader(num_workers=…)` does not remove this work; it moves the work to
+# other cores. If each core already has a rank, no core is left for the workers.
 #
-# **Why this matters for all that follows.** A speed-up compares with the baseline. Suppose that somebody trains on two
+# **Why this matters for all later lessons.** A speed-up compares with a baseline. Suppose that somebody trains on two
 # devices a batch at a time, and compares with one device that takes an image at a time. Then the "speed-up" is too
-# large by the ratio that you have just predicted, and no second device had any part in that. So make one device fast
+# large by the ratio that you have just predicted, and the second device had no part in that. So make one device fast
 # first, and write down its seconds per epoch.
 #
 # ### Exercise 2: how much can it gain?
@@ -345,33 +415,36 @@ check.gain(my_gain)
 # check.gain.solution()
 
 # %% [markdown]
-# Your function predicts the step from one pipeline to the other, which you have measured: it knows the phases of the
-# first, and how many times as fast the data is in the second. (While it is not right yet, ours stands in its place.)
+# You have measured the step from one pipeline to the other. Your function predicts this step from the phases of the
+# slow pipeline, and from how many times as fast the data is in the other one. (As long as it is not right, ours is
+# used.)
 
 # %%
 gain, whose = check.gain.or_ours(my_gain)
 phases = dict(pipelines["an image at a time"])
 curve = {faster: gain(dict(phases), "data", faster)
-         for faster in range(1, int(1.2 * data_times) + 2)}
+         for faster in range(1, int(1.2 * data_only.median) + 2)}
 limit = gain(dict(phases), "data", math.inf)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-show.amdahl(curve, limit, (data_times, times), f"{whose} function")
-plt.show()
+show.amdahl(curve, limit, (data_only.median, whole.median), f"{whose} function")
+lesson.figure("However fast the data becomes, the epoch cannot become faster than the limit: "
+              "the other phases remain. This is Amdahl's law.")
 
 
 # %% [markdown]
-# The point lies on the curve, if only the data has become faster: other differences between the two runs move it up or
-# down. Behind the point the curve is nearly flat: to make the data faster still would hardly pay.
+# The point lies on the curve if only the data has become faster. Right of the point the curve is nearly flat: to make
+# the data still faster would hardly pay.
 
 # %% [markdown]
 # ## A box: the softmax too many
 #
-# A fast number is worth nothing if the result is wrong. Here is a mistake that gives no error, and a loss that goes
+# A fast training is worth nothing if its result is wrong. The following mistake raises no error, and the loss goes
 # down.
 #
-# Our model returns **logits**: a score for each class, any number. `CrossEntropyLoss` turns logits into probabilities
-# itself, by a softmax. Many models end in a softmax of their own, and then there are two. What becomes of the loss?
+# Our model returns **logits**: a score for each class, which can be any number. `CrossEntropyLoss` turns logits into
+# probabilities itself, by a softmax. Many models end in a softmax of their own. Then there are two, and the loss is
+# a different one:
 
 # %%
 class WithSoftmax(models.ConvNet):
@@ -385,26 +458,26 @@ lesson.table([{"the model is sure, and": "right", "loss": f"{right:.4f}"},
               {"the model is sure, and": "wrong", "loss": f"{wrong:.4f}"}])
 
 # %% [markdown]
-# The second softmax sees one 1 and nine 0s, so the sure class gets e / (e + 9). If the answer is right, the loss is
-# log(e + 9) − 1; if it is wrong, log(e + 9). So with two softmaxes the loss of an image always lies between these two,
-# however good the model is. On average a model that is sure of every answer has log(e + 9) − accuracy.
+# The second softmax sees one 1 and nine 0s, so the class that the model is sure of gets the probability e / (e + 9). If
+# the answer is right, the loss is log(e + 9) − 1; if it is wrong, the loss is log(e + 9). With two softmaxes the loss
+# of an image always lies between these two values, however good the model is. A model that is sure of every answer has
+# the mean loss log(e + 9) − accuracy.
 #
-# A tutorial published the log of its training. It ended so:
+# A tutorial published the log of its training. The last line:
 
 # %%
 recorded = runs.read_run("results/recorded/tutorial-one-gpu-vs-eight/one_gpu.txt")
 lesson.table(recorded[["epoch", "loss", "accuracy"]].tail(1))
 
 # %% [markdown]
-# **Predict**, as a detective: how does the tutorial's model end? (log(e + 9) is the loss of "wrong" in the table
-# above.)
+# **Predict**: does the tutorial's model return logits, or does it end in a softmax? (log(e + 9) is the loss of "wrong"
+# in the table above.)
 
 # %%
 my_guess = None  # "logits" or "softmax first"
 
 # %% [markdown]
-# The picture shows its epochs beside both of our models: same seed, same images, a point for each tenth of an epoch.
-# The dotted line is log(e + 9) − accuracy.
+# We train our model with a second softmax, from the same first weights, on the same images.
 
 # %%
 softmax_run = train(WithSoftmax, loader, epochs)
@@ -413,7 +486,8 @@ softmax_run = train(WithSoftmax, loader, epochs)
 both = {"logits": logits_run, "softmax first": softmax_run}
 curves = show.tenths(both, steps_per_epoch, synthetic)
 show.loss_against_accuracy(curves, recorded)
-plt.show()
+lesson.figure("A point for each tenth of an epoch, or for each epoch of the tutorial. "
+              "A model with two softmaxes stays near the dotted line, log(e + 9) − accuracy.")
 lesson.predicted(my_guess, show.ends_in(recorded))
 ours = dict(iter(curves.groupby("label", sort=False)))
 lesson.table([{"run": name, "epochs or tenths": len(run),
@@ -422,18 +496,19 @@ lesson.table([{"run": name, "epochs or tenths": len(run),
               for name, run in (ours | {"the tutorial's": recorded}).items()])
 
 # %% [markdown]
-# "Softmax first" is told by the line: a run that stays near it at every accuracy has a second softmax. (At the
-# beginning a model is not sure yet, and lies a little below.) The tutorial's code confirms it, as the [note beside the
-# log](../results/recorded/tutorial-one-gpu-vs-eight/README.md) says. Nobody had to read the code: the log was enough.
+# A run that stays near the line at every accuracy has a second softmax. (At the beginning a model is not sure yet, and
+# its point lies a little below the line.) The tutorial's code confirms the second softmax, as the [note beside the
+# log](../results/recorded/tutorial-one-gpu-vs-eight/README.md) says. But the log alone was enough.
 #
-# Where a model is sure, and wrong, the output of the first softmax hardly changes with the logits, so that hardly any
-# gradient reaches the weights: the worst mistakes teach the least. The rule: **the model returns logits, the loss does
-# the softmax.** For probabilities, call `softmax` when you predict.
+# Suppose that a model is sure, and wrong. Then the output of the first softmax hardly changes with the logits, and
+# hardly any gradient reaches the weights: the model learns least from its worst mistakes. The rule: **the model returns
+# logits, and the loss does the softmax.** For probabilities, call `softmax` when you predict.
 #
 # ## What to remember
 #
-# 1. Time it so: warm-up left out, each step by itself, the device waited for, the median, the run repeated.
-# 2. Look where the time goes before you make anything faster: what you leave alone sets the limit.
+# 1. Leave out the warm-up, wait for the device, and take the median. Call one program faster than another only if their
+#    rounds are apart.
+# 2. Find out where the time goes before you make anything faster: the phases that you leave alone set the limit.
 # 3. Make one device fast, and its result right, before you use many. Its seconds per epoch are the baseline.
 #
 # **Next:** [02 · DataParallel](02_data_parallel.ipynb) gives this training several devices in one process, by one

@@ -4,10 +4,10 @@
 
 Each process trains a model of its own, as main.py does on one rank. They start together, and share what a machine's
 processes share: memory, caches, heat. With this model and this batch no way of training together can be faster. A round
-measures 2, 4, 8 and so on up to all of them, and rank 0 alone, in turns; who does not train waits. The file is one JSON
-object: the machine, `model`, `batch_size`, images a second of one process `alone`, the median over the rounds, and
-`ceilings`, one for each number of processes: `ranks`, `together` (images a second of all), and `ceiling`, the median of
-together / alone, with `low` and `high`, the lowest and the highest of a round.
+measures 2, 4, 8 and so on up to all of them, and rank 0 alone before and after each; who does not train waits. The file
+is one JSON object: the machine, `model`, `batch_size`, images a second of one process `alone`, the median over the
+rounds, and `ceilings`, one for each number of processes: `ranks`, `together` (images a second of all), the `rounds`'
+together / alone, their median, `ceiling`, and `low` and `high`, the lowest and the highest of them.
 """
 
 import statistics
@@ -53,11 +53,11 @@ def speed(training, count, seconds, placement):
     return together
 
 
-def ceiling(ranks, together, alone):
-    """Of so many processes, from what they and one alone reached in each round."""
-    ratios = [many / one for many, one in zip(together, alone, strict=True)]
-    return {"ranks": ranks, "together": statistics.median(together), "ceiling": statistics.median(ratios),
-            "low": min(ratios), "high": max(ratios)}
+def ceiling(ranks, before, together, after):
+    """Of so many processes, from what they reached in each round, and one alone before and after them."""
+    ratios = [2 * many / (first + last) for first, many, last in zip(before, together, after, strict=True)]
+    return {"ranks": ranks, "together": statistics.median(together), "rounds": ratios,
+            "ceiling": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
 
 
 def check(args, placement):
@@ -92,10 +92,11 @@ def main():
         training = Training(Setting(args.batch_size, ddp=False), args.model, train_set, placement)
         for _ in range(WARM_UP):
             training.update()
-        speeds = interleave({count: partial(speed, training, count, args.seconds, placement)
-                             for count in (1, *up_to(placement.world_size))}, args.rounds)
-        alone = speeds.pop(1)
-        ceilings = [ceiling(ranks, together, alone) for ranks, together in speeds.items()]
+        counts = [1, *(count for ranks in up_to(placement.world_size) for count in (ranks, 1))]
+        speeds = list(interleave({place: partial(speed, training, count, args.seconds, placement)
+                                  for place, count in enumerate(counts)}, args.rounds).values())
+        ceilings = [ceiling(counts[place], *speeds[place - 1:place + 2]) for place in range(1, len(counts), 2)]
+        alone = [one for of_rounds in speeds[::2] for one in of_rounds]
         if placement.rank == 0:
             rank_program.write_json(args.out, {
                 **rank_program.measured_on(placement), "dataset": train_set.name, "model": args.model,
