@@ -105,8 +105,9 @@ ranks_alone = runs.read_runs(logs)
 final = ranks_alone.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_share, final.iloc[-1] / final.iloc[0], "of one rank's accuracy")
 show.for_the_same(ranks_alone)
-lesson.figure("The same runs three times. Left: for the same images more ranks learn less. Middle: for the same updates "
-              "the curves lie close together, so the number of updates decides. Right: what you wait for.")
+lesson.figure("The same runs three times. Left: for the same images more ranks learn less. "
+              "Middle: for the same updates the curves lie close together, so the number of "
+              "updates decides. Right: what you wait for.")
 
 # %% [markdown]
 # An update is the learning rate times a mean gradient. On average that mean is the same, however many images are in it.
@@ -171,8 +172,8 @@ after = rules.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_rule, show.closest(after, to="1 rank"))
 ax = plt.subplots(figsize=(13, 7))[1]
 show.accuracy_along(rules, "images", ax, f"{global_batch} images an update, and 1 rank")
-lesson.figure("All runs see the same images. With the old rate the large batch stays far below 1 rank; the closer a "
-              "curve ends to that of 1 rank, the more its rule wins back.")
+lesson.figure("All runs see the same images. With the old rate the large batch stays far below 1 "
+              "rank; the closer a curve ends to that of 1 rank, the more its rule wins back.")
 lesson.table(show.rules(after, test_samples, to="1 rank"))
 
 
@@ -225,8 +226,8 @@ for epoch in range(epochs):
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.with_rates(rates, accuracies, rules, f"{whose} rates")
-lesson.figure("Left: the rate rises during the warm-up, and then stays. Right: one process with these rates follows "
-              "main.py's run with a warm-up, since it makes the same updates.")
+lesson.figure("Left: the rate rises during the warm-up, and then stays. Right: one process with "
+              "these rates follows main.py's run with a warm-up, since it makes the same updates.")
 
 # %% [markdown]
 # With the right rates this is `main.py`'s training once more. The two still differ a little: rounding begins the
@@ -249,8 +250,9 @@ target = 0.7 * after["1 rank"]
 reached = show.reached(timed, target)
 lesson.predicted(my_when, show.sooner(reached, some(most, "rank"), some(sizes[0], "rank")))
 show.speed_and_time(reached, target)
-lesson.figure("Left: a longer bar is better. Right: a shorter bar is better, and a run without a bar never got there. "
-              "The runs with the most images a second are not those that learn first.")
+lesson.figure("Left: a longer bar is better. Right: a shorter bar is better, and a run without a "
+              "bar never got there. The runs with the most images a second are not those that "
+              "learn first.")
 lesson.verdict(show.fastest(reached))
 
 # %% [markdown]
@@ -270,12 +272,13 @@ recorded = show.last_epochs(runs.read_runs("results/recorded/large-batch"))
 sgd, adam = (recorded[recorded["optimizer"] == name] for name in ("sgd", "adam"))
 by_rule = show.chosen_by_rules(sgd, lr=0.01, batch=64)
 show.by_rule(by_rule, plt.subplots(figsize=(13, 7.5))[1], "SGD, three seeds: mean ± one sd")
-lesson.figure("The larger the batch, the more accuracy is lost with the old rate, and the more the linear rule wins "
-              "back. Bars: one standard deviation (sd) of the seeds.")
+lesson.figure("The larger the batch, the more accuracy is lost with the old rate, and the more "
+              "the linear rule wins back. Bars: one standard deviation (sd) of the seeds.")
 lesson.table(show.seeds(by_rule, 512))
-lesson.verdict("Accuracy with 512 images an update, seed by seed: linear by square root "
-               f"{show.against(sgd, 0.01, 64, 512, 'linear', 'square root')}; linear with warm-up by linear "
-               f"{show.against(sgd, 0.01, 64, 512, 'linear, warm-up', 'linear')}.")
+linear = show.against(sgd, 0.01, 64, 512, "linear", "square root")
+risen = show.against(sgd, 0.01, 64, 512, "linear, warm-up", "linear")
+lesson.verdict(f"Accuracy with 512 images an update: linear by square root {linear}; linear with "
+               f"warm-up by linear {risen}.")
 
 # %% [markdown]
 # A rule is a guess at where the best rate lies. Here are many rates for each batch.
@@ -292,8 +295,9 @@ best = show.best_rates(by_rate)
 lesson.predicted(my_times, best[-1]["best rate tried"] / best[0]["best rate tried"], "×")
 ax = plt.subplots(figsize=(15, 9))[1]
 show.by_rate(by_rate, ax, "Accuracy after 5 epochs, by rate", lr=0.01, batch=64)
-lesson.figure("Each curve rises to its best rate, and then falls: the larger the batch, the further right its peak. The "
-              "broad lines join the rates that a rule chooses, beginning with 0.01 for 64 images.")
+lesson.figure("Each curve rises to its best rate, and then falls: the larger the batch, the "
+              "further right its peak. The broad lines join the rates that a rule chooses, "
+              "beginning with 0.01 for 64 images.")
 lesson.table(best)
 
 # %% [markdown]
@@ -309,9 +313,10 @@ lesson.table(best)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.seeds(show.chosen_by_rules(adam, lr=0.001, batch=64), 512))
-lesson.verdict("Accuracy with 512 images an update, seed by seed: square root by rate left alone "
-               f"{show.against(adam, 0.001, 64, 512, 'square root', 'rate left alone')}; linear by square root "
-               f"{show.against(adam, 0.001, 64, 512, 'linear', 'square root')}.")
+root = show.against(adam, 0.001, 64, 512, "square root", "rate left alone")
+linear = show.against(adam, 0.001, 64, 512, "linear", "square root")
+lesson.verdict(f"Accuracy with 512 images an update: square root by rate left alone {root}; "
+               f"linear by square root {linear}.")
 lesson.table(show.best_rates(show.over_seeds(adam, ["global_batch", "lr"])))
 
 # %% [markdown]
@@ -383,8 +388,9 @@ error_of = {"first weights": errors(first),
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_scale, show.moved(error_of, batch_size))
 show.gradient_errors(error_of, synthetic=train_set.name == "synthetic")
-lesson.figure("Four times the images halve the error, as the dotted lines say. Where a line crosses the grey one, the "
-              "error is as large as the true gradient: left of it a gradient is mostly noise.")
+lesson.figure("Four times the images halve the error, as the dotted lines say. Where a line "
+              "crosses the grey one, the error is as large as the true gradient: left of it a "
+              "gradient is mostly noise.")
 lesson.table(show.noise(error_of, batch_size))
 lesson.verdict(show.scale(error_of, batch_size, global_batch))
 
