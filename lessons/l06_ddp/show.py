@@ -51,10 +51,10 @@ def overlap(timelines: list[dict], whose: str) -> list[dict]:
 
 def against_one(small: dict, one: dict) -> list[str]:
     """What small buckets change against one bucket: a line for `wait`, `backward` and the whole step."""
-    of = {part: ratio(small["rounds"][part], one["rounds"][part]) for part in ("wait", "backward", "step")}
-    hides = "" if of["wait"].high < 1 else f" {NOT_SHOWN}"
-    return [f"DDP with small buckets waits {of['wait']} times as long as with one bucket.{hides}",
-            f"Its `backward` takes {of['backward']} times as long, and its whole step {of['step']}."]
+    wait, backward, step = (ratio(small["rounds"][part], one["rounds"][part]) for part in ("wait", "backward", "step"))
+    shown = "" if wait.high < 1 else f" {NOT_SHOWN}"
+    return [f"`wait` of DDP with small buckets, by that with one bucket: {wait}.{shown}",
+            f"`backward`, likewise: {backward}.", f"The whole step: {step}."]
 
 
 def speeds(by_wrapper: dict) -> Axes:

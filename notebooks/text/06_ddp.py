@@ -429,8 +429,8 @@ both = {text: pd.concat(runs.read_run(f"{out}/{name}-{turn}.jsonl") for turn in 
         for name, text in (("mine", f"MyDDP ({whose})"), ("theirs", "DistributedDataParallel"))}
 show.speeds(both)
 lesson.figure("Each point is an epoch, without the first one of each run, in which all warms up; "
-              "the bar is their median. Where the points of both rows mix, the two are equally "
-              "fast.")
+              "the bar is their median. Where the points of both rows mix, the two are not told "
+              "apart.")
 share = compare.ratio(*map(show.warm, both.values()))
 lesson.predicted(my_share, share.median)
 lesson.verdict(f"Images a second of MyDDP, by those of DDP: {share}.")
@@ -439,8 +439,9 @@ apart = max((saved[0][name] - saved[1][name]).abs().max().item() for name in sav
 print(f"largest difference between a weight of the one and of the other: {apart:.0e}")
 
 # %% [markdown]
-# *Not told apart* is the good news: your class is as fast as DDP. (Lesson [01](01_one_device.ipynb) has the rule: two
-# programs differ only where no round of one lies among the rounds of the other.) On two ranks each sum has two numbers,
+# *Not told apart* is good news: as far as these runs can tell, the class is as fast as DDP. (Lesson
+# [01](01_one_device.ipynb) has the rule: two programs differ only where no round of one lies among the rounds of the
+# other.) On two ranks each sum has two numbers,
 # so both runs end with the same weights, to the last bit. On more ranks the weights may differ by rounding.
 #
 # More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design

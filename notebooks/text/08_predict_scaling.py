@@ -420,8 +420,8 @@ check.break_even(my_batch)
 #   ([NERSC tutorial, SC25](https://github.com/NERSC/sc25-dl-tutorial)).
 #
 # A third series has only results: a **language model on H100s**, 8 in a node, with NCCL
-# ([The Ultra-Scale Playbook, 2025](https://huggingface.co/spaces/nanotron/ultrascale-playbook)). It shows how far the
-# first two may go.
+# ([The Ultra-Scale Playbook, 2025](https://huggingface.co/spaces/nanotron/ultrascale-playbook)). It shows how much real
+# runs may lose.
 #
 # These models fill several buckets, and a bucket leaves while `backward` goes on: **overlap** ([Li et al.
 # 2020](https://arxiv.org/abs/2006.15704), the paper on DDP). Let there be k buckets of c seconds each. (For the 100 MB

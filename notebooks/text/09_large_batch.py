@@ -250,9 +250,8 @@ target = 0.7 * after["1 rank"]
 reached = show.reached(timed, target)
 lesson.predicted(my_when, show.sooner(reached, some(most, "rank"), some(sizes[0], "rank")))
 show.speed_and_time(reached, target)
-lesson.figure("Left: a longer bar is better. Right: a shorter bar is better, and a run without a "
-              "bar never got there. The runs with the most images a second are not those that "
-              "learn first.")
+lesson.figure("Left: a longer bar is better. Right: a shorter bar is better, and a run without a bar "
+              "never got there. A long bar on the left need not mean a short one on the right.")
 lesson.verdict(show.fastest(reached))
 
 # %% [markdown]
@@ -307,9 +306,10 @@ lesson.table(best)
 #
 # ### Adam
 #
-# Adam divides each gradient by its own recent size, so an update has about the same length for any batch. For it the
-# square root has the better argument ([Malladi et al. 2022](https://arxiv.org/abs/2205.10287); their rule changes β₁, β₂
-# and ε as well). The same training with Adam, `main.py`'s default, and with its default rate, 0.001, for 64 images:
+# Adam divides each gradient by its own recent size, so its update depends little on the length of the gradient. For Adam
+# the square root has the better argument ([Malladi et al. 2022](https://arxiv.org/abs/2205.10287); their rule changes
+# β₁, β₂ and ε as well). Here is the same training with Adam, `main.py`'s default. For 64 images the rate is `main.py`'s
+# default, too: 0.001.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.seeds(show.chosen_by_rules(adam, lr=0.001, batch=64), 512))
