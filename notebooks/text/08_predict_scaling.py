@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 70
+#     minutes: 75
 #     quick:
 #       parameters:
 #         largest: 1M
@@ -34,7 +34,7 @@
 # **You need** [04 · Collectives](04_collectives.ipynb), [06 · DDP](06_ddp.ipynb) and
 # [07 · Performance](07_performance.ipynb).
 #
-# **Time.** About 70 minutes for you, 2 for the machine.
+# **Time.** About 75 minutes for you, 2 for the machine.
 
 # %%
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))

@@ -250,8 +250,8 @@ target = 0.7 * after["1 rank"]
 reached = show.reached(timed, target)
 lesson.predicted(my_when, show.sooner(reached, some(most, "rank"), some(sizes[0], "rank")))
 show.speed_and_time(reached, target)
-lesson.figure("Left: a longer bar is better. Right: a shorter bar is better, and a run without a bar "
-              "never got there. A long bar on the left need not mean a short one on the right.")
+lesson.figure("Left: a longer bar is better. Right: a shorter bar is better, and a run without a "
+              "bar never got there. A long bar on the left need not mean a short one on the right.")
 lesson.verdict(show.fastest(reached))
 
 # %% [markdown]
