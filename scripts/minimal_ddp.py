@@ -4,6 +4,7 @@
 """
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,16 +18,17 @@ EPOCHS = 3
 BATCH = 64  # images a step
 SAVE = "minimal.pt"
 
-dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")  # torchrun has said who this process is
+cuda, local_rank = torch.cuda.is_available(), int(os.environ["LOCAL_RANK"])  # torchrun sets it, and RANK, WORLD_SIZE
+if cuda:
+    torch.accelerator.set_device_index(local_rank)  # before the ranks meet: "cuda" below is this rank's own GPU
+dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=5))  # if a rank is missing
 rank, world_size = dist.get_rank(), dist.get_world_size()
-if torch.cuda.is_available():
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # "cuda" below is this one of the machine's GPUs
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+device = torch.device("cuda" if cuda else "cpu")
 torch.manual_seed(rank)  # dropout must differ between ranks. The first weights will not: DDP sends rank 0's to all
 
 # Any Dataset will do, torchvision's too: then leave out collate_fn, which says that ours hands over whole batches.
 train_set, test_set = data.get_dataset("auto")
-sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)  # equal shards: the mean gradient is the batch's
+sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)  # leave out a few images, not repeat some
 # The same images a step as before. BATCH for each rank would be fewer, larger steps, with another learning rate.
 train_loader = DataLoader(train_set, BATCH // world_size, sampler=sampler, collate_fn=train_set.collate)
 shard = range(rank, len(test_set), world_size)  # each image once: DistributedSampler would repeat some, or leave some
@@ -37,7 +39,8 @@ model = nn.Sequential(
     nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),  # to [B, 32, 8, 8]
     nn.Flatten(), nn.Linear(32 * 8 * 8, 10),
 ).to(device)
-ddp_model = DistributedDataParallel(model)  # the same weights, whose gradients backward() averages over all ranks
+# The same weights, whose gradients backward() averages over all ranks.
+ddp_model = DistributedDataParallel(model, device_ids=[local_rank] if cuda else None)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 for epoch in range(EPOCHS):

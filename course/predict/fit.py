@@ -88,11 +88,13 @@ def size_name(size):
 
 
 def line(points, alpha, beta):
-    """What the fit α + β · bytes says, and what it cannot say."""
+    """What the fit α + β · bytes says, how far it is off at worst, and what it cannot say."""
+    off = max(((alpha + beta * point["bytes"]) / point["seconds"] - 1 for point in points), key=abs)
     latency = f"α = **{1e6 * alpha:,.0f} µs**"
     if not measurable(points, alpha, beta):
         largest = size_name(max(point["bytes"] for point in points))
         return (f"{latency}. **β cannot be measured here**: by the fit, even a message of {largest} takes less than "
-                "twice as long as the shortest. Time larger ones.")
+                f"twice as long as the shortest. Time larger ones. The line is {off:+.0%} off at worst.")
     return (f"{latency}, β = **{1e9 * beta:.2g} ns a byte**, that is {1e-9 / beta:.2g} GB/s. At α / β = "
-            f"{size_name(alpha / beta)} latency is half of the time; below, it is more.")
+            f"{size_name(alpha / beta)} latency is half of the time; below, it is more. The line is {off:+.0%} off at "
+            "worst.")

@@ -1,6 +1,7 @@
 """Exercises of lesson 06. All run on ranks: course/on_ranks.py says how."""
 
 import copy
+import gc
 import re
 import shutil
 from collections import Counter
@@ -185,6 +186,13 @@ class NeverWaits(Overlapped):
         self.underway.clear()
 
 
+class NeverCleared(Overlapped):
+    def finish(self):
+        for bucket, flat, work in self.underway:
+            work.wait()
+            unpack(flat / dist.get_world_size(), bucket)
+
+
 class MessageEach(Overlapped):
     def send_if_full(self, bucket, parameter):
         super().send_if_full([parameter], parameter)
@@ -242,6 +250,7 @@ UPDATES = {"the first update": (1, False), "the second update": (1, False),
            f"an update that two backward() prepared, in which {ALONE}": (2, True)}
 PATIENCE = 3  # seconds that the late rank gives the others' backward to return
 ROUNDING, ENOUGH = 1e-9, 1.01  # of float64; bytes sent in a backward, in those of an all-reduce of all gradients
+GROWN = 1.1  # memory of a rank's tensors after the last update, in that after the first
 
 
 class Network(nn.Module):
@@ -265,6 +274,13 @@ class Network(nn.Module):
         for layer in (self.first, None if self.skip else self.spare, self.shared, self.again):
             hidden = layer(hidden).tanh() if layer else hidden
         return self.last(hidden * self.scale)
+
+
+def bytes_of_tensors():
+    """Of all that live in this process; each memory counts once."""
+    gc.collect()
+    memory = [each.untyped_storage() for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    return sum({each.data_ptr(): each.nbytes() for each in memory}.values())
 
 
 def measure_ddp(step, cls, context):
@@ -319,11 +335,14 @@ def measure_ddp(step, cls, context):
             seen |= {"calls": sent.calls.total(), "all-reduces": sent.all_reduces, "early": sum(first_layer[:1]),
                      "buckets": len(make_buckets(own))}
         seen["frozen"] = any(each.grad is not None for each in own.frozen.parameters())
+        if step == 4:
+            seen.setdefault("held", []).append(bytes_of_tensors())
         for optimizer in optimizers:
             optimizer.step()
         moved, right = (parameters_to_vector(network.parameters()).detach() - start for network in (own, whole))
         seen[name] = ((moved - right).abs().max() / right.abs().max()).item()
         seen.setdefault("times as far", (moved @ right / (right @ right)).item())
+        del moved, right  # bytes_of_tensors would count them
         off = seen[name] > ROUNDING or seen["frozen"] or step >= 4 and seen["bytes"] > ENOUGH
         if any(context.gather(f"off {update}", off)):
             break  # the following updates would be wrong for the same reason
@@ -367,6 +386,10 @@ def ddp_cases(step, ranks):
         most = max(seen["bytes"] for seen in ranks)
         yield Case(most <= ENOUGH, True, f"{on}: a backward() sent {most:.1f} times the bytes of one all-reduce of all "
                    "gradients. Each gradient needs to go once.")
+    if step == 4:
+        grown = max(seen["held"][-1] / seen["held"][0] for seen in ranks)
+        yield Case(grown <= GROWN, True, f"{on}: after the last finish() the tensors of a rank take {grown:.2f} times "
+                   "as much memory as after the first one.")
 
 
 OURS, MINE = "lessons/l06_ddp/my_ddp.py", Path("results/live/06_my_ddp.py")
@@ -437,7 +460,9 @@ overlapped = Step(
      "Is a bucket packed before its last gradient is there, or unpacked before its message has come? Call wait() on "
      "each handle first.": NeverWaits,
      "A message for each parameter: send a bucket when all of its gradients are there.": MessageEach,
-     "The counts of the first update were still there in the second. finish() must begin to count anew.": CountsOnce})
+     "The counts of the first update were still there in the second. finish() must begin to count anew.": CountsOnce,
+     "finish() must forget the messages that it has waited for: empty the list. Otherwise each update keeps one more "
+     "copy of all gradients, and unpacks all the old ones again.": NeverCleared})
 any_backward = Step(
     5, MyDDP,
     "Right after any backward: every bucket leaves, in the same order on all ranks, also where a gradient is missing "

@@ -23,7 +23,7 @@ from lessons.l06_ddp import wrapped_training
 from lessons.l06_ddp.buckets import pack
 from options import positive
 
-WARM_UP, TIMED = 3, 9  # steps of `timeline`
+WARM_UP, ROUNDS, STEPS = 3, 5, 3  # of `timeline`: steps, and timed rounds of so many steps
 LAYERS, ROWS = 6, 128  # of its model, and samples a step for each rank
 
 
@@ -81,10 +81,10 @@ class Noted(Sent):
 
 
 def timeline(lab):
-    """For each bucket size the events of a typical step of rank 0, in milliseconds since a barrier, and all its steps'
-    medians.
+    """For each bucket size the events of a typical step of rank 0, in milliseconds since a barrier, and the `rounds`:
+    the medians of each round's steps, of the parts and of the whole `step`.
 
-    The step is the one whose parts are nearest to these medians. After `bucket_cap_mb` MiB or more a bucket is full.
+    The step is the one whose parts are nearest to all medians. After `bucket_cap_mb` MiB or more a bucket is full.
     `wait` is what follows the last message in backward(), and finish(): nothing is left to compute. The clock starts
     when the rank leaves the barrier. With --wrapper a step under that class, too; its bucket_cap_mb is None.
     """
@@ -101,17 +101,19 @@ def timeline(lab):
     caps = [*lab.args.bucket_mb, *([None] if lab.args.wrapper else [])]
     runs = [start(cap) for cap in caps]
     rounds = [[timed_step(*run, inputs) for run in runs]  # in turn: what disturbs one disturbs all
-              for _ in range(WARM_UP + TIMED)]
+              for _ in range(WARM_UP + ROUNDS * STEPS)]
     results = []
     for cap, (parallel, _), steps in zip(caps, runs, zip(*rounds[WARM_UP:], strict=True), strict=True):
         lengths = [{event["event"]: event["end"] - event["start"] for event in events if event["lane"] == "compute"}
                    for events in steps]
         typical = {part: median(of_step[part] for of_step in lengths) for part in lengths[0]}
         off = [sum(abs(of_step[part] - typical[part]) for part in typical) for of_step in lengths]
+        lengths = [of_step | {"step": sum(of_step.values())} for of_step in lengths]
         results.append({
             "bucket_cap_mb": cap, "events": steps[off.index(min(off))],
             "bytes": sum(parameter.nbytes for parameter in parallel.parameters()),
-            "medians": typical | {"step": median(sum(of_step.values()) for of_step in lengths)}})
+            "rounds": {part: [median(of_step[part] for of_step in lengths[first:first + STEPS])
+                              for first in range(0, len(lengths), STEPS)] for part in lengths[0]}})
     return results
 
 

@@ -1,15 +1,16 @@
 """Lesson 06: pictures and tables on DDP, from the results that wrapped_training.py and ddp_questions.py write."""
 
+from statistics import median
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from course.compare import NOT_SHOWN, ratio
 from course.lesson import some
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, colour_of, head, line_style, name_rows
-
-CLOSE = 0.03  # steps whose times differ by less are called equal
 
 
 def by_update(lines: dict, title: str, synthetic: bool) -> Axes:
@@ -41,18 +42,26 @@ def buckets(run: dict, whose: str) -> str:
 
 def overlap(timelines: list[dict], whose: str) -> list[dict]:
     """A row for each: small buckets, one bucket, MyDDP. Hidden is the share of one bucket's wait that is saved."""
-    one_bucket = timelines[1]["medians"]["wait"]
-    return [{"step": buckets(run, whose), **{f"{part}, ms": f"{run['medians'][part]:.1f}" for part in PARTS},
-             "together, ms": f"{run['medians']['step']:.1f}",
-             "hidden": "–" if run is timelines[1] else f"{1 - run['medians']['wait'] / one_bucket:.0%}"}
+    wait = median(timelines[1]["rounds"]["wait"])
+    return [{"step": buckets(run, whose), **{f"{part}, ms": f"{median(run['rounds'][part]):.1f}" for part in PARTS},
+             "together, ms": f"{median(run['rounds']['step']):.1f}",
+             "hidden": "–" if run is timelines[1] else f"{1 - median(run['rounds']['wait']) / wait:.0%}"}
             for run in timelines]
 
 
+def against_one(small: dict, one: dict) -> list[str]:
+    """What small buckets change against one bucket: a line for `wait`, `backward` and the whole step."""
+    wait, backward, step = (ratio(small["rounds"][part], one["rounds"][part]) for part in ("wait", "backward", "step"))
+    shown = "" if wait.high < 1 else f" {NOT_SHOWN}"
+    return [f"`wait` of DDP with small buckets, by that with one bucket: {wait}.{shown}",
+            f"`backward`, likewise: {backward}.", f"The whole step: {step}."]
+
+
 def speeds(by_wrapper: dict) -> Axes:
-    """{wrapper: table of its run log}: a point for each epoch after the first, and a bar at their median."""
+    """{wrapper: table of its run logs}: a point for each epoch after the first, and a bar at their median."""
     ax = plt.subplots(figsize=(12, 3.6))[1]
     for row, run in enumerate(by_wrapper.values()):
-        speed = run["images_per_second"].iloc[1:]
+        speed = warm(run)
         ax.plot(speed, [row] * len(speed), "o", markersize=13, color=COLOURS[row], alpha=0.6)
         ax.plot([speed.median()] * 2, [row - 0.3, row + 0.3], color=COLOURS[row], linewidth=5)
         ax.annotate(f"{speed.median():,.0f}", (speed.median(), row - 0.34), ha="center", va="bottom", fontweight="bold")
@@ -63,14 +72,12 @@ def speeds(by_wrapper: dict) -> Axes:
     return ax
 
 
-def faster(mine: pd.Series, theirs: pd.Series) -> str:
-    """The verdict on images a second, epoch by epoch: told apart only where no epoch of one is among the other's."""
-    ratio = f"{mine.median() / theirs.median():.2f} times as many images a second as DDP, by the medians"
-    apart = mine.min() > theirs.max() or mine.max() < theirs.min()
-    return f"MyDDP: **{ratio}**." if apart else f"MyDDP: **not told apart** from DDP ({ratio}; their epochs overlap)."
+def warm(run: pd.DataFrame) -> pd.Series:
+    """Images a second of each epoch but the first of a run, in which all warms up."""
+    return run.loc[run["epoch"] > 0, "images_per_second"]
 
 
 def shorter(small_buckets: dict, one_bucket: dict) -> str:
-    """Which step is shorter: "small buckets", "one bucket" or "neither"."""
-    ratio = one_bucket["medians"]["step"] / small_buckets["medians"]["step"]
-    return "neither" if abs(ratio - 1) < CLOSE else "small buckets" if ratio > 1 else "one bucket"
+    """Which step is shorter: "small buckets", "one bucket" or "not told apart"."""
+    of = ratio(small_buckets["rounds"]["step"], one_bucket["rounds"]["step"])
+    return "not told apart" if not of.apart else "small buckets" if of.high < 1 else "one bucket"

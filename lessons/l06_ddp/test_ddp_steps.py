@@ -9,7 +9,8 @@ import torch
 
 import models
 from course import rendezvous
-from lessons.l06_ddp import buckets, check, ddp_questions, wrapped_training
+from course.compare import NOT_SHOWN
+from lessons.l06_ddp import buckets, check, ddp_questions, show, wrapped_training
 from tests import runner
 
 ROUNDING = 1e-5
@@ -162,10 +163,18 @@ def test_timeline_is_a_step_of_rank_0_whatever_sends_the_gradients(results):
         assert sum(event["bytes"] for event in sent) == pytest.approx(2 * (RANKS - 1) / RANKS * run["bytes"], rel=1e-3)
         assert all(forward["end"] <= event["start"] < event["end"] <= wait["end"] for event in sent)
         assert backward["end"] <= max(event["start"] for event in sent)
-        step = run["medians"].pop("step")
-        assert max(run["medians"].values()) < step
+        step = run["rounds"].pop("step")
+        assert all(max(parts) < whole for *parts, whole in zip(*run["rounds"].values(), step, strict=True))
     count = [len({event["text"] for event in run["events"] if "text" in event}) for run in results["timeline"]]
     assert count[0] > 2 and count[1] == 1 and count[2] == 12, "a layer of 600 is a bucket, and each takes two messages"
+
+
+def test_small_buckets_hide_a_wait_only_where_no_round_of_one_bucket_is_as_short():
+    one, small, mixed = ({"rounds": {"wait": wait, "backward": [5, 6], "step": [7 + wait[0], 8 + wait[0]]}}
+                         for wait in ([4, 5], [2, 3], [1, 4.5]))
+    assert [NOT_SHOWN in show.against_one(each, one)[0] for each in (small, mixed)] == [False, True]
+    assert [show.shorter(*pair) for pair in ((small, one), (one, small), (mixed, small))] == [
+        "small buckets", "one bucket", "not told apart"]
 
 
 @pytest.mark.parametrize(("world_size", "options", "message"), [

@@ -10,14 +10,15 @@ from tests import runner
 
 pytestmark = pytest.mark.usefixtures("ranks_find_all_modules_imported")
 ONE, MANY = (runner.ROOT.joinpath(f"scripts/{name}.py").read_text() for name in ("minimal", "minimal_ddp"))
-GROUP = 'dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")'
-GPU = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
-DEVICE = 'torch.device("cuda" if torch.cuda.is_available() else "cpu")'
+GROUP = 'dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=5))'
+GPU = "torch.accelerator.set_device_index(local_rank)"
+DEVICE = 'torch.device("cuda" if cuda else "cpu")'
 SAMPLER = "sampler = DistributedSampler(train_set, shuffle=True, drop_last=True)"
 SET_EPOCH = "    sampler.set_epoch(epoch)  # without it every epoch has the order of the first\n"
 TRAIN_LOADER = "DataLoader(train_set, BATCH // world_size, sampler=sampler, collate_fn=train_set.collate)"
 TRAIN_LOOP = "    for images, labels in train_loader:"
-WRAP = "DistributedDataParallel(model)"
+WRAP = "DistributedDataParallel(model, device_ids=[local_rank] if cuda else None)"
+PLAIN = "DistributedDataParallel(model)"
 SUMS = "    dist.all_reduce(sums)"
 SAVE = "if rank == 0:\n    torch.save(model.state_dict(), SAVE)"
 
@@ -55,9 +56,9 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
                    "took all 151 images"),
     "shards overlap": ({SAMPLER: SAMPLER.replace("drop_last", "seed=rank, drop_last")}, "115 different ones of 151"),
     "same order": ({SET_EPOCH: ""}, "sampler.set_epoch(epoch)"),
-    "one GPU": ({f"    {GPU}": "    pass"}, "rank 0 uses GPU 0; rank 1 uses GPU 0; rank 2 uses GPU 0"),
-    "GPU of the rank": ({GPU: "torch.cuda.set_device(rank)"}, "rank 2 uses GPU 2"),
-    "no GPU": ({DEVICE: '"cpu"'}, "rank 2 uses no GPU"),
+    "one GPU": ({GPU: "pass", WRAP: PLAIN}, "rank 0 uses GPU 0; rank 1 uses GPU 0; rank 2 uses GPU 0"),
+    "GPU of the rank": ({'["LOCAL_RANK"]': '["RANK"]'}, "rank 2 uses GPU 2"),
+    "no GPU": ({DEVICE: '"cpu"', WRAP: PLAIN}, "rank 2 uses no GPU"),
     "not wrapped": ({WRAP: "model"}, "nothing averages their gradients"),
     "raw model called": ({"ddp_model(images": "model(images"}, "training calls the unwrapped one"),
     "always no_sync": ({"    model.train()": "    model.train(); ddp_model.require_backward_grad_sync = False"},
@@ -85,14 +86,14 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "rank 1 saves": ({SAVE: SAVE.replace("0", "1")}, "On 1 rank, 0 ranks saved"),
     "module.": ({"model.state_dict()": "ddp_model.state_dict()"}, "begin with `module.`"),
     "collective for rank 0": ({f"{SUMS}  #": "    #", "        print": f"    {SUMS}\n        print"},
-                              "rank 0 is at dist.all_reduce of 3 values (line 60); rank 1 is at a step of training"),
-    "only rank 0 wraps": ({WRAP: "DistributedDataParallel(model) if rank == 0 else model"},
-                          "rank 0 is at DistributedDataParallel (line 40); rank 1 is at dist.all_reduce"),
+                              "rank 0 is at dist.all_reduce of 3 values (line 63); rank 1 is at a step of training"),
+    "only rank 0 wraps": ({WRAP: f"{WRAP} if rank == 0 else model"},
+                          "rank 0 is at DistributedDataParallel (line 43); rank 1 is at dist.all_reduce"),
     "more steps on one rank": ({"sampler=sampler": "sampler=list(sampler)[:25 * (3 - rank)]", SET_EPOCH: "",
-                                "BATCH // world_size": "25"}, "rank 0 is at a step of training (line 47)"),
+                                "BATCH // world_size": "25"}, "rank 0 is at a step of training (line 50)"),
     "another size": ({SUMS: "    dist.all_reduce(sums[rank:])"}, "rank 1 is at dist.all_reduce of 2 values"),
     "rank 1 hangs": ({"    model.train()": "    model.train()\n    import time; time.sleep(1000 * rank)"},
-                     "rank 1 has met no other rank for 3 s (line 47)"),
+                     "rank 1 has met no other rank for 3 s (line 50)"),
     "rank 1 dies": ({SUMS: "    os._exit(3) if rank else 0\n" + SUMS}, "rank 1 died (exit status 3)"),
     "an error": ({SUMS: "    sums / no_such_name\n" + SUMS}, "raised NameError"),
 }

@@ -1,6 +1,5 @@
-"""Exercises of lesson 08: the time of a message, an all-reduce that times itself, processes side by side, the time of a
-step and of an epoch, the batch from which DDP pays, and the link that 64 GPUs need. Two run on ranks:
-course/on_ranks.py says how."""
+"""Exercises of lesson 08: the time of a message, an all-reduce that times itself, the time of a step and of an epoch,
+the batch from which DDP pays, and the link that 64 GPUs need. The second runs on ranks: course/on_ranks.py says how."""
 
 import math
 import statistics
@@ -32,7 +31,7 @@ def timestamped(work):
 
 def as_number(result, context):
     if result is None:
-        raise Wrong(f"On rank {context.rank} it returned None. Every rank needs the number.")
+        raise Wrong(f"On rank {context.rank} your function returned None. Every rank needs the number.")
     return float(result)
 
 
@@ -258,125 +257,7 @@ def timing(ranks):
                f"took {', '.join(f'{1e3 * value:.0f}' for value in slowest)} ms.")
 
 
-# Exercise 3: side by side
-def my_ceiling(train, steps):
-    def speed():
-        start = time.perf_counter()
-        for _ in range(steps):
-            train()
-        return steps / (time.perf_counter() - start)
-
-    alone = speed() if dist.get_rank() == 0 else 0.0
-    dist.barrier()  # the others wait here
-    speeds = torch.tensor([alone, speed()])
-    dist.all_reduce(speeds)
-    return (speeds[1] / speeds[0]).item()
-
-
-def seconds_of(train, steps):
-    start = time.perf_counter()
-    for _ in range(steps):
-        train()
-    return time.perf_counter() - start
-
-
-def all_alone_at_once(train, steps):
-    alone = torch.tensor(steps / seconds_of(train, steps))
-    dist.broadcast(alone, src=0)
-    dist.barrier()
-    return (of_all(torch.tensor(steps / seconds_of(train, steps)), dist.ReduceOp.SUM) / alone).item()
-
-
-def not_waited_for_rank_0(train, steps):
-    alone = steps / seconds_of(train, steps) if dist.get_rank() == 0 else 0.0
-    speeds = of_all(torch.tensor([alone, steps / seconds_of(train, steps)]), dist.ReduceOp.SUM)
-    return (speeds[1] / speeds[0]).item()
-
-
-def alone_and_together(train, steps):
-    alone = torch.tensor(seconds_of(train, steps) if dist.get_rank() == 0 else 0.0)
-    dist.broadcast(alone, src=0)
-    return alone.item(), torch.tensor(seconds_of(train, steps))
-
-
-def mean_speed(train, steps):
-    alone, together = alone_and_together(train, steps)
-    return of_all(alone / together, dist.ReduceOp.SUM).item() / dist.get_world_size()
-
-
-def as_slow_as_the_slowest(train, steps):
-    alone, together = alone_and_together(train, steps)
-    return dist.get_world_size() * alone / of_all(together).item()
-
-
-def own_speed(train, steps):
-    alone, together = alone_and_together(train, steps)
-    return alone / together.item()
-
-
-def turned_round(train, steps):
-    return 1 / my_ceiling(train, steps)
-
-
-def number_of_steps():
-    return drawn_one(8, lambda random: random.randint(9, 12))
-
-
-def measure_ceiling(function, context):
-    """The function's result, and when each step began and ended. Rank 1's step takes half as long again as rank 0's,
-    rank 2's twice as long."""
-    train, spans = timestamped(lambda _: time.sleep(0.015 * (1 + context.rank / 2)))
-    return {"times": as_number(function(train, number_of_steps()), context), "spans": spans}
-
-
-@exercise_on_ranks(
-    measure_ceiling,
-    solution=my_ceiling,
-    hint="Steps a second is steps / seconds. First on rank 0 alone, while the others wait at dist.barrier(). Then on "
-    "all at once. Add up over the ranks with dist.all_reduce, and divide last.",
-    mistakes={
-        "Only rank 0 trains in the first phase: ask dist.get_rank().": all_alone_at_once,
-        "Thus rank 0 was not alone. Let the others wait at a barrier.": not_waited_for_rank_0,
-        "This is the mean of the ranks. The machine does the steps of all: take the sum.": mean_speed,
-        "This is as if each rank were as slow as the slowest. But here no rank waits for another: add up the speeds "
-        "that they reach.": as_slow_as_the_slowest,
-        "Each rank gave its own speed. Add up over all ranks: dist.all_reduce.": own_speed,
-        "The ratio is turned round: divide together by alone.": turned_round,
-    },
-)
-def ceiling(ranks):
-    """The speeds of all ranks together, divided by that of a rank which had the machine for itself. No training on
-    these ranks can be faster. Between it and the number of ranks lies the machine's share; below it, the cost of
-    talking."""
-    steps, spans = number_of_steps(), [measured["spans"] for measured in ranks]
-    made, right = list(map(len, spans)), [2 * steps] + [steps] * (len(ranks) - 1)
-    yield Case(made, right, f"The ranks made {', '.join(map(str, made))} steps. Rank 0 makes {steps} alone, and then "
-                            f"every rank {steps}, rank 0 as well.")
-    if made != right:
-        return
-    free = spans[0][steps - 1][1]  # when rank 0 had done its steps alone
-    for rank, of_rank in enumerate(spans[1:], start=1):
-        early = free - of_rank[0][0]
-        yield Case(early > 0.005, False,
-                   f"Rank {rank} began to train {1e3 * early:.0f} ms before rank 0 had done its steps.")
-    times = [measured["times"] for measured in ranks]
-    yield Case(spread(times) > 0.001, False,
-               f"The ranks returned {' and '.join(f'{value:.2f}' for value in times)}. They must return the same "
-               "number.")
-    speeds = [steps / (of_rank[-1][1] - of_rank[-steps][0]) for of_rank in spans]
-    alone = steps / (free - spans[0][0][0])
-    right = sum(speeds) / alone
-    kind = nearest(times[0], {
-        "together by alone": right,
-        "mean by alone": right / len(ranks),
-        "slowest by alone": len(ranks) * min(speeds) / alone,
-        "alone by together": 1 / right})
-    yield Case(kind, "together by alone",
-               f"Alone {alone:.0f} steps a second, together {' + '.join(f'{speed:.0f}' for speed in speeds)}: this is "
-               f"{right:.2f} times as many. You gave {times[0]:.2f}.")
-
-
-# Exercise 4: a step, and an epoch
+# Exercise 3: a step, and an epoch
 def my_prediction(samples, batch, ranks, fixed, per_image, message):
     def step(images):
         return fixed + per_image * images + (message if ranks > 1 else 0)
@@ -472,7 +353,7 @@ def prediction(answer):
             yield Case(got, right, f"{what}: for {name} you gave {1e3 * got:.5g} ms; {1e3 * right:.5g} ms is right.")
 
 
-# Exercise 5: from which batch on does it pay?
+# Exercise 4: from which batch on does it pay?
 def my_batch(fixed, per_image, all_reduce, ranks):
     needed = all_reduce / (ranks - 1)  # a step of one rank must take longer than this
     return max(1, math.floor((needed - fixed) / per_image) + 1)
@@ -523,7 +404,7 @@ def break_even(answer):
                    f"{'A smaller batch would do.' if got > right else 'They need a larger one.'}")
 
 
-# Exercise 6: which link?
+# Exercise 5: which link?
 def my_bandwidth(step, gradient_bytes, ranks, efficiency):
     allowed = step * (1 / efficiency - 1)  # seconds that may be added to a step
     return 2 * (ranks - 1) / ranks * gradient_bytes / allowed

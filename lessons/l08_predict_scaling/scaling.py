@@ -1,7 +1,7 @@
 """Predict the time of a step and of an epoch on W ranks, from what was measured on one rank and on the links.
 
 A step of one rank takes a + b · batch seconds (`StepTime`), and an all-reduce of the gradients what its α and β, or the
-links, say (`Measured`, `Link`, `Hierarchy`). `Job` puts the two together. `scripts/measure/predict.py time` prints
+links, say (`Measured`, `Link`). `Job` puts the two together. `scripts/measure/predict.py time` prints
 the rows of `table`.
 """
 
@@ -43,24 +43,22 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Link:
-    """Joins two ranks, or two nodes. As a job's `all_reduce`: all its links are equal, or this is the slowest."""
+    """Joins two ranks. As a job's `all_reduce`: all its links are equal, or this is the slowest."""
 
     latency: float  # seconds a message takes, however short
-    bandwidth: float  # bytes a second, in each direction at once; of a node: all its network cards together
+    bandwidth: float  # bytes a second, in each direction at once
 
     def __post_init__(self):
         _need(self.latency >= 0, "a latency cannot be less than 0")
         _need(self.bandwidth > 0, "a bandwidth must be more than 0")
 
-    def ring(self, bytes: float, ranks: int) -> float:
+    def seconds(self, bytes: float, ranks: int) -> float:
         """Seconds of an all-reduce around a ring of such links: 2 (W - 1) latency + 2 (W - 1) / W · bytes / bandwidth.
 
         The second factor is what nccl-tests divides by, so that busbw is the bandwidth of a link.
         """
         return ring_seconds(bytes, ranks, self.latency, 1 / self.bandwidth)
 
-    def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
-        return self.ring(bytes, nodes * ranks_per_node)
 
 
 @dataclass(frozen=True)
@@ -69,28 +67,11 @@ class Measured:
 
     alpha_beta: Mapping[int, tuple[float, float]]  # {world size, 2 or more: (α in seconds, β in seconds a byte)}
 
-    def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
-        ranks = nodes * ranks_per_node
+    def seconds(self, bytes: float, ranks: int) -> float:
         _need(ranks in self.alpha_beta,
               f"no α and β for {ranks} ranks; there are some for {', '.join(map(str, sorted(self.alpha_beta)))}")
         alpha, beta = self.alpha_beta[ranks]
         return alpha + beta * bytes
-
-
-@dataclass(frozen=True)
-class Hierarchy:
-    """All-reduce with fast links within a node and slower ones between nodes.
-
-    Reduce-scatter within the node, then each local rank all-reduces its part with its like on the other nodes, then
-    all-gather within the node; a ring each time (BlueConnect: Cho et al., MLSys 2019). The local ranks share the node's
-    link, so that the second part costs what one ring of nodes with the whole message costs.
-    """
-
-    within: Link  # between the ranks of a node
-    between: Link  # between nodes
-
-    def seconds(self, bytes: float, nodes: int, ranks_per_node: int) -> float:
-        return self.within.ring(bytes, ranks_per_node) + self.between.ring(bytes, nodes)
 
 
 # ---------------------------------------------------------------- many ranks
@@ -115,23 +96,15 @@ class Job:
 
     step: StepTime  # of one rank with one thread
     gradient_bytes: float  # 4 for each trained parameter, in float32
-    all_reduce: Measured | Link | Hierarchy  # the cost of adding up the gradients
+    all_reduce: Measured | Link  # the cost of adding up the gradients
     buckets: int = 1  # parts in which the gradients are sent, all of one size; see `ddp_buckets`
     overlap: bool = True  # a bucket is sent while backward goes on, as DDP does; else after it
-    cores: int | None = None  # of a node, and shared by its ranks (GPUs, where ranks share those); None: enough
-    ranks_per_node: int | None = None  # None: all ranks are on one node
+    cores: int | None = None  # shared by all ranks (GPUs, where ranks share those); None: enough
 
     def __post_init__(self):
         _need(self.gradient_bytes >= 0, "gradients cannot have less than 0 bytes")
         _need(self.buckets >= 1, "there is at least 1 bucket")
         _need(self.cores is None or self.cores >= 1, "a node has at least 1 core")
-
-    def nodes(self, world_size: int) -> tuple[int, int]:
-        """(nodes, ranks of each). ValueError where the ranks do not fill whole nodes."""
-        _need(world_size >= 1, f"{world_size} ranks: at least 1 is needed")
-        local = min(world_size, self.ranks_per_node or world_size)
-        _need(world_size % local == 0, f"{world_size} ranks do not fill nodes of {local}")
-        return world_size // local, local
 
     def predict(self, world_size: int, batch: float) -> Step:
         """A step with `batch` images on each of `world_size` ranks.
@@ -143,10 +116,10 @@ class Job:
         at a time, while backward goes on: Li et al., VLDB 2020, arXiv 2006.15704, sections 3.2 and 4.2.
         It is the bound for links that cost the cores nothing; where they do, backward itself gets slower.
         """
-        nodes, local = self.nodes(world_size)
-        turns = max(1, local / self.cores) if self.cores else 1
+        _need(world_size >= 1, f"{world_size} ranks: at least 1 is needed")
+        turns = max(1, world_size / self.cores) if self.cores else 1
         compute = turns * self.step.seconds(batch)
-        bucket = self.all_reduce.seconds(self.gradient_bytes / self.buckets, nodes, local) if world_size > 1 else 0
+        bucket = self.all_reduce.seconds(self.gradient_bytes / self.buckets, world_size) if world_size > 1 else 0
         communication = exposed = self.buckets * bucket
         if self.overlap:
             hidden = (self.buckets - 1) / self.buckets * self.step.backward * compute

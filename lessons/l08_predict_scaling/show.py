@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogFormatter, NullLocator
 
+from course.compare import NOT_SHOWN, ratio
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, PALE, head, line_key, line_style, name_rows, percent, ticks
+from course.plots.style import COLOURS, GREY, PALE, halo, head, line_key, line_style, name_rows, percent, ticks
 from course.predict.fit import BUS_FACTORS, size_name
-from lessons.l08_predict_scaling.scaling import Hierarchy, Job, Link, StepTime, ddp_buckets, speedup
+from lessons.l08_predict_scaling.scaling import ddp_buckets
 
 PARTS = ["a step alone", "slower together", "waiting", "all-reduce", "DDP itself"]
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "recorded" / "published"
@@ -114,10 +115,11 @@ def between(table: pd.DataFrame, batch: float) -> pd.Series:
 
 
 def speedups(table: pd.DataFrame, ranks: int, way: str = "ddp") -> pd.DataFrame:
-    """Images a second of so many ranks against one rank alone, with DDP or `side_by_side`: `speedup`, and `low` and
-    `high` over the rounds."""
-    ratio = (ranks * table["a step alone"] / table[way]).groupby(table["batch_size"])
-    return pd.DataFrame({"speedup": ratio.median(), "low": ratio.min(), "high": ratio.max()}).reset_index()
+    """Images a second of so many ranks against one rank alone, with DDP or `side_by_side`: the ratio of the medians,
+    `speedup`, and `low` and `high` by single rounds (compare.ratio)."""
+    return pd.DataFrame([(batch, *ratio(ranks * rounds["a step alone"], rounds[way]))
+                         for batch, rounds in table.groupby("batch_size")],
+                        columns=["batch_size", "speedup", "low", "high"])
 
 
 def parts_table(table):
@@ -150,26 +152,26 @@ def worst_speedup(curve: dict[float, float], speedups: pd.DataFrame) -> float:
 
 
 def pays(speedups):
-    """At which batch sizes several ranks were slower than one, in each round, in some, in none."""
-    batches = speedups["batch_size"]
-    kinds = {"slower than one process in every round": batches[speedups["high"] < 1],
-             "slower in some rounds and faster in others": batches[(speedups["low"] < 1) & (speedups["high"] >= 1)],
-             "faster in every round": batches[speedups["low"] >= 1]}
-    return "DDP was " + "; ".join(f"{kind}: batch size {', '.join(map(str, sizes))}"
-                                  for kind, sizes in kinds.items() if len(sizes)) + "."
+    """At which batch sizes several ranks were slower than one, or faster, or not told apart."""
+    batches, slower, faster = speedups["batch_size"], speedups["high"] < 1, speedups["low"] > 1
+    kinds = {"slower than one process": slower, "not told apart from it": ~(slower | faster), "faster": faster}
+    text = "; ".join(f"{kind}: batch size {', '.join(map(str, batches[which]))}"
+                     for kind, which in kinds.items() if which.any())
+    return f"DDP was {text}.{'' if faster.any() else f' {NOT_SHOWN}'}"
 
 
 def smaller_batch(ceiling):
-    """Is the ceiling of the smallest batch "higher" or "lower" than that of the largest, or do their rounds overlap?"""
+    """Is the ceiling of the smallest batch "higher" or "lower" than that of the largest, or "not told apart"?"""
     by_size = ceiling.sort_values("batch_size")
     small, large = by_size.iloc[0], by_size.iloc[-1]
-    return "higher" if small["low"] > large["high"] else "lower" if small["high"] < large["low"] else "equal"
+    return "higher" if small["low"] > large["high"] else "lower" if (
+        small["high"] < large["low"]) else "not told apart"
 
 
 def smallest(speedups):
-    """The smallest batch size from which on DDP was faster in the median; None if it never was."""
-    slower = speedups.loc[speedups["speedup"] <= 1, "batch_size"].max()
-    faster = speedups.loc[~(speedups["batch_size"] <= slower), "batch_size"]  # all, if none was slower (NaN)
+    """The smallest batch size from which on DDP was faster; None if it never was."""
+    slower = speedups.loc[speedups["low"] <= 1, "batch_size"].max()
+    faster = speedups.loc[~(speedups["batch_size"] <= slower), "batch_size"]  # all, if all were faster (NaN)
     return min(faster, default=None)
 
 
@@ -215,9 +217,8 @@ def by_batch(measured, predictions, ceiling, ranks, ax, title):
     """Speed-up of `ranks` ranks against one, over the batch size of each rank.
 
     `measured`: a DataFrame with batch_size, speedup, low and high. `predictions`: {name: {batch size: speed-up}}.
-    `ceiling`: a DataFrame as `measured`, of ranks that never talk; its band is what no training together can pass.
+    `ceiling`: a DataFrame as `measured`, of ranks that never talk: what no training together can pass.
     """
-    ax.fill_between(ceiling["batch_size"], ceiling["low"], ceiling["high"], color=PALE, zorder=0)
     ax.plot(ceiling["batch_size"], ceiling["speedup"], color=GREY, linewidth=2)
     ax.axhline(1, color="black", linewidth=2)
     ax.axhline(ranks, color=GREY, linewidth=2, linestyle="--")
@@ -228,14 +229,14 @@ def by_batch(measured, predictions, ceiling, ranks, ax, title):
     left, right = batches.min(), batches.max()
     ends = [(right, ceiling["speedup"].iloc[-1], "ceiling", GREY)]
     for y, name, side, dark in ((ranks, "nothing lost", "bottom", GREY), (1, "one process", "top", "#000000")):
-        ax.text(left / 1.28, y, name, va=side, color=dark, fontweight="bold")
+        ax.text(left / 1.28, y, name, va=side, color=dark, fontweight="bold", path_effects=halo())
     for number, (name, curve) in enumerate(predictions.items(), start=1):
         ax.plot(list(curve), list(curve.values()), **line_style(number, "predicted") | {"marker": "", "linewidth": 4})
         ends.append((max(curve), curve[max(curve)], name, COLOURS[number]))
     ax.set_xscale("log", base=2)
     ticks(ax, sorted(batches))
     ax.set(xlabel="batch size of each rank", ylabel=f"images/s of {ranks} ranks / of one",
-           xlim=(left / 1.3, right * 1.2), ylim=(0, 1.1 * max(ranks, ceiling["high"].max(), measured["high"].max())))
+           xlim=(left / 1.3, right * 1.2), ylim=(0, 1.1 * max(ranks, *ceiling["speedup"], *measured["high"])))
     head(ax, title, columns=2, key=[
         line_key("DDP, measured (median; line: all rounds)", **line_style(0, "live") | {"linestyle": "-"}),
         line_key("predicted", color=GREY, linestyle=":", linewidth=4)])
@@ -248,8 +249,14 @@ def by_batch(measured, predictions, ceiling, ranks, ax, title):
 
 
 def series() -> dict[str, dict]:
-    """{name: the figures of a published series of runs}; results/recorded/published/README.md has sources and units."""
-    return json.loads((PUBLISHED / "scaling.json").read_text(encoding="utf-8"))
+    """{name: the figures of a published series of runs}; results/recorded/published/README.md has sources and units.
+
+    Where they suffice for the model, also `step`, seconds of a step of the smallest run, and `buckets`, DDP's."""
+    runs = json.loads((PUBLISHED / "scaling.json").read_text(encoding="utf-8"))
+    for run in (run for run in runs.values() if "network" in run):
+        run["step"] = run["batch_size"] * min(efficiency(run)) / run["images_per_second"]
+        run["buckets"] = ddp_buckets(4 * run["parameters"])
+    return runs
 
 
 def efficiency(run: dict) -> dict[int, float]:
@@ -271,25 +278,17 @@ def latencies(links: pd.DataFrame, message: int, one_node: str, all_nodes: str, 
     return in_node / (2 * (local - 1)), (in_all - in_node) / (2 * (nodes - 1))
 
 
-def job(run: dict, within: float, between: float, share: float = 1.0) -> Job:
-    """The Job of a published series, with these latencies, and a network that reaches `share` of its bandwidth."""
-    step = run["batch_size"] * min(efficiency(run)) / run["images_per_second"]
-    gradients = 4 * run["parameters"]
-    links = Hierarchy(Link(within, run["nvlink"]), Link(between, share * run["network"]))
-    return Job(StepTime(step, 0, run["backward"]), gradients, links, ddp_buckets(gradients),
-               ranks_per_node=run["gpus_per_node"])
+def band(run: dict, step: Callable, latency: float, share: float, most: int = 1024) -> dict:
+    """{GPUs: (lowest, highest efficiency)}, 1 at the smallest run. `step(run, GPUs, latency, share)`: a step's seconds.
 
-
-def band(run: dict, within: float, between: float, share: float = 1.0, most: int = 1024) -> dict:
-    """{GPUs: (lowest, highest efficiency)}, 1 at the smallest published run.
-
-    At the highest, messages between nodes cost nothing but their bytes. At the lowest each costs `between` seconds,
+    At the highest, messages between nodes cost nothing but their bytes. At the lowest each costs `latency` seconds,
     too, and the network reaches `share` of its nominal bandwidth.
     """
-    gpus, efficiencies = min(efficiency(run)), {}
-    jobs = [(each, speedup(each, gpus, 1)[1]) for each in (job(run, within, between, share), job(run, within, 0))]
+    gpus = smallest = min(efficiency(run))
+    efficiencies = {}
     while gpus <= most:
-        efficiencies[gpus] = tuple(speedup(each, gpus, 1)[1] / smallest for each, smallest in jobs)
+        efficiencies[gpus] = tuple(step(run, smallest, *network) / step(run, gpus, *network)
+                                   for network in ((latency, share), (0, 1)))
         gpus *= 2
     return efficiencies
 
@@ -297,30 +296,29 @@ def band(run: dict, within: float, between: float, share: float = 1.0, most: int
 def to_many(bands: dict, published: dict, ax: Axes, title: str) -> Axes:
     """Efficiency against the number of GPUs: predicted bands, and the points that others have published.
 
-    `bands`: {name: {GPUs: (lowest, highest efficiency)}}; `published`: the same names, {GPUs: efficiency}. 1 is the
-    smallest point published, for both.
+    `published`: {name: {GPUs: efficiency}}, 1 at the smallest run; `bands`, of some of these names: {name: {GPUs:
+    (lowest, highest efficiency)}}.
     """
-    ends, lasts, lowest = [], [], []
-    for number, (name, band) in enumerate(bands.items()):
-        colour, points, gpus = COLOURS[number], published[name], list(band)
-        lows, highs = zip(*band.values(), strict=True)
-        ax.fill_between(gpus, lows, highs, color=colour, alpha=0.2, linewidth=0)
-        for edge in (lows, highs):
-            ax.plot(gpus, edge, color=colour, linestyle=":", linewidth=2.5)
-        ends.append((gpus[-1], (lows[-1] + highs[-1]) / 2, f"{name}:\n{lows[-1]:.0%} to {highs[-1]:.0%}", colour))
-        lowest += [*lows, *points.values()]
+    ends, lasts = [], []
+    for number, (name, points) in enumerate(published.items()):
+        colour, band = COLOURS[number], bands.get(name, {})
+        if band:
+            gpus, (lows, highs) = list(band), zip(*band.values(), strict=True)
+            ax.fill_between(gpus, lows, highs, color=colour, alpha=0.2, linewidth=0)
+            ax.plot(gpus, highs, color=colour, linestyle=":", linewidth=4)
+            ends.append((gpus[-1], highs[-1], f"{name}:\nat most {highs[-1]:.0%}", colour))
         last = max(points)
-        lasts.append((last, points[last], f"published: {points[last]:.0%} on {last}", colour))
+        lasts.append((last, points[last], f"{name}: {points[last]:.0%} on {last}", colour))
         ax.plot(list(points), list(points.values()), **line_style(number, "recorded") | {
-            "linewidth": 1.5, "markersize": 14})
+            "linewidth": 1.5, "markersize": 14} | ({"linestyle": ""} if len(points) < 3 else {}))
     ax.set_xscale("log", base=2)
     ticks(ax, sorted({gpus for band in bands.values() for gpus in band}), "{:,}")
     percent(ax)
-    ax.set(xlabel="GPUs", ylabel="efficiency (%), against\nthe smallest run published",
-           ylim=(min(lowest) - 0.1, 1.04))
+    ax.set(xlabel="GPUs", ylabel="efficiency (%), against\nthe smallest run published", ylim=(0, 1.06))
     head(ax, title, columns=2, key=[
-        Patch(facecolor=PALE, edgecolor=GREY, linestyle=":", linewidth=2.5, label="predicted by the model"),
-        line_key("published elsewhere, not measured here", **line_style(0, "recorded", GREY))])
+        line_key("predicted: upper bound", color=GREY, linestyle=":", linewidth=4),
+        line_key("published, not measured here", **line_style(0, "recorded", GREY) | {"linestyle": ""}),
+        Patch(facecolor=PALE, label="predicted: a slower network")])
     write_beside(ax, ends, BESIDE_AN_END)
     write_beside(ax, lasts, BESIDE_A_POINT)
     return ax

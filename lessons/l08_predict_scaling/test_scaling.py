@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lessons.l08_predict_scaling import scaling
-from lessons.l08_predict_scaling.scaling import Hierarchy, Job, Link, Measured, StepTime
+from lessons.l08_predict_scaling.scaling import Job, Link, Measured, StepTime
 from scripts.measure import predict
 
 STEP = StepTime(fixed=0.002, per_image=0.0001, backward=0.5)  # 64 images: 8.4 ms, of which backward takes 4.2
@@ -24,8 +24,7 @@ def exactly(value):
 
 
 def test_one_rank_is_one_device_whatever_the_links():
-    for job in (JOB, replace(JOB, overlap=True, buckets=7), replace(JOB, all_reduce=Link(1, 1)),
-                replace(JOB, all_reduce=Hierarchy(Link(1, 1), Link(1, 1)), ranks_per_node=8, cores=1)):
+    for job in (JOB, replace(JOB, overlap=True, buckets=7), replace(JOB, all_reduce=Link(1, 1), cores=1)):
         step = job.predict(1, 64)
         assert step.seconds == step.compute == STEP.seconds(64) == exactly(0.0084)
         assert step.communication == step.exposed == 0
@@ -68,28 +67,13 @@ def test_the_formula_of_overlap_is_what_following_each_bucket_gives(buckets):
 
 def test_a_ring_has_the_bus_bandwidth_of_its_links():
     for ranks in (2, 3, 100):
-        seconds = Link(0, 25e9).ring(1e9, ranks)
+        seconds = Link(0, 25e9).seconds(1e9, ranks)
         assert 2 * (ranks - 1) / ranks * 1e9 / seconds == exactly(25e9)  # nccl-tests, doc/PERFORMANCE.md
-
-
-def test_a_hierarchy_of_one_level_is_a_ring():
-    fast, slow = Link(1e-6, 100e9), Link(1e-5, 10e9)
-    both = Hierarchy(fast, slow)
-    assert both.seconds(1e8, nodes=1, ranks_per_node=8) == fast.ring(1e8, 8)
-    assert both.seconds(1e8, nodes=8, ranks_per_node=1) == slow.ring(1e8, 8)
-    # 2 nodes of 4: 6 messages of 25 MB within, 2 of 50 MB between
-    assert both.seconds(1e8, 2, 4) == exactly(6 * (1e-6 + 25e6 / 100e9) + 2 * (1e-5 + 50e6 / 10e9))
-    # a flat ring goes through the slow link in every step
-    assert both.seconds(1e8, 2, 4) < slow.seconds(1e8, 2, 4)
-    job = Job(STEP, 1e8, both, ranks_per_node=4)
-    assert job.nodes(8) == (2, 4) and job.nodes(2) == (1, 2)
-    assert job.predict(8, 64).communication == both.seconds(1e8, 2, 4)
 
 
 def test_more_ranks_than_cores_take_turns():
     job = replace(JOB, cores=2)
     assert [job.predict(ranks, 64).compute for ranks in (1, 2, 4, 8)] == [exactly(0.0084 * n) for n in (1, 1, 2, 4)]
-    assert replace(JOB, cores=2, ranks_per_node=2).predict(8, 64).compute == exactly(0.0084)  # two on each of 4 nodes
     with pytest.raises(ValueError, match="at least 1 core"):
         replace(JOB, cores=0)
     free = replace(job, all_reduce=Link(0, math.inf))
@@ -116,13 +100,10 @@ JOBS = st.builds(
     Job,
     step=st.builds(StepTime, st.floats(1e-6, 1), st.floats(0, 0.01), st.floats(0, 1)),
     gradient_bytes=st.floats(0, 1e10),
-    all_reduce=st.one_of(
-        st.builds(Link, SECONDS, st.floats(1e3, 1e12)),
-        st.builds(Hierarchy, *[st.builds(Link, SECONDS, st.floats(1e3, 1e12))] * 2)),
+    all_reduce=st.builds(Link, SECONDS, st.floats(1e3, 1e12)),
     buckets=st.integers(1, 50),
     overlap=st.booleans(),
     cores=st.one_of(st.none(), st.integers(1, 64)),
-    ranks_per_node=st.sampled_from([1, 2, 4]),
 )
 RANKS = st.sampled_from([1, 2, 4, 8, 12, 64])
 SLACK = 1 + 1e-9  # rounding
@@ -179,7 +160,6 @@ def test_when_ddp_is_slower_than_one_process():
     (lambda: replace(JOB, buckets=0), "at least 1"),
     (lambda: JOB.predict(3, 64), "no α and β for 3 ranks; there are some for 2, 4, 8"),
     (lambda: JOB.predict(0, 64), "at least 1 is needed"),
-    (lambda: replace(JOB, ranks_per_node=4).predict(6, 64), "6 ranks do not fill nodes of 4"),
     (lambda: scaling.speedup(JOB, 2, 7, strong=True), "2 ranks do not divide a batch of 7"),
 ])
 def test_impossible_figures_are_refused(wrong, message):

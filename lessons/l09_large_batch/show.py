@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from course import runs
+from course.compare import ratio
 from course.plots.labels import BESIDE_A_POINT, BESIDE_A_START, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, MARKERS, colour_of, head, line_style, name_rows, percent, ticks
 from course.plots.tables import need, source_of
@@ -52,15 +53,19 @@ def over_seeds(last: pd.DataFrame, by: list[str]) -> pd.DataFrame:
         broken=lambda results: results.isna().sum())
 
 
-def chosen_by_rules(last: pd.DataFrame, lr: float, batch: int) -> pd.DataFrame:
-    """`over_seeds` by `rule` and `global_batch` of the runs whose rate a rule chooses, if `lr` is right for `batch`
-    images an update. Runs that rise to their rate are a rule of their own, "linear, warm-up"."""
+def of_rules(last: pd.DataFrame, lr: float, batch: int) -> dict[str, pd.Series]:
+    """{rule: which runs have its rate}, if `lr` is right for `batch` images an update. Runs that rise to their rate are
+    a rule of their own, "linear, warm-up"."""
     k = (last["global_batch"] / batch).astype(float)
     risen = last["warmup_epochs"].notna()
     kinds = {rule: ~risen & np.isclose(last["lr"], lr * factor(k), rtol=1e-4) for rule, factor in RULES.items()}
-    kinds["linear, warm-up"] = risen & (last["lr"] == lr)
+    return kinds | {"linear, warm-up": risen & (last["lr"] == lr)}
+
+
+def chosen_by_rules(last: pd.DataFrame, lr: float, batch: int) -> pd.DataFrame:
+    """`over_seeds` by `rule` and `global_batch` of the runs whose rate a rule chooses, see `of_rules`."""
     return pd.concat(over_seeds(last[which], ["global_batch", "source", "machine"]).assign(rule=rule)
-                     for rule, which in kinds.items())
+                     for rule, which in of_rules(last, lr, batch).items())
 
 
 # ---------------------------------------------------------------- what one run shows
@@ -113,15 +118,24 @@ def reached(df, target):
     return pd.DataFrame(rows)
 
 
+def sooner(table, run, other):
+    """Did `run` reach the target "sooner" than `other`, "later or never", or is it "too close to call"? The accuracy is
+    known after each epoch only: a run may have been there up to an epoch before its time."""
+    times = table.set_index("label")[["reached", "epoch"]].fillna(math.inf)
+    mine, theirs = times.loc[run], times.loc[other]
+    if mine["reached"] == math.inf or mine["reached"] - mine["epoch"] >= theirs["reached"]:
+        return "later or never"
+    early = theirs["reached"] == math.inf or theirs["reached"] - theirs["epoch"] >= mine["reached"]
+    return "sooner" if early else "too close to call"
+
+
 def fastest(table):
-    """Which run had the most images a second, and which was first at the target. The accuracy is known after each epoch
-    only: a run that got there less than an epoch later may have been first, too."""
-    most, first = table.loc[table["images_per_second"].idxmax(), "label"], table.loc[table["reached"].idxmin()]
-    close = table[table["reached"] - table["epoch"] < first["reached"]]["label"]
-    verdict = f"The most images a second: **{most}**. The first at the target: **{first['label']}**"
-    if len(close) == 1:
-        return verdict + "."
-    return verdict + f", but this is too close to call: {'; '.join(close)}. Each of these may have been first."
+    """Which run had the most images a second, and which were sooner or later at the target than the first one."""
+    first, *others = table["label"]
+    kinds = {kind: "; ".join(run for run in others if sooner(table, run, first) == kind)
+             for kind in ("sooner", "too close to call", "later or never")}
+    return (f"The most images a second: **{table.loc[table['images_per_second'].idxmax(), 'label']}**. At the target, "
+            f"beside {first}: {', '.join(f'**{kind}**: {runs}' for kind, runs in kinds.items() if runs)}.")
 
 
 # ---------------------------------------------------------------- what several seeds and rates show
@@ -142,14 +156,11 @@ def seeds(by_rule, batch):
     return rows
 
 
-def warm_up(by_rule):
-    """The warm-up's gain on the linear rule, beside the scatter of both: a smaller gain shows nothing."""
-    risen = by_rule[by_rule["rule"] == "linear, warm-up"].iloc[0]
-    linear = by_rule[(by_rule["rule"] == "linear") & (by_rule["global_batch"] == risen["global_batch"])].iloc[0]
-    gain, scatter = 100 * (risen["mean"] - linear["mean"]), 100 * math.hypot(risen["sd"], linear["sd"])
-    shows = "do not show whether it helps" if abs(gain) <= scatter else "show a difference"
-    return (f"The warm-up changes the linear rule's result by {gain:+.1f} points; the two scatter by {scatter:.1f}. "
-            f"So these runs {shows}.")
+def against(last, lr, batch, size, mine, theirs):
+    """The accuracies of rule `mine` by those of rule `theirs`, a Ratio, with `size` images an update; `lr` is right for
+    `batch`."""
+    kinds = of_rules(last, lr, batch)
+    return ratio(*(last.loc[kinds[rule] & (last["global_batch"] == size), "result"] for rule in (mine, theirs)))
 
 
 def best_rates(by_rate):

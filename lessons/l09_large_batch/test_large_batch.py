@@ -55,18 +55,21 @@ def test_every_recorded_run_is_whole_and_of_one_kind(recorded):
     assert set(recorded["source"]) == {"recorded"} and set(recorded["machine"]) == {"large-batch"}
     assert set(recorded["status"]) <= {"completed", "failed"}
     assert recorded.loc[recorded["status"] == "failed", "note"].str.contains("not finite").all()
-    same = ["dataset", "samples", "test_samples", "epochs", "model", "optimizer", "threads", "device"]
+    same = ["dataset", "samples", "test_samples", "epochs", "model", "threads", "device"]
     assert len(recorded[same].drop_duplicates()) == 1
     assert not recorded["synthetic"].any()
 
 
 def test_every_configuration_has_every_seed(recorded):
-    by = ["world_size", "global_batch", "lr", "lr_scaling"]
+    by = ["optimizer", "world_size", "global_batch", "lr", "lr_scaling"]
     seeds = recorded.groupby(by)["seed"].agg(sorted)
     assert set(map(tuple, seeds)) == {(0, 1, 2)}
     one = recorded[recorded["world_size"] == 1]
-    for batch, factor in product((64, 128, 256, 512), (lambda k: 1, lambda k: k, np.sqrt)):  # what the rules choose
-        assert np.isclose(one.loc[one["global_batch"] == batch, "lr"], 0.01 * factor(batch / 64), rtol=1e-4).sum() == 3
+    for (name, lr, batches), factor in product((("sgd", 0.01, (64, 128, 256, 512)), ("adam", 0.001, (64, 512))),
+                                               (lambda k: 1, lambda k: k, np.sqrt)):  # what the rules choose
+        for batch in batches:
+            rates = one.loc[(one["optimizer"] == name) & (one["global_batch"] == batch), "lr"]
+            assert np.isclose(rates, lr * factor(batch / 64), rtol=1e-4).sum() == 3
     ranks = recorded[recorded["world_size"] == 8]
     assert set(ranks["lr_scaling"]) == {"linear"} and set(ranks["warmup_epochs"]) == {1}
     assert sorted(ranks["lr"].unique()) == [0.01, 0.02] and set(ranks["global_batch"]) == {512}
@@ -130,6 +133,9 @@ def test_rules_choose_their_runs(recorded):
         "rate left alone": [64, 128, 256, 512], "square root": [64, 128, 256, 512], "linear": [64, 128, 256, 512],
         "linear, warm-up": [512]}
     assert set(table["runs"]) == {3}
+    sgd = recorded[recorded["optimizer"] == "sgd"]
+    assert show.against(sgd, 0.01, 64, 512, "linear", "rate left alone").low > 1
+    assert not show.against(sgd, 0.01, 64, 512, "linear, warm-up", "linear").apart
 
 
 def test_the_training_with_the_learner_s_rates_stands_beside_main_py_s():
@@ -184,8 +190,11 @@ def test_a_run_that_never_reaches_the_accuracy_has_no_time():
     table = show.reached(pd.concat([run("1 rank", 0.1, 0.4, 0.3), run("2 ranks", 0.1, 0.2, 0.3)]), 0.4)
     assert table["reached"].iloc[0] == 4 and np.isnan(table["reached"].iloc[1])
     near = table.assign(images_per_second=[10, 15], reached=[4.0, 5.9], epoch=2.0)
-    assert "too close to call: 1 rank; 2 ranks" in show.fastest(near)
-    assert show.fastest(near.assign(reached=[4.0, 6.0])).endswith("The first at the target: **1 rank**.")
+    assert show.fastest(near) == ("The most images a second: **2 ranks**. At the target, beside 1 rank: "
+                                  "**too close to call**: 2 ranks.")
+    for reached, when in (([4.0, 6.0], "later or never"), ([4.0, np.nan], "later or never"), ([6.0, 4.0], "sooner"),
+                          ([np.nan, 4.0], "sooner")):
+        assert show.sooner(near.assign(reached=reached), "2 ranks", "1 rank") == when
 
 
 def test_rates_within_one_standard_deviation_are_about_as_good_as_the_best():

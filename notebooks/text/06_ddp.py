@@ -7,7 +7,7 @@
 #         steps: 6
 #         width: 512
 #         samples: 1280
-#         epochs: 3
+#         epochs: 2
 #       seconds: 35
 #     seconds: 75
 #   kernelspec:
@@ -39,28 +39,27 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json
 import os
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 
 import data
 import models
-from course import plots, runs
+from course import compare, plots, runs
 from lessons.l06_ddp import buckets, check, show, wrapped_training
 
 # %% tags=["parameters"]
 ranks = 2  # processes of every run below; 2 or more
 steps = 20  # updates of each training run
 width = 1024  # of the layers in the model whose step we draw
-samples, epochs = 12_800, 6  # of main.py's runs
+samples, epochs = 6400, 4  # of each of main.py's runs
 
 # %% [markdown]
-# The ranks of this lesson are processes on the CPU, also where there are GPUs: so everybody sees the same. A GPU
+# The ranks of this lesson are processes on the CPU, also where there are GPUs, so that everybody sees the same. A GPU
 # changes the speed, not the result.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -85,13 +84,15 @@ def labelled(step, text):
 lesson.code(wrapped_training.train)
 
 # %% [markdown]
-# Started on two ranks as it is, it trains two models: each rank has its own random first weights and its own images.
+# On two ranks this loop trains two models: each rank has its own random first weights and its own images.
 #
-# You will change nothing in this loop. You write what stands around the model: **`MyDDP`**, as PyTorch's own
-# `DistributedDataParallel(model)` stands around a model. `forward` gives the images to the model, and `finish()` is
-# called between backward and the update. You write it in **five steps**. Each step is a cell, and behind it a check
-# runs your class on 2 and on 3 ranks. What is right is what trains in the rest of this lesson. Until then our class
-# takes its place, and the pictures say whose it is.
+# You will change nothing in this loop. You write a class that wraps the model, **`MyDDP(model)`**, as PyTorch's own
+# `DistributedDataParallel(model)` does. Its `forward` gives the images to the model. Its `finish()` is called between
+# backward and the update.
+#
+# You write the class in **five steps**. Each step is a cell, and the check behind it runs your class on 2 and on 3
+# ranks. Once your class is right, it trains in the rest of this lesson. Until then our class takes its place, and the
+# pictures say whose class it is.
 #
 # ## Step 1: the same first weights
 #
@@ -126,27 +127,30 @@ check.same_weights("results/live/06_step_1.py")
 # check.same_weights.solution()
 
 # %% [markdown]
-# **Predict.** All ranks now begin with the same weights. Are these still the same on all ranks after the last update?
+# **Predict.** All ranks now begin with the same weights. Do they still have the same weights after the last update?
 
 # %%
 my_weights = None  # "the same" or "not the same"
 
 # %%
 # !torchrun --nproc_per_node={ranks} lessons/l06_ddp/wrapped_training.py \
-#     --wrapper none {check.same_weights.trains} --steps {steps} --out results/live/06_start.json
+#     --wrapper none {check.same_weights.trains} --steps {steps} \
+#     --out results/live/06_start.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 proofs = {"no wrapper": results("start")["none"],
           labelled(check.same_weights, "step 1"): results("start")[check.same_weights.trains]}
 show.by_update({name: proof["between_ranks"] for name, proof in proofs.items()},
                "How far the ranks' models are apart", synthetic)
-plt.show()
+lesson.figure("A line that starts above 0: the ranks begin with different weights. A line that "
+              "rises: their updates differ. One model on all ranks would be a line that stays at "
+              "0.")
 at_the_end = results("start")[check.same_weights.trains]["between_ranks"][-1]
 lesson.predicted(my_weights, "not the same" if at_the_end else "the same")
 
 # %% [markdown]
-# **Same weights + same updates = same weights.** A broadcast gives the first half only: each rank has other images,
-# so other gradients, so other updates.
+# **Same weights + same updates = same weights.** A broadcast gives the same weights, but not the same updates: each
+# rank has its own images, so its own gradients, so its own updates.
 #
 # ## Step 2: the mean gradient
 #
@@ -180,8 +184,7 @@ check.mean_gradients("results/live/06_step_2.py")
 # check.mean_gradients.solution()
 
 # %% [markdown]
-# Now the ranks should stay together. But do they train what **one process** trains, with the whole batches and none of
-# this?
+# Now the ranks should stay together. But is their model the one that **one process** trains on the whole batches?
 #
 # **Predict.** How large is the largest difference between a weight of the ranks and the same weight of one process,
 # after the last update?
@@ -191,9 +194,10 @@ my_difference = None  # a number
 
 # %%
 # !torchrun --nproc_per_node={ranks} lessons/l06_ddp/wrapped_training.py \
-#     --wrapper {check.mean_gradients.trains} --steps {steps} --out results/live/06_mean.json
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py --step scale \
-#     --out results/live/06_scale.json
+#     --wrapper {check.mean_gradients.trains} --steps {steps} \
+#     --out results/live/06_mean.json
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py \
+#     --step scale --out results/live/06_scale.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 mean = results("mean")[check.mean_gradients.trains]
@@ -204,17 +208,17 @@ lesson.table([{"the loss is the … over a rank's images": row["loss"],
               for row in results("scale")["scale"]])
 
 # %% [markdown]
-# A float32 number has about seven digits. The ranks add the same numbers in another order, so the last digits may
+# A float32 number has about seven digits. The ranks add the same numbers in a different order, so the last digits may
 # differ: this is *rounding*.
 #
 # **Why do we divide by the number of ranks?** The table shows one batch, four ways. PyTorch's losses are a *mean*
 # over the images: then the ranks need the mean, too. With `reduction="sum"` they need the sum. **DDP always takes the
 # mean**: with a summed loss (last row) its gradient is N times too small on N ranks, and nothing warns you.
 #
-# **Who waits?** In each update every rank waits for all others. This is *synchronous* training, and why the result is
-# that of one process. In *asynchronous* training each worker changes shared weights when it is ready, with a gradient
-# of older weights: nobody waits, and the result is another one ([13b](13b_fsdp2.ipynb) names the parameter
-# server).
+# **Who waits?** In each update every rank waits for all others. This is *synchronous* training, and the reason why the
+# result is that of one process. In *asynchronous* training each worker changes shared weights as soon as its own
+# gradient is ready. That gradient belongs to older weights, so the result differs ([13b](13b_fsdp2.ipynb) names the
+# parameter server).
 #
 # ## Step 3: one message
 #
@@ -259,16 +263,16 @@ check.one_message("results/live/06_step_3.py")
 #
 # ## Step 4: send while backward goes on
 #
-# Backward begins with the last layer. When its gradients are ready, those of the first layers are still to come. Why
-# wait for them? Three things are needed:
+# Backward begins with the last layer. When the gradients of that layer are ready, those of the first layers are still
+# to come. Do not wait for them: send what is ready. You need three things:
 #
 # - **buckets**: `make_buckets(module)` puts the last layers into the first bucket;
 # - a **hook**, a function that PyTorch calls when the gradient of a parameter is complete:
 #   `parameter.register_post_accumulate_grad_hook(function)` calls `function(parameter)`;
 # - **`async_op=True`**: `work = dist.all_reduce(flat, async_op=True)` returns at once, and `work.wait()` waits.
 #
-# Write a hook that sends a bucket when its last gradient is there, and a `finish()` that waits for all messages and
-# unpacks them. `zero_grad()` sets every `.grad` to `None`, so `None` means: not yet there.
+# Write a hook that sends a bucket when its last gradient is there. Write a `finish()` that waits for all messages,
+# unpacks them, and forgets them. `zero_grad()` sets every `.grad` to `None`, so `None` means: not yet there.
 # (`functools.partial(function, bucket)` is `function` with its first argument set.)
 
 # %%
@@ -302,9 +306,12 @@ check.overlapped("results/live/06_step_4.py")
 # %% [markdown]
 # ## Step 5: after any backward
 #
-# Two things may still go wrong. In a *second* backward before the update, `.grad is not None` is true from the first
-# hook on, so a bucket leaves too early. And a parameter that a forward leaves out gets no gradient, so its bucket is
-# never full. If that happens on one rank only, the ranks send different buckets at the same time.
+# Two things may still go wrong.
+#
+# - In a *second* backward before the update, `.grad is not None` is true from the first hook on. So a bucket leaves
+#   too early.
+# - A parameter that a forward leaves out gets no gradient. So its bucket is never full. If that happens on one rank
+#   only, the ranks send different buckets at the same time.
 #
 # Make your class right for
 # - a parameter without gradient, on all ranks or on some: `finish()` sends what is left, and `pack` puts zeros there;
@@ -352,10 +359,13 @@ check.compare()
 # ## DistributedDataParallel
 #
 # DDP does all of this: the broadcast in its constructor, the hooks and buckets in `backward()`, and it waits there,
-# too. When `backward()` returns, every rank has the mean gradient (on a GPU the messages stand in the queue, before the
-# update). So it needs no `finish()`. Does it do the same as the five steps?
+# too. When `backward()` returns, every rank has the mean gradient. (On a GPU the messages are in its queue by then,
+# ahead of the update.) So DDP needs no `finish()`. Does it do the same as the five steps?
+#
+# Each process has one GPU, or none. Old code gave one process several cards: such code now trains on one of them, and
+# does not say so ([entry 29](../TROUBLESHOOTING.md#29-one-process-and-ddp-on-many-gpus)).
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 five = [check.same_weights, check.mean_gradients, check.one_message, check.overlapped,
         check.any_backward]
 trains = " ".join(step.trains for step in five)
@@ -376,21 +386,21 @@ mib = sum(parameter.nbytes for parameter in models.ConvNet().parameters()) / 2**
 print(f"{mib:.2f} MiB of gradients")
 
 # %% [markdown]
-# A wrapper trains what one process trains if *between the ranks* is 0 and *from one process* is rounding. How the ranks
-# exchange their gradients then changes the time alone.
+# A wrapper trains what one process trains if *between the ranks* is 0 and *from one process* is rounding. The way in
+# which the ranks exchange their gradients then changes only the time.
 #
 # The model here is `main.py`'s LeNet. Its gradients fit into the first bucket, which holds 1 MiB in DDP, too
 # (`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`; the others hold 25 MiB,
-# [manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). So it sends
-# one message, which leaves when backward is at its end, and with LeNet nothing overlaps.
+# [manual](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)). So LeNet
+# sends one message, when backward is at its end, and nothing overlaps.
 #
-# DDP's first step sends all in one bucket: in it DDP notes the order in which the gradients come, and then makes the
-# buckets after it. So never time the first step.
+# In its first step DDP sends all gradients in one bucket, and notes the order in which they come. Then it makes new
+# buckets in that order. (With `find_unused_parameters=True` it keeps its first buckets.) So never time the first step.
 #
 # ## Your DDP trains CIFAR-10
 #
 # `main.py --wrapper FILE.py:CLASS` puts a class in the place of `DistributedDataParallel`. The rest is the same: data,
-# seed, evaluation, log. The class of your furthest step that is right trains here.
+# seed, evaluation, log. The class of your furthest step that is right trains here, in turns with DDP.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 whose = check.kept()
@@ -405,27 +415,34 @@ common = f"--samples {samples} --test-samples 2000 --epochs {epochs}"
 my_share = None  # such as 0.5
 
 # %%
-# !rm -f results/live/06_mine.jsonl results/live/06_theirs.jsonl
-# !torchrun --nproc_per_node={ranks} main.py --wrapper results/live/06_my_ddp.py:MyDDP {common} \
-#     --save-model results/live/06_mine.pt --log-file results/live/06_mine.jsonl
-# !torchrun --nproc_per_node={ranks} main.py {common} \
-#     --save-model results/live/06_theirs.pt --log-file results/live/06_theirs.jsonl
+out, mine = "results/live/06", "--wrapper results/live/06_my_ddp.py:MyDDP"
+# !rm -rf {out} && mkdir {out}
+# !for turn in 1 2; do \
+#     torchrun --nproc_per_node={ranks} main.py {common} {mine} \
+#         --save-model {out}/mine.pt --log-file {out}/mine-$$turn.jsonl && \
+#     torchrun --nproc_per_node={ranks} main.py {common} \
+#         --save-model {out}/theirs.pt --log-file {out}/theirs-$$turn.jsonl \
+#     || exit; done
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-both = {f"MyDDP ({whose})": runs.read_run("results/live/06_mine.jsonl"),
-        "DistributedDataParallel": runs.read_run("results/live/06_theirs.jsonl")}
+both = {text: pd.concat(runs.read_run(f"{out}/{name}-{turn}.jsonl") for turn in (1, 2))
+        for name, text in (("mine", f"MyDDP ({whose})"), ("theirs", "DistributedDataParallel"))}
 show.speeds(both)
-plt.show()
-mine, theirs = (frame["images_per_second"].iloc[1:] for frame in both.values())
-lesson.predicted(my_share, mine.median() / theirs.median())
-lesson.verdict(show.faster(mine, theirs))
-saved = [torch.load(f"results/live/06_{name}.pt", weights_only=True) for name in ("mine", "theirs")]
+lesson.figure("Each point is an epoch, without the first one of each run, in which all warms up; "
+              "the bar is their median. Where the points of both rows mix, the two are not told "
+              "apart.")
+share = compare.ratio(*map(show.warm, both.values()))
+lesson.predicted(my_share, share.median)
+lesson.verdict(f"Images a second of MyDDP, by those of DDP: {share}.")
+saved = [torch.load(f"{out}/{name}.pt", weights_only=True) for name in ("mine", "theirs")]
 apart = max((saved[0][name] - saved[1][name]).abs().max().item() for name in saved[0])
 print(f"largest difference between a weight of the one and of the other: {apart:.0e}")
 
 # %% [markdown]
-# Each point is an epoch; the first one, in which all warms up, is left out. On two ranks there is one sum of two
-# numbers, so the weights of both runs are the same, to the last bit. On more ranks they may differ by rounding.
+# *Not told apart* is good news: as far as these runs can tell, the class is as fast as DDP. (Lesson
+# [01](01_one_device.ipynb) has the rule: two programs differ only where no round of one lies among the rounds of the
+# other.) On two ranks each sum has two numbers,
+# so both runs end with the same weights, to the last bit. On more ranks the weights may differ by rounding.
 #
 # More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design
 # notes](https://docs.pytorch.org/docs/stable/notes/ddp.html), and the paper that measured buckets and overlap ([Li et
@@ -433,41 +450,46 @@ print(f"largest difference between a weight of the one and of the other: {apart:
 #
 # ## Overlap, seen
 #
-# A larger model: six layers of `width` × `width`. We write down when each message was sent and when it came back, and
-# draw one step each: DDP with small buckets (`bucket_cap_mb` sets their size, the first one's too), DDP with a single
-# bucket for everything, and `MyDDP`.
+# Now a larger model: six layers of `width` × `width`. The program notes when each message was sent and when it came
+# back. We draw three steps: DDP with small buckets (`bucket_cap_mb` sets their size, the first one's too), DDP with a
+# single bucket for everything, and `MyDDP`.
 #
-# One thing differs from GPUs: there, sending needs only a small part of the GPU. Here the messages are carried by **the
-# same cores that compute**. What overlap hides, backward may lose.
+# One thing differs from GPUs. There, sending needs only a small part of the GPU. Here **the same cores compute and
+# send**.
 #
 # **Predict.** Which of DDP's two steps is shorter on this machine?
 
 # %%
-my_step = None  # "small buckets", "one bucket" or "neither" (less than 3 % apart)
+my_step = None  # "small buckets", "one bucket" or "not told apart"
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py --step timeline \
-#     --bucket-mb 4 1000 --width {width} --wrapper results/live/06_my_ddp.py:MyDDP \
+# !torchrun --nproc_per_node={ranks} lessons/l06_ddp/ddp_questions.py \
+#     --step timeline --bucket-mb 4 1000 --width {width} {mine} \
 #     --out results/live/06_timeline.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 drawn = results("timeline")["timeline"]
 plots.timelines.one_below_another(
     {show.buckets(run, whose): pd.DataFrame(run["events"]) for run in drawn}, ranks=1)
-plt.show()
+lesson.figure("One step of rank 0 each. With small buckets orange bars (messages under way) lie "
+              "below the dark blue one (backward). With one bucket the message leaves when "
+              "backward has ended, and the grey wait is longer.")
 lesson.predicted(my_step, show.shorter(*drawn[:2]))
 lesson.table(show.overlap(drawn, whose))
+lesson.verdict(show.against_one(*drawn[:2]))
 
 # %% [markdown]
-# **How to read it.** One step of rank 0. Blue and green: it computes. Orange: a message is under way, from when this
-# rank sends it until the result is there; the bars are numbered. Grey, `wait`: nothing is left to compute, and
-# `backward()`, or `finish()`, waits for the messages under way and copies the means back. The table has rank 0's
-# medians over nine steps; the step drawn is the one whose parts are nearest to them. *together* is the median of whole
-# steps, so the parts do not add up to it. *hidden* is the share of one bucket's `wait` that is saved.
+# - **Blue and green**: rank 0 computes. **Orange**: a message is under way, from the moment when rank 0 sends it until
+#   the result is there. The messages are numbered.
+# - **Grey**, `wait`: nothing is left to compute. `backward()`, or `finish()`, waits for the messages under way, and
+#   copies the means back.
+# - The table has the medians over all timed steps. The picture shows the step whose parts are nearest to them.
+#   *together* is the median of whole steps, so the parts do not add up to it exactly.
+# - *hidden* is the share of one bucket's `wait` that is saved.
 #
-# With one bucket nothing can be hidden: it leaves when all gradients are there. With small buckets compare two columns:
-# `wait` is shorter, but on a CPU `backward` is longer, because the cores that compute also send. What counts is
-# *together*. (A GPU's messages take hardly any of its computing.)
+# One bucket hides nothing: it leaves when all gradients are there. Small buckets make `wait` shorter. On a CPU they
+# also make `backward` longer, because the same cores compute and send: overlap hides a wait, and backward pays for it.
+# A GPU's messages take hardly any of its computing, so there the shorter wait remains.
 
 # %% [markdown]
 # ## What to remember

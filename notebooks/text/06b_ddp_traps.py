@@ -35,12 +35,11 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json
 import os
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 
 import data
@@ -52,9 +51,9 @@ ranks = 2  # processes of every run below; 2 or more
 steps = 10  # updates of each training run
 
 # %% [markdown]
-# The ranks of this lesson are processes on the CPU, also where there are GPUs: so everybody sees the same. (On two
-# GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, look at the table on BatchNorm, which gets a row for PyTorch's
-# own `SyncBatchNorm`, and at the capstone, whose ranks take a GPU each.)
+# The ranks of this lesson are processes on the CPU, also where there are GPUs, so that everybody sees the same. (On two
+# GPUs, as [Kaggle](../site/pages/kaggle.md) lends them, the table on BatchNorm has a row for PyTorch's own
+# `SyncBatchNorm`, and each rank of the capstone takes a GPU.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread per rank; lesson 07 says more
@@ -65,8 +64,8 @@ synthetic = data.get_dataset("auto")[0].name == "synthetic"
 #
 # ### Exercise 1: how far apart?
 #
-# A trap is found by looking. `apart(model)` runs on all ranks. Return the largest difference of any weight between any
-# two ranks: the same number on each rank. Do not change the weights.
+# Most traps give no error: you find them by comparing the ranks. `apart(model)` runs on all ranks. Return the largest
+# difference of any weight between any two ranks: the same number on each rank. Do not change the weights.
 
 # %%
 # %%writefile results/live/06b_apart.py
@@ -86,12 +85,15 @@ check.drift("results/live/06b_apart.py")
 # %% [markdown]
 # ## When it is not the training of one process
 #
-# DDP trains what one process trains, under conditions. Each case below is a training with DDP, compared with one
-# process on the whole batches.
-# "Loss summed" is `reduction="sum"`, "dropout" a layer `nn.Dropout(0.5)`, and "BatchNorm" a small residual network.
+# DDP trains what one process trains, under conditions. We train six cases with DDP, and each with one process on the
+# whole batches, too:
 #
-# **Predict.** Which of these give a different result than one process? `"equal shards"`, `"unequal shards"`,
-# `"loss summed"`, `"dropout, one seed"` (the same for all ranks), `"dropout, one seed per rank"`, `"BatchNorm"`
+# - `"equal shards"`, and `"unequal shards"`;
+# - `"loss summed"`: `reduction="sum"`;
+# - `"dropout, one seed"` and `"dropout, one seed per rank"`: a layer `nn.Dropout(0.5)`;
+# - `"BatchNorm"`: a small residual network.
+#
+# **Predict.** Which of these give a different result than one process?
 
 # %%
 my_cases = None  # a list of these names, in this order
@@ -101,57 +103,59 @@ my_cases = None  # a list of these names, in this order
 #     --step equality no_sync unused order save memory --steps {steps} \
 #     --out results/live/06b_traps.json
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 answers = json.loads(Path("results/live/06b_traps.json").read_text())
 weights = answers["equality"]["weights"]
 show.from_one_process(weights, synthetic)
-plt.show()
+lesson.figure("Round points, in the grey: DDP trained what one process trains, to rounding. "
+              "Square points: it trained something else, and no error said so.")
 lesson.predicted(my_cases, [case for case, off in weights.items() if off > show.ROUNDING])
 
 # %% [markdown]
-# These runs have float64 numbers, of 16 digits. In float32 the rounding of one sum can decide whether a ReLU is on or
-# off, and from there two equal trainings go apart. So prove equality in float64, or after one update.
+# These runs use float64, with 16 digits. In float32 the rounding of one sum can decide whether a ReLU is on or off, and
+# from there on two equal trainings drift apart. So prove equality in float64, or after one update.
 #
 # - **Unequal shards.** DDP takes the mean of the ranks' means, so an image in a small shard counts for more. A loss
 #   weighted by the images repairs it: an exercise of [05](05_distributed_sampler.ipynb).
 # - **Loss summed.** DDP divides by the number of ranks ([06](06_ddp.ipynb) has the table).
-# - **Dropout.** One process draws one mask for the whole batch, each rank draws its own. No seed gives the ranks the
-#   mask of the one process, and training does not need it. But give each rank a seed of its own (after the model is
-#   made, as `main.py` does): with one seed, all ranks drop the same places.
+# - **Dropout.** One process draws one mask for the whole batch. Each rank draws a mask for its own images. No seed makes
+#   the two equal, and training does not need that. But give each rank a seed of its own (after the model is made, as
+#   `main.py` does): with one seed, all ranks drop the same places.
 # - **BatchNorm** takes mean and variance of the rank's own images. "BatchNorm over all ranks" does better.
 #
 # ## BatchNorm over all ranks
 #
 # `torch.nn.SyncBatchNorm` takes mean and variance over the images of all ranks. It needs GPUs; its formula does not.
+#
 # Sum up the values, their squares and their number, over all ranks. A value of this rank then changes the loss of *all*
-# ranks, so its gradient is a sum over the ranks, too: `SumOverRanks` makes an all-reduce in forward, and another one in
-# backward.
+# ranks, so its gradient is a sum over the ranks, too. Therefore `SumOverRanks` makes an all-reduce in forward, and
+# another one in backward.
 
 # %%
 lesson.code(traps.SumOverRanks, traps.mean_and_variance)
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.batchnorm(answers["equality"]))
 
 # %% [markdown]
 # One all-reduce is DDP's, for the gradients. Each layer over all ranks adds two: one in forward, one in backward.
-# Nothing hides these: the next layer needs the result. So synchronise when a rank has few images; with many, its own
-# mean and variance will do. On GPUs: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py
+# Nothing hides them, since the next layer needs the result. So synchronise when a rank has few images; with many, its
+# own mean and variance will do. On GPUs: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py
 # --sync-bn`).
 #
-# Our function is for reading: these runs are in float64. In float32 the difference of two large numbers loses its
-# digits. So PyTorch's layer gathers each rank's own mean and variance in forward (one all-gather), and combines them.
+# Our function is for reading. In float32 its difference of two large numbers would lose digits, so PyTorch's layer
+# gathers each rank's mean and variance (one all-gather in forward), and combines them.
 #
-# **Running means**, which evaluation uses, are *buffers*: no gradients, no all-reduce. With plain BatchNorm they
-# differ between the ranks (table). By default DDP sends rank 0's to all before each forward (`broadcast_buffers`,
-# since PyTorch 2.13 `forward_sync_buffers`). Training does not read them, so `main.py` switches this off, and sends
-# rank 0's before it evaluates.
+# **Running means**, which evaluation uses, are *buffers*: they have no gradients, so no all-reduce averages them. With
+# plain BatchNorm they differ between the ranks (last columns of the table). By default DDP sends rank 0's buffers to
+# all ranks before each forward (`broadcast_buffers`, since PyTorch 2.13 `forward_sync_buffers`). Training does not read
+# them, so `main.py` switches this off, and sends rank 0's buffers before it evaluates.
 #
 # ## Fewer all-reduces: `no_sync`
 #
-# *Gradient accumulation*: backward of several small batches, then one update. `backward()` adds to `.grad`, so one
-# all-reduce at the end would do. DDP makes one in every backward, unless told not to by `with ddp.no_sync():`. A
-# first try, for four batches:
+# *Gradient accumulation* is backward of several small batches, then one update. `backward()` adds to `.grad`, so one
+# all-reduce at the end is enough. DDP makes one in every backward, unless it stands in `with ddp.no_sync():`. A first
+# try, for four batches:
 
 # %%
 lesson.difference(traps.synchronise_each, traps.first_try)
@@ -160,7 +164,7 @@ lesson.difference(traps.synchronise_each, traps.first_try)
 # **Predict.** The model fits one bucket. How many all-reduces does this make?
 
 # %%
-my_all_reduces = None  # of four batches, the first three with no_sync around backward
+my_all_reduces = None  # of four batches
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_all_reduces, answers["no_sync"]["first_try"]["all_reduces"])
@@ -173,16 +177,19 @@ lesson.table([{"`no_sync`": text, "all-reduces": answers["no_sync"][way]["all_re
               for way, text in ways.items()])
 
 # %% [markdown]
-# It is the **forward** that decides whether its backward will synchronise. Around backward alone `no_sync` does
-# nothing, and no warning says so. The two rows without any all-reduce are wrong: the ranks never meet.
-# `ddp.module` is the model without DDP.
+# The **forward** decides whether its backward will synchronise. Around backward alone `no_sync` does nothing, and no
+# warning says so. The two rows without any all-reduce are wrong: the ranks never exchange a gradient. (`ddp.module` is
+# the model without DDP.)
 #
 # ### Exercise 2: accumulate
 #
 # `train(ddp, batches, optimizer, every)` makes one pass over `batches`, a list of pairs `(inputs, labels)`, with one
-# update after each `every` batches. It must equal the update of one process whose batch holds these batches of **all**
-# ranks. `len(batches)` is a multiple of `every`. The loss is `cross_entropy`. `ddp` gets one batch at a time. Make one
-# round of all-reduces per update.
+# update after each `every` batches. The update must equal that of one process whose batch holds these batches of
+# **all** ranks.
+#
+# - `len(batches)` is a multiple of `every`, and the loss is `cross_entropy`.
+# - `ddp` gets one batch at a time.
+# - Make one round of all-reduces per update.
 
 # %%
 # %%writefile results/live/06b_train.py
@@ -213,37 +220,41 @@ lesson.table([{"`find_unused_parameters`": f"`{option}`",
               for option, case in answers["unused"].items()])
 
 # %% [markdown]
-# DDP says so one step late: only the next forward finds that the last backward is not finished. With
+# DDP reports it one step late: only the next forward finds that the last backward is not finished. With
 # `find_unused_parameters=True` DDP looks through the graph in every step, [which costs
-# time](https://docs.pytorch.org/docs/stable/notes/ddp.html). Use it only if the layer must be left out in some steps.
-# If it is never used, remove it.
+# time](https://docs.pytorch.org/docs/stable/notes/ddp.html). Use it only if some steps leave the layer out. Remove a
+# layer that no step uses.
 #
 # ## Wrap last
 #
-# DDP sets its hooks on the parameters as it finds them. And if the model changes after that? `.double()` gives it
-# float64 numbers, and puts new tensors into the parameters, as `.to("cuda")` does. One batch, backward:
+# DDP sets its hooks on the parameters as it finds them. What happens if the model changes after that? `.double()` makes
+# new float64 tensors for the parameters, as `.to("cuda")` does. One batch, forward and backward:
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small(difference)}
               for model, difference in answers["order"].items()])
 
 # %% [markdown]
-# A difference in the second row means: no hook was called, so nothing was averaged, and no message said so.
-# (`nn.DataParallel` copies the parameters in every forward, and does not mind.) So the order is: move, convert or
-# freeze (`requires_grad = False`) the model; `DistributedDataParallel(model)`; then `torch.compile`, if you use it.
+# A difference in the second row means that no hook was called. So no gradient was averaged, and no message said so.
+# (`nn.DataParallel` copies the parameters in every forward, so there the order does not matter.) Keep this order:
 #
-# With a GPU for each rank say `device_ids=[local_rank]`: then DDP refuses a model that is still on the CPU. For a
-# model whose layers stand on two GPUs of one process say nothing (`device_ids=None`), and DDP takes each tensor where
-# it is.
+# 1. move, convert or freeze (`requires_grad = False`) the model;
+# 2. `DistributedDataParallel(model)`;
+# 3. `torch.compile`, if you use it. `main.py --compile` does it in this order, on any number of ranks.
+#
+# With a GPU for each rank say `device_ids=[local_rank]`: then DDP refuses a model that is still on the CPU. For a model
+# whose layers lie on two GPUs of one process leave `device_ids` out: then DDP takes each tensor where it lies.
 #
 # ## What DDP does not share
 #
-# DDP shares the gradients and, as described above, the buffers: nothing else. The loss and the accuracy that a rank
-# prints are those of its own images: sums and counts must be all-reduced ([05](05_distributed_sampler.ipynb) does it
-# for the test set, and [07](07_performance.ipynb) shows a published tutorial that did not). And every rank that saves
-# writes the file. What would be in it? Wrappers change the names of the weights:
+# DDP shares the gradients and, as described above, the buffers: nothing else.
+#
+# - **Figures.** The loss and the accuracy that a rank prints are those of its own images. All-reduce sums and counts
+#   ([05](05_distributed_sampler.ipynb) does it for the test set; [07](07_performance.ipynb) shows a published tutorial
+#   that did not).
+# - **Files.** Every rank that saves writes the file. And wrappers change the names of the weights in it:
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 model = models.ConvNet()
 compiled = torch.compile(model)  # nothing is compiled before its first call
 names = answers["save"]["names"] | {"torch.compile(model)": next(iter(compiled.state_dict()))}
@@ -251,22 +262,24 @@ lesson.table([{"model": f"`{of}`", "first name": f"`{name}`"} for of, name in na
 
 # %% [markdown]
 # `torch.compile(DDP(model))`, the order that [PyTorch
-# recommends](https://docs.pytorch.org/docs/stable/notes/ddp.html), has both prefixes. A file with the prefix is not
-# lost: `torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")` takes it away (before it
-# `"_orig_mod."`, if the file has that, too).
+# recommends](https://docs.pytorch.org/docs/stable/notes/ddp.html), has both prefixes. A file with a prefix is not lost:
+# `torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")` takes the prefix away. (If the file
+# has `"_orig_mod."`, too, take that away first.)
 #
-# The run above has saved a model of its ranks. It loads here, without DDP.
-# [`map_location`](https://docs.pytorch.org/docs/stable/generated/torch.load.html) says where to: without it a file
-# from GPU 0 goes to GPU 0, from every rank.
+# The run above has saved the model of its ranks. The file loads here, without DDP.
+# [`map_location`](https://docs.pytorch.org/docs/stable/generated/torch.load.html) says where to put the tensors. Without
+# it every rank puts those of a file from GPU 0 onto GPU 0.
 
 # %%
-weights = torch.load("results/live/06b_traps.pt", map_location="cpu", weights_only=True)
+file = "results/live/06b_traps.pt"
+weights = torch.load(file, map_location="cpu", weights_only=True)
+model = models.ConvNet()
 model.load_state_dict(weights)
 
 # %% [markdown]
-# To **continue** a training you need more: the optimizer's state, the scheduler's, the random state, epoch and step,
-# written to another name first and then renamed: a crash while writing spoils no file. `main.py --checkpoint FILE` does
-# this ([11](11_fault_tolerance.ipynb)).
+# To **continue** a training you need more: the state of optimizer, scheduler and random numbers, epoch and step. Write
+# them to another name first, and rename the file when it is whole: then a crash while writing spoils nothing. `main.py
+# --checkpoint FILE` does this ([11](11_fault_tolerance.ipynb)).
 #
 # ### Exercise 3: save
 #
@@ -304,10 +317,9 @@ lesson.table(rows)
 
 # %% [markdown]
 # A bucket is a second copy of the gradients, unless `gradient_as_bucket_view=True` makes each gradient a piece of its
-# bucket. More ranks do not make any column smaller: DDP splits the images, not the model. For models that do not fit,
-# see [13](13_beyond_ddp.ipynb).
-
-# %% [markdown]
+# bucket. More ranks do not make any column smaller: DDP splits the images, not the model. Lesson
+# [13](13_beyond_ddp.ipynb) is about models that do not fit.
+#
 # ## Capstone: your own DDP program
 #
 # **A good place for a break.** What follows is an hour's work of its own.
@@ -348,9 +360,9 @@ lesson.table(rows)
 # %% [markdown]
 # Before you change anything, two ranks print two lines per epoch. (Why?)
 #
-# The check runs your file on 2, on 3 and on 1 ranks, with few images, and tells you the first thing that is not right
-# yet. It watches what the ranks take, compute, print and save, so write it in your own way. Where ranks would wait for
-# each other for ever, it says which ones, and where. GPUs that this machine does not have are pretended.
+# The check runs your file on 2 ranks, on 3 and on 1, with few images, and tells you the first thing that is not right
+# yet. It watches what the ranks take, compute, print and save, so write the program in your own way. Where ranks would
+# wait for each other for ever, it says which ranks, and in which line. It pretends that each rank has a GPU.
 
 # %%
 capstone.program("results/live/06b_program.py")

@@ -38,7 +38,7 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import math
 import os
 
@@ -77,7 +77,7 @@ lesson.table([{"ranks": n, "global batch": n * batch_size, "updates an epoch": c
 
 # %% [markdown]
 # One rank and all ranks train for the same epochs: they see the same images, equally often. The learning rate is the
-# same, too. The optimizer is SGD with momentum 0.9. (A word on Adam follows below.)
+# same, too. The optimizer is SGD with momentum 0.9. (Adam follows below.)
 #
 # **Predict.** How does the accuracy on the test images change? Write the last row's accuracy, divided by the first
 # row's. (Blind guessing gets one of ten classes right.)
@@ -105,22 +105,20 @@ ranks_alone = runs.read_runs(logs)
 final = ranks_alone.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_share, final.iloc[-1] / final.iloc[0], "of one rank's accuracy")
 show.for_the_same(ranks_alone)
-plt.show()
+lesson.figure("The same runs three times. Left: for the same images more ranks learn less. "
+              "Middle: for the same updates the curves lie close together, so the number of "
+              "updates decides. Right: what you wait for.")
 
 # %% [markdown]
-# Three ways to look at the same runs:
-#
-# - **Left**, for the same images: is less learned with more ranks?
-# - **Middle**, for the same updates: the closer the curves, the more it is the *number of updates* that decides. An
-#   update is the learning rate times a mean gradient: on average the same, however many images are in the mean.
-# - **Right**, for the same time: this is what you wait for, and it depends on the machine. More ranks than cores take
-#   turns.
+# An update is the learning rate times a mean gradient. On average that mean is the same, however many images are in it.
+# So an update moves the weights about as far with 64 images as with 512, and fewer updates move them less. The time (on
+# the right) depends on the machine: more ranks than cores take turns.
 #
 # ## One process can stand for the ranks
 #
 # DDP averages the gradients. So `W` ranks with batches of `b` compute what **one process with a batch of `W·b`**
-# computes ([06](06_ddp.ipynb)). For *learning*, one process may stand for the ranks, and it starts faster. For *times*
-# it may not. We check this before we use it:
+# computes ([06](06_ddp.ipynb)). Where we ask how well the ranks *learn*, one process may stand for them, and it starts
+# faster. Where we ask for *times*, it may not. We check this before we use it:
 
 # %%
 global_batch = most * batch_size
@@ -134,18 +132,19 @@ lesson.table(show.side_by_side(of_ranks, one_process))
 lesson.verdict(show.same_training(of_ranks, one_process))
 
 # %% [markdown]
-# The sums are made in another order, so they are rounded otherwise, and such differences tend to grow from update to
-# update. (The last column compares the length of the vector of all weights. `BatchNorm` would see the images of each
-# rank alone. LeNet has none.)
+# The ranks add the numbers in a different order, so the sums are rounded differently, and such differences tend to grow
+# from update to update. (The last column compares the length of the vector of all weights. `BatchNorm` would see the
+# images of each rank alone, but LeNet has none.)
 #
 # ## A longer step
 #
-# Fewer updates, each from more images: then let each go further. With `k` times the images in an update:
+# With more ranks there are fewer updates, each from more images. So let each update go further. There are three rules
+# for `k` times the images in an update:
 #
 # - **linear**: `k` times the learning rate. `k` small steps in nearly the same direction are one step, `k` times as
 #   long.
 # - **square root**: `√k` times. The mean over `k` times the images has `√k` times less noise.
-# - **linear with warm-up**: begin with the old rate, and rise to the new one in the first epochs. Early in a training
+# - **linear with warm-up**: begin with the old rate, and rise to the new rate in the first epochs. Early in a training
 #   the gradient changes fast, and long steps may go wrong ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677)).
 #
 # **Predict.** With which rule does the large batch come closest to one rank?
@@ -154,8 +153,8 @@ lesson.verdict(show.same_training(of_ranks, one_process))
 my_rule = None  # "square root", "linear" or "linear, warm-up"
 
 # %% [markdown]
-# `main.py` knows these rules: `--lr` is the rate for `--batch-size` images in an update. Two runs are one process; the
-# linear rule runs on real ranks, because we will look at its time.
+# `main.py` knows these rules: `--lr` is the rate for `--batch-size` images in an update. Two of the runs are one process.
+# The linear rule runs on real ranks, because we will look at its time.
 
 # %%
 # !python main.py {one} --lr-scaling sqrt --log-file {out}/sqrt.jsonl
@@ -173,20 +172,20 @@ after = rules.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_rule, show.closest(after, to="1 rank"))
 ax = plt.subplots(figsize=(13, 7))[1]
 show.accuracy_along(rules, "images", ax, f"{global_batch} images an update, and 1 rank")
-plt.show()
+lesson.figure("All runs see the same images. With the old rate the large batch stays far below 1 "
+              "rank; the closer a curve ends to that of 1 rank, the more its rule wins back.")
 lesson.table(show.rules(after, test_samples, to="1 rank"))
 
 
 # %% [markdown]
-# (± is the standard error that comes from the number of test images.) This was one seed. The order of two rules that
-# are close may be chance; the recorded runs below show how much the seeds scatter.
+# (± is the standard error that comes from the number of test images.) These runs have one seed. With another seed two
+# rules that are close may change places: the recorded runs below show how much the seeds scatter.
 #
 # ### Exercise 1: the rate of each update
 #
-# `lr` was right when an update saw `batch` images. Now there are `ranks` ranks, each with `batch_size` images. The
-# linear rule shall choose the rate, with warm-up: it rises evenly from `lr`, by the same amount from each update to the
-# next, and reaches the full rate at update `warmup_epochs * per_epoch`. Return the rate of one
-# `update`; the first is number 0.
+# `lr` was right when an update saw `batch` images. Now there are `ranks` ranks, each with `batch_size` images. Use the
+# linear rule with warm-up: the rate rises from `lr`, by the same amount from each update to the next, and reaches the
+# full rate at update `warmup_epochs * per_epoch`. Return the rate of one `update`; the first is number 0.
 
 # %%
 def my_rate(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
@@ -227,50 +226,58 @@ for epoch in range(epochs):
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.with_rates(rates, accuracies, rules, f"{whose} rates")
-plt.show()
+lesson.figure("Left: the rate rises during the warm-up, and then stays. Right: one process with "
+              "these rates follows main.py's run with a warm-up, since it makes the same updates.")
 
 # %% [markdown]
-# With the right rates this is `main.py`'s training once more. Rounding begins the difference, and a high rate makes it
-# grow: do not compare two single runs more finely than these two differ.
+# With the right rates this is `main.py`'s training once more. The two still differ a little: rounding begins the
+# difference, and a high rate makes it grow. Do not compare two single runs more finely than these two differ.
 #
 # ## Is it worth the time?
 #
 # Images a second are not the aim. You wait for an *accuracy*: here, seven tenths of what one rank reached in the end.
 # (The accuracy is known after each epoch only, so the times are those of whole epochs.)
 #
-# **Predict.** Which run gets there first?
+# **Predict.** Compare the largest number of ranks, with the rate left alone, with one rank: when do the ranks reach that
+# accuracy? (Less than an epoch apart is too close to call.)
 
 # %%
-my_first = None  # "1 rank", "2 ranks", ..., or "8 ranks, linear"
+my_when = None  # "sooner", "later or never" or "too close to call"
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 timed = runs.read_runs(logs | {f"{most} ranks, linear": f"{out}/linear.jsonl"})
 target = 0.7 * after["1 rank"]
 reached = show.reached(timed, target)
-lesson.predicted(my_first, reached.loc[reached["reached"].idxmin(), "label"])
+lesson.predicted(my_when, show.sooner(reached, some(most, "rank"), some(sizes[0], "rank")))
 show.speed_and_time(reached, target)
-plt.show()
+lesson.figure("Left: a longer bar is better. Right: a shorter bar is better, and a run without a "
+              "bar never got there. A long bar on the left need not mean a short one on the right.")
 lesson.verdict(show.fastest(reached))
 
 # %% [markdown]
-# All of these are real ranks. Where each has a device of its own, throughput can grow with the ranks, and the rule
-# decides how much of that remains as time to an accuracy. Where ranks share cores, throughput cannot grow beyond that
-# of the cores, and there are still fewer updates.
+# All of these are real ranks. Where each rank has a device of its own, throughput can grow with the ranks, and the rule
+# decides how much of the gain remains as time to an accuracy. Where ranks share cores, throughput cannot grow beyond
+# that of the cores, and there are still fewer updates.
 #
 # ## More seeds, more rates (recorded)
 #
 # One seed proves little. [`results/recorded/large-batch`](../results/recorded/large-batch/README.md) holds runs of
-# LeNet with three seeds (other first weights, another order of the images), four batches and many rates: 5 epochs of
-# 10,000 images of CIFAR-10. Most are one process that stands for ranks; those with a warm-up are 8 real ranks. The bars
-# show one standard deviation (sd) of the three seeds.
+# LeNet with three seeds (each has its own first weights and its own order of the images), four batches and many rates:
+# 5 epochs of 10,000 images of CIFAR-10. Most are one process that stands for ranks; those with a warm-up are 8 real
+# ranks.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 recorded = show.last_epochs(runs.read_runs("results/recorded/large-batch"))
-by_rule = show.chosen_by_rules(recorded, lr=0.01, batch=64)
-show.by_rule(by_rule, plt.subplots(figsize=(13, 7.5))[1], "Three seeds: mean ± one sd")
-plt.show()
+sgd, adam = (recorded[recorded["optimizer"] == name] for name in ("sgd", "adam"))
+by_rule = show.chosen_by_rules(sgd, lr=0.01, batch=64)
+show.by_rule(by_rule, plt.subplots(figsize=(13, 7.5))[1], "SGD, three seeds: mean ± one sd")
+lesson.figure("The larger the batch, the more accuracy is lost with the old rate, and the more "
+              "the linear rule wins back. Bars: one standard deviation (sd) of the seeds.")
 lesson.table(show.seeds(by_rule, 512))
-lesson.verdict(show.warm_up(by_rule))
+linear = show.against(sgd, 0.01, 64, 512, "linear", "square root")
+risen = show.against(sgd, 0.01, 64, 512, "linear, warm-up", "linear")
+lesson.verdict(f"Accuracy with 512 images an update: linear by square root {linear}; linear with "
+               f"warm-up by linear {risen}.")
 
 # %% [markdown]
 # A rule is a guess at where the best rate lies. Here are many rates for each batch.
@@ -282,19 +289,39 @@ my_times = None  # how many times, ×
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 by_rate = show.over_seeds(
-    recorded[recorded["lr_scaling"] == "none"], ["global_batch", "lr", "source", "machine"])
+    sgd[sgd["lr_scaling"] == "none"], ["global_batch", "lr", "source", "machine"])
 best = show.best_rates(by_rate)
 lesson.predicted(my_times, best[-1]["best rate tried"] / best[0]["best rate tried"], "×")
 ax = plt.subplots(figsize=(15, 9))[1]
 show.by_rate(by_rate, ax, "Accuracy after 5 epochs, by rate", lr=0.01, batch=64)
-plt.show()
+lesson.figure("Each curve rises to its best rate, and then falls: the larger the batch, the "
+              "further right its peak. The broad lines join the rates that a rule chooses, "
+              "beginning with 0.01 for 64 images.")
 lesson.table(best)
 
 # %% [markdown]
-# From left to right each curve rises to its best rate, and then falls, some of them steeply. The broad lines join what
-# a rule chooses, beginning with the rate 0.01 for 64 images. Most rates tried are twice the one before, so a best rate
-# is known no better than that. *About as good* are all rates within one standard deviation of the best: compare the
-# last row's with the first row's before you say which rule is right.
+# Most rates tried are twice the one before, so a best rate is known no better than that. *About as good* are all rates
+# within one standard deviation of the best. Compare those of the last row with those of the first row before you say
+# which rule is right.
+#
+# ### Adam
+#
+# Adam divides each gradient by its own recent size, so its update depends little on the length of the gradient. For Adam
+# the square root has the better argument ([Malladi et al. 2022](https://arxiv.org/abs/2205.10287); their rule changes
+# β₁, β₂ and ε as well). Here is the same training with Adam, `main.py`'s default. For 64 images the rate is `main.py`'s
+# default, too: 0.001.
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+lesson.table(show.seeds(show.chosen_by_rules(adam, lr=0.001, batch=64), 512))
+root = show.against(adam, 0.001, 64, 512, "square root", "rate left alone")
+linear = show.against(adam, 0.001, 64, 512, "linear", "square root")
+lesson.verdict(f"Accuracy with 512 images an update: square root by rate left alone {root}; "
+               f"linear by square root {linear}.")
+lesson.table(show.best_rates(show.over_seeds(adam, ["global_batch", "lr"])))
+
+# %% [markdown]
+# With Adam the large batch loses less if the rate stays, and the two rules are closer to each other. The best rate tried
+# lies between them. On this model a rule alone would not have found it: try a rate below the rule's, and one above.
 #
 # ### The published result
 #
@@ -311,25 +338,22 @@ lesson.table(best)
 #
 # - The *rules*: compare the three rows of Table 2a. Its linear row has the warm-up.
 # - The *warm-up*: compare the last two rows. There it takes 5 of 90 epochs. Ours took one of four above, and one of
-#   five in the recorded runs: so short a training hardly makes up for the short steps of its first epoch.
+#   five in the recorded runs. So short a training hardly makes up for the short steps of its first epoch.
 # - The *limit*: with more than 8,192 images their error rises (Figure 1). [Shallue et al.
-#   2018](https://arxiv.org/abs/1811.03600) tried many models: in each, from some batch on, a larger one saves no more
-#   steps. Where that is differs much, and no rule fits all.
-#
-# For **Adam**, the default of `main.py`, the square root has the better argument ([Malladi et al.
-# 2022](https://arxiv.org/abs/2205.10287); their rule changes β₁, β₂ and ε as well). It is not measured here.
+#   2018](https://arxiv.org/abs/1811.03600) tried many models. In each of them, from some batch size on, a larger batch
+#   saves no more steps. That batch size differs much between models, and no rule fits all.
 #
 # ## Why: what do more images buy?
 #
-# The gradient of a batch is an estimate of the gradient of *all* images, the true one. How far off is it? We draw
-# batches at random, take their gradients, and average them in groups, as ranks do. We do it with the first weights of a
-# model, and with those that the linear run saved.
+# The gradient of a batch is an estimate of the true gradient, that of *all* images. How far off is it? We draw batches
+# at random, take their gradients, and average them in groups, as ranks do. We do this with the first weights of a model,
+# and with the weights that the linear run saved.
 #
-# **Predict.** At some number of images the error is as large as the true gradient. After training, are these more or
-# fewer images than with the first weights?
+# **Predict.** For some number of images the error is as large as the true gradient. Is this number larger or smaller
+# after training than with the first weights?
 
 # %%
-my_scale = None  # "more" or "fewer"
+my_scale = None  # "more" images or "fewer"
 
 # %%
 images, labels = train_set.__getitems__(list(range(samples)))
@@ -358,29 +382,35 @@ def errors(model):
     return error
 
 
-error_of = {"first weights": errors(first), f"after {some(epochs, 'epoch')}": errors(trained)}
+error_of = {"first weights": errors(first),
+            f"after {some(epochs, 'epoch')}": errors(trained)}
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_scale, show.moved(error_of, batch_size))
 show.gradient_errors(error_of, synthetic=train_set.name == "synthetic")
-plt.show()
+lesson.figure("Four times the images halve the error, as the dotted lines say. Where a line "
+              "crosses the grey one, the error is as large as the true gradient: left of it a "
+              "gradient is mostly noise.")
 lesson.table(show.noise(error_of, batch_size))
 lesson.verdict(show.scale(error_of, batch_size, global_batch))
 
 # %% [markdown]
-# The noise of independent images falls with the square root of their number (dotted). The last column is the batch
-# whose error is as large as the true gradient, by the dotted line: the **simple noise scale** of [McCandlish et al.
-# 2018](https://arxiv.org/abs/1812.06162). **Far below it** a gradient is mostly noise, and more images allow a longer
-# step. **Far above it** the direction is known already, and more images tell it once more. It differs between models,
-# and changes during training: in that paper it grows, often tenfold or more, and so some let the batch grow, too. No
-# rule for the rate can be right for every model, at every time.
+# The noise of independent images falls with the square root of their number. The last column is the batch whose error is
+# as large as the true gradient, by the dotted line: the **simple noise scale** of [McCandlish et al.
+# 2018](https://arxiv.org/abs/1812.06162).
+#
+# - **Far below it** a gradient is mostly noise, and more images allow a longer step.
+# - **Far above it** the direction is known already, and more images add little.
+#
+# The noise scale differs between models, and changes during training. In that paper it grows, often tenfold or more,
+# and so some trainings let the batch grow, too. No rule for the rate can be right for every model, at every time.
 #
 # ### Exercise 2: the noise scale, while ranks train
 #
-# Nobody computes the true gradient during training. But ranks can do without. Let `G` be the squared norm of the true
+# Nobody computes the true gradient during training, and ranks do not need it. Let `G` be the squared norm of the true
 # gradient, and `S` the mean squared error of the gradient of one image. The squared norm of the gradient of `n` images
-# is, on average, `G + S/n`. Ranks know it for two `n`: the batch of one rank, and the global batch. The noise scale is
-# `S / G`.
+# is, on average, `G + S/n`. The ranks know this norm for two `n`: the batch of one rank, and the global batch. The noise
+# scale is `S / G`.
 #
 # Write `my_noise_scale(gradient, batch_size)`. `gradient` is this rank's own, before any all-reduce: a flat tensor,
 # of the mean loss over its `batch_size` images. Every rank returns the same number, from the gradients of all ranks.
@@ -405,11 +435,11 @@ check.noise_scale("results/live/09_noise.py")
 # %% [markdown]
 # ## A large batch without many ranks
 #
-# You have two GPUs, and want to repeat a training that was published for eight: with its global batch, its learning
-# rate can stay as it is. Gradient accumulation ([06b](06b_ddp_traps.ipynb)) makes the batch out of **micro-batches**,
-# parts that fit in memory. There all had the same size. Often they do not: the last one of an epoch is smaller, and
-# texts have unequal numbers of words. Then the mean of the means is not the mean. A widely used library [had this wrong
-# until 2024](https://huggingface.co/blog/gradient_accumulation).
+# You have two GPUs, and want to repeat a training that was published for eight. With the published global batch you can
+# keep the published learning rate. Gradient accumulation ([06b](06b_ddp_traps.ipynb)) makes the batch out of
+# **micro-batches**, parts that fit in memory. In 06b all had the same size. Often their sizes differ: the last
+# micro-batch of an epoch is smaller, and texts have unequal numbers of words. Then the mean of the means is not the
+# mean. A widely used library [had this wrong until 2024](https://huggingface.co/blog/gradient_accumulation).
 #
 # A second trap is **clipping**: `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` shortens the gradients in
 # `.grad` if their norm is larger than `max_norm`. It needs the gradient of the whole batch.
@@ -417,10 +447,10 @@ check.noise_scale("results/live/09_noise.py")
 # ### Exercise 3: one update from unequal micro-batches
 #
 # Write `my_update(ddp, micro_batches, optimizer, max_norm)`. `micro_batches` is a list of `(inputs, labels)`, this
-# rank's own. All ranks have equally many of them, but of unequal size. Make **one** update: that of one process which
-# has all rows of all ranks in one batch, takes the mean of `cross_entropy` over them, and clips the gradient to
-# `max_norm`. DDP shall all-reduce the gradients once. (Other, small all-reduces are free. The gradients are zero when
-# you are called.)
+# rank's own. All ranks have equally many micro-batches, but of unequal size. Make **one** update. It must equal that of one
+# process which has all rows of all ranks in one batch, takes the mean of `cross_entropy` over them, and clips the
+# gradient to `max_norm`. Let DDP all-reduce the gradients once. (Other, small all-reduces are free. The gradients are
+# zero when your function is called.)
 
 # %%
 # %%writefile results/live/09_update.py
@@ -449,11 +479,10 @@ check.update("results/live/09_update.py")
 #
 # 1. More ranks with the same `--batch-size`: a larger global batch and fewer updates. Judge a run by its **time to an
 #    accuracy**, over several seeds, not by images a second.
-# 2. A learning rate that follows the global batch is a first guess: linear for SGD, as far as it carries. Try one below
-#    it and one above. More images reduce the noise by the square root of their number,
-#    and from some batch on they buy little.
-# 3. Want the training of before, only faster? Keep the *global* batch. Every row has the same weight in it, whatever
-#    rank and micro-batch it is in.
+# 2. A learning rate that follows the global batch is a first guess: linear for SGD, between the square root and linear
+#    for Adam here. Try a rate below it and one above. From some batch on more images buy little.
+# 3. Do you want the same training, only faster? Keep the *global* batch. Every row has the same weight in it, in any
+#    rank and any micro-batch.
 #
 # **Next:** [10 · Launchers](10_launchers.ipynb). Until now `torchrun` started the ranks of one machine; what starts
 # them on several?

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Records the runs of this folder again: about 20 minutes on two free cores. Start it again to go on where it stopped.
+# Records the runs of this folder again: about 25 minutes on two free cores. Start it again to go on where it stopped.
 #
 #   results/recorded/large-batch/record.sh
 set -euo pipefail
@@ -34,6 +34,15 @@ for seed in 0 1 2; do # a seed at a time: after an interruption, whole seeds rem
 256 0.01 0.02 0.04 0.08
 512 0.005 0.01 0.02 0.0282842712 0.04 0.08 0.16
 RATES
+  while read -r batch rates; do # with Adam; 0.00282842712 is the square-root rule's rate of 0.001 for 64 images
+    for lr in $rates; do
+      record "adam/lenet-single-batch$batch-lr$(printf %g "$lr")-seed$seed" \
+        python main.py $options --optimizer adam --batch-size "$batch" --lr "$lr" --seed "$seed"
+    done
+  done << 'RATES'
+64 0.0005 0.001 0.002 0.004
+512 0.001 0.002 0.00282842712 0.004 0.008 0.016
+RATES
   # The warm-up rises to --lr times the number of ranks, so it needs the ranks.
   for lr in 0.01 0.02; do
     record "warm-up/lenet-ddp8-batch64-lr$lr-seed$seed" \
@@ -41,6 +50,6 @@ RATES
   done
 done
 
-for folder in one-process warm-up; do # the logs alone, when all is done
+for folder in one-process adam warm-up; do # the logs alone, when all is done
   mkdir -p "$here/$folder" && cp "$out/$folder"/*.jsonl "$here/$folder"
 done
