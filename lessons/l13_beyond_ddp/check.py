@@ -15,7 +15,8 @@ from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks, pat
 from course.sent import Sent
 from lessons.l13_beyond_ddp.pipeline import computed, gpipe, most_kept
 
-# What FSDP imports. All exercises name it, because the first one starts the process that all ranks are forked from.
+# What FSDP imports. All exercises name it, because the first one starts the process that all ranks are forked from. It
+# cannot be imported any more after shortcuts.defer_compiler().
 FSDP = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp")
 
 
@@ -41,6 +42,25 @@ def rounded_to_too_few(parameters, memory, stage):
     return devices and max(1, devices - 1)
 
 
+def not_rounded(parameters, memory, stage):
+    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage] * parameters
+    devices = fewest(parameters, memory, stage)
+    return devices and max(1, (16 * parameters - whole) / (memory - whole))
+
+
+def whole_part_forgotten(parameters, memory, stage):
+    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage] * parameters
+    devices = fewest(parameters, memory, stage)
+    return devices and max(1, math.ceil((16 * parameters - whole) / memory))
+
+
+def as_autocast(parameters, memory, stage):
+    whole = {0: 16, 1: 8, 2: 4, 3: 0}[stage] * parameters
+    if 16 * parameters <= memory:
+        return 1
+    return math.ceil((16 * parameters - whole) / (memory - whole)) if stage and whole < memory else None
+
+
 def at_least_two(parameters, memory, stage):
     devices = fewest(parameters, memory, stage)
     return devices and max(2, devices)
@@ -64,6 +84,10 @@ def fitting(random):
         "You divided all bytes by the memory of a device. That is right for stage 3 only: at the other stages each "
         "device also has some of it whole.": all_over_memory,
         "Each device would hold more than it can. Round up.": rounded_to_too_few,
+        "A number of devices is whole: round up.": not_rounded,
+        "You divided the part that is sharded by the whole memory. On each device it shares the memory with the part "
+        "that is not sharded.": whole_part_forgotten,
+        "You counted as autocast does: 4 + 4 + 8 bytes. The paper counts 2 + 2 + 12.": as_autocast,
         "All 16 bytes a parameter fit into one device. It needs no other.": at_least_two,
     },
 )
@@ -385,6 +409,11 @@ def on_each(weight, ranks):
     return [weight] * ranks
 
 
+def biases_whole(weight, ranks):
+    rows = math.ceil(len(weight) / ranks)
+    return [weight if weight.dim() == 1 else weight[rank * rows:][:rows] for rank in range(ranks)]
+
+
 def rounded_down(weight, ranks):
     rows = len(weight) // ranks
     return [*weight.split([rows] * (ranks - 1) + [len(weight) - rows * (ranks - 1)])]
@@ -434,6 +463,9 @@ def measure_my_shards(function, context):
     whole = {name: list(weight.shape) for name, weight in model.named_parameters()}
     try:
         predicted = function(model, init_device_mesh("cpu", (context.world_size,)))
+    except IndexError as error:
+        raise Wrong(f"On rank {context.rank} it raised IndexError: {error}. Where the ranks are more than the rows "
+                    "torch.chunk gives fewer pieces than there are ranks.") from None
     except (TypeError, AssertionError) as error:
         if isinstance(model, FSDPModule):  # only then is it PyTorch's own, and no bug of the learner's
             raise Wrong(f'PyTorch stopped: "{error}"') from None
@@ -463,6 +495,7 @@ def measure_my_shards(function, context):
             partial(foretold, pieces=torch.Tensor.tensor_split),
         "You rounded down, and the rest went to the last rank, which would have the most. FSDP2 rounds up.":
             partial(foretold, pieces=rounded_down),
+        "A bias is cut, too.": partial(foretold, pieces=biases_whole),
         "You cut the last dimension. FSDP2 cuts the first.":
             partial(foretold, pieces=torch.Tensor.tensor_split, dim=-1),
         "All are gathered together: fully_shard was called for the model alone.": sharded_at_once,
@@ -501,20 +534,28 @@ def my_mlp(mlp, x):
     return out + down.bias
 
 
-def multiplied(mlp, x, bias="once", reduced=True, mean=False, whole=False):
+def multiplied(mlp, x, bias="once", reduced=True, mean=False, whole=False, first_bias=True, act_last=False):
     """my_mlp with one thing another way."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     up, act, down = mlp
-    hidden = act(up(x)).chunk(ranks, 1)[rank] if whole else act(
-        x @ up.weight.chunk(ranks)[rank].T + up.bias.chunk(ranks)[rank])
+    hidden = up(x).chunk(ranks, 1)[rank] if whole else (
+        x @ up.weight.chunk(ranks)[rank].T + first_bias * up.bias.chunk(ranks)[rank])
+    hidden = hidden if act_last else act(hidden)
     out = hidden @ down.weight.chunk(ranks, dim=1)[rank].T + (down.bias if bias == "each" else 0)
     if reduced:
         dist.all_reduce(out)
+    out = act(out) if act_last else out
     return (out / ranks if mean else out) + (down.bias if bias == "once" else 0)
 
 
 def all_of_it(mlp, x):
     return mlp(x)
+
+
+def own_rows_of_x(mlp, x):
+    rows = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, mlp(x.tensor_split(len(rows))[dist.get_rank()]))
+    return torch.cat(rows)
 
 
 def two_all_reduces(mlp, x):
@@ -571,6 +612,12 @@ def measure_my_mlp(function, context):
         "It is this rank's part of a sum. A collective must add up the parts.": partial(multiplied, reduced=False),
         "The parts were averaged. They are parts of a sum.": partial(multiplied, mean=True),
         "One of the two matrices is multiplied whole on each rank.": partial(multiplied, whole=True),
+        "The first bias is missing. Its pieces belong to the rows of the first weight.":
+            partial(multiplied, first_bias=False),
+        "GELU comes between the two products: apply it to this rank's hidden values.":
+            partial(multiplied, act_last=True),
+        "Each rank took some rows of x: that is data parallelism. Cut the hidden values, and give each rank all of x.":
+            own_rows_of_x,
         "Nothing was shared out.": all_of_it,
         "One all_reduce is enough: between the two matrices nothing has to be sent.": two_all_reduces,
     },

@@ -40,7 +40,7 @@ NAMES = {"one": "one process", "ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP2",
 COLLECTIVES = dict(zip(("all_reduce", "broadcast", "reduce_scatter", "all_gather", "other"),
                        [*(COLOURS[i] for i in (6, 1, 4, 3)), GREY], strict=True))
 PARTS = dict(zip([*memory.PARTS, memory.MOMENT], [COLOURS[i] for i in (0, 5, 2, 1, 3)], strict=True))
-WAITS = "waits more than it computes"  # even the best way: fewer devices would do
+WAITS = "mostly waits"  # even the best way: fewer devices would do
 WAYS = dict(zip([*memory.WAYS, WAITS], [SHARED, *(COLOURS[i] for i in (5, 0, 2, 4, 1)), "#8C8C8C"], strict=True))
 
 # ------------------------------------------------------------------------------------------------ tables
@@ -267,7 +267,7 @@ def chart(ways: list[list], devices: list[int], parameters: list[float], ax: Axe
         region = np.pad(numbers == number, 1)  # the map ends at its edges
         if region.sum() > 6:
             y, x = middle(region) - 0.5
-            text = (name or "does not fit").replace(" + ", "\n+ ").replace("more ", "more\n")
+            text = (name or "does not fit").replace(" + ", "\n+ ")
             ax.text(x, y, text, ha="center", va="center",
                     fontweight="bold", fontsize=15, rotation=90 if region.any(axis=0).sum() == 1 else 0,
                     bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "boxstyle": "round,pad=0.15"})
