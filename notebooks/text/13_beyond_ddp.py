@@ -43,7 +43,7 @@ import pandas as pd
 from lessons.l13_beyond_ddp import check, memory, pipeline, shard_ways, show
 from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
 
-# %% jupyter={"source_hidden": true} tags=["parameters"]
+# %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 steps = 4  # updates of each run
 parameters = 7e9  # of the model that we would like to train …
 devices = 8  # … on so many GPUs of 80 GB; above 8 a multiple of 8, the size of a node
@@ -85,8 +85,9 @@ lesson.predicted(my_gigabytes, sum(states.values()) / 1e9, "GB")
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 rows = memory.shared_out(parameters, devices)
 show.states(rows, 80e9, f"{show.short(parameters)} parameters on {devices} devices")
-lesson.figure("What each device must hold (predicted), and the memory of a device (black line). Each stage of ZeRO "
-              "shards one part more. PyTorch's ZeRO-1 leaves more whole than the paper's.")
+lesson.figure("What each device must hold (predicted), and the memory of a device (black line)."
+              " Each stage of ZeRO shards one part more. PyTorch's ZeRO-1 leaves more whole "
+              "than the paper's.")
 
 
 # %% [markdown]
@@ -224,8 +225,8 @@ lesson.predicted(my_sent, 100 * of_mine / of_ddp, "%")
 lesson.table(show.sharded_optimizers(zero1))
 lesson.verdict([show.as_fast(zero1, other) for other in ("zero1", "ddp")])
 show.zero1_beside_pytorch(zero1)
-lesson.figure("MyZero halves the optimizer's state, sends as many bytes as DDP, and needs two messages. PyTorch's ZeRO-1 "
-              "sends the model once more, a message for each tensor.")
+lesson.figure("MyZero halves the optimizer's state, sends as many bytes as DDP, and needs two "
+              "messages. PyTorch's ZeRO-1 sends the model once more, a message for each tensor.")
 
 # %% [markdown]
 # A ring's all-reduce *is* a reduce_scatter, then an all_gather. ZeRO-1 makes the update between the two. So it sends as
@@ -419,8 +420,9 @@ lesson.table(show.bubbles(run, computed, whose))
 steps_measured = {name: run["ways"][way]["timeline"]
                   for way, name in show.pipelines(run, whose).items()}
 show.orders(steps_measured, "milliseconds (measured)")
-lesson.figure("Each box is the forward (light) or backward (dark) of a micro-batch. Gaps are the bubble. GPipe begins "
-              "no backward before the last forward; 1F1B frees the activations of the first micro-batches early.")
+lesson.figure("Each box is the forward (light) or backward (dark) of a micro-batch. Gaps are "
+              "the bubble. GPipe begins no backward before the last forward; 1F1B frees the "
+              "activations of the first micro-batches early.")
 
 # %% [markdown]
 # With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both schedules. The measured bubble also
@@ -435,16 +437,17 @@ lesson.figure("Each box is the forward (light) or backward (dark) of a micro-bat
 show.orders({name: pipeline.computed([function(rank, 4, 8) for rank in range(4)])
              for name, function in (("GPipe", pipeline.gpipe), (f"{whose} order", order))},
             "time, in forwards of a micro-batch (computed)")
-lesson.figure("The two schedules take equally long. With 1F1B rank 3 goes back at once, and rank 0 has at most four "
-              "micro-batches open; with GPipe every rank has eight.")
+lesson.figure("The two schedules take equally long. With 1F1B rank 3 goes back at once, and "
+              "rank 0 has at most four micro-batches open; with GPipe every rank has eight.")
 
 # %% [markdown]
 # This is what each rank keeps, in all the ways:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.kept(two)
-lesson.figure("Left, parameters, gradients and optimizer state; right, activations, on a scale of their own. FSDP2, TP and "
-              "pipelines halve the left side. Only 1F1B keeps far fewer activations than DDP.")
+lesson.figure("Left, parameters, gradients and optimizer state; right, activations, on a scale "
+              "of their own. FSDP2, TP and pipelines halve the left side. Only 1F1B keeps far "
+              "fewer activations than DDP.")
 
 # %% [markdown]
 # Look first at which part is the largest. In this small model it is the activations, in every way.
@@ -490,8 +493,9 @@ lesson.code(shard_ways.fsdp_tp)
 four = json.loads(Path("results/live/13_four.json").read_text())
 weights = ["head.weight", "blocks.0.up.weight", "blocks.0.down.weight", "blocks.3.query.weight"]
 show.pieces(four, weights)
-lesson.figure("Which rank (number and colour) holds which piece of four weights. FSDP2 cuts rows; TP cuts `up` by rows "
-              "and `down` by columns; on the mesh FSDP2 cuts the pieces of TP once more; a pipeline cuts no weight.")
+lesson.figure("Which rank (number and colour) holds which piece of four weights. FSDP2 cuts "
+              "rows; TP cuts `up` by rows and `down` by columns; on the mesh FSDP2 cuts the "
+              "pieces of TP once more; a pipeline cuts no weight.")
 
 # %% [markdown]
 # Each rank found its own values in the whole weight, so the figure shows what the ranks really hold.
@@ -553,8 +557,9 @@ counts, sizes = [2**i for i in range(14)], [10 ** (8 + i / 8) for i in range(33)
 links = {"InfiniBand, 400 Gbit/s a device": 50e9,  # bytes a second for each device
          "Ethernet, 100 Gbit/s a node": 100e9 / 8 / 8}
 show.maps(links, counts, sizes, yours=(devices, parameters))
-lesson.figure("The simplest way that fits, by devices and size of the model. A larger model needs more sharding (upwards); "
-              "more devices than sequences, or slow links, need TP and pipelines (to the right).")
+lesson.figure("The simplest way that fits, by devices and size of the model. A larger model "
+              "needs more sharding (upwards); more devices than sequences, or slow links, need "
+              "TP and pipelines (to the right).")
 
 # %% [markdown]
 # Read the map upwards. As long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow

@@ -44,7 +44,7 @@ from lessons.l13_beyond_ddp import memory
 from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
 from lessons.l13b_fsdp2 import check, compiled_graphs, shard_in_use, show
 
-# %% jupyter={"source_hidden": true} tags=["parameters"]
+# %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 steps = 4  # updates of each run
 megabytes = 6  # of a rank, for the model that you make fit
 
@@ -175,8 +175,9 @@ check.fit("results/live/13b_my_fsdp.py")
 fitted = json.loads(Path("results/live/13b_fit.json").read_text())
 lesson.table(show.costs(fitted))
 show.fitted(fitted)
-lesson.figure("What a rank needs at the worst moment of a step, beside the limit. 16 bits halve the tensors of a step; "
-              "recomputing takes most of the rest. The choice fits, and its prediction is on the safe side.")
+lesson.figure("What a rank needs at the worst moment of a step, beside the limit. 16 bits halve"
+              " the tensors of a step; recomputing takes most of the rest. The choice fits, and"
+              " its prediction is on the safe side.")
 
 # %% [markdown]
 # The measured value is the most that lives at one time: shards, Adam's averages, and every tensor that a step makes,

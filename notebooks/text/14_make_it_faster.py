@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 120
+#     minutes: 115
 #     quick:
 #       parameters:
 #         alone: nothing bf16
@@ -55,7 +55,7 @@ from course import compare, plots, runs
 from course.adjustable_training import CHANGES, Training
 from lessons.l14_make_it_faster import check, show
 
-# %% jupyter={"source_hidden": true} tags=["parameters"]
+# %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 ranks = 2  # processes of the runs with several; 2 or more
 steps = 9  # updates that are profiled
 rounds = 7  # times that each change is compared with no change; 3 or more
@@ -95,8 +95,9 @@ lesson.table([row | {"waits": f"{waiting[model]:.0f}%"}
               for model, row in zip(waiting, show.times(many), strict=True)])
 plots.timelines.one_below_another({show.NAMES[model]: pd.DataFrame(p["events"])
                                    for model, p in many["models"].items()})
-lesson.figure("One step of every rank, on one clock. The ranks compute apart (yellow to blue), then "
-              "wait (grey) until the all-reduce (orange) has the sum of their gradients, and update.")
+lesson.figure("One step of every rank, on one clock. The ranks compute apart (yellow to blue), "
+              "then wait (grey) until the all-reduce (orange) has the sum of their gradients, "
+              "and update.")
 
 # %% [markdown]
 # The table has the medians of all profiled steps. The figure shows **one step**, the one whose parts are nearest to
@@ -164,8 +165,9 @@ named = {part: share for part, share in shares.items() if part != "everything el
 lesson.predicted(my_most, max(named, key=named.get))
 lesson.table(show.times(one))
 show.profiles({show.NAMES[model]: p["operators"] for model, p in one["models"].items()})
-lesson.figure("The operators with the most self time, for a step of one rank. In both models convolutions and matrix "
-              "products take more than half of the time, and a few other operators take most of the rest.")
+lesson.figure("The operators with the most self time, in a step of one rank. In both models the"
+              " convolutions (dark blue, on top) take the most by far, whatever share of the "
+              "weights they have.")
 
 # %% [markdown]
 # The number of weights says little about the time. A convolution uses each weight at every place of every image, a
@@ -204,12 +206,13 @@ check.bound(my_bound)
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 bound, whose = check.bound.or_ours(my_bound)
 show.bounds(bound, profiles, whose)
-lesson.figure("The step's gain when one part becomes faster and the others stay as they are. Every line flattens: a "
-              "small part cannot make the step much faster, even if it takes no time at all.")
+lesson.figure("The step's gain when one part becomes faster and the others stay as they are. "
+              "Every line flattens: a small part cannot make the step much faster, even if it "
+              "takes no time at all.")
 waits = ", ".join(f"{show.NAMES[model]} {bound({'wait': w, 'rest': 100 - w}, 'wait', math.inf):.2f}"
                   for model, w in waiting.items())
-lesson.verdict(f"And if no rank ever waited? By {whose} bound a step of the {ranks} ranks would be this many times as "
-               f"fast: {waits}.")
+lesson.verdict(f"And if no rank ever waited? By {whose} bound a step of the {ranks} ranks would "
+               f"be this many times as fast: {waits}.")
 
 # %% [markdown]
 # So the first use of a profile is to tell which changes *cannot* pay.
@@ -351,8 +354,9 @@ lesson.verdict([f"Furthest from its prediction: **{worst['text']}**, {worst['mod
 if ours:
     lesson.code(check.my_change)
 show.compared(on_one, "one rank")
-lesson.figure("Each change against no change, predicted (diamond) and measured (dot and line). Right of 1 is faster. "
-              "A change is told apart only where its whole line lies outside the grey, the rounds of the control.")
+lesson.figure("Each change against no change, predicted (diamond) and measured (dot and line). "
+              "Right of 1 is faster. A change is told apart only where its whole line lies "
+              "outside the grey, the rounds of the control.")
 
 # %% [markdown]
 # The dot is the median of the rounds, the line goes from the lowest to the highest. The grey band covers the rounds in
@@ -383,9 +387,11 @@ lesson.table([{"recorded on an H200": name,
               for name, of_run in epochs.items()])
 extra = epochs["compiled"][0] - epochs["as it is"][0]
 best = min(epochs["as it is"]) / 196
-lesson.verdict(f"The start takes {extra:.0f} s more. An update takes {1000 * best:.1f} ms without the compiler. If it "
-               f"took half of that, {extra / (best / 2):,.0f} updates would pay the start back. In this run the later "
-               f"epochs became {'no ' * (min(epochs['compiled'][1:]) >= min(epochs['as it is'][1:]))}faster.")
+gained = min(epochs["compiled"][1:]) < min(epochs["as it is"][1:])
+lesson.verdict(f"The start takes {extra:.0f} s more. An update takes {1000 * best:.1f} ms without "
+               f"the compiler. If it took half of that, {extra / (best / 2):,.0f} updates would "
+               f"pay the start back. In this run the later epochs became "
+               f"{'faster' if gained else '**no** faster'}.")
 
 # %% [markdown]
 # The operators of this model are small, and Python needs most of the step to launch them. A model with large operators,
@@ -456,8 +462,8 @@ lesson.predicted(my_half, show.gain(on_many, "wide", "bf16-hook"), "times as fas
 if not set(on_many["three wide layers"]["verdict"]) & {"pays", "costs"}:
     lesson.verdict(compare.NOT_SHOWN)
 show.compared(on_many, f"{ranks} ranks")
-lesson.figure("Each change of the messages against no change. To send less gains only where sending takes longer than "
-              "making the message smaller.")
+lesson.figure("Each change of the messages against no change. To send less gains only where "
+              "sending takes longer than making the message smaller.")
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.messages(many))

@@ -49,7 +49,7 @@ from course.hosts import Cluster, where
 from course.predict import fit
 from lessons.l15_talk_less import check, show, talk_ways
 
-# %% jupyter={"source_hidden": true} tags=["parameters"]
+# %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 ranks = 2  # each should have a core of its own, or a GPU
 ways = "never ddp accumulate:8 local:8 local:32 diloco:32 bf16 powersgd"  # :N talks each N batches
 seeds = "0 1 2"  # of weights and order
@@ -179,14 +179,16 @@ lesson.verdict(f"Each way learnt from {images:,} images, {images / near['samples
                f"epoch: {batches} batches of each rank. A way that talks every {most} batches "
                f"sent {batches // most} messages.")
 show.fast_and_good(near, forecast, f"LeNet, {ranks} ranks")
-lesson.figure("Left: images a second of each way; the ceiling is 100 %. Right: test accuracy after the same number of "
-              "images; the grey band covers the seeds of DDP. A good way stands far to the right in both.")
+lesson.figure("Left: images a second of each way; the ceiling is 100 %. Right: test accuracy "
+              "after the same number of images; the grey band covers the seeds of DDP. A good "
+              "way stands far to the right in both.")
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 seconds = show.all_had(near)
 timely = show.in_time(near, seconds)
 lesson.table([{"way": name, **show.of_ceiling(row, forecast),
-               "test accuracy (all seeds)": f"{row.accuracy:.3f} ({row.worst:.3f} to {row.best:.3f})",
+               "test accuracy (all seeds)":
+                   f"{row.accuracy:.3f} ({row.worst:.3f} to {row.best:.3f})",
                f"after {seconds:.1f} s": f"{timely[name]:.3f}"} for name, row in table.iterrows()])
 lesson.verdict(show.both(near))
 
@@ -212,8 +214,8 @@ lesson.verdict(show.both(near))
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.by_time(near, f"LeNet, {ranks} ranks")
-lesson.figure("Test accuracy as training goes on, with the same seconds for each way: who waits less learns from more "
-              "images. (Mean of the seeds after each round.)")
+lesson.figure("Test accuracy as training goes on, with the same seconds for each way: who waits"
+              " less learns from more images. (Mean of the seeds after each round.)")
 
 # %% [markdown]
 # ## A slow link
@@ -262,9 +264,9 @@ for name, row in over_link.iterrows():
                  **show.of_ceiling(row, expected)})
 lesson.table(rows)
 diloco = over_link[over_link["way"] == "diloco"].iloc[0]
-lesson.verdict(f"DDP reaches {table.loc['DDP', 'share']:.0%} of the ceiling between processes of one machine, and "
-               f"{over_link.loc['DDP', 'share']:.0%} over the link. {diloco.name} reaches {diloco['share']:.0%} over "
-               "the link.")
+lesson.verdict(f"DDP reaches {table.loc['DDP', 'share']:.0%} of the ceiling between processes of "
+               f"one machine, and {over_link.loc['DDP', 'share']:.0%} over the link. "
+               f"{diloco.name} reaches {diloco['share']:.0%} over the link.")
 
 # %% [markdown]
 # On this link the bytes take most of the time, so a way that sends fewer of them gains, too. In a ring of W ranks each
