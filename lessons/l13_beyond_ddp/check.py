@@ -67,7 +67,7 @@ def at_least_two(parameters, memory, stage):
 
 
 def fitting(random):
-    """A model that fits, once it is shared out."""
+    """A model that fits, once it is sharded."""
     gigabytes, stage = random.choice((24, 40, 48, 96)), random.randint(1, 3)
     most = {1: gigabytes // 4 - 1, 2: gigabytes // 2 - 1, 3: 4 * gigabytes}[stage]
     return random.randint(most // 3, most) * 1e9, gigabytes * 1e9, stage
@@ -76,10 +76,10 @@ def fitting(random):
 @exercise(
     solution=fewest,
     hint="Split the 16 bytes a parameter into what each rank has whole (16, 4, 2 or 0 of them at stage 0 to 3) and "
-    "what is shared out. The shared part must fit into the memory that the whole part leaves: shared / N <= "
+    "what is sharded. The sharded part must fit into the memory that the whole part leaves: shared / N <= "
     "memory - whole.",
     mistakes={
-        "The part that every rank has whole does not fit by itself, or nothing is shared out. More devices do not "
+        "The part that every rank has whole does not fit by itself, or nothing is sharded. More devices do not "
         "help: return None.": a_number_always,
         "You divided all bytes by the memory of a device. That is right for stage 3 only: at the other stages each "
         "device also has some of it whole.": all_over_memory,
@@ -104,7 +104,7 @@ def fits(answer):
         yield Case("a number" if right is None and got is not None else got, right, message)
 
 
-# Exercise 2: an optimizer whose state the ranks share out
+# Exercise 2: an optimizer whose state the ranks shard
 class MyZero:
     def __init__(self, parameters, optimizer_class, **options):
         rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -369,7 +369,7 @@ zero1 = ExerciseOnRanks(
         "another rank it may have taken part.": NoneUsed,
         "The update is no part of the model: put @torch.no_grad() before step().": Watched,
         "Every rank keeps the state of all weights: this is DDP, and saves no memory.": WholeState,
-        "Frozen parameters (requires_grad is False) were shared out, too. They need no state and no message.":
+        "Frozen parameters (requires_grad is False) were sharded, too. They need no state and no message.":
             FrozenToo,
         "You dealt out whole tensors, as PyTorch's ZeroRedundancyOptimizer does: the rank with the largest keeps the "
         "most. Cut the values, not the list of tensors.": WholeTensors,
@@ -503,7 +503,7 @@ def measure_my_shards(function, context):
         "for the outermost, and the outermost is not given back.": layers_alone,
         "Was fully_shard called for the model, and then for its layers? It goes from the inside out: the model comes "
         "last.": model_first,
-        "Which call shares a module out?": not_sharded,
+        "Which call shards a module?": not_sharded,
     },
     preload=FSDP,
 )
@@ -512,7 +512,7 @@ def shards(ranks):
     4 rows of a weight on 3 ranks are 2, 2 and none. And at each moment one layer is whole, on a CPU."""
     for rank, measured in enumerate(ranks):
         yield Case(measured["held"] == measured["whole"], False,
-                   f"Rank {rank} has all weights whole: nothing was shared out.")
+                   f"Rank {rank} has all weights whole: nothing was sharded.")
     whole_layers = ranks[0]["whole layers"]
     yield Case(whole_layers, [1] * len(whole_layers),
                f"While the {len(whole_layers)} layers compute, {', '.join(map(str, whole_layers))} of them are whole. "
@@ -523,7 +523,7 @@ def shards(ranks):
                                     f"predicted {', '.join(map(str, predicted))}.")
 
 
-# Exercise 4: two matrices shared out
+# Exercise 4: two sharded matrices
 def my_mlp(mlp, x):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     up, act, down = mlp
@@ -618,14 +618,14 @@ def measure_my_mlp(function, context):
             partial(multiplied, act_last=True),
         "Each rank took some rows of x: that is data parallelism. Cut the hidden values, and give each rank all of x.":
             own_rows_of_x,
-        "Nothing was shared out.": all_of_it,
+        "Nothing was sharded.": all_of_it,
         "One all_reduce is enough: between the two matrices nothing has to be sent.": two_all_reduces,
     },
     preload=FSDP,
 )
 def mlp(ranks):
     """Each rank multiplies its own part, and one all_reduce gives all of them the output: this is how tensor
-    parallelism shares out an MLP. Backward needs a second one, for the gradient of x."""
+    parallelism shards an MLP. Backward needs a second one, for the gradient of x."""
     for rank, measured in enumerate(ranks):
         off = max(abs(out - right) for out, right in zip(measured["out"], measured["right"], strict=True))
         yield Case(measured["out"], measured["right"],

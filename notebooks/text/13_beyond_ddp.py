@@ -136,8 +136,8 @@ my_difference = None  # such as 0.1
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
-#     --out results/live/13_two.json
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py \
+#     --steps {steps} --out results/live/13_two.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 two = json.loads(Path("results/live/13_two.json").read_text())
@@ -214,8 +214,8 @@ check.zero1("results/live/13_my_zero.py")
 lesson.code(shard_ways.ddp, shard_ways.zero1, shard_ways.mine)
 
 # %%
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_optimizer.py --steps {steps} \
-#     --optimizer {check.zero1.trains} --out results/live/13_zero1.json
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_optimizer.py \
+#     --steps {steps} --optimizer {check.zero1.trains} --out results/live/13_zero1.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 zero1 = json.loads(Path("results/live/13_zero1.json").read_text())
@@ -408,8 +408,8 @@ lists = [order(rank, ranks=2, micro_batches=4) for rank in range(2)]
 _ = Path("results/live/13_order.json").write_text(json.dumps(lists))
 
 # %%
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
-#     --order results/live/13_order.json --out results/live/13_pipeline.json
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py \
+#     --steps {steps} --order results/live/13_order.json --out results/live/13_pipeline.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_bubble, 100 * memory.bubble(2, 4), "%")
@@ -486,8 +486,8 @@ lesson.table(rows)
 lesson.code(shard_ways.fsdp_tp)
 
 # %%
-# !torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
-#     --way ddp fsdp tp fsdp_tp 1f1b --out results/live/13_four.json
+# !torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_model.py \
+#     --steps {steps} --way ddp fsdp tp fsdp_tp 1f1b --out results/live/13_four.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 four = json.loads(Path("results/live/13_four.json").read_text())
@@ -588,7 +588,7 @@ for per_node in (8, 64):
     cluster = memory.Cluster(64, per_node=per_node, between=100e9 / 8 / 8)
     fsdp = memory.choose(70e9, cluster)[1]["FSDP"]
     print(f"{per_node} in an NVLink domain, Ethernet between domains: "
-          f"{fsdp.seconds:.0f} s a step, {fsdp.communication:.0f} s of it waiting")
+          f"{fsdp.seconds:.0f} s a step, of which it waits {fsdp.communication:.0f} s")
 
 # %% [markdown]
 # ## What to remember

@@ -58,10 +58,10 @@ megabytes = 6  # of a rank, for the model that you make fit
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
 # !rm -rf results/live/13b_dcp
-# !torchrun --nproc_per_node=4 lessons/l13b_fsdp2/shard_in_use.py --steps {steps} \
-#     --save results/live/13b_dcp --out results/live/13b_in_use.json
-# !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/shard_in_use.py --steps {steps} \
-#     --load results/live/13b_dcp --out results/live/13b_loaded.json
+# !torchrun --nproc_per_node=4 lessons/l13b_fsdp2/shard_in_use.py \
+#     --steps {steps} --save results/live/13b_dcp --out results/live/13b_in_use.json
+# !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/shard_in_use.py \
+#     --steps {steps} --load results/live/13b_dcp --out results/live/13b_loaded.json
 
 # %% [markdown]
 # ## 16 bits
@@ -118,8 +118,8 @@ f"{in_8 / in_32:.0%} of the bytes with weights in 32 bits (predicted)"
 lesson.code(shard_in_use.recomputed)
 lesson.table(show.beside(in_use, "recomputed"))
 counted, predicted = show.recomputed(in_use, SHAPE)
-lesson.verdict(f"Recomputing adds **{counted:.0%}** to the operations of a step; predicted: "
-               f"{predicted:.0%}.")
+lesson.verdict(f"Recomputing adds **{counted:.0%}** to the operations of a step; "
+               f"predicted: {predicted:.0%}.")
 
 # %% [markdown]
 # To compute all of forward once more would add a third, because backward has two products for each product of forward.
@@ -168,8 +168,8 @@ check.fit("results/live/13b_my_fsdp.py")
 # has not said "Right", ours trains in its place, and table and figure say *our*.
 
 # %%
-# !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/fit.py --steps {steps} \
-#     --choice {check.fit.trains} --limit {megabytes * 1e6} --out results/live/13b_fit.json
+# !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/fit.py \
+#     --steps {steps} --choice {check.fit.trains} --limit {megabytes * 1e6} --out results/live/13b_fit.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 fitted = json.loads(Path("results/live/13b_fit.json").read_text())
@@ -277,7 +277,7 @@ lesson.table([{"run": run, "ranks": len(result["rows"]),
 
 # %%
 lesson.code(shard_in_use.save, shard_in_use.save_meanwhile)
-between = 54 * 24 * 3600 / 419  # M of lesson 11: seconds between two failures of Llama 3's training
+between = 54 * 24 * 3600 / 419  # M of lesson 11, of Llama 3's training: seconds
 lesson.table(show.held_up(in_use, between))
 lesson.verdict(show.meanwhile(in_use))
 

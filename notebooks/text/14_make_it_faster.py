@@ -259,8 +259,9 @@ f"{reached / 1e9:.0f} of {peak / 1e9:.0f} GFLOP/s: an MFU of {reached / peak:.0%
 # **Predict** two of them (1 = no gain).
 
 # %%
-my_bf16 = None  # bf16 autocast, LeNet on one rank: how many times as fast?
-my_half = None  # bf16 compression, wide layers on several ranks: how many times as fast?
+# How many times as fast?
+my_bf16 = None  # bf16 autocast, LeNet on one rank
+my_half = None  # bf16 compression, the wide layers on several ranks
 
 # %% [markdown]
 # The profile predicts, too. Each prediction is one line of `lessons/l14_make_it_faster/gains.py`. Where the profile
@@ -304,7 +305,8 @@ lesson.code(Training.update)
 # **Predict**: name the part. Its bound by `my_bound` will stand beside your measurement.
 
 # %%
-my_part = None  # "data", "convolution", "fully connected", "optimizer" or "everything else"
+# "data", "convolution", "fully connected", "optimizer" or "everything else"
+my_part = None
 
 # %%
 # %%writefile results/live/14_change.py
@@ -324,12 +326,12 @@ def my_change(training):
 # with.) The last line of LeNet is your change. No check can say whether it pays; the rounds do.
 
 # %%
-# !python lessons/l14_make_it_faster/compare_changes.py --model lenet --change {alone} \
-#     --change-file results/live/14_change.py --rounds {rounds} --seconds {seconds} \
-#     --out results/live/14_lenet.json
+# !python lessons/l14_make_it_faster/compare_changes.py --model lenet \
+#     --change {alone} --change-file results/live/14_change.py \
+#     --rounds {rounds} --seconds {seconds} --out results/live/14_lenet.json
 # !python lessons/l14_make_it_faster/compare_changes.py --model resnet \
-#     --change {alone_resnet} --rounds {rounds} --seconds {seconds} \
-#     --out results/live/14_resnet.json
+#     --change {alone_resnet} \
+#     --rounds {rounds} --seconds {seconds} --out results/live/14_resnet.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lenet, resnet = (json.loads(Path(f"results/live/14_{name}.json").read_text())["models"]

@@ -81,10 +81,11 @@ def read(name):
 
 
 # %%
-# !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py --max-bytes 16M \
-#     --rounds {rounds} --out {folder}/messages.json
-# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways never --seeds 0 \
-#     --rounds {rounds} --steps {steps} --test-samples 100 --out {folder}/never.json
+# !torchrun --nproc_per_node={ranks} scripts/measure/message_time.py \
+#     --max-bytes 16M --rounds {rounds} --out {folder}/messages.json
+# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py \
+#     --ways never --seeds 0 --rounds {rounds} --steps {steps} \
+#     --test-samples 100 --out {folder}/never.json
 
 # %% [markdown]
 # ## Ways to talk less
@@ -104,7 +105,8 @@ def read(name):
 # each N steps. For DiLoCo one function is missing, the `outer_step`: you will write it.
 
 # %%
-lesson.code(talk_ways.learn, talk_ways.accumulate, talk_ways.local_sgd, talk_ways.diloco)
+lesson.code(talk_ways.learn, talk_ways.accumulate,
+            talk_ways.local_sgd, talk_ways.diloco)
 
 # %% [markdown]
 # DiLoCo's **inner** optimizer is AdamW, here as in all ways. The **outer** one is SGD with Nesterov momentum. It sees a
@@ -163,8 +165,8 @@ outer_file = check.outer.file or "ours"  # yours, if it is right
 my_least = None  # "never", "DDP", "accumulate", "local SGD" or "DiLoCo"
 
 # %%
-# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py --ways {ways} \
-#     --outer {outer_file} --seeds {seeds} --rounds {rounds} --steps {steps} \
+# !torchrun --nproc_per_node={ranks} lessons/l15_talk_less/talk_less.py \
+#     --ways {ways} --outer {outer_file} --seeds {seeds} --rounds {rounds} --steps {steps} \
 #     --test-samples {tested} --out {folder}/ways.json > {folder}/ways.txt
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
