@@ -265,11 +265,11 @@ def chart(ways: list[list], devices: list[int], parameters: list[float], ax: Axe
                   vmax=len(names) - 1, edgecolors="white", linewidth=0.5)
     for number, name in enumerate(names):
         region = np.pad(numbers == number, 1)  # the map ends at its edges
-        if region.sum() > 6:
-            y, x = middle(region) - 0.5
+        if region.sum() > 12:
+            row, column = middle(region)
             text = (name or "does not fit").replace(" + ", "\n+ ")
-            ax.text(x, y, text, ha="center", va="center",
-                    fontweight="bold", fontsize=15, rotation=90 if region.any(axis=0).sum() == 1 else 0,
+            ax.text(column - 0.5, row - 0.5, text, ha="center", va="center",
+                    fontweight="bold", fontsize=15, rotation=90 if region[row].sum() == 1 else 0,
                     bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "boxstyle": "round,pad=0.15"})
     ax.set_xticks([x + 0.5 for x in range(0, len(devices), 2)], [f"{count:,}" for count in devices[::2]])
     marks = [(i, size) for i, size in enumerate(parameters) if abs(math.log10(size) % 1) < 1e-6]
