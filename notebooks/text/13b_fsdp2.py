@@ -169,7 +169,8 @@ check.fit("results/live/13b_my_fsdp.py")
 
 # %%
 # !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/fit.py \
-#     --steps {steps} --choice {check.fit.trains} --limit {megabytes * 1e6} --out results/live/13b_fit.json
+#     --steps {steps} --choice {check.fit.trains} \
+#     --limit {megabytes * 1e6} --out results/live/13b_fit.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 fitted = json.loads(Path("results/live/13b_fit.json").read_text())

@@ -217,7 +217,7 @@ lesson.verdict(f"And if no rank ever waited? By {whose} bound a step of the {ran
 # %% [markdown]
 # So the first use of a profile is to tell which changes *cannot* pay.
 #
-# ### How much of the processor does the step use?
+# ## How much of the processor does the step use?
 #
 # The profile says where the time goes, not whether the time is well spent. **Model FLOPs utilization** (MFU) is the
 # number of operations that the model needs, divided by the number that the processor could have done in that time
