@@ -25,8 +25,8 @@ def keep_memory():
     """Keep what is freed for the next step; True where the C library can (glibc: mallopt(3)).
 
     Gains: glibc gives large blocks back to the system when they are freed, and each step takes them anew, so that the
-    system must clear and map every page again. That was a third of a step of the small ResNet; of LeNet's, nothing
-    (page_faults.py of lesson 14). Costs: memory that was used once stays with this process. To copy it without this
+    system must clear and map every page again. That was a third of a step of the small ResNet; of LeNet's, nothing.
+    Costs: memory that was used once stays with this process. To copy it without this
     file: `MALLOC_TRIM_THRESHOLD_=-1 MALLOC_MMAP_MAX_=0 python ...`.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None

@@ -1,5 +1,5 @@
-"""main.py's training step with a setting changed: what compare_changes.py, step_time.py, step_profile.py and
-page_faults.py measure. It is written once more here because it must differ in order to be compared."""
+"""main.py's training step with a setting changed: what compare_changes.py, step_time.py and step_profile.py measure.
+It is written once more here because it must differ in order to be compared."""
 
 import contextlib
 import itertools

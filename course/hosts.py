@@ -60,10 +60,11 @@ class Cluster(contextlib.AbstractContextManager):
     """
 
     def __init__(self, nodes: int, as_root: bool | None = None, rate: str | None = None, delay: str | None = None):
-        # netem holds packets back, and not every kernel has it. tbf only takes its time for each byte.
+        # netem holds packets back, and not every kernel has it. tbf only takes its time for each byte. Its burst passes
+        # at once after a pause: a large one would give back the time in which ranks compute.
         limit = "" if rate is None else f"rate {rate}"
         self.link = f"netem delay {delay} {limit}" if delay is not None else (
-            f"tbf {limit} burst 128kb latency 1s" if limit else None)
+            f"tbf {limit} burst 8kb latency 1s" if limit else None)
         needed = ("ip", "unshare", "nsenter", "mount", "hostname", *(["tc"] if self.link else []))
         if missing := [tool for tool in needed if not shutil.which(tool, path=TOOLS)]:
             raise ClusterError(f"{', '.join(missing)} not found: install iproute2, util-linux, hostname (Linux only)")
@@ -202,7 +203,8 @@ def _end(process, name):
 
 # How a recorded run differs from the live run in its place
 OTHERWISE = {"two-nodes-namespaces": " There the nodes met in the static way, and trained on CIFAR-10.",
-             "slurm-two-nodes": " There they trained on CIFAR-10."}
+             "slurm-two-nodes": " There they trained on CIFAR-10.",
+             "slow-link": " After a pause that link let 128 KiB pass at once: some ways are faster than predicted."}
 
 
 def where(missing: str | None, recorded: str | os.PathLike) -> str:

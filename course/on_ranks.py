@@ -17,6 +17,7 @@ Ranks report through the store where they met, since an answer may break a proce
 
 import ast
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -286,6 +287,8 @@ def see(measurement, attempt, context):
 def be_rank(measurement, attempt, rank, ranks, folder, seed):
     """Rank 0 writes down what all ranks measured, for the process that started them."""
     exercise.seed = seed
+    for module in measurement.preload:  # missing where another exercise has started the process that ranks fork from
+        importlib.import_module(module)
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))  # as torchrun: answers ask
     context = RankContext(rank, ranks, dist.FileStore(f"{folder}/store", ranks), folder, WAIT)

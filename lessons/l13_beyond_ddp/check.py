@@ -15,7 +15,8 @@ from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks, pat
 from course.sent import Sent
 from lessons.l13_beyond_ddp.pipeline import computed, gpipe, most_kept
 
-# What FSDP imports. All exercises name it, because the first one starts the process that all ranks are forked from.
+# What FSDP imports. All exercises name it, because the first one starts the process that all ranks are forked from. It
+# cannot be imported any more after shortcuts.defer_compiler().
 FSDP = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp")
 
 
@@ -41,13 +42,32 @@ def rounded_to_too_few(parameters, memory, stage):
     return devices and max(1, devices - 1)
 
 
+def not_rounded(parameters, memory, stage):
+    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage] * parameters
+    devices = fewest(parameters, memory, stage)
+    return devices and max(1, (16 * parameters - whole) / (memory - whole))
+
+
+def whole_part_forgotten(parameters, memory, stage):
+    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage] * parameters
+    devices = fewest(parameters, memory, stage)
+    return devices and max(1, math.ceil((16 * parameters - whole) / memory))
+
+
+def as_autocast(parameters, memory, stage):
+    whole = {0: 16, 1: 8, 2: 4, 3: 0}[stage] * parameters
+    if 16 * parameters <= memory:
+        return 1
+    return math.ceil((16 * parameters - whole) / (memory - whole)) if stage and whole < memory else None
+
+
 def at_least_two(parameters, memory, stage):
     devices = fewest(parameters, memory, stage)
     return devices and max(2, devices)
 
 
 def fitting(random):
-    """A model that fits, once it is shared out."""
+    """A model that fits, once it is sharded."""
     gigabytes, stage = random.choice((24, 40, 48, 96)), random.randint(1, 3)
     most = {1: gigabytes // 4 - 1, 2: gigabytes // 2 - 1, 3: 4 * gigabytes}[stage]
     return random.randint(most // 3, most) * 1e9, gigabytes * 1e9, stage
@@ -56,14 +76,18 @@ def fitting(random):
 @exercise(
     solution=fewest,
     hint="Split the 16 bytes a parameter into what each rank has whole (16, 4, 2 or 0 of them at stage 0 to 3) and "
-    "what is shared out. The shared part must fit into the memory that the whole part leaves: shared / N <= "
+    "what is sharded. The sharded part must fit into the memory that the whole part leaves: shared / N <= "
     "memory - whole.",
     mistakes={
-        "The part that every rank has whole does not fit by itself, or nothing is shared out. More devices do not "
+        "The part that every rank has whole does not fit by itself, or nothing is sharded. More devices do not "
         "help: return None.": a_number_always,
         "You divided all bytes by the memory of a device. That is right for stage 3 only: at the other stages each "
         "device also has some of it whole.": all_over_memory,
         "Each device would hold more than it can. Round up.": rounded_to_too_few,
+        "A number of devices is whole: round up.": not_rounded,
+        "You divided the part that is sharded by the whole memory. On each device it shares the memory with the part "
+        "that is not sharded.": whole_part_forgotten,
+        "You counted as autocast does: 4 + 4 + 8 bytes. The paper counts 2 + 2 + 12.": as_autocast,
         "All 16 bytes a parameter fit into one device. It needs no other.": at_least_two,
     },
 )
@@ -80,7 +104,7 @@ def fits(answer):
         yield Case("a number" if right is None and got is not None else got, right, message)
 
 
-# Exercise 2: an optimizer whose state the ranks share out
+# Exercise 2: an optimizer whose state the ranks shard
 class MyZero:
     def __init__(self, parameters, optimizer_class, **options):
         rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -345,7 +369,7 @@ zero1 = ExerciseOnRanks(
         "another rank it may have taken part.": NoneUsed,
         "The update is no part of the model: put @torch.no_grad() before step().": Watched,
         "Every rank keeps the state of all weights: this is DDP, and saves no memory.": WholeState,
-        "Frozen parameters (requires_grad is False) were shared out, too. They need no state and no message.":
+        "Frozen parameters (requires_grad is False) were sharded, too. They need no state and no message.":
             FrozenToo,
         "You dealt out whole tensors, as PyTorch's ZeroRedundancyOptimizer does: the rank with the largest keeps the "
         "most. Cut the values, not the list of tensors.": WholeTensors,
@@ -383,6 +407,11 @@ def foretold(model, mesh, pieces, **options):
 
 def on_each(weight, ranks):
     return [weight] * ranks
+
+
+def biases_whole(weight, ranks):
+    rows = math.ceil(len(weight) / ranks)
+    return [weight if weight.dim() == 1 else weight[rank * rows:][:rows] for rank in range(ranks)]
 
 
 def rounded_down(weight, ranks):
@@ -434,6 +463,9 @@ def measure_my_shards(function, context):
     whole = {name: list(weight.shape) for name, weight in model.named_parameters()}
     try:
         predicted = function(model, init_device_mesh("cpu", (context.world_size,)))
+    except IndexError as error:
+        raise Wrong(f"On rank {context.rank} it raised IndexError: {error}. Where the ranks are more than the rows "
+                    "torch.chunk gives fewer pieces than there are ranks.") from None
     except (TypeError, AssertionError) as error:
         if isinstance(model, FSDPModule):  # only then is it PyTorch's own, and no bug of the learner's
             raise Wrong(f'PyTorch stopped: "{error}"') from None
@@ -463,6 +495,7 @@ def measure_my_shards(function, context):
             partial(foretold, pieces=torch.Tensor.tensor_split),
         "You rounded down, and the rest went to the last rank, which would have the most. FSDP2 rounds up.":
             partial(foretold, pieces=rounded_down),
+        "A bias is cut, too.": partial(foretold, pieces=biases_whole),
         "You cut the last dimension. FSDP2 cuts the first.":
             partial(foretold, pieces=torch.Tensor.tensor_split, dim=-1),
         "All are gathered together: fully_shard was called for the model alone.": sharded_at_once,
@@ -470,7 +503,7 @@ def measure_my_shards(function, context):
         "for the outermost, and the outermost is not given back.": layers_alone,
         "Was fully_shard called for the model, and then for its layers? It goes from the inside out: the model comes "
         "last.": model_first,
-        "Which call shares a module out?": not_sharded,
+        "Which call shards a module?": not_sharded,
     },
     preload=FSDP,
 )
@@ -479,7 +512,7 @@ def shards(ranks):
     4 rows of a weight on 3 ranks are 2, 2 and none. And at each moment one layer is whole, on a CPU."""
     for rank, measured in enumerate(ranks):
         yield Case(measured["held"] == measured["whole"], False,
-                   f"Rank {rank} has all weights whole: nothing was shared out.")
+                   f"Rank {rank} has all weights whole: nothing was sharded.")
     whole_layers = ranks[0]["whole layers"]
     yield Case(whole_layers, [1] * len(whole_layers),
                f"While the {len(whole_layers)} layers compute, {', '.join(map(str, whole_layers))} of them are whole. "
@@ -490,7 +523,7 @@ def shards(ranks):
                                     f"predicted {', '.join(map(str, predicted))}.")
 
 
-# Exercise 4: two matrices shared out
+# Exercise 4: two sharded matrices
 def my_mlp(mlp, x):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     up, act, down = mlp
@@ -501,20 +534,28 @@ def my_mlp(mlp, x):
     return out + down.bias
 
 
-def multiplied(mlp, x, bias="once", reduced=True, mean=False, whole=False):
+def multiplied(mlp, x, bias="once", reduced=True, mean=False, whole=False, first_bias=True, act_last=False):
     """my_mlp with one thing another way."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     up, act, down = mlp
-    hidden = act(up(x)).chunk(ranks, 1)[rank] if whole else act(
-        x @ up.weight.chunk(ranks)[rank].T + up.bias.chunk(ranks)[rank])
+    hidden = up(x).chunk(ranks, 1)[rank] if whole else (
+        x @ up.weight.chunk(ranks)[rank].T + first_bias * up.bias.chunk(ranks)[rank])
+    hidden = hidden if act_last else act(hidden)
     out = hidden @ down.weight.chunk(ranks, dim=1)[rank].T + (down.bias if bias == "each" else 0)
     if reduced:
         dist.all_reduce(out)
+    out = act(out) if act_last else out
     return (out / ranks if mean else out) + (down.bias if bias == "once" else 0)
 
 
 def all_of_it(mlp, x):
     return mlp(x)
+
+
+def own_rows_of_x(mlp, x):
+    rows = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, mlp(x.tensor_split(len(rows))[dist.get_rank()]))
+    return torch.cat(rows)
 
 
 def two_all_reduces(mlp, x):
@@ -571,14 +612,20 @@ def measure_my_mlp(function, context):
         "It is this rank's part of a sum. A collective must add up the parts.": partial(multiplied, reduced=False),
         "The parts were averaged. They are parts of a sum.": partial(multiplied, mean=True),
         "One of the two matrices is multiplied whole on each rank.": partial(multiplied, whole=True),
-        "Nothing was shared out.": all_of_it,
+        "The first bias is missing. Its pieces belong to the rows of the first weight.":
+            partial(multiplied, first_bias=False),
+        "GELU comes between the two products: apply it to this rank's hidden values.":
+            partial(multiplied, act_last=True),
+        "Each rank took some rows of x: that is data parallelism. Cut the hidden values, and give each rank all of x.":
+            own_rows_of_x,
+        "Nothing was sharded.": all_of_it,
         "One all_reduce is enough: between the two matrices nothing has to be sent.": two_all_reduces,
     },
     preload=FSDP,
 )
 def mlp(ranks):
     """Each rank multiplies its own part, and one all_reduce gives all of them the output: this is how tensor
-    parallelism shares out an MLP. Backward needs a second one, for the gradient of x."""
+    parallelism shards an MLP. Backward needs a second one, for the gradient of x."""
     for rank, measured in enumerate(ranks):
         off = max(abs(out - right) for out, right in zip(measured["out"], measured["right"], strict=True))
         yield Case(measured["out"], measured["right"],

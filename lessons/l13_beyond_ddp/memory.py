@@ -31,6 +31,7 @@ MIXED = Bytes(2, 2, 12, 2)  # Adam in mixed precision: 16-bit, and a float32 cop
 AUTOCAST = Bytes(4, 4, 8, 2)  # the same in PyTorch: torch.autocast leaves weights and gradients in float32
 SEQUENCE = 4096  # tokens, of the models that are predicted
 USABLE = 0.9  # of a device's memory
+BATCH = 1024  # sequences a step, of all devices together: 4 million tokens, whatever the number of devices
 CLOSE = 1.35  # a simpler way may take so many times as long as the fastest
 
 
@@ -323,13 +324,13 @@ def plan(parameters, way, cluster, sequences, micro_batch, recompute, stages=1):
                 compute * (stages - 1) / micro_batches)
 
 
-def choose(parameters, cluster, sequences=None):
-    """(the Plan to take or None, {way: its fastest Plan that fits}). `sequences` a step; if left out, 8 a device.
+def choose(parameters, cluster, sequences=BATCH):
+    """(the Plan to take or None, {way: its fastest Plan that fits}). `sequences` a step, of all devices together.
 
     Of the ways that fit into the USABLE memory, the simplest that takes at most CLOSE times as long as the fastest.
     Micro-batches of 1, 2, 4, ..., everything recomputed or not, and pipelines of 2, 4, ... stages are tried.
     """
-    fits, sequences = {}, sequences or 8 * cluster.devices
+    fits = {}
     for way, micro_batch, recompute, stages in product(WAYS, (1, 2, 4, 8, 16), ("attention", "all"),
                                                        (1, 2, 4, 8, 16, 32, 64)):
         candidate = plan(parameters, way, cluster, sequences, micro_batch, recompute, stages)

@@ -22,6 +22,7 @@ from lessons.l13_beyond_ddp.shard_model import LARGER, MOST_RANKS, Watchdog, apa
 from options import address, positive
 
 WAYS = ("ddp", "zero1", "mine")
+UPDATES = 3  # in a round
 
 
 def measured(ways, placement, steps, rounds, watchdog):
@@ -40,7 +41,7 @@ def measured(ways, placement, steps, rounds, watchdog):
         setups[way], losses, held = train(way, placement, steps, watchdog, ways, LARGER)
         off = apart(dict(setups[way].model.named_parameters()), reference)
         results[way] = {"losses": losses, "weights_off": max(launch.gathered(off)), "ranks": launch.gathered(held)}
-    calls = {way: partial(timed, partial(update, way), 1, placement.device) for way in WAYS}
+    calls = {way: partial(timed, partial(update, way), UPDATES, placement.device) for way in WAYS}
     for way, seconds in interleave(calls, rounds).items():
         results[way]["ms"] = [1000 * second for second in slowest(seconds)]
     for way in WAYS:
@@ -56,7 +57,8 @@ def main():
                         help="made on each rank, CLASS(parameters, optimizer_class, **options); has step()")
     parser.add_argument("--steps", type=positive(int), default=4, help="updates before weights are compared; default: "
                         "4")
-    parser.add_argument("--rounds", type=positive(int), default=20, help="timed updates of each way; default: 20")
+    parser.add_argument("--rounds", type=positive(int), default=7,
+                        help=f"of {UPDATES} timed updates of each way; default: 7")
     args = parser.parse_args()
     with parser.one_line():
         placement = launch.find_placement("cpu", "gloo")

@@ -133,8 +133,12 @@ def test_the_model_that_does_not_fit_in_ddp_does_when_it_is_shared_out(chosen):
 
 
 def test_a_pipeline_is_for_slow_links_and_small_models_stay_with_ddp_there():
-    slow = model.Cluster(512, between=100e9 / 8 / 8)
+    slow = model.Cluster(128, between=100e9 / 8 / 8)
     assert [model.choose(size, slow)[0].way for size in (1e8, 3e11)] == ["DDP", "TP + PP + ZeRO-1"]
+
+
+def test_more_devices_than_sequences_share_out_more_than_the_batch():
+    assert [model.choose(1e9, model.Cluster(devices))[0].way for devices in (1024, 2048)] == ["DDP", "TP + FSDP"]
 
 
 def test_slow_links_make_fsdp_slower_and_leave_a_node_alone():

@@ -80,7 +80,7 @@ def activations_in_32(model, ranks, kept, again, bits):
 
 
 def measure_my_fsdp(function, context):
-    """What this rank needs in a step of the model that `function` has shared out, and what it predicts. On two ranks
+    """What this rank needs in a step of the model that `function` has sharded, and what it predicts. On two ranks
     the limit is loose, on more it is tight."""
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -126,7 +126,7 @@ def cases_of_rank(on, measured):
     megabytes = measured["needed"] / 1e6
     yield Case(measured["types"], ["float32"],
                f"{on}, parameters are kept as {' and '.join(measured['types'])}. Adam's small steps need float32.")
-    yield Case(measured["sharded"], True, f"{on}, the rank has all parameters whole: nothing was shared out.")
+    yield Case(measured["sharded"], True, f"{on}, the rank has all parameters whole: nothing was sharded.")
     yield Case(measured["gradient off"] < 0.05, True,
                f"{on}, the gradient is off by {measured['gradient off']:.0%} of its length from that of one process.")
     yield Case(max(100, round(100 * measured["needed"] / measured["limit"])), 100,

@@ -315,7 +315,8 @@ def timed(placement, writes, watchdog, folder):
             shutil.rmtree(each)
     bytes_ = sum(parameter.numel() for parameter in setup.model.parameters()) * (4 + 8)
     return {"bytes": bytes_, "save": save_, "async_save": held_up, "until whole": until_whole,
-            "steps": statistics.median(steps), "slower": slower, "as it was": as_it_was}
+            "steps": statistics.median(steps), "slower": slower, "as it was": as_it_was,
+            "rounds": {"save": slowest[1].tolist(), "async_save": slowest[2].tolist()}}
 
 
 def moment():

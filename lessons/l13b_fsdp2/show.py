@@ -8,8 +8,9 @@ import math
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from course.compare import NOT_SHOWN, ratio
 from course.lesson import some
-from course.plots.style import COLOURS, halo, key_below, stacked
+from course.plots.style import COLOURS, key_below, stacked
 from course.predict import checkpoints
 from lessons.l13_beyond_ddp import memory
 from lessons.l13_beyond_ddp.show import PARTS, sent
@@ -88,12 +89,12 @@ def held_up(in_use: dict, between: float) -> list[dict]:
 
 
 def meanwhile(in_use: dict) -> str:
-    """How long training went on while a checkpoint was written, and whether δ became smaller: by 10 % at least."""
-    timed, (plain, other) = in_use["timed"], (delta for delta, _ in deltas(in_use).values())
-    gain = (f"δ is {other / plain:.0%} of δ with `save`." if other < 0.9 * plain else
-            "**δ is not smaller** than with `save`.")
-    return (f"Training went on meanwhile, for {some(round(timed['steps']), 'step')}, and shared its cores with the "
-            f"writer. {gain}")
+    """How long each call holds training up, and how long training went on while a checkpoint was written."""
+    timed = in_use["timed"]
+    held = ratio(timed["rounds"]["async_save"], timed["rounds"]["save"])
+    return (f"The time that training waits for `async_save`, divided by that for `save`: {held}. Training went on "
+            f"meanwhile, for {some(round(timed['steps']), 'step')}, and shared its cores with the writer."
+            + f" {NOT_SHOWN}" * (held.high >= 1))
 
 
 # ------------------------------------------------------------------------------------------------ pictures
@@ -119,11 +120,12 @@ def fitted(results: dict) -> Figure:
     bars = [{part: size / 1e6 for part, size in needed(results["ways"][way]).items()} for way in ways]
     bars.append({"predicted": max(results["ways"]["mine"]["predicted"]) / 1e6})
     colours = NEEDED | {"predicted": COLOURS[1]}
-    key = stacked(ax, [*ways.values(), f"{whose} prediction"], bars, colours, "MB a rank", "MB", {len(ways)})
+    key = stacked(ax, [*ways.values(), f"{whose} prediction"], bars, colours, "MB a rank", predicted={len(ways)})
     key.pop("predicted")
     key_below(fig, key)
-    for label in (text for text in ax.texts if text.get_text().endswith("MB")):
-        label.set_path_effects(halo())  # the line of the limit goes through it
+    for y, parts in enumerate(bars):  # beside the axes: at the bars' ends the line of the limit would go through it
+        ax.text(1.02, y, f"{sum(parts.values()):.1f} MB", va="center", fontweight="bold",
+                transform=ax.get_yaxis_transform())
     ax.axvline(results["limit"] / 1e6, color="black", linewidth=3)
     ax.text(results["limit"] / 1e6, -0.62, f" {results['limit'] / 1e6:g} MB: the limit ", va="bottom", ha="center",
             fontweight="bold")

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from course.compare import NOT_SHOWN
 from lessons.l13_beyond_ddp import memory, tiny_transformer
 from lessons.l13b_fsdp2 import check, fit, show
 from tests import runner
@@ -111,6 +112,10 @@ def test_delta_is_all_that_a_checkpoint_takes_from_training():
     assert (save["δ: both, ms"], save["best interval, s"]) == ("400", f"{math.sqrt(2 * 0.4 * 5000):.0f}")
     shares = 2 * 0.2 / math.sqrt(2 * 0.2 * 5000) + 1.0 / 5000  # an interval more, where it was not yet whole
     assert meanwhile["lost, %"] == f"{100 * shares:.2f}"
+    timed["timed"]["rounds"] = {"save": [0.4, 0.5], "async_save": [0.1, 0.2]}
+    assert "0.33 (0.20 to 0.50). " in show.meanwhile(timed) and NOT_SHOWN not in show.meanwhile(timed)
+    timed["timed"]["rounds"]["save"][0] = 0.15
+    assert NOT_SHOWN in show.meanwhile(timed)
 
 
 # ------------------------------------------------------------------------------------------------ fit.py

@@ -2,7 +2,6 @@
 our example of a change."""
 
 import copy
-import itertools
 import math
 import statistics
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import conv2d, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
@@ -220,8 +219,12 @@ def fair(answer):
 
 # Exercise 3, which has no check: compare_changes.py measures it
 def my_change(training):
-    """How much does the step gain if its data take no time? Eight batches are fetched before the clock starts."""
-    training.batches = itertools.cycle([next(training.batches) for _ in range(8)])
+    """How much does the step gain if each convolution has 3 x 3 weights in place of 5 x 5?"""
+    def smaller(conv, x):
+        return conv2d(x[..., 1:-1, 1:-1], conv.weight[..., 1:-1, 1:-1], conv.bias)
+
+    for conv in (training.model.conv1, training.model.conv2):
+        conv.forward = partial(smaller, conv)
 
 
 # For the exercises on ranks: a small model, and batches of each rank

@@ -8,11 +8,11 @@
 
 A change is a pair: before and after. Both train from the same first weights on the same images, a block each in turns:
 A B, B A, A B ... A gain is the seconds an image takes before, divided by those after the change, on the slowest rank.
-`nothing` comes first, and compares main.py's training with itself: what it shows is noise. A change within it is "not
-told apart" (gains.py). --change-file and --hook-file measure a learner's function; ours takes its place where there is
-no such file, or only a stub in it. A trial, with --seconds below 1, shows that the program runs; do not quote its
-gains. The file is one JSON object: the machine, and `models`, {model: {change: {text, gain, low, high, quartiles,
-losses, ...}}}.
+`nothing`, the control, comes first and compares main.py's training with itself. A change whose rounds lie among the
+control's is "not told apart" (course/compare.py). --change-file and --hook-file measure a learner's function; ours
+takes its place where there is no such file, or only a stub in it. A trial, with --seconds below 1, shows that the
+program runs; do not quote its gains. The file is one JSON object: the machine, and `models`, {model: {change: {text,
+gains (one for each round), losses, ...}}}.
 """
 
 import itertools
@@ -37,45 +37,35 @@ from lessons.l14_make_it_faster.check import my_change, my_hook
 from options import nonempty_path, positive
 
 FEWEST = 3  # rounds
-BLOCK, JUDGED = 256, 1000  # images that each rank trains on in a block; test images for the loss after it
-TRIAL = 64  # images of both, in a trial: --seconds below 1
+JUDGED = 1000  # test images for the loss after the rounds
+TRIAL = 64  # of these, and images that each rank trains on in a block, in a trial: --seconds below 1
 
 # ---------------------------------------------------------------------------------------------- a comparison
 
 
-def summary(gains):
-    """Median, lowest and highest of some gains, and the middle half of them."""
-    low, middle, high = statistics.quantiles(gains, n=4, method="inclusive")
-    return {"gain": middle, "low": min(gains), "high": max(gains), "quartiles": [low, high]}
-
-
-def compare(change, model, sets, block, args, placement):
+def compare(change, model, sets, args, placement):
     """A change against no change: gains of each round, and what it did to gradient and loss."""
     train_set, test_set = sets
     settings = [replace(Setting(), **values) for values in (change.before, change.after)]
     pair = [Training(setting, model, train_set, placement) for setting in settings]
-    first, later = [], []
+    later = []
     for training in pair:
         if change.act and training is pair[1]:
             change.act(training)
             training.scheduler = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: 1)
         torch.set_num_threads(training.setting.threads)
-        first.append(timed(training.update, 1, placement.device))  # it brings libraries in, and compiles
+        training.update()  # it brings libraries in, and compiles
         # DDP orders its buckets anew after the first backward, PowerSGD begins with the third
         later.append(timed(training.update, 2, placement.device) / training.setting.images_an_update)
         images = training.sums[2].item() / 3
         if images != training.setting.images_an_update:
             raise ValueError(f"an update saw {images:g} images, not {training.setting.images_an_update}")
-    spent = sum(slowest(later)) * block  # seconds of a round, about; the same on all ranks
-    rounds = min(args.rounds, max(FEWEST, int(args.seconds / spent)))
+    block = TRIAL if args.seconds < 1 else round(args.seconds / args.rounds / sum(slowest(later)))  # as on all ranks
     before, after = map(slowest, interleave(
-        {which: partial(training.block, block) for which, training in enumerate(pair)}, rounds).values())
-    images = [training.setting.images_an_update for training in pair]
-    measured = {"text": change.text, "before": change.before, "after": change.after,
-                "first_update_seconds": slowest(first), "images_an_update": images,
-                "seconds_an_image": [list(seconds) for seconds in zip(before, after, strict=True)],
-                **summary([old / new for old, new in zip(before, after, strict=True)])}
-    if images[0] == images[1]:  # else the gradients are of other images
+        {which: partial(training.block, block) for which, training in enumerate(pair)}, args.rounds).values())
+    measured = {"text": change.text, "before": change.before, "after": change.after, "images_a_block": block,
+                "gains": [old / new for old, new in zip(before, after, strict=True)]}
+    if pair[0].setting.images_an_update == pair[1].setting.images_an_update:  # else the gradients are of other images
         which = pair[1].setting.exact_updates
         old, new = (training.gradients[which] for training in pair)
         measured["gradient_off"] = ((new - old).norm() / old.norm()).item()
@@ -105,10 +95,8 @@ def said(measured, nothing):
     if "error" in measured:
         return f"did not run: {measured['error']}"
     verdict = "this is the noise" if measured is nothing else gains.verdict(measured, nothing)
-    return (f"{measured['gain']:.2f} times as fast ({measured['low']:.2f} to {measured['high']:.2f}): {verdict}")
-
-
-# ---------------------------------------------------------------------------------------------- command
+    rounds = measured["gains"]
+    return f"{statistics.median(rounds):.2f} times as fast ({min(rounds):.2f} to {max(rounds):.2f}): {verdict}"
 
 
 def check(args, placement):
@@ -151,8 +139,8 @@ def main():
         help="measure my_hook(state, bucket) of this file, too, a communication hook of DDP")
     add("--model", nargs="+", choices=MODELS, default=["lenet"], help="wide: three large fully connected layers")
     add("--rounds", type=positive(int), default=7, help="times that each change is compared, 3 or more; default: 7")
-    add("--seconds", type=positive(float), default=4, help="a comparison makes as many rounds as fit into so many "
-        "seconds, but 3 at least; below 1 it is a trial, with fewer images; default: 4")
+    add("--seconds", type=positive(float), default=4, help="that a comparison takes, about; below 1 it is a "
+        "trial, with fewer images; default: 4")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu, so that everybody sees the same")
     args = parser.parse_args()
     with parser.one_line():
@@ -165,17 +153,17 @@ def main():
     if placement.device.type == "cpu":
         shortcuts.keep_memory()  # as main.py
     torch.set_num_threads(Setting.threads)
-    block, judged = (BLOCK, JUDGED) if args.seconds >= 1 else (TRIAL, TRIAL)
+    judged = JUDGED if args.seconds >= 1 else TRIAL
     sets = train_set.first(len(train_set), placement.device), test_set.first(judged, placement.device)
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it misses CUDA, which nobody asked for
     with tempfile.TemporaryDirectory() as cache, rank_program.ranks(placement, args.timeout):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # else a second start finds what the first has compiled
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more are processes of their own
-        measured = {**rank_program.measured_on(placement), "dataset": train_set.name, "block": block,
+        measured = {**rank_program.measured_on(placement), "dataset": train_set.name,
                     "rounds": args.rounds, "setting": asdict(Setting()), "models": {model: {} for model in args.model}}
         for model, (which, change) in itertools.product(args.model, changes.items()):
             of_model = measured["models"][model]
-            of_model[which] = compared(change, model, sets, block, args, placement)
+            of_model[which] = compared(change, model, sets, args, placement)
             if placement.rank == 0:
                 print(f"{model:8}{change.text:42}{said(of_model[which], of_model['nothing'])}", flush=True)
         if placement.rank == 0:

@@ -6,6 +6,7 @@ A gain is how many times as fast a step becomes: 1 is no gain.
 
 import math
 
+from course.compare import ratio
 from course.predict.fit import powersgd_values
 
 SPLIT = 0.05  # ms: an operator whose calls are shorter is not worth cutting up for threads
@@ -120,27 +121,7 @@ def predict(name, profile):
 # ------------------------------------------------------------------------------- the verdict on a measurement
 
 
-def noise(nothing):
-    """By which factor a training differed from itself in some round: 1.1 for 0.95 to 1.1, as for 0.91 to 1."""
-    return max(nothing["high"], 1 / nothing["low"], 1)
-
-
 def verdict(change, nothing):
-    """pays, costs, or `not told apart` from no change: for the first two the middle half of the rounds is beyond the
-    noise."""
-    low, high = change["quartiles"]
-    if low > noise(nothing):
-        return "pays"
-    return "costs" if high < 1 / noise(nothing) else "not told apart"
-
-
-def payback(start_before, start_after, before, after):
-    """Updates until a slower start has paid back: math.inf where an update is not faster. All in the same unit."""
-    if after >= before:
-        return math.inf
-    return max(0, math.ceil((start_after - start_before) / (before - after)))
-
-
-def saved(change):
-    """Seconds that each update saves, in every round of a comparison."""
-    return [change["images_an_update"][0] * (before - after) for before, after in change["seconds_an_image"]]
+    """pays, costs, or `not told apart` from no change: by each round's gain, of a change and of the control."""
+    found = ratio(change["gains"], nothing["gains"])
+    return ("pays" if found.low > 1 else "costs") if found.apart else "not told apart"

@@ -1,21 +1,21 @@
 """Lesson 14: where a step's time goes, what each change was predicted to gain and gained, and what it did to the
 training.
 
-`run` is the JSON of lessons/l14_make_it_faster/step_profile.py, `measured` that of compare_changes.py, `pages` that of
-page_faults.py. Predictions and verdicts are those of gains.py.
+`run` is the JSON of lessons/l14_make_it_faster/step_profile.py, `measured` that of compare_changes.py. Predictions and
+verdicts are those of gains.py.
 """
 
 import math
-import statistics
 from collections.abc import Callable
+from statistics import median
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 
+from course.compare import NOT_SHOWN
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import (
     COLOURS,
@@ -24,7 +24,6 @@ from course.plots.style import (
     PALE,
     PHASES,
     PREDICTED,
-    halo,
     handles,
     key_below,
     line_key,
@@ -44,9 +43,9 @@ ROUNDING = 1e-4  # gradients nearer than this differ in the order of their sums
 IN_MAIN = {  # {change: where main.py has it}
     "whole-batches": "always", "fused": "always", "bucket-view": "always",
     "threads": "`OMP_NUM_THREADS`", "batch": "`--batch-size`", "bf16": "`--bf16`",
-    "channels-last": "on a CPU; elsewhere `--channels-last`", "compile": "`--compile`",
-    "small-buckets": "`--bucket-cap-mb`", "bf16-hook": "`--comm-hook bf16`", "powersgd": "no: another gradient",
-    "accumulate": "no: it is a larger batch",
+    "channels-last": "on a CPU; elsewhere `--channels-last`",
+    "compile": "`--compile`", "small-buckets": "`--bucket-cap-mb`", "bf16-hook": "`--comm-hook bf16`",
+    "powersgd": "no: another gradient", "accumulate": "no: it is a larger batch",
 }
 KINDS = {"convolution or matrix product": PHASES["backward"], "other operator": PHASES["forward"],
          "between operators": COLOURS[3]}
@@ -74,27 +73,20 @@ def milliseconds(profile: dict) -> dict[str, float]:
     return {part: share * gains.step(profile) for part, share in shares(profile).items()}
 
 
-def disturbed(profile: dict) -> str:
-    """A reason not to believe these times, or "". A profiler cannot make a step faster."""
-    low, high = min(profile["halves"]), max(profile["halves"])
-    if under_profiler(profile) < low:
-        return "**disturbed**: no profiler makes a step faster. Run it again"
-    return "**disturbed**: the machine changed its speed. Run it again" if high > 1.25 * low else ""
-
-
-def page_faults(pages: dict) -> list[dict]:
-    """For each model a row without and a row with memory that is kept: page faults, their time, memory held, gain."""
+def times(run: dict) -> list[dict]:
+    """A row a model: a step's ms without the profiler, before and after the profiled steps, and the parts of these."""
     rows = []
-    for model, row in pages["models"].items():
-        best = gains.amdahl(row["returned"]["system"], math.inf)
-        for way, predicted, measured in (
-                ("given back", "–", "–"),
-                ("kept", f"{best:.2f}×", f"{row['gain']:.2f}× ({row['low']:.2f}–{row['high']:.2f})")):
-            counts = row["returned" if way == "given back" else "kept"]
-            rows.append({NAMES[model]: f"memory {way}", "page faults a step": f"{counts['faults']:,.0f}",
-                         "time in the system": f"{counts['system']:.0%}",
-                         "MiB held": f"{counts['resident'] / 2**20:,.0f}",
-                         "as fast, predicted": predicted, "measured": measured})
+    for model, profile in run["models"].items():
+        low, high = min(profile["halves"]), max(profile["halves"])
+        parts = (*gains.LABELS, "wait", "all-reduce") if run["world_size"] > 1 else ()
+        rows.append({"model": NAMES[model], "before, ms": f"{profile['halves'][0]:.1f}",
+                     "with the profiler, ms": f"{under_profiler(profile):.1f}",
+                     "after, ms": f"{profile['halves'][1]:.1f}",
+                     **{f"{part}, ms": f"{profile['medians'][part]:.1f}" for part in parts}})
+        if under_profiler(profile) < low:  # a profiler cannot make a step faster
+            rows[-1]["model"] += " (**disturbed**: no profiler makes a step faster. Run it again)"
+        elif high > 1.25 * low:
+            rows[-1]["model"] += " (**disturbed**: the machine changed its speed. Run it again)"
     return rows
 
 
@@ -150,13 +142,14 @@ def judged(measured: dict, run: dict, changes: dict, names: list[str], bounds: d
         rows = []
         for name in names:
             row = of_model.get(name, {"error": "not tried"})
-            verdict = (gains.verdict(row, of_model["nothing"]) if "gain" in row else
+            verdict = (gains.verdict(row, of_model["nothing"]) if "gains" in row else
                        "did not run" if name in of_model else "not tried")
+            if "gains" in row:
+                row = row | {"gain": median(row["gains"]), "low": min(row["gains"]), "high": max(row["gains"])}
             expected = predicted(run, model, name)[0] if name in changes else (bounds or {}).get(name)
             rows.append({"change": name, "predicted": expected, **row, "text": texts[name], "verdict": verdict})
         tables[NAMES[model]] = pd.DataFrame(rows, columns=[
-            "change", "text", "predicted", "gain", "low", "high", "quartiles", "error", "verdict", "losses",
-            "gradient_off"])
+            "change", "text", "predicted", "gain", "low", "high", "error", "verdict", "losses", "gradient_off"])
     return tables
 
 
@@ -174,27 +167,12 @@ def of_the_learner(table: pd.DataFrame, part: str | None, most: float | None, wh
     row = table.set_index("change").loc["my_change"]
     if pd.isna(row["gain"]):
         return f"**{row['text']}** did not run: {row['error']}"
-    noise = gains.noise(table.iloc[0])
     limit = (f" If `{part}` took no time the step would be {most:.2f} times as fast: {whose} bound." if part else
              " Name its part in `my_part`, and its bound stands here.")
     return (f"**{row['text']}**: {row['gain']:.2f} times as fast, all rounds {row['low']:.2f} to {row['high']:.2f}. "
-            f"With nothing changed a round was up to {noise:.2f} times as fast or slow. Verdict: **{row['verdict']}**."
-            f"{limit}")
-
-
-def compiled(change: dict | None, nothing: dict) -> str:
-    """When the start of torch.compile is paid back. `change` is None where it was not tried in this run."""
-    if change is None:
-        return "Not tried in this run: compiling takes too long for it. Put `compile` into `alone` at the top."
-    if "error" in change:
-        return f"It did not run here: {change['error']} It needs a C++ compiler."
-    before, after = change["first_update_seconds"]
-    start = f"The first update takes {before:.2f} s, and compiled **{after:.0f} s**."
-    verdict = gains.verdict(change, nothing)
-    if verdict != "pays":
-        return f"{start} After that the verdict is *{verdict}*: the start is not known to be **ever** paid back."
-    updates = gains.payback(before, after, statistics.median(gains.saved(change)), 0)
-    return f"{start} By the median of the rounds it is paid back after **{updates:,} updates**."
+            f"With nothing changed the rounds gave {table['low'][0]:.2f} to {table['high'][0]:.2f}. Verdict: "
+            f"**{row['verdict']}**.{limit}"
+            + f" {NOT_SHOWN}" * (row["text"].startswith("ours") and row["verdict"] == "not told apart"))
 
 
 def numerics(*results: dict) -> list[dict]:
@@ -283,24 +261,21 @@ def bounds(bound: Callable, profiles: dict, whose: str) -> Figure:
 
 
 def limits(*tables: pd.DataFrame) -> tuple[float, float]:
-    """Limits of the axis that `changes` draws on: single rounds beyond the middle half do not widen it."""
+    """Limits of the axis that `changes` draws on: of single rounds, only those of the control widen it."""
     marks = [0.8, 1.25]
     for table in tables:
-        ran, noise = table[table["gain"].notna()], gains.noise(table.iloc[0])
-        marks += [*ran["gain"], *ran["predicted"].dropna(), *ran["quartiles"].explode(), 1 / noise, noise]
+        marks += [*table["gain"].dropna(), *table["predicted"].dropna(), table["low"][0], table["high"][0]]
     return max(min(marks) / 1.08, 0.4), min(max(marks) * 1.08, 3)
 
 
 def changes(table: pd.DataFrame, ax: Axes, title: str, low: float, high: float) -> Axes:
-    """A line a change: a hollow diamond predicted, a dot measured, with the middle half (thick) and all rounds (thin).
+    """A line a change: a hollow diamond predicted, a dot measured, with a line from the lowest to the highest round.
 
-    Columns: `text`, `predicted` (or nothing), `gain`, `low`, `high`, `quartiles`, `verdict`; `error` where it did not
-    run. The first row has nothing changed: the grey band is the noise, its largest gain or loss on both sides. The axis
-    goes from `low` to `high`; a dot beyond stands at its edge, as a triangle.
+    Columns: `text`, `predicted` (or nothing), `gain`, `low`, `high`, `verdict`; `error` where it did not run. The first
+    row is the control: the grey band covers its rounds. The axis goes from `low` to `high`; a dot beyond stands at its
+    edge, as a triangle.
     """
-    table = table.reset_index(drop=True)
-    noise = gains.noise(table.iloc[0])
-    ax.axvspan(1 / noise, noise, color=PALE, zorder=0, linewidth=0)
+    ax.axvspan(table["low"][0], table["high"][0], color=PALE, zorder=0, linewidth=0)
     ax.axvline(1, color=GREY, linewidth=2, zorder=1)
     for y, row in table.iterrows():
         pays = row["verdict"] in ("pays", "costs")
@@ -309,8 +284,7 @@ def changes(table: pd.DataFrame, ax: Axes, title: str, low: float, high: float) 
             ax.text(1.03, y, row["verdict"], **beside)
             continue
         colour = COLOURS[0] if y else GREY
-        ax.plot([row["low"], row["high"]], [y, y], color=colour, linewidth=2)
-        ax.plot(row["quartiles"], [y, y], color=colour, linewidth=7, solid_capstyle="butt", alpha=0.6)
+        ax.plot([row["low"], row["high"]], [y, y], color=colour, linewidth=5, alpha=0.6)
         mark = "<" if row["gain"] < low else ">" if row["gain"] > high else "o"
         ax.plot(min(max(row["gain"], low), high), y, mark, color=colour, markersize=12, clip_on=False)
         if pd.notna(row["predicted"]) and y:
@@ -330,28 +304,6 @@ def compared(tables: dict, title: str) -> Figure:
     fig, axes = plt.subplots(1, len(tables), figsize=(20, 3.2 + 0.62 * rows), sharey=True, squeeze=False)
     for ax, (name, table) in zip(axes[0], tables.items(), strict=True):
         changes(table, ax, f"{name}, {title}", *limits(*tables.values()))
-    measured = line_key("measured: median, middle half, all rounds", marker="o", color=COLOURS[0], markersize=12)
-    key_below(fig, [line_key("predicted", **PREDICTED), measured, *handles({"nothing changed: noise": PALE})])
-    return fig
-
-
-def paid_back(change: dict, title: str) -> Figure:
-    """When a slower first update is paid back by what the others save, for one change as compare_changes.py found it.
-
-    The line is computed from the median, the band from the middle half of the rounds.
-    """
-    before, after = change["first_update_seconds"]
-    extra = after - before
-    low, middle, high = np.percentile(gains.saved(change), [25, 50, 75])
-    updates = np.linspace(0, 2 * extra / middle if middle > 0 else 20_000, 2)
-    fig, ax = plt.subplots(figsize=(12, 5.5))
-    ax.fill_between(updates, updates * low - extra, updates * high - extra, color=COLOURS[0], alpha=0.2, linewidth=0)
-    ax.plot(updates, updates * middle - extra, color=COLOURS[0], linestyle=LINES["predicted"])
-    ax.axhline(0, color=GREY, linewidth=2)
-    beside = {"textcoords": "offset points", "fontweight": "bold", "path_effects": halo()}
-    ax.annotate("as long as without it", (0, 0), (0, 6), color=GREY, **beside)
-    ax.annotate("computed from the median round; band: from the middle half", (updates[1], updates[1] * middle - extra),
-                (0, 10), color=COLOURS[0], ha="right", **beside)
-    ax.set(xlabel="updates", ylabel="seconds saved since the start", title=title)
-    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    measured = line_key("measured: median, all rounds", marker="o", color=COLOURS[0], markersize=12)
+    key_below(fig, [line_key("predicted", **PREDICTED), measured, *handles({"rounds with nothing changed": PALE})])
     return fig

@@ -35,6 +35,7 @@ from files import check_output
 from options import positive
 
 WARM_UP = 3  # updates before anything is timed
+LATE = 0.3  # ms: the end of an all-reduce beyond that of its rank's waiting
 SMALL = 16  # images: with the usual batch it makes a line
 PHASES = ("data", "forward", "backward", "update")
 SYNCHRONISE = "clock"  # a label whose monotonic time we know: it ties a rank's trace to the clock of the machine
@@ -109,7 +110,10 @@ def read_trace(path, clock, rank):
 
 
 def typical(steps_of_ranks):
-    """The step of median length: all ranks' events in it, ms from its first. And each event's median sum in a step.
+    """A typical step: all ranks' events in it, ms from its first. And each event's median sum in a step.
+
+    It is the step whose events are nearest to their medians, of those in which no all-reduce ends, by the traces, after
+    its rank has gone on: gloo's thread may note an end late.
 
     `least wait` is that of the rank which waits least: who comes last to the all-reduce waits for nothing but the link.
     """
@@ -117,8 +121,10 @@ def typical(steps_of_ranks):
                            for number, step in enumerate(steps) for event in step])
     sums = (events["end"] - events["start"]).groupby([events["step"], events["rank"], events["event"]]).sum().unstack()
     least_wait = sums["wait"].groupby("step").min()
-    length = events.groupby("step")["end"].max() - events.groupby("step")["start"].min()
-    chosen = events[events["step"] == length.sort_values().index[len(length) // 2]].drop(columns="step")
+    off = (sums - sums.groupby("rank").transform("median")).abs().sum(axis=1).groupby("step").sum()
+    ends = events.groupby(["step", "rank", "event"])["end"].max().unstack()
+    late = (ends.get("all-reduce", ends["wait"]) - ends["wait"]).groupby("step").max() > LATE
+    chosen = events[events["step"] == (off[~late] if not late.all() else off).idxmin()].drop(columns="step")
     chosen[["start", "end"]] -= chosen["start"].min()
     return chosen.to_dict("records"), sums.median().to_dict() | {"least wait": least_wait.median()}
 

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from course.compare import NOT_SHOWN, ratio
 from course.plots.labels import BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PALE, PREDICTED, handles, head, key_below, line_key, line_style, name_rows
 from course.predict.fit import BUS_FACTORS, powersgd_values
@@ -20,7 +21,6 @@ from course.predict.fit import BUS_FACTORS, powersgd_values
 WORDS = {"never": "never", "ddp": "DDP", "accumulate": "accumulate", "local": "local SGD", "diloco": "DiLoCo",
          "bf16": "DDP, bf16", "powersgd": "DDP, PowerSGD"}
 TRAININGS = ["never", "ddp", "accumulate", "local", "diloco"]  # each learns in its own way; the rest are DDP's, nearly
-CLOSE = 0.95  # of the images a second of ranks that never talk
 FLOAT = 4  # bytes
 POWERSGD_RANK = 2  # columns, as talk_ways.py asks for
 
@@ -105,14 +105,19 @@ def rounds(results: dict) -> pd.DataFrame:
 
 
 def ways(results: dict) -> pd.DataFrame:
-    """A row a way: `share` (median), `low`, `high` over all rounds; `accuracy` and `sd` over the seeds after the last
-    round; `sent`, bytes a batch and rank, the lowest of the rounds: other programs talk, too."""
+    """A row a way: `share` (median), `low`, `high` over all rounds; `accuracy` (median), `worst`, `best` over the seeds
+    after the last round; `sent`, bytes a batch and rank, the lowest of the rounds: other programs talk, too. `slower`:
+    its rounds are told apart from those of ranks that never talk; `learnt_less`: its seeds from DDP's."""
     table = rounds(results)
     of_ways = table.groupby(["name", "way", "every"], sort=False)
     last = table[table["round"] == table["round"].max()].groupby(["name", "way", "every"], sort=False)["accuracy"]
+    never, ddp = table.loc[table["way"] == "never", "seconds"], last.apply(list).get(("DDP", "ddp", 1))
     return pd.DataFrame({"share": of_ways["share"].median(), "low": of_ways["share"].min(),
-                         "high": of_ways["share"].max(), "accuracy": last.mean(), "sd": last.std(),
-                         "sent": of_ways["sent"].min(), "synthetic": of_ways["synthetic"].first()}).reset_index()
+                         "high": of_ways["share"].max(), "accuracy": last.median(), "worst": last.min(),
+                         "best": last.max(), "sent": of_ways["sent"].min(), "synthetic": of_ways["synthetic"].first(),
+                         "slower": of_ways["seconds"].apply(lambda seconds: ratio(seconds, never).low > 1),
+                         "learnt_less": last.apply(lambda reached: bool(ddp) and ratio(reached, ddp).high < 1),
+                         }).reset_index()
 
 
 def in_time(results: dict, seconds: float) -> dict[str, float]:
@@ -136,15 +141,14 @@ def of_ceiling(row, forecast: pd.DataFrame) -> dict[str, str]:
 
 
 def both(results: dict) -> str:
-    """The ways that are nearly as fast as ranks that never talk, and those of them whose accuracy after the same images
-    is not told apart from DDP's: at most one standard deviation below it."""
+    """The ways that are not told apart from ranks that never talk, or faster, and those of them whose accuracy after
+    the same images is not told apart from DDP's, or above it."""
     table = ways(results).set_index("name")
-    ddp, others = table.loc["DDP"], table[~table["way"].isin(["never", "ddp"])]
-    fast = others[others["share"] >= CLOSE]
-    learnt = fast[fast["accuracy"] >= ddp["accuracy"] - ddp["sd"]]
-    return (f"At least {100 * CLOSE:.0f} % of the ceiling's images a second: {' and '.join(fast.index) or 'no way'}. "
-            f"Of these, after the same images, not told apart from DDP's accuracy of {ddp['accuracy']:.3f} ± "
-            f"{ddp['sd']:.3f}, or above it: **{' and '.join(learnt.index) or 'none'}**.")
+    fast = table[~table["slower"] & ~table["way"].isin(["never", "ddp"])]
+    learnt = fast[~fast["learnt_less"]]
+    return (f"Images a second **not told apart** from the ceiling, or more: {' and '.join(fast.index) or 'none'}. Of "
+            "these, accuracy after the same images **not told apart** from DDP's, or better: "
+            f"**{' and '.join(learnt.index) or 'none'}**." + (f" {NOT_SHOWN}" * (not table.loc["DDP", "slower"])))
 
 
 # ------------------------------------------------------------------------------------------------ pictures
@@ -152,18 +156,18 @@ def both(results: dict) -> str:
 
 def fast_and_good(results: dict, forecast: pd.DataFrame, title: str) -> Figure:
     """A line a way. Left: images a second, in percent of ranks that never talk, predicted and measured; right: test
-    accuracy after the same images, and DDP's band."""
+    accuracy after the same images, and the band of DDP's seeds."""
     table = ways(results)
     fig, (left, right) = plt.subplots(1, 2, figsize=(18, 3 + 0.65 * len(table)), sharey=True)
     ddp = table.set_index("name").loc["DDP"]
     left.axvline(100, color=GREY, linewidth=2, zorder=1)
-    right.axvspan(ddp["accuracy"] - ddp["sd"], ddp["accuracy"] + ddp["sd"], color=PALE, zorder=0, linewidth=0)
+    right.axvspan(ddp["worst"], ddp["best"], color=PALE, zorder=0, linewidth=0)
     for y, row in enumerate(table.itertuples(index=False)):
         left.plot([100 * row.low, 100 * row.high], [y, y], color=COLOURS[0], linewidth=2)
         left.plot(100 * row.share, y, "o", color=COLOURS[0], markersize=13)
         if share := expected(forecast, row):
             left.plot(100 * share, y, **PREDICTED)
-        right.plot([row.accuracy - row.sd, row.accuracy + row.sd], [y, y], color=COLOURS[2], linewidth=4)
+        right.plot([row.worst, row.best], [y, y], color=COLOURS[2], linewidth=4)
         right.plot(row.accuracy, y, "s", color=COLOURS[2], markersize=12)
         right.text(1.02, y, f"{row.accuracy:.3f}", va="center", transform=right.get_yaxis_transform())
     name_rows(left, table["name"])
@@ -172,24 +176,25 @@ def fast_and_good(results: dict, forecast: pd.DataFrame, title: str) -> Figure:
     right.set(xlabel="test accuracy after the same images")
     key_below(fig, [line_key("predicted", **PREDICTED),
                     line_key("measured: median, all rounds", marker="o", color=COLOURS[0], markersize=13),
-                    line_key("mean and deviation of the seeds", marker="s", color=COLOURS[2], markersize=12),
-                    *handles({"DDP's deviation": PALE})])
+                    line_key("median, all seeds", marker="s", color=COLOURS[2], markersize=12),
+                    *handles({"DDP's seeds": PALE})])
     return fig
 
 
 def by_time(results: dict, title: str) -> Axes:
-    """Test accuracy by seconds of training: the mean over the seeds of each round; of each of TRAININGS the way that
-    talks most seldom."""
+    """Test accuracy by seconds of training, as long as all ways have trained: the mean over the seeds of each round; of
+    each of TRAININGS the way that talks most seldom."""
     ax = plt.subplots(figsize=(13, 7))[1]
     table, of_ways = rounds(results), ways(results).query("way in @TRAININGS")
     means = table.groupby(["name", "round"], sort=False)[["elapsed", "accuracy"]].mean()
-    notes = []
+    end, notes = means["elapsed"].groupby("name").max().min(), []
     for number, name in enumerate(of_ways.loc[of_ways.groupby("way", sort=False)["every"].idxmax(), "name"]):
-        of_way = means.loc[name]
-        style = line_style(number)
-        ax.plot(of_way["elapsed"], of_way["accuracy"], **style)
-        notes.append((of_way["elapsed"].iloc[-1], of_way["accuracy"].iloc[-1], name, style["color"]))
-    ax.set(xlabel="seconds of training (a marker is a round)", ylabel="test accuracy", xlim=(0, None))
+        elapsed, accuracy = means.loc[name, "elapsed"], means.loc[name, "accuracy"]
+        last, style = np.interp(end, elapsed, accuracy), line_style(number)
+        ax.plot([*elapsed[elapsed < end], end], [*accuracy[elapsed < end], last], **style)
+        notes.append((end, last, name, style["color"]))
+    ax.set(xlabel="seconds of training (the last marker of each line: after the same time)", ylabel="test accuracy",
+           xlim=(0, None))
     head(ax, title, table.rename(columns={"name": "label"}), key=[])
     write_beside(ax, notes, BESIDE_AN_END)
     return ax

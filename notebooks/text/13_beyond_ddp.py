@@ -20,31 +20,30 @@
 #
 # **You will be able to**
 #
-# - estimate what a device must hold, and say which part of it ZeRO, FSDP, tensor parallelism and pipelines share out;
-# - write an optimizer that shares out its state, share out a matrix product, and order the work of a pipeline;
-# - choose the simplest way that fits.
+# - estimate what a device must hold, and say which part of it ZeRO, FSDP, tensor parallelism and pipelines shard;
+# - write an optimizer that shards its state, shard a matrix product, and order the work of a pipeline;
+# - choose the simplest way that fits, for a given global batch and given links.
 #
-# **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb). What
-# lesson [14](14_make_it_faster.ipynb) teaches of autocast is said here in a few words.
+# **You need** lessons [04 · Collectives](04_collectives.ipynb) and [06 · DistributedDataParallel](06_ddp.ipynb). (This
+# lesson explains in a few words what it needs of autocast, which lesson [14](14_make_it_faster.ipynb) teaches.)
 #
 # **Time.** About 115 minutes for you, 2 for the machine. After the first 65 there is a place for a break.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json, os
 from pathlib import Path
 
 import pandas as pd
 
-from course import plots
 from lessons.l13_beyond_ddp import check, memory, pipeline, shard_ways, show
 from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
 
-# %% tags=["parameters"]
+# %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 steps = 4  # updates of each run
 parameters = 7e9  # of the model that we would like to train …
 devices = 8  # … on so many GPUs of 80 GB; above 8 a multiple of 8, the size of a node
@@ -52,8 +51,9 @@ devices = 8  # … on so many GPUs of 80 GB; above 8 a multiple of 8, the size o
 # %% [markdown]
 # ## What has to fit
 #
-# Four things: the parameters, their gradients, the optimizer's state, and the **activations**, which forward keeps for
-# backward. Adam's state is two running averages for each parameter.
+# A device holds four things: the parameters, their gradients, the optimizer's state, and the **activations**, which
+# forward keeps for backward. Adam's state is two running averages for each parameter. To **shard** one of them over N
+# ranks is to give each rank one N-th, its *shard*.
 #
 # In **mixed precision** a device computes with 16-bit values. With PyTorch's `torch.autocast` (lesson
 # [14](14_make_it_faster.ipynb)) the parameters, their gradients and Adam's averages stay in 32 bits, which is 4 bytes
@@ -71,34 +71,35 @@ lesson.predicted(my_gigabytes, sum(states.values()) / 1e9, "GB")
 
 # %% [markdown]
 # DDP holds that on every device, however many there are. **ZeRO** (Zero Redundancy Optimizer: [Rajbhandari et al.
-# 2020](https://arxiv.org/abs/1910.02054)) has three stages. On N ranks each keeps one N-th of
+# 2020](https://arxiv.org/abs/1910.02054)) has three stages:
 #
-# 1. the optimizer's state,
-# 2. the gradients, too,
-# 3. the parameters, too. PyTorch calls this **FSDP**, *fully sharded data parallel*.
+# 1. Stage 1 shards the optimizer's state.
+# 2. Stage 2 shards the gradients, too.
+# 3. Stage 3 shards the parameters, too. PyTorch calls it **FSDP**, *fully sharded data parallel*.
 #
 # The paper counts in another way than autocast: a parameter and its gradient have 16 bits (2 + 2 bytes), and the
-# optimizer has the averages and a 32-bit copy of the parameter (12 bytes). These are 16 bytes, too. But what stage 1
-# leaves whole is 4 bytes in the paper, and 8 in PyTorch. Here are both, for your `parameters` and `devices`, with the
+# optimizer has the averages and a 32-bit copy of the parameter (12 bytes). The sum is 16 bytes in both. But stage 1
+# leaves 4 bytes whole in the paper, and 8 in PyTorch. Here are both, for your `parameters` and `devices`, with the
 # activations of one sequence of 4,096 tokens.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 rows = memory.shared_out(parameters, devices)
-title = f"{show.short(parameters)} parameters on {devices} devices"
-plots.picture(show.states(rows, 80e9, title))
+show.states(rows, 80e9, f"{show.short(parameters)} parameters on {devices} devices")
+lesson.figure("What each device must hold (predicted), and the memory of a device (black line)."
+              " Each stage of ZeRO shards one part more. PyTorch's ZeRO-1 leaves more whole "
+              "than the paper's.")
 
 
 # %% [markdown]
-# Compare what the two bars of ZeRO-1 leave whole. *For a moment* are weights that are there only while the device
-# computes with them: autocast's copies, and the layers that FSDP makes whole. (The paper's weights have 16 bits anyhow,
-# so its bars need no copies.) All is predicted. Two smaller things are left out: scratch memory of the operators, and
-# the scores of the last layer.
+# *For a moment* stands for weights that exist only while the device computes with them: autocast's copies, and the layers
+# that FSDP makes whole. (The paper's weights have 16 bits anyhow, so its bars need no copies.) The prediction leaves out
+# two smaller things: scratch memory of the operators, and the scores of the last layer.
 #
 # ### Exercise 1: does it fit?
 #
-# Count as the paper does: 2 bytes a parameter, 2 for its gradient, 12 for its optimizer state. Stage 0 shares out
-# nothing, 1 the optimizer's state, 2 also the gradients, 3 also the parameters. Return the fewest devices of `memory`
-# bytes on which all three fit, or `None` if no number is enough.
+# Count as the paper does: 2 bytes for a parameter, 2 for its gradient, 12 for its optimizer state. Stage 0 shards
+# nothing, stage 1 the optimizer's state, stage 2 also the gradients, stage 3 also the parameters. Return the smallest
+# number of devices with `memory` bytes each on which all three fit, or `None` if no number is enough.
 
 # %%
 def my_fewest(parameters, memory, stage):
@@ -111,32 +112,32 @@ check.fits(my_fewest)
 # check.fits.solution()
 
 # %% [markdown]
-# ## One small model, shared out in several ways
+# ## One small model, sharded in several ways
 #
-# So far these are equations. Now a model that fits into two cores: a **transformer** that learns the letters of this
-# repository's LICENSE. It turns each letter (a *token*) into a vector of 48 numbers (the *embedding*). Then come four
-# blocks. Each adds two things to the vectors (the *residual path*):
+# So far these are equations. The next model is small enough for two cores: a **transformer** that learns the letters of
+# this repository's LICENSE. It turns each letter (a *token*) into a vector of 48 numbers (the *embedding*). Four blocks
+# follow. Each adds two things to the vectors (the *residual path*):
 #
-# - **attention**: a token takes something from the tokens before it. Four matrices (`query`, `key`, `value`, `out`),
-#   cut into 12 *heads* that compute apart from each other;
-# - an **MLP**: two layers, `up` to 192 *hidden values* and `down` to 48.
+# - **attention**, by which a token takes something from the tokens before it. It has four matrices (`query`, `key`,
+#   `value`, `out`), cut into 12 *heads* that compute apart from each other;
+# - an **MLP** of two layers, `up` to 192 *hidden values* and `down` to 48.
 #
-# Before each stands a LayerNorm. At the end the **output layer** (`head` in the code) gives a score (a *logit*) for
-# each letter that may come next.
+# A LayerNorm stands before each of them. At the end the **output layer** (`head` in the code) gives a score (a *logit*)
+# for each letter that may come next.
 #
 # `lessons/l13_beyond_ddp/shard_model.py` trains it in several ways, on two ranks with gloo, on
 # the CPU in 32 bits. Each way starts from the same weights and sees the same text.
 #
-# **Predict.** After a few updates each way is compared with one process that has the whole batches. By how much does
-# any weight differ, at most?
+# **Predict.** After a few updates the weights of each way are compared with those of one process that has the whole
+# batches. What is the largest difference of any weight?
 
 # %%
 my_difference = None  # such as 0.1
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
-#     --out results/live/13_two.json
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py \
+#     --steps {steps} --out results/live/13_two.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 two = json.loads(Path("results/live/13_two.json").read_text())
@@ -147,17 +148,17 @@ lesson.table([{"way": show.NAMES[way], "last loss": f"{result['losses'][-1]:.4f}
               for way, result in two["ways"].items() if way != "one"])
 
 # %% [markdown]
-# Differences near 1e-6 are rounding: the same sums in another order, and 32 bits have 7 digits. A way that computed
-# something else would be off by far more. They all train the same model. Now one after another: what is shared out?
+# Differences near 1e-6 are rounding: the ways add in another order, and 32 bits have 7 digits. A way that computed
+# something else would be off by far more. They all train the same model. What does each of them shard?
 #
 # ## ZeRO-1: the optimizer's state
 #
 # With DDP each rank has the mean of all gradients, and then all ranks make the same update: N times the same work, with
-# N copies of the same state. With ZeRO-1 each rank updates one N-th of the weights, and keeps the state of these alone.
-# So it needs the mean gradients of its own N-th, and afterwards the weights that the other ranks have updated. For each
-# of the two there is a collective in lesson [04](04_collectives.ipynb): **reduce_scatter**, then **all_gather**.
+# N copies of the same state. With ZeRO-1 each rank updates one N-th of the weights and keeps the state of these alone.
+# It needs the mean gradients of its own N-th, and afterwards the weights that the other ranks have updated. Lesson
+# [04](04_collectives.ipynb) has a collective for each of the two: **reduce_scatter**, then **all_gather**.
 #
-# **Predict.** How many bytes does such a step send, in percent of what DDP sends?
+# **Predict.** How many bytes does such a step send, in percent of DDP's?
 
 # %%
 my_sent = None  # percent
@@ -175,8 +176,8 @@ my_sent = None  # percent
 # - Parameters with `requires_grad=False` stay as they are, and need neither state nor messages.
 # - A gradient may be `None`, on some ranks or on all. Count it as zeros.
 #
-# `dist.reduce_scatter(piece, pieces)` leaves in `piece` this rank's part of the sum, `dist.all_gather(pieces, piece)`
-# collects what the ranks have. `pieces` is a list of N tensors of one size, such as `list(whole.chunk(N))`, which share
+# `dist.reduce_scatter(piece, pieces)` leaves in `piece` this rank's part of the sum. `dist.all_gather(pieces, piece)`
+# collects the ranks' pieces. `pieces` is a list of N tensors of one size, such as `list(whole.chunk(N))`, which share
 # the memory of `whole`.
 
 # %%
@@ -202,7 +203,7 @@ check.zero1("results/live/13_my_zero.py")
 # ### MyZero trains
 #
 # Your class trains the transformer, made larger (vectors of 144 numbers), beside DDP and PyTorch's own ZeRO-1. As long
-# as the check has not said "Right", ours trains in its place, and table and picture say *ours*. Here are the three
+# as the check has not said "Right", ours trains in its place, and table and figure say *ours*. Here are the three
 # ways:
 #
 # (`placement` knows the rank's number, and `own_share` gives each rank its share of the sequences. A `Setup` holds the
@@ -213,8 +214,8 @@ check.zero1("results/live/13_my_zero.py")
 lesson.code(shard_ways.ddp, shard_ways.zero1, shard_ways.mine)
 
 # %%
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_optimizer.py --steps {steps} \
-#     --optimizer {check.zero1.trains} --out results/live/13_zero1.json
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_optimizer.py \
+#     --steps {steps} --optimizer {check.zero1.trains} --out results/live/13_zero1.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 zero1 = json.loads(Path("results/live/13_zero1.json").read_text())
@@ -223,28 +224,30 @@ of_mine, of_ddp = (sum(row["bytes"] for row in show.sent(zero1["ways"][way]))
 lesson.predicted(my_sent, 100 * of_mine / of_ddp, "%")
 lesson.table(show.sharded_optimizers(zero1))
 lesson.verdict([show.as_fast(zero1, other) for other in ("zero1", "ddp")])
-plots.picture(show.zero1_beside_pytorch(zero1))
+show.zero1_beside_pytorch(zero1)
+lesson.figure("MyZero halves the optimizer's state, sends as many bytes as DDP, and needs two "
+              "messages. PyTorch's ZeRO-1 sends the model once more, a message for each tensor.")
 
 # %% [markdown]
-# A ring's all-reduce *is* a reduce_scatter, then an all_gather. ZeRO-1 makes the update between the two. So it sends
-# what DDP sends, and only the optimizer's state shrinks: weights and gradients stay whole. (*Optimizer state* is all
+# A ring's all-reduce *is* a reduce_scatter, then an all_gather. ZeRO-1 makes the update between the two. So it sends as
+# much as DDP, and only the optimizer's state shrinks: weights and gradients stay whole. (*Optimizer state* is everything
 # that the optimizer keeps and the model does not. A copy of the rank's piece of the weights counts, too.)
 #
-# `ZeroRedundancyOptimizer` deals out **whole tensors**, so its ranks hold unequal parts. DDP's all-reduce stays, and
-# after the update each rank broadcasts its tensors, a message each: the model is sent three times in place of twice.
+# `ZeroRedundancyOptimizer` deals out **whole tensors**, so its ranks hold unequal parts. DDP's all-reduce stays. After
+# the update each rank broadcasts its tensors, a message each, so the model is sent three times in place of twice.
 #
-# Bytes are counted as a ring sends them; NCCL's reduce_scatter does. That of gloo is an all-reduce inside (torch 2.14),
-# so MyZero's times show no saving of bytes here, only that of messages: two, in place of one a tensor. And MyZero sends
-# after backward, where DDP sends during backward: with hooks and buckets (lesson [06](06_ddp.ipynb)) a reduce_scatter
-# can leave as early. FSDP does this, too.
+# Bytes are counted as a ring sends them, and as NCCL's reduce_scatter does. The reduce_scatter of gloo is an all-reduce
+# inside (torch 2.14), so MyZero's times show no saving of bytes here, only one of messages. MyZero sends after backward,
+# where DDP sends during backward. With hooks and buckets (lesson [06](06_ddp.ipynb)) a reduce_scatter can leave as
+# early, and FSDP's does.
 #
 # ## FSDP: the parameters, too
 #
 # Between two uses a rank keeps only its rows of each weight. Before a block computes, its weights are **all-gathered**;
-# afterwards they are given back. In backward the same again, and then the gradients are **reduce-scattered**: each rank
-# gets the sum for its own rows. `init_device_mesh` gives the ranks a shape: here a line. `fully_shard`, PyTorch's
-# second FSDP (*FSDP2*), is called from the inside out: first on each block, then on the whole model, which takes what
-# is left.
+# afterwards their memory is freed. Backward gathers them again, and then the gradients are **reduce-scattered**: each
+# rank gets the sum for its own rows. `init_device_mesh` gives the ranks a shape, here a line. `fully_shard`, PyTorch's
+# second FSDP (*FSDP2*), is called from the inside out: first on each block, then on the whole model, which takes the
+# rest.
 
 # %%
 lesson.code(shard_ways.fsdp, shard_ways.shard_blocks)
@@ -253,29 +256,29 @@ lesson.code(shard_ways.fsdp, shard_ways.shard_blocks)
 lesson.table(show.held(two, "fsdp"))
 
 # %% [markdown]
-# *For a moment*: weights that are whole at one time, here one block and what stands outside the blocks. That is why
-# each block has a `fully_shard` of its own. (On a GPU it is two blocks, because the next one is fetched while this one
-# computes; with gloo on a CPU nothing overlaps.)
+# *For a moment* counts the weights that are whole at one time: here one block and the tensors outside the blocks. That
+# is why each block has a `fully_shard` of its own. (A GPU holds two whole blocks, because it fetches the next one while
+# this one computes. With gloo on a CPU nothing overlaps.)
 #
-# The price: each step sends the weights twice and the gradients once, 1.5 times what DDP sends (ZeRO paper, section 7).
-# With `reshard_after_forward=False` the weights stay after forward: more memory, and no more to send than DDP. That is
-# what PyTorch has nearest to stage 2.
+# The price is communication: each step sends the weights twice and the gradients once, 1.5 times as much as DDP (ZeRO
+# paper, section 7). With `reshard_after_forward=False` the weights stay whole after forward. That needs more memory and
+# sends no more than DDP; it is PyTorch's nearest to stage 2.
 #
-# A model that does not fit is never whole anywhere, not even at the start. Make it where tensors have a shape and no
-# memory: `with torch.device("meta"): model = …`. Then `fully_shard` as above, then `model.to_empty(device=…)` and
-# initialise, or load, each rank its own part. Make the optimizer **after** `fully_shard`, which replaces the
-# parameters.
+# A model that does not fit must never be whole anywhere, not even at the start. Create it on the *meta device*, where
+# tensors have a shape and no memory: `with torch.device("meta"): model = …`. Call `fully_shard` as above, then
+# `model.to_empty(device=…)`, and let each rank initialise, or load, its own shard. Make the optimizer **after**
+# `fully_shard`, which replaces the parameters.
 #
 # ### Exercise 3: who keeps what?
 #
 # `model` is an `nn.Sequential` of three `nn.Linear` (with bias) and ReLUs between them; `mesh` is a line of all ranks.
 # Write `my_shards(model, mesh)`:
 #
-# 1. **Before** you share anything out, work out what this rank will hold of each parameter: a dict
-#    {name in `model.named_parameters()`: shape}. The three layers have 8, 4 and 2 rows, the check has 3 ranks.
+# 1. **Before** you shard anything, work out what this rank will hold of each parameter: a dict
+#    {name in `model.named_parameters()`: shape}. The three layers have 8, 4 and 2 rows, and the check has 3 ranks.
 #    [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) cuts rows as `torch.chunk`
-#    does; a rank that gets no row holds the shape `(0, …)`.
-# 2. Share the model out so that never more than one layer is whole.
+#    does. A rank that gets no row holds the shape `(0, …)`, with the other dimensions whole.
+# 2. Shard the model so that never more than one layer is whole.
 # 3. Return the dict.
 
 # %%
@@ -299,20 +302,20 @@ check.shards("results/live/13_shards.py")
 #
 # **A good place for a break.**
 #
-# ZeRO and FSDP share out what is *kept*. Each rank still computes whole layers, with its own share of the text.
-# **Tensor parallelism** (TP: [Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053)) shares out the *computing*. Each
+# ZeRO and FSDP shard what a rank *keeps*. Each rank still computes whole layers, with its own share of the text.
+# **Tensor parallelism** (TP: [Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053)) shards the *computation*. Each
 # rank has some of the attention heads and some of the MLP's hidden values, and all ranks see **the same** text. After
-# the attention, and after the MLP, an all-reduce adds up what the ranks have; backward has as many again.
+# the attention, and after the MLP, an all-reduce adds up the ranks' parts; backward has as many all-reduces again.
 
 # %%
 lesson.code(shard_ways.tp, shard_ways.split_matrices)
 
 # %% [markdown]
-# `ColwiseParallel` cuts a layer's outputs, `RowwiseParallel` its inputs, so that nothing has to be sent between the
-# two. (PyTorch keeps a weight as outputs × inputs. So ColwiseParallel cuts the *rows* of what you see.)
+# `ColwiseParallel` cuts a layer's outputs and `RowwiseParallel` its inputs, so that nothing has to be sent between the
+# two. (PyTorch keeps a weight as outputs × inputs. So ColwiseParallel cuts the *rows* of the tensor.)
 #
-# **Predict.** Each of two ranks computes half of every matrix product. One process keeps activations for backward; how
-# many of them does one of the two ranks keep? (What of a block is no matrix product?)
+# **Predict.** Each of two ranks computes half of every matrix product. What share of one process's activations does each
+# of them keep? (Which parts of a block are no matrix product?)
 
 # %%
 my_share = None  # "less than half", "half" or "more than half"
@@ -324,10 +327,10 @@ lesson.predicted(my_share, share)
 lesson.table(show.held(two, "tp"))
 
 # %% [markdown]
-# A rank of DDP sees half of the text, so it keeps half of what one process keeps. A rank of TP sees all of the text.
-# The LayerNorms and the residual path work on whole activations, on each rank alike. (*Sequence parallelism* shares out
-# these, too: [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), from whose equations the activations of this
-# lesson are predicted.) Each of these all-reduces is waited for, so TP wants the fastest links: those inside a node.
+# A rank of DDP sees half of the text, so it keeps half of the activations. A rank of TP sees all of the text. The
+# LayerNorms and the residual path work on whole activations, on each rank alike. (*Sequence parallelism* shards these,
+# too: [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). This lesson predicts activations by their equations.)
+# Every all-reduce of TP makes the ranks wait, so TP needs the fastest links, those inside a node.
 #
 # ### Exercise 4: an MLP on all ranks
 #
@@ -354,17 +357,18 @@ check.mlp("results/live/13_mlp.py")
 # ## Pipeline: the layers
 #
 # Rank 0 has the first layers, rank 1 the last. To keep both busy, the batch is cut into **micro-batches**. *GPipe*
-# ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)) runs all forwards, then all backwards. *1F1B*, one forward,
-# one backward, starts a backward as soon as it can. So fewer micro-batches wait for their backward, and a rank keeps
-# fewer activations. In PyTorch (`keep_stage` takes the other ranks' layers away, `watched` notes the times):
+# ([Huang et al. 2019](https://arxiv.org/abs/1811.06965)) runs all forwards, then all backwards. *1F1B* (one forward,
+# one backward) starts a backward as soon as it can. So fewer micro-batches wait for their backward, and a rank keeps
+# fewer activations. This is the code in PyTorch (`keep_stage` removes the other ranks' layers, `watched` notes the
+# times):
 
 # %%
 lesson.code(shard_ways.pipeline)
 
 # %% [markdown]
-# **Predict.** Two ranks, four micro-batches. For how many percent of the time does a rank wait, if every forward and
+# **Predict.** There are two ranks and four micro-batches. What share of the time does a rank wait, if every forward and
 # every backward of a micro-batch takes equally long, and sending takes no time? This waiting is called the **bubble**.
-# (Draw it: a line for each rank, a box for each micro-batch.)
+# (Draw it, with a line for each rank and a box for each micro-batch.)
 
 # %%
 my_bubble = None  # percent
@@ -373,9 +377,9 @@ my_bubble = None  # percent
 # %% [markdown]
 # ### Exercise 5: the order of 1F1B
 #
-# Write `my_order(rank, ranks, micro_batches)`. Return what this rank does, one after another: a list of `("forward",
-# i)` and `("backward", i)`, each once for each micro-batch i, numbered from 0. A forward needs the activations of the
-# rank before, a backward the gradient of the rank behind. (The last rank has the loss, and needs only its own forward.)
+# Write `my_order(rank, ranks, micro_batches)`. Return the order of this rank's work: a list of `("forward", i)` and
+# `("backward", i)`, each once for each micro-batch i, numbered from 0. A forward needs the activations of the rank
+# before, a backward the gradient of the rank behind. (The last rank has the loss, and needs only its own forward.)
 #
 # - No ranks wait for each other in a circle.
 # - A step takes no longer than GPipe's.
@@ -404,8 +408,8 @@ lists = [order(rank, ranks=2, micro_batches=4) for rank in range(2)]
 _ = Path("results/live/13_order.json").write_text(json.dumps(lists))
 
 # %%
-# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
-#     --order results/live/13_order.json --out results/live/13_pipeline.json
+# !torchrun --nproc_per_node=2 lessons/l13_beyond_ddp/shard_model.py \
+#     --steps {steps} --order results/live/13_order.json --out results/live/13_pipeline.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_bubble, 100 * memory.bubble(2, 4), "%")
@@ -415,40 +419,48 @@ computed = {"gpipe": of_gpipe, "1f1b": pipeline.computed(lists), "mine": pipelin
 lesson.table(show.bubbles(run, computed, whose))
 steps_measured = {name: run["ways"][way]["timeline"]
                   for way, name in show.pipelines(run, whose).items()}
-plots.picture(show.orders(steps_measured, "milliseconds (measured)"))
+show.orders(steps_measured, "milliseconds (measured)")
+lesson.figure("Each box is the forward (light) or backward (dark) of a micro-batch. Gaps are "
+              "the bubble. GPipe begins no backward before the last forward; 1F1B frees the "
+              "activations of the first micro-batches early.")
 
 # %% [markdown]
-# With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both schedules. What is measured also has
-# the time for sending, and unequal stages: the last also has the output layer. (For this picture the model is larger,
-# so that computing takes longer than sending. Each box begins and ends at its median of several steps.)
+# With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both schedules. The measured bubble also
+# contains the time for sending, and the stages are unequal: the last one has the output layer, too. (For this figure the
+# model is larger, so that computing takes longer than sending. Each box begins and ends at its median of several steps.)
 #
 # By the formula the two differ in memory alone. With GPipe all micro-batches wait for their backward. With 1F1B at most
-# as many wait as there are ranks; on the last rank it is one. With four ranks and eight micro-batches, computed from
-# the same function:
+# as many wait as there are ranks, and on the last rank only one. The same functions give the order for four ranks and
+# eight micro-batches:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-plots.picture(show.orders(
-    {name: pipeline.computed([function(rank, 4, 8) for rank in range(4)])
-     for name, function in (("GPipe", pipeline.gpipe), (f"{whose} order", order))},
-    "time, in forwards of a micro-batch (computed)"))
+show.orders({name: pipeline.computed([function(rank, 4, 8) for rank in range(4)])
+             for name, function in (("GPipe", pipeline.gpipe), (f"{whose} order", order))},
+            "time, in forwards of a micro-batch (computed)")
+lesson.figure("The two schedules take equally long. With 1F1B rank 3 goes back at once, and "
+              "rank 0 has at most four micro-batches open; with GPipe every rank has eight.")
 
 # %% [markdown]
-# Here is what all the ways keep:
+# This is what each rank keeps, in all the ways:
 
-# %%
-plots.picture(show.kept(two))
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+show.kept(two)
+lesson.figure("Left, parameters, gradients and optimizer state; right, activations, on a scale "
+              "of their own. FSDP2, TP and pipelines halve the left side. Only 1F1B keeps far "
+              "fewer activations than DDP.")
 
 # %% [markdown]
 # Look first at which part is the largest. In this small model it is the activations, in every way.
-# `torch.utils.checkpoint` makes them smaller, on one device, too: it keeps
-# only the input of each block, and backward runs the block again. That is at most a third more to compute: backward
-# has two products for each one of forward.
+# `torch.utils.checkpoint` makes them smaller, on one device, too: it keeps only the input of each block, and backward
+# runs the block again. That adds at most a third to the computation, for backward has two products for each product of
+# forward.
 #
-# Without several processes a pipeline looks simpler: one process puts half of the layers on `cuda:0` and half on
-# `cuda:1`. Then one GPU works while the other waits. Such a model can be wrapped in DDP, with no `device_ids` ([DDP
+# A pipeline within one process looks simpler: half of the layers on `cuda:0`, half on `cuda:1`. Then one GPU works while
+# the other waits. Such a model can be wrapped in DDP, without `device_ids` ([DDP
 # tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html)).
 #
-# Is the memory as predicted? `memory.count` knows shapes, and how each way cuts them. All bytes of all ranks:
+# Is the memory as predicted? `memory.count` knows the shapes and how each way cuts them. The table has the bytes of all
+# ranks:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 rows = []
@@ -463,8 +475,7 @@ for way, result in two["ways"].items():
 lesson.table(rows)
 
 # %% [markdown]
-# *Farthest off* is the largest difference of any part on any rank. Where it is 0, the model of the memory is right to
-# the byte.
+# *Farthest off* is the largest difference of any part on any rank. Where it is 0, the prediction is right to the byte.
 #
 # ## Four ranks, and a mesh of 2 × 2
 #
@@ -475,20 +486,21 @@ lesson.table(rows)
 lesson.code(shard_ways.fsdp_tp)
 
 # %%
-# !torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_model.py --steps {steps} \
-#     --way ddp fsdp tp fsdp_tp 1f1b --out results/live/13_four.json
+# !torchrun --nproc_per_node=4 lessons/l13_beyond_ddp/shard_model.py \
+#     --steps {steps} --way ddp fsdp tp fsdp_tp 1f1b --out results/live/13_four.json
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 four = json.loads(Path("results/live/13_four.json").read_text())
 weights = ["head.weight", "blocks.0.up.weight", "blocks.0.down.weight", "blocks.3.query.weight"]
-plots.picture(show.pieces(four, weights))
+show.pieces(four, weights)
+lesson.figure("Which rank (number and colour) holds which piece of four weights. FSDP2 cuts "
+              "rows; TP cuts `up` by rows and `down` by columns; on the mesh FSDP2 cuts the "
+              "pieces of TP once more; a pipeline cuts no weight.")
 
 # %% [markdown]
-# Each rank looked for its own values in the whole weight; nothing here is drawn by hand. FSDP cuts rows. TP cuts `up`
-# by rows and `down` by columns. On the mesh, FSDP cuts TP's pieces once
-# more. A rank of the pipeline has whole weights of its own layers.
+# Each rank found its own values in the whole weight, so the figure shows what the ranks really hold.
 #
-# What does not work is said by an error. Two mistakes, tried on the two ranks above:
+# Some combinations are refused with an error. These two were tried on the two ranks above:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table([{"tried": mistake, "PyTorch says": message}
@@ -502,31 +514,37 @@ lesson.table([{"tried": mistake, "PyTorch says": message}
 #
 # - **Interleaved** pipelines give each rank several pieces of the model that do not follow each other: v pieces make
 #   the bubble v times smaller, and send v times as often ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)).
-#   **Zero-bubble** schedules cut a backward in two. Only the gradient of a block's *input* is waited for; that of its
-#   *weights* fills the gaps ([Qi et al. 2024](https://arxiv.org/abs/2401.10241)). In PyTorch:
+#   **Zero-bubble** schedules cut a backward in two. Other ranks wait only for the gradient of a block's *input*; that of
+#   its *weights* fills the gaps ([Qi et al. 2024](https://arxiv.org/abs/2401.10241)). In PyTorch:
 #   [`ScheduleInterleaved1F1B` and
 #   `ScheduleInterleavedZeroBubble`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html).
-# - **Context parallelism** cuts the sequence, in attention, too: each rank keeps the queries of its own tokens, and
-#   keys and values go around a ring ([Liu et al. 2023](https://arxiv.org/abs/2310.01889)). It is for long texts, where
+# - **Context parallelism** cuts the sequence, in attention, too. Each rank keeps the queries of its own tokens, and
+#   keys and values go around a ring ([Liu et al. 2023](https://arxiv.org/abs/2310.01889)). It suits long texts, where
 #   activations are the largest part. In PyTorch: `torch.distributed.tensor.experimental.context_parallel`.
 # - **Expert parallelism**: in a *mixture of experts* each token goes through a few of many MLPs. Each rank has some of
 #   them. One all-to-all sends the tokens there, a second one back ([Lepikhin et al.
-#   2020](https://arxiv.org/abs/2006.16668)). An expert's gradient is averaged over the ranks that hold this expert, a
-#   smaller group than that of all other gradients.
+#   2020](https://arxiv.org/abs/2006.16668)). An expert's gradient is averaged over **another group**: if 64 ranks deal
+#   their experts to groups of 16, each expert exists on 64 / 16 = 4 ranks, and only these average its gradient. All
+#   other gradients are averaged over 64. A DDP around the whole model would average different experts.
 #
 # ## Which one, then?
 #
-# It depends on the size of the model, the number of devices, and how fast their links are. `memory.choose`
-# tries each way, with several micro-batches, and with recomputing activations or not. It drops what does not fit into
-# 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is at most 1.35 times as
-# slow as the fastest**. (For recomputing all activations it counts a third more time: this alone shall not decide.)
+# The choice depends on the size of the model, the number of devices, and the speed of their links. It also depends on
+# the **global batch**: more than a few million tokens a step do not help learning (lesson [09](09_large_batch.ipynb)),
+# so 8,192 devices cannot all have sequences of their own. Here a step has 1,024 sequences of 4,096 tokens, 4 million
+# tokens, for any number of devices.
 #
-# **Predict.** Your `parameters` on your `devices`: which way?
+# `memory.choose` tries each way, with several micro-batches, with and without recomputed activations. It drops each plan
+# that does not fit into 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is
+# at most 1.35 times as slow as the fastest**. (Recomputing all activations counts as a third more time, which alone
+# shall not decide.)
+#
+# **Predict.** Which way does it take for your `parameters` on your `devices`?
 
 # %%
 my_way = None  # "DDP", "ZeRO-1", "FSDP", "TP + FSDP" or "TP + PP + ZeRO-1"
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 chosen, fits = memory.choose(parameters, memory.Cluster(devices))
 lesson.predicted(my_way, chosen.way if chosen else "none fits")
 lesson.table([{"way": way, "GB a device": f"{sum(plan.bytes.values()) / 1e9:.0f}",
@@ -534,34 +552,49 @@ lesson.table([{"way": way, "GB a device": f"{sum(plan.bytes.values()) / 1e9:.0f}
               for way, plan in fits.items()]
              or [{"way": "none", "": "nothing fits: take more devices"}])
 
-# %%
-counts, sizes = [2**i for i in range(11)], [10 ** (8 + i / 8) for i in range(33)]
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+counts, sizes = [2**i for i in range(14)], [10 ** (8 + i / 8) for i in range(33)]
 links = {"InfiniBand, 400 Gbit/s a device": 50e9,  # bytes a second for each device
          "Ethernet, 100 Gbit/s a node": 100e9 / 8 / 8}
-plots.picture(show.maps(links, counts, sizes, yours=(devices, parameters)))
+show.maps(links, counts, sizes, yours=(devices, parameters))
+lesson.figure("The simplest way that fits, by devices and size of the model. A larger model "
+              "needs more sharding (upwards); more devices than sequences, or slow links, need "
+              "TP and pipelines (to the right).")
 
 # %% [markdown]
-# Read it from below. As long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow
-# band, because 8 bytes a parameter stay whole and it sends the parameters once more. Then comes FSDP. On slow links two
-# things change: ZeRO-1, whose messages nothing hides, drops out from some 32 devices on, and the largest models need TP
-# and PP with ZeRO-1 in place of FSDP. DDP and FSDP send 8
-# bytes a parameter each (gradients are summed in 32 bits, weights gathered in 16). (With `bf16_compress_hook` DDP would
-# send half.) TP and pipelines (PP) appear where memory is at its limit, or where the links between nodes are slow: a
-# pipeline sends only activations between its ranks.
+# Read the map upwards. As long as the model fits, DDP is the simplest. ZeRO-1 as PyTorch has it helps only in a narrow
+# band, because 8 bytes a parameter stay whole and it sends the parameters once more. Above it stands FSDP, and at the
+# limit of memory TP and pipelines (PP).
+#
+# Then read it to the right. Up to 1,024 devices each can have a sequence of its own. Beyond, ranks must share the
+# computation of one sequence, and **TP appears for models of every size**. On slow links this happens earlier: with few
+# sequences a device, computing no longer hides the gradients. A pipeline sends only activations between its ranks. In
+# the grey cells even the best way waits for more than half of the step: fewer devices would do.
 #
 # It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and
-# stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node, joined by NVLink
-# (NVIDIA's link between the GPUs of a node; a [rack](https://www.nvidia.com/en-us/data-center/gb200-nvl72/) can join
-# 72, which `per_node` would say). They reach 40 % of their arithmetic (Llama 3
+# stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node, joined by NVLink,
+# NVIDIA's link between the GPUs of a node. They reach 40 % of their arithmetic (Llama 3
 # [reports](https://arxiv.org/abs/2407.21783) 38 to 43 %). A model has GPT-3's shape: vectors 128 times as long as it
-# has layers. A step has 8 sequences of 4,096 tokens a device, and FSDP has
-# `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`. The sources stand in
+# has layers. DDP and FSDP send 8 bytes a parameter each: gradients are summed in 32 bits, weights gathered in 16
+# (`MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)`). The sources stand in
 # `lessons/l13_beyond_ddp/memory.py`. For other numbers: `python scripts/measure/predict.py memory --help`.
 #
+# The size of a node is no law. In an [NVL72 rack](https://www.nvidia.com/en-us/data-center/gb200-nvl72/) one NVLink
+# domain joins 72 GPUs. What would that change for FSDP of 70 billion parameters on 64 devices, if all else stayed as it
+# is?
+
+# %%
+for per_node in (8, 64):
+    cluster = memory.Cluster(64, per_node=per_node, between=100e9 / 8 / 8)
+    fsdp = memory.choose(70e9, cluster)[1]["FSDP"]
+    print(f"{per_node} in an NVLink domain, Ethernet between domains: "
+          f"{fsdp.seconds:.0f} s a step, of which it waits {fsdp.communication:.0f} s")
+
+# %% [markdown]
 # ## What to remember
 #
 # 1. With Adam a parameter costs 16 bytes, and activations come on top. DDP holds all of it on every rank.
-# 2. ZeRO and FSDP share out what is kept, TP each multiplication, a pipeline the layers. All train the same model.
-# 3. Take the simplest that fits: DDP, then FSDP, and only then TP and pipelines.
+# 2. ZeRO and FSDP shard what is kept, TP shards each multiplication, a pipeline the layers. All train the same model.
+# 3. Take the simplest way that fits: DDP, then FSDP, and only then TP and pipelines.
 #
 # **Next:** [13b · FSDP2 as it is used](13b_fsdp2.ipynb). What do large trainings put around `fully_shard`?

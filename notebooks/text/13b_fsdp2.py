@@ -23,29 +23,28 @@
 #
 # - use FSDP2 with 16 bits, recomputed activations, a copy in each node, clipped gradients and checkpoints;
 # - make a model fit into a given memory, and predict what it needs;
-# - say what each part changes: what is kept, what is sent, or what is computed.
+# - say whether each part changes what is kept, what is sent, or what is computed.
 #
-# **You need** *FSDP: the parameters, too* of lesson [13](13_beyond_ddp.ipynb); for *Checkpoints* δ of
-# [11](11_fault_tolerance.ipynb) and DCP of [11b](11b_restart_one.ipynb). What lesson [14](14_make_it_faster.ipynb)
-# teaches of autocast and `torch.compile` is said here in a few words.
+# **You need** the section *FSDP: the parameters, too* of lesson [13](13_beyond_ddp.ipynb); for *Checkpoints*, δ of
+# [11](11_fault_tolerance.ipynb) and DCP of [11b](11b_restart_one.ipynb). (This lesson explains in a few words what it
+# needs of autocast and `torch.compile`, which lesson [14](14_make_it_faster.ipynb) teaches.)
 #
 # **Time.** About 80 minutes for you, 2 for the machine.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json, os
 from pathlib import Path
 
-from course import plots
 from lessons.l13_beyond_ddp import memory
 from lessons.l13_beyond_ddp.tiny_transformer import SHAPE
 from lessons.l13b_fsdp2 import check, compiled_graphs, shard_in_use, show
 
-# %% tags=["parameters"]
+# %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 steps = 4  # updates of each run
 megabytes = 6  # of a rank, for the model that you make fit
 
@@ -53,29 +52,29 @@ megabytes = 6  # of a rank, for the model that you make fit
 # ## Four ranks, five ways
 #
 # The transformer of lesson [13](13_beyond_ddp.ipynb) learns the letters of this repository's LICENSE, on four ranks
-# with gloo: by one process alone, with FSDP2 as in 13, in 16 bits, with recomputed activations, and as HSDP. Each way
-# starts from the same weights. Two ranks then load the checkpoint that the four have written.
+# with gloo. It trains in five ways: in one process alone, with FSDP2 as in 13, in 16 bits, with recomputed activations,
+# and as HSDP. Each way starts from the same weights. Two ranks then load the checkpoint that the four have written.
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
 # !rm -rf results/live/13b_dcp
-# !torchrun --nproc_per_node=4 lessons/l13b_fsdp2/shard_in_use.py --steps {steps} \
-#     --save results/live/13b_dcp --out results/live/13b_in_use.json
-# !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/shard_in_use.py --steps {steps} \
-#     --load results/live/13b_dcp --out results/live/13b_loaded.json
+# !torchrun --nproc_per_node=4 lessons/l13b_fsdp2/shard_in_use.py \
+#     --steps {steps} --save results/live/13b_dcp --out results/live/13b_in_use.json
+# !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/shard_in_use.py \
+#     --steps {steps} --load results/live/13b_dcp --out results/live/13b_loaded.json
 
 # %% [markdown]
 # ## 16 bits
 #
-# With a `MixedPrecisionPolicy` FSDP2 makes each rank's rows 16-bit (**bfloat16**) before it gathers them, and sums the
-# gradients in 32 bits. (`ready` makes the optimizer, and `backward` as for DDP.)
+# With a `MixedPrecisionPolicy` FSDP2 casts each rank's rows to 16 bits (**bfloat16**) before it gathers them, and sums
+# the gradients in 32 bits. (`ready` makes the optimizer and the function that runs forward and backward.)
 
 # %%
 lesson.code(shard_in_use.mixed)
 
 # %% [markdown]
-# **Predict.** FSDP2 gathers the weights twice a step and reduce-scatters the gradients once. Now the weights have 16
-# bits. How many percent of its bytes does a rank still send?
+# **Predict.** FSDP2 gathers the weights twice a step and reduce-scatters the gradients once. If the weights have 16 bits,
+# what share of the bytes does a rank still send?
 
 # %%
 my_bytes = None  # percent
@@ -91,49 +90,60 @@ lesson.verdict(f"The first gradient is off by {mixed['gradient_off']:.1%} of its
                f"change that training made in the weights by {mixed['change_off']:.1%}.")
 
 # %% [markdown]
-# What is kept has 32 bits: parameters, gradients, Adam's averages. What is there *for a moment* has 16, and so have
-# most activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast them. On an
-# H100 [torchao](https://github.com/pytorch/ao/tree/main/torchao/float8) can gather 8-bit weights, too.)
+# Parameters, gradients and Adam's averages stay in 32 bits. The weights that are whole *for a moment* have 16 bits, and so
+# have most activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast them.)
 #
 # bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %. The weights are
 # off by more: Adam moves each weight by about its learning rate a step, however small the gradient. Where a gradient is
 # near 0, rounding may change its sign.
 #
+# **Eight bits.** GPUs from the H100 on multiply 8-bit numbers (FP8) about twice as fast as bfloat16. FSDP2 can then
+# gather 8-bit weights: torchao casts each shard before the all-gather, and one small all-reduce finds a scale for each
+# weight. For Llama 3 70B on 128 H100s PyTorch's authors
+# [report](https://dev-discuss.pytorch.org/t/enabling-float8-all-gather-in-fsdp2/2359) 1.5 times the speed of bfloat16,
+# and owe a fifth of the gain to the all-gather. What would this model send?
+
+# %%
+in_8 = sum(memory.sent_by_fsdp(SHAPE, shards=4, gathered=1).values())
+f"{in_8 / in_32:.0%} of the bytes with weights in 32 bits (predicted)"
+
+# %% [markdown]
+#
 # ## Recomputed activations
 #
-# `checkpoint_wrapper` around each block, and then `fully_shard` around that. (This *checkpoint* is no file: it is the
-# point from which backward starts the block again.)
+# `checkpoint_wrapper` goes around each block, and `fully_shard` around the wrapped block. (This *checkpoint* is no file,
+# but the point from which backward runs the block again.)
 
 # %%
 lesson.code(shard_in_use.recomputed)
 lesson.table(show.beside(in_use, "recomputed"))
 counted, predicted = show.recomputed(in_use, SHAPE)
-lesson.verdict(f"Recomputing adds **{counted:.0%}** to the operations of a step; predicted: "
-               f"{predicted:.0%}.")
+lesson.verdict(f"Recomputing adds **{counted:.0%}** to the operations of a step; "
+               f"predicted: {predicted:.0%}.")
 
 # %% [markdown]
-# All of forward once more would be a third, because backward has two products for each product of forward. But the
-# output layer is not made again, and neither is the last product of a block, `down`: nothing in the block's backward
-# needs its output.
+# To compute all of forward once more would add a third, because backward has two products for each product of forward.
+# But the output layer is not computed again, and neither is the last product of a block, `down`: nothing in the block's
+# backward needs its output.
 #
-# *Activations* are what forward keeps; *most tensors at one time* also has one block's activations, made again, and the
-# gradients. Nothing more is sent: backward has gathered the block anyhow.
+# *Activations* are the tensors that forward keeps. *Most tensors at one time* also counts the recomputed activations of
+# one block, and the gradients. Nothing more is sent, because backward gathers the block anyhow.
 #
 # ### Exercise 1: make it fit
 #
-# A rank has `limit` bytes, and the model needs more. You have three means: which modules get a `fully_shard` of their
-# own, in which precision they compute, and which blocks are recomputed. Only the last gives a step more to compute.
-# Write `my_fsdp(model, mesh, limit, kept)`:
+# A rank has `limit` bytes, and the model needs more. You can choose three things: which modules get a `fully_shard` of
+# their own, in which precision they compute, and which blocks are recomputed. Only the last adds to the computation of a
+# step. Write `my_fsdp(model, mesh, limit, kept)`:
 #
-# 1. **Choose** so that a step fits into `limit`, with as few blocks recomputed as you can. Parameters and Adam's
+# 1. **Choose** so that a step fits into `limit`, with as few recomputed blocks as you can. Parameters and Adam's
 #    averages stay in 32 bits.
-# 2. Share the model out on `mesh`, a line of `mesh.size()` ranks. `model.blocks` is a dict of blocks, all alike, named
+# 2. Shard the model on `mesh`, a line of `mesh.size()` ranks. `model.blocks` is a dict of blocks, all alike, named
 #    "0", "1", …; `my_fsdp` may replace them.
 # 3. Return the bytes that you **predict** for a rank at the worst moment of a step: parameters, gradients, Adam's
-#    averages, weights that are whole for a moment, and activations. A sum that is off by a quarter will do.
+#    averages, weights that are whole for a moment, and activations. The sum may be off by a quarter.
 #
 # `kept` says how many bytes of activations stay for backward in 32 bits: `kept["block"]` in a block, `kept["input"]` in
-# a recomputed block, `kept["head"]` behind the blocks. Do the sum first, for 0, 1, 2, … recomputed blocks.
+# a recomputed block, `kept["head"]` behind the blocks. Compute the sum first, for 0, 1, 2, … recomputed blocks.
 
 # %%
 # %%writefile results/live/13b_my_fsdp.py
@@ -155,36 +165,39 @@ check.fit("results/live/13b_my_fsdp.py")
 # ### Your choice trains
 #
 # It trains a model of eight blocks that is to fit into `megabytes` on each of two ranks. As long as the check
-# has not said "Right", ours trains in its place, and table and picture say *our*.
+# has not said "Right", ours trains in its place, and table and figure say *our*.
 
 # %%
-# !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/fit.py --steps {steps} \
-#     --choice {check.fit.trains} --limit {megabytes * 1e6} --out results/live/13b_fit.json
+# !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/fit.py \
+#     --steps {steps} --choice {check.fit.trains} \
+#     --limit {megabytes * 1e6} --out results/live/13b_fit.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 fitted = json.loads(Path("results/live/13b_fit.json").read_text())
 lesson.table(show.costs(fitted))
-plots.picture(show.fitted(fitted))
+show.fitted(fitted)
+lesson.figure("What a rank needs at the worst moment of a step, beside the limit. 16 bits halve"
+              " the tensors of a step; recomputing takes most of the rest. The choice fits, and"
+              " its prediction is on the safe side.")
 
 # %% [markdown]
-# Measured is the most that lives at one time: shards, Adam's averages, and every tensor that a step makes, scratch
-# memory of the operators, too. The prediction adds up parts that do not all live at the same moment: a block is made
-# again when other blocks' activations are gone, and the gradients are complete only at the end. So it is a little high,
-# which is the safe side.
+# The measured value is the most that lives at one time: shards, Adam's averages, and every tensor that a step makes,
+# scratch memory of the operators, too. The prediction adds up parts that do not all live at the same moment: a block is
+# recomputed when other blocks' activations are gone, and the gradients are complete only at the end. So the prediction
+# is a little high, which is the safe side.
 #
-# The *first* blocks are the ones to recompute. Backward comes to them last, when the activations of the others are
-# gone.
+# Recompute the *first* blocks. Backward comes to them last, when the activations of the others are gone.
 #
 # ## HSDP: a copy in each node
 #
-# `fully_shard` on a mesh of two dimensions is **HSDP**: it shares out along the second, and keeps a copy along the
-# first. Take the ranks 0 and 1 as one node, 2 and 3 as another.
+# `fully_shard` on a mesh of two dimensions is **HSDP** (*hybrid*): it shards along the second dimension and keeps copies
+# along the first. Let ranks 0 and 1 be one node, 2 and 3 another.
 
 # %%
 lesson.code(shard_in_use.hsdp)
 
 # %% [markdown]
-# **Predict.** Add up what all ranks send from node to node in a step. How many percent of FSDP2's bytes does HSDP send?
+# **Predict.** Add up the bytes that all ranks send from node to node in a step. What share of FSDP2's does HSDP send?
 
 # %%
 my_crossing = None  # percent
@@ -204,18 +217,18 @@ lesson.verdict(f"All ranks together send {plain:,} bytes a step from node to nod
                f"{hybrid:,} with HSDP: **{hybrid / plain:.0%}** of it.")
 
 # %% [markdown]
-# With FSDP2 all that is sent goes between all ranks. With HSDP weights are gathered within a node. Between nodes only
-# gradients are all-reduced, and of these only the rank's own shard. So slow links between nodes carry less; the price
-# is memory, a whole model in each node. (Predicted: whole pieces of rows, n − 1 of n of which a rank sends in a ring.)
+# With FSDP2 every message goes around all ranks. With HSDP weights are gathered within a node. Between nodes only gradients
+# are all-reduced, and of these only the rank's own shard. So slow links between nodes carry less; the price is memory, a
+# whole model in each node. (The prediction counts whole pieces of rows. In a ring of n ranks each sends n − 1 of n.)
 #
 # ## Clipping, and what a DTensor is
 #
-# A **DTensor** (*distributed tensor*) is what `fully_shard` makes of a parameter. It has the shape of the whole and the
+# `fully_shard` turns each parameter into a **DTensor** (*distributed tensor*). It has the shape of the whole and the
 # values of its own shard, and knows the mesh and how it is cut. `to_local()` is this rank's shard; `full_tensor()`
 # makes it whole on each rank, by a collective: **all** ranks must call it.
 #
-# To clip gradients, the norm of **all** of them is needed. These are the right way, and a mistake; the norms are those
-# of the first step:
+# Clipping needs the norm of **all** gradients. The first function is right, the second is a typical mistake. The table
+# has the norms of the first step:
 
 # %%
 lesson.code(shard_in_use.clip, shard_in_use.clip_own_shards)
@@ -230,8 +243,8 @@ lesson.table([{"": "one process" if name == "one" else name, "type of the norm":
 
 # %% [markdown]
 # With `clip` the norm is a DTensor, too: PyTorch adds up over the ranks. To print it, call `full_tensor()` on all
-# ranks, not on rank 0 alone. With `clip_own_shards` no rank fails, and each divides by its own number: what comes out
-# is no multiple of the gradient. (The squares of its four norms add up to the square of the right one. The optimizer is
+# ranks, not on rank 0 alone. With `clip_own_shards` no rank fails, but each divides by another number, so the result is
+# no multiple of the gradient. (The squares of its four norms add up to the square of the right one. The optimizer is
 # SGD here. Adam divides the length out again, so the mistake hides longer.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
@@ -244,7 +257,7 @@ lesson.verdict(f"For the norm each rank sends {clip['sent']:,} bytes, in {clip['
 # ## Checkpoints
 #
 # `torch.distributed.checkpoint` (DCP, lesson [11b](11b_restart_one.ipynb)) has each rank write its shards. Four ranks
-# trained and saved; two loaded, and trained on. They are compared with one process that never stopped.
+# trained and saved. Two ranks loaded the checkpoint and trained on. One process that never stopped is the reference.
 
 # %%
 lesson.code(shard_in_use.state_of, shard_in_use.load)
@@ -259,33 +272,37 @@ lesson.table([{"run": run, "ranks": len(result["rows"]),
                   ("loaded, trained on", loaded, f"{loaded['weights_off']:.0e}"))])
 
 # %% [markdown]
-# `async_save` returns as soon as it has copied the state. A thread writes the copy, and training goes on. What becomes
-# of δ of lesson [11](11_fault_tolerance.ipynb), the time that a checkpoint takes from training, and of the best
-# interval √(2 δ M)? A larger model is saved in both ways:
+# `async_save` returns as soon as it has copied the state. A thread writes the copy while training goes on. What does that
+# do to δ of lesson [11](11_fault_tolerance.ipynb), the time that a checkpoint takes from training, and to the best
+# interval √(2 δ M)? A larger model is saved in both ways, in turns:
 
 # %%
 lesson.code(shard_in_use.save, shard_in_use.save_meanwhile)
-between = 54 * 24 * 3600 / 419  # M of lesson 11: seconds between two failures of Llama 3's training
+between = 54 * 24 * 3600 / 419  # M of lesson 11, of Llama 3's training: seconds
 lesson.table(show.held_up(in_use, between))
 lesson.verdict(show.meanwhile(in_use))
 
 # %% [markdown]
 # The checkpoint holds the weights of the moment of the call, whatever training does meanwhile.
 #
-# Ranks on a CPU share their cores with the threads that write. Where GPUs train, the CPU has more time to write.
+# Here the ranks share their cores with the writer, so training becomes slower while it writes, and δ may be no smaller.
+# Where GPUs train, the CPU is free to write: for a model with 7 billion parameters PyTorch and IBM
+# [report](https://pytorch.org/blog/reducing-checkpointing-times) that a checkpoint held up training for 6.3 s in place
+# of 148.8 s.
 #
-# To be whole only later has a price, too: a failure before that goes back to the checkpoint before. On average that
-# costs each failure as many seconds as a checkpoint takes to be whole after the return. The last column has them,
-# beside lesson 11's shares of writing and of work made again.
+# A late checkpoint has a price, too: after a failure before it is whole, training goes back to the previous one. On
+# average this costs each failure as many seconds as the checkpoint needs to become whole after the return. The last
+# column contains them, beside lesson 11's shares for writing and for repeated work.
 #
-# It is whole when `.result()` of what `async_save` returned has come. Until then do not start the next one, and do not
-# delete the last. Its collectives need a group of their own (`process_group`), or they come between those of training.
+# The checkpoint is whole when `.result()` of the object that `async_save` returned has returned. Until then do not start
+# the next checkpoint, and do not delete the last. Its collectives need a group of their own (`process_group`), or they
+# mix with those of training.
 #
 # ## torch.compile
 #
-# `torch.compile` (lesson [14](14_make_it_faster.ipynb)) makes *graphs* of a model, each computed as one. But DDP sends
-# a bucket as soon as its gradients are there. With one graph for all of backward they would all come at its end. So
-# PyTorch cuts the graph at DDP's buckets (the *DDPOptimizer*).
+# `torch.compile` (lesson [14](14_make_it_faster.ipynb)) turns a model into *graphs*, and computes each graph as a whole.
+# But DDP sends a bucket as soon as its gradients are there, and one graph for all of backward would deliver them all at
+# its end. So PyTorch cuts the graph at DDP's buckets (the *DDPOptimizer*).
 
 # %%
 # !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/compiled_graphs.py \
@@ -303,13 +320,13 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 
 # %% [markdown]
 # (This is the larger model of the checkpoints, so that there are several buckets. For the first bucket the DDPOptimizer
-# takes 1 MB, whatever you set.) Under FSDP2 the gathering stands between the blocks and is not compiled. The blocks are
-# alike, so one graph serves them all; with `fullgraph=True`, which allows no cut, it is refused. Here the graphs
-# are counted and not made into machine code, so no time is compared.
+# takes 1 MB, whatever you set.) FSDP2 gathers between the blocks, and this part is not compiled. The blocks are alike,
+# so one graph serves them all. `fullgraph=True` allows no cut, so PyTorch refuses it. Here the graphs are only counted,
+# not turned into machine code, so no time is compared.
 #
 # ## What production uses
 #
-# *Optional reading.* Few people write these loops by hand. What each engine adds to what you know:
+# *Optional reading.* Few people write these loops by hand. Each engine adds something to what you know:
 #
 # | engine | adds | the loop |
 # |:--|:--|:--|
@@ -325,8 +342,8 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 # Older is the *parameter server* ([Li et al.
 # 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu)). It holds the parameters;
 # workers fetch them and send gradients back. If no worker waits, updates are **asynchronous**: a gradient may belong to
-# older weights. DDP's updates are **synchronous**. (Lesson [10](10_launchers.ipynb) says what has become of RPC, which
-# was made for this.)
+# older weights. DDP's updates are **synchronous**. (Lesson [10](10_launchers.ipynb) tells the fate of RPC, which was made
+# for this.)
 #
 # ## Where it goes
 #
@@ -342,9 +359,9 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 #
 # ## What to remember
 #
-# 1. 16 bits change what is sent and what is kept for a moment; recomputing changes what is kept; HSDP changes to
-#    whom it is sent.
+# 1. 16 bits halve the weights that are gathered and most activations. Recomputing frees activations for more computation.
+#    HSDP keeps most messages within a node for more memory.
 # 2. Wrap each block, compute in 16 bits, and recompute only as many blocks as still do not fit.
 # 3. Norms, checkpoints and graphs belong to the whole model: let PyTorch put the shards together.
 #
-# **Next:** [14 · Make it faster](14_make_it_faster.ipynb). Before you add devices: how much faster is one of them?
+# **Next:** [14 · Make it faster](14_make_it_faster.ipynb). Before you add devices, how much faster can each of them be?

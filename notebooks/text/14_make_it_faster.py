@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 120
+#     minutes: 115
 #     quick:
 #       parameters:
 #         alone: nothing bf16
@@ -10,8 +10,8 @@
 #         rounds: 3
 #         seconds: 0.3
 #         steps: 2
-#       seconds: 50
-#     seconds: 145
+#       seconds: 45
+#     seconds: 120
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -25,71 +25,114 @@
 #
 # **You will be able to**
 #
-# - profile a step on one rank and on several, and say what a change can gain at most;
-# - measure a change of your own so that noise does not fool you, and see whether it is still the same training;
+# - profile a step on several ranks and on one, and say what a change can gain at most;
+# - measure a change of your own so that noise does not fool you, and check whether it is still the same training;
 # - send gradients in 16 bits with a communication hook of your own, and log losses without waiting for them.
 #
 # **You need** lessons [06 · DistributedDataParallel](06_ddp.ipynb) and [07 · Performance](07_performance.ipynb).
 #
-# **Time.** About 120 minutes for you, 3 for the machine. Take a break halfway, before *The changes*.
+# **Time.** About 115 minutes for you, 2 for the machine. Take a break halfway, before *The changes*.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
-import json, math, mmap, os
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+import json, math, os, timeit
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # before torch, or its profiler prints a line at each start
 import torch
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 import data, models
-from course import plots
+from course import compare, plots, runs
 from course.adjustable_training import CHANGES, Training
-from lessons.l14_make_it_faster import check, gains, show
+from lessons.l14_make_it_faster import check, show
 
-# %% tags=["parameters"]
+# %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
 ranks = 2  # processes of the runs with several; 2 or more
 steps = 9  # updates that are profiled
 rounds = 7  # times that each change is compared with no change; 3 or more
-seconds = 1  # a comparison ends after so many, once it has made three rounds
-alone = "nothing whole-batches fused threads batch bf16 channels-last compile"  # with LeNet
-alone_resnet = "nothing threads batch bf16 channels-last"  # with the small ResNet
-together = "nothing small-buckets bucket-view bf16-hook powersgd accumulate"
+seconds = 3  # that each comparison takes, about
+alone = "nothing whole-batches threads batch bf16 channels-last"  # with LeNet
+alone_resnet = "nothing threads batch bf16"  # with the small ResNet
+together = "nothing bucket-view bf16-hook powersgd accumulate"
 
 # %% [markdown]
-# **All runs are on the CPU, also where there is a GPU**, with one thread a rank: then all see the same operators. On a
-# GPU the answers are other ones. The way to find them is the same.
+# **All runs are on the CPU, even where there is a GPU**, with one thread a rank, so that everybody sees the same
+# operators. A GPU gives other answers. The way to find them is the same.
 #
 # ## Where does the time go?
 #
-# LeNet has two convolutions (`conv1`, `conv2`) and three fully connected layers (`fc1` to `fc3`). Which share of its
-# weights is in the fully connected layers?
+# Two models train with DDP, with a core for each rank if there are enough. LeNet has 242 KiB of gradients. The other
+# model has little to compute and many weights: three wide fully connected layers with 16 MiB of gradients.
+#
+# **Predict.** During what share of a step of the wide layers has a rank nothing left to compute, and waits?
+
+# %%
+my_waiting = None  # percent
+
+# %% [markdown]
+# `torch.profiler` notes when each operator begins and ends. It takes time itself, so the program also times steps
+# without it, before and after.
+
+# %%
+os.environ["OMP_NUM_THREADS"] = "1"  # of each command below
+# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/step_profile.py \
+#     --model lenet wide --steps {steps} --out results/live/14_profile_ranks.json
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+many = json.loads(Path("results/live/14_profile_ranks.json").read_text())
+waiting = {model: show.waiting(many, model) for model in many["models"]}
+lesson.predicted(my_waiting, waiting["wide"], "%")
+lesson.table([row | {"waits": f"{waiting[model]:.0f}%"}
+              for model, row in zip(waiting, show.times(many), strict=True)])
+plots.timelines.one_below_another({show.NAMES[model]: pd.DataFrame(p["events"])
+                                   for model, p in many["models"].items()})
+lesson.figure("One step of every rank, on one clock. The ranks compute apart (yellow to blue), "
+              "then wait (grey) until the all-reduce (orange) has the sum of their gradients, "
+              "and update.")
+
+# %% [markdown]
+# The table has the medians of all profiled steps. The figure shows **one step**, the one whose parts are nearest to
+# these medians. `wait` is the rest of `backward` after its last operator. `all-reduce` begins when this rank sends and
+# ends when the sum is back, so a rank that comes early also waits for the others. (To see every operator, open
+# `results/live/14_profile_ranks.lenet.rank0.trace.json` at [ui.perfetto.dev](https://ui.perfetto.dev).)
+#
+# Nothing is sent before the last gradient is there. Like `main.py`, these runs pass `bucket_cap_mb=25`, and all
+# gradients of a model lie in **one bucket**. Several buckets would leave earlier (lesson [06](06_ddp.ipynb)), if a core
+# were free to send them.
+#
+# The profiler has no operator called *wait*. Waiting counts as self time of the label around it, here of `backward`.
+#
+# ## Inside one rank
+#
+# What does a rank do while it computes? LeNet has two convolutions (`conv1`, `conv2`) and three fully connected layers
+# (`fc1` to `fc3`). Which share of its weights lies in the fully connected layers?
 
 # %%
 weights = {name: p.numel() for name, p in models.ConvNet().named_parameters()}
-sum(count for name, count in weights.items() if name.startswith("fc")) / sum(weights.values())
+fully = sum(count for name, count in weights.items() if name.startswith("fc"))
+fully / sum(weights.values())
 
 # %% [markdown]
 # **Predict.** What takes most of a training step?
 
 # %%
-my_most = None  # "data" (fetch, normalise), "convolution", "fully connected" or "optimizer"
+my_most = None  # "data", "convolution", "fully connected" or "optimizer"
 
 # %% [markdown]
-# `torch.profiler` notes when each operator begins and ends. **Self time** (`Self CPU`) is the time in an operator
-# without the operators that it calls. Names that begin with `aten::` are PyTorch's operators.
+# **Self time** (`Self CPU`) is the time in an operator without the operators that it calls. Names that begin with
+# `aten::` are PyTorch's operators.
 
 # %%
 torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # of each command below
 images, labels = data.get_dataset("auto")[0].__getitems__(range(64))
 model = models.ConvNet()
 optimizer = torch.optim.Adam(model.parameters(), fused=True)
@@ -105,27 +148,26 @@ update()  # the first one brings libraries in
 with profile(activities=[ProfilerActivity.CPU]) as profiler:
     for _ in range(steps):
         update()
-print(profiler.key_averages().table("self_cpu_time_total", row_limit=5, max_name_column_width=30))
+print(profiler.key_averages().table("self_cpu_time_total", row_limit=5,
+                                    max_name_column_width=30))
 
 # %% [markdown]
-# Now `main.py`'s whole step, with its data, for two models. The program also times steps without the profiler, before
-# and after, because a profiler takes time, too.
+# Now the whole step of `main.py`, with its data, for LeNet and for a second model, the small ResNet:
 
 # %%
-# !python lessons/l14_make_it_faster/step_profile.py --model lenet resnet --steps {steps} \
-#     --out results/live/14_profile_one.json
+# !python lessons/l14_make_it_faster/step_profile.py --model lenet resnet \
+#     --steps {steps} --out results/live/14_profile_one.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 one = json.loads(Path("results/live/14_profile_one.json").read_text())
-shares = {show.NAMES[model]: show.shares(p) for model, p in one["models"].items()}
-named = {part: share for part, share in shares["LeNet"].items() if part != "everything else"}
+shares = show.shares(one["models"]["lenet"])
+named = {part: share for part, share in shares.items() if part != "everything else"}
 lesson.predicted(my_most, max(named, key=named.get))
-lesson.table([{"model": show.NAMES[model], "before, ms": f"{p['halves'][0]:.1f}",
-               "with the profiler, ms": f"{show.under_profiler(p):.1f}",
-               "after, ms": f"{p['halves'][1]:.1f}", "": show.disturbed(p)}
-              for model, p in one["models"].items()])
-plots.picture(show.profiles({show.NAMES[model]: p["operators"]
-                             for model, p in one["models"].items()}))
+lesson.table(show.times(one))
+show.profiles({show.NAMES[model]: p["operators"] for model, p in one["models"].items()})
+lesson.figure("The operators with the most self time, in a step of one rank. In both models the"
+              " convolutions (dark blue, on top) take the most by far, whatever share of the "
+              "weights they have.")
 
 # %% [markdown]
 # The number of weights says little about the time. A convolution uses each weight at every place of every image, a
@@ -134,8 +176,10 @@ plots.picture(show.profiles({show.NAMES[model]: p["operators"]
 # This is the profile of your machine, by parts:
 
 # %%
-profiles = {show.NAMES[model]: show.milliseconds(p) for model, p in one["models"].items()}
-lesson.table([{"part": part} | {f"{model}, ms": f"{of[part]:.2f}" for model, of in profiles.items()}
+profiles = {show.NAMES[model]: show.milliseconds(p)
+            for model, p in one["models"].items()}
+lesson.table([{"part": part} | {f"{model}, ms": f"{of[part]:.2f}"
+                                for model, of in profiles.items()}
               for part in profiles["LeNet"]])
 
 
@@ -143,7 +187,7 @@ lesson.table([{"part": part} | {f"{model}, ms": f"{of[part]:.2f}" for model, of 
 # ### Exercise 1: the bound
 #
 # One part of a step becomes `times` times as fast. How many times as fast does the step become? `profile` is a dict of
-# milliseconds, such as `profiles["LeNet"]`; `times` may be `math.inf`: then the part takes no time at all.
+# milliseconds, such as `profiles["LeNet"]`. `times` may be `math.inf`: then the part takes no time at all.
 
 # %%
 def my_bound(profile, part, times):
@@ -156,58 +200,42 @@ check.bound(my_bound)
 # check.bound.solution()
 
 # %% [markdown]
-# This is **Amdahl's law** ([1967](https://doi.org/10.1145/1465482.1465560)). From now on your function says what a change
-# can gain at most. (Until it is right ours does, and the pictures say so.)
+# This is **Amdahl's law** ([1967](https://doi.org/10.1145/1465482.1465560)). From now on your function says how much a
+# change can gain at most. (Until it is right ours takes its place, and the pictures say so.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 bound, whose = check.bound.or_ours(my_bound)
-plots.picture(show.bounds(bound, profiles, whose))
+show.bounds(bound, profiles, whose)
+lesson.figure("The step's gain when one part becomes faster and the others stay as they are. "
+              "Every line flattens: a small part cannot make the step much faster, even if it "
+              "takes no time at all.")
+waits = ", ".join(f"{show.NAMES[model]} {bound({'wait': w, 'rest': 100 - w}, 'wait', math.inf):.2f}"
+                  for model, w in waiting.items())
+lesson.verdict(f"And if no rank ever waited? By {whose} bound a step of the {ranks} ranks would "
+               f"be this many times as fast: {waits}.")
 
 # %% [markdown]
-# So the first use of a profile is to tell which changes *cannot* pay. All of these lines flatten: the more a part has
-# gained, the less there is left of it.
+# So the first use of a profile is to tell which changes *cannot* pay.
 #
-# ## Several ranks: what is new?
+# ## How much of the processor does the step use?
 #
-# The same training with DDP, a core a rank if there are enough. Beside LeNet a model with little to compute and many
-# weights: three wide fully connected layers, with 16 MiB of gradients.
-#
-# **Predict.** For how many percent of a step of the wide layers has a rank nothing left to compute, and waits?
+# The profile says where the time goes, not whether the time is well spent. **Model FLOPs utilization** (MFU) is the
+# number of operations that the model needs, divided by the number that the processor could have done in that time
+# ([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), appendix B). Here the yardstick is the fastest large matrix
+# product on one core:
 
 # %%
-my_waiting = None  # percent
-
-# %%
-# !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/step_profile.py --model lenet wide \
-#     --steps {steps} --out results/live/14_profile_ranks.json
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-many = json.loads(Path("results/live/14_profile_ranks.json").read_text())
-waiting = {model: show.waiting(many, model) for model in many["models"]}
-lesson.predicted(my_waiting, waiting["wide"], "%")
-parts = (*gains.LABELS, "wait", "all-reduce")
-never = {model: bound({"wait": percent, "rest": 100 - percent}, "wait", math.inf)
-         for model, percent in waiting.items()}
-lesson.table([{"model": show.NAMES[model]}
-              | {f"{part}, ms": f"{p['medians'][part]:.1f}" for part in parts}
-              | {"waits": f"{waiting[model]:.0f}%",
-                 f"if it never waited, {whose} bound": f"{never[model]:.2f}× as fast"}
-              for model, p in many["models"].items()])
-plots.timelines.one_below_another({show.NAMES[model]: pd.DataFrame(p["events"])
-                                   for model, p in many["models"].items()})
-plt.show()
+with FlopCounterMode(display=False) as counter:
+    update()
+step = min(timeit.repeat(update, number=5, repeat=5)) / 5
+square = torch.randn(1024, 1024)
+product = min(timeit.repeat(lambda: square @ square, number=2, repeat=5)) / 2
+reached, peak = counter.get_total_flops() / step, 2 * 1024**3 / product
+f"{reached / 1e9:.0f} of {peak / 1e9:.0f} GFLOP/s: an MFU of {reached / peak:.0%}"
 
 # %% [markdown]
-# These are the profiler's traces of the ranks, on one clock: **one step**, that of median length. (The table has the
-# medians of all steps. In a single one the operating system may have held up a rank.) `wait` is what remains of
-# `backward` after its last operator. `all-reduce` begins when this rank sends, and ends when the sum is back: who comes
-# early also waits for the others. (Open `results/live/14_profile_ranks.lenet.rank0.trace.json` at
-# [ui.perfetto.dev](https://ui.perfetto.dev) to see every operator.)
-#
-# Nothing is sent before `backward` has ended: like `main.py`, these runs pass `bucket_cap_mb=25`, so that all gradients
-# of a model lie in **one bucket**. Is that good? Four buckets are one of the changes below.
-#
-# The profiler has no operator called *wait*. Waiting shows as self time of what is around it, here of `backward`.
+# The small products of LeNet leave most of the core unused. PaLM (Chowdhery et al.) reached 46 % of its 6,144 TPUs.
+# Large models report MFU rather than tokens a second because it compares machines and models of different sizes.
 #
 # **This is half of the lesson: take a break.**
 #
@@ -216,16 +244,14 @@ plt.show()
 # | change | its code |
 # |:--|:--|
 # | images a batch at a time | `__getitems__` in the dataset: one call of `index_select` for the batch |
-# | fused optimizer | `Adam(…, fused=True)`: one pass over all weights |
 # | 2 threads | `torch.set_num_threads(2)` |
+# | batch 256 | four times as many images an update ([09](09_large_batch.ipynb)) |
 # | bf16 autocast | `with torch.autocast("cpu", torch.bfloat16):` around forward and loss |
 # | channels_last | `model.to(memory_format=torch.channels_last)`: the channels of a pixel side by side in memory |
-# | torch.compile | `model.compile()`: writes C++ for the model (on a GPU Triton), and compiles it |
-# | 4 buckets | `DDP(…, bucket_cap_mb=…)`: a quarter of the gradients' size, so that the first leave earlier ([06](06_ddp.ipynb)) |
-# | gradient_as_bucket_view | `DDP(…, gradient_as_bucket_view=True)`: gradients are not copied to the buckets and back |
+# | gradient_as_bucket_view | `DDP(…, gradient_as_bucket_view=True)`: DDP does not copy gradients to its buckets and back |
 # | bf16 compression | `ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)`: sends half the bytes |
 # | PowerSGD | another hook: two thin matrices, of one column here, for each large one ([Vogels 2019](https://arxiv.org/abs/1905.13727)) |
-# | an update each 4 batches | `with ddp.no_sync():` for three of four batches ([09](09_large_batch.ipynb)) |
+# | an update every 4 batches | `with ddp.no_sync():` for three of four batches ([09](09_large_batch.ipynb)) |
 #
 # **bf16** (bfloat16) is a number of 16 bits: float32's range, with 8 significant bits instead of 24. *Autocast* casts
 # the inputs of matrix products to it; the weights stay float32. A processor without bf16 instructions must imitate it.
@@ -233,12 +259,13 @@ plt.show()
 # **Predict** two of them (1 = no gain).
 
 # %%
-my_bf16 = None  # bf16 autocast, LeNet on one rank: how many times as fast?
-my_half = None  # bf16 compression, wide layers on several ranks: how many times as fast?
+# How many times as fast?
+my_bf16 = None  # bf16 autocast, LeNet on one rank
+my_half = None  # bf16 compression, the wide layers on several ranks
 
 # %% [markdown]
-# The profile predicts, too. Each prediction is one line of `lessons/l14_make_it_faster/gains.py`; where no honest one is possible
-# there is none.
+# The profile predicts, too. Each prediction is one line of `lessons/l14_make_it_faster/gains.py`. Where the profile
+# says nothing about a change, there is no prediction.
 
 # %%
 lesson.table(show.predictions(one, CHANGES, alone))
@@ -249,9 +276,9 @@ lesson.table(show.predictions(many, CHANGES, together))
 # ### Exercise 2: a fair comparison
 #
 # `before()` and `after()` train for some steps, without a change and with it. `now()` tells the time in seconds. Return
-# how many times as fast `after` is, from `rounds` rounds (an even number) in which each trains once. The check has
-# machines on which the first call of each is slow, one call is disturbed, the second call of a round is always slower,
-# or everything becomes slower halfway.
+# how many times as fast `after` is, from `rounds` rounds (an even number) in which each trains once. The check runs your
+# function on machines that disturb it: the first call of each is slow, one call is disturbed, the second call of a round
+# is always slower, or everything becomes slower halfway.
 
 # %%
 def my_gain(before, after, rounds, now):
@@ -274,11 +301,12 @@ check.fair(my_gain)
 lesson.code(Training.update)
 
 # %% [markdown]
-# It need not be a change that one would keep. An **experiment** that takes a part away shows whether the bound is true.
+# You need not want to keep the change. An **experiment** that makes a part smaller shows whether the bound is true.
 # **Predict**: name the part. Its bound by `my_bound` will stand beside your measurement.
 
 # %%
-my_part = None  # "data", "convolution", "fully connected", "optimizer" or "everything else"
+# "data", "convolution", "fully connected", "optimizer" or "everything else"
+my_part = None
 
 # %%
 # %%writefile results/live/14_change.py
@@ -293,30 +321,30 @@ def my_change(training):
 # ## One rank: measure
 #
 # `compare_changes.py` trains with the change and without it, in the way of exercise 2: from the same first weights, on
-# the same images. It first compares **the training with itself**: what that shows is noise. (Whole batches, the fused
-# optimizer and channels_last are `main.py`'s defaults on a CPU: for these three, the training *without* it is the one to
-# compare with.) The last line of LeNet is your change. No check can say whether it is right: the rounds do.
+# the same images. It first compares **the training with itself**: this control shows the noise. (Whole batches and
+# channels_last are `main.py`'s defaults on a CPU. For these two, the training *without* them is the one to compare
+# with.) The last line of LeNet is your change. No check can say whether it pays; the rounds do.
 
 # %%
-# !python lessons/l14_make_it_faster/compare_changes.py --model lenet --change {alone} \
-#     --change-file results/live/14_change.py --rounds {rounds} --seconds {seconds} \
-#     --out results/live/14_lenet.json
-# !python lessons/l14_make_it_faster/compare_changes.py --model resnet --change {alone_resnet} \
+# !python lessons/l14_make_it_faster/compare_changes.py --model lenet \
+#     --change {alone} --change-file results/live/14_change.py \
+#     --rounds {rounds} --seconds {seconds} --out results/live/14_lenet.json
+# !python lessons/l14_make_it_faster/compare_changes.py --model resnet \
+#     --change {alone_resnet} \
 #     --rounds {rounds} --seconds {seconds} --out results/live/14_resnet.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lenet, resnet = (json.loads(Path(f"results/live/14_{name}.json").read_text())["models"]
                  for name in ("lenet", "resnet"))
-alone_measured = lenet | resnet
-ours = alone_measured["lenet"]["my_change"]["text"].startswith("ours")
-part = "data" if ours else my_part
+ours = lenet["lenet"]["my_change"]["text"].startswith("ours")
+part = "convolution" if ours else my_part
 most = bound(profiles["LeNet"], part, math.inf) if part else None
-on_one = show.judged(alone_measured, one, CHANGES, alone.split(), {"my_change": most})
+on_one = show.judged(lenet | resnet, one, CHANGES, alone.split(), {"my_change": most})
 lesson.predicted(my_bf16, show.gain(on_one, "lenet", "bf16"), "times as fast")
-table = pd.concat([table.assign(model=model) for model, table in on_one.items()], ignore_index=True)
-off = (table["gain"] / table["predicted"])[table["change"] != "nothing"].dropna()
-off = off.map(math.log).abs()
-worst = table.loc[off.idxmax()]
+table = pd.concat([table.assign(model=model) for model, table in on_one.items()])
+table = table[table["change"].isin([*CHANGES][1:]) & table["predicted"].notna()
+              & table["gain"].notna()].reset_index()
+worst = table.loc[(table["gain"] / table["predicted"]).map(math.log).abs().idxmax()]
 cpu = Path("/proc/cpuinfo")  # Linux
 words = cpu.read_text().split() if cpu.exists() else []
 bf16 = [word for word in ("amx_bf16", "avx512_bf16", "bf16") if word in words]
@@ -327,34 +355,51 @@ lesson.verdict([f"Furthest from its prediction: **{worst['text']}**, {worst['mod
                 show.of_the_learner(on_one["LeNet"], part, most, whose)])
 if ours:
     lesson.code(check.my_change)
-plots.picture(show.compared(on_one, "one rank"))
+show.compared(on_one, "one rank")
+lesson.figure("Each change against no change, predicted (diamond) and measured (dot and line). "
+              "Right of 1 is faster. A change is told apart only where its whole line lies "
+              "outside the grey, the rounds of the control.")
 
 # %% [markdown]
-# Right of the line at 1: faster. The dot is the median of the rounds, the thick line their middle half, the thin line
-# all of them. The grey is the spread of the training compared with itself, as wide to the left as to the right. One rule
-# decides: a change *pays* or *costs* if the middle half of its rounds lies outside the grey. Otherwise it is **not told
-# apart** from no change, whatever its median.
+# The dot is the median of the rounds, the line goes from the lowest to the highest. The grey band covers the rounds in
+# which nothing was changed. The rule is that of lesson [01](01_one_device.ipynb): a change *pays* or *costs* only where
+# none of its rounds lies among those of the control. Otherwise it is **not told apart** from no change, whatever its
+# median.
 #
-# Where prediction and measurement differ, a reason was wrong:
+# Where prediction and measurement differ, the model behind the prediction leaves something out:
 #
-# - **Threads** meet at the end of every operator, and wait for the last. Amdahl does not count that.
+# - **Threads** meet at the end of every operator and wait for the last. Amdahl does not count that.
 # - **Batch 256**: fixed costs come a quarter as often, but larger results may not fit into the caches. And the
 #   result is different (lesson [09](09_large_batch.ipynb)).
-# - **torch.compile**: the prediction is an upper limit, as if all but the products vanished.
 # - **bf16** halves the bytes, but without bf16 instructions the processor computes in another way, slowly. Autocast also
-#   casts the inputs of each product: small products may not pay that back.
+#   casts the inputs of each product, and small products may not pay that back.
 #
 # ## torch.compile: when is the start paid back?
 #
-# The first update waits for the compiler. Here it begins with an empty cache, as on a new machine.
+# `model.compile()` has the model's code generated and compiled: C++ on a CPU, Triton on a GPU. The first update waits
+# for the compiler. If it takes `extra` seconds more, and every later update takes `saved` seconds less, then
+# `extra / saved` updates pay it back. Here is a run recorded on one H200, the small ResNet in bf16 with channels_last
+# (`results/recorded/1xh200` has the commands; each is one run of three epochs of 196 updates):
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-compiled, nothing = (alone_measured["lenet"].get(change) for change in ("compile", "nothing"))
-lesson.verdict(show.compiled(compiled, nothing))
-if compiled and "gain" in compiled and gains.verdict(compiled, nothing) == "pays":
-    plots.picture(show.paid_back(compiled, "Compiling LeNet"))
+epochs = {name: runs.read_run(f"results/recorded/1xh200/{file}.jsonl")["seconds"].tolist()
+          for name, file in (("as it is", "bf16-channels-last"), ("compiled", "bf16-compile"))}
+lesson.table([{"recorded on an H200": name,
+               **{f"epoch {number}, s": f"{epoch:.2f}" for number, epoch in enumerate(of_run)}}
+              for name, of_run in epochs.items()])
+extra = epochs["compiled"][0] - epochs["as it is"][0]
+best = min(epochs["as it is"]) / 196
+gained = min(epochs["compiled"][1:]) < min(epochs["as it is"][1:])
+lesson.verdict(f"The start takes {extra:.0f} s more. An update takes {1000 * best:.1f} ms without "
+               f"the compiler. If it took half of that, {extra / (best / 2):,.0f} updates would "
+               f"pay the start back. In this run the later epochs became "
+               f"{'faster' if gained else '**no** faster'}.")
 
 # %% [markdown]
+# The operators of this model are small, and Python needs most of the step to launch them. A model with large operators,
+# or many that can be fused, gains more. `python lessons/l14_make_it_faster/compare_changes.py --change nothing compile
+# --out results/live/14_compile.json` measures it on your machine.
+#
 # `torch.compile(model)` wraps the model, and its weights get other names; `model.compile()` keeps them:
 
 # %%
@@ -365,23 +410,27 @@ next(iter(wrapped.state_dict())), next(iter(model.state_dict()))
 # %% [markdown]
 # With DDP the manual has two answers. Compile the DDP model, then
 # [DDPOptimizer](https://docs.pytorch.org/docs/stable/notes/ddp.html#torchdynamo-ddpoptimizer) cuts the graph at the
-# buckets, so that messages still overlap with backward (`main.py --compile`). Or, as a [newer
-# page](https://docs.pytorch.org/docs/stable/compile/programming_model.where_to_apply_compile.html) advises, compile the
-# model inside: `model.compile()`, then `DDP(model)`. Measure both on your machine.
+# buckets, so that messages still overlap with backward (`main.py --compile`; lesson [13b](13b_fsdp2.ipynb) counts the
+# graphs). Or compile the model inside, as a [newer
+# page](https://docs.pytorch.org/docs/stable/compile/programming_model.where_to_apply_compile.html) advises:
+# `model.compile()`, then `DDP(model)`.
 #
 # ## Several ranks: measure
 #
-# The same program runs under `torchrun`. What counts is the slowest rank. One of the changes will be yours.
+# The same program runs under `torchrun`, with the three wide layers: LeNet sends so little that no change of its
+# messages can show. The slowest rank's time counts. One of the changes will be yours.
 #
 # ### Exercise 4: gradients in 16 bits
 #
 # A communication hook takes the place of DDP's all-reduce. DDP calls `my_hook(state, bucket)` for each bucket as soon
-# as it is full. `bucket.buffer()` is a tensor with its gradients, in float32. Return a `Future` of the tensor that DDP
-# is to take as the bucket's gradients (a **Future** is the promise of a result: the handle of an `async_op=True` has
-# one, `handle.get_future()`, and `future.then(f)` is the Future of what `f(future)` will return;
-# `future.value()` is a list of tensors): their **mean over all
-# ranks**, in float32, of which only bf16 has been sent. The check registers it on three ranks, counts bytes, and
-# compares the gradient. (Import nothing from `ddp_comm_hooks`.)
+# as it is full. `bucket.buffer()` is a float32 tensor with its gradients.
+#
+# Return a `Future` of the tensor that DDP is to take as the bucket's gradients: their **mean over all ranks**, in
+# float32, of which only bf16 has been sent. A **Future** is the promise of a result. The handle of an `async_op=True`
+# has one, `handle.get_future()`. `future.then(f)` is the Future of whatever `f(future)` will return.
+#
+# The check registers the hook on three ranks, counts bytes, and compares the gradient. (Import nothing from
+# `ddp_comm_hooks`.)
 
 # %%
 # %%writefile results/live/14_hook.py
@@ -399,54 +448,60 @@ check.hook("results/live/14_hook.py")
 # check.hook.solution()
 
 # %% [markdown]
-# The run measures **your hook**, too, beside PyTorch's own bf16 compression. As long as it is not right, the run takes
-# ours, and says so.
+# The run measures **your hook**, too, beside PyTorch's own bf16 compression. As long as yours is not right, the run
+# takes ours and says so.
 
 # %%
 hook_file = check.hook.file or "ours"
 # !torchrun --nproc_per_node={ranks} lessons/l14_make_it_faster/compare_changes.py \
-#     --model lenet wide --change {together} --hook-file {hook_file} \
+#     --model wide --change {together} --hook-file {hook_file} \
 #     --rounds {rounds} --seconds {seconds} --out results/live/14_ranks.json
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 many_measured = json.loads(Path("results/live/14_ranks.json").read_text())["models"]
 on_many = show.judged(many_measured, many, CHANGES, together.split())
 lesson.predicted(my_half, show.gain(on_many, "wide", "bf16-hook"), "times as fast")
-plots.picture(show.compared(on_many, f"{ranks} ranks"))
+if not set(on_many["three wide layers"]["verdict"]) & {"pays", "costs"}:
+    lesson.verdict(compare.NOT_SHOWN)
+show.compared(on_many, f"{ranks} ranks")
+lesson.figure("Each change of the messages against no change. To send less gains only where "
+              "sending takes longer than making the message smaller.")
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.messages(many))
 
 # %% [markdown]
-# - **LeNet sends little.** No change of its messages can gain what is not there.
-# - **Half the bytes need not take half the time** (last column): someone must add up the 16-bit values, and casting to
-#   and fro costs, too.
-# - **PowerSGD** sends least, but multiplies matrices for it, on the same cores. What it leaves out it adds to the next
-#   gradient.
-# - **An update each 4 batches** waits and updates a quarter as often. But its global batch is 4 times as large.
-# - **Four buckets** can only hide what is sent while there is a core left to send it.
+# - **LeNet sends little**: the time of its all-reduce is mostly latency.
+# - **Half the bytes need not take half the time** (last column): a core must add up the 16-bit values, and casting
+#   them costs, too.
+# - **PowerSGD** sends least, but multiplies matrices for it, on the same cores. It adds what it leaves out to the next
+#   gradient (*error feedback*).
+# - **An update every 4 batches** waits and updates a quarter as often. But its global batch is 4 times as large.
 #
 # ## Is it still the same training?
 #
-# Some changes compute other numbers. Beside each: how far the first gradient is from the unchanged one (the length of
-# the difference, in percent of the length of the gradient), and the loss on 1,000 test images after the same updates.
+# Some changes compute other numbers. The table shows how far the first gradient is from the unchanged one (the length
+# of the difference, in percent of the length of the gradient), and the loss on 1,000 test images after the same number
+# of updates.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.numerics(on_one, on_many))
 
 # %% [markdown]
 # bf16 keeps 8 significant bits, so it rounds a value by up to 0.4 %. Compression rounds each gradient once. Autocast
 # rounds every product on the way, forward and backward, and the errors add up. Where a gradient is off by less than
-# 0.01 %, only the order of sums has changed. A change that sees other images (a larger batch) cannot be compared so,
-# and is not listed.
+# 0.01 %, only the order of sums has changed. A larger batch sees other images: its gradient cannot be compared, and the
+# table leaves it out.
 #
 # ### Exercise 5: losses that are seldom read
 #
-# `loss.item()` looks harmless. On a GPU it makes the program wait until the GPU has done all its work; and a mean over
-# ranks is a message. Write the loop: train `ddp` on `batches` with `cross_entropy`, an update each batch. Return a list
-# with one float for each `every` batches: the mean loss over them **and over all ranks**, the same on each rank. Per
-# `every` batches no more than one all-reduce, and no more than one read of a tensor (`item`, `tolist`, `float`).
-# `every` divides the number of batches.
+# `loss.item()` looks harmless. On a GPU it makes the program wait until the GPU has done all its work, and a mean over
+# ranks is a message.
+#
+# Write the loop: train `ddp` on `batches` with `cross_entropy`, an update for each batch. Return a list with one float
+# for every group of `every` batches: the mean loss over the group **and over all ranks**, the same on each rank. A group
+# may have one all-reduce and one read of a tensor (`item`, `tolist`, `float`), no more. `every` divides the number of
+# batches.
 
 # %%
 # %%writefile results/live/14_log.py
@@ -467,66 +522,32 @@ check.logged("results/live/14_log.py")
 # %% [markdown]
 # ## What goes into main.py?
 #
-# What harms nothing and can pay is a default, even where it did not pay here. What pays sometimes and has a price is an
-# option. The rest is left out. *Tried* counts models.
+# A change that harms nothing and can pay is a default, even where it did not pay here. A change that pays sometimes and
+# has a price is an option. The others are left out. *Tried* counts models.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.decided(CHANGES, on_one, on_many))
 
 # %% [markdown]
 # ## On a GPU
 #
-# Add `ProfilerActivity.CUDA`. None of this was run here; the changes are those of PyTorch's [tuning
-# guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html).
+# Add `ProfilerActivity.CUDA`. The changes are those of PyTorch's [tuning
+# guide](https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html); this lesson has not measured them.
 #
 # | the trace shows | try |
 # |:--|:--|
 # | gaps between short kernels | a larger batch; `torch.compile(model, mode="reduce-overhead")`, which replays them as one graph |
 # | the CPU waits in `cudaStreamSynchronize` | fewer `.item()`; `pin_memory=True` and `.to(device, non_blocking=True)` |
-# | the GPU waits for `DataLoader` | `num_workers`, `persistent_workers=True`, `prefetch_factor` |
+# | the GPU waits for `DataLoader` | `num_workers`, `prefetch_factor`, `persistent_workers=True` (workers that live on keep their copy of the data set: a `set_epoch` of the *data set* does not reach them, one of the sampler does) |
 # | matrix products take most of it | bf16 autocast; TF32: `torch.set_float32_matmul_precision("high")` ([01](01_one_device.ipynb)) |
 # | an NCCL kernel runs alone at the end | other bucket sizes; a communication hook |
-#
-# ## Appendix: what the profile does not name
-#
-# Each result of an operator needs memory. When it is no longer needed, the C library may give the memory back to the
-# operating system, and the next step asks for it again. The system hands it out in **pages**, mostly of 4 KiB: when a
-# program first touches one, the system stops the program, clears the page, and lets it go on. That is a **page fault**.
-# No operator has that name, but the operating system counts them.
-#
-# `main.py` as lessons start it, and the programs of this lesson, avoid them: they tell the C library to keep its memory
-# (`shortcuts.keep_memory()`; without any code `MALLOC_TRIM_THRESHOLD_=-1 MALLOC_MMAP_MAX_=0 python …`, both for glibc).
-# Two processes now take turns, one with that, one without.
-#
-# The first result of the small ResNet alone, 64 × 16 × 32 × 32 numbers, takes 4 MiB, or 1,024 pages.
-
-# %%
-# !python lessons/l14_make_it_faster/page_faults.py --model resnet --rounds {rounds} --steps 5 \
-#     --out results/live/14_pages.json
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-pages = json.loads(Path("results/live/14_pages.json").read_text())
-faults = pages["models"]["resnet"]["returned"]["faults"]
-lesson.table(show.page_faults(pages))
-size = faults * mmap.PAGESIZE / 2**20
-lesson.verdict(f"{faults:,.0f} pages of {mmap.PAGESIZE // 1024} KiB are {size:.0f} MiB: in each "
-               f"step, memory for {size / 4:.1f} such results is given back and asked for again.")
-if not pages["can_keep"]:
-    lesson.verdict("**This system's C library cannot be told to keep memory: both processes did "
-                   "the same, and their difference is noise.**")
-
-# %% [markdown]
-# The column *predicted* counts the time inside the operating system alone. A page that is cleared also pushes other
-# data out of the caches, so the gain may be larger. What the C library gives back differs from run to run. The price is
-# memory that stays with the process. (On a GPU PyTorch keeps freed memory by itself: its [caching
-# allocator](https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-memory-management).)
 #
 # ## What to remember
 #
 # 1. Profile first: a small part cannot give much, however fast it becomes.
 # 2. Change one thing, measure it in turns with the unchanged training, and compare the gain with the noise.
-# 3. Ask whether it is still the same training. Sixteen bits, a larger batch and PowerSGD are others.
+# 3. Check whether it is still the same training. Sixteen bits, a larger batch and PowerSGD make it another one.
 #
-# **Next:** [15 · Talk less](15_talk_less.ipynb): the ranks' messages are what is left. On a GPU `python
-# lessons/l14_make_it_faster/compare_changes.py --device cuda --model resnet --out results/live/14_gpu.json` compares the changes of
-# this lesson.
+# **Next:** [15 · Talk less](15_talk_less.ipynb). Must ranks send a message at every step? (On a GPU, `python
+# lessons/l14_make_it_faster/compare_changes.py --device cuda --model resnet --out results/live/14_gpu.json` compares
+# the changes of this lesson.)

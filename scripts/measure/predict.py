@@ -70,7 +70,8 @@ def main():
     add("--within", type=positive(float), default=450, help="link within a node, GB/s; default: 450 (NVLink)")
     add("--between", type=positive(float), default=50,
         help="link to another node, GB/s a device; default: 50 (InfiniBand)")
-    add("--sequences", type=positive(int), help="a step, of all devices together; default: 8 times the devices")
+    add("--sequences", type=positive(int), default=memory.BATCH,
+        help=f"a step, of all devices together; default: {memory.BATCH}, 4 million tokens")
     args = parser.parse_args()
     with parser.one_line():
         args.predict(args)
