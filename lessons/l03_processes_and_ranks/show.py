@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from course.plots.style import COLOURS, WARNING, bare, colour_of, write_in
-from lessons.l03_processes_and_ranks.ranks_meet import FILE
+from lessons.l03_processes_and_ranks.ranks_meet import FILE, listener
 
 ROUND = "round,pad=0,rounding_size=0.08"
 
@@ -40,10 +40,10 @@ def ranks_map(processes: pd.DataFrame) -> Axes:
 
 def links_maps(meetings: dict[str, tuple[list[str], list[dict]]]) -> list[Axes]:
     """Who connected to whom in each of the {title: (names, links)} of `ranks_meet.meetings`, one below another."""
-    axes = plt.subplots(len(meetings), 1, figsize=(11, 3.9 * len(meetings)), squeeze=False)[1][:, 0]
+    axes = plt.subplots(len(meetings), 1, figsize=(11, 3.4 * len(meetings)), squeeze=False)[1][:, 0]
     for ax, (title, (names, links)) in zip(axes, meetings.items(), strict=True):
         _links_map(names, links, ax)
-        ax.set_title(title)
+        ax.set_title(f"{title}: {listener(links)} listens")
     return list(axes)
 
 
