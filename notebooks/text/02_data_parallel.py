@@ -433,8 +433,8 @@ lesson.table([{"work": name, "1 worker, ms": f"{1000 * pd.Series(times[1]).media
                "2 workers, ms": f"{1000 * pd.Series(times[2]).median():.0f}",
                "times as fast": str(gains[name])} for name, times in seconds.items()])
 gain = compare.ratio(seconds["Python, threads"][2], seconds["Python, processes"][2])
-lesson.verdict(f"At Python's sums two processes are {gain} times as fast as two threads. "
-               + ("**That is the lock.**" if gain.low > 1 else compare.NOT_SHOWN))
+lesson.verdict("Python's sums, time of two threads / time of two processes: "
+               f"{gain}. {'**That is the lock.**' if gain.low > 1 else compare.NOT_SHOWN}")
 
 # %% [markdown]
 # (The numbers in brackets are the spread; lesson [01](01_one_device.ipynb) says when a difference counts.)
