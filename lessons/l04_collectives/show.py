@@ -1,4 +1,4 @@
-"""Lesson 04: pictures of what each rank holds, cell by cell, and tables of the ring and of the hangs.
+"""Lesson 04: pictures of what each rank holds, cell by cell, of messages and of their times, and tables of the hangs.
 
 The numbers are those of collectives_shown.py, own_collectives.py and hang_on_purpose.py. Each digit of a number stands
 for one rank, so a cell shows by its colours from which ranks its number came, and an arrow leads from each of them.
@@ -225,19 +225,6 @@ def intervals(times: dict, events: dict) -> pd.DataFrame:
 
 
 # ------------------------------------------------------------------------------------------ tables
-
-
-def ring_table(run: dict) -> list[dict]:
-    """How many bytes the ring's ranks sent, and whether they hold the result of dist.all_reduce."""
-    ranks = len(run["equal"])
-    sent = [sum(step["bytes"][rank] for step in run["steps"][1:]) for rank in range(ranks)]
-    return [{"": name, "measured": str(value)} for name, value in {
-        "tensor, bytes": run["bytes"],
-        "sent by each rank, bytes": ", ".join(map(str, sent)),
-        "ranks whose whole numbers equal those of `dist.all_reduce`": f"{sum(run['equal'])} of {ranks}",
-        "decimal numbers: largest difference from `dist.all_reduce`": f"{run['floats']['off']:.0e}",
-        "decimal numbers: the same bits on all ranks": "yes" if run["floats"]["ranks_agree"] else "no",
-    }.items()]
 
 
 def messages(ranks: list[dict]) -> list[dict]:

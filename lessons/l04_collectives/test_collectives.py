@@ -316,13 +316,6 @@ def test_the_ring_is_all_reduce(demo):
     assert ring["floats"]["ranks_agree"] and ring["floats"]["off"] < 1e-5
 
 
-def test_after_the_first_phase_each_rank_has_one_whole_chunk(demo):
-    n = len(demo["ring"]["equal"])
-    cells = demo["ring"]["steps"][n - 1]["cells"]
-    whole = [{column for column in range(n) if len(show.contributors(row[column])) == n} for row in cells]
-    assert whole == [{(rank + 1) % n} for rank in range(n)], "as exercise 3 says"
-
-
 def test_the_ring_sends_what_the_formula_says(demo):
     ring, n = demo["ring"], len(demo["ring"]["equal"])
     steps = ring["steps"][1:]

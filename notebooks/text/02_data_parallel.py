@@ -70,8 +70,8 @@ lesson.figure("Read from left to right. `DataParallel`'s `forward` (blue) ends w
               "The widths say nothing about time.")
 
 # %% [markdown]
-# `nn.DataParallel` needs GPUs. Here each device is a **pretend device**, a thread on the CPU: the phases and the results
-# are the same, the times are not. A model and a batch:
+# `nn.DataParallel` needs GPUs. Here each device is a **pretend device**, a thread on the CPU: the phases and the
+# results are the same, the times are not. A model and a batch:
 
 # %%
 torch.set_num_threads(1)  # a pretend device computes with one core at most
@@ -89,8 +89,8 @@ pieces = batch.chunk(devices)
 # %% [markdown]
 # **2. Replicate**: copy the model to each device, and do so again in every step. Autograd records the operation that
 # copies a weight, so `backward()` finds its way back to the model's own weight. `grad_fn` names the operation, a
-# broadcast. (On GPUs the replica of device 0 shares the model's own memory. Our `replicate` stands in the
-# [file of the pretend devices](../lessons/l02_data_parallel/pretend_devices.py).)
+# broadcast. (On GPUs the replica of device 0 shares the model's own memory. Our `replicate` stands in the [file of the
+# pretend devices](../lessons/l02_data_parallel/pretend_devices.py).)
 
 # %%
 replicas = replicate(model, len(pieces))
@@ -143,8 +143,8 @@ torch.testing.assert_close(parallel, one_device)
 lesson.predicted(my_factor, round((parallel[0].norm() / one_device[0].norm()).item(), 3), "×")
 
 # %% [markdown]
-# It is the same gradient: `DataParallel` **adds up** the gradients of the replicas. The loss came *after* the gather and
-# was divided by all 64 rows, so each replica's gradient is already a share of the whole. (DDP, which lesson
+# It is the same gradient: `DataParallel` **adds up** the gradients of the replicas. The loss came *after* the gather
+# and was divided by all 64 rows, so each replica's gradient is already a share of the whole. (DDP, which lesson
 # [06](06_ddp.ipynb) builds, averages them instead: there each process has a loss of its own, divided by its own rows.)
 #
 # ## A batch that does not divide
@@ -163,8 +163,8 @@ lesson.predicted(my_pieces, rows[2]["rows on each device"])
 lesson.table(rows)
 
 # %% [markdown]
-# `chunk` rounds the size of a piece **up**. PyTorch's [tutorial][tutorial] shows it on GPUs: of a batch of 10 on 8 GPUs,
-# five GPUs get 2 rows each, and three get none.
+# `chunk` rounds the size of a piece **up**. PyTorch's [tutorial][tutorial] shows it on GPUs: of a batch of 10 on 8
+# GPUs, five GPUs get 2 rows each, and three get none.
 #
 # [tutorial]: https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
 #
@@ -196,8 +196,8 @@ mean_of_device_0 = counting.norm.momentum * pieces[0].mean(0)
 torch.testing.assert_close(counting.norm.running_mean, mean_of_device_0)
 
 # %% [markdown]
-# **A replica lives for one step.** Each replica counted its own call, and was then thrown away. BatchNorm kept the mean of
-# **device 0's rows alone**, because the replica of device 0 shares the model's own buffers (tensors that are not
+# **A replica lives for one step.** Each replica counted its own call, and was then thrown away. BatchNorm kept the mean
+# of **device 0's rows alone**, because the replica of device 0 shares the model's own buffers (tensors that are not
 # trained). The [manual][manual] says both.
 #
 # There is worse: in training each replica normalises by its **own** 16 rows, not by all 64. This changes the outputs.
@@ -328,27 +328,24 @@ for _ in range(repeats + 2):
 seconds = pd.DataFrame(steps[2:]).median()  # the first two warm up
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-done_by = {"scatter": "device 0, for all", "replicate": "device 0, to all", "apply": "all devices",
-           "gather": "all, to device 0", "loss": "device 0", "backward": "all devices",
-           "update": "device 0", "**the whole step**": ""}
-lengths = {**seconds, "**the whole step**": seconds.sum()}
-lesson.table([{"step": phase, "on GPUs this is done by": done_by[phase],
-               "ms here": f"{1000 * length:.2f}", "share here": f"{length / seconds.sum():.0%}"}
-              for phase, length in lengths.items()])
+lesson.table([{"phase": phase, "ms": f"{1000 * length:.2f}",
+               "share": f"{length / seconds.sum():.0%}"}
+              for phase, length in seconds.items()])
 
 # %% [markdown]
-# In a row where device 0 works alone, **the others wait**. *Replicate* comes back in every step, and the model learns
-# nothing from it. **These are the times of pretend devices, not of GPUs**: pretend devices share one memory, and one
-# thread computes their backward. Between GPUs the batch, the model, the outputs and the gradients cross a link that is
-# slower than memory.
+# Where device 0 works alone, **the others wait** (see the first figure). *Replicate* comes back in every step, and the
+# model learns nothing from it. **These are the times of pretend devices, not of GPUs**: pretend devices share one
+# memory, and one thread computes their backward. Between GPUs the batch, the model, the outputs and the gradients cross
+# a link that is slower than memory.
 #
-# A published measurement on GPUs: 200 steps of GPT-2 on two TITAN RTX, joined by a fast link (NVLink), took 110.6 s with
-# `DataParallel` and 101.9 s with DDP ([source](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)).
+# A published measurement on GPUs: 200 steps of GPT-2 on two TITAN RTX, joined by a fast link (NVLink), took 110.6 s
+# with `DataParallel` and 101.9 s with DDP
+# ([source](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)).
 #
 # ## The price: memory on device 0
 #
-# A small language model reads 64 sentences of 32 words. For each word it computes 4,096 scores: one for each word of its
-# vocabulary. We count the bytes that each device holds in a step with Adam.
+# A small language model reads 64 sentences of 32 words. For each word it computes 4,096 scores: one for each word of
+# its vocabulary. We count the bytes that each device holds in a step with Adam.
 #
 # **Predict**: how many times as much does device 0 hold as device 1?
 
@@ -386,8 +383,8 @@ device_0 = each | {"Adam's state": state, "outputs": bytes_of([all_scores]),
                    "kept by the loss": kept_by_loss}
 lesson.predicted(my_memory_ratio, sum(device_0.values()) / sum(each.values()), "×")
 show.memory([device_0] + [each] * (devices - 1))
-lesson.figure("Only device 0 holds the outputs of all rows, the tensors that the loss keeps, "
-              "and Adam's state. Every other part is the same on all devices.")
+lesson.figure("Only device 0 holds the outputs of all rows, the tensors that the loss keeps, and "
+              "Adam's state. Every other part is the same on all devices.")
 
 # %% [markdown]
 # The **fullest** device decides how large a batch can be. (Not all parts are there at the same moment. In `backward()`
@@ -397,9 +394,9 @@ lesson.figure("Only device 0 holds the outputs of all rows, the tensors that the
 #
 # ## The price: Python's lock
 #
-# The *global interpreter lock* (GIL) lets only one thread of a process run Python at a time. (The usual builds of Python
-# have it; the free-threaded ones do not.) PyTorch releases the lock inside an operation. `sum` of a `range` does not
-# release it: here it stands for a `forward` with much Python in it.
+# The *global interpreter lock* (GIL) lets only one thread of a process run Python at a time. (The usual builds of
+# Python have it; the free-threaded ones do not.) PyTorch releases the lock inside an operation. `sum` of a `range` does
+# not release it: here it stands for a `forward` with much Python in it.
 #
 # **Predict**: how many times as fast are 2 threads as 1, at the same sums?
 
@@ -458,10 +455,11 @@ lesson.table(rows)
 # %% [markdown]
 # - The order counts. Numbers after a -1 are ignored, and a number that comes twice empties the whole list ([NVIDIA's
 #   rules][rules]).
-# - **A late change has no effect, and no error says so.** The cell above calls PyTorch's function five times; CUDA reads
-#   the variable **once**, when its driver starts in the process. `import torch` does not start it. The first tensor on
-#   a GPU does, and so does [`torch.cuda.is_available()`][available]. After that `os.environ["CUDA_VISIBLE_DEVICES"] =
-#   "1"` hides no GPU: the program goes on using cuda:0. So set the variable in front of the command.
+# - **A late change has no effect, and no error says so.** The cell above calls PyTorch's function five times; CUDA
+#   reads the variable **once**, when its driver starts in the process. `import torch` does not start it. The first
+#   tensor on a GPU does, and so does [`torch.cuda.is_available()`][available]. After that
+#   `os.environ["CUDA_VISIBLE_DEVICES"] = "1"` hides no GPU: the program goes on using cuda:0. So set the variable in
+#   front of the command.
 # - CUDA counts the fastest GPU first. `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes it count as `nvidia-smi` does.
 #
 # [rules]: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html

@@ -78,8 +78,12 @@ print(f"rank {env['RANK']} of {env['WORLD_SIZE']}: local rank {env['LOCAL_RANK']
 # !torchrun --nproc_per_node=4 results/live/03_hello.py
 
 # %% [markdown]
-# The order of the lines is chance: four processes print at the same time. On two nodes you type the same command once on
-# each node, and only `--node-rank` differs:
+# The order of the lines is chance: four processes print at the same time. (Older tutorials type `python -m
+# torch.distributed.launch` in place of `torchrun`. PyTorch 2.14 answers with a `FutureWarning`: "The module
+# torch.distributed.launch is deprecated and will be removed in future. Use torchrun. […] If your script expects
+# `--local-rank` argument to be set, please change it to read from `os.environ['LOCAL_RANK']` instead.")
+#
+# On two nodes you type the same command once on each node, and only `--node-rank` differs:
 #
 # ```bash
 # torchrun --nnodes=2 --node-rank=0 --nproc_per_node=4 --master-addr=node0 --master-port=29500 hello.py  # on node 0
@@ -120,9 +124,9 @@ lesson.table([{"variable": f"`{name}`", "says": meaning, "value": variables[name
 # ### Exercise 1: whose job is it?
 #
 # All ranks run the same program, so the program has to ask: *is this my job?* Some jobs must be done once in the whole
-# job, some once on each node, some by every process. Return True if the process with this rank and local rank
-# should do it. The jobs are `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"` and `"download to
-# the node's own disk"`.
+# job, some once on each node, some by every process. Return True if the process with this rank and local rank should do
+# it. The jobs are `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"` and `"download to the
+# node's own disk"`.
 
 # %%
 def my_turn(job, rank, local_rank):
@@ -138,8 +142,8 @@ check.turn(my_turn)
 # ## The process group
 #
 # Each process now knows its number. It does not know *where* the others are. `init_process_group` brings them together,
-# and returns when all of them have called it. From then on they are a **process group**, which spans all nodes. (torchrun
-# uses the word *group* for one node.) The call answers five questions:
+# and returns when all of them have called it. From then on they are a **process group**, which spans all nodes.
+# (torchrun uses the word *group* for one node.) The call answers five questions:
 #
 # | question | argument |
 # |:--|:--|
@@ -179,13 +183,8 @@ dist.destroy_process_group()
 # ```
 #
 # (Older code has `torch.cuda.set_device(local_rank)`.) Neither torchrun nor PyTorch does this for you: without it all
-# ranks of a node use GPU 0. This machine has:
-
-# %%
-print("gloo:", dist.is_gloo_available(), " nccl:", dist.is_nccl_available(),
-      " GPUs:", torch.cuda.device_count())
-
-# %% [markdown]
+# ranks of a node use GPU 0.
+#
 # ## Where do they meet?
 #
 # The place is the `init_method`. Programs often have an option for it, `--dist-url`.
@@ -234,8 +233,8 @@ show.links_maps({"env://, by hand": by_hand["env://"],
                  "env://, torchrun": by_torchrun["env://"],
                  "file://, by hand": by_hand[f"file://{meeting}"]})
 lesson.figure("Orange: an arrow leads from each process to the store where it met the others. "
-              "Blue: the connections that carry tensors afterwards. They join every pair of ranks, "
-              "wherever the ranks met.")
+              "Blue: the connections that carry tensors afterwards. They join every pair of "
+              "ranks, wherever the ranks met.")
 lesson.predicted(my_listener, ranks_meet.listener(by_hand["env://"][1]))
 lesson.predicted(my_listener_torchrun, ranks_meet.listener(by_torchrun["env://"][1]))
 
@@ -284,8 +283,8 @@ check.joined("results/live/03_join.py")
 # is missing, the torchruns wait for each other, and have not started any rank yet. They have a timeout of their own:
 # [10](10_launchers.ipynb).)
 #
-# **Predict.** You choose the default for everybody. If it is too short, it ends a healthy job in which one rank writes a
-# large checkpoint while the others wait. If it is too long, 64 GPUs stand still all night. How many minutes does gloo
+# **Predict.** You choose the default for everybody. If it is too short, it ends a healthy job in which one rank writes
+# a large checkpoint while the others wait. If it is too long, 64 GPUs stand still all night. How many minutes does gloo
 # wait if the program names no timeout?
 
 # %%
@@ -355,15 +354,15 @@ print(*output[:-3], sep="\n")
 # | *trying to connect to …* | the ranks never met: nobody listens | rank 0's node; the address and the port |
 # | *Timed out waiting … for recv* | the ranks met, and then one did not take part | the rank that did **not** complain |
 #
-# In rows 1 and 3 the rank that complains has only waited: look for the rank that is silent. In row 2 look at both sides:
-# does rank 0 listen, and has this rank the right address? (This is the wording of PyTorch 2.14. Rows 1 and 2 come from
-# the **store**, so they are the same with nccl; the store may wait up to a second longer than its timeout. Row 3 comes
-# from gloo. The seconds of the whole command include the start of Python.)
+# In rows 1 and 3 the rank that complains has only waited: look for the rank that is silent. In row 2 look at both
+# sides: does rank 0 listen, and has this rank the right address? (This is the wording of PyTorch 2.14. Rows 1 and 2
+# come from the **store**, so they are the same with nccl; the store may wait up to a second longer than its timeout.
+# Row 3 comes from gloo. The seconds of the whole command include the start of Python.)
 #
 # ### Exercise 3: one prepares, the others wait (on ranks)
 #
-# Four ranks on two nodes again; this time they have a process group. Every rank needs `file` (a `Path`) on its node's own
-# disk. `download(file)` fetches it, which takes a moment. Download it **once on each node**, and return its text
+# Four ranks on two nodes again; this time they have a process group. Every rank needs `file` (a `Path`) on its node's
+# own disk. `download(file)` fetches it, which takes a moment. Download it **once on each node**, and return its text
 # (`file.read_text()`) on every rank. No rank may read too early, and none may wait for ever.
 
 # %%

@@ -17,7 +17,8 @@
 # %% [markdown]
 # # 04 · Collectives
 #
-# **The question.** Ranks share no memory. How do they exchange data, and what happens if one of them does not take part?
+# **The question.** Ranks share no memory. How do they exchange data, and what happens if one of them does not take
+# part?
 #
 # **You will be able to**
 #
@@ -78,8 +79,9 @@ dist.destroy_process_group()
 # !torchrun --nproc_per_node={ranks} results/live/04_first.py
 
 # %% [markdown]
-# Only the two ranks of the message make the calls; the others go on. (The ranks print in any order.) The backend is gloo
-# here, which works on every CPU. With NCCL, for GPUs, the calls are the same, and each rank's tensors are on its GPU.
+# Only the two ranks of the message make the calls; the others go on. (The ranks print in any order.) The backend is
+# gloo here, which works on every CPU. With NCCL, for GPUs, the calls are the same, and each rank's tensors are on its
+# GPU.
 #
 # The calls belong to **c10d**, the library behind `torch.distributed`. (Error messages use this name.) Three parts of
 # PyTorch let processes work together:
@@ -110,8 +112,9 @@ lesson.code(shown.shift)
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 demo = json.loads(Path("results/live/04_collectives.json").read_text())
 show.before_after(demo, "shift")
-lesson.figure("A row is a rank, a cell a number that it holds. The place of a digit and the colour "
-              "tell the rank that it comes from: ones from rank 0, tens from rank 1, and so on.")
+lesson.figure("A row is a rank, a cell a number that it holds. The place of a digit and the "
+              "colour tell the rank that it comes from: ones from rank 0, tens from rank 1, and "
+              "so on.")
 
 # %% [markdown]
 # ## A broadcast, made of messages
@@ -159,8 +162,8 @@ lesson.predicted(my_rounds, fewest, "rounds")
 #
 # ### Exercise 2: `my_all_reduce`
 #
-# All ranks call `my_all_reduce(tensor)`. Afterwards the tensor of each rank holds the sum over all ranks. The tensor has
-# one dimension. Again use messages alone, and again every right solution passes.
+# All ranks call `my_all_reduce(tensor)`. Afterwards the tensor of each rank holds the sum over all ranks. The tensor
+# has one dimension. Again use messages alone, and again every right solution passes.
 
 # %%
 # %%writefile results/live/04_all_reduce.py
@@ -192,29 +195,33 @@ my_times = None  # times the bytes of the tensor
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 ring = demo["ring"]
 show.ring(ring, "added")
-lesson.figure("A column is a chunk, and the right neighbour is the row below (below the last row comes "
-              "rank 0 again). A thick frame marks a sum that has just grown. In the last step each "
-              "rank has one chunk with the colours of all ranks.")
+lesson.figure("A column is a chunk, and the right neighbour is the row below (below the last row "
+              "comes rank 0 again). A thick frame marks a sum that has just grown. In the last "
+              "step each rank has one chunk with the colours of all ranks.")
 
 # %% [markdown]
-# Follow the column of rank 0's 1. This is the first half of the ring, the **reduce-scatter**: each rank *adds* the chunk
-# that arrives to its own, and sends the sum on in the next step. After n − 1 steps each rank has one chunk of the whole
-# sum. The second half is the **all-gather**: the whole sums go round once more, and each rank *copies* the chunk that
-# arrives. This takes n − 1 steps, too:
+# Follow the column of rank 0's 1. This is the first half of the ring, the **reduce-scatter**: each rank *adds* the
+# chunk that arrives to its own, and sends the sum on in the next step. After n − 1 steps each rank has one chunk of the
+# whole sum. The second half is the **all-gather**: the whole sums go round once more, and each rank *copies* the chunk
+# that arrives. This takes n − 1 steps, too:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.ring(ring, "copied")
-lesson.figure("The chunks with all colours travel on. After the last step each rank has all of them.")
+lesson.figure("The chunks with all colours travel on. After the last step each rank has all of "
+              "them.")
 
 # %%
 sent = sum(step["bytes"][0] for step in ring["steps"][1:])  # by rank 0
 lesson.predicted(my_times, sent / ring["bytes"], "times its tensor")
-lesson.table(show.ring_table(ring))
+lesson.table([{"tensor, bytes": ring["bytes"], "rank 0 sends, bytes": sent,
+               "ranks with the right sums": f"{sum(ring['equal'])} of {len(ring['equal'])}",
+               "decimal numbers differ by at most": f"{ring['floats']['off']:.0e}",
+               "the same on all ranks": ring["floats"]["ranks_agree"]}])
 
 # %% [markdown]
 # Each rank sends 2(n − 1) chunks of one n-th of the tensor: **2(n − 1)/n** times the tensor. That is never more than
-# twice, **however many ranks there are** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002));
-# in the star one rank sends n − 1 times the tensor.
+# twice, **however many ranks there are** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)); in
+# the star one rank sends n − 1 times the tensor.
 #
 # Decimal numbers may differ from PyTorch's in the last digits, because they were added in another order. But no rank
 # differs from another: each sum was made once, and then copied.
@@ -262,8 +269,8 @@ yours = " ".join([check.broadcasted.file, check.all_reduced.file, check.ring.fil
 run = json.loads(Path("results/live/04_own.json").read_text())
 lesson.table(show.own_table(run))
 show.messages_sent(run)
-lesson.figure("A row is a rank, an arrow a message, and time goes to the right. A thick arrow is the "
-              "whole tensor, a thin one a chunk. In a ring every rank sends in every round.")
+lesson.figure("A row is a rank, an arrow a message, and time goes to the right. A thick arrow is "
+              "the whole tensor, a thin one a chunk. In a ring every rank sends in every round.")
 
 # %% [markdown]
 # Each **round** costs a little, however small its messages are. Each **byte** costs, too: add up the largest message of
@@ -443,8 +450,8 @@ check.joined("results/live/04_join.py")
 # %% [markdown]
 # ## Who waits for whom
 #
-# A collective waits for the data that it needs from other ranks. `barrier` moves no data, it only waits: no rank goes on
-# before every rank has called it. Here each rank works (sleeps) for a while, then calls it:
+# A collective waits for the data that it needs from other ranks. `barrier` moves no data, it only waits: no rank goes
+# on before every rank has called it. Here each rank works (sleeps) for a while, then calls it:
 
 # %%
 lesson.code(shown.barrier)
@@ -479,14 +486,8 @@ events = show.intervals(times, {
     "own work": ("work", "after the call", "before wait()"),
     "wait()": ("wait", "before wait()", "after wait()")})
 plots.timeline(events)
-lesson.figure("The ranks that come in time do their own work while the collective waits for the last "
-              "rank. Their wait is shorter by the length of that work.")
-parts = {"the call, ms": ("before the call", "after the call"),
-         "own work, ms": ("after the call", "before wait()"),
-         "`wait()`, ms": ("before wait()", "after wait()")}
-lesson.table([{"rank": rank} | {part: f"{1000 * (times[end][rank] - times[begin][rank]):.1f}"
-                                for part, (begin, end) in parts.items()}
-              for rank in range(len(times["start"]))])
+lesson.figure("The ranks that come in time do their own work while the collective waits for the "
+              "last rank. Their wait is shorter by the length of that work.")
 
 # %% [markdown]
 # Without the handle these ranks would first wait, then work. DDP uses handles to compute backward and all-reduce at the
@@ -495,8 +496,8 @@ lesson.table([{"rank": rank} | {part: f"{1000 * (times[end][rank] - times[begin]
 # Until `wait()` has returned, the tensor belongs to the collective: do not read it, do not write it.
 #
 # With NCCL the call and `wait()` both return at once: `wait()` makes the GPU's queue wait, not Python. Work that you
-# queue afterwards is safe. But a clock needs `torch.cuda.synchronize()`, as in [01](01_one_device.ipynb). (`barrier` is the
-# exception: there Python waits.)
+# queue afterwards is safe. But a clock needs `torch.cuda.synchronize()`, as in [01](01_one_device.ipynb). (`barrier` is
+# the exception: there Python waits.)
 #
 # ## A hang, on purpose
 #
@@ -507,7 +508,8 @@ lesson.table([{"rank": rank} | {part: f"{1000 * (times[end][rank] - times[begin]
 lesson.code(hang_on_purpose.different)
 
 # %% [markdown]
-# **Predict.** Three ranks run this. Their process group has a `timeout` of a few seconds. Which ranks end with an error?
+# **Predict.** Three ranks run this. Their process group has a `timeout` of a few seconds. Which ranks end with an
+# error?
 
 # %%
 my_ranks = None  # a list, such as [0, 2]
@@ -523,20 +525,20 @@ lesson.predicted(my_ranks, failed)
 lesson.table(show.messages(seen["stack"]))
 
 # %% [markdown]
-# Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends. So the rank with
-# the mistake is not the only one that fails. A rank that waits prints nothing until its time is up. Then gloo's message
-# names neither the missing rank nor the collective.
+# Ranks 0 and 1 wait for rank 2's part of the sum. Rank 2 waits for a broadcast that rank 0 never sends. So the rank
+# with the mistake is not the only one that fails. A rank that waits prints nothing until its time is up. Then gloo's
+# message names neither the missing rank nor the collective.
 #
-# **With NCCL** the call raises no exception. A thread in the background, the *watchdog*, ends the process. Its line gives
-# the number and the kind of the collective (`SeqNum=…, OpType=ALLREDUCE`), but not the missing rank. Compare these lines
-# of all ranks: the rank that differs, or that is behind, leads to the mistake. NCCL does not check that the calls match:
-# instead of a hang you may get [wrong
+# **With NCCL** the call raises no exception. A thread in the background, the *watchdog*, ends the process. Its line
+# gives the number and the kind of the collective (`SeqNum=…, OpType=ALLREDUCE`), but not the missing rank. Compare
+# these lines of all ranks: the rank that differs, or that is behind, leads to the mistake. NCCL does not check that the
+# calls match: instead of a hang you may get [wrong
 # numbers](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html).
 #
 # There are three ways to find out which rank waits where:
 #
-# **1. The stack of every rank.** `faulthandler.dump_traceback_later(seconds)` prints the line where Python stands, if the
-# program is still running by then. In the same run, before the time was up:
+# **1. The stack of every rank.** `faulthandler.dump_traceback_later(seconds)` prints the line where Python stands, if
+# the program is still running by then. In the same run, before the time was up:
 
 # %%
 lesson.table(show.stacks(seen["stack"]))
@@ -548,9 +550,9 @@ lesson.table(show.stacks(seen["stack"]))
 # With NCCL the stack may show a later line, since a call only queues the work and returns. There use the **flight
 # recorder**. Set `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1` before the start: each rank then keeps
 # its last collectives, with their number, kind, size, state and the line that called them, and writes them to a file at
-# the timeout. `torchfrtrace` compares the files of all ranks
-# ([variables and output](../TROUBLESHOOTING.md#a-hang-under-nccl-the-flight-recorder)). In lesson
-# [12](12_break_it.ipynb) you read the files of 64 ranks yourself.
+# the timeout. `torchfrtrace` compares the files of all ranks ([variables and
+# output](../TROUBLESHOOTING.md#a-hang-under-nccl-the-flight-recorder)). In lesson [12](12_break_it.ipynb) you read the
+# files of 64 ranks yourself.
 #
 # **2. A barrier that names the missing rank.** `dist.monitored_barrier` (gloo only; in a job with nccl make a group for
 # it: `dist.new_group(backend="gloo")`) waits like a barrier, and names the ranks that did not come. Put it before the
@@ -562,7 +564,8 @@ lesson.code(hang_on_purpose.one_stays_away)
 lesson.table(show.messages(seen["barrier"]))
 
 # %% [markdown]
-# Read **rank 0's** line: it names the missing rank. The other ranks know only that something failed, or noticed nothing.
+# Read **rank 0's** line: it names the missing rank. The other ranks know only that something failed, or noticed
+# nothing.
 #
 # **3. Compare the calls.** Set the environment variable `TORCH_DISTRIBUTED_DEBUG=DETAIL` before the groups are made.
 # Before each collective the ranks then tell each other which one they are about to call. This works with nccl, too. Our
@@ -597,16 +600,13 @@ check.stopped("results/live/04_stop.py")
 # check.stopped.solution()
 
 # %% [markdown]
-# More: PyTorch's tutorial [Writing distributed
-# applications](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html).
-#
 # ## What to remember
 #
 # 1. All ranks of a group call the same collectives in the same order, or they wait until the timeout.
 # 2. Three questions find the right collective: who needs the result, is something added up, does each rank get the
 #    whole or a part?
-# 3. Collectives are made of messages. A tree needs few rounds. A ring needs few bytes: it is a `reduce_scatter`, then an
-#    `all_gather`, and each rank sends 2(n − 1)/n times its tensor, however many ranks there are.
+# 3. Collectives are made of messages. A tree needs few rounds. A ring needs few bytes: it is a `reduce_scatter`, then
+#    an `all_gather`, and each rank sends 2(n − 1)/n times its tensor, however many ranks there are.
 #
 # **Next:** [05 · Who sees which image](05_distributed_sampler.ipynb). Before gradients can be added up, each rank needs
 # images of its own.
