@@ -157,8 +157,9 @@ lesson.predicted(my_rounds, fewest, "rounds")
 # %% [markdown]
 # ## An all-reduce, made of messages
 #
-# After each backward pass DDP adds up the gradients of all ranks: **every rank gets the sum**. This is an
-# **all-reduce**. Ranks that begin with 1, 10, 100 and 1000 all end with 1111.
+# In each step DDP averages the gradients of all ranks. Each rank divides its gradients by the number of ranks, and then
+# **every rank gets the sum** of all ranks' results. (To divide first keeps a sum in half precision from overflowing.)
+# This operation is an **all-reduce**. Ranks that begin with 1, 10, 100 and 1000 all end with 1111.
 #
 # ### Exercise 2: `my_all_reduce`
 #
