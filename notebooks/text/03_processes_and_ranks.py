@@ -6,8 +6,8 @@
 #       parameters:
 #         ranks: 2
 #         wait: 1
-#       seconds: 40
-#     seconds: 55
+#       seconds: 42
+#     seconds: 57
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python

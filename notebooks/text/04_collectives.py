@@ -6,7 +6,7 @@
 #       parameters:
 #         patience: 2
 #         ranks: 2
-#       seconds: 50
+#       seconds: 45
 #     seconds: 68
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
