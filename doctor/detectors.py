@@ -80,6 +80,17 @@ def in_code(names):
     return ", ".join(f"`{name}`" for name in names[:4]) + more
 
 
+def over_all(diaries):
+    """Do the ranks train one model together: by DDP over all of them, or by gradients averaged by hand?"""
+    by_hand = any(fact["backwards"] and not fact["updated"] for fact in notes(diaries[0], "talk"))
+    return by_hand or any(fact["ranks"] == len(diaries) for fact in notes(diaries[0], "wrapped"))
+
+
+def failed_by(diaries, words):
+    """Has a rank ended by an error that has these words?"""
+    return any(words in error_of(diary) for diary in diaries)
+
+
 def all_same(lists):
     """Do all ranks hold the same numbers, but for the last digits?"""
     return all(math.isclose(a, b, rel_tol=1e-10) or math.isnan(a) and math.isnan(b)
@@ -102,6 +113,41 @@ HANG_DIFFERENT = Finding(
     "call that another never makes.",
     "Take the call out of the branch that only some ranks take, or let all take it.")
 HANG_RANK_0 = replace(HANG_DIFFERENT, name="hang_rank_0")
+
+
+STOPPED_APART = Finding(
+    "stopped_apart", WRONG,
+    "{left} left the training after {forwards} forwards, at the end of an epoch. {waits} went on, and waited.",
+    "Each rank decided by itself when to stop, by figures of its own, and the decisions differ.",
+    "Let all ranks decide together: all-reduce the figure, or rank 0's decision, before it is compared.")
+SKIPPED = Finding(
+    "skipped_backward", WRONG,
+    "Forwards through DDP that no backward followed: {skipped}.",
+    "A rank that skips a backward, for a loss that is not finite, say, is one message behind. From then on the "
+    "ranks average gradients of different steps.",
+    "Skip together: all-reduce a flag before the step, or call backward on the loss times zero.")
+
+
+def skipped(diaries):
+    """A rank leaves out a backward that another one makes. `diaries` may be last words, which have no facts."""
+    counts = [diary["skipped"]["times"] for diary in diaries]
+    if len(set(counts)) > 1 and not all(map(ended_well, diaries)):
+        most = max((diary["skipped"] for diary in diaries), key=itemgetter("times"))
+        yield SKIPPED.at(most["where"], skipped=by_rank(diaries, counts, after=":"))
+
+
+def stopped_apart(diaries):
+    """A rank has left the loop at the end of a pass; another one waits for it."""
+    forwards = [diary["forwards"] for diary in diaries]
+    least = min(forwards)
+    waits = [diary for diary in diaries if diary["forwards"] > least]
+    if waits and (any(map(error_of, waits)) or any(notes_of_all(waits, "stalled"))):
+        ends = [read for read in notes(waits[0], "pass")
+                if read["trained"] and read["whole"] and read["forwards"] == least]
+        for read in ends[:1]:
+            yield STOPPED_APART.at(
+                read["where"], forwards=least, waits=listed([diary["rank"] for diary in waits]).capitalize(),
+                left=listed([diary["rank"] for diary in diaries if diary not in waits]).capitalize())
 
 
 def talked(diaries):
@@ -138,22 +184,26 @@ def differing(calls, part):
     return None
 
 
-WRONG_TRACEBACK = Finding(
-    "wrong_traceback", WRONG, "{own} failed: {how}.",
-    "If {others} reported a lost connection, that only follows from it.",
-    "Mend this one. @record of torch.distributed.elastic lets torchrun print it, too.")
+CRASHED = Finding(
+    "crashed", WRONG, "{own} failed: {how}.",
+    "What the report says below was seen up to there.",
+    "Mend this first: the traceback above shows the way to the line.")
+WRONG_TRACEBACK = replace(
+    CRASHED, name="wrong_traceback", means="If {others} reported a lost connection, that only follows from it.",
+    repair="Mend this one. @record of torch.distributed.elastic lets torchrun print it, too.")
 
 
-def wrong_traceback(diaries):
-    """The rank that failed by itself, beside those that failed because it was gone."""
+def crashed(diaries):
+    """The ranks that failed by themselves, beside those that failed because they were gone; or all that failed."""
     failed = [diary for diary in diaries if (diary["ended"] or {}).get("status")]
-    own = [diary for diary in failed if not re.search(WAITED, error_of(diary))]
+    own = [diary for diary in failed if not re.search(WAITED, error_of(diary))] or failed
     others = [diary for diary in diaries if diary not in own]
-    if own and any(diary in failed or diary["position"]["in"] for diary in others):
+    if own and error_of(own[0]):
+        followed = any(diary in failed or diary["position"]["in"] for diary in others)
         ended = own[0]["ended"]
-        yield WRONG_TRACEBACK.at(
-            ended.get("where", ""), own=listed([diary["rank"] for diary in own]).capitalize(),
-            how=ended["how"] + first_line(error_of(own[0]))[:200],
+        yield (WRONG_TRACEBACK if followed else CRASHED).at(
+            ended.get("where", ""), how=(ended["how"] + first_line(error_of(own[0]))[:200]).rstrip("."),
+            own="Every rank" if not others else listed([diary["rank"] for diary in own]).capitalize(),
             others=listed([diary["rank"] for diary in others]))
 
 
@@ -186,31 +236,77 @@ def left_open(diaries):
 
 
 SILENT = Finding(
-    "silent", WRONG, "No word from {missing}: killed, or ended without a trace.",
+    "silent", WRONG, "{missing} left no notes: killed, or ended without a trace.",
     "The notes are lost, and the other ranks were judged without them.",
     "See what torchrun says of its exit code: -9 is often a lack of memory.")
 
 
-def silent(diaries, world_size):
+def silent(diaries, world_size, last_words):
     if missing := sorted(set(range(world_size)) - {diary["rank"] for diary in diaries}):
-        yield SILENT.at("", missing=listed(missing))
+        differ = list(skipped([*diaries, *last_words]))
+        yield from differ or [SILENT.at("", missing=listed(missing).capitalize())]
 
 
 NO_GROUP = Finding(
-    "no_group", WRONG, "{world_size} processes trained a model each, and made no process group.",
+    "no_group", WRONG, "{world_size} processes made the same training, step by step, and no process group.",
     "They know nothing of each other: each does the whole work.",
     "dist.init_process_group() first, then DistributedDataParallel and DistributedSampler.")
+NO_GROUP_EACH = replace(
+    NO_GROUP, level=LOOK, seen="{world_size} processes trained a model each, and made no process group.",
+    means="Are these several trainings on purpose, as in a sweep? If not: they know nothing of each other.")
 
 
 def no_group(diaries, world_size):
     """Ranks that a launcher started, and that never met."""
     trained = notes(diaries[0], "weights")
     if world_size > 1 and trained and not any(notes_of_all(diaries, "group")):
-        yield NO_GROUP.at(trained[0]["where"], world_size=world_size)
+        compared = list(compared_weights(diaries)) if len(diaries) == world_size else []
+        alike = compared and all_same([fact["digest"] for fact in compared[-1][1]])
+        yield (NO_GROUP if alike else NO_GROUP_EACH).at(trained[0]["where"], world_size=world_size)
 
 
 # {pattern of the message of the error that ended a rank: its finding}
 ERRORS = {
+    "Default process group has not been initialized": Finding(
+        "group_missing", WRONG, "{error}",
+        "The call needs the process group, and dist.init_process_group() comes later or never.",
+        "Call dist.init_process_group() first. In one process, leave DistributedSampler and DDP out."),
+    "initialize the default process group twice": Finding(
+        "group_twice", WRONG, "{error}",
+        "A library, or a cell that ran again, has made the process group already.",
+        "Ask `if not dist.is_initialized():` first, or let only one place make it."),
+    "environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected": Finding(
+        "not_launched", WRONG, "{error}",
+        "The script was started without a launcher, which would have set the variable.",
+        "Start it with torchrun."),
+    "'DistributedDataParallel' object has no attribute": Finding(
+        "wrapper_attribute", WRONG, "{error}",
+        "The attribute belongs to the model inside: the wrapper has `module`, and no copy of its attributes.",
+        "model.module.NAME for values. Work that must be trained goes through model(...): put it into forward()."),
+    "appears not to match sizes|DDP expects same model across all ranks|same number of params": Finding(
+        "other_shapes", WRONG, "{error}",
+        "The ranks have built models of different shapes, from what each one sees of the data, say.",
+        "Let all ranks build the same model: fix the number of classes, or let rank 0 broadcast it."),
+    "not needed when a module doesn't have any parameter": Finding(
+        "nothing_to_train", WRONG, "{error}",
+        "All parameters are frozen, so there is no gradient to average.",
+        "Do not wrap this model; call it under torch.no_grad()."),
+    "Expected more than 1 value per channel": Finding(
+        "batch_of_one", WRONG, "{error}",
+        "BatchNorm takes a mean over the batch, and this one has a single image: the last one of a shard, mostly.",
+        "DataLoader(..., drop_last=True), or another batch size."),
+    "sampler option is mutually exclusive with shuffle": Finding(
+        "sampler_and_shuffle", WRONG, "{error}",
+        "The sampler gives the order, and `shuffle=True` asks for another one.",
+        "Leave shuffle out: DistributedSampler(dataset, shuffle=True) shuffles."),
+    "SyncBatchNorm expected input tensor to be on": Finding(
+        "sync_batchnorm_cpu", WRONG, "{error}",
+        "SyncBatchNorm works on GPUs only.",
+        "Convert the model only where its device is a GPU."),
+    "mixed torch.Tensor and DTensor": Finding(
+        "mixed_dtensor", WRONG, "{error}",
+        "A sharded parameter met a plain tensor in one operation.",
+        "Call the sharded module itself, which gathers its weights; or distribute the tensor, too."),
     r'Unexpected key\(s\) in state_dict: "module\.': Finding(
         "module_prefix", WRONG, "{error}",
         "The weights were saved from a wrapped model, and are loaded into a plain one.",
@@ -255,8 +351,20 @@ def errors(diaries):
         for pattern, finding in ERRORS.items():
             if re.search(pattern, error_of(diary)):
                 how = diary["ended"]["how"] + first_line(error_of(diary))[:200]
-                yield finding.at(diary["ended"]["where"], error=f"rank {diary['rank']}: {how}")
+                more = differing_shapes(diaries) if finding.name == "other_shapes" else ""
+                yield finding.at(diary["ended"]["where"], error=f"Rank {diary['rank']}: {how.rstrip('.')}.{more}")
                 return
+
+
+def differing_shapes(diaries):
+    """" `head.weight` is 3 × 16 on rank 0, ...": the first parameter whose shape is not the same on all ranks."""
+    for wraps in zip(*notes_of_all(diaries, "wraps"), strict=False):
+        shapes = [fact["shapes"] for fact in wraps]
+        for name in dict.fromkeys(chain(*shapes)):
+            of_each = [" × ".join(map(str, each[name])) if name in each else "missing" for each in shapes]
+            if len(set(of_each)) > 1:
+                return f" `{name}`: {by_rank(diaries, of_each)}."
+    return ""
 
 
 # ------------------------------------------------------------------------------------------- models
@@ -270,10 +378,25 @@ NOT_WRAPPED = Finding(
     "not_wrapped", WRONG, "{differ}, and no model was wrapped in DistributedDataParallel.",
     "No gradient goes to the other ranks: each trains alone, on its own part of the data.",
     "model = DistributedDataParallel(model), before the first step.")
+EACH_ITS_OWN = replace(
+    NOT_WRAPPED, level=LOOK, means="Does each rank train a model of its own on purpose, as in a sweep or an ensemble? "
+    "If not: no gradient goes to the other ranks.")
 DRIFT = Finding(
     "drift", WRONG, "{differ}{before}.",
     "From then on they train different models.",
     "Look for weights or gradients that are changed on one rank only.")
+UNSYNCHRONISED = replace(
+    DRIFT, name="unsynchronised_step", seen="{differ}{before}. An optimizer made a step after a backward that did "
+    "not synchronise.", means="Inside no_sync(), or with require_backward_grad_sync=False, each rank keeps its own "
+    "gradients, and this step used them.",
+    repair="The last backward before each step must synchronise: leave no_sync() before it.")
+RESUMED_APART = replace(
+    DRIFT, name="resumed_apart", seen="{differ}{before}. An optimizer's state was loaded on {some}, and not on the "
+    "others.", means="DDP sends the weights of rank 0 to all when it is made, but no optimizer's state: the same "
+    "gradients then make different updates.", repair="Load the optimizer's state on every rank.")
+HOOKED = replace(
+    DRIFT, level=LOOK, means="A communication hook is registered. Does it leave the ranks apart on purpose for some "
+    "steps, as local SGD does?", repair="If not: the hook must give all ranks the same gradients.")
 DDP_MODULE = Finding(
     "ddp_module", WRONG,
     "The model inside DistributedDataParallel was called in training. {differ}.",
@@ -288,7 +411,10 @@ def apart(diaries):
     """Weights that each rank changes for itself."""
     inner_calls = list(chain(*notes_of_all(diaries, "raw")))
     wrapped = any(notes_of_all(diaries, "wrapped"))
-    averaged = any(fact["backwards"] and not fact["updated"] for fact in notes(diaries[0], "talk"))
+    if wrapped and not over_all(diaries) or averages_weights(diaries[0]):
+        return  # in groups, or local SGD: the ranks may differ
+    loaded = [diary["rank"] for diary in diaries if notes(diary, "loaded_optimizer")]
+    unsynchronised = notes(diaries[0], "unsynchronised")
     earlier = None  # after so many backward passes the ranks still held the same
     for after, facts in compared_weights(diaries):
         if all_same([fact["digest"] for fact in facts]):
@@ -298,22 +424,37 @@ def apart(diaries):
         passes = "1 backward pass" if after == 1 else f"{after} backward passes"
         differ = f"After {passes} the ranks hold other weights (norms: {norms})"
         where = facts[0]["where"] or notes(diaries[0], "weights")[0]["where"]
-        if after == 0 and (wrapped or averaged):
+        before = "" if earlier is None else f"; after {earlier} they held the same"
+        if after == 0 and over_all(diaries):
             yield OTHER_WEIGHTS.at(where, norms=norms)
         elif not wrapped:
-            yield NOT_WRAPPED.at(where, differ=differ)
+            shards = any(fact["ranks"] == len(diaries) for fact in notes(diaries[0], "shard"))
+            yield (NOT_WRAPPED if shards else EACH_ITS_OWN).at(where, differ=differ)
         elif inner_calls:
             yield DDP_MODULE.at(inner_calls[0]["where"], differ=differ)
+        elif unsynchronised:
+            yield UNSYNCHRONISED.at(unsynchronised[0]["where"], differ=differ, before=before)
+        elif loaded and len(loaded) < len(diaries):
+            first = next(diary for diary in diaries if diary["rank"] == loaded[0])
+            yield RESUMED_APART.at(notes(first, "loaded_optimizer")[0]["where"], differ=differ, before=before,
+                                   some=listed(loaded))
         else:
-            before = "" if earlier is None else f"; after {earlier} they held the same"
-            yield DRIFT.at(where, differ=differ, before=before)
+            yield (HOOKED if notes(diaries[0], "hooked") else DRIFT).at(where, differ=differ, before=before)
         return
     if inner_calls:
         yield BESIDE_DDP.at(inner_calls[0]["where"])
 
 
+def averages_weights(diary):
+    """Does a rank average weights after its updates, not gradients before them?"""
+    sent = sum(fact["numbers"] for fact in notes(diary, "talk") if fact["updated"] and "reduce" in fact["what"])
+    model = next((fact["numbers"] for fact in notes(diary, "weights")), 0)
+    return 0 < model <= sent and not notes(diary, "wrapped")
+
+
 def compared_weights(diaries):
     """(after how many backward passes, [each rank's look at the weights]) where all have looked."""
+    joined = min((fact["backwards"] for fact in chain(*notes_of_all(diaries, "joined"))), default=math.inf)
     trained = {fact["form"] for fact in notes(diaries[0], "trained")}
     # Under Join the last weights of a rank are those after the steps of other ranks.
     as_many = len({diary["backwards"] for diary in diaries}) == 1
@@ -321,13 +462,15 @@ def compared_weights(diaries):
               if fact["digest"] and fact["form"] in trained and (as_many or not fact["last"])}
              for facts in notes_of_all(diaries, "weights")]
     for key in sorted(set.intersection(*map(set, looks))):
-        yield key[0], [look[key] for look in looks]
+        if key[0] <= joined:  # under Join the same number of backwards is not the same step
+            yield key[0], [look[key] for look in looks]
 
 
 FROZEN_LATE = Finding(
     "frozen_late", WRONG, "Frozen after the model was wrapped: {names}.",
     "DDP waits for the gradient of each parameter that was trainable when it was wrapped.",
     "Call requires_grad_(False) before DistributedDataParallel(model).")
+UNFINISHED = "Expected to have finished reduction"  # DDP's error, which makes a fact of what may be meant
 UNUSED = Finding(
     "unused_parameter", WRONG,
     "After backward() these have no gradient while others have one: {names}.",
@@ -340,8 +483,8 @@ NEVER_USED = Finding(
     "find_unused_parameters=True lets DDP go on; these are not trained all the same.",
     "Use the parameters, or freeze them before the model is wrapped.")
 MISSES = Finding(
-    "optimizer_misses", WRONG, "The optimizer does not hold {names}.",
-    "These parameters get gradients and are never changed.",
+    "optimizer_misses", LOOK, "The optimizer does not hold {names}.",
+    "These parameters get gradients and are never changed. Is that meant?",
     "Give the optimizer model.parameters(), or freeze what is not to be trained.")
 FOREIGN = Finding(
     "optimizer_foreign", WRONG, "The optimizer holds no parameter of the model that was wrapped.",
@@ -355,21 +498,23 @@ def parameters(diaries):
     """Parameters that get no gradient, or no update."""
     first = diaries[0]
     frozen = notes(first, "frozen")[:1]
+    level = WRONG if failed_by(diaries, UNFINISHED) else LOOK
     for fact in frozen:
-        yield FROZEN_LATE.at(notes(first, "wrapped")[0]["where"], names=in_code(fact["names"]))
+        yield replace(FROZEN_LATE, level=level).at(notes(first, "wrapped")[0]["where"], names=in_code(fact["names"]))
     for kind, finding in (("without", UNUSED), ("never", NEVER_USED), ("left", MISSES)):
         if kind != "without" or not frozen:
             for fact in notes(first, kind)[:1]:
-                yield finding.at(fact["where"], names=in_code(fact["names"]))
+                given = level if kind == "without" else finding.level
+                yield replace(finding, level=given).at(fact["where"], names=in_code(fact["names"]))
     for fact in notes(first, "foreign")[:1]:
         yield FOREIGN.at(fact["where"])
 
 
 LEFT_OUT = Finding(
-    "optimizer_left_out", WRONG,
+    "optimizer_left_out", LOOK,
     "A checkpoint with an optimizer's state was loaded, and no optimizer has taken it.",
-    "Momentum and averages begin anew: the resumed run is a different run.",
-    "optimizer.load_state_dict(...), too.")
+    "Does this run resume another one? Then momentum and averages begin anew. (Fine-tuning may leave them.)",
+    "To resume: optimizer.load_state_dict(...), too.")
 
 
 def resumed(diaries):
@@ -433,7 +578,8 @@ def clipped(diaries):
             return
         if not all_same(gradients):
             norms = ", ".join(f"{norm:.4f}" for _, norm in gradients)
-            yield CLIP_EARLY.at(facts[0]["where"], norms=norms)
+            if over_all(diaries) and not notes(diaries[0], "hooked"):  # else the ranks may differ
+                yield CLIP_EARLY.at(facts[0]["where"], norms=norms)
             return
 
 
@@ -462,9 +608,9 @@ def batchnorm(diaries):
 
 
 SAME_SEED = Finding(
-    "same_seed", WRONG,
+    "same_seed", LOOK,
     "{what} drew random numbers, and all ranks drew the same ones (step {step}).",
-    "Dropout or augmentation is then the same on all ranks, and less random than it seems.",
+    "Dropout or augmentation is then the same on all ranks, and less random than it seems. Is that meant?",
     "Once the model is built, seed each rank apart: torch.manual_seed(seed + rank).")
 
 
@@ -491,6 +637,71 @@ def by_loader(diaries):
                for passes in notes_of_all(diaries, "pass")]
 
 
+CUT_OFF = Finding(
+    "cut_off", LOOK, "`{what}` took a tensor that needs a gradient, between a forward and its backward.",
+    "What it gives back has no gradient: autograd does not pass through it. Does it become a part of the loss?",
+    "For a loss: torch.distributed.nn.functional, or put this rank's own tensor back into its place. For a figure: "
+    "tensor.detach() first.")
+
+
+def cut_off(diaries):
+    for fact in notes(diaries[0], "cut_off")[:1]:
+        yield CUT_OFF.at(fact["where"], what=fact["what"])
+
+
+OTHER_LABELS = Finding(
+    "other_labels", WRONG, "Sample {index} has label {labels}: the ranks disagree on {many} of {common} samples.",
+    "The ranks number their classes differently, by the order of a set or of a folder, say, and pull the model "
+    "into different directions.",
+    "Number the classes in one order on all ranks: sorted(...).")
+
+
+def other_labels(diaries):
+    """One data set, whose ranks share its samples, and another label on another rank."""
+    for passes in by_loader(diaries):
+        if not all(read and read[0]["classes"] and read[0]["trained"] for read in passes):
+            continue
+        total, different, _ = counted([read[0] for read in passes])
+        if total - different >= len(passes):  # not shared out: each rank may have a set of its own
+            continue
+        labels = [{index: label for read in mine if read["classes"]
+                   for index, label in zip(read["indices"], read["classes"], strict=False)} for mine in passes]
+        common = {index for one in range(len(labels)) for other in range(one)
+                  for index in labels[one].keys() & labels[other].keys()}
+        apart = [index for index in sorted(common)
+                 if len({mine[index] for mine in labels if index in mine}) > 1]
+        if apart:
+            shown = ", ".join(f"{mine[apart[0]]} on rank {diary['rank']}"
+                              for diary, mine in zip(diaries, labels, strict=True) if apart[0] in mine)
+            yield OTHER_LABELS.at(passes[0][0]["where"], index=apart[0], labels=shown, many=len(apart),
+                                  common=len(common))
+            return
+
+
+OTHER_SPLIT = Finding(
+    "split_on_each_rank", WRONG,
+    "{count:,} samples were trained on one rank and evaluated on another, though on each rank the two are apart.",
+    "Each rank has drawn a split of its own, so the evaluation sees what was trained.",
+    "Draw the split with one seed on all ranks: random_split(..., generator=torch.Generator().manual_seed(0)).")
+
+
+def other_split(diaries):
+    if not over_all(diaries):
+        return  # folds of a cross-validation, say
+    used = []  # of each rank: {data set: (samples trained, samples evaluated)}
+    for passes in notes_of_all(diaries, "pass"):
+        sets = {}
+        for read in passes:
+            sets.setdefault(read["set"], (set(), set()))[not read["trained"]].update(read["indices"] or ())
+        used.append([both for both in sets.values() if all(both)])
+    for together in zip(*used, strict=False):
+        trained, evaluated = (set.union(*(both[kind] for both in together)) for kind in (0, 1))
+        if trained & evaluated and not any(mine & tests for mine, tests in together):
+            line = next(read["where"] for read in notes(diaries[0], "pass") if not read["trained"])
+            yield OTHER_SPLIT.at(line, count=len(trained & evaluated))
+            return
+
+
 def shares(diaries):
     """What the ranks read of each loader, and which samples they have in common."""
     evaluated = {read["loader"] for read in notes(diaries[0], "pass") if not read["trained"]}
@@ -502,7 +713,8 @@ def shares(diaries):
                            of_evaluation(together, alone=len(evaluated) == 1,
                                          gathered=gathered(diaries[0], together[0])))
             if finding:
-                yield finding
+                certain = over_all(diaries) or finding.name not in ("same_data", "iterable_unsharded")
+                yield finding if certain else replace(finding, level=LOOK)
                 break
 
 
@@ -538,6 +750,8 @@ SAME_DATA = Finding(
     "same_data", WRONG, "In one pass {seen}.",
     "The ranks do the same work: more ranks make the training no faster.",
     "DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset)).")
+SHARED_DATA = replace(
+    SAME_DATA, level=LOOK, means="Is that meant, as in repeated augmentation? If not, the ranks do work twice.")
 UNSEEN = Finding(
     "missing_data", LOOK, "In one pass over {of:,} samples the ranks together used {different:,}.",
     "The rest is never seen in this epoch.",
@@ -556,7 +770,7 @@ def of_training(passes):
         how = "in the same order" if same_order else "in another order each"
         seen = f"all ranks trained on the same {different:,} samples, {how}" if same_set else (
             f"the ranks trained on {total:,} samples, of which only {different:,} are different")
-        return SAME_DATA.at(first["where"], seen=seen)
+        return (SAME_DATA if same_order else SHARED_DATA).at(first["where"], seen=seen)
     batch = first["batch"] or 1
     if whole and not replacing and first["of"] - different > world_size * batch:
         return UNSEEN.at(first["where"], of=first["of"], different=different)
@@ -607,7 +821,8 @@ SET_EPOCH = Finding(
 def epochs(diaries):
     for passes in by_loader(diaries[:1]):
         trained = [read for read in passes[0] if read["trained"] and read["order"] and read["whole"]]
-        if len(trained) > 1 and trained[0]["order"] == trained[1]["order"] and (
+        again = len(trained) > 1 and trained[0]["models"] == trained[1]["models"]  # else another training, of a sweep
+        if again and trained[0]["order"] == trained[1]["order"] and (
                 trained[0]["shuffles"] and trained[0]["images"] > 5):  # five may come so by chance
             yield SET_EPOCH.at(trained[0]["where"])
 
@@ -673,22 +888,31 @@ EVERY_RANK_WRITES = Finding(
     "every_rank_writes", WRONG, "{writers} wrote the same file, {file}.",
     "They write over each other; a reader may find a torn file.",
     "Let rank 0 write: if dist.get_rank() == 0.")
+EVERY_RANK_OPENS = replace(
+    EVERY_RANK_WRITES, level=LOOK, seen="{writers} opened the same file for writing, {file}.",
+    means="Their lines are mixed, or one overwrites the other. Is that meant?")
 PREFIX = Finding(
     "module_prefix", LOOK, "A name in what was saved: `{name}`.",
     "It loads into a wrapped model only.",
     "Save model.module.state_dict() (for compiled models: model._orig_mod.state_dict()).")
 
 
+def one_file(finding, diaries, facts):
+    """The first file that several ranks have written; `facts`: of each rank, what it wrote."""
+    places = [{(fact["host"], fact["path"]) for fact in mine} for mine in facts]
+    for fact in facts[0]:
+        writers = [diary["rank"] for diary, mine in zip(diaries, places, strict=True)
+                   if (fact["host"], fact["path"]) in mine]
+        if len(writers) > 1:
+            yield finding.at(fact["where"], writers=listed(writers).capitalize(),
+                             file=fact["path"].rpartition("/")[2])
+            return
+
+
 def saved(diaries):
     facts = notes_of_all(diaries, "saved")
-    for fact in facts[0]:
-        place = fact["host"], fact["path"]
-        writers = [diary["rank"] for diary, mine in zip(diaries, facts, strict=True)
-                   if place in [(fact["host"], fact["path"]) for fact in mine]]
-        if len(writers) > 1:
-            yield EVERY_RANK_WRITES.at(fact["where"], writers=listed(writers),
-                                       file=fact["path"].rpartition("/")[2])
-            break
+    by_torch = list(one_file(EVERY_RANK_WRITES, diaries, facts))
+    yield from by_torch or one_file(EVERY_RANK_OPENS, diaries, notes_of_all(diaries, "opened"))
     for fact in [fact for fact in chain(*facts) if fact["prefixed"]][:1]:
         yield PREFIX.at(fact["where"], name=fact["prefixed"][0])
 
@@ -704,7 +928,8 @@ def devices(diaries):
     facts = [fact for facts in notes_of_all(diaries, "device") for fact in facts[:1]]
     if len(facts) == len(diaries) and facts[0]["device"].startswith("cuda") and len(
             {(fact["gpu"], fact["host"]) for fact in facts}) < len(facts):
-        yield ONE_GPU.at(notes(diaries[0], "wrapped")[0]["where"],
+        level = WRONG if facts[0]["visible"] > 1 else LOOK  # one GPU for several ranks may be all there is
+        yield replace(ONE_GPU, level=level).at(notes(diaries[0], "wrapped")[0]["where"],
                          devices=", ".join(fact["device"] for fact in facts))
 
 
@@ -726,13 +951,20 @@ def threads(diaries):
             return
 
 
-ONE_IS_ENOUGH = [errors, parameters, resumed, no_sync, many_messages, samplers, saved, left_open]
-COMPARING = [talked, stalled, wrong_traceback, apart, clipped, drawn, batchnorm, devices, threads]
-OF_ALL = [shares, epochs, metrics]  # one rank's share of the data means little: all are needed
+ONE_IS_ENOUGH = [errors, crashed, parameters, resumed, no_sync, many_messages, cut_off, samplers, saved, left_open]
+COMPARING = [skipped, talked, stopped_apart, stalled, apart, clipped, drawn, batchnorm, devices, threads]
+# One rank's share of the data means little: all are needed.
+OF_ALL = [other_labels, other_split, shares, epochs, metrics]
 
 # A finding that only follows from another one is left out.
 ALL_APART = ("not_wrapped", "ddp_module", "drift", "other_weights")
 BECAUSE = {
+    "crashed": (*(finding.name for finding in ERRORS.values()), "skipped_backward", "stopped_apart", "hang_uneven",
+                "hang_different", "hang_rank_0", "stall", "unused_parameter", "frozen_late"),
+    "same_data": ("split_on_each_rank",),
+    "stall": ("skipped_backward", "stopped_apart"),
+    "hang_uneven": ("skipped_backward", "stopped_apart"),
+    **dict.fromkeys(["hang_different", "hang_rank_0"], ("skipped_backward", "stopped_apart")),
     "drift": ("not_wrapped", "ddp_module", "other_weights", "optimizer_foreign"),
     "silent": ("stall",),
     "clip_early": ALL_APART,
@@ -740,6 +972,6 @@ BECAUSE = {
     "rank_0_loss": ("not_wrapped", "same_data"),
     "unused_parameter": ("optimizer_misses",),  # their gradients stay: the optimizer empties none
     "wrong_traceback": tuple(finding.name for finding in ERRORS.values()),
-    **dict.fromkeys(["not_wrapped", "other_weights", "same_data", "every_rank_writes", "set_epoch",
+    **dict.fromkeys(["not_wrapped", "other_weights", "every_rank_writes", "set_epoch",
                      "same_seed"], ("no_group",)),
 }

@@ -39,6 +39,7 @@ class Diary:
         self.kinds, self.known = [], {}  # of collectives: [what, where], and their numbers
         self.order = array("i")  # the numbers of all that were called
         self.steps = self.forwards = self.backwards = self.passes = 0
+        self.skipped = {"times": 0, "where": ""}  # forwards of DDP that no backward followed, and the last line
         self.inside = []  # what the main thread is in: [(what, where)]
         self.alive = self.began = time.monotonic()
         self.seconds = {}
@@ -90,9 +91,12 @@ class Diary:
         computed = round(time.clock_gettime(time.pthread_getcpuclockid(self.main)), 1) if clock else 0
         return (self.alive, id(frame), frame.f_lasti if frame else None, computed)
 
+    def last_words(self):
+        """What the others hear of a rank that is killed: little, and so often."""
+        return {"rank": self.rank, "steps": self.steps, "forwards": self.forwards, "backwards": self.backwards,
+                "skipped": self.skipped, "ended": self.ended, "position": self.position()}
+
     def pages(self):
         """The whole diary, ready for JSON."""
-        counts = {"steps": self.steps, "forwards": self.forwards, "backwards": self.backwards}
-        return {"rank": self.rank, "facts": self.facts, "kinds": self.kinds, "order": self.order.tolist(), **counts,
-                "ended": self.ended, "position": self.position(),
+        return {"facts": self.facts, "kinds": self.kinds, "order": self.order.tolist(), **self.last_words(),
                 "seconds": {**self.seconds, "all": time.monotonic() - self.began}}

@@ -59,6 +59,7 @@ class Exchange:
                 time.sleep(LOOK)
                 if self.store:
                     self.mine.add("beat", 1)
+                    self.mine.set(f"last words {self.rank}", json.dumps(self.diary.last_words()))
                 if self.diary.moment() != moment or self.diary.position()["in"] == "spawn":  # its processes are watched
                     moment, since = self.diary.moment(), time.monotonic()
                 still = self.diary.ended is None and time.monotonic() - since > self.timeout
@@ -88,7 +89,8 @@ class Exchange:
             self.posted = True
 
     def collect(self, patient):
-        """{rank: diary} of all ranks if this rank is to report; else None, as soon as another has reported.
+        """{rank: diary} of all ranks if this rank is to report; else None, as soon as another has reported. Of a rank
+        that was killed there are its last words alone.
 
         `patient`: this rank has ended well, so wait until all have posted, or until a rank that failed or stalled asks.
         """
@@ -112,8 +114,10 @@ class Exchange:
             return None
         store.set("asked", "")
         self.wait(lambda: store.add("posted", 0) >= len(ranks), GRACE)
-        return {rank: json.loads(zlib.decompress(store.get(f"diary {rank}"))) for rank in ranks
-                if store.check([f"diary {rank}"])}
+        diaries = {rank: json.loads(zlib.decompress(store.get(f"diary {rank}"))) for rank in ranks
+                   if store.check([f"diary {rank}"])}
+        return diaries | {rank: json.loads(store.get(f"last words {rank}")) for rank in ranks
+                          if rank not in diaries and store.check([f"last words {rank}"])}
 
     def end(self):
         """Leave, once this rank or another has the report in hand. The rank that keeps the store goes last."""

@@ -16,10 +16,11 @@ class Report:
 
 def judge(diaries, world_size):
     """The Report on {rank: diary}. A rank that left none is a finding of its own."""
-    known = [diaries[rank] for rank in sorted(diaries)]
+    known = [diaries[rank] for rank in sorted(diaries) if "facts" in diaries[rank]]
+    last_words = [words for words in diaries.values() if "facts" not in words]
     checks = (detectors.ONE_IS_ENOUGH + (detectors.COMPARING if len(known) > 1 else [])
               + (detectors.OF_ALL if len(known) == world_size > 1 else []))
-    findings = [*detectors.silent(known, world_size), *detectors.no_group(known, world_size),
+    findings = [*detectors.silent(known, world_size, last_words), *detectors.no_group(known, world_size),
                 *(finding for check in checks for finding in check(known))]
     names = {finding.name for finding in findings}
     causes = [finding for finding in findings if not names & set(BECAUSE.get(finding.name, ()))]
@@ -76,6 +77,12 @@ def unjudged(diaries, world_size):
         yield f"The doctor's own look at `{fact['what']}` failed: {fact['error']}"
     for line in sorted({read["where"] for read in passes if read["unseen"]}):
         yield f"Which samples a sampler of your own draws could not be seen: {line}."
+    for facts in zip(*(notes(diary, "workers") for diary in diaries), strict=False):
+        if len(diaries) > 1 and len({fact["state"] for fact in facts}) == 1:
+            yield (f"The loader's workers begin with the same random numbers on all ranks, at {facts[0]['where']}: if "
+                   "your data set draws any, the ranks draw the same. What a worker draws could not be seen.")
+    if detectors.averages_weights(first) or notes(first, "wrapped") and not detectors.over_all(diaries):
+        yield "The ranks average weights, or work in groups: their weights were not compared."
     if not any(read["trained"] for read in passes):
         yield "No DataLoader was read in training: the ranks' data was not compared."
     if sum(read["trained"] for read in passes) == 1:

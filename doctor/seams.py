@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms import Join
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -45,7 +46,10 @@ def install(diary, steps=None, exchange=None):
         setattr(dist, name, seams.collective(name, getattr(dist, name)))
     dist.init_process_group = seams.after(dist.init_process_group, seams.group_begun)
     dist.destroy_process_group = seams.before(dist.destroy_process_group, seams.last_look)
-    DistributedDataParallel.__init__ = seams.after(DistributedDataParallel.__init__, seams.wrapped, "DDP")
+    DistributedDataParallel.__init__ = seams.after(
+        seams.before(DistributedDataParallel.__init__, seams.wrapping), seams.wrapped, "DDP")
+    DistributedDataParallel.register_comm_hook = seams.before(DistributedDataParallel.register_comm_hook, seams.hooked)
+    Join.__enter__ = seams.before(Join.__enter__, seams.joined)
     DistributedDataParallel.no_sync = seams.no_sync(DistributedDataParallel.no_sync)
     Optimizer.load_state_dict = seams.after(Optimizer.load_state_dict, seams.optimizer_loaded)
     register_module_forward_pre_hook(seams.module_begins)
@@ -62,6 +66,7 @@ def install(diary, steps=None, exchange=None):
     DistributedSampler.__iter__ = seams.shard(DistributedSampler.__iter__)
     torch.save = seams.before(torch.save, seams.saving)
     torch.load = seams.load(torch.load)
+    sys.addaudithook(seams.heard)
     return seams
 
 
@@ -160,6 +165,9 @@ class Seams:
         self.seen, self.evaluated = set(), set()
         self.raw = self.before_forward = self.ready = self.closing = None
         self.updated = False  # since the last backward
+        self.forwarded = False  # in training, since the last backward
+        self.last_forward = None  # of DDP: the backwards before it, and its line
+        self.synchronises = True  # the backward of DDP's last forward
         self.scaled = False  # the gradients, by a GradScaler
 
     def ours(self):
@@ -202,6 +210,7 @@ class Seams:
             line = where()
             self.diary.collective(name, line)
             self.talked(name, line, next(filter(torch.is_tensor, given.values()), None))
+            self.cut_off(name, line, given)
             with self.diary.during(name, line):
                 return function(*args, **kwargs)
         return called
@@ -215,6 +224,13 @@ class Seams:
                             passes=self.diary.passes, backwards=self.diary.backwards, updated=self.updated)
 
     @looks
+    def cut_off(self, name, line, given):
+        """Note a tensor with a graph behind it that goes through a collective on its way to the loss, perhaps."""
+        if self.forwarded and torch.is_grad_enabled() and any(
+                tensor.requires_grad for tensor in tensors_in(list(given.values()))):
+            self.diary.once("cut_off", what=name, where=line)
+
+    @looks
     def group_begun(self, line, *_, **__):
         self.diary.note("group", where=line, ranks=dist.get_world_size())
         if not self.exchange.store:
@@ -223,15 +239,29 @@ class Seams:
     # ------------------------------------------------------------------------------------------------ the model
 
     @looks
+    def wrapping(self, _, module, *__, **___):
+        shapes_of = {name: list(parameter.shape) for name, parameter in module.named_parameters()
+                     if not nn.parameter.is_lazy(parameter)}
+        self.diary.note("wraps", most=4, where=where(), shapes=shapes_of)
+
+    @looks
     def wrapped(self, line, model, *_, **__):
         self.models[model] = wrapped = Wrapped(model)
         self.all_wrapped.append(wrapped)
-        self.diary.note("wrapped", where=line)
+        self.diary.note("wrapped", where=line, ranks=dist.get_world_size(model.process_group))
         if any(isinstance(part, BATCHNORM) and not isinstance(part, nn.SyncBatchNorm) for part in model.modules()):
             self.diary.once("batchnorm", where=line)
         first = next((parameter for parameter in model.module.parameters() if parameter.requires_grad), None)
         if first is not None and not nn.parameter.is_lazy(first):
             first.register_post_accumulate_grad_hook(self.last_is_ready)
+
+    @looks
+    def hooked(self, *_, **__):
+        self.diary.note("hooked", where=where())
+
+    @looks
+    def joined(self, *_, **__):
+        self.diary.once("joined", where=where(), backwards=self.diary.backwards)
 
     def last_is_ready(self, _):
         """Backward ends with the first layer. The time after it is the all-reduce, and the wait for slower ranks."""
@@ -251,6 +281,7 @@ class Seams:
             return
         if self.depth == 1 and next(module.parameters(), None) is not None:
             self.diary.alive = time.monotonic()
+            self.forwarded = True
             if dist.is_initialized() and "group" not in self.diary.facts:  # made by a device mesh, say
                 self.group_begun(where())
             self.outermost.pop(module, None)
@@ -259,11 +290,15 @@ class Seams:
                 self.weights(module, where())
         if ddp:
             self.raw = None
+            self.synchronises = module.require_backward_grad_sync
             self.models[module].device(self.diary, next(module.parameters()).device)
             self.diary.forwards += 1
+            if self.last_forward and self.last_forward[0] == self.diary.backwards:
+                self.diary.skipped = {"times": self.diary.skipped["times"] + 1, "where": self.last_forward[1]}
+            self.last_forward = self.diary.backwards, where()
             self.names(module, where())
             self.before_forward = random_state() if self.diary.forwards <= LOOKED_AT else None
-        elif not self.within and any(module is model.module for model in self.models):
+        elif not self.within and not self.raw and any(module in wrapped.parts for wrapped in self.models.values()):
             self.raw = where()
 
     @looks
@@ -284,6 +319,7 @@ class Seams:
             self.seen.add((self.diary.backwards, form))
             flat = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
             self.diary.note("weights", after=self.diary.backwards, form=form, where=line, last=last,
+                            numbers=sum(parameter.numel() for parameter in parameters),
                             digest=None if flat else digest(parameters))
 
     def names(self, model, line):
@@ -292,7 +328,8 @@ class Seams:
             return
         parameters, known = dict(model.module.named_parameters()), self.models[model]
         frozen = [name for name in known.trained if name in parameters and not parameters[name].requires_grad]
-        if 0 < len(frozen) < len(known.trained):  # a whole model is frozen on purpose, as in a GAN
+        # A whole model is frozen on purpose, as in a GAN; so is a part of it where DDP looks for what is unused.
+        if 0 < len(frozen) < len(known.trained) and not known.expects_unused:
             self.diary.once("frozen", names=frozen[:20], where=line)
         got = {name for name, parameter in parameters.items() if parameter.grad is not None}
         without = [name for name, parameter in parameters.items() if parameter.requires_grad and name not in got]
@@ -323,7 +360,7 @@ class Seams:
             if self.raw:
                 self.diary.once("raw", where=self.raw)
             self.diary.backwards += 1
-            self.ready, self.updated = None, False
+            self.ready, self.updated, self.forwarded = None, False, False
             with self.diary.during("backward", where()):
                 result = function(*args, **kwargs)
                 if self.ready:
@@ -370,6 +407,8 @@ class Seams:
             wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
             if wrapped and not wrapped & set(held) and all(parameter.grad is None for parameter in held.values()):
                 self.diary.note("foreign", where=where())
+        if self.models and not self.synchronises:
+            self.diary.once("unsynchronised", where=where())
         for model in self.models:
             self.names(model, where())
 
@@ -393,10 +432,18 @@ class Seams:
             if not self.ours():
                 return function(loader)
             watched = Watched(self, loader, where())  # first: workers draw their batches at once
+            if loader.num_workers:
+                self.workers(loader, watched.line)
             with self.diary.during("data", watched.line):
                 watched.iterator = function(loader)
             return watched
         return begin
+
+    @looks
+    def workers(self, loader, line):
+        """Note the random state from which the workers' seeds are drawn."""
+        state = loader.generator.get_state() if loader.generator else torch.get_rng_state()
+        self.diary.note("workers", most=1, where=line, state=checksum(state.tolist()))
 
     def batches(self, function):
         @functools.wraps(function)
@@ -431,6 +478,11 @@ class Seams:
         labels = tensors[-1] if tensors else None  # in most data sets: nothing random is done to them
         if labels is not None and labels.device.type == "cpu" and not labels.is_complex() and labels.numel() < MOST:
             watched.labels += labels.sum(dtype=torch.float64).item()
+        if labels is not None and labels.dim() == 1 and labels.dtype in (torch.int64, torch.int32) and (
+                watched.classes is not None and len(watched.classes) < MOST):
+            watched.classes.extend(labels.tolist())
+        else:
+            watched.classes = None
         if watched.stream and watched.batches <= LOOKED_AT and tensors and tensors[0].dim():
             raw = tensors[0].detach().cpu().flatten()[:2**14].contiguous().view(torch.uint8)
             watched.prints.append(zlib.crc32(bytes(raw.tolist())))
@@ -448,7 +500,8 @@ class Seams:
                 "labels": watched.labels, "prints": watched.prints, "number": self.diary.passes,
                 "trained": (self.diary.steps, self.diary.backwards) > watched.began,
                 "before_training": watched.began == (0, 0),
-                "of": None, "order": None, "indices": None, "batch": loader.batch_size,
+                "of": None, "order": None, "indices": None, "classes": None, "batch": loader.batch_size,
+                "set": id(whole(loader.dataset)), "forwards": self.diary.forwards, "models": len(self.all_wrapped),
                 "unseen": not drawn and not watched.stream and watched.images > 0,
                 "shuffles": isinstance(sampler, RandomSampler) or bool(getattr(sampler, "shuffle", False))}
         if drawn and not watched.stream:
@@ -457,10 +510,14 @@ class Seams:
             earlier = [fact for fact in self.diary.facts.get("pass", []) if fact["loader"] == loader_id]
             if len(earlier) < 2 and all(isinstance(index, int) for index in drawn):
                 fact["indices"] = [in_the_whole(loader.dataset, index) for index in drawn]
+                fact["classes"] = watched.classes
         if watched.states:
             self.diary.note("drawn", what="the data", where=watched.line, states=watched.states,
                             step=watched.began[0])
         self.diary.passes += 1
+        if fact["trained"] and power_of_two(self.diary.passes):
+            for module in list(self.with_gradient):
+                self.weights(module, watched.line)
         self.diary.note("pass", most=2000, **fact)
 
     # ------------------------------------------------------------------------------------------------ the end
@@ -471,6 +528,18 @@ class Seams:
             names = [name for name in nested_names(obj) if name.startswith(("module.", "_orig_mod."))]
             self.diary.note("saved", where=where(), path=str(Path(f).resolve()), host=socket.gethostname(),
                             prefixed=names[:3])
+
+    def heard(self, event, args):
+        """Python's own audit: each file that a line of the user's opens for writing, by whatever library."""
+        if event == "open" and isinstance(args[0], str) and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+            self.opened(args[0])
+
+    @looks
+    def opened(self, path):
+        caller = sys._getframe(3).f_code.co_filename  # nearer are looks() and heard()
+        line = where()
+        if line and not caller.startswith((TORCH, "<")) and not path.startswith(("/dev/", "/proc/")):
+            self.diary.once("opened", where=line, path=os.path.realpath(path), host=socket.gethostname())
 
     def load(self, function):
         @functools.wraps(function)
@@ -525,6 +594,7 @@ class Wrapped:
     def __init__(self, model):
         self.trained = {name: id(parameter) for name, parameter in model.module.named_parameters()
                         if parameter.requires_grad}
+        self.parts = WeakSet(model.module.modules())
         self.expects_unused = model.find_unused_parameters or model.static_graph
         self.got = set()  # the names of those that had a gradient
         self.noted = False
@@ -535,7 +605,8 @@ class Wrapped:
             self.noted = True
             gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
             uuid = str(getattr(gpu, "uuid", device))
-            diary.note("device", device=str(device), gpu=uuid, host=socket.gethostname())
+            diary.note("device", device=str(device), gpu=uuid, host=socket.gethostname(),
+                       visible=torch.cuda.device_count())
 
 
 def nested_names(obj, depth=3):
@@ -558,6 +629,7 @@ class Watched:
         self.began = (self.diary.steps, self.diary.backwards)
         self.drawn = seams.samplers[id(loader.batch_sampler)] = []
         self.batches, self.images, self.labels, self.prints, self.done, self.states = 0, 0, 0.0, [], False, {}
+        self.classes = []  # of the samples, in the order in which they were read; None where they are no numbers
 
     def __getattr__(self, name):
         return getattr(self.iterator, name)

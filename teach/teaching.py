@@ -14,7 +14,9 @@ from teach import plans
 from teach import questions as tests
 
 README, PAGES = Path("teach/README.md"), "teach/lessons"  # of the site
-SECTIONS = ("In the room", "Show of hands", "What students answer", "With 0, 1, 2, 8 GPUs")
+SECTIONS = ("In the room", "Results to expect", "If an effect does not show", "Ten minutes late", "Show of hands",
+            "What students answer", "With 0, 1, 2, 8 GPUs")
+ROOM, EXPECTED, FAILED, _, HANDS, ANSWERS, MACHINES = SECTIONS
 GPUS = ["0", "1", "2", "8"]
 ITEM = r"(?P<text>.+(?:\n {2,}\S.*)*)"  # an item of a list, with the lines that go on with it
 
@@ -62,13 +64,13 @@ def read(path: Path) -> tuple[str, list[Question]]:
     if head or tuple(parts[::2]) != SECTIONS or not all(map(str.strip, parts[1::2])):
         raise RuntimeError(f"{path}: needs the sections {', '.join(SECTIONS)}, in this order, each with text, and "
                            "nothing above them")
-    _, hands, _, gpus = parts[1::2]
-    if re.findall(r"^\|\s*(\d+)\s*\|", gpus, re.M) != GPUS:
-        raise RuntimeError(f"{path}: section {SECTIONS[3]}: needs a table with a row for each of them")
+    *_, hands, _, machines = parts[1::2]
+    if re.findall(r"^\|\s*(\d+)\s*\|", machines, re.M) != GPUS:
+        raise RuntimeError(f"{path}: section {MACHINES}: needs a table with a row for each of them")
     _, *parts = re.split(r"^### +(\d+)\. +(.+)\n", hands, flags=re.M)
     if parts[::3] != ["1", "2", "3"]:
-        raise RuntimeError(f"{path}: section {SECTIONS[1]}: needs the headings ### 1. to ### 3., each with a question")
-    return text, [question(asked, body, f"{path}: section {SECTIONS[1]}: question {number}")
+        raise RuntimeError(f"{path}: section {HANDS}: needs the headings ### 1. to ### 3., each with a question")
+    return text, [question(asked, body, f"{path}: section {HANDS}: question {number}")
                   for number, asked, body in zip(*[iter(parts)] * 3, strict=True)]
 
 
@@ -151,25 +153,53 @@ def whole(parts):
 
 
 def page(lesson, all_plans, parts):
-    """The page of a lesson: a head from its notebook, then its teach.md."""
+    """The page of a lesson: a head from its notebook, then its teach.md, in which all but the questions is folded."""
     text, asked = read(source(lesson.name))
     course = lesson.notebook.metadata["course"]
     taken_by = [f"[{plan['name']}](../plans/{plans.stem(plan)}.md)" for plan in all_plans
                 if lesson.number in plans.taken(plan)]
     minutes, exercises = whole(parts)
     machine = some(max(1, round(course["seconds"] / 60)), "minute")
+    solutions = [call for cell in lesson.notebook.cells
+                 for call in re.findall(r"^# ((\w+)\.\w+\.solution\(\))", cell.source, re.M)]
+    text = re.sub(r"^\*\*[A-Z]\.\*\* .+?(?=^#)", folded, text, flags=re.M | re.S)
+    text = text.replace(f"## {EXPECTED}\n", f"## {EXPECTED}\n\nThe committed run ({lesson.verified}):\n\n"
+                        f"{table(('section', 'what a prediction is compared with'), results(lesson))}\n\n"
+                        "Other runs:\n", 1)
+    for heading in (ROOM, EXPECTED, FAILED, ANSWERS):
+        text = re.sub(rf"(?<=^## {heading}\n).+?(?=^## )", folded, text, flags=re.M | re.S)
     head = [f"# {lesson.title}: for teachers", f"**The question.** {lesson.question}",
             f"- The lesson: [{lesson.title}](../../notebooks/{lesson.name}.ipynb). Its slides: "
             f"`scripts/site --slides {lesson.number}`\n"
             f"- For a learner about {some(minutes, 'minute')}, of which exercises take {exercises}. For a machine with "
             f"two cores {machine}. Show of hands: {plans.HANDS * len(asked)}.\n"
-            f"- In the plans: {', '.join(taken_by) or 'none'}",
+            f"- In the plans: {', '.join(taken_by) or 'none'}\n"
+            "- Solutions are folded below each exercise on the lesson's page. Commands that print them:",
+            "\n".join(["```", *(f'python -c "from lessons.l{lesson.name} import {module}; {call}"'
+                                for call, module in solutions), "```"]),
             "## Aims", "Afterwards learners are able to",
             quoted(lesson, r"\*\*You will be able to\*\*\s+(- .+?)\n\n(?!- )"),
             "## Prerequisites", quoted(lesson, r"\*\*You need\*\*\s+(.+?)\n\n"),
             "## Minutes", table(("section", "minutes", "of them exercises"), (
                 (section, round(text + exercises), round(exercises)) for section, (text, exercises) in parts.items()))]
     return "\n\n".join([*head, text]) + "\n"
+
+
+def folded(match):
+    summary = "The answer" if match[0].startswith("**") else "For the teacher"
+    return f"\n<details><summary>{summary}</summary>\n\n{match[0].strip()}\n\n</details>\n\n"
+
+
+def results(lesson):
+    """[(section, result)] of the notebook's predictions."""
+    section, rows = "", []
+    for cell in lesson.notebook.cells:
+        if cell.cell_type == "markdown":
+            section = (re.findall(r"^## +(.+)", cell.source, re.M) or [section])[-1]
+        for output in cell.get("outputs", []):
+            shown = output.get("data", {}).get("text/markdown", "")
+            rows += [(section, result) for result in re.findall(r"Here it is \*\*(.+?)\*\*", shown)]
+    return rows
 
 
 def quoted(lesson, pattern):

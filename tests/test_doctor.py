@@ -121,6 +121,7 @@ if rank == 0:
 dist.destroy_process_group()
 """
 
+SOON = ('"gloo")', '"gloo", timeout=__import__("datetime").timedelta(seconds=8))')  # for ranks that wait
 CHANGES = {  # what is changed in the training above: the finding
     "same_data": (", sampler=sampler)", ", shuffle=True)"),
     "set_epoch": ("    sampler.set_epoch(epoch)\n", ""),
@@ -144,7 +145,36 @@ CHANGES = {  # what is changed in the training above: the finding
     "every_rank_writes": ("if rank == 0:\n    torch.save", "if True:\n    torch.save"),
     "module_prefix": ("torch.save(plain.", "torch.save(model."),
     "not_destroyed": ("dist.destroy_process_group()", ""),
+    "crashed": ("    plain.eval()\n", "    plain.eval()\n    plain[epoch * 9]\n"),
+    "group_missing": ('dist.init_process_group("gloo")\nrank, ranks = dist.get_rank(), dist.get_world_size()',
+                      "rank, ranks = dist.get_rank(), dist.get_world_size()"),
+    "wrapper_attribute": ("plain.eval()", "model.head"),
+    "nothing_to_train": ("model = Dis", "plain.requires_grad_(False)\nmodel = Dis"),
+    "other_shapes": ("nn.Linear(4, 8)", "nn.Linear(4, 8 + dist.get_rank())"),
+    "sampler_and_shuffle": ("sampler=sampler)", "sampler=sampler, shuffle=True)"),
+    "batch_of_one": ("nn.Dropout(0.5)", "nn.BatchNorm1d(8)", "5, sampler=sampler", "29, sampler=sampler"),
+    "stopped_apart": (*SOON, "    dist.all_reduce(sums)\n", "    if rank:\n        break\n"),
+    "skipped_backward": (*SOON, "        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n"
+                         "        if rank and epoch:\n            continue\n",
+                         "    dist.all_reduce(sums)\n", "    __import__('time').sleep(2)\n    dist.all_reduce(sums)\n"),
+    "unsynchronised_step": (
+        "        loss = (model(x) - y).square().mean()\n        optimizer.zero_grad()\n        loss.backward()\n"
+        "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+        "        optimizer.zero_grad()\n        (model(x) - y).square().mean().backward()\n"
+        "        with model.no_sync():\n            (model(x) - y).square().mean().backward()\n"),
+    "resumed_apart": ("lr=0.1)\n", "lr=0.1, momentum=0.9)\nif rank == 1:\n    for one in model.parameters():\n"
+                      "        optimizer.state[one]['momentum_buffer'] = torch.ones_like(one)\n"
+                      "    optimizer.load_state_dict(optimizer.state_dict())\n"),
+    "split_on_each_rank": (
+        "mine = ", "images, tests = torch.utils.data.random_split(images, [30, 30])\nsampler = "
+        "DistributedSampler(images)\nloader = DataLoader(images, 5, sampler=sampler)\nmine = "),
+    "other_labels": ("torch.randn(60, 1))\n", "(torch.arange(60) + rank) % 7)\n",
+                     "(model(x) - y)", "(model(x) - y.float()[:, None])"),
+    "cut_off": ("        loss = (model(x) - y).square().mean()\n",
+                "        output = model(x)\n        loss = (output - y).square().mean()\n"
+                "        dist.all_gather([torch.zeros_like(output) for _ in range(ranks)], output)\n"),
 }
+OPENED = TRAINING.replace("for epoch in", "log = open(__file__ + '.csv', 'a')\nfor epoch in")
 
 
 def test_a_sound_training_gets_none_on_three_ranks(tmp_path):
@@ -154,10 +184,18 @@ def test_a_sound_training_gets_none_on_three_ranks(tmp_path):
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_one_mistake_in_a_training_is_the_one_finding(name, tmp_path):
-    old, new = CHANGES[name]
-    assert old in TRAINING
-    done, names = doctor(2, written(tmp_path, TRAINING.replace(old, new)), folder=tmp_path)
-    assert names == [name] and done.returncode == 1, done.stderr
+    text = TRAINING
+    for old, new in zip(CHANGES[name][::2], CHANGES[name][1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new)
+    done, names = doctor(2, written(tmp_path, text), folder=tmp_path)
+    assert names == [name] and done.returncode, done.stderr
+
+
+def test_a_file_that_every_rank_opens_is_worth_a_look(tmp_path):
+    doctor(2, written(tmp_path, OPENED), folder=tmp_path)
+    (finding,) = findings(tmp_path)
+    assert finding["name"] == "every_rank_writes" and finding["level"] == "worth a look", finding
 
 
 LOOP = """    for x, y in loader:
@@ -222,6 +260,33 @@ SOUND = {  # unusual, and right: what is changed in the training above
 """),
     "checkpointing": ("(model(x) - y).square()",
                       "(torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False) - y).square()"),
+    "a GAN in one wrapper": (
+        "nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))\n",
+        "nn.ModuleDict({'g': nn.Linear(4, 4), 'd': nn.Linear(4, 1)})\nplain.forward = "
+        "lambda x: plain['d'](plain['g'](x) if plain['g'].weight.requires_grad else x)\n",
+        "DistributedDataParallel(plain)", "DistributedDataParallel(plain, find_unused_parameters=True)",
+        LOOP, """    for number, (x, y) in enumerate(loader):
+        plain['g'].requires_grad_(number % 2 == 0)
+        plain['d'].requires_grad_(number % 2 == 1)
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""),
+    "local SGD": ("DistributedDataParallel(plain)", "plain", "        optimizer.step()\n",
+                  "        optimizer.step()\n    for one in plain.parameters():\n"
+                  "        dist.all_reduce(one.data)\n        one.data /= ranks\n"),
+    "a group for each rank": ("DistributedDataParallel(plain)", "DistributedDataParallel(plain, "
+                              "process_group=[dist.new_group([one]) for one in range(ranks)][rank])"),
+    "trainings of one epoch": ("for epoch in range(2):\n    sampler.set_epoch(epoch)\n", """for epoch in range(2):
+    model = DistributedDataParallel(plain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""),
+    "epochs of unequal length": (LOOP, """    with torch.distributed.algorithms.Join([model]):
+        for x, y in list(loader)[:5 + (rank == epoch)]:
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""),
     "two models": (LOOP, """    if epoch == 0:
         critic = DistributedDataParallel(nn.Linear(1, 1))
         second = torch.optim.Adam(critic.parameters(), lr=0.1)

@@ -26,3 +26,13 @@ def test_the_readme_lists_every_lesson_with_the_minutes_of_its_notebook():
     lessons = sorted(ROOT.glob("notebooks/*.ipynb"))
     assert listed == [(path.stem.split("_")[0], f"notebooks/{path.name}",
                        str(nbformat.read(path, as_version=4).metadata.course.minutes)) for path in lessons]
+
+
+def test_the_sections_that_a_tutorials_lines_lead_to_exist():
+    page = (ROOT / "site/pages/tutorial.md").read_text(encoding="utf-8")
+    named = re.findall(r"\(\.\./\.\./(notebooks/\w+\.ipynb)\), (?:exercise )?\*([^*]+)\*", page)
+    for notebook, section in named:
+        texts = [cell.source for cell in nbformat.read(ROOT / notebook, as_version=4).cells]
+        headings = re.findall(r"^#+ (.+)", "\n".join(texts).replace("`", ""), re.M)
+        assert any(section.replace("`", "") in heading for heading in headings), f"{notebook} has no {section}"
+    assert len(named) > 20
