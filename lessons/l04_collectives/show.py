@@ -2,7 +2,6 @@
 
 The numbers are those of collectives_shown.py, own_collectives.py and hang_on_purpose.py. Each digit of a number stands
 for one rank, so a cell shows by its colours from which ranks its number came, and an arrow leads from each of them.
-Nothing is drawn by hand: a cell is a value of a run.
 """
 
 import math

@@ -412,9 +412,8 @@ def seconds_of(pool, work, pieces):
 
 
 ranges, squares = [range(1_000_000)] * 4, [torch.randn(512, 512) / 30] * 4
-processes = partial(ProcessPoolExecutor, mp_context=get_context("spawn"))
 kinds = {"Python, threads": (ThreadPoolExecutor, sum, ranges),
-         "Python, processes": (processes, sum, ranges),
+         "Python, processes": (lambda n: ProcessPoolExecutor(n, get_context("spawn")), sum, ranges),
          "matrices, threads": (ThreadPoolExecutor, torch.matrix_exp, squares)}
 seconds = {}
 for name, (workers, work, pieces) in kinds.items():
