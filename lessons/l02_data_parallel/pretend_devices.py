@@ -36,23 +36,16 @@ def replicate(module, devices):
         mine = {id(weight): next(copies) for weight in weights}
         for part in replica.modules():
             for name, weight in [*part._parameters.items()]:
-                if weight is not None:
-                    del part._parameters[name]
-                    setattr(part, name, mine[id(weight)])
+                del part._parameters[name]
+                setattr(part, name, mine[id(weight)])
         replicas.append(replica)
     return replicas
 
 
 def parallel_apply(replicas, pieces):
     """What each replica gives for its piece, computed in a thread each."""
-    training = torch.is_grad_enabled()  # every thread has this switch for itself
-
-    def run(replica, piece):
-        with torch.set_grad_enabled(training):
-            return replica(piece)
-
     with ThreadPoolExecutor(len(replicas)) as threads:
-        return list(threads.map(run, replicas, pieces))
+        return list(threads.map(lambda replica, piece: replica(piece), replicas, pieces))
 
 
 def bytes_of(tensors):

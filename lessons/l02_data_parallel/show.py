@@ -1,4 +1,4 @@
-"""Lesson 02: the steps of nn.DataParallel, what each device holds, two trainings, and whether Python's lock shows."""
+"""Lesson 02: pictures of the steps of nn.DataParallel, of what each device holds, and of two trainings."""
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -9,44 +9,44 @@ from course.plots.style import COLOURS, GREY, PALE, bare, key_below, stacked, wr
 
 PARTS = {"weights": COLOURS[0], "gradients": COLOURS[5], "Adam's state": COLOURS[2],
          "kept for backward": "#BDBDBD", "outputs": COLOURS[4], "kept by the loss": COLOURS[1]}
-GAIN = 1.3  # of two workers: chance may give less than this
 
 
 def steps(devices: int, rows: int) -> Axes:
     """A schematic of one step: a column a phase, a row a device, and a box where a device has work.
 
-    A box says what the device has afterwards. An arrow comes from each device of the phase before that the box needs.
-    The four phases of forward have numbers, and a colour of their own.
+    A box says what the device has afterwards, the lines before it from which devices that came. The four phases of
+    forward have numbers, and a colour of their own.
     """
     size = -(-rows // devices)
     pieces = [min(size, rows - start) for start in range(0, rows, size)]
-    busy = range(len(pieces))
-    from_first, from_all, own = [[0] for _ in busy], [list(busy)], [[device] for device in busy]
-    phases = {  # name: (what each busy device has after it, from which devices each gets that)
-        "batch": ([f"{rows}\nrows"], [[]]),
-        "1. scatter": ([f"{piece}\nrows" for piece in pieces], from_first),
-        "2. replicate": ([f"{piece} rows,\nweights" for piece in pieces], [sorted({0, device}) for device in busy]),
-        "3. apply": ([f"{piece}\noutputs" for piece in pieces], own),
-        "4. gather": ([f"{rows}\noutputs"], from_all),
-        "loss": (["one loss"], [[0]]),
-        "backward": (["gradients"] * len(pieces), from_first),
-        "way back": (["one\ngradient"], from_all),
-        "update": (["new\nweights"], [[0]]),
+    busy, first = list(range(len(pieces))), [0]
+    phases = {  # name: (what each busy device has after it, from which devices it comes)
+        "batch": ([f"{rows}\nrows"], []),
+        "1. scatter": ([f"{piece}\nrows" for piece in pieces], first),
+        "2. replicate": ([f"{piece} rows\n+ weights" for piece in pieces], first),
+        "3. apply": ([f"{piece}\noutputs" for piece in pieces], busy),
+        "4. gather": ([f"{rows}\noutputs"], busy),
+        "loss": (["one loss"], first),
+        "backward": (["gradients"] * len(pieces), first),
+        "add up": (["one\ngradient"], busy),
+        "update": (["new\nweights"], first),
     }
-    ax = plt.subplots(figsize=(1.9 * len(phases), 1 + 1.2 * devices))[1]
+    ax = plt.subplots(figsize=(1.9 * len(phases), 1 + devices))[1]
     for x, (name, (texts, sources)) in enumerate(phases.items()):
         colour = COLOURS[0] if name[0].isdigit() else COLOURS[4]
-        for y, (text, of_box) in enumerate(zip(texts, sources, strict=True)):
-            for number, source in enumerate(of_box):
-                end = y + 0.5 * ((number + 0.5) / len(of_box) - 0.5)  # side by side: one point would merge the heads
-                ax.annotate("", (x - 0.37, end), (x - 0.63, source), arrowprops={
-                    "arrowstyle": "-|>", "color": GREY, "linewidth": 2, "shrinkA": 0, "shrinkB": 0,
-                    "mutation_scale": 18})
-            ax.add_patch(Rectangle((x - 0.37, y - 0.3), 0.74, 0.6, facecolor=colour, zorder=3))
-            write_in(ax, x, y, text, colour, fontsize=14, zorder=4, path_effects=[])
-        for y in range(len(texts), devices):
-            ax.add_patch(Rectangle((x - 0.37, y - 0.3), 0.74, 0.6, facecolor="white", edgecolor=PALE, linewidth=2))
-            ax.text(x, y, "waits", ha="center", va="center", color=GREY, fontsize=14)
+        if len(sources) != len(texts):  # one to all, or all to one: along a line between the columns
+            ax.plot([x - 0.54] * 2, [0, len(pieces) - 1], color=GREY, linewidth=2)
+        for y in sources if len(sources) != len(texts) else ():
+            ax.plot([x - 0.65, x - 0.54], [y, y], color=GREY, linewidth=2)
+        for y in range(len(texts) if sources else 0):
+            ax.annotate("", (x - 0.35, y), (x - (0.54 if len(sources) != len(texts) else 0.65), y), arrowprops={
+                "arrowstyle": "-|>", "color": GREY, "linewidth": 2, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 18})
+        for y in range(devices):
+            works = y < len(texts)
+            ax.add_patch(Rectangle((x - 0.35, y - 0.3), 0.7, 0.6, zorder=3, linewidth=2, edgecolor=colour if works else
+                                   PALE, facecolor=colour if works else "white"))
+            write_in(ax, x, y, texts[y] if works else "waits", colour if works else "white", fontsize=14, zorder=4,
+                     path_effects=[], fontweight="bold" if works else "normal")
     ax.set(xlim=(-0.5, len(phases) - 0.5), ylim=(devices - 0.5, -0.5))
     ax.set_xticks(range(len(phases)), phases, fontweight="bold")
     ax.set_yticks(range(devices), [f"device {device}" for device in range(devices)])
@@ -77,14 +77,3 @@ def losses(curves: dict[str, list[float]]) -> Axes:
            xticks=range(0, len(losses) + 1, 5), title="The loss of each step")
     write_beside(ax, ends, BESIDE_AN_END)
     return ax
-
-
-def lock(threads: float, processes: float) -> str:
-    """Whether the speed-ups of two workers at Python's sums, as threads and as processes, show the lock."""
-    measured = f"Two threads are {threads:.2f} times as fast as one, two processes {processes:.2f} times"
-    if processes < GAIN:
-        return (f"{measured}. Even processes gain little: the cores had other work. This run does **not** show the "
-                "lock.")
-    if threads < GAIN:
-        return f"{measured}: the cores were there, but threads could not use both. **That is the lock.**"
-    return f"{measured}: threads gain, too. This Python has no lock, or another program disturbed the run."

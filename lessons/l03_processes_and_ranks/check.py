@@ -187,8 +187,8 @@ def measure_join(function, context):
     group=False,
 )
 def joined(ranks):
-    """Processes that no launcher had started are one group, and each says who it is. A launcher does little more
-    than this: it sets these variables, then starts the processes."""
+    """Processes without a launcher have become one group, and each knows its rank. A launcher does little more than
+    this: it sets these variables, then starts the processes."""
     per_node = launched()[1]
     for rank, measured in enumerate(ranks):
         process = f"Local rank {rank % per_node} on node {rank // per_node}"

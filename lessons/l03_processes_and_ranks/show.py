@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from course.plots.style import COLOURS, WARNING, bare, colour_of, write_in
-from lessons.l03_processes_and_ranks.ranks_meet import FILE
+from lessons.l03_processes_and_ranks.ranks_meet import FILE, listener
 
 ROUND = "round,pad=0,rounding_size=0.08"
 
@@ -40,10 +40,10 @@ def ranks_map(processes: pd.DataFrame) -> Axes:
 
 def links_maps(meetings: dict[str, tuple[list[str], list[dict]]]) -> list[Axes]:
     """Who connected to whom in each of the {title: (names, links)} of `ranks_meet.meetings`, one below another."""
-    axes = plt.subplots(len(meetings), 1, figsize=(11, 3.9 * len(meetings)), squeeze=False)[1][:, 0]
+    axes = plt.subplots(len(meetings), 1, figsize=(11, 3.6 * len(meetings)), squeeze=False)[1][:, 0]
     for ax, (title, (names, links)) in zip(axes, meetings.items(), strict=True):
         _links_map(names, links, ax)
-        ax.set_title(title)
+        ax.set_title(f"{title}: {listener(links)} listens")
     return list(axes)
 
 
@@ -72,14 +72,14 @@ def _links_map(names, links, ax):
             start, end, bow = (x0, y0 - 0.16), (x1, y1 - 0.16), -0.2 if x0 > x1 else 0.2
             look = {"arrowstyle": "-", "color": COLOURS[0]}
         elif link["client"] == link["server"]:  # it is a client of its own store
-            start, end, bow = (x0 - 0.15, y0 + 0.16), (x0 + 0.15, y0 + 0.16), -1
+            start, end, bow = (x0 - 0.15, y0 + 0.16), (x0 + 0.15, y0 + 0.16), -0.7
         elif y0 < y1:
             start, end, bow = (x0, y0 + 0.16), (x1, y1 - 0.16), 0
         else:
             start, end, bow = (x0, y0 + 0.16), (x1 + 0.28, y1 + 0.16), 0.2
         ax.annotate("", end, start, arrowprops=look | {"connectionstyle": f"arc3,rad={bow}", "linewidth": 3})
     ax.text(middle, -0.95, "data (gloo)", ha="center", color=COLOURS[0], fontsize=22, fontweight="bold")
-    ax.text(*((middle + 0.4, 0.9) if above else (0.45, 0.75)), "meeting (store)", va="center", color=WARNING,
+    ax.text(*((middle + 0.4, 0.9) if above else (0.45, 0.85)), "meeting (store)", va="center", color=WARNING,
             fontsize=22, fontweight="bold")
     half = max(3, len(ranks)) / 2
     ax.set(xlim=(middle - half, middle + half), ylim=(-1, 1.4))

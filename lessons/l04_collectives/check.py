@@ -197,13 +197,13 @@ def measure_broadcast(function, context):
         "Does every rank but src call recv, also where src is not rank 0?": nobody_receives,
         "In the last round of a tree some ranks have nobody left to send to, unless there are 2, 4, 8 or so ranks.":
             for_powers_of_two,
-        "A collective is what you are to build.": with_broadcast,
+        "You called the collective that you are to build of messages.": with_broadcast,
     },
 )
 def broadcasted(ranks):
-    """Every rank has the tensor of rank src, on 2, on 3 and on more ranks. Each rank must receive it once: no way has
-    fewer messages than ranks - 1. The ways differ in their rounds: a star or a chain needs ranks - 1, a tree, in which
-    whoever has the tensor sends it on, log2(ranks), rounded up."""
+    """Every rank has the tensor of rank src, on 2, on 3 and on more ranks. Each other rank must receive it, so every
+    solution has ranks - 1 messages or more. The rounds differ: a star or a chain needs ranks - 1. In a tree every rank
+    that has the tensor sends it on, so it needs log2(ranks) rounds, rounded up."""
     for world, of_ranks in each_world(ranks):
         for number, src in enumerate(sources(world)):
             right = numbers(src).tolist()
@@ -336,12 +336,12 @@ def sums(ranks):
         "The tensor that the caller handed in is as before. Add in place (+=), or copy_ the sum into it.": not_in_place,
         "What arrived has replaced the tensor. Receive into another one, then add.": replaced,
         "Some ranks got a sum before all parts were in it. First receive from all, then send.": sent_back_too_early,
-        "Some parts are in it more than once: you pass on sums, and add them to sums that already have their parts.":
+        "The sum contains some parts more than once: you pass on sums, and add them to sums that contain these parts.":
             totals_go_round,
         "all_reduce adds up, and does not divide.": averaged,
         "All ranks send first, and nobody receives yet. Let some receive first, or start both with isend and irecv.":
             all_send_first,
-        "A collective is what you are to build.": with_all_reduce,
+        "You called the collective that you are to build of messages.": with_all_reduce,
     },
 )
 def all_reduced(ranks):
@@ -419,7 +419,7 @@ def all_send_first_in_a_ring(tensor):
         "All messages go through one rank: in a ring each rank sends to its right neighbour.": my_all_reduce,
         "Does each message have a rank that receives it? And does no rank wait in `send` before it receives, while all "
         "others do the same? Start both together, as `shift` does.": all_send_first_in_a_ring,
-        "A collective is what you are to build.": with_all_reduce,
+        "You called the collective that you are to build of messages.": with_all_reduce,
     },
 )
 def ring(ranks):
@@ -590,8 +590,8 @@ def measure_join(function, context):
     },
 )
 def joined(ranks):
-    """Every rank has all predictions, in the order of the ranks, although one rank had none. Lengths first, then
-    tensors of equal shape: this is how the data of unequal ranks is gathered."""
+    """Every rank has all predictions, in the order of the ranks, although one rank had none. This is the way to gather
+    data of unequal length: first the lengths, then tensors of equal shape."""
     right = [value for measured in ranks for value in measured["own"]]
     for rank, measured in enumerate(ranks):
         yield Case(measured["joined"], right,

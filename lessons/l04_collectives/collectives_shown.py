@@ -85,14 +85,6 @@ def all_to_all_from_scatters(mine, rank, ranks):
     return pieces
 
 
-def send_recv(mine, rank, ranks):
-    if rank == 0:
-        dist.send(mine, dst=ranks - 1)
-    elif rank == ranks - 1:
-        dist.recv(mine, src=0)
-    return mine
-
-
 def shift(mine, rank, ranks):
     arriving = torch.zeros_like(mine)
     to_the_right = dist.P2POp(dist.isend, mine, (rank + 1) % ranks)
@@ -103,7 +95,7 @@ def shift(mine, rank, ranks):
 
 
 COLLECTIVES = {demo.__name__: demo for demo in (broadcast, scatter, gather, all_gather, reduce, all_reduce,
-                                                reduce_scatter, all_to_all, send_recv, shift)}
+                                                reduce_scatter, all_to_all, shift)}
 
 
 def states(name):

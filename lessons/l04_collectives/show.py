@@ -1,8 +1,7 @@
-"""Lesson 04: pictures of what each rank holds, cell by cell, and tables of the ring and of the hangs.
+"""Lesson 04: pictures of what each rank holds, cell by cell, of messages and of their times, and tables of the hangs.
 
 The numbers are those of collectives_shown.py, own_collectives.py and hang_on_purpose.py. Each digit of a number stands
 for one rank, so a cell shows by its colours from which ranks its number came, and an arrow leads from each of them.
-Nothing is drawn by hand: a cell is a value of a run.
 """
 
 import math
@@ -13,11 +12,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import NullLocator
 
-from course import lesson
+from course import compare, lesson
 from course.plots.labels import BESIDE_AN_END, write_beside
-from course.plots.style import COLOURS, GREY, MARKERS, bare, colour_of, darker
+from course.plots.style import COLOURS, GREY, MARKERS, bare, colour_of, darker, ticks
 
 # ------------------------------------------------------------------------------------------ pictures
 
@@ -67,21 +65,22 @@ def arrow(ax: Axes, start: tuple, end: tuple, rank: int, width=3.0) -> None:
         "color": darker(colour_of(rank)), "shrinkA": 0, "shrinkB": 0})
 
 
-def before_after(states: list[dict], title: str, empty="nothing") -> Figure:
-    """What each rank held before and after a collective, states of collectives_shown.py, with an arrow for each number
-    that went from one rank to another."""
-    before, after = (state["cells"] for state in states)
-    columns = [max(2, *map(len, cells)) for cells in (before, after)]
-    fig, (left, middle, right) = plt.subplots(1, 3, width_ratios=[columns[0], 1.2, columns[1]], figsize=(
-        4.6 + 1.15 * sum(columns), 1.1 + 0.68 * len(before)))
-    held(before, left, "before")
-    held(after, right, "after", empty=empty)
-    middle.set(xlim=(0, 1), ylim=left.get_ylim(), xticks=[], yticks=[])
-    bare(middle)
-    for rank, row in enumerate(after):
-        for source in sorted({source for number in row for source in contributors(number)} - {rank}):
-            arrow(middle, (0, source), (1, rank), source)
-    fig.suptitle(title, x=0.01, ha="left", fontweight="bold")
+def before_after(demo: dict, *names: str) -> Figure:
+    """What each rank held before and after these collectives, of the file of collectives_shown.py, one below another.
+    An arrow leads from one rank to another for the numbers that went there."""
+    ranks = len(demo[names[0]][0]["cells"])
+    fig = plt.figure(figsize=(13.8, (1 + 0.68 * ranks) * len(names)))
+    for name, part in zip(names, fig.subfigures(len(names), 1, squeeze=False)[:, 0], strict=True):
+        before, after = (state["cells"] for state in demo[name])
+        columns = [max(2, *map(len, cells)) for cells in (before, after)]
+        left, middle, right = part.subplots(1, 3, width_ratios=[columns[0], 1.2, columns[1]])
+        held(before, left, f"{name}: before")
+        held(after, right, "after", empty="not defined" if name == "reduce" else "nothing")
+        middle.set(xlim=(0, 1), ylim=left.get_ylim(), xticks=[], yticks=[])
+        bare(middle)
+        for rank, row in enumerate(after):
+            for source in sorted({source for number in row for source in contributors(number)} - {rank}):
+                arrow(middle, (0, source), (1, rank), source)
     return fig
 
 
@@ -147,32 +146,30 @@ def own_table(run: dict) -> list[dict]:
     return [{"": f"{NAMES[program['name']]}, {program['whose']}", "shape": program["shape"],
              "messages": program["messages"], "rounds": program["rounds"],
              "the busiest rank sends, tensors": f"{program['most']:.3g}",
-             "one after another, tensors": f"{program['path']:.3g}"}
+             "one after another, tensors": f"{program['path']:.3g}",
+             "all messages, tensors": "{:.3g}".format(
+                 sum(size for now in program["in_rounds"] for *_, size in now) / program["bytes"])}
             for program in run["programs"] if program["name"] != "torch"]
 
 
-def own_times(runs: list[dict]) -> Figure:
-    """Milliseconds by message size: a row for each operation, a column for each run of own_collectives.py."""
-    fig, axes = plt.subplots(2, len(runs), figsize=(8 * len(runs), 11), sharex=True, sharey="row", squeeze=False)
-    for run, column in zip(runs, axes.T, strict=True):
-        for operation, ax in zip(("broadcast", "all_reduce"), column, strict=True):
-            ends = []
-            for number, program in enumerate(each for each in run["programs"] if each["operation"] == operation):
-                rows = pd.DataFrame(program["times"])
-                colour = GREY if program["name"] == "torch" else COLOURS[number]
-                ms, spread = 1e3 * rows["seconds"], 1e3 * abs(rows[["low", "high"]].sub(rows["seconds"], axis=0)).T
-                ax.errorbar(rows["bytes"], ms, spread, marker=MARKERS[number], color=colour, capsize=6)
-                ends.append((rows["bytes"].iloc[-1], ms.iloc[-1], called(program), colour))
-            ax.set(xscale="log", yscale="log", title=f"{operation}, {lesson.some(run['world_size'], 'rank')}")
-            ax.set_xlim(right=200 * rows["bytes"].iloc[-1])
-            ax.set_xticks(rows["bytes"], map(size_name, rows["bytes"]))
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.yaxis.set_major_formatter("{x:g}")
-            write_beside(ax, ends, BESIDE_AN_END)
-    for ax in axes[-1]:
-        ax.set_xlabel("size of the tensor")
-    for ax in axes[:, 0]:
-        ax.set_ylabel("milliseconds")
+def own_times(run: dict) -> Figure:
+    """Milliseconds by message size, of own_collectives.py: a panel for each operation."""
+    fig, axes = plt.subplots(1, 2, figsize=(16, 6))
+    for operation, ax in zip(("broadcast", "all_reduce"), axes, strict=True):
+        ends = []
+        for number, program in enumerate(each for each in run["programs"] if each["operation"] == operation):
+            rows = pd.DataFrame(program["times"])
+            colour = GREY if program["name"] == "torch" else COLOURS[number]
+            ms, spread = 1e3 * rows["seconds"], 1e3 * abs(rows[["low", "high"]].sub(rows["seconds"], axis=0)).T
+            ax.errorbar(rows["bytes"], ms, spread, marker=MARKERS[number], color=colour, capsize=6)
+            ends.append((rows["bytes"].iloc[-1], ms.iloc[-1], called(program), colour))
+        ax.set(xscale="log", yscale="log", title=f"{operation}, {lesson.some(run['world_size'], 'rank')}",
+               xlabel="size of the tensor", ylabel="milliseconds")
+        ax.set_xlim(right=200 * rows["bytes"].iloc[-1])
+        ticks(ax, rows["bytes"])
+        ax.set_xticklabels(map(size_name, rows["bytes"]))
+        ax.yaxis.set_major_formatter("{x:g}")
+        write_beside(ax, ends, BESIDE_AN_END)
     return fig
 
 
@@ -181,31 +178,39 @@ def size_name(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 2**20 else f"{size >> 10} KiB"
 
 
-def times_table(runs: list[dict]) -> list[dict]:
-    """The median time of each function for the smallest and the largest tensor, its fastest and slowest round, and how
-    many times that of torch it is: not told apart where the rounds of both overlap."""
+def ratio(program: dict, other: dict, at: int) -> compare.Ratio:
+    """How many times as long as the `other` a program takes, for the tensor size number `at`."""
+    return compare.ratio(*([each["times"][at][key] for key in ("low", "seconds", "high")] for each in (program, other)))
+
+
+def times_table(run: dict) -> list[dict]:
+    """The median time of each function for the smallest and the largest tensor, and how many times torch's that is."""
+    torch = {each["operation"]: each for each in run["programs"] if each["name"] == "torch"}
     rows = []
-    for run in runs:
-        torch = {each["operation"]: each["times"] for each in run["programs"] if each["name"] == "torch"}
-        for program in sorted(run["programs"], key=lambda program: program["operation"], reverse=True):
-            row = {"ranks": run["world_size"], "": program["operation"],
-                   "by": called(program)}
-            for at in (0, -1):
-                time, its = program["times"][at], torch[program["operation"]][at]
-                size = size_name(time["bytes"])
-                row[f"{size}, ms"] = "{seconds:.3g} ({low:.3g} to {high:.3g})".format(
-                    **{key: 1e3 * value for key, value in time.items()})
-                apart = time["low"] > its["high"] or time["high"] < its["low"]
-                row[f"times as long as torch, {size}"] = "" if its is time else (
-                    f"{time['seconds'] / its['seconds']:.2g}" if apart else "not told apart")
-            rows.append(row)
+    for program in sorted(run["programs"], key=lambda program: program["operation"], reverse=True):
+        row = {"": program["operation"], "by": called(program)}
+        for at in (0, -1):
+            size, its = size_name(program["times"][at]["bytes"]), torch[program["operation"]]
+            row[f"{size}, ms"] = f"{1e3 * program['times'][at]['seconds']:.3g}"
+            row[f"{size}: times as long as torch"] = "" if its is program else str(ratio(program, its, at))
+        rows.append(row)
     return rows
 
 
-def times_as_long(run: dict, name: str, other: str) -> float:
-    """How many times as long as the function `other` the function `name` takes for the largest tensor."""
-    seconds = {program["name"]: program["times"][-1]["seconds"] for program in run["programs"]}
-    return seconds[name] / seconds[other]
+def ring_ratios(run: dict) -> list[compare.Ratio]:
+    """How many times as long as the all-reduce of exercise 2 the ring takes, for the smallest and the largest size."""
+    programs = {program["name"]: program for program in run["programs"]}
+    return [ratio(programs["04_ring"], programs["04_all_reduce"], at) for at in (0, -1)]
+
+
+def ring_verdict(run: dict) -> list[str]:
+    """A line for each of the two sizes. Our star and our ring must differ at the smaller one."""
+    star = next(program for program in run["programs"] if program["name"] == "04_all_reduce")
+    small, large = ring_ratios(run)
+    missed = star["whose"] == "ours" and not small.apart
+    sizes = [size_name(time["bytes"]) for time in star["times"]]
+    return [f"{sizes[0]}: time of the ring / time of the all-reduce of exercise 2: {small}."
+            + f" {compare.NOT_SHOWN}" * missed, f"{sizes[-1]}: {large}."]
 
 
 def intervals(times: dict, events: dict) -> pd.DataFrame:
@@ -219,19 +224,6 @@ def intervals(times: dict, events: dict) -> pd.DataFrame:
 
 
 # ------------------------------------------------------------------------------------------ tables
-
-
-def ring_table(run: dict) -> list[dict]:
-    """How many bytes the ring's ranks sent, and whether they hold the result of dist.all_reduce."""
-    ranks = len(run["equal"])
-    sent = [sum(step["bytes"][rank] for step in run["steps"][1:]) for rank in range(ranks)]
-    return [{"": name, "measured": str(value)} for name, value in {
-        "tensor, bytes": run["bytes"],
-        "sent by each rank, bytes": ", ".join(map(str, sent)),
-        "ranks whose whole numbers equal those of `dist.all_reduce`": f"{sum(run['equal'])} of {ranks}",
-        "decimal numbers: largest difference from `dist.all_reduce`": f"{run['floats']['off']:.0e}",
-        "decimal numbers: the same bits on all ranks": "yes" if run["floats"]["ranks_agree"] else "no",
-    }.items()]
 
 
 def messages(ranks: list[dict]) -> list[dict]:

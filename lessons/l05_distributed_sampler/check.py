@@ -192,14 +192,14 @@ def measure_reading(stream, context):
         "get_worker_info() says which worker this is.": partial(Strided, ranks_alone),
         "The loader workers of a rank share the items, but all ranks read the same ones.":
             partial(Strided, workers_alone),
-        "The step is right. But worker 0 of every rank begins at item 0: the rank belongs into the first item, too.":
+        "The step is right. But worker 0 of every rank begins at item 0: the first item depends on the rank, too.":
             partial(Strided, begins_at_the_worker),
-        "Rank + worker id is no number of a reader's own: worker 1 of rank 0 and worker 0 of rank 1 have the same. "
-        "Before rank r stand r * num_workers readers.": partial(Strided, rank_plus_worker),
-        "Before rank r stand r ranks with num_workers readers each, not with world_size: rank * num_workers + worker "
-        "id.": partial(Strided, rank_times_ranks),
-        "You drop the last items, so that all readers have equally many. DDP does need equally many steps, and the "
-        "next section comes to it. Here each item is asked for.": EquallyMany,
+        "Two readers have the same rank + worker id, for instance worker 1 of rank 0 and worker 0 of rank 1. Before "
+        "rank r there are r * num_workers readers.": partial(Strided, rank_plus_worker),
+        "Each rank before yours has num_workers readers, not world_size readers: rank * num_workers + worker id.":
+            partial(Strided, rank_times_ranks),
+        "You drop the last items, so that all readers have equally many. DDP needs equally many steps, as the next "
+        "section shows, but here every item must be read.": EquallyMany,
     },
     ranks=lambda: (2, some_ranks()),
 )

@@ -19,7 +19,7 @@ def sampler_map(shards: list | dict, n: int, title="Which rank sees which item",
     colour for each rank. For several loader `workers` of each rank: a row for each worker, a colour for each rank.
 
     `shards` is a list with the items of each rank (or worker), in its order; for several epochs {epoch: such a list}. A
-    cell shows the item's place in the shard. It is hatched if the item was seen before in this epoch.
+    cell shows the item's turn in the shard. It is hatched if the item was seen before in this epoch.
     """
     rows = "epoch" if isinstance(shards, dict) else "rank"
     epochs = shards if rows == "epoch" else {0: shards}
@@ -36,13 +36,13 @@ def sampler_map(shards: list | dict, n: int, title="Which rank sees which item",
             look = {"facecolor": "white", "hatch": "//"} if view.again else {"facecolor": colour}
             ax.add_patch(Rectangle((item - 0.45, bottom), 0.9, height, edgecolor=colour, linewidth=2, **look))
             if len(cell) == 1:
-                write_in(ax, item, bottom + height / 2, f"{view.place:.0f}", look["facecolor"])
+                write_in(ax, item, bottom + height / 2, ordinal(view.place + 1), look["facecolor"], fontsize=13)
     missed = {epoch: set(range(n)).difference(*of_ranks) for epoch, of_ranks in epochs.items()}
     for epoch, items in missed.items():
         for y in [ys[epoch]] if rows == "epoch" else ys.values():
             for item in items:
                 write_in(ax, item, y, "×", "white", fontsize=22)
-    ax.set(xlim=(-0.6, n - 0.4), ylim=(len(ys) - 0.4, -0.6), xlabel="item (in the cell: place in the shard)")
+    ax.set(xlim=(-0.6, n - 0.4), ylim=(len(ys) - 0.4, -0.6), xlabel="item (in the cell: when its rank sees it)")
     ax.set_yticks(list(ys.values()), [f"{rows} {row // workers}" + f", worker {row % workers}" * (workers > 1)
                                       for row in ys])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=25, steps=[1, 5, 10]))
@@ -55,6 +55,11 @@ def sampler_map(shards: list | dict, n: int, title="Which rank sees which item",
         key.append(line_key("seen by nobody", linestyle="", marker="x", color="black"))
     head(ax, title, key=key, columns=max(1, len(key)))
     return ax
+
+
+def ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th, 11th, 21st: it cannot be taken for the number of an item."""
+    return f"{number}{'th' if number // 10 % 10 == 1 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def stream_ways(results: dict) -> dict:

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from matplotlib.colors import to_hex
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DistributedSampler
 
 from course.plots.style import COLOURS
 from lessons.l05_distributed_sampler import check, show, uneven_shards
@@ -50,28 +50,6 @@ def test_the_sampler_deals_like_cards(shuffle, drop_last):
     for n, world_size, seed, epoch in itertools.product(SIZES, WORLDS, (0, 5), (0, 1)):
         shards = sampler_shards(n, world_size, epoch, shuffle=shuffle, seed=seed, drop_last=drop_last)
         assert shards == dealt(order(n, shuffle, seed, epoch), world_size, drop_last), (n, world_size, seed, epoch)
-
-
-def test_without_set_epoch_every_epoch_is_the_first():
-    sampler = DistributedSampler(range(50), 2, 0)
-    first = list(sampler)
-    assert list(sampler) == list(sampler) == first
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-
-
-def test_a_step_of_all_ranks_is_a_step_of_one_process_with_the_global_batch():
-    n, world_size, batch_size = 80, 4, 5
-    loaders = [DataLoader(range(n), batch_size, sampler=DistributedSampler(range(n), world_size, rank))
-               for rank in range(world_size)]
-    alone = DataLoader(range(n), batch_size * world_size, sampler=DistributedSampler(range(n), 1, 0))
-    for batches, whole in zip(zip(*loaders, strict=True), alone, strict=True):
-        assert sorted(torch.cat(batches).tolist()) == sorted(whole.tolist())
-
-
-def test_sampler_and_shuffle_exclude_each_other():
-    with pytest.raises(ValueError, match="mutually exclusive"):
-        DataLoader(range(20), sampler=DistributedSampler(range(20), 2, 0), shuffle=True)
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
@@ -212,7 +190,8 @@ def cells(ax):
 def test_the_map_marks_items_that_are_seen_again_or_by_nobody():
     ax = show.sampler_map(dealt(range(20), 2, False), 20)
     assert cells(ax) == {(item, item % 2, False) for item in range(20)}
-    assert [text.get_text() for text in ax.texts] == [str(place) for place in range(10)] * 2
+    assert [text.get_text() for text in ax.texts] == [*map(show.ordinal, range(1, 11))] * 2
+    assert [show.ordinal(number) for number in (1, 2, 3, 11, 21)] == ["1st", "2nd", "3rd", "11th", "21st"]
     ax = show.sampler_map(dealt(range(3), 8, False), 3)
     assert cells(ax) == {(rank % 3, rank, rank >= 3) for rank in range(8)}
     ax = show.sampler_map(dealt(range(21), 2, True), 21)

@@ -16,13 +16,13 @@
 # %% [markdown]
 # # 02 · DataParallel
 #
-# **The question.** `nn.DataParallel` trains with several GPUs in one process, and costs you one changed line. What does
-# that line do in each step, and what is its price?
+# **The question.** `nn.DataParallel` trains with several GPUs in one process. You change one line of your program. What
+# does that line do in each step, and what does it cost?
 #
 # **You will be able to**
-# - name the four steps of `DataParallel`, and write them yourself;
-# - say what is lost, cut or renamed when a model is wrapped in it;
-# - say why device 0 is slower and fuller than the others, and when `DataParallel` is still met.
+# - name the four phases of `DataParallel`'s `forward`, and write them yourself;
+# - say what is cut, copied, lost or renamed when you wrap a model in it;
+# - say why device 0 works longer and holds more than the others, and where you still meet `DataParallel`.
 #
 # **You need** [01 · One device](01_one_device.ipynb). No GPU.
 #
@@ -33,41 +33,45 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import copy
-import timeit
+import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from unittest import mock
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.nn.parallel.scatter_gather import scatter
 
 import utils
+from course import compare
+from course.timing import interleave
 from lessons.l02_data_parallel import check, show
 from lessons.l02_data_parallel.pretend_devices import (
     bytes_of, kept_for_backward, parallel_apply, replicate)
 
-# %% tags=["parameters"]
+# %% jupyter={"source_hidden": true} tags=["hide-input", "parameters"]
 devices = 4  # pretend devices, at least 2: each is a thread of this process
-repeats = 7  # runs of each measurement
+repeats = 7  # rounds of each measurement
 
 # %% [markdown]
 # ## One training step
 #
-# A schematic: who does what, not how long it takes. Blue: the `forward` of `DataParallel`; orange: the rest of your
-# training step. A **replica** is a copy of the model on one device.
+# A **replica** is a copy of the model on one device. This is one training step of four devices with 64 rows:
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.steps(devices, rows=64)
-plt.show()
+lesson.figure("Read from left to right. `DataParallel`'s `forward` (blue) ends where it began: on "
+              "device 0. In five of the nine columns device 0 works alone, and the others wait. "
+              "The widths say nothing about time.")
 
 # %% [markdown]
-# `nn.DataParallel` needs GPUs. Here the devices are **pretend devices**, threads on the CPU: the same steps and
-# results, other times. A model and a batch:
+# `nn.DataParallel` needs GPUs. Here each device is a **pretend device**, a thread on the CPU: the phases and the
+# results are the same, the times are not. A model and a batch:
 
 # %%
 torch.set_num_threads(1)  # a pretend device computes with one core at most
@@ -83,10 +87,10 @@ pieces = batch.chunk(devices)
 [list(piece.shape) for piece in pieces]
 
 # %% [markdown]
-# **2. Replicate**: copy the model to each device, in every step again. Each weight of a replica is a copy made by an
-# operation that autograd records, so `backward()` can follow it back to the model's own weight. `grad_fn` shows the
-# operation, a broadcast. (On GPUs the copy of device 0 shares the model's own memory. Our `replicate` stands in
-# [one file](../lessons/l02_data_parallel/pretend_devices.py) with all of the pretend devices.)
+# **2. Replicate**: copy the model to each device, and do so again in every step. Autograd records the operation that
+# copies a weight, so `backward()` finds its way back to the model's own weight. `grad_fn` names the operation, a
+# broadcast. (On GPUs the replica of device 0 shares the model's own memory. Our `replicate` stands in the [file of the
+# pretend devices](../lessons/l02_data_parallel/pretend_devices.py).)
 
 # %%
 replicas = replicate(model, len(pieces))
@@ -100,7 +104,8 @@ lesson.code(parallel_apply)
 outputs = parallel_apply(replicas, pieces)
 
 # %% [markdown]
-# **4. Gather**: join the outputs on device 0. They are those of the whole batch, else `assert_close` raises an error.
+# **4. Gather**: join the outputs on device 0. `assert_close` raises an error if they differ from one device's outputs
+# for the whole batch.
 
 # %%
 scores = torch.cat(outputs)
@@ -119,12 +124,12 @@ def data_parallel(model, batch):
 
 
 # %% [markdown]
-# ## The way back
+# ## The gradients
 #
-# The loss is the mean over all 64 rows. Each replica gets a gradient, and from these the model gets one.
+# The loss is the mean over all 64 rows. Each replica computes a gradient from its own rows. `DataParallel` makes the
+# model's gradient out of these four.
 #
-# **Predict**: compare it with the gradient that one device computes from the whole batch. How many times as large is
-# it?
+# **Predict**: how many times as large is it as the gradient that one device computes from the whole batch?
 
 # %%
 my_factor = None  # how many times, ×
@@ -138,9 +143,9 @@ torch.testing.assert_close(parallel, one_device)
 lesson.predicted(my_factor, round((parallel[0].norm() / one_device[0].norm()).item(), 3), "×")
 
 # %% [markdown]
-# The same gradient: those of the replicas are **added up**. The loss came *after* the gather and was divided by all 64
-# rows, so each of them is a share. (DDP, which lesson 06 builds, has one process per device,
-# each with a model, an optimizer and a loss of its own. It takes the mean: each process divides by its own rows.)
+# It is the same gradient: `DataParallel` **adds up** the gradients of the replicas. The loss came *after* the gather
+# and was divided by all 64 rows, so each replica's gradient is already a share of the whole. (DDP, which lesson
+# [06](06_ddp.ipynb) builds, averages them instead: there each process has a loss of its own, divided by its own rows.)
 #
 # ## A batch that does not divide
 #
@@ -158,14 +163,14 @@ lesson.predicted(my_pieces, rows[2]["rows on each device"])
 lesson.table(rows)
 
 # %% [markdown]
-# `chunk` rounds the size of a piece **up**. Recorded [elsewhere][tutorial]: of a batch of 10 on 8 GPUs, five GPUs get 2
-# rows each, and three get none.
+# `chunk` rounds the size of a piece **up**. PyTorch's [tutorial][tutorial] shows it on GPUs: of a batch of 10 on 8
+# GPUs, five GPUs get 2 rows each, and three get none.
 #
 # [tutorial]: https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
 #
 # ## A model that counts
 #
-# This model counts the calls of its `forward`. Its BatchNorm keeps a running mean of what it sees.
+# This model counts the calls of its `forward`. Its BatchNorm layer keeps a running mean of the rows that it sees.
 #
 # **Predict**: what is `counting.calls` after one step on 4 devices?
 
@@ -191,55 +196,89 @@ mean_of_device_0 = counting.norm.momentum * pieces[0].mean(0)
 torch.testing.assert_close(counting.norm.running_mean, mean_of_device_0)
 
 # %% [markdown]
-# **Replicas live for one step.** Each of them counted, and was thrown away. And BatchNorm kept the mean of **device 0's
-# rows alone**, whose replica has the model's own buffers (tensors that are not trained). The [manual][manual] says
-# both.
+# **A replica lives for one step.** Each replica counted its own call, and was then thrown away. BatchNorm kept the mean
+# of **device 0's rows alone**, because the replica of device 0 shares the model's own buffers (tensors that are not
+# trained). The [manual][manual] says both.
 #
-# Worse: while it trains, each replica normalises by its **own** rows, not by all 64. So the outputs are not those of
-# one device, by up to:
+# There is worse: in training each replica normalises by its **own** 16 rows, not by all 64. This changes the outputs.
+# Their largest difference from the outputs of one device:
 
 # %%
 (data_parallel(counting, batch) - counting(batch)).abs().max().item()
 
 # %% [markdown]
-# The outputs differ, and so do the gradients. What we proved above holds for layers that treat each row by itself.
-# BatchNorm looks at all rows of its piece. DDP has the same trouble, and lesson [06b](06b_ddp_traps.ipynb) the cure.
+# The gradients differ, too. The equality that we checked above holds for layers that treat each row by itself, and
+# BatchNorm looks at all rows of its piece. DDP has the same trouble; lesson [06b](06b_ddp_traps.ipynb) has the cure.
 #
 # [manual]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 #
 # ## `nn.DataParallel` itself
 #
-# Its `forward`. You know the four names.
+# This is PyTorch's own `forward`. You know the four names.
 
 # %%
 lesson.code(nn.DataParallel.forward)
 
 # %% [markdown]
-# Its error is what people [meet first](https://github.com/kennethwdk/MLCReID/issues/5): **the model must be on the
-# first GPU** when `forward` runs. Scatter moves the batch. You move the labels to where the outputs are.
+# The three arguments of `nn.DataParallel(model, …)`:
 #
-# Now on this machine. A hook, a function that PyTorch calls for us, notes how many rows each call of
-# `forward` sees. On two GPUs ([Kaggle](../site/pages/kaggle.md) lends them) look at this: `forward` ought to run twice,
-# on half of the rows each.
+# | argument | default | its meaning |
+# |:--|:--|:--|
+# | `device_ids` | all visible GPUs | the GPUs that compute; the first one is *device 0* |
+# | `output_device` | `device_ids[0]` | the GPU that gathers the outputs; move the labels there |
+# | `dim` | 0 | the dimension that is cut and joined; 1 where a tensor is time × batch × features |
+#
+# The `RuntimeError` in the code above is the one that people [meet
+# first](https://github.com/kennethwdk/MLCReID/issues/5): **the model must be on the first GPU** when `forward` runs.
+# `DataParallel` moves the pieces of the batch itself.
+#
+# Tutorials write `print(x.shape, x.device)` into `forward`. A hook, a function that PyTorch calls before `forward`,
+# notes the same. On two GPUs ([Kaggle](../site/pages/kaggle.md) lends them) look here: it ought to note two calls, with
+# half of the rows each.
 
 # %%
 gpus, seen = torch.cuda.device_count(), []
 wrapped = nn.DataParallel(copy.deepcopy(model)).to("cuda:0" if gpus else "cpu")
-wrapped.module.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+wrapped.module.register_forward_pre_hook(
+    lambda module, inputs: seen.append((list(inputs[0].shape), str(inputs[0].device))))
 scores = wrapped(batch)
 loss_of(scores, labels.to(scores.device)).backward()
-print(f"GPUs: {gpus}; rows that each call of forward saw: {seen}")
+print(f"GPUs: {gpus}; device_ids: {wrapped.device_ids}; calls of forward: {seen}")
 print(wrapped)
 
 # %% [markdown]
-# - **Without a second GPU** `DataParallel` splits nothing, and **says nothing**: `forward` runs once, on all 64 rows.
-# - **Wrap, then move** (as above) or move, then wrap: both work, for `DataParallel` looks at the model in each step
+# - **Without a second GPU** `DataParallel` splits nothing and **says nothing**: `forward` runs once, on all 64 rows.
+# - **Wrap, then move** (as above) or move, then wrap: both work, because `DataParallel` looks at the model in each step
 #   ([since 2019](https://github.com/pytorch/pytorch/pull/17363)). [DDP][ddp] looks when it wraps: there, **move
 #   first**.
-# - **One loader** reads for all GPUs; its `batch_size` is the whole batch. In DDP each process has its own.
-# - **Every tensor among the inputs is cut**, also class weights, say. Make those a buffer of the model.
+# - **One loader** reads for all GPUs, and its `batch_size` is the whole batch. In DDP each process has its own loader.
 #
-# The wrapper adds a level, `(module)`, to the model and to every saved name:
+# A `forward` may take more than one tensor. Here PyTorch's own `scatter` shares out five kinds of input between two
+# devices. (Only its last step, the copy to a GPU, is replaced by `chunk`.)
+#
+# **Predict**: what does device 1 get of the list of four numbers?
+
+# %%
+my_numbers = None  # a list
+
+# %%
+inputs = {"a tensor": torch.arange(4), "a list of tensors": [torch.arange(4), torch.arange(2)],
+          "a dict with a tensor": {"ids": torch.arange(4)}, "a list of numbers": [7, 8, 9, 10],
+          "a string": "train"}
+with mock.patch("torch.nn.parallel.scatter_gather.Scatter.apply",
+                lambda devices, sizes, dim, tensor: tensor.chunk(len(devices), dim)):
+    first, second = scatter(inputs, [0, 1])
+lesson.predicted(my_numbers, second["a list of numbers"])
+lesson.table([{"input": kind, "value": value, "device 0 gets": first[kind],
+               "device 1 gets": second[kind]} for kind, value in inputs.items()])
+
+# %% [markdown]
+# - Scatter cuts **every tensor**, also one inside a list, a tuple or a dict. That includes a tensor of class weights,
+#   say, which should stay whole: make it a buffer of the model.
+# - Scatter hands **every other object** whole to each device. So a list of labels or of file names is not cut, and no
+#   longer fits its 2 rows.
+#
+# The wrapper puts the model one level deeper, as its attribute `module`. So every saved name changes:
 #
 # [ddp]: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 
@@ -251,7 +290,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# Two cures: save the model inside, or take the prefix away. DDP adds the same prefix.
+# There are two cures: save the model inside the wrapper, or take the prefix away. DDP adds the same prefix.
 
 # %%
 print(plain.load_state_dict(wrapped.module.state_dict()))
@@ -261,7 +300,7 @@ print(plain.load_state_dict(saved))
 # %% [markdown]
 # ## The price: time
 #
-# The median time of each phase of a step, with a larger model:
+# The median time of each phase of a step, for a larger model:
 
 # %%
 large = nn.Sequential(nn.Linear(40, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.Linear(1024, 20))
@@ -289,27 +328,24 @@ for _ in range(repeats + 2):
 seconds = pd.DataFrame(steps[2:]).median()  # the first two warm up
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-done_by = {"scatter": "device 0, for all", "replicate": "device 0, to all", "apply": "all devices",
-           "gather": "all, to device 0", "loss": "device 0", "backward": "all devices",
-           "update": "device 0", "**the whole step**": ""}
-lengths = {**seconds, "**the whole step**": seconds.sum()}
-lesson.table([{"step": phase, "on GPUs this is done by": done_by[phase],
-               "ms here": f"{1000 * length:.2f}", "share here": f"{length / seconds.sum():.0%}"}
-              for phase, length in lengths.items()])
+lesson.table([{"phase": phase, "ms": f"{1000 * length:.2f}",
+               "share": f"{length / seconds.sum():.0%}"}
+              for phase, length in seconds.items()])
 
 # %% [markdown]
-# In the table, where device 0 works, **the others wait**. *Replicate* comes back in every step, and teaches the model
-# nothing. **The times are those of pretend devices, not of GPUs**: these share memory, and one thread computes their
-# backward. Between GPUs the batch, the model, the outputs and the gradients cross a link that is slower than memory.
+# Where device 0 works alone, **the others wait** (see the first figure). *Replicate* comes back in every step, and the
+# model learns nothing from it. **These are the times of pretend devices, not of GPUs**: pretend devices share one
+# memory, and one thread computes their backward. Between GPUs the batch, the model, the outputs and the gradients cross
+# a link that is slower than memory.
 #
-# On GPUs, recorded elsewhere: 200 steps of GPT-2 on two TITAN RTX, joined by a fast link (NVLink), took 110.6 s with
-# `DataParallel` and 101.9 s with DDP ([source](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)).
+# A published measurement on GPUs: 200 steps of GPT-2 on two TITAN RTX, joined by a fast link (NVLink), took 110.6 s
+# with `DataParallel` and 101.9 s with DDP
+# ([source](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)).
 #
 # ## The price: memory on device 0
 #
-# A small language model reads 64 sentences of 32 words, and gives 4,096 scores for each word: one for each word of its
-# vocabulary. We count the bytes that each device
-# holds in a step, with Adam.
+# A small language model reads 64 sentences of 32 words. For each word it computes 4,096 scores: one for each word of
+# its vocabulary. We count the bytes that each device holds in a step with Adam.
 #
 # **Predict**: how many times as much does device 0 hold as device 1?
 
@@ -336,7 +372,7 @@ optimizer = torch.optim.Adam(reader.parameters())
 optimizer.step()
 
 # %% [markdown]
-# Who holds what? *Kept for backward* is what `forward` stores because `backward()` needs it.
+# *Kept for backward* are the tensors that `forward` stores because `backward()` needs them.
 
 # %%
 each = {"weights": bytes_of(reader.parameters()),
@@ -347,56 +383,64 @@ device_0 = each | {"Adam's state": state, "outputs": bytes_of([all_scores]),
                    "kept by the loss": kept_by_loss}
 lesson.predicted(my_memory_ratio, sum(device_0.values()) / sum(each.values()), "×")
 show.memory([device_0] + [each] * (devices - 1))
-plt.show()
+lesson.figure("Only device 0 holds the outputs of all rows, the tensors that the loss keeps, and "
+              "Adam's state. Every other part is the same on all devices.")
 
 # %% [markdown]
-# Under `DataParallel` the outputs of the whole batch, the loss and Adam's state are on device 0 alone, and the
-# **fullest** device decides how large a batch can be. (Not all parts are there at the same moment. In `backward()` the
-# gradient of the outputs comes on top, as large as they are.) Under DDP each device holds as much as the others, Adam's
-# state too, but only its own outputs and loss: lesson [06b](06b_ddp_traps.ipynb).
+# The **fullest** device decides how large a batch can be. (Not all parts are there at the same moment. In `backward()`
+# the gradient of the outputs is added, which is as large as the outputs.) Under DDP all devices hold equally much: each
+# has Adam's state, and each has the outputs and the loss of its own rows only. Lesson [06b](06b_ddp_traps.ipynb) counts
+# them.
 #
 # ## The price: Python's lock
 #
-# The *global interpreter lock* (GIL) lets one thread of a process run Python at a time. (The usual builds of Python
-# have it, the free-threaded ones have not.) PyTorch lets go of it inside an operation. `sum` of a `range` does not: it
-# stands for a `forward` full of Python.
+# The *global interpreter lock* (GIL) lets only one thread of a process run Python at a time. (The usual builds of
+# Python have it; the free-threaded ones do not.) PyTorch releases the lock inside an operation. `sum` of a `range` does
+# not release it: here it stands for a `forward` with much Python in it.
 #
 # **Predict**: how many times as fast are 2 threads as 1, at the same sums?
 
 # %%
 my_python_speedup = None  # how many times, ×
 
+
 # %%
+def seconds_of(pool, work, pieces):
+    start = time.perf_counter()
+    list(pool.map(work, pieces))
+    return time.perf_counter() - start
+
+
 ranges, squares = [range(1_000_000)] * 4, [torch.randn(512, 512) / 30] * 4
 kinds = {"Python, threads": (ThreadPoolExecutor, sum, ranges),
          "Python, processes": (lambda n: ProcessPoolExecutor(n, get_context("spawn")), sum, ranges),
          "matrices, threads": (ThreadPoolExecutor, torch.matrix_exp, squares)}
-measured = {}
+seconds = {}
 for name, (workers, work, pieces) in kinds.items():
-    for count in (1, 2):
-        with workers(count) as pool:
-            list(pool.map(work, pieces))  # starts the workers
-            measured[name, count] = timeit.repeat(
-                "list(pool.map(work, pieces))", number=1, repeat=repeats, globals=globals())
+    with workers(1) as one, workers(2) as two:
+        rounds = interleave({1: partial(seconds_of, one, work, pieces),
+                             2: partial(seconds_of, two, work, pieces)}, repeats + 1)
+    seconds[name] = {count: times[1:] for count, times in rounds.items()}  # the first warms up
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-fastest = {key: min(seconds) for key, seconds in measured.items()}  # disturbed least
-gains = {name: fastest[name, 1] / fastest[name, 2] for name in kinds}
-threads, processes, _ = gains.values()
-lesson.predicted(my_python_speedup, threads, "×")
-lesson.table([{"work": name, "1 worker, ms": f"{1000 * fastest[name, 1]:.0f}",
-               "2 workers, ms": f"{1000 * fastest[name, 2]:.0f}", "times as fast": f"{gain:.2f}"}
-              for name, gain in gains.items()])
-lesson.verdict(show.lock(threads, processes))
+gains = {name: compare.ratio(of_kind[1], of_kind[2]) for name, of_kind in seconds.items()}
+lesson.predicted(my_python_speedup, gains["Python, threads"].median, "×")
+lesson.table([{"work": name, "1 worker, ms": f"{1000 * pd.Series(times[1]).median():.0f}",
+               "2 workers, ms": f"{1000 * pd.Series(times[2]).median():.0f}",
+               "times as fast": str(gains[name])} for name, times in seconds.items()])
+gain = compare.ratio(seconds["Python, threads"][2], seconds["Python, processes"][2])
+lesson.verdict("Python's sums, time of two threads / time of two processes: "
+               f"{gain}. {'**That is the lock.**' if gain.low > 1 else compare.NOT_SHOWN}")
 
 # %% [markdown]
-# `DataParallel` has one interpreter that starts the work of all GPUs. With many small operations they wait for it. DDP
-# has one interpreter for each GPU.
+# (The numbers in brackets are the spread; lesson [01](01_one_device.ipynb) says when a difference counts.)
+# `DataParallel` has one interpreter that starts the work of all GPUs. Where a model has many small operations, the GPUs
+# wait for that interpreter. DDP has one interpreter for each GPU.
 #
 # ## Which GPUs? `CUDA_VISIBLE_DEVICES`
 #
-# `CUDA_VISIBLE_DEVICES=0,3 python main.py --strategy dp` gives a program two GPUs, numbered anew. PyTorch's reader of
-# the variable (`_`: it may change):
+# `CUDA_VISIBLE_DEVICES=0,3 python main.py --strategy dp` shows a program two GPUs, and numbers them anew. PyTorch reads
+# the variable with this function (its `_` warns that it may change):
 
 # %%
 rows = []
@@ -408,11 +452,13 @@ lesson.table(rows)
 
 
 # %% [markdown]
-# - The order counts, and what follows -1 is not seen. A number twice makes the whole list empty ([NVIDIA's
+# - The order counts. Numbers after a -1 are ignored, and a number that comes twice empties the whole list ([NVIDIA's
 #   rules][rules]).
-# - The cell calls PyTorch's reader five times. CUDA itself reads the variable **once**, when CUDA's driver starts in
-#   the process. `import torch` does not start it. The first tensor on a GPU does, and
-#   [`torch.cuda.is_available()`][available] too. So set it in front of the command.
+# - **A late change has no effect, and no error says so.** The cell above calls PyTorch's function five times; CUDA
+#   reads the variable **once**, when its driver starts in the process. `import torch` does not start it. The first
+#   tensor on a GPU does, and so does [`torch.cuda.is_available()`][available]. After that
+#   `os.environ["CUDA_VISIBLE_DEVICES"] = "1"` hides no GPU: the program goes on using cuda:0. So set the variable in
+#   front of the command.
 # - CUDA counts the fastest GPU first. `CUDA_DEVICE_ORDER=PCI_BUS_ID` makes it count as `nvidia-smi` does.
 #
 # [rules]: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
@@ -420,15 +466,15 @@ lesson.table(rows)
 #
 # ## The verdict
 #
-# The [manual][dp] recommends DDP, "even if there is only a single node". The [DDP tutorial][ddp-tutorial] says why:
-# threads that compete for Python's lock, replicas in each step, scatter, gather. In 2021 PyTorch's developers [thought
-# of removing](https://github.com/pytorch/pytorch/issues/65936) `DataParallel`. It is still there.
+# The [manual][dp] recommends DDP, "even if there is only a single node". The [DDP tutorial][ddp-tutorial] gives the
+# reasons: threads compete for Python's lock, and each step replicates, scatters and gathers. In 2021 PyTorch's
+# developers [considered removing](https://github.com/pytorch/pytorch/issues/65936) `DataParallel`. It is still there.
 #
 # | you meet `DataParallel` in | take DDP for |
 # |:--|:--|
-# | old code | all that you write anew |
-# | a quick try in a notebook: one line, no launcher | training that takes longer than starting it |
-# | libraries that wrap the model unasked when they see several GPUs (Hugging Face's `Trainer`, [seen here][trainer]) | large models or outputs |
+# | old code | all new code |
+# | a quick try in a notebook: one line, no launcher | a training that takes longer than its start |
+# | libraries that wrap the model unasked when they see several GPUs (Hugging Face's `Trainer`, [for instance][trainer]) | large models or outputs |
 # | `python main.py --strategy dp`, to compare | much Python in `forward`; several machines |
 #
 # [dp]: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
@@ -437,10 +483,10 @@ lesson.table(rows)
 #
 # ## Exercise: a whole step by hand
 #
-# Without threads and without the course's functions. Copy the model with `copy.deepcopy`: then the gradients stay in
-# the copies, and you bring them back. Return the loss, the mean cross-entropy of the batch, and leave the gradient of
-# the whole batch in the `.grad` of `model`'s weights. Call `forward` of the copies only, never of `model`. `devices` is
-# a number. The last piece may be smaller than the others.
+# Write a training step of `DataParallel`, without threads and without the functions above. Copy the model with
+# `copy.deepcopy`: `backward()` then leaves the gradients in the copies, and you bring them back. Return the loss, which
+# is the mean cross-entropy of the batch, and leave the gradient of the whole batch in the `.grad` of `model`'s weights.
+# Call the copies only, never `model`. `devices` is a number. The last piece may be smaller than the others.
 
 # %%
 def my_step(model, batch, labels, devices):
@@ -453,8 +499,8 @@ check.step(my_step)
 # check.step.solution()
 
 # %% [markdown]
-# Now your step trains, on four pretend devices, beside a usual loop on one device: the model of the beginning, the same
-# batch 20 times. (While yours is not right yet, ours stands in its place.)
+# Now your step trains on four pretend devices, beside a usual loop on one device. Both begin with the model from the
+# beginning of this lesson, and see the same batch 20 times. (Until your step is right, ours stands in its place.)
 
 # %%
 function, whose = check.step.or_ours(my_step)
@@ -479,20 +525,20 @@ for name, step in {"one device": usual_step, f"{whose} step, 4 devices": functio
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.losses(curves)
-plt.show()
+lesson.figure("The dashed line covers the grey one: both trainings have the same loss.")
 apart = (trained[0] - trained[1]).abs().max()
 lesson.verdict(f"The largest difference between two weights after 20 steps: **{apart:.1e}**.")
 
 # %% [markdown]
-# One line hides the other: it is the same training, but for rounding.
+# It is the same training, apart from rounding.
 #
 # ## What to remember
 #
 # 1. `DataParallel` is one process. In each step it scatters the batch, replicates the model, applies the replicas in
-#    threads, and gathers the outputs. Gradients are added up.
-# 2. What `forward` writes into a replica is lost, saved names begin with `module.`, and without a second GPU nothing is
-#    split, and nothing said.
-# 3. Device 0 does more and holds more than the others. DDP has no such device: it is what you write today.
+#    threads, and gathers the outputs. It adds up the gradients.
+# 2. Scatter cuts every tensor and nothing else. Whatever `forward` writes into a replica is lost. Saved names begin
+#    with `module.`. Without a second GPU nothing is split, and no message says so.
+# 3. Device 0 works longer and holds more than the others. DDP has no such device: use DDP for new code.
 #
-# **Next:** [03 · Processes and ranks](03_processes_and_ranks.ipynb)
-# DDP is several processes: what they are called, and how they find each other.
+# **Next:** [03 · Processes and ranks](03_processes_and_ranks.ipynb). DDP runs several processes: how do they know who
+# they are, and how do they find each other?

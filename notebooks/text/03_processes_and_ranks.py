@@ -6,8 +6,8 @@
 #       parameters:
 #         ranks: 2
 #         wait: 1
-#       seconds: 40
-#     seconds: 55
+#       seconds: 42
+#     seconds: 57
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -24,8 +24,8 @@
 #
 # - tell rank, local rank and world size apart, and say which process does which job;
 # - make a process group yourself, from nothing but environment variables;
-# - say who listens where the processes meet;
-# - choose a timeout, and read what a process says that has waited in vain.
+# - say which process listens while the others connect to it;
+# - choose a timeout, and read the message of a process that has waited in vain.
 #
 # **You need** Python, and to know what a process is. [02](02_data_parallel.ipynb) says why one process is not enough.
 #
@@ -36,12 +36,11 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import os
 import subprocess
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 import torch.distributed as dist
@@ -49,53 +48,71 @@ import torch.distributed as dist
 from course import rendezvous
 from lessons.l03_processes_and_ranks import check, ranks_meet, show
 
-# %% tags=["parameters"]
+os.environ["OMP_NUM_THREADS"] = "1"  # one thread for each process; lesson 07 says why
+
+# %% jupyter={"source_hidden": true} tags=["hide-input", "parameters"]
 ranks = 3  # processes that meet
 wait = 3  # seconds that a process waits for one that never comes
 
 # %% [markdown]
 # ## The names
 #
-# - **Node**: a machine. **Process**: a running program, with a memory of its own. On GPUs usually one process for each
-#   GPU.
+# - **Node**: a machine. **Process**: a running program, with a memory of its own. With GPUs there is usually one process
+#   for each GPU.
 # - **World size**: how many processes the job has, on all nodes together.
 # - **Rank**: the number of a process in the job, from 0 to world size − 1.
 # - **Local rank**: its number on its own node. It says which GPU of the node belongs to this process.
 # - **Group rank**: the number of the node. (torchrun calls the processes of one node a *group*.)
 #
-# `torchrun` is PyTorch's **launcher**: the program that starts the processes of a node and tells each one who it is. On
-# several nodes one torchrun runs on each. Here two torchruns on this machine play two nodes, with four processes each:
-# `&` starts the first in the background, and `wait $!` waits for its end.
+# `torchrun` is PyTorch's **launcher**: it starts the processes of a node and tells each one who it is. It does so by
+# **environment variables**, which it sets before the program begins. This program reads four of them:
+
+# %%
+# %%writefile results/live/03_hello.py
+from os import environ as env
+
+print(f"rank {env['RANK']} of {env['WORLD_SIZE']}: local rank {env['LOCAL_RANK']} "
+      f"on node {env['GROUP_RANK']}\n", end="")  # in one piece
+
+# %%
+# !torchrun --nproc_per_node=4 results/live/03_hello.py
+
+# %% [markdown]
+# The order of the lines is chance: four processes print at the same time. (Older tutorials type `python -m
+# torch.distributed.launch` in place of `torchrun`. PyTorch 2.14 answers with a `FutureWarning`: "The module
+# torch.distributed.launch is deprecated and will be removed in future. Use torchrun. […] If your script expects
+# `--local-rank` argument to be set, please change it to read from `os.environ['LOCAL_RANK']` instead.")
+#
+# On two nodes you type the same command once on each node, and only `--node-rank` differs:
+#
+# ```bash
+# torchrun --nnodes=2 --node-rank=0 --nproc_per_node=4 --master-addr=node0 --master-port=29500 hello.py  # on node 0
+# torchrun --nnodes=2 --node-rank=1 --nproc_per_node=4 --master-addr=node0 --master-port=29500 hello.py  # on node 1
+# ```
 #
 # **Predict.** A process has local rank 1 on node 1. What is its rank?
 
 # %%
 my_rank = None  # a whole number
 
-# %%
-os.environ["OMP_NUM_THREADS"] = "1"  # one thread for each process; lesson 07 says why
+# %% [markdown]
+# Here two torchruns on one machine play the two nodes. (The folded cell starts both at the same time.)
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 port = rendezvous.free_port()
 job = f"--nnodes=2 --nproc_per_node=4 --master-addr=localhost --master-port={port}"
 hello = "lessons/l03_processes_and_ranks/ranks_meet.py --out results/live/03_hello"
 # !torchrun {job} --node-rank=0 {hello} & torchrun {job} --node-rank=1 {hello} && wait $!
-
-# %% [markdown]
-# The order of the lines is chance: eight processes print at the same time. Each one also wrote what it knows into a
-# file of its own. The map is made from those files:
-
-# %%
 processes = ranks_meet.read("results/live/03_hello")
 show.ranks_map(pd.DataFrame(processes))
-plt.show()
+lesson.figure("Each box is a process, each frame a node. The rank counts on from one node to the "
+              "next; the local rank begins again at 0.")
 ranks_by_place = {(each["group_rank"], each["local_rank"]): each["rank"] for each in processes}
 lesson.predicted(my_rank, ranks_by_place[1, 1])
 
 # %% [markdown]
-# torchrun fills one node after the other: the ranks of a node are neighbours. Every node has a local rank 0; the job
-# has only one rank 0.
-#
-# How does a process know all this? Its launcher wrote it into the **environment variables** of the process, before the
-# program began. Those of the last rank:
+# torchrun fills one node after the other, so the ranks of a node follow one another. Every node has a local rank 0; the
+# job has only one rank 0. The last rank found these variables:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 variables = processes[-1]["variables"]
@@ -104,14 +121,12 @@ lesson.table([{"variable": f"`{name}`", "says": meaning, "value": variables[name
 
 
 # %% [markdown]
-# A program reads them with `os.environ["RANK"]`, or asks its process group, see below.
-#
 # ### Exercise 1: whose job is it?
 #
-# All ranks run the same program, so the program has to ask: *is this my job?* Some jobs are done once by all processes
-# together, some once on each node, some by every process. Return True if the process with this rank and local rank
-# should do it. The jobs are `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"` and `"download to
-# the node's own disk"`.
+# All ranks run the same program, so the program has to ask: *is this my job?* Some jobs must be done once in the whole
+# job, some once on each node, some by every process. Return True if the process with this rank and local rank should do
+# it. The jobs are `"train"`, `"print the loss"`, `"write the checkpoint to the shared disk"` and `"download to the
+# node's own disk"`.
 
 # %%
 def my_turn(job, rank, local_rank):
@@ -127,8 +142,8 @@ check.turn(my_turn)
 # ## The process group
 #
 # Each process now knows its number. It does not know *where* the others are. `init_process_group` brings them together,
-# and returns when all have come. From then on they are a **process group** (of all nodes: it is not torchrun's group of
-# one node). The call needs to know:
+# and returns when all of them have called it. From then on they are a **process group**, which spans all nodes.
+# (torchrun uses the word *group* for one node.) The call answers five questions:
 #
 # | question | argument |
 # |:--|:--|
@@ -138,11 +153,12 @@ check.turn(my_turn)
 # | Who carries the data? | `backend` |
 # | How long do we wait? | `timeout` |
 #
-# The ranks of a group can make **collective** calls: calls that every rank makes, and in which they exchange data. Two
-# are enough for this lesson: `all_reduce` gives every rank the sum of all ranks' tensors, and `barrier` moves no data,
-# but returns only when every rank has called it. [04](04_collectives.ipynb) shows the others.
+# The ranks of a group make **collective** calls: every rank makes the same call, and in it they exchange data. Two of
+# these calls suffice here: `all_reduce` gives every rank the sum of all ranks' tensors; `barrier` moves no data, and
+# returns only when every rank has called it. [04](04_collectives.ipynb) shows the others.
 #
-# The smallest group has one process. It lives in this notebook, and meets in its memory (`HashStore`):
+# The smallest group has one process. This notebook can be that process; the meeting place is its own memory
+# (`HashStore`):
 
 # %%
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -152,13 +168,13 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}:", numbers)
 dist.destroy_process_group()
 
 # %% [markdown]
-# The sum over one rank is the tensor itself. So a program that is written for many ranks also runs on one. That is how
-# to debug all of it, except what the ranks say to each other.
+# The sum over one rank is the tensor itself. So a program for many ranks also runs on one rank, and there you can debug
+# everything except the communication.
 #
 # **Backend**: *gloo* moves tensors in CPU memory over the network, *nccl* moves tensors from GPU to GPU. The rule:
 # **nccl for tensors on GPUs, gloo for tensors on CPUs**, and gloo where two ranks share a GPU, for nccl wants a GPU for
-# each rank ([PyTorch's table](https://docs.pytorch.org/docs/stable/distributed.html#backends) of what each can move).
-# Name none, and a machine with GPUs gets both. With `"nccl"` alone, a collective of a CPU tensor raises an error.
+# each rank. If you name no backend, a machine with GPUs gets both. With `"nccl"` alone, a collective of a CPU tensor
+# raises an error. ([04](04_collectives.ipynb) has the table of backends and operations.)
 #
 # On GPUs each rank first chooses its own, before anything goes to a GPU:
 #
@@ -166,27 +182,20 @@ dist.destroy_process_group()
 # torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
 # ```
 #
-# (In older code: `torch.cuda.set_device(local_rank)`.) Nobody does it for you: without it all ranks of a node take GPU
-# 0.
+# (Older code has `torch.cuda.set_device(local_rank)`.) Neither torchrun nor PyTorch does this for you: without it all
+# ranks of a node use GPU 0.
 #
-# What does this machine have?
-
-# %%
-print("gloo:", dist.is_gloo_available(), " nccl:", dist.is_nccl_available(),
-      " GPUs:", torch.cuda.device_count())
-
-# %% [markdown]
 # ## Where do they meet?
 #
 # The place is the `init_method`. Programs often have an option for it, `--dist-url`.
 #
 # - `env://`, the default: at the address and port in the variables `MASTER_ADDR` and `MASTER_PORT`.
-# - `tcp://host:port`: the same, but written into the program.
-# - `file:///path`: in a file that all can reach. It must be a **new** file each time.
+# - `tcp://host:port`: at this address and port, which stand in the program.
+# - `file:///path`: in a file that all ranks can reach. It must be a **new** file each time.
 #
-# One process has to **listen** at the address: it opens the port, and the others connect to it. What they talk to there
-# is a **store**, a small service that keeps values by name. Each rank leaves its own address in it, and reads those of
-# the others.
+# At an address, one process has to **listen**: it opens the port, and the others connect to it. It runs a **store**
+# there, a small service that keeps values by name. Each rank writes its own address into the store, and reads the
+# addresses of the others.
 #
 # **Predict.** Who listens with `env://` when we start the processes by hand? And when torchrun starts them?
 
@@ -195,8 +204,9 @@ my_listener = None  # "rank 0", "all", "nobody" or "torchrun"
 my_listener_torchrun = None  # the same
 
 # %% [markdown]
-# First by hand, without a launcher: we set the variables, and start the same program several times. The processes meet
-# by `env://`, then in a file. Once they are connected, each asks the operating system for its own connections.
+# First by hand, without a launcher: we set the variables ourselves, and start the same program several times. The
+# processes meet by `env://`, then in a file. Once they are connected, each asks the operating system for its own
+# connections.
 
 # %%
 meeting = Path("results/live/03_meeting").resolve()
@@ -222,31 +232,32 @@ by_torchrun = ranks_meet.meetings("results/live/03_torchrun")
 show.links_maps({"env://, by hand": by_hand["env://"],
                  "env://, torchrun": by_torchrun["env://"],
                  "file://, by hand": by_hand[f"file://{meeting}"]})
-plt.show()
+lesson.figure("Orange: an arrow leads from each process to the store where it met the others. "
+              "Blue: the connections that carry tensors afterwards. They join every pair of "
+              "ranks, wherever the ranks met.")
 lesson.predicted(my_listener, ranks_meet.listener(by_hand["env://"][1]))
 lesson.predicted(my_listener_torchrun, ranks_meet.listener(by_torchrun["env://"][1]))
 
 # %% [markdown]
-# Orange is the meeting: the filled process listens, and an arrow comes from each one that connects to it (also from
-# itself). Blue are the connections through which the data goes afterwards: every rank has one to every other (with
-# gloo; nccl connects those that exchange data).
+# The process that listens also connects to itself. (Blue is gloo's way; nccl connects only the ranks that exchange
+# data.)
 #
-# - By hand, **rank 0** listens. So the port must be free on rank 0's node, and all others must be able to reach it.
-#   When rank 0 is late, they try again until the timeout.
-# - With torchrun, **torchrun** listens, before any rank is there. On one node it picks a free port, since [a change of
+# - By hand, **rank 0** listens. So the port must be free on rank 0's node, and all other ranks must be able to reach
+#   it. If rank 0 is late, they try again until the timeout.
+# - With torchrun, **torchrun** listens, before it starts any rank. On one node it picks a free port, since [a change of
 #   2026](https://github.com/pytorch/pytorch/pull/175699). Older versions take port 29500, and a second job on the
 #   machine then fails; `--standalone` makes those pick one, too.
-# - With a file nobody listens: the file is the store, which the ranks read and write. A file that an earlier run has
-#   left holds addresses of processes that are gone.
+# - With a file nobody listens: the file is the store, and the ranks read and write it. A file of an earlier run holds
+#   the addresses of processes that no longer exist.
 #
 # ### Exercise 2: be the launcher (on ranks)
 #
 # The check starts four processes, two on each of two pretended nodes, but sets no environment variable. Set the five
-# variables `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in `os.environ`, as torchrun would have
-# done, make one group of all, with gloo and a timeout of 30 seconds, and return your rank as the group tells it. `hosts`
-# are the names of the nodes; `port` is free on all of them.
+# variables `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in `os.environ`, as torchrun would. Then
+# make one group of all processes, with gloo and a timeout of 30 seconds, and return `dist.get_rank()`. `hosts` is the
+# list of the nodes' names; `port` is free on all of them.
 #
-# Replace the `raise` and run the cell, which writes the file. The next cell runs it on four ranks.
+# Replace the `raise` and run the cell: it writes the file. The next cell runs the file on four ranks.
 
 # %%
 # %%writefile results/live/03_join.py
@@ -268,13 +279,13 @@ check.joined("results/live/03_join.py")
 # %% [markdown]
 # ## How long do they wait?
 #
-# A rank that is missing is the most common trouble. The others wait for it: for the `timeout` of the group, and no
-# longer. (Where a whole node is missing, the torchruns wait for each other, and have not started any rank yet. Their
-# time is another option: [10](10_launchers.ipynb).)
+# Sooner or later a rank is missing. The others wait for it as long as the `timeout` of the group says. (If a whole node
+# is missing, the torchruns wait for each other, and have not started any rank yet. They have a timeout of their own:
+# [10](10_launchers.ipynb).)
 #
-# **Predict.** You choose the default for everybody. Too short, and it ends a healthy job in which one rank writes a
-# large checkpoint, or fetches its data, while the others wait. Too long, and 64 GPUs stand still all night. How many
-# minutes does gloo wait if the program says nothing?
+# **Predict.** You choose the default for everybody. If it is too short, it ends a healthy job in which one rank writes
+# a large checkpoint while the others wait. If it is too long, 64 GPUs stand still all night. How many minutes does gloo
+# wait if the program names no timeout?
 
 # %%
 my_minutes = None  # minutes
@@ -285,9 +296,9 @@ lesson.predicted(my_minutes, default.total_seconds() / 60, "minutes")
 
 # %% [markdown]
 # With nccl it is [10
-# minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group). When it is over,
+# minutes](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group). After that time
 # gloo raises an exception in the call; with nccl a thread in the background ends the process. On a cluster that you pay
-# for by the hour, give a timeout of your own. This program does, and then rank 1 is busy with something else:
+# for by the hour, set a timeout of your own. This program sets one, and then rank 1 is busy with something else:
 
 # %%
 # %%writefile results/live/03_wait.py
@@ -306,45 +317,53 @@ else:
     time.sleep(3 * seconds + 10)
 
 # %% [markdown]
-# We let it fail in three ways. Each time many lines come: C++ frames, warnings of the library, Python's traceback.
-# `why_it_failed.py` runs a command and shows the one line that matters (`--all` shows every line).
+# We let it fail in three ways. Each failure prints many lines: C++ frames, warnings of the library, Python's traceback.
+# `why_it_failed.py` runs a command and shows only the line that matters.
 #
 # **1. Rank 0 of 2 is started, rank 1 is not.**
 
 # %%
-why = "python scripts/cluster/why_it_failed.py --expect-failure --"
+why = "python scripts/cluster/why_it_failed.py --expect-failure"
 env = f"env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={rendezvous.free_port()}"
-# !{why} {env} RANK=0 python results/live/03_wait.py {wait}
+# !{why} -- {env} RANK=0 python results/live/03_wait.py {wait}
 
 # %% [markdown]
 # **2. Rank 1 of 2 is started, rank 0 is not.** A wrong port, or a firewall on the way, looks the same.
 
 # %%
-# !{why} {env} RANK=1 python results/live/03_wait.py {wait}
+# !{why} -- {env} RANK=1 python results/live/03_wait.py {wait}
 
 # %% [markdown]
-# **3. Both come, and then only rank 0 calls `all_reduce`.**
+# **3. Both ranks meet, and then only rank 0 calls `all_reduce`.**
 
 # %%
-# !{why} torchrun --nproc_per_node=2 results/live/03_wait.py {wait}
+# !{why} --all -- torchrun --nproc_per_node=2 results/live/03_wait.py {wait} > results/live/03_out.txt
+output = Path("results/live/03_out.txt").read_text().splitlines()
+print(*output[-3:], sep="\n")
+
+# %% [markdown]
+# On a cluster you get the whole output, without that help. Open it once, and find the line yourself:
+
+# %% jupyter={"outputs_hidden": true} tags=["hide-output"]
+print(*output[:-3], sep="\n")
 
 # %% [markdown]
 # | the line says | what happened | where to look |
 # |:--|:--|:--|
-# | *1/2 clients joined* | they never met: some did not come | a rank that was not started, or was told another world size |
-# | *trying to connect to …* | they never met: nobody listens | rank 0's node; the address and the port |
-# | *Timed out waiting … for recv* | they met, and one did not take part | the rank that did **not** complain |
+# | *1/2 clients joined* | the ranks never met: some did not come | a rank that was not started, or that has another world size |
+# | *trying to connect to …* | the ranks never met: nobody listens | rank 0's node; the address and the port |
+# | *Timed out waiting … for recv* | the ranks met, and then one did not take part | the rank that did **not** complain |
 #
-# (The words are those of PyTorch 2.14; other versions put them differently. Rows 1 and 2 are what the **store** says:
-# they are the same with nccl. It may wait up to a second longer than its timeout. Row 3 is gloo's. The seconds of the
-# whole command have Python's start in them.) In rows 1 and 3 the rank that complains has only waited: look for the rank
-# that says nothing. In row 2 look at both sides: does the first node listen, and was this rank told the right address?
+# In rows 1 and 3 the rank that complains has only waited: look for the rank that is silent. In row 2 look at both
+# sides: does rank 0 listen, and has this rank the right address? (This is the wording of PyTorch 2.14. Rows 1 and 2
+# come from the **store**, so they are the same with nccl; the store may wait up to a second longer than its timeout.
+# Row 3 comes from gloo. The seconds of the whole command include the start of Python.)
 #
 # ### Exercise 3: one prepares, the others wait (on ranks)
 #
-# Four ranks on two nodes again; this time the group is made. Every rank needs `file` (a `Path`) on its node's own disk,
-# and gets it with `download(file)`, which takes a moment. Download it **once on each node**, and return what stands in
-# it (`file.read_text()`), on every rank. No rank may read too early, and none may wait for ever.
+# Four ranks on two nodes again; this time they have a process group. Every rank needs `file` (a `Path`) on its node's
+# own disk. `download(file)` fetches it, which takes a moment. Download it **once on each node**, and return its text
+# (`file.read_text()`) on every rank. No rank may read too early, and none may wait for ever.
 
 # %%
 # %%writefile results/live/03_fetch.py
@@ -361,17 +380,16 @@ check.fetched("results/live/03_fetch.py")
 # check.fetched.solution()
 
 # %% [markdown]
-# This lesson as a program: in [`launch.py`](../launch.py) `find_placement` reads the variables, and
-# `init_distributed_mode` makes the group, with backend and timeout. The manual:
+# The course's own programs do the same: in [`launch.py`](../launch.py) `find_placement` reads the variables, and
+# `init_distributed_mode` makes the group, with backend and timeout. See also the manual of
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).
-
-# %% [markdown]
+#
 # ## What to remember
 #
 # 1. **Rank** is a process's number in the job, **local rank** its number on the node. The launcher writes both into the
 #    environment.
-# 2. One process listens (rank 0, or torchrun), all connect to it and learn the others' addresses. Then the data goes
-#    from rank to rank.
-# 3. Always choose a **timeout**. A rank that complains of a timeout has waited for another: look at that one, too.
+# 2. One process listens (rank 0, or torchrun). All ranks connect to it and learn the others' addresses. Then the data
+#    goes from rank to rank.
+# 3. Always choose a **timeout**. A rank that complains of a timeout has waited for another rank: look at that one, too.
 #
-# **Next:** [04 · Collectives](04_collectives.ipynb): the group stands; what can its ranks do together?
+# **Next:** [04 · Collectives](04_collectives.ipynb). The ranks have met: what can they do together?

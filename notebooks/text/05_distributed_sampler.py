@@ -4,7 +4,6 @@
 #     minutes: 65
 #     quick:
 #       parameters:
-#         orders: 2
 #         patience: 2
 #         samples: 640
 #         stream_steps: 12
@@ -19,15 +18,15 @@
 # %% [markdown]
 # # 05 · Who sees which image
 #
-# **The question.** Many ranks train on one set of images. How do they share it without a message? And what happens when
-# it cannot be shared equally?
+# **The question.** Many ranks train on one set of images. How do they share it without sending a message? And what
+# happens when the number of ranks does not divide it?
 #
 # **You will be able to**
 #
 # - say which rank sees which image, and why all ranks agree on it;
 # - set up sampler, loader and epochs, for one process and for many;
 # - share a stream, which has no sampler, among ranks and their loader workers;
-# - say what padding, dropping and `Join` each do to the gradient;
+# - say what padding, dropping and `Join` do to the gradient;
 # - evaluate on many ranks so that each image counts once.
 #
 # **You need** [lesson 03](03_processes_and_ranks.ipynb) for ranks and [lesson 04](04_collectives.ipynb) for
@@ -40,34 +39,31 @@ import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("
 here or os.system("git clone -qb v1.0 --depth 1 https://course.invalid/data-parallel")
 sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.begin()
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 import json
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import data
 import models
 import utils
-from course import plots
 from lessons.l05_distributed_sampler import check, show, uneven_shards
 
-# %% tags=["parameters"]
+# %% jupyter={"source_hidden": true} tags=["hide-input", "parameters"]
 patience = 3  # seconds that a rank waits until it gives up
 samples = 10_000  # training images of the model that we evaluate
 test_images = 97  # its test images: one more than 12 × 8
 stream_steps = 72  # of the training with a stream: a multiple of 6
-orders = 50  # shuffled orders that we try
 
 # %% [markdown]
 # ## Which items does a rank get?
 #
 # The images that one rank sees are its **shard**.
 # [`DistributedSampler`](https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler)
-# says which they are. Usually it asks the process group for the rank and the number of ranks. Here we give it both, so
-# that this one notebook can ask for every rank. Our items are their own numbers, 0 to 19.
+# chooses them. Usually it asks the process group for the rank and the number of ranks. Here we name both, so that this
+# one notebook can ask for every rank. Our items are the numbers 0 to 19.
 #
 # **Predict.** 20 items, 2 ranks, no shuffle. Which items does rank 1 get?
 
@@ -82,13 +78,14 @@ lesson.predicted(my_items, rank_1)
 
 # %%
 show.sampler_map([rank_0, rank_1], 20)
-plt.show()
+lesson.figure("A column is an item, and a cell says whether its rank sees it 1st, 2nd, and so on. "
+              "The ranks take turns along the order.")
 
 # %% [markdown]
-# Not blocks, but **strides**. The items are dealt like cards: one to each rank in turn.
+# The sampler gives no blocks, but **strides**. It deals the items like cards: one to each rank in turn.
 #
-# This has a reason. Look at one *step*, in which each rank takes a batch of 5. Together the ranks see the next 10 items
-# of the order: the same ones that one process with a batch of 10 sees.
+# The reason is the *step*, in which each rank takes a batch of 5. Together the ranks see the next 10 items of the
+# order: the items that one process with a batch of 10 sees.
 
 # %%
 loaders = [DataLoader(items, batch_size=5, sampler=shard) for shard in (rank_0, rank_1)]
@@ -99,10 +96,11 @@ lesson.table([{"rank 0": first.tolist(), "rank 1": second.tolist(), "one process
 # %% [markdown]
 # ## Shuffled from a seed
 #
-# By default the sampler shuffles. The ranks do not send each other the order, and yet every item is seen once. How?
+# By default the sampler shuffles. The ranks do not send each other the order, and yet the ranks see every item once.
+# How?
 #
-# Each rank shuffles the **whole** set with a random generator of its own, and the seed of that generator is
-# `seed + epoch`. The same seed gives the same order on every rank. Then each rank takes its strides. By hand:
+# Each rank shuffles the **whole** set with a random generator of its own. The generator's seed is `seed + epoch`, the
+# same on every rank, and so the order is the same, too. Then each rank takes its strides. By hand:
 
 # %%
 order = torch.randperm(20, generator=torch.Generator().manual_seed(0)).tolist()
@@ -110,8 +108,8 @@ print(order[1::2])
 print(list(DistributedSampler(items, 2, rank=1, seed=0)))
 
 # %% [markdown]
-# So the seed must be the same on all ranks. With a seed of its own, each rank takes strides from another order. Of
-# 1,000 items on 4 ranks, this many are then seen by nobody:
+# So the seed must be the same on all ranks. If each rank had a seed of its own, each would take its strides from
+# another order. Of 1,000 items on 4 ranks, no rank would then see this many:
 
 # %%
 seen = {item for r in range(4) for item in DistributedSampler(range(1000), 4, rank=r, seed=r)}
@@ -120,8 +118,8 @@ seen = {item for r in range(4) for item in DistributedSampler(range(1000), 4, ra
 # %% [markdown]
 # ## `set_epoch`
 #
-# The sampler does not know which epoch it is. `sampler.set_epoch(epoch)` tells it. If you forget the call, there is no
-# error.
+# The sampler does not know the number of the epoch. `sampler.set_epoch(epoch)` sets it. If you forget the call, no
+# error tells you.
 #
 # **Predict.** Rank 0 of 2 trains for 6 epochs on 20 items, and nobody calls `set_epoch`. How many *different* items has
 # it seen?
@@ -145,16 +143,17 @@ lesson.predicted(my_seen, len(set().union(*(shards[0] for shards in forgotten.va
 # %%
 show.sampler_map(called, 20, title="set_epoch called")
 show.sampler_map(forgotten, 20, title="set_epoch forgotten")
-plt.show()
+lesson.figure("Above, an item changes its rank and its turn from epoch to epoch. Below, each "
+              "column stays as it is: every rank sees the same items in the same order, again and "
+              "again.")
 
 # %% [markdown]
-# Forgotten, each column keeps its colour and its number: each rank has the same items in the same order in every epoch.
 # All ranks together still see the whole set, so the loss goes down and nothing warns you. But the same images always
 # stand in the same batch.
 #
-# `main.py` calls it at the start of each epoch. Its sampler is `Shard`, a DistributedSampler that can also begin in the
-# middle of an epoch, for a run that goes on from a checkpoint. (The order needs the same seed on all ranks.
-# Augmentation and dropout need another one on each: `main.py` adds the rank.)
+# `main.py` calls `set_epoch` at the start of each epoch. Its sampler is `Shard`, a DistributedSampler that can also
+# begin in the middle of an epoch, for a run that continues from a checkpoint. (The order needs the same seed on all
+# ranks. Augmentation and dropout need a different seed on each rank: there `main.py` adds the rank.)
 
 # %%
 # !grep -n "sampler" main.py
@@ -162,8 +161,16 @@ plt.show()
 # %% [markdown]
 # ## Sampler and loader
 #
-# The order is the sampler's business. A `DataLoader` that gets a sampler and `shuffle=True` raises a `ValueError`. A
-# program that runs with one process or with many needs both cases. The usual way to write them:
+# The sampler decides the order. So a `DataLoader` refuses `shuffle=True` beside a sampler:
+
+# %%
+try:
+    DataLoader(items, sampler=DistributedSampler(items, 2, rank=0), shuffle=True)
+except ValueError as error:
+    print("ValueError:", error)
+
+# %% [markdown]
+# A program that runs with one process or with many needs both cases. People usually write them so:
 
 # %%
 for sampler in (None, DistributedSampler(items, 2, rank=0)):
@@ -171,11 +178,11 @@ for sampler in (None, DistributedSampler(items, 2, rank=0)):
     print(len(loader), "steps:", [batch.tolist() for batch in loader])
 
 # %% [markdown]
-# Both are shuffled. The mistake is to take away the sampler because of the error: it works, and every rank trains on
-# the whole set.
+# Both are shuffled. Whoever removes the sampler because of the error gets a program that runs: every rank trains on the
+# whole set.
 #
-# `batch_size` is **per process**. A step of all ranks takes the **global batch**: batch size × world size. So the steps
-# of an epoch become fewer. With the 50,000 images of CIFAR-10:
+# `batch_size` is **per process**. A step of all ranks takes the **global batch**: batch size × world size. So more
+# ranks make fewer steps in an epoch. With the 50,000 images of CIFAR-10:
 
 # %%
 rows = []
@@ -186,37 +193,38 @@ for ranks in (1, 2, 4, 8):
 lesson.table(rows)
 
 # %% [markdown]
-# Eight ranks change the weights less often, each time after more images. To keep the global batch, divide the batch
-# size by the number of ranks. If the global batch grows, the learning rate may have to grow, too: it depends on the
-# optimizer. [Lesson 09](09_large_batch.ipynb) measures it.
+# Eight ranks update the weights less often, each time after more images. To keep the global batch, divide the batch
+# size by the number of ranks. If the global batch grows, the learning rate may have to grow, too. [Lesson
+# 09](09_large_batch.ipynb) measures by how much, for several optimizers.
 #
 # ## When the set does not divide
 #
-# 21 items on 2 ranks: one item is left over. By default the sampler **pads**: the order begins again, and some items
-# are seen twice. With `drop_last=True` it **drops** what is left over.
+# With 21 items on 2 ranks one item is left over. By default the sampler **pads**: the order begins again, and the ranks
+# see some items twice. With `drop_last=True` it **drops** the items that are left over.
 
 # %%
 show.sampler_map(dealt(21, 2, shuffle=False), 21, title="21 items on 2 ranks: padded")
 show.sampler_map(dealt(21, 2, shuffle=False, drop_last=True), 21, title="drop_last=True: dropped")
-plt.show()
+lesson.figure("Padded, both ranks see item 0 (hatched the second time). Dropped, no rank sees "
+              "item 20. Either way both shards are equally long.")
 
 # %% [markdown]
-# Either way all shards are equally long. (With shuffle, other items are repeated or dropped in each epoch.) The loader
-# has a `drop_last`, too. It means another thing: leave out the last batch of a shard if that batch is not full.
+# (With shuffle, the sampler repeats or drops other items in each epoch.) The loader has a `drop_last`, too, with
+# another meaning: it leaves out the last batch of a shard if that batch is not full.
 #
-# What if the set is smaller than the world? The lengths of the shards, 3 items on 8 ranks:
+# What if there are fewer items than ranks? The lengths of the shards for 3 items on 8 ranks:
 
 # %%
 print([len(shard) for shard in dealt(3, 8)])
 print([len(shard) for shard in dealt(3, 8, drop_last=True)])
 
 # %% [markdown]
-# Dropped, there is no step and no error: nothing is trained.
+# With `drop_last=True` there is no step and no error: nothing is trained.
 #
 # ### Try it
 #
-# **Predict.** 21 items, and 2 to 8 ranks. With which number of ranks are most items repeated? And with
-# `drop_last=True`, with which are most left out? Then find them in the page below. It deals as torch's sampler does.
+# **Predict.** 21 items, and 2 to 8 ranks. Which number of ranks repeats most items? And which leaves out most with
+# `drop_last=True`? Then look for both in the page below. It deals as torch's sampler does.
 
 # %%
 my_worst = None  # [ranks that repeat most, ranks that leave out most]
@@ -234,8 +242,8 @@ lesson.predicted(my_worst, worst, "ranks")
 # %% [markdown]
 # ### Exercise 1: the shard of a rank
 #
-# Return the list of items that the sampler gives to this rank, without shuffle, padded. `n` is the number of items. It
-# must also be right for a set smaller than the world. Do not use the sampler.
+# Return the list of items that the sampler gives to this rank, padded and without shuffle. `n` is the number of items,
+# and may be smaller than the world size. Do not use the sampler.
 
 # %%
 def my_shard(n, rank, world_size):
@@ -250,20 +258,19 @@ check.shard(my_shard)
 # %% [markdown]
 # ## A stream
 #
-# A sampler chooses items by their numbers. A **stream** has no numbers: a compressed file, for instance, can only be
-# read from its beginning. PyTorch's class for streams is
+# A sampler chooses items by their numbers. A **stream** has no numbers: you can read a compressed file, for instance,
+# only from its beginning. PyTorch's class for streams is
 # [`IterableDataset`](https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset). A `DataLoader`
-# refuses a sampler for it. The smallest one:
+# refuses a sampler for it. The simplest stream:
 
 # %%
 lesson.code(check.WholeStream)
 
 # %% [markdown]
-# `DataLoader(…, num_workers=2)` starts two processes for each rank. They prepare the next batches while the rank
-# computes.
+# `DataLoader(…, num_workers=2)` starts two processes for each rank. These **loader workers** prepare the next batches
+# while the rank computes.
 #
-# **Predict.** 20 items, 3 ranks, 2 loader workers for each rank. How many items do the ranks get in one epoch, all
-# together?
+# **Predict.** 20 items, 3 ranks, 2 loader workers for each rank. How many items do all ranks together get in one epoch?
 
 # %%
 my_reads = None  # items
@@ -276,19 +283,20 @@ lesson.predicted(my_reads, sum(map(len, reads["readers"])), "items")
 
 # %%
 show.sampler_map(reads["readers"], 20, "Every reader reads all", workers=2)
-plt.show()
+lesson.figure("A row is a loader worker. All cells but those of the first row are hatched: "
+              "another worker has read that item already.")
 
 # %% [markdown]
-# Each worker is a **reader** with its own copy of the data set, and each calls `__iter__` and reads the whole stream.
-# There is no error, but the epoch is six times as long
-# ([entry 25](../TROUBLESHOOTING.md#25-a-stream-that-every-rank-reads-whole)). What does this do to a training? You will
-# measure it, when you have written a stream that does better.
+# Each worker is a **reader** with its own copy of the data set. Each reader calls `__iter__` and reads the whole
+# stream. There is no error, but the epoch is six times as long ([entry
+# 25](../TROUBLESHOOTING.md#25-a-stream-that-every-rank-reads-whole)). What does this do to a training? You will measure
+# it as soon as you have written a better stream.
 #
 # ### Exercise 2: each item once
 #
-# Write `__iter__` so that all readers together read each item once, for any number of ranks and any number of loader
-# workers. `get_worker_info()` tells a worker its `id` and `num_workers`. The check starts 2 and 3 ranks with 0, 1 and 2
-# loader workers each. Its source has no length and no index.
+# Write `__iter__` so that all readers together read each item once, for any number of ranks and of loader workers. In a
+# worker `get_worker_info()` returns an object with its `id` and `num_workers`. The check starts 2 and 3 ranks with 0, 1
+# and 2 loader workers each. Its source has no length and no index.
 
 # %%
 # %%writefile results/live/05_stream.py
@@ -313,12 +321,12 @@ check.stream("results/live/05_stream.py")
 # %% [markdown]
 # ## The stream trains
 #
-# A network trains with your stream, on 3 ranks with 2 loader workers each. (While yours is not right, ours stands in
-# its place, and the picture says so.) Beside it trains another one with the smallest stream, `WholeStream`, and a third
-# one with `DistributedSampler`, which may ask for images by number. All begin with the same weights, and make the same
-# number of steps, with 64 images on each rank: so many that the ranks together can go through all images once.
+# A network trains with your stream, on 3 ranks with 2 loader workers each. (Until your stream is right, ours stands in
+# its place, and the picture says so.) A second network trains with `WholeStream`, and a third one with
+# `DistributedSampler`, which asks for images by number. All three begin with the same weights and make the same number
+# of steps, with 64 images on each rank. These steps suffice for all ranks together to see every image once.
 #
-# **Predict.** What share of these images has the network seen that trains with `WholeStream`?
+# **Predict.** What share of these images does the network with `WholeStream` see?
 
 # %%
 my_share = None  # % of the images
@@ -333,36 +341,39 @@ whole, mine, _ = show.stream_ways(stream).values()
 lesson.predicted(my_share, 100 * whole["different"] / whole["images"], "%")
 show.sampler_map(stream["readers"], 20, f"Who reads which item ({stream['whose']})", workers=2)
 show.stream_curves(stream)
-plt.show()
+lesson.figure("The readers of the shared stream take turns, so no cell is hatched (above). The "
+              "three networks make equally many steps (below): compare the orange line with the "
+              "others.")
 lesson.table(show.stream_table(stream))
 
 # %% [markdown]
-# In each step of `WholeStream` all ranks compute the gradient of the same images, and each loader worker gives its rank
-# images that the other one has given already. No step is slower, no error comes, and the accuracy rises: it just rises
-# less. The stream that is shared trains as `DistributedSampler` does: their difference is chance.
+# In each step of `WholeStream` all ranks compute the gradient of the same images, and each loader worker repeats the
+# images of the other one. No step is slower, no error comes, and the accuracy rises: it only rises less. (An accuracy p
+# of 1,000 test images has a standard error of √(p (1 − p) / 1000), here 1.5 points. So the shared stream and
+# `DistributedSampler` are not told apart.)
 #
-# - Every reader still goes through the whole source, and throws away what belongs to others. Where this costs too much,
-#   let the source be a list of file names: then whole files are shared out, by the same lines.
+# - Every reader still goes through the whole source, and throws away the items of the others. Where this costs too
+#   much, let the source be a list of file names: the same lines then share out whole files.
 # - The class asks for the rank in `__init__`, which runs in the rank. A loader worker that is not forked (on macOS, for
 #   instance) belongs to no process group.
-# - Each worker makes batches of its own items, and its last one may not be full. So the number of steps depends on
+# - Each worker makes batches of its own items, and its last batch may not be full. So the number of steps depends on
 #   `num_workers`, too.
 #
 # ## Uneven shards
 #
-# The sampler makes all shards equally long. A stream does not, and neither do ranks that each read files of their own.
-# Then the ranks have different numbers of steps.
+# The sampler makes all shards equally long. A stream does not; nor are shards equal if each rank reads files of its
+# own. Then the ranks make different numbers of steps.
 #
-# The smallest case: 10 images are dealt to 3 ranks, without padding, and a step takes one image. This is the loop.
-# `ddp_model` is a model wrapped in DDP, which lesson [06](06_ddp.ipynb) builds. All you need of it now: its
-# `backward()` averages the gradients of the ranks by one all-reduce. `around` is a `with` block: at first one that does
-# nothing (`nullcontext`), later `Join`:
+# A small case: 3 ranks share 10 images without padding, and a step takes one image. This is the loop. `ddp_model` is a
+# model wrapped in DDP, which lesson [06](06_ddp.ipynb) builds. One fact about it suffices here: its `backward()`
+# averages the gradients of the ranks by one all-reduce. `around` is a `with` block: at first `nullcontext`, which does
+# nothing, later `Join`:
 
 # %%
 lesson.code(uneven_shards.epoch)
 
 # %% [markdown]
-# **Predict.** One rank will wait for ever. Which one, and in which of its steps? (The first step is step 1.)
+# **Predict.** One rank will wait for ever. Which rank is it, and in which of its steps? (The first step is step 1.)
 
 # %%
 my_waiting = None  # [rank, step]
@@ -375,24 +386,24 @@ lesson.predicted(my_waiting, [*results["uneven"]["ranks"], results["uneven"]["st
 
 # %% [markdown]
 # In step 4 rank 0 has an image, and its `backward()` averages gradients with all ranks. But the others have left the
-# loop, and nobody answers. The wait ended because this program allows only a few seconds.
+# loop, and no rank answers. The wait ended because this program allows only a few seconds.
 #
-# Here the program ends after one epoch. With more epochs it is worse: ranks 1 and 2 begin the next one, and their first
-# `backward()` answers rank 0's fourth. No rank waits, and none says so. They are one step further apart after each
-# epoch, until at the end rank 0 finds nobody, or meets a rank in another collective.
+# This program ends after one epoch. More epochs make it worse: ranks 1 and 2 begin the next epoch, and their first
+# `backward()` answers rank 0's fourth. No rank waits, and no message comes. After each epoch the ranks are one step
+# further apart, until at the end no rank answers rank 0, or another rank is in a different collective.
 #
 # There are three repairs: pad, drop, or
 # **[`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)**. The same
-# [program](../lessons/l05_distributed_sampler/uneven_shards.py) tries them all.
+# [program](../lessons/l05_distributed_sampler/uneven_shards.py) tries all three.
 #
 # Inside `with Join([ddp_model]):` a rank that has no more images stays and answers DDP's all-reduces with zeros.
 # `ddp_model.join()` is the same for one model. In the last step only rank 0 has an image, so DDP adds up one gradient
-# and zeros. By what does it divide? By default by all ranks, 3. With `divide_by_initial_world_size=False`, by the ranks
-# that still have images.
+# and zeros. By default DDP then divides by the number of all ranks, 3. With `divide_by_initial_world_size=False` it
+# divides by the number of ranks that still have images.
 #
 # How often does each image count? The program compares the gradient of the ranks with the gradients of the single
-# images: this tells how much weight each image had. 1× is the normal weight, that of an image in a full step, in which
-# every rank has one.
+# images, and so finds the weight of each image. The normal weight, 1×, is the weight of an image in a full step, in
+# which every rank has an image.
 #
 # **Predict.** How often does image 9 count with `divide_by_initial_world_size=False`?
 
@@ -404,7 +415,8 @@ lesson.predicted(my_times, round(results["Join, False"]["counts"][9], 2), "times
 counts = {name: results[way]["counts"] for way, name in show.ROWS.items()}
 counts = {"one process, batches of 3": results["one process"]} | counts
 show.counts_map(counts)
-plt.show()
+lesson.figure("Only in the row of `Join` does every image count once. Orange images count too "
+              "much, and × marks an image that never counts.")
 
 # %% [markdown]
 # - **Padded**: the images that fill the last step count twice.
@@ -414,27 +426,24 @@ plt.show()
 #   So its image counts 3 times. One process with batches of 3 does the same: its last batch is one image alone.
 #
 # What does this do to the averages? The table compares each way with the true mean, in which each of the 10 images
-# counts once, with the same weights of the model. The errors are in per cent of what one process finds. (For gradients:
-# length of the difference / length.)
+# counts once. The model's weights are the same everywhere. An error is a percentage of the true value. (For gradients
+# it is the length of the difference, as a percentage of the length.)
 
 # %%
 lesson.table(show.averages(results))
 
 # %% [markdown]
-# Two things to read here.
-#
-# - Only `Join` with its default has the mean loss **and** the gradient of all 10 images. In the other ways at least one
-#   is off. One image is a large part of ten. But padding never adds more than world size − 1 images, and in a large set
-#   that is little. So for training padding is fine, and `main.py` pads.
+# - Only `Join` with its default has the mean loss **and** the gradient of all 10 images. Each other way gets at least
+#   one of the two wrong. One image is a large part of ten. But padding never adds more than world size − 1 images,
+#   which is little in a large set. So padding is fine for training, and `main.py` pads.
 # - *Mean of the ranks' means*: each rank averages its own losses, then we average the ranks. With unequal shards this
-#   is not the mean of the images, even with `Join`: an image of a short shard counts more. Add up sums and counts over
-#   the ranks; divide last.
+#   is not the mean of the images, even with `Join`: an image of a short shard counts more.
 #
-# `Join` has limits. It answers the collectives of DDP, and no others: your own `all_reduce` in the loop, or
-# `SyncBatchNorm`, would still wait. (`throw_on_early_termination=True` ends the loop on all ranks, by an exception,
-# when the first has no more images.) It adds small all-reduces to every step. And it does not repair the optimizer: a
-# rank that is done makes no step, so what the optimizer remembers is different there. With momentum or Adam, pad or
-# drop.
+# `Join` has limits. It answers the collectives of DDP and no others: your own `all_reduce` in the loop, or
+# `SyncBatchNorm`, would still wait. (`throw_on_early_termination=True` ends the loop on all ranks, by an exception, as
+# soon as one rank has no more images.) It adds small all-reduces to every step. And it does not repair the optimizer: a
+# rank without images makes no step, so its momentum differs from the momentum of the others. With momentum or Adam, pad
+# or drop.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 plain, momentum = results["apart"]["plain SGD"], results["apart"]["momentum"]
@@ -442,13 +451,14 @@ lesson.verdict("One step after an epoch with `Join`, the largest difference of a
                f"two ranks is **{plain:.2g}** with plain SGD and **{momentum:.2g}** with momentum.")
 
 # %% [markdown]
-# At its end `Join` sends the weights of a rank that made every step to all ranks, but not that rank's momentum.
+# At its end `Join` sends the weights of a rank that made every step to all ranks. It does not send that rank's
+# momentum.
 #
 # ### Exercise 3: batches of unequal size
 #
-# `Join` counts steps, not images. If the ranks' batches differ in size, DDP averages the ranks' *means*, and an image
-# in a small batch counts more. Repair it: compute the loss and call `backward()`, so that every rank has the gradient
-# of **one process with the images of all ranks**. The check starts three ranks with batches of 1, 3 and 5 images.
+# `Join` counts steps, not images. If the ranks' batches differ in size, DDP's average is not the mean over the images.
+# Repair it: compute the loss and call `backward()` so that every rank has the gradient of **one process with the images
+# of all ranks**. The check starts three ranks with batches of 1, 3 and 5 images.
 
 # %%
 # %%writefile results/live/05_backward.py
@@ -469,7 +479,7 @@ check.gradient("results/live/05_backward.py")
 # %% [markdown]
 # ## Evaluation
 #
-# In training a repeated image is one of thousands. In **evaluation** it counts twice, and the accuracy can be wrong. By
+# In training a repeated image is one of thousands. In **evaluation** it counts twice, and makes the accuracy wrong. By
 # how much? We train a model on two ranks, and evaluate it on a small test set.
 
 # %%
@@ -477,8 +487,8 @@ check.gradient("results/live/05_backward.py")
 #     --test-samples {test_images} --save-model results/live/05_model.pt
 
 # %% [markdown]
-# Is the answer to each test image right (1) or wrong (0)? It does not depend on the rank that computes it. So this one
-# process can evaluate as any number of ranks would.
+# The model's answer to a test image is right (1) or wrong (0), whichever rank computes it. So this one process can
+# evaluate as any number of ranks would.
 
 # %%
 test_set = data.get_dataset("auto")[1]
@@ -490,14 +500,14 @@ with torch.no_grad():
 print(test_set.name, f"accuracy: {right.mean():.4f}")
 
 # %% [markdown]
-# This is the true accuracy. It should be the last `val acc` that `main.py` printed for its two ranks, too: `main.py`
-# counts each image once. What if one does not? Now 8 ranks, in four ways:
+# This is the true accuracy. It equals the last `val acc` that `main.py` printed for its two ranks, because `main.py`
+# counts each image once. Here are four ways to evaluate on 8 ranks:
 #
 # - **padded** and **dropped**: the shards of `DistributedSampler`; right answers of all ranks / images of all ranks;
 # - **mean of means**: the unequal shards `range(rank, n, 8)`, and the mean of the ranks' accuracies;
 # - **exact**: the same unequal shards; right answers of all ranks / images of all ranks.
 #
-# **Predict.** Padded, some of the `test_images` count twice. In the worst case all of these are wrong and all others
+# **Predict.** With padding, some test images count twice. In the worst case all of these are wrong and all others
 # right, or the other way round. By how many percentage points is the accuracy then off?
 
 # %%
@@ -521,26 +531,11 @@ lesson.table([{"way": way, "accuracy": f"{100 * accuracy:.2f} %",
               for way, accuracy in accuracies.items()])
 
 # %% [markdown]
-# With shuffle, which is the sampler's default, other images are repeated or dropped with every seed. One model, one
-# test set, and this many points between the lowest and the highest accuracy of all seeds tried:
-
-# %%
-rows = []
-for ranks in (2, 4, 8):
-    row = {"ranks": ranks}
-    for way in ("padded", "dropped"):
-        of_seeds = [right[sum(dealt(test_images, ranks, seed=seed, drop_last=way == "dropped"), [])]
-                    .mean().item() for seed in range(orders)]
-        row[way] = f"{100 * (max(of_seeds) - min(of_seeds)):.2f} points"
-    rows.append(row)
-lesson.table(rows)
-
-# %% [markdown]
-# Dropping is no repair: it is wrong in another way. Padding that repeats d of N images puts the accuracy off by at most
-# (N − d)/N − (N − d)/(N + d), and dropping d images by at most d/N. And d is at most world size − 1. Dropped is the
-# remainder of a division, padded is what is missing to the next multiple: large for one number of ranks, 0 for another.
+# Dropping is no repair: it is wrong in another way. If padding repeats d of N images, the accuracy is off by at most (N
+# − d)/N − (N − d)/(N + d); if d images are dropped, by at most d/N. And d is at most world size − 1. Dropping leaves
+# out the remainder of N / world size, and padding fills up to the next multiple.
 #
-# This is why few people notice. On 8 ranks, for test sets of several sizes:
+# In a large test set few people notice. On 8 ranks, for test sets of several sizes:
 
 # %%
 rows = []
@@ -552,20 +547,20 @@ for n in (test_images, 993, 9_993, 10_000):
 lesson.table(rows)
 
 # %% [markdown]
-# CIFAR-10 has 10,000 test images, which divides by 8. The same code is wrong on a small test set whose size is no
-# multiple of the number of ranks.
+# CIFAR-10 has 10,000 test images, a multiple of 8. The same code is wrong on a small test set whose size is no multiple
+# of the number of ranks.
 #
-# `main.py` evaluates exactly. Its sampler is a plain slice, and it adds up sums:
+# `main.py` evaluates exactly. Its shard is a plain range, and it adds up sums and counts over the ranks, and divides
+# last:
 
 # %%
 lesson.code(utils.evaluate)
 
 # %% [markdown]
-# These shards are unequal, and nobody hangs. The loop calls the raw model, not DDP, so no rank waits for another in it.
-# The ranks meet after it, in `all_sum`. (And before it, if the model has buffers: see
+# These shards are unequal, and no rank hangs. The loop calls the raw model, not DDP, so it has no collective in which a
+# rank could wait. The ranks meet after it, in `all_sum`. (If the model has buffers, they also meet before it: see
 # [06b](06b_ddp_traps.ipynb).)
-
-# %% [markdown]
+#
 # ## What to remember
 #
 # 1. All ranks shuffle with the same seed and take strides; call `set_epoch` in every epoch, and leave `shuffle` to the
@@ -574,5 +569,5 @@ lesson.code(utils.evaluate)
 #    uneven shards hang, at once or much later: pad, drop, or use `Join`.
 # 3. Evaluate with exact shards: add up sums and counts over the ranks, and divide last.
 #
-# **Next:** [06 · DistributedDataParallel](06_ddp.ipynb) builds what happens inside a step: how the ranks' gradients
-# become one.
+# **Next:** [06 · DistributedDataParallel](06_ddp.ipynb). Each rank has its own images and computes its own gradient:
+# how does DDP turn these gradients into one?
