@@ -13,11 +13,12 @@ class Ratio(NamedTuple):
     median: float
     low: float
     high: float
+    rounds: int  # of the one that has fewer
 
     @property
     def apart(self) -> bool:
-        """Whether no round of one lies among the rounds of the other. Only then does a verdict name a winner."""
-        return self.low > 1 or self.high < 1
+        """Whether no round of one lies among three or more of the other. Only then does a verdict name a winner."""
+        return self.rounds > 2 and (self.low > 1 or self.high < 1)
 
     def __str__(self) -> str:
         spread = f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
@@ -27,4 +28,5 @@ class Ratio(NamedTuple):
 def ratio(mine: Iterable[float], theirs: Iterable[float]) -> Ratio:
     """`mine` over `theirs`: the same positive quantity of two programs, a value a round, the rounds interleaved."""
     mine, theirs = list(mine), list(theirs)
-    return Ratio(median(mine) / median(theirs), min(mine) / max(theirs), max(mine) / min(theirs))
+    return Ratio(median(mine) / median(theirs), min(mine) / max(theirs), max(mine) / min(theirs),
+                 min(len(mine), len(theirs)))

@@ -222,8 +222,9 @@ def test_a_figure_keeps_its_number_when_its_cell_runs_again(shown, monkeypatch):
 def test_only_rounds_that_do_not_overlap_are_told_apart():
     assert compare.ratio([2, 3, 4], [1, 1.5, 1.9]).apart
     assert str(compare.ratio([2, 3, 4], [1, 1.5, 1.6])) == "2.00 (1.25 to 4.00)"
-    assert str(compare.ratio([1, 3], [2, 2.5])) == "0.89 (0.40 to 1.50): **not told apart**"
-    assert compare.ratio([1, 1.1], [2, 3, 4]).apart
+    assert str(compare.ratio([1, 2, 3], [2, 2, 2.5])) == "1.00 (0.40 to 1.50): **not told apart**"
+    assert compare.ratio([1, 1.1, 1.2], [2, 3, 4]).apart
+    assert not compare.ratio([1, 1.1], [2, 3, 4]).apart
 
 
 def test_a_figure_that_a_lesson_shows_carries_its_words(tmp_path):

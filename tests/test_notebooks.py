@@ -11,6 +11,8 @@ import jupytext
 import nbformat
 import pytest
 
+from course.compare import NOT_SHOWN
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TWINS = sorted((ROOT / "notebooks" / "text").glob("*.py"))
@@ -167,6 +169,21 @@ def test_visible_cells_define_no_function_for_tables_text_or_axes(path):
                 used = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)} & SHOWING
                 assert not used, f"{used} in a function of: {cell.source}"
         assert not AXES_WORK.search(cell.source), cell.source
+
+
+@each_notebook
+def test_figures_are_numbered_and_shown_with_a_caption(path):
+    """Each picture of a cell is followed by its number, and no run is committed that could not show its point."""
+    captions = []
+    for cell in code_cells(path):
+        assert "plt.show(" not in cell.source, cell.source
+        shown = [output.data for output in cell.outputs if "data" in output]
+        words = [data["text/markdown"] for data in shown if "text/markdown" in data]
+        captions += [word for word in words if word.startswith("**Figure ")]
+        assert any("image/png" in data for data in shown) <= any(word in captions for word in words), cell.source
+        assert not any(NOT_SHOWN in word for word in words), words
+    assert [int(re.match(r"\*\*Figure (\d+)\.\*\* \S", caption)[1]) for caption in captions] == list(
+        range(1, len(captions) + 1))
 
 
 @each_notebook

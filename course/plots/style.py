@@ -5,12 +5,10 @@ ones are recorded elsewhere, dotted ones predicted, and "SYNTHETIC DATA" stands 
 images.
 """
 
-import io
 import math
 from collections.abc import Collection, Iterable
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib import patheffects
@@ -20,7 +18,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
-from course import lesson, png
 from course.plots.tables import by_machine, machine_of, made_up, source_of
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; without its yellow, too faint on white.
@@ -181,15 +178,3 @@ def line_key(label: str, **style) -> Line2D:
 def key_below(fig: Figure, key: list | dict) -> None:
     """One row below all axes of the figure."""
     fig.legend(handles=handles(key), loc="outside lower center", ncols=len(key), frameon=False)
-
-
-# ---------------------------------------------------------------- small files
-
-
-def picture(fig: Figure):
-    """The figure as what a notebook displays: a small PNG, for pictures made of cells, of which there are many."""
-    from IPython import display  # late: drawing needs no notebook
-
-    fig.savefig(file := io.BytesIO(), format="png", dpi=80)
-    plt.close(fig)  # else the notebook would draw it once more
-    return display.Image(png.small_png(file.getvalue()), alt=lesson.alt_text(fig))

@@ -35,7 +35,6 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 import json
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 
 from lessons._template import check, show
 
@@ -63,7 +62,7 @@ lesson.predicted(my_mean_of_means, sum(measured["means"]) / ranks)
 
 # %%
 show.means(measured)
-plt.show()
+lesson.figure("The ranks hold different counts, so their means count differently.")
 
 # %% [markdown]
 # The two lines differ: a number on a rank with few numbers counts more in the mean of means.

@@ -79,7 +79,7 @@ def test_the_recorded_runs_have_the_faults_that_were_made():
 
 
 def test_the_picture_of_the_search_has_its_order_and_its_result():
-    measured = {batch: Ratio(speedup, speedup - 0.1, speedup + 0.4)
+    measured = {batch: Ratio(speedup, speedup - 0.1, speedup + 0.4, 5)
                 for batch, speedup in {512: 1.74, 128: 1.45, 256: 1.62}.items()}
     ax = show.by_batch(measured, 1.7, 512, plt.subplots()[1], "your search")
     assert {"1: 1.74×", "2: 1.45×", "3: 1.62×", "ideal", "wanted: 1.7×"} <= texts(ax)
