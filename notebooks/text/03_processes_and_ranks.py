@@ -57,8 +57,8 @@ wait = 3  # seconds that a process waits for one that never comes
 # %% [markdown]
 # ## The names
 #
-# - **Node**: a machine. **Process**: a running program, with a memory of its own. With GPUs there is usually one process
-#   for each GPU.
+# - **Node**: a machine. **Process**: a running program, with a memory of its own. With GPUs there is usually one
+#   process for each GPU.
 # - **World size**: how many processes the job has, on all nodes together.
 # - **Rank**: the number of a process in the job, from 0 to world size − 1.
 # - **Local rank**: its number on its own node. It says which GPU of the node belongs to this process.

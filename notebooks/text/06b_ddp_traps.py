@@ -118,9 +118,9 @@ lesson.predicted(my_cases, [case for case, off in weights.items() if off > show.
 # - **Unequal shards.** DDP takes the mean of the ranks' means, so an image in a small shard counts for more. A loss
 #   weighted by the images repairs it: an exercise of [05](05_distributed_sampler.ipynb).
 # - **Loss summed.** DDP divides by the number of ranks ([06](06_ddp.ipynb) has the table).
-# - **Dropout.** One process draws one mask for the whole batch. Each rank draws a mask for its own images. No seed makes
-#   the two equal, and training does not need that. But give each rank a seed of its own (after the model is made, as
-#   `main.py` does): with one seed, all ranks drop the same places.
+# - **Dropout.** One process draws one mask for the whole batch. Each rank draws a mask for its own images. No seed
+#   makes the two equal, and training does not need that. But give each rank a seed of its own (after the model is made,
+#   as `main.py` does): with one seed, all ranks drop the same places.
 # - **BatchNorm** takes mean and variance of the rank's own images. "BatchNorm over all ranks" does better.
 #
 # ## BatchNorm over all ranks
@@ -267,8 +267,8 @@ lesson.table([{"model": f"`{of}`", "first name": f"`{name}`"} for of, name in na
 # has `"_orig_mod."`, too, take that away first.)
 #
 # The run above has saved the model of its ranks. The file loads here, without DDP.
-# [`map_location`](https://docs.pytorch.org/docs/stable/generated/torch.load.html) says where to put the tensors. Without
-# it every rank puts those of a file from GPU 0 onto GPU 0.
+# [`map_location`](https://docs.pytorch.org/docs/stable/generated/torch.load.html) says where to put the tensors.
+# Without it every rank puts those of a file from GPU 0 onto GPU 0.
 
 # %%
 file = "results/live/06b_traps.pt"

@@ -20,8 +20,8 @@
 # %% [markdown]
 # # 08 · Predict
 #
-# **The question.** Lesson [07](07_performance.ipynb) measured how fast several ranks are. Can we know it *before* we run
-# them? And how fast would 1,024 GPUs be, which we do not have?
+# **The question.** Lesson [07](07_performance.ipynb) measured how fast several ranks are. Can we know it *before* we
+# run them? And how fast would 1,024 GPUs be, which we do not have?
 #
 # **You will be able to**
 #
@@ -185,16 +185,16 @@ check.timing("results/live/08_timing.py")
 #
 # Two bandwidths are in use, both in GB/s
 # ([nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)). **algbw** (algorithm bandwidth)
-# is the bytes of the message by the time: how soon is *my message* done? **busbw** (bus bandwidth) is the bytes that
-# each rank *sends* by the time: how busy are *the links*? In lesson [04](04_collectives.ipynb) you have counted what a
-# rank sends in a ring of n: 2 (n − 1) / n times its tensor. So for an all-reduce busbw = algbw · 2 (n − 1) / n. It can
-# be compared with the speed of a link, and between numbers of ranks.
+# is the bytes of the message ÷ the seconds: how soon is *my message* done? **busbw** (bus bandwidth) is the bytes that
+# each rank *sends* ÷ the seconds: how busy are *the links*? In lesson [04](04_collectives.ipynb) you have counted what
+# a rank sends in a ring of n: 2 (n − 1) / n times its tensor. So for an all-reduce busbw = algbw · 2 (n − 1) / n. It
+# can be compared with the speed of a link, and between numbers of ranks.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 published = pd.read_csv("results/recorded/published/all_reduce.csv")
 ax = plt.subplots(figsize=(14, 8))[1]
 show.bus_bandwidth(points, published, f"here, {ranks} ranks", ax)
-lesson.figure("Every curve rises with the message as long as α counts, and is flat where β does. "
+lesson.figure("Every curve rises while latency (α) dominates, and is flat where bandwidth (β) does. "
               "One node and four nodes differ most at the left: on the way to other nodes α grows"
               " more than β.")
 
@@ -206,10 +206,10 @@ lesson.figure("Every curve rises with the message as long as α counts, and is f
 #
 # ## 2. What can the machine give?
 #
-# Lesson [07](07_performance.ipynb) measured the **ceiling**: the images a second of processes that never talk, added up,
-# divided by those of one process alone. A ceiling of 1.7 on two ranks means that the machine loses 0.3 by sharing memory, caches and power.
-# No better network would bring this loss back. In lesson 07 each process had 64 images a step. Section 5 shows the
-# ceiling for several batches.
+# Lesson [07](07_performance.ipynb) measured the **ceiling**: the images a second of processes that never talk, added
+# up, divided by those of one process alone. A ceiling of 1.7 on two ranks means that the machine loses 0.3 by sharing
+# memory, caches and power. No better network would bring this loss back. In lesson 07 each process had 64 images a
+# step. Section 5 shows the ceiling for several batches.
 #
 # **Predict.** Is the ceiling with the smallest of these batches higher or lower than with the largest?
 
@@ -257,7 +257,8 @@ check.prediction(my_prediction)
 # - `alone`: rank 0 trains, the others wait;
 # - `side_by_side`: each rank trains, nobody talks;
 # - `by_hand`: the same, but after each `backward` all ranks all-reduce as many bytes as there are gradients;
-# - `silent`: DDP, with a communication hook that sends nothing;
+# - `silent`: DDP, whose all-reduce is replaced by a function that sends nothing (a *communication hook*:
+#   [14](14_make_it_faster.ipynb));
 # - `ddp`: DDP as `main.py` has it. **This is what we want to predict, and no prediction uses it.**
 #
 # Its output goes to a file, so that you see the prediction first.
@@ -295,7 +296,7 @@ lesson.table([{
 # | part | measured as |
 # |---|---|
 # | a step alone | `alone` |
-# | slower together | the step of `by_hand` without waiting and all-reduce, less `alone` |
+# | slower together | `by_hand` − waiting − all-reduce − `alone` |
 # | waiting | in `by_hand`: from a rank's own arrival at the all-reduce until the last rank arrives |
 # | all-reduce | in `by_hand`: from the arrival of the last rank until the result is there |
 # | DDP itself | `silent` less `side_by_side`: its hooks, and its copies into buckets |
@@ -308,15 +309,15 @@ lesson.verdict(f"For batch {batch_size} the sum of the parts predicts a step of 
 
 # %% [markdown]
 # A row holds five parts, their sum, and the time of a DDP step, all as medians of the rounds. The last column adds up
-# and compares within each round instead, and gives the lowest and the highest error. **A part may come out below 0**: it
-# is the difference of two measurements, and the noise may be larger than the part. We do not write 0 instead: that
+# and compares within each round instead, and gives the lowest and the highest error. **A part may come out below 0**:
+# it is the difference of two measurements, and the noise may be larger than the part. We do not write 0 instead: that
 # would hide the noise, and make every sum too large.
 #
 # ## 4. Does it hold for main.py?
 #
 # A model that explains the measurements that it was made from proves little. So we predict something new: batch 64 was
-# not timed (its parts lie on the lines between 32 and 128), and `main.py` is a different program. Both predictions stand
-# above. Now `main.py` runs, with one rank and with two in turns, once for each seed.
+# not timed (its parts lie on the lines between 32 and 128), and `main.py` is a different program. Both predictions
+# stand above. Now `main.py` runs, with one rank and with two in turns, once for each seed.
 
 # %%
 options = f"--batch-size {batch_size} --epochs {epochs} --samples {samples}"
@@ -348,8 +349,8 @@ lesson.verdict(f"The whole epoch, predicted by {model}: **{epoch_seconds:.2f} s*
 
 # %% [markdown]
 # Each error is given as the lowest and the highest of all runs. *One rank alone* talks to nobody. Its error has two
-# causes: the line of section 3 misses something, or the machine ran faster or slower than when the steps were timed. The
-# last column divides by one rank's step in the same minutes, so the second cause falls out.
+# causes: the line of section 3 misses something, or the machine ran faster or slower than when the steps were timed.
+# The last column divides by one rank's step in the same minutes, so the second cause falls out.
 #
 # A model says what *should* happen. Where it misses, it says what to measure next. `main.py` alone would have told us
 # *how long* a step takes, and not *why*.
@@ -375,8 +376,8 @@ lesson.predicted(my_ceilings, show.smaller_batch(ceiling))
 ax = plt.subplots(figsize=(14, 8))[1]
 show.by_batch(speedups, curve, ceiling, ranks, ax, f"LeNet: {ranks} ranks against one process")
 lesson.figure("Below the black line one process alone is faster: there the batch is too small. "
-              "Down to the grey line the machine takes its share; from there down to the dots DDP"
-              " pays for talking.")
+              "From the dashed line (nothing lost) down to the grey line the machine takes its"
+              " share; from the grey line down to the dots DDP pays for talking.")
 lesson.verdict(show.pays(speedups))
 
 
@@ -384,8 +385,8 @@ lesson.verdict(show.pays(speedups))
 # The rule of lesson [01](01_one_device.ipynb) decides: two programs differ only where no round of one lies among the
 # rounds of the other.
 #
-# The gradients have as many bytes for a batch of 4 as for one of 128. So their message weighs less, the longer a step is.
-# DDP pays for waiting, for messages and for itself.
+# The gradients have as many bytes for a batch of 4 as for one of 128. So their message weighs less, the longer a step
+# is. DDP pays for waiting, for messages and for itself.
 #
 # More ranks than cores are not in this picture. Their ceiling is that of the cores. They may come nearer to it: while
 # one rank waits, another computes, and a step has more images for each message. Or they lose more: they take turns, and
@@ -394,8 +395,8 @@ lesson.verdict(show.pays(speedups))
 # ### Exercise 4: from which batch size on?
 #
 # One rank's step takes `fixed + per_image * n` seconds. Each rank has a device of its own and a batch of n. DDP adds
-# `all_reduce` seconds to a step, and nothing hides them. Return the smallest whole n with which the ranks do more images
-# a second than one rank.
+# `all_reduce` seconds to a step, and nothing hides them. Return the smallest whole n with which the ranks do more
+# images a second than one rank.
 
 # %%
 def my_batch(fixed, per_image, all_reduce, ranks):
@@ -443,7 +444,7 @@ check.break_even(my_batch)
 #   KiB, for a ring over all nodes. It is an assumption, and no bound: real networks may be slower.
 #
 # **Predict.** What efficiency does the model give ResNet-50 on 1,024 of these GPUs at best, in percent of that on 8?
-# (How long do the gradients take over a node's link, and how much of that can `backward` hide?)
+# (How many seconds do the gradients take over a node's link, and how much of that can `backward` hide?)
 
 # %%
 my_percent = None  # %
@@ -506,9 +507,9 @@ lesson.table([
 #
 # ### Try it
 #
-# So far each rank had a batch of its own. Now the ranks **share** a batch of 256 images: 4 ranks take 64 each. A step of
-# one rank takes 5 ms and 1 ms an image, two thirds of it in `backward`. The gradients have 100 MB. A message takes 50 µs,
-# and a link sends 10 GB/s.
+# So far each rank had a batch of its own. Now the ranks **share** a batch of 256 images: 4 ranks take 64 each. A step
+# of one rank takes 5 ms and 1 ms an image, two thirds of it in `backward`. The gradients have 100 MB. A message takes
+# 50 µs, and a link sends 10 GB/s.
 #
 # **Predict.** With how many ranks (1, 2, 4 … 256) is such a step shortest? The page below begins with these values.
 # Choose strong scaling there.
@@ -532,9 +533,9 @@ lesson.predicted(my_shared, min((2**i for i in range(9)), key=shared), "ranks")
 # %% [markdown]
 # ### Exercise 5: which link?
 #
-# Nothing overlaps here. One GPU's step takes `step` seconds, and the gradients have `gradient_bytes` bytes. `ranks` GPUs
-# form a ring whose messages have no latency. What bandwidth (bytes a second) must a link have, for this `efficiency` (0
-# to 1)?
+# Nothing overlaps here. One GPU's step takes `step` seconds, and the gradients have `gradient_bytes` bytes. `ranks`
+# GPUs form a ring whose messages have no latency. What bandwidth (bytes a second) must a link have, for this
+# `efficiency` (0 to 1)?
 
 # %%
 def my_bandwidth(step, gradient_bytes, ranks, efficiency):

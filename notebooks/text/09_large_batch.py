@@ -107,7 +107,7 @@ lesson.predicted(my_share, final.iloc[-1] / final.iloc[0], "of one rank's accura
 show.for_the_same(ranks_alone)
 lesson.figure("The same runs three times. Left: for the same images more ranks learn less. "
               "Middle: for the same updates the curves lie close together, so the number of "
-              "updates decides. Right: what you wait for.")
+              "updates decides. Right: against time, more ranks need not be sooner.")
 
 # %% [markdown]
 # An update is the learning rate times a mean gradient. On average that mean is the same, however many images are in it.
@@ -143,7 +143,8 @@ lesson.verdict(show.same_training(of_ranks, one_process))
 #
 # - **linear**: `k` times the learning rate. `k` small steps in nearly the same direction are one step, `k` times as
 #   long.
-# - **square root**: `√k` times. The mean over `k` times the images has `√k` times less noise.
+# - **square root**: `√k` times. The mean over `k` times the images has `√k` times less noise, so a step `√k` times as
+#   long carries about as much noise as before.
 # - **linear with warm-up**: begin with the old rate, and rise to the new rate in the first epochs. Early in a training
 #   the gradient changes fast, and long steps may go wrong ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677)).
 #
@@ -153,8 +154,8 @@ lesson.verdict(show.same_training(of_ranks, one_process))
 my_rule = None  # "square root", "linear" or "linear, warm-up"
 
 # %% [markdown]
-# `main.py` knows these rules: `--lr` is the rate for `--batch-size` images in an update. Two of the runs are one process.
-# The linear rule runs on real ranks, because we will look at its time.
+# `main.py` knows these rules: `--lr` is the rate for `--batch-size` images in an update. Two of the runs are one
+# process. The linear rule runs on real ranks, because we will look at its time.
 
 # %%
 # !python main.py {one} --lr-scaling sqrt --log-file {out}/sqrt.jsonl
@@ -238,8 +239,8 @@ lesson.figure("Left: the rate rises during the warm-up, and then stays. Right: o
 # Images a second are not the aim. You wait for an *accuracy*: here, seven tenths of what one rank reached in the end.
 # (The accuracy is known after each epoch only, so the times are those of whole epochs.)
 #
-# **Predict.** Compare the largest number of ranks, with the rate left alone, with one rank: when do the ranks reach that
-# accuracy? (Less than an epoch apart is too close to call.)
+# **Predict.** Compare the largest number of ranks, with the rate left alone, with one rank: when do the ranks reach
+# that accuracy? (Less than an epoch apart is too close to call.)
 
 # %%
 my_when = None  # "sooner", "later or never" or "too close to call"
@@ -276,8 +277,8 @@ lesson.figure("The larger the batch, the more accuracy is lost with the old rate
 lesson.table(show.seeds(by_rule, 512))
 linear = show.against(sgd, 0.01, 64, 512, "linear", "square root")
 risen = show.against(sgd, 0.01, 64, 512, "linear, warm-up", "linear")
-lesson.verdict(f"Accuracy with 512 images an update: linear by square root {linear}; linear with "
-               f"warm-up by linear {risen}.")
+lesson.verdict(f"Accuracy with 512 images an update: linear ÷ square root: {linear}; "
+               f"linear with warm-up ÷ linear: {risen}.")
 
 # %% [markdown]
 # A rule is a guess at where the best rate lies. Here are many rates for each batch.
@@ -300,28 +301,29 @@ lesson.figure("Each curve rises to its best rate, and then falls: the larger the
 lesson.table(best)
 
 # %% [markdown]
-# Most rates tried are twice the one before, so a best rate is known no better than that. *About as good* are all rates
-# within one standard deviation of the best. Compare those of the last row with those of the first row before you say
-# which rule is right.
+# Most rates tried are twice the one before, so the true best rate may be up to twice as high or as low. *About as good*
+# are all rates within one standard deviation of the best. Compare those of the last row with those of the first row
+# before you say which rule is right.
 #
 # ### Adam
 #
-# Adam divides each gradient by its own recent size, so its update depends little on the length of the gradient. For Adam
-# the square root has the better argument ([Malladi et al. 2022](https://arxiv.org/abs/2205.10287); their rule changes
-# β₁, β₂ and ε as well). Here is the same training with Adam, `main.py`'s default. For 64 images the rate is `main.py`'s
-# default, too: 0.001.
+# Adam divides each gradient by its own recent size, so its update depends little on the length of the gradient. For
+# Adam the square root has the better argument ([Malladi et al. 2022](https://arxiv.org/abs/2205.10287); their rule
+# changes β₁, β₂ and ε as well). Here is the same training with Adam, `main.py`'s default. For 64 images the rate is
+# `main.py`'s default, too: 0.001.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.seeds(show.chosen_by_rules(adam, lr=0.001, batch=64), 512))
 root = show.against(adam, 0.001, 64, 512, "square root", "rate left alone")
 linear = show.against(adam, 0.001, 64, 512, "linear", "square root")
-lesson.verdict(f"Accuracy with 512 images an update: square root by rate left alone {root}; "
-               f"linear by square root {linear}.")
+lesson.verdict(f"Accuracy with 512 images an update: square root ÷ rate left alone: {root}; "
+               f"linear ÷ square root: {linear}.")
 lesson.table(show.best_rates(show.over_seeds(adam, ["global_batch", "lr"])))
 
 # %% [markdown]
-# With Adam the large batch loses less if the rate stays, and the two rules are closer to each other. The best rate tried
-# lies between them. On this model a rule alone would not have found it: try a rate below the rule's, and one above.
+# With Adam the large batch loses less if the rate stays, and the two rules are closer to each other. The best rate
+# tried lies between them. On this model a rule alone would not have found it: try a rate below the rule's, and one
+# above.
 #
 # ### The published result
 #
@@ -346,11 +348,11 @@ lesson.table(show.best_rates(show.over_seeds(adam, ["global_batch", "lr"])))
 # ## Why: what do more images buy?
 #
 # The gradient of a batch is an estimate of the true gradient, that of *all* images. How far off is it? We draw batches
-# at random, take their gradients, and average them in groups, as ranks do. We do this with the first weights of a model,
-# and with the weights that the linear run saved.
+# at random, take their gradients, and average them in groups, as ranks do. We do this with the first weights of a
+# model, and with the weights that the linear run saved.
 #
-# **Predict.** For some number of images the error is as large as the true gradient. Is this number larger or smaller
-# after training than with the first weights?
+# **Predict.** For some number of images the error is as large as the true gradient. After training, are this more
+# images or fewer than with the first weights?
 
 # %%
 my_scale = None  # "more" images or "fewer"
@@ -395,8 +397,8 @@ lesson.table(show.noise(error_of, batch_size))
 lesson.verdict(show.scale(error_of, batch_size, global_batch))
 
 # %% [markdown]
-# The noise of independent images falls with the square root of their number. The last column is the batch whose error is
-# as large as the true gradient, by the dotted line: the **simple noise scale** of [McCandlish et al.
+# The noise of independent images falls with the square root of their number. The last column is the batch whose error
+# is as large as the true gradient, by the dotted line: the **simple noise scale** of [McCandlish et al.
 # 2018](https://arxiv.org/abs/1812.06162).
 #
 # - **Far below it** a gradient is mostly noise, and more images allow a longer step.
@@ -409,8 +411,8 @@ lesson.verdict(show.scale(error_of, batch_size, global_batch))
 #
 # Nobody computes the true gradient during training, and ranks do not need it. Let `G` be the squared norm of the true
 # gradient, and `S` the mean squared error of the gradient of one image. The squared norm of the gradient of `n` images
-# is, on average, `G + S/n`. The ranks know this norm for two `n`: the batch of one rank, and the global batch. The noise
-# scale is `S / G`.
+# is, on average, `G + S/n`. The ranks know this norm for two `n`: the batch of one rank, and the global batch. That
+# gives two equations for the two unknowns G and S. The noise scale is `S / G`.
 #
 # Write `my_noise_scale(gradient, batch_size)`. `gradient` is this rank's own, before any all-reduce: a flat tensor,
 # of the mean loss over its `batch_size` images. Every rank returns the same number, from the gradients of all ranks.
@@ -447,9 +449,10 @@ check.noise_scale("results/live/09_noise.py")
 # ### Exercise 3: one update from unequal micro-batches
 #
 # Write `my_update(ddp, micro_batches, optimizer, max_norm)`. `micro_batches` is a list of `(inputs, labels)`, this
-# rank's own. All ranks have equally many micro-batches, but of unequal size. Make **one** update. It must equal that of one
-# process which has all rows of all ranks in one batch, takes the mean of `cross_entropy` over them, and clips the
-# gradient to `max_norm`. Let DDP all-reduce the gradients once. (Other, small all-reduces are free. The gradients are
+# rank's own. All ranks have equally many micro-batches, but of unequal size. Make **one** update. It must equal that of
+# one process which has all rows of all ranks in one batch, takes the mean of `cross_entropy` over them, and clips the
+# gradient to `max_norm`. Let DDP all-reduce the gradients once. (DDP divides the sum of the ranks' gradients by the
+# number of ranks. You want it divided by the rows of all ranks.) (Other, small all-reduces are free. The gradients are
 # zero when your function is called.)
 
 # %%

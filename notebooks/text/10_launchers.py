@@ -68,8 +68,8 @@ several_nodes = True  # False: show the recorded runs of two nodes and Slurm
 # once, by plain `python`, and starts the other processes itself. `hello_rank.py` trains nothing: each rank writes down
 # the environment variables that its launcher has given it.
 #
-# **Predict.** To meet the others, a rank needs these five ([03](03_processes_and_ranks.ipynb)). How many of them does
-# it get from `torchrun`? How many from `mp.spawn`?
+# **Predict.** To meet the others, a rank needs RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+# ([03](03_processes_and_ranks.ipynb)). How many of the five does it get from `torchrun`? How many from `mp.spawn`?
 
 # %%
 needed = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -375,7 +375,7 @@ lesson.predicted(my_difference, farthest(one, two))
 # torchrun watches its ranks. With `--max-restarts=1` it starts again, once, when one fails. Here rank 1 of 3 fails at
 # its first attempt.
 #
-# **Predict.** How many processes are started in all?
+# **Predict.** How many times does torchrun start a rank, in both attempts together?
 
 # %%
 my_processes = None  # processes
@@ -432,9 +432,9 @@ lesson.table([{"torchrun": f"`{way}`"} | show.rendezvous(show.launch_config(way)
 # 2026](https://github.com/pytorch/pytorch/pull/175699) it did so only with `--standalone`.) `--master-port`, or
 # `--nnodes=2` without `--rdzv-…`, means static.
 #
-# The last column says how long a torchrun waits for nodes that have not come yet. So long a wait is right where nodes
-# boot slowly, and expensive after a typing mistake. Set it by `--rdzv-conf=timeout=SECONDS`, for c10d by
-# `--rdzv-conf=join_timeout=SECONDS`.
+# The last column of the table above says how long a torchrun waits for nodes that have not come yet. So long a wait is
+# right where nodes boot slowly, and expensive after a typing mistake. Set it by `--rdzv-conf=timeout=SECONDS`, for c10d
+# by `--rdzv-conf=join_timeout=SECONDS`.
 #
 # ### Exercise 2: three launches that failed
 #
@@ -519,8 +519,9 @@ print(show.essential(file.read_text() if why_not else processes.said(lab)))
 #
 # Write a job of two nodes, which have no GPU here, with two ranks on each. It runs `main.py` with the options that the
 # file is given. Two jobs may share a node. With one port written into the file, the second job would meet the first: so
-# let each job meet at a port of its own, from 20000 on. (In a shell `$((7 + 2))` computes a number, `$(command)` is the
-# output of a command, and `head -n 1` is its first line.)
+# let each job meet at a port of its own, from 20000 on. A port is at most 65535. (In a shell `$((7 + 2))` computes a
+# number, `$((123456 % 1000))` is the remainder 456, `$(command)` is the output of a command, and `head -n 1` is its
+# first line.)
 #
 # The check rehearses the job with a `srun` and a torchrun that start nothing. Where this machine has Slurm, it then
 # hands your file to Slurm, on two hosts as above.
@@ -535,8 +536,9 @@ check.job(live / "10_job.sbatch")
 # check.job.solution()
 
 # %% [markdown]
-# In the second way `srun` starts every rank itself, and nobody sets `RANK`. Slurm tells each task the same facts under
-# other names, and `main.py` translates them (`slurm_names` in [launch.py](../launch.py)):
+# Above, `srun` starts one torchrun on each node. In a second way it starts every rank itself, and nobody sets `RANK`.
+# Slurm tells each task the same facts under other names, and `main.py` translates them (`slurm_names` in
+# [launch.py](../launch.py)):
 #
 # | Slurm | torchrun |
 # |:--|:--|
@@ -599,20 +601,21 @@ lesson.table([{"launch": way, "largest difference": f"{farthest(one, trained[way
 # stand between Slurm and your ranks: it binds each rank to its cores and its GPU, and signals and logs it. Use Ray or
 # Kubernetes where your cluster runs it:
 #
-# - **Kubernetes** (with Kubeflow Trainer) and rented machines (with SkyPilot) start a torchrun on each machine. Kubeflow
-#   [passes torchrun its options in variables](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
+# - **Kubernetes** (with Kubeflow Trainer) and rented machines (with SkyPilot) start a torchrun on each machine.
+#   Kubeflow [passes torchrun its options in
+#   variables](https://github.com/kubeflow/trainer/blob/06b555d6ef884257016880d2f719121652b63e23/pkg/runtime/framework/plugins/torch/torch.go),
 #   such as `PET_NNODES` for `--nnodes`, so the command is `torchrun main.py`. The disk of such a machine is lost with
 #   it: write logs and checkpoints to a volume or a bucket. *Neither was run here.*
 # - **Ray Train** needs no torchrun. The training is a function, and each rank runs it in a process of Ray's
 #   ([`scripts/rivals/ray_loop.py`](../scripts/rivals/ray_loop.py) ends with `main.py`'s weights, as a test shows). Ray
 #   reserves each rank's cores and GPUs, and [replaces a lost
-#   machine](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html). It started two ranks in 7 to 14 times
-#   torchrun's seconds (`results/recorded/ray-start`).
+#   machine](https://docs.ray.io/en/latest/train/user-guides/fault-tolerance.html). It started two ranks in 7 to 14
+#   times torchrun's seconds (`results/recorded/ray-start`).
 #
 # Once the ranks run, `torch.distributed` offers them three old parts: **c10d**, process groups and collectives
-# ([03](03_processes_and_ranks.ipynb), [04](04_collectives.ipynb)); **DDP**, which is built on c10d and averages gradients
-# ([06](06_ddp.ipynb)); and **RPC**, which calls a function on another worker, such as a server that keeps the weights.
-# Start nothing new with RPC: [its manual](https://docs.pytorch.org/docs/stable/rpc.html) says "stable and in
+# ([03](03_processes_and_ranks.ipynb), [04](04_collectives.ipynb)); **DDP**, which is built on c10d and averages
+# gradients ([06](06_ddp.ipynb)); and **RPC**, which calls a function on another worker, such as a server that keeps the
+# weights. Start nothing new with RPC: [its manual](https://docs.pytorch.org/docs/stable/rpc.html) says "stable and in
 # maintenance mode". Models too large for one GPU need FSDP ([13](13_beyond_ddp.ipynb)) or
 # [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html). Processes that call each other use Ray
 # or [Monarch](https://github.com/meta-pytorch/monarch).

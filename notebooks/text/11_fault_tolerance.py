@@ -68,8 +68,8 @@ live = Path("results/live")
 # %% [markdown]
 # ## What torchrun does
 #
-# `torchrun` watches its ranks. When one ends with an error, `torchrun` ends the others, too, for they wait for that rank
-# in an all-reduce. With `--max-restarts=1` it then starts **all** ranks again, once
+# `torchrun` watches its ranks. When one ends with an error, `torchrun` ends the others, too, for they wait for that
+# rank in an all-reduce. With `--max-restarts=1` it then starts **all** ranks again, once
 # ([manual](https://docs.pytorch.org/docs/stable/elastic/run.html)).
 #
 # Which rank failed first, and why? `main.py` has
@@ -129,11 +129,11 @@ training = (f"main.py --device cpu --samples {samples} --test-samples 1000 --epo
 
 # %% [markdown]
 # Now kill a rank: `victim` and `moment` stand at the top of this notebook. `kill_rank.py` reads the run's log, and at
-# that moment sends SIGKILL, which no program can catch. (Linux does the same to a process when the machine has no memory
-# left.) `torchrun` then ends the other rank with SIGTERM, a polite *please stop*, which a program may catch.
+# that moment sends SIGKILL, which no program can catch. (Linux does the same to a process when the machine has no
+# memory left.) `torchrun` then ends the other rank with SIGTERM, a polite *please stop*, which a program may catch.
 #
-# **Predict.** How many seconds does the kill cost, until the run is back at the same step? How far are its last weights
-# from those of the undisturbed run?
+# **Predict.** How many seconds does the kill cost, until the run is back at the same step? How many steps are made a
+# second time? How far are its last weights from those of the undisturbed run?
 
 # %%
 my_seconds = None  # seconds, all together
@@ -179,15 +179,15 @@ lesson.table([{"after the kill": part, "seconds": f"{seconds:.2f}"}
 # %% [markdown]
 # All steps since the last checkpoint are made again: at worst a whole interval, on average half of one. All parts are
 # measured within the killed run, since two runs differ in speed anyhow. The start takes long because each process
-# imports PyTorch anew. Before that, the surviving rank waits two seconds, to learn which other ranks wait. (That is a
-# choice of `main.py`.)
+# imports PyTorch anew. Before that, the surviving rank takes two seconds to ask which other ranks are waiting, so that
+# its error can name them. (That is a choice of `main.py`.)
 #
 # ### Exercise 1: never half a file
 #
 # A rank may be killed while it writes the checkpoint. `my_save(path, data)` replaces the content of the file `path` by
-# the bytes `data`. At every moment `path` must hold all of the old data, or all of the new. The check runs your function
-# in a process of its own and kills that process, once before each single instruction. (`os`, `shutil`, `tempfile` and
-# `Path` are imported there.)
+# the bytes `data`. At every moment `path` must hold all of the old data, or all of the new. The check runs your
+# function in a process of its own and kills that process, once before each single instruction. (`os`, `shutil`,
+# `tempfile` and `Path` are imported there.)
 
 # %%
 def my_save(path, data):
@@ -202,12 +202,12 @@ check.never_half(my_save)
 # %% [markdown]
 # ## How often to save
 #
-# If you save seldom, a failure costs much work. If you save often, you spend the time on writing. Let δ be the seconds of
-# a write, τ the seconds between two checkpoints, and M the mean time between two failures. Each failure also costs a
+# If you save seldom, a failure costs much work. If you save often, you spend the time on writing. Let δ be the seconds
+# of a write, τ the seconds between two checkpoints, and M the mean time between two failures. Each failure also costs a
 # restart of R seconds. Three shares of the time are lost:
 #
 # - writing: δ/τ
-# - work made again, on average half an interval for each failure: τ/2M
+# - work made again, on average half an interval for each failure: τ/(2M)
 # - restarts: R/M, however often you save.
 #
 # How large is M? When Meta trained Llama 3 on 16,384 GPUs, 419 failures stopped the job in 54 days ([Llama 3 2024,
@@ -252,7 +252,7 @@ every_seconds = interval(write, between)
 lesson.predicted(my_seconds_between, every_seconds, "s")
 show.interval(write, between, restart, every_seconds, whose)
 lesson.figure("Short intervals lose time by writing, long ones by work that is made again. "
-              "The full diamond is the formula's interval, at the bottom of a wide valley. "
+              "The filled diamond is the formula's interval, at the bottom of a wide valley. "
               "(Synthetic failures, drawn at Meta's rate.)")
 
 # %% [markdown]
@@ -269,8 +269,8 @@ node_hours = between / 3600 * 16384 / 8
 lesson.table(show.by_nodes((1, 8, 64, 2048), write, node_hours, restart, interval))
 
 # %% [markdown]
-# LeNet's file is small. A large model takes longer to write and longer to start: put your own `write` and `restart` where
-# they are computed.
+# LeNet's file is small. A large model takes longer to write and longer to start: put your own `write` and `restart`
+# where they are computed.
 #
 # Large jobs therefore shorten the wait: `dcp.async_save` ([13b](13b_fsdp2.ipynb) measures it) copies the state to the
 # CPU's memory, which training waits for, and writes it during the next steps. The price is that memory, slower steps
@@ -280,10 +280,10 @@ lesson.table(show.by_nodes((1, 8, 64, 2048), write, node_hours, restart, interva
 #
 # ## Stop together
 #
-# Often there is a warning. A cluster that wants its machines back first sends a signal: SIGTERM, or from Slurm SIGUSR1. A
-# program that catches the signal can save and leave, and then no step is lost. But the signal reaches the ranks at
-# different moments, or only one of them. A rank that stops at once leaves the others waiting in an all-reduce. **All
-# ranks must leave the loop after the same step**, so they have to ask each other.
+# Often there is a warning. A cluster that wants its machines back first sends a signal: SIGTERM, or from Slurm SIGUSR1.
+# A program that catches the signal can save and leave. But the signal reaches the ranks at different moments, or only
+# one of them. A rank that stops at once leaves the others waiting in an all-reduce. **All ranks must leave the loop
+# after the same step**, so they have to ask each other.
 #
 # ### Exercise 3: all ranks stop after one step
 #
@@ -347,8 +347,9 @@ print(f"From the signal to the end of the run: {stop_seconds:.2f} s")
 # One rank received the signal, both stopped after the same step, and the checkpoint was written there. So no step is
 # made a second time. (The exit status 75, *try again later*, tells the queue that the job is not done.)
 #
-# `main.py` does it in this way (`run.py`). One thing differs: how often the ranks ask depends on the duration of a step.
-# The pace of the slowest rank travels with the flag, so that all ranks agree on the step in which they ask again.
+# `main.py` does it in this way (`run.py`). One thing differs: how often the ranks ask depends on the duration of a
+# step. In the same all-reduce the ranks agree on the slowest rank's step time, and from it all of them compute the same
+# next step at which they ask again.
 
 # %%
 lesson.code(Run.must_stop)
@@ -360,8 +361,8 @@ lesson.code(Run.must_stop)
 # `--nnodes=1:2` it needs one node, and takes two. `lose_node.py` kills node1 while both train, and starts it again a
 # little later. At the end it sends SIGTERM, as a cluster does when it wants its machines back.
 #
-# **Predict.** Together the two nodes take 64 images a step, 32 each. How many images a step does node0 take when it is
-# alone?
+# **Predict.** `main.py` runs with `--global-batch-size 64`: the two nodes take 32 images a step each. How many images a
+# step does node0 take when it is alone?
 
 # %%
 my_images = None  # images a step
@@ -396,8 +397,8 @@ lesson.table([
 print(show.essential(console))
 
 # %% [markdown]
-# `--global-batch-size` stays the same, so each rank takes a larger share, and the learning rate stays right. The training
-# goes on from the checkpoint, not from epoch 0.
+# `--global-batch-size` stays the same, so each rank takes a larger share, and the learning rate stays right. The
+# training goes on from the checkpoint, not from epoch 0.
 #
 # When node1 comes back, nothing has failed. `torchrun` stops the healthy rank with SIGTERM, to start both ranks:
 # `main.py` stops as above, and no step is lost.
@@ -412,8 +413,8 @@ print(show.essential(console))
 #
 # ### Exercise 4: another number of ranks
 #
-# The check saves a checkpoint in the middle of an epoch, first as two ranks would have done, then as four. You go on with
-# three ranks. The file holds
+# The check saves a checkpoint in the middle of an epoch, first as two ranks would have done, then as four. You go on
+# with three ranks. The file holds
 #
 # `{"step": 3, "batch_size": 6, "ranks": [{"sums": [loss, hits, images]}, …]}`
 #

@@ -102,8 +102,8 @@ print(f"δ = {1000 * write:.0f} ms, R = {restart:.1f} s")
 #   1.5 s counts as dead: that is our setting, `--heartbeat_timeout_ms`.
 # - In each step the living groups form a **quorum**, and average their gradients over the number of groups in it.
 # - A step counts only if all groups of the quorum finish it. Otherwise the remaining groups repeat it.
-# - When a group comes back, a living group sends it the weights and the optimizer's state over the network, and it joins
-#   at the current step.
+# - When a group comes back, a living group sends it the weights and the optimizer's state over the network, and it
+#   joins at the current step.
 #
 # This is the loop of a group. `manager` and `optimizer` are torchft's:
 
@@ -111,8 +111,8 @@ print(f"δ = {1000 * write:.0f} ms, R = {restart:.1f} s")
 lesson.code(torchft_loop.learn)
 
 # %% [markdown]
-# Two groups of one rank each train the same model, on the same images in the same order. In the middle of the same epoch
-# one group is killed. (This needs torchft: `pip install -e '.[rivals]'`.)
+# Two groups of one rank each train the same model, on the same images in the same order. In the middle of the same
+# epoch one group is killed. (This needs torchft: `pip install -e '.[rivals]'`.)
 #
 # **Predict.** For how long does the surviving group make no step? How many steps does it make twice? Does it end with
 # the weights of the undisturbed run?
@@ -158,16 +158,17 @@ lesson.verdict(
 
 # %% [markdown]
 # After a restart the number of repeated steps is chance: the steps since the last checkpoint, fewer than `every`. The
-# two speeds before the kill come from different programs: `main.py` writes checkpoints, and at each step torchft's group
-# asks the lighthouse and writes a line in its log.
+# two speeds before the kill come from different programs: `main.py` writes checkpoints, and at each step torchft's
+# group asks the lighthouse and writes a line in its log.
 #
 # The two ways do not promise the same. A restart gives **the undisturbed run**, later. torchft gives **a** run: all
 # groups hold the same model, but in some steps it has learnt from fewer images. So the result is another model, and its
 # loss may be higher or lower.
 #
-# When does which way pay? A failure costs all groups the gap. Then one of G groups is missing for about R, which is 1/G
-# of the work. So the share gap/M + R/(G·M) of the time is lost, without any checkpoint. (To survive the loss of *all*
-# groups a job still needs one, but the failure of a single node no longer sets its interval.)
+# When does which way pay? All groups stand still for the gap. Then G − 1 groups work while one restarts for R seconds,
+# which loses R/G seconds of everybody's work. With a failure every M seconds the share (gap + R/G) / M of the time is
+# lost, without any checkpoint. (To survive the loss of *all* groups a job still needs one, but the failure of a single
+# node no longer sets its interval.)
 #
 # Take 2,048 nodes of 8 GPUs with the M of [11](11_fault_tolerance.ipynb) (Meta's failures), and suppose a large model:
 # a write takes δ = 60 s, a restart R = 600 s, and the others notice and go on after 60 s. (The 1.5 s above will not do:
@@ -181,23 +182,24 @@ lesson.table(show.both_ways((1, 16, 128), write=60, restart=600, between=between
 # %% [markdown]
 # The larger the groups, the less is won. The formula leaves out three costs: the question to the lighthouse in each
 # step, the time to send the weights of a large model, and smaller batches at the same learning rate while a group is
-# missing. They can decide. In [a vendor's test on 64 H200 GPUs](https://clockwork.io/blog/keeping-distributed-training-running-through-failures)
-# with a failure every 45 to 75 minutes, 3,000 steps took 818 minutes with restarts from checkpoints, and 930 minutes
-# with torchft. (The vendor sells a third way, which took 405.)
+# missing. They can decide. In [a vendor's test on 64 H200
+# GPUs](https://clockwork.io/blog/keeping-distributed-training-running-through-failures) with a failure every 45 to 75
+# minutes, 3,000 steps took 818 minutes with restarts from checkpoints, and 930 minutes with torchft. (The vendor sells
+# a third way, which took 405.)
 #
 # ### Exercise 1: a checkpoint in a neighbour's memory
 #
-# A group that comes back gets the model from another group, since each has the whole model. Where ranks *divide* a model
-# ([13](13_beyond_ddp.ipynb)), no other rank has what the dead one held. So let each rank keep the part of **one** other
-# rank in its memory. The copy travels at the speed of the network, and no disk is read after a failure.
+# A group that comes back gets the model from another group, since each has the whole model. Where ranks *divide* a
+# model ([13](13_beyond_ddp.ipynb)), no other rank has what the dead one held. So let each rank keep the part of **one**
+# other rank in its memory. The copy travels at the speed of the network, and no disk is read after a failure.
 # [GEMINI](https://doi.org/10.1145/3600006.3613145) (2023) recovers 13 times as fast in this way as from remote storage
 # ([summary](https://www.micahlerner.com/2024/01/30/gemini-fast-failure-recovery-in-distributed-training-with-in-memory-checkpoints.html)).
 #
 # Write the class. The check makes one object on each rank, and all ranks call `keep(shard)`. `shard` is a tensor of the
-# same length on all ranks, which only this rank has. After the call the object may hold one shard. Then rank `dead`
-# dies. A new process takes its place, with a new object and a `shard` of zeros. All ranks call `restore(shard, dead)`,
-# which fills the dead rank's tensor in place. Each rank dies once, on 2 and on 3 ranks. [04](04_collectives.ipynb)
-# explains `dist.send`, `dist.recv` and `dist.isend`.
+# same length on all ranks, which only this rank has. After the call the object may hold one shard: a copy of another
+# rank's. Then rank `dead` dies. A new process takes its place, with a new object and a `shard` of zeros. All ranks call
+# `restore(shard, dead)`, which fills the dead rank's tensor in place. Each rank dies once, on 2 and on 3 ranks.
+# [04](04_collectives.ipynb) explains `dist.send`, `dist.recv` and `dist.isend`.
 
 # %%
 # %%writefile results/live/11b_spare.py
@@ -228,8 +230,8 @@ check.spare("results/live/11b_spare.py")
 # So only the clock helps: `init_process_group(timeout=…)`, in `main.py` `--timeout`. On two nodes, which are network
 # namespaces of this machine, we cut node1's link while both train with `--timeout 5`.
 #
-# **Predict.** A cable is cut under a job of 64 GPUs that uses gloo's default timeout. How many GPU hours are lost until
-# the first rank reports it?
+# **Predict.** A cable is cut under a job of 64 GPUs that uses gloo's default timeout (30 minutes: lesson
+# [03](03_processes_and_ranks.ipynb)). How many GPU hours are lost until the first rank reports it?
 
 # %%
 my_hours = None  # GPU hours
@@ -262,9 +264,9 @@ print(essential((cut / "node0.out").read_text()))
 # timeout must be longer than the longest wait of a healthy run. Find that wait in your logs, and allow a few times as
 # much.
 #
-# The last line above comes from `main.py`. It names the rank that waits, the line where it waits, and the rank that sent
-# nothing: **look there first**. With gloo the wait ends in an exception. With NCCL a watchdog ends the process, and
-# [12](12_break_it.ipynb) reads its flight recorder.
+# The last line above comes from `main.py`. It names the rank that waits, the line where it waits, and the rank that
+# sent nothing: **look there first**. With gloo the wait ends in an exception. With NCCL a watchdog ends the process,
+# and [12](12_break_it.ipynb) reads its flight recorder.
 #
 # ## Many writers, another number of readers
 #
@@ -276,7 +278,7 @@ print(essential((cut / "node0.out").read_text()))
 #
 # `dcp.save(state, storage_writer=dcp.FileSystemWriter(folder))`
 #
-# **Predict.** Two ranks hold LeNet twice. How often does `fc1.weight`, its largest tensor, stand in the folder?
+# **Predict.** Two ranks hold LeNet twice. How many copies of `fc1.weight`, its largest tensor, are in the folder?
 
 # %%
 my_copies = None  # times
@@ -344,15 +346,15 @@ check.newest("results/live/11b_newest.py")
 #
 # What large trainings do besides:
 #
-# - **Goodput** is the share of all time in which a training makes progress that it keeps. It is the number to improve: a
-#   faster step does not help a job that waits. Llama 3 reached [more than 90 %](https://arxiv.org/abs/2407.21783)
+# - **Goodput** is the share of all time in which a training makes progress that it keeps. It is the number to improve:
+#   a faster step does not help a job that waits. Llama 3 reached [more than 90 %](https://arxiv.org/abs/2407.21783)
 #   (section 3.3.4), though a failure stopped it every three hours.
 # - **Stragglers.** One slow rank slows all of them, and nothing fails. Only a comparison of the ranks' times shows it.
 #   NVIDIA's [resiliency extension](https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/usage_guide.html) gives
 #   each rank a score: 0.5 means that it is twice as slow as the fastest.
-# - **Abort and shrink.** The surviving ranks end the collective in which they wait, and make a smaller group, in the same
-#   processes, so R holds no start of Python. `torch.distributed.shrink_group([3])` leaves out rank 3, by
-#   NCCL's [`ncclCommShrink`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html).
+# - **Abort and shrink.** The surviving ranks end the collective in which they wait, and make a smaller group, in the
+#   same processes, so a restart does not include the start of Python. `torch.distributed.shrink_group([3])` leaves out
+#   rank 3, by NCCL's [`ncclCommShrink`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html).
 # - **Hot spares.** Some nodes wait with the program started, and one of them replaces a dead node, so the world size
 #   stays. The price is idle hardware: [8 of the 72 GPUs of a
 #   rack](https://clockwork.io/blog/common-approaches-to-fault-tolerant-ai-training-selection-framework/), 11 %, are

@@ -17,8 +17,8 @@
 # %% [markdown]
 # # 12 · Break it
 #
-# **The question.** A run with several processes fails, hangs, or gives a wrong number without a warning. How do you find
-# the cause?
+# **The question.** A run with several processes fails, hangs, or gives a wrong number without a warning. How do you
+# find the cause?
 #
 # **You will be able to**
 # - go from a symptom to a suspect, and from a suspect to the one measurement that decides;
@@ -62,8 +62,8 @@ many = 64  # ranks of the large job, a multiple of 8
 #    output that match the pattern, as `grep -E` does.)
 # 4. see the **repair**, the smallest difference that helps, and run it as the **proof**.
 #
-# Each suspect links to its entry in [TROUBLESHOOTING.md](../TROUBLESHOOTING.md). Open the entries when you are in doubt,
-# as you would at work. But guess before you run the diagnosis: you remember the wrong guess that you corrected.
+# Each suspect links to its entry in [TROUBLESHOOTING.md](../TROUBLESHOOTING.md). Open the entries when you are in
+# doubt, as you would at work. But guess before you run the diagnosis: you remember the wrong guess that you corrected.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 page = "../TROUBLESHOOTING.md"
@@ -101,8 +101,9 @@ lesson.predicted(my_guess_1, patients[1].number)
 # !python scripts/broken/gallery.py repair 1 --until {until}
 
 # %% [markdown]
-# Processes meet at **one** address and port, which all of them must be told (lesson [03](03_processes_and_ranks.ipynb)).
-# torchrun tells the ranks of a node. Between nodes, and with `srun`, you must tell them.
+# Processes meet at **one** address and port, which all of them must be told (lesson
+# [03](03_processes_and_ranks.ipynb)). torchrun tells the ranks of a node. Between nodes, and with `srun`, you must tell
+# them.
 #
 # ## Patient 2
 #
@@ -115,8 +116,8 @@ lesson.predicted(my_guess_1, patients[1].number)
 my_guess_2 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** The message speaks of the step *before*: its reduction was not finished. One variable makes PyTorch name
-# the missing gradients:
+# **Diagnosis.** The message speaks of the step *before*: its reduction was not finished. One variable makes PyTorch
+# name the missing gradients:
 
 # %%
 # !TORCH_DISTRIBUTED_DEBUG=INFO python scripts/broken/gallery.py patient 2 \
@@ -136,8 +137,8 @@ lesson.predicted(my_guess_2, patients[2].number)
 #
 # ## Patient 3
 #
-# "Nothing is printed. Then, after the timeout, this." (The timeout is 6 seconds here. The default of gloo is 30 minutes:
-# lesson [11](11_fault_tolerance.ipynb).)
+# "Nothing is printed. Then, after the timeout, this." (The timeout is 6 seconds here. The default of gloo is 30
+# minutes: lesson [03](03_processes_and_ranks.ipynb).)
 
 # %%
 # !python scripts/broken/gallery.py patient 3 --until {until}
@@ -151,8 +152,8 @@ my_guess_3 = None  # a number of the table, as text
 # %% [markdown]
 # **Diagnosis.** Look at the stack of **each** rank. The script asked Python for its stack, by
 # `faulthandler.dump_traceback_later(3)`. For a process that already hangs, `py-spy dump --pid PID` does the same from
-# outside. Lines without a rank come from faulthandler. Lines with a rank come from the errors after the timeout, and
-# name the rank at the same place. Find both lines in the script above.
+# outside. Each rank's line is there twice: once from faulthandler, without the rank's number, and once from the
+# error after the timeout, with its number. Which line of the script is rank 0 in, and which is rank 1 in?
 
 # %%
 # !python scripts/broken/gallery.py look 3 "File .train.py" --until {until}
@@ -170,9 +171,9 @@ lesson.predicted(my_guess_3, patients[3].number)
 # %% [markdown]
 # The block `if rank == 0` is for printing and writing. A collective inside it waits for ranks that never call it. Some
 # collectives are hidden: those of `SyncBatchNorm`, and that in the `forward` of a DDP model with buffers (as BatchNorm
-# has), when rank 0 evaluates alone. With NCCL (not run here) `barrier()` is itself an all-reduce of one number, so rank
-# 1's barrier answers rank 0's all-reduce. Rank 0 prints a wrong number, goes on, and hangs at its own `barrier()`, a
-# correct line. One collective too many hangs later, where nothing is wrong.
+# has), when rank 0 evaluates alone. With NCCL (not run here) `barrier()` is itself an all-reduce of one number. Then
+# rank 1's barrier answers rank 0's all-reduce. Rank 0 goes on with a wrong number, and hangs later, at its own
+# `barrier()`: a line in which nothing is wrong.
 #
 # ## Who holds up four ranks?
 #
@@ -217,8 +218,8 @@ function, whose = check.stacks.or_ours(my_culprit)
 lesson.table(show.named(whose, function(stacks), "results/live/12_stacks"))
 
 # %% [markdown]
-# All ranks but one say *I wait*. None of them can say for whom, because each knows only its own calls. Only the comparison
-# names the culprit, so you need the stacks of **all** ranks. A missing stack is a finding, too.
+# All ranks but one say *I wait*. None of them can say for whom, because each knows only its own calls. Only the
+# comparison names the culprit, so you need the stacks of **all** ranks. A missing stack is a finding, too.
 #
 # ## Who holds up 64?
 #
@@ -240,13 +241,13 @@ last = {name: value for name, value in dumps[0]["entries"][-1].items() if name !
 dumps[0]["pg_config"], last
 
 # %% [markdown]
-# `process_group` has the name and the description of the group, and `collective_seq_id` is the number of the call in this
-# group. `retired` says whether the call is done. (gloo's `state` stays at `scheduled`. NCCL's goes on, to `started` and
-# `completed`: [source](https://github.com/pytorch/pytorch/pull/189363).) `pg_config` lists the members of a rank's
-# groups.
+# `process_group` has the name and the description of the group, and `collective_seq_id` is the number of the call in
+# this group. `retired` says whether the call is done. (gloo's `state` stays at `scheduled`. NCCL's goes on, to
+# `started` and `completed`: [source](https://github.com/pytorch/pytorch/pull/189363).) `pg_config` lists the members of
+# a rank's groups.
 #
-# PyTorch's program `torchfrtrace` compares the dumps. **Predict:** how many ranks does it report as missing in some
-# group?
+# PyTorch's program `torchfrtrace` compares the dumps. **Predict:** a group waits because one of its members has not
+# called. How many such gaps does it report?
 
 # %%
 my_missing = None  # a number
@@ -259,18 +260,19 @@ print(missing)
 
 
 # %% [markdown]
-# Each line is true, and most lines do not help. A rank that is missing in one group may itself wait in another group, for
-# a rank that waits for a third. At the end of this chain stands a rank that waits for nobody.
+# Each line is true, and most lines do not help. A rank that is missing in one group may itself wait in another group,
+# for a rank that waits for a third. At the end of this chain stands a rank that waits for nobody.
 #
 # ### Exercise 2: the culprit, from 64 dumps
 #
-# Write `my_culprit_of_many(dumps)`. It gets a dict with the dump of each rank. It returns the culprit, the description of
-# the group, and the number of the collective in which the culprit is missing, such as `(13, "node 1", 7)`. There are two
-# faults: the culprit stops before a collective, or it calls another collective than its node, under the same number. The
-# check tries your function on four hangs, of 64 and of 48 ranks. (No run made these dumps: a few lines of Python play
-# the ranks and write their records in the [documented
-# format](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). In three of the hangs a recorder
-# keeps only 16 calls of each rank.)
+# Write `my_culprit_of_many(dumps)`. It gets a dict with the dump of each rank. It returns the culprit, the description
+# of the group, and the number of the collective in which the culprit is missing, such as `(13, "node 1", 7)`. There are
+# two faults: the culprit stops before a collective, or it calls another collective than its node, under the same
+# number. (Start at any rank, and take its first entry that is not retired. Find the member of this group that lacks
+# this number, or has another operation there. Repeat from that member.) The check tries your function on four hangs, of
+# 64 and of 48 ranks. (No run made these dumps: a few lines of Python play the ranks and write their records in the
+# [documented format](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). In three of the hangs
+# a recorder keeps only 16 calls of each rank.)
 
 # %%
 def my_culprit_of_many(dumps):
@@ -300,8 +302,8 @@ lesson.figure("A square is a rank, a row a node. The colour is the collective in
 #
 # ## Patient 4
 #
-# From here on no patient prints an error: the exit status is 0, and the result is wrong. The user says: "The loss goes up
-# and down at the same places in each epoch, although I shuffle."
+# From here on no patient prints an error: the exit status is 0, and the result is wrong. The user says: "The loss goes
+# up and down at the same places in each epoch, although I shuffle."
 
 # %%
 # !python scripts/broken/gallery.py patient 4 --until {until}
@@ -320,8 +322,8 @@ lesson.predicted(my_guess_4, patients[4].number)
 # !python scripts/broken/gallery.py repair 4 --until {until}
 
 # %% [markdown]
-# `DistributedSampler` shuffles by `seed + epoch`, and does not count epochs itself. So rank 0 also sees the same half of
-# the images in every epoch. These are the losses of both scripts:
+# `DistributedSampler` shuffles by `seed + epoch`, and does not count epochs itself. So rank 0 also sees the same half
+# of the images in every epoch. These are the losses of both scripts:
 
 # %%
 show.rhythm({
@@ -343,8 +345,8 @@ lesson.figure("A point is a batch. Without set_epoch each epoch has the same bat
 my_guess_5 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** Which images does the script's sampler give to each rank? (A sampler with `num_replicas` and `rank` needs
-# no other process.)
+# **Diagnosis.** Which images does the script's sampler give to each rank? (A sampler with `num_replicas` and `rank`
+# needs no other process.)
 
 # %%
 [list(DistributedSampler(range(9), num_replicas=2, rank=rank, shuffle=False)) for rank in range(2)]
@@ -354,9 +356,9 @@ lesson.predicted(my_guess_5, patients[5].number)
 # !python scripts/broken/gallery.py repair 5 --until {until}
 
 # %% [markdown]
-# One image counts twice, so that the shards are equally long. In training this does little harm. An evaluation must count
-# each image once. Then the shards may differ in length, so evaluate with `model.module`: the `forward` of a DDP model
-# may wait for the other ranks.
+# One image counts twice, so that the shards are equally long. In training this does little harm. An evaluation must
+# count each image once. Then the shards may differ in length, so evaluate with `model.module`: the `forward` of a DDP
+# model may wait for the other ranks.
 #
 # ## Patient 6
 #
@@ -373,8 +375,8 @@ lesson.predicted(my_guess_5, patients[5].number)
 my_guess_6 = None  # a number of the table, as text
 
 # %% [markdown]
-# **Diagnosis.** Look at the weights *before* the first update, and count the all-reduces. (The script counts them with a
-# communication hook, `model.register_comm_hook`.)
+# **Diagnosis.** Look at the weights *before* the first update, and count the all-reduces. (The script counts them with
+# a communication hook, `model.register_comm_hook`.)
 
 # %%
 # !python scripts/broken/gallery.py look 6 "after 0|all-reduces" --until {until}
@@ -431,14 +433,14 @@ lesson.predicted(my_guess_8, patients[8].number)
 # !python scripts/broken/gallery.py repair 8 --until {until}
 
 # %% [markdown]
-# Use one seed for the model, so that all ranks begin with the same weights, and then another seed for each rank. Dropout
-# draws from this seed, too.
+# Use one seed for the model, so that all ranks begin with the same weights, and then another seed for each rank.
+# Dropout draws from this seed, too.
 #
 # ## A program that examines
 #
-# For your own script nobody chooses the measurement. `doctor` runs a script as it is, and records on each rank the calls
-# of torch's public functions: forwards of a model, backwards, batches of a `DataLoader`, collectives, `torch.save` and
-# `torch.load`. At the end it compares the ranks. It does not read the source.
+# For your own script nobody chooses the measurement. `doctor` runs a script as it is, and records on each rank the
+# calls of torch's public functions: forwards of a model, backwards, batches of a `DataLoader`, collectives,
+# `torch.save` and `torch.load`. At the end it compares the ranks. It does not read the source.
 #
 # Now it gets the scripts of patients 6 (`model.module` in place of `model`) and 8 (`torch.randn` for the noise).
 # **Predict:** in which of them does it find the mistake? (`grep` shows the report, without torchrun's own lines.)
@@ -456,10 +458,10 @@ said = {patient: Path(f"results/live/12_{patient}.json").read_text() for patient
 lesson.predicted(my_found, [patient for patient in said if json.loads(said[patient])["findings"]])
 
 # %% [markdown]
-# The doctor sees that the inner model was called, and that the weights differ. (Patient 6 changes its weights by hand, so
-# the doctor could judge no optimizer.) It does not see `torch.randn`. So *nothing found* does not mean *nothing wrong*:
-# read the list of what was not judged, and measure the rest yourself. In a DDP model with dropout, or in a data set that
-# a `DataLoader` reads without workers, the doctor does see that ranks draw the same random numbers.
+# The doctor sees that the inner model was called, and that the weights differ. (Patient 6 changes its weights by hand,
+# so the doctor could judge no optimizer.) It does not see `torch.randn`. So *nothing found* does not mean *nothing
+# wrong*: read the list of what was not judged, and measure the rest yourself. In a DDP model with dropout, or in a data
+# set that a `DataLoader` reads without workers, the doctor does see that ranks draw the same random numbers.
 #
 # When you suspect a script of yours, begin with `--steps 50`, and then let it run once to its end: a forgotten
 # `set_epoch`, the evaluation and the files show only there. The [README](../README.md#the-doctor) says how to take the
@@ -467,8 +469,8 @@ lesson.predicted(my_found, [patient for patient in said if json.loads(said[patie
 #
 # ## The other suspects
 #
-# `python scripts/broken/gallery.py show NAME` runs one of the others: symptom, diagnosis, repair and proof (`… list` has
-# the names). You are likely to meet three more:
+# `python scripts/broken/gallery.py show NAME` runs one of the others: symptom, diagnosis, repair and proof (`… list`
+# has the names). You are likely to meet three more:
 #
 # - A job of many ranks fails, and the console is full. Begin at torchrun's last block, **Root Cause**: the rank that
 #   failed first ([22](../TROUBLESHOOTING.md#22-the-wrong-traceback)).
@@ -479,9 +481,9 @@ lesson.predicted(my_found, [patient for patient in said if json.loads(said[patie
 #
 # ### Exercise 3: a patient with three mistakes
 #
-# The patient hangs, and has two more mistakes. Delete the line `raise`, and run the cell and the next one: the check runs
-# your file on three ranks, and reports what it sees. Repair one mistake after the other. On rank 0 `train` returns the
-# loss of each epoch over all images.
+# The patient hangs, and has two more mistakes. Delete the line `raise`, and run the cell and the next one: the check
+# runs your file on three ranks, and reports what it sees. Repair one mistake after the other. On rank 0 `train` returns
+# the loss of each epoch over all images.
 
 # %%
 # %%writefile results/live/12_train.py
@@ -534,10 +536,10 @@ check.instrument("results/live/12_drifted.py")
 # %% [markdown]
 # ## What to remember
 #
-# 1. An error message is the lucky case. Print, on **each** rank, the numbers that silent mistakes change: images counted,
-#    updates made, first indices, random numbers, a norm of the weights.
-# 2. In a hang, compare the stack or the flight recorder of **each** rank. The others wait for the culprit, and the culprit
-#    waits for nobody.
+# 1. An error message is the lucky case. Print, on **each** rank, the numbers that silent mistakes change: images
+#    counted, updates made, first indices, random numbers, a norm of the weights.
+# 2. In a hang, compare the stack or the flight recorder of **each** rank. The others wait for the culprit, and the
+#    culprit waits for nobody.
 # 3. Compare with one process on the whole batch: the numbers must agree, or you must know why they do not.
 #
 # **Next:** [13 · Beyond DDP](13_beyond_ddp.ipynb). Each rank holds the whole model. What if it does not fit?

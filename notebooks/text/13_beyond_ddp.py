@@ -78,9 +78,9 @@ lesson.predicted(my_gigabytes, sum(states.values()) / 1e9, "GB")
 # 3. Stage 3 shards the parameters, too. PyTorch calls it **FSDP**, *fully sharded data parallel*.
 #
 # The paper counts in another way than autocast: a parameter and its gradient have 16 bits (2 + 2 bytes), and the
-# optimizer has the averages and a 32-bit copy of the parameter (12 bytes). The sum is 16 bytes in both. But stage 1
-# leaves 4 bytes whole in the paper, and 8 in PyTorch. Here are both, for your `parameters` and `devices`, with the
-# activations of one sequence of 4,096 tokens.
+# optimizer has the averages and a 32-bit copy of the parameter (12 bytes). Both count 16 bytes. Stage 1 shards the
+# optimizer's part only: 12 of 16 in the paper (4 stay whole), 8 of 16 in PyTorch (8 stay whole). Here are both, for
+# your `parameters` and `devices`, with the activations of one sequence of 4,096 tokens.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 rows = memory.shared_out(parameters, devices)
@@ -91,9 +91,9 @@ lesson.figure("What each device must hold (predicted), and the memory of a devic
 
 
 # %% [markdown]
-# *For a moment* stands for weights that exist only while the device computes with them: autocast's copies, and the layers
-# that FSDP makes whole. (The paper's weights have 16 bits anyhow, so its bars need no copies.) The prediction leaves out
-# two smaller things: scratch memory of the operators, and the scores of the last layer.
+# *For a moment* stands for weights that exist only while the device computes with them: autocast's copies, and the
+# layers that FSDP makes whole. (The paper's weights have 16 bits anyhow, so its bars need no copies.) The prediction
+# leaves out two smaller things: scratch memory of the operators, and the scores of the last layer.
 #
 # ### Exercise 1: does it fit?
 #
@@ -178,7 +178,8 @@ my_sent = None  # percent
 #
 # `dist.reduce_scatter(piece, pieces)` leaves in `piece` this rank's part of the sum. `dist.all_gather(pieces, piece)`
 # collects the ranks' pieces. `pieces` is a list of N tensors of one size, such as `list(whole.chunk(N))`, which share
-# the memory of `whole`.
+# the memory of `whole`. (Flatten all values into one vector, pad it to a multiple of N, and give the optimizer your
+# piece as an `nn.Parameter`. At the end copy the gathered vector back into the parameters.)
 
 # %%
 # %%writefile results/live/13_my_zero.py
@@ -230,16 +231,16 @@ lesson.figure("MyZero halves the optimizer's state, sends as many bytes as DDP, 
 
 # %% [markdown]
 # A ring's all-reduce *is* a reduce_scatter, then an all_gather. ZeRO-1 makes the update between the two. So it sends as
-# much as DDP, and only the optimizer's state shrinks: weights and gradients stay whole. (*Optimizer state* is everything
-# that the optimizer keeps and the model does not. A copy of the rank's piece of the weights counts, too.)
+# much as DDP, and only the optimizer's state shrinks: weights and gradients stay whole. (*Optimizer state* is
+# everything that the optimizer keeps and the model does not. A copy of the rank's piece of the weights counts, too.)
 #
 # `ZeroRedundancyOptimizer` deals out **whole tensors**, so its ranks hold unequal parts. DDP's all-reduce stays. After
 # the update each rank broadcasts its tensors, a message each, so the model is sent three times in place of twice.
 #
 # Bytes are counted as a ring sends them, and as NCCL's reduce_scatter does. The reduce_scatter of gloo is an all-reduce
-# inside (torch 2.14), so MyZero's times show no saving of bytes here, only one of messages. MyZero sends after backward,
-# where DDP sends during backward. With hooks and buckets (lesson [06](06_ddp.ipynb)) a reduce_scatter can leave as
-# early, and FSDP's does.
+# inside (torch 2.14), so MyZero's times show no saving of bytes here, only one of messages. MyZero sends after
+# backward, where DDP sends during backward. With hooks and buckets (lesson [06](06_ddp.ipynb)) a reduce_scatter can
+# leave as early, and FSDP's does.
 #
 # ## FSDP: the parameters, too
 #
@@ -314,8 +315,8 @@ lesson.code(shard_ways.tp, shard_ways.split_matrices)
 # `ColwiseParallel` cuts a layer's outputs and `RowwiseParallel` its inputs, so that nothing has to be sent between the
 # two. (PyTorch keeps a weight as outputs × inputs. So ColwiseParallel cuts the *rows* of the tensor.)
 #
-# **Predict.** Each of two ranks computes half of every matrix product. What share of one process's activations does each
-# of them keep? (Which parts of a block are no matrix product?)
+# **Predict.** Each of two ranks computes half of every matrix product. What share of one process's activations does
+# each of them keep?
 
 # %%
 my_share = None  # "less than half", "half" or "more than half"
@@ -329,8 +330,8 @@ lesson.table(show.held(two, "tp"))
 # %% [markdown]
 # A rank of DDP sees half of the text, so it keeps half of the activations. A rank of TP sees all of the text. The
 # LayerNorms and the residual path work on whole activations, on each rank alike. (*Sequence parallelism* shards these,
-# too: [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). This lesson predicts activations by their equations.)
-# Every all-reduce of TP makes the ranks wait, so TP needs the fastest links, those inside a node.
+# too: [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198). This lesson predicts activations by their
+# equations.) Every all-reduce of TP makes the ranks wait, so TP needs the fastest links, those inside a node.
 #
 # ### Exercise 4: an MLP on all ranks
 #
@@ -383,7 +384,7 @@ my_bubble = None  # percent
 #
 # - No ranks wait for each other in a circle.
 # - A step takes no longer than GPipe's.
-# - No rank keeps the activations of more micro-batches than it needs for that.
+# - Each rank keeps the activations of as few micro-batches as that permits.
 
 # %%
 def my_order(rank, ranks, micro_batches):
@@ -426,8 +427,9 @@ lesson.figure("Each box is the forward (light) or backward (dark) of a micro-bat
 
 # %% [markdown]
 # With p ranks and m micro-batches the bubble is (p − 1) / (m + p − 1), for both schedules. The measured bubble also
-# contains the time for sending, and the stages are unequal: the last one has the output layer, too. (For this figure the
-# model is larger, so that computing takes longer than sending. Each box begins and ends at its median of several steps.)
+# contains the time for sending, and the stages are unequal: the last one has the output layer, too. (For this figure
+# the model is larger, so that computing takes longer than sending. Each box begins and ends at its median of several
+# steps.)
 #
 # By the formula the two differ in memory alone. With GPipe all micro-batches wait for their backward. With 1F1B at most
 # as many wait as there are ranks, and on the last rank only one. The same functions give the order for four ranks and
@@ -437,8 +439,9 @@ lesson.figure("Each box is the forward (light) or backward (dark) of a micro-bat
 show.orders({name: pipeline.computed([function(rank, 4, 8) for rank in range(4)])
              for name, function in (("GPipe", pipeline.gpipe), (f"{whose} order", order))},
             "time, in forwards of a micro-batch (computed)")
-lesson.figure("The two schedules take equally long. With 1F1B rank 3 goes back at once, and "
-              "rank 0 has at most four micro-batches open; with GPipe every rank has eight.")
+lesson.figure("The two schedules take equally long. With 1F1B rank 3 starts its first backward "
+              "at once, and at most four micro-batches of rank 0 wait for theirs; with GPipe eight wait "
+              "on every rank.")
 
 # %% [markdown]
 # This is what each rank keeps, in all the ways:
@@ -455,8 +458,8 @@ lesson.figure("Left, parameters, gradients and optimizer state; right, activatio
 # runs the block again. That adds at most a third to the computation, for backward has two products for each product of
 # forward.
 #
-# A pipeline within one process looks simpler: half of the layers on `cuda:0`, half on `cuda:1`. Then one GPU works while
-# the other waits. Such a model can be wrapped in DDP, without `device_ids` ([DDP
+# A pipeline within one process looks simpler: half of the layers on `cuda:0`, half on `cuda:1`. Then one GPU works
+# while the other waits. Such a model can be wrapped in DDP, without `device_ids` ([DDP
 # tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html)).
 #
 # Is the memory as predicted? `memory.count` knows the shapes and how each way cuts them. The table has the bytes of all
@@ -514,8 +517,8 @@ lesson.table([{"tried": mistake, "PyTorch says": message}
 #
 # - **Interleaved** pipelines give each rank several pieces of the model that do not follow each other: v pieces make
 #   the bubble v times smaller, and send v times as often ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)).
-#   **Zero-bubble** schedules cut a backward in two. Other ranks wait only for the gradient of a block's *input*; that of
-#   its *weights* fills the gaps ([Qi et al. 2024](https://arxiv.org/abs/2401.10241)). In PyTorch:
+#   **Zero-bubble** schedules cut a backward in two. Other ranks wait only for the gradient of a block's *input*; that
+#   of its *weights* fills the gaps ([Qi et al. 2024](https://arxiv.org/abs/2401.10241)). In PyTorch:
 #   [`ScheduleInterleaved1F1B` and
 #   `ScheduleInterleavedZeroBubble`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html).
 # - **Context parallelism** cuts the sequence, in attention, too. Each rank keeps the queries of its own tokens, and
@@ -523,9 +526,10 @@ lesson.table([{"tried": mistake, "PyTorch says": message}
 #   activations are the largest part. In PyTorch: `torch.distributed.tensor.experimental.context_parallel`.
 # - **Expert parallelism**: in a *mixture of experts* each token goes through a few of many MLPs. Each rank has some of
 #   them. One all-to-all sends the tokens there, a second one back ([Lepikhin et al.
-#   2020](https://arxiv.org/abs/2006.16668)). An expert's gradient is averaged over **another group**: if 64 ranks deal
-#   their experts to groups of 16, each expert exists on 64 / 16 = 4 ranks, and only these average its gradient. All
-#   other gradients are averaged over 64. A DDP around the whole model would average different experts.
+#   2020](https://arxiv.org/abs/2006.16668)). An expert's gradient is averaged over **another group**: let 64 ranks form
+#   4 groups of 16, each of which divides one full set of experts among its ranks. Each expert then exists 4 times, and
+#   only these 4 ranks average its gradient. All other gradients are averaged over 64. A DDP around the whole model
+#   would average different experts.
 #
 # ## Which one, then?
 #
@@ -534,10 +538,10 @@ lesson.table([{"tried": mistake, "PyTorch says": message}
 # so 8,192 devices cannot all have sequences of their own. Here a step has 1,024 sequences of 4,096 tokens, 4 million
 # tokens, for any number of devices.
 #
-# `memory.choose` tries each way, with several micro-batches, with and without recomputed activations. It drops each plan
-# that does not fit into 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest that is
-# at most 1.35 times as slow as the fastest**. (Recomputing all activations counts as a third more time, which alone
-# shall not decide.)
+# `memory.choose` tries each way, with several micro-batches, with and without recomputed activations. It drops each
+# plan that does not fit into 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest
+# that is at most 1.35 times as slow as the fastest**. (Recomputing all activations counts as a third more time, which
+# alone shall not decide.)
 #
 # **Predict.** Which way does it take for your `parameters` on your `devices`?
 

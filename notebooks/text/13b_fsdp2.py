@@ -53,7 +53,8 @@ megabytes = 6  # of a rank, for the model that you make fit
 #
 # The transformer of lesson [13](13_beyond_ddp.ipynb) learns the letters of this repository's LICENSE, on four ranks
 # with gloo. It trains in five ways: in one process alone, with FSDP2 as in 13, in 16 bits, with recomputed activations,
-# and as HSDP. Each way starts from the same weights. Two ranks then load the checkpoint that the four have written.
+# and as HSDP (a copy in each node, below). Each way starts from the same weights. Two ranks then load the checkpoint
+# that the four have written.
 
 # %%
 os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
@@ -73,8 +74,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
 lesson.code(shard_in_use.mixed)
 
 # %% [markdown]
-# **Predict.** FSDP2 gathers the weights twice a step and reduce-scatters the gradients once. If the weights have 16 bits,
-# what share of the bytes does a rank still send?
+# **Predict.** FSDP2 gathers the weights twice a step and reduce-scatters the gradients once. If the weights have 16
+# bits, what share of the bytes does a rank still send?
 
 # %%
 my_bytes = None  # percent
@@ -90,8 +91,9 @@ lesson.verdict(f"The first gradient is off by {mixed['gradient_off']:.1%} of its
                f"change that training made in the weights by {mixed['change_off']:.1%}.")
 
 # %% [markdown]
-# Parameters, gradients and Adam's averages stay in 32 bits. The weights that are whole *for a moment* have 16 bits, and so
-# have most activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast them.)
+# Parameters, gradients and Adam's averages stay in 32 bits. The weights that are whole *for a moment* have 16 bits, and
+# so have most activations. (With `torch.autocast` FSDP2 would gather 32-bit weights, and each operation would cast
+# them.)
 #
 # bfloat16 has 8 bits for the digits of a number, so each rounding may be off by 2⁻⁸, which is 0.4 %. The weights are
 # off by more: Adam moves each weight by about its learning rate a step, however small the gradient. Where a gradient is
@@ -111,8 +113,8 @@ f"{in_8 / in_32:.0%} of the bytes with weights in 32 bits (predicted)"
 #
 # ## Recomputed activations
 #
-# `checkpoint_wrapper` goes around each block, and `fully_shard` around the wrapped block. (This *checkpoint* is no file,
-# but the point from which backward runs the block again.)
+# `checkpoint_wrapper` goes around each block, and `fully_shard` around the wrapped block. (This *checkpoint* is no
+# file, but the point from which backward runs the block again.)
 
 # %%
 lesson.code(shard_in_use.recomputed)
@@ -132,8 +134,8 @@ lesson.verdict(f"Recomputing adds **{counted:.0%}** to the operations of a step;
 # ### Exercise 1: make it fit
 #
 # A rank has `limit` bytes, and the model needs more. You can choose three things: which modules get a `fully_shard` of
-# their own, in which precision they compute, and which blocks are recomputed. Only the last adds to the computation of a
-# step. Write `my_fsdp(model, mesh, limit, kept)`:
+# their own, in which precision they compute, and which blocks are recomputed. Only the last adds to the computation of
+# a step. Write `my_fsdp(model, mesh, limit, kept)`:
 #
 # 1. **Choose** so that a step fits into `limit`, with as few recomputed blocks as you can. Parameters and Adam's
 #    averages stay in 32 bits.
@@ -177,7 +179,7 @@ fitted = json.loads(Path("results/live/13b_fit.json").read_text())
 lesson.table(show.costs(fitted))
 show.fitted(fitted)
 lesson.figure("What a rank needs at the worst moment of a step, beside the limit. 16 bits halve"
-              " the tensors of a step; recomputing takes most of the rest. The choice fits, and"
+              " the tensors of a step; recomputing removes most activations that are left. The choice fits, and"
               " its prediction is on the safe side.")
 
 # %% [markdown]
@@ -190,14 +192,15 @@ lesson.figure("What a rank needs at the worst moment of a step, beside the limit
 #
 # ## HSDP: a copy in each node
 #
-# `fully_shard` on a mesh of two dimensions is **HSDP** (*hybrid*): it shards along the second dimension and keeps copies
-# along the first. Let ranks 0 and 1 be one node, 2 and 3 another.
+# `fully_shard` on a mesh of two dimensions is **HSDP** (*hybrid*): it shards along the second dimension and keeps
+# copies along the first. Let ranks 0 and 1 be one node, 2 and 3 another.
 
 # %%
 lesson.code(shard_in_use.hsdp)
 
 # %% [markdown]
-# **Predict.** Add up the bytes that all ranks send from node to node in a step. What share of FSDP2's does HSDP send?
+# **Predict.** A ring of four ranks is 0 → 1 → 2 → 3 → 0, with ranks 0 and 1 on one node: two of its four links go from
+# node to node. Add up the bytes that all ranks send over such links in a step. What share of FSDP2's does HSDP send?
 
 # %%
 my_crossing = None  # percent
@@ -217,9 +220,9 @@ lesson.verdict(f"All ranks together send {plain:,} bytes a step from node to nod
                f"{hybrid:,} with HSDP: **{hybrid / plain:.0%}** of it.")
 
 # %% [markdown]
-# With FSDP2 every message goes around all ranks. With HSDP weights are gathered within a node. Between nodes only gradients
-# are all-reduced, and of these only the rank's own shard. So slow links between nodes carry less; the price is memory, a
-# whole model in each node. (The prediction counts whole pieces of rows. In a ring of n ranks each sends n − 1 of n.)
+# With FSDP2 every message goes around all ranks. With HSDP weights are gathered within a node. Between nodes only
+# gradients are all-reduced, and of these only the rank's own shard. So slow links between nodes carry less; the price
+# is memory, a whole model in each node. (In a ring of n ranks each sends (n − 1)/n of the data for an all-gather.)
 #
 # ## Clipping, and what a DTensor is
 #
@@ -272,8 +275,8 @@ lesson.table([{"run": run, "ranks": len(result["rows"]),
                   ("loaded, trained on", loaded, f"{loaded['weights_off']:.0e}"))])
 
 # %% [markdown]
-# `async_save` returns as soon as it has copied the state. A thread writes the copy while training goes on. What does that
-# do to δ of lesson [11](11_fault_tolerance.ipynb), the time that a checkpoint takes from training, and to the best
+# `async_save` returns as soon as it has copied the state. A thread writes the copy while training goes on. What does
+# that do to δ of lesson [11](11_fault_tolerance.ipynb), the time that a checkpoint takes from training, and to the best
 # interval √(2 δ M)? A larger model is saved in both ways, in turns:
 
 # %%
@@ -291,18 +294,18 @@ lesson.verdict(show.meanwhile(in_use))
 # of 148.8 s.
 #
 # A late checkpoint has a price, too: after a failure before it is whole, training goes back to the previous one. On
-# average this costs each failure as many seconds as the checkpoint needs to become whole after the return. The last
-# column contains them, beside lesson 11's shares for writing and for repeated work.
+# average each failure then loses the writing time once more. The last column adds it, beside lesson 11's shares for
+# writing and for repeated work.
 #
-# The checkpoint is whole when `.result()` of the object that `async_save` returned has returned. Until then do not start
-# the next checkpoint, and do not delete the last. Its collectives need a group of their own (`process_group`), or they
-# mix with those of training.
+# The checkpoint is whole when `.result()` of the object that `async_save` returned has returned. Until then do not
+# start the next checkpoint, and do not delete the last. Its collectives need a group of their own (`process_group`), or
+# they mix with those of training.
 #
 # ## torch.compile
 #
-# `torch.compile` (lesson [14](14_make_it_faster.ipynb)) turns a model into *graphs*, and computes each graph as a whole.
-# But DDP sends a bucket as soon as its gradients are there, and one graph for all of backward would deliver them all at
-# its end. So PyTorch cuts the graph at DDP's buckets (the *DDPOptimizer*).
+# `torch.compile` (lesson [14](14_make_it_faster.ipynb)) turns a model into *graphs*, and computes each graph as a
+# whole. But DDP sends a bucket as soon as its gradients are there, and one graph for all of backward would deliver them
+# all at its end. So PyTorch cuts the graph at DDP's buckets (the *DDPOptimizer*).
 
 # %%
 # !torchrun --nproc_per_node=2 lessons/l13b_fsdp2/compiled_graphs.py \
@@ -342,8 +345,8 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 # Older is the *parameter server* ([Li et al.
 # 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu)). It holds the parameters;
 # workers fetch them and send gradients back. If no worker waits, updates are **asynchronous**: a gradient may belong to
-# older weights. DDP's updates are **synchronous**. (Lesson [10](10_launchers.ipynb) tells the fate of RPC, which was made
-# for this.)
+# older weights. DDP's updates are **synchronous**. (Lesson [10](10_launchers.ipynb) tells the fate of RPC, which was
+# made for this.)
 #
 # ## Where it goes
 #
@@ -359,8 +362,8 @@ lesson.table([{"compiled": name, "graphs": len(result["graphs"]) or "–",
 #
 # ## What to remember
 #
-# 1. 16 bits halve the weights that are gathered and most activations. Recomputing frees activations for more computation.
-#    HSDP keeps most messages within a node for more memory.
+# 1. 16 bits halve the weights that are gathered and most activations. Recomputing frees activations for more
+#    computation. HSDP keeps most messages within a node for more memory.
 # 2. Wrap each block, compute in 16 bits, and recompute only as many blocks as still do not fit.
 # 3. Norms, checkpoints and graphs belong to the whole model: let PyTorch put the shards together.
 #

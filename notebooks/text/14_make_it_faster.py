@@ -73,7 +73,8 @@ together = "nothing bucket-view bf16-hook powersgd accumulate"
 # Two models train with DDP, with a core for each rank if there are enough. LeNet has 242 KiB of gradients. The other
 # model has little to compute and many weights: three wide fully connected layers with 16 MiB of gradients.
 #
-# **Predict.** During what share of a step of the wide layers has a rank nothing left to compute, and waits?
+# **Predict.** Of 100 ms of a step of the wide layers, in how many has a rank nothing left to compute, and waits for the
+# others' 16 MiB?
 
 # %%
 my_waiting = None  # percent
@@ -109,7 +110,7 @@ lesson.figure("One step of every rank, on one clock. The ranks compute apart (ye
 # gradients of a model lie in **one bucket**. Several buckets would leave earlier (lesson [06](06_ddp.ipynb)), if a core
 # were free to send them.
 #
-# The profiler has no operator called *wait*. Waiting counts as self time of the label around it, here of `backward`.
+# The profiler has no operator called *wait*. Waiting counts as time in `backward` outside of any operator.
 #
 # ## Inside one rank
 #
@@ -221,8 +222,8 @@ lesson.verdict(f"And if no rank ever waited? By {whose} bound a step of the {ran
 #
 # The profile says where the time goes, not whether the time is well spent. **Model FLOPs utilization** (MFU) is the
 # number of operations that the model needs, divided by the number that the processor could have done in that time
-# ([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), appendix B). Here the yardstick is the fastest large matrix
-# product on one core:
+# ([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), appendix B). Here the yardstick is the fastest large
+# matrix product on one core:
 
 # %%
 with FlopCounterMode(display=False) as counter:
@@ -249,8 +250,8 @@ f"{reached / 1e9:.0f} of {peak / 1e9:.0f} GFLOP/s: an MFU of {reached / peak:.0%
 # | bf16 autocast | `with torch.autocast("cpu", torch.bfloat16):` around forward and loss |
 # | channels_last | `model.to(memory_format=torch.channels_last)`: the channels of a pixel side by side in memory |
 # | gradient_as_bucket_view | `DDP(…, gradient_as_bucket_view=True)`: DDP does not copy gradients to its buckets and back |
-# | bf16 compression | `ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)`: sends half the bytes |
-# | PowerSGD | another hook: two thin matrices, of one column here, for each large one ([Vogels 2019](https://arxiv.org/abs/1905.13727)) |
+# | bf16 compression | `ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)`: a function in place of DDP's all-reduce sends half the bytes |
+# | PowerSGD | another hook: for a gradient of 1,000 × 1,000 it sends two columns, 2,000 numbers ([Vogels 2019](https://arxiv.org/abs/1905.13727)) |
 # | an update every 4 batches | `with ddp.no_sync():` for three of four batches ([09](09_large_batch.ipynb)) |
 #
 # **bf16** (bfloat16) is a number of 16 bits: float32's range, with 8 significant bits instead of 24. *Autocast* casts
@@ -276,9 +277,9 @@ lesson.table(show.predictions(many, CHANGES, together))
 # ### Exercise 2: a fair comparison
 #
 # `before()` and `after()` train for some steps, without a change and with it. `now()` tells the time in seconds. Return
-# how many times as fast `after` is, from `rounds` rounds (an even number) in which each trains once. The check runs your
-# function on machines that disturb it: the first call of each is slow, one call is disturbed, the second call of a round
-# is always slower, or everything becomes slower halfway.
+# how many times as fast `after` is, from `rounds` rounds (an even number) in which each trains once. The check runs
+# your function on machines that disturb it: the first call of each is slow, one call is disturbed, the second call of a
+# round is always slower, or everything becomes slower halfway.
 
 # %%
 def my_gain(before, after, rounds, now):
@@ -301,8 +302,9 @@ check.fair(my_gain)
 lesson.code(Training.update)
 
 # %% [markdown]
-# You need not want to keep the change. An **experiment** that makes a part smaller shows whether the bound is true.
-# **Predict**: name the part. Its bound by `my_bound` will stand beside your measurement.
+# The change may be useless for training. An **experiment** that makes a part smaller shows whether the bound is true:
+# an optimizer that does nothing, say, shows what the update costs. **Predict**: name the part. Its bound by `my_bound`
+# will stand beside your measurement.
 
 # %%
 # "data", "convolution", "fully connected", "optimizer" or "everything else"
@@ -371,8 +373,8 @@ lesson.figure("Each change against no change, predicted (diamond) and measured (
 # - **Threads** meet at the end of every operator and wait for the last. Amdahl does not count that.
 # - **Batch 256**: fixed costs come a quarter as often, but larger results may not fit into the caches. And the
 #   result is different (lesson [09](09_large_batch.ipynb)).
-# - **bf16** halves the bytes, but without bf16 instructions the processor computes in another way, slowly. Autocast also
-#   casts the inputs of each product, and small products may not pay that back.
+# - **bf16** halves the bytes, but without bf16 instructions the processor computes in another way, slowly. Autocast
+#   also casts the inputs of each product, and small products may not pay that back.
 #
 # ## torch.compile: when is the start paid back?
 #
@@ -464,8 +466,8 @@ lesson.predicted(my_half, show.gain(on_many, "wide", "bf16-hook"), "times as fas
 if not set(on_many["three wide layers"]["verdict"]) & {"pays", "costs"}:
     lesson.verdict(compare.NOT_SHOWN)
 show.compared(on_many, f"{ranks} ranks")
-lesson.figure("Each change of the messages against no change. To send less gains only where "
-              "sending takes longer than making the message smaller.")
+lesson.figure("Each change of the messages against no change. Only a bar right of the grey band "
+              "pays: there sending took longer than making the message smaller.")
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table(show.messages(many))
@@ -499,9 +501,9 @@ lesson.table(show.numerics(on_one, on_many))
 # ranks is a message.
 #
 # Write the loop: train `ddp` on `batches` with `cross_entropy`, an update for each batch. Return a list with one float
-# for every group of `every` batches: the mean loss over the group **and over all ranks**, the same on each rank. A group
-# may have one all-reduce and one read of a tensor (`item`, `tolist`, `float`), no more. `every` divides the number of
-# batches.
+# for every group of `every` batches: the mean loss over the group **and over all ranks**, the same on each rank. A
+# group may have one all-reduce and one read of a tensor (`item`, `tolist`, `float`), no more. `every` divides the
+# number of batches.
 
 # %%
 # %%writefile results/live/14_log.py

@@ -98,11 +98,11 @@ def read(name):
 # |:--|:--|:--|
 # | accumulate | adds up the gradients of N batches (`no_sync`) | average gradients, and update **once** |
 # | local SGD ([Stich 2018](https://arxiv.org/abs/1805.09767)) | updates its own weights N times | average **weights** |
-# | DiLoCo ([Douillard 2023](https://arxiv.org/abs/2311.08105)) | updates its own weights N times | average old weights − new ones, the **pseudo-gradient**, and give it to a second optimizer |
+# | DiLoCo ([Douillard 2023](https://arxiv.org/abs/2311.08105)) | updates its own weights N times | compute old weights − new weights (the **pseudo-gradient**), average it over the ranks, and let a second optimizer make a step with it |
 #
 # This is their code, from `lessons/l15_talk_less/talk_ways.py`. `update(images, labels)` is called for each batch of a
-# rank. All ways have the same learning rate. PyTorch has local SGD: its `PeriodicModelAverager` averages the weights after
-# each N steps. For DiLoCo one function is missing, the `outer_step`: you will write it.
+# rank. All ways have the same learning rate. PyTorch has local SGD: its `PeriodicModelAverager` averages the weights
+# after each N steps. For DiLoCo one function is missing, the `outer_step`: you will write it.
 
 # %%
 lesson.code(talk_ways.learn, talk_ways.accumulate,
@@ -125,10 +125,11 @@ lesson.table(show.forecasts(forecast))
 # %% [markdown]
 # ### Exercise 1: the outer step
 #
-# On each rank `model` has learnt alone. `agreed` is one long vector: the weights that all ranks had after the last outer
-# step. `outer` is a PyTorch optimizer of that vector. Do an outer step, after which `agreed` and the models are the same
-# on all ranks. `parameters_to_vector` turns weights into such a vector. `vector_to_parameters` turns it back into
-# weights that are views, so the model then shares its memory with the vector.
+# On each rank `model` has learnt alone. `agreed` is one long vector: the weights that all ranks had after the last
+# outer step. `outer` is a PyTorch optimizer of that vector. Do an outer step, after which `agreed` and the models are
+# the same on all ranks. `parameters_to_vector` turns weights into such a vector, and `vector_to_parameters` turns it
+# back. Be careful: afterwards the weights are views of the vector that you gave it, so `agreed` and the model would
+# share one memory. Give it a copy.
 #
 # The check runs your function on three ranks. When it is right, DiLoCo trains with it, beside DDP and local SGD.
 
@@ -155,8 +156,8 @@ outer_file = check.outer.file or "ours"  # yours, if it is right
 # %% [markdown]
 # ## Speed, and learning
 #
-# A way that talks less trains a different model. So each is measured twice: how many images a second, and **what it
-# has learnt** from the same images. All ways start from the same weights, with each seed, and take turns. A round continues
+# A way that talks less trains a different model. So each is measured twice: how many images a second, and **what it has
+# learnt** from the same images. All ways start from the same weights, with each seed, and take turns. A round continues
 # from the way's last one. The figures say whose outer step DiLoCo takes.
 #
 # **Predict.** Which way has learnt least from the same number of images?
@@ -203,28 +204,29 @@ lesson.verdict(show.both(near))
 # - **accumulate** is exact: it is DDP with N times the batch and N times fewer updates, at the same learning rate.
 #   Lesson [09](09_large_batch.ipynb) shows what a larger batch does to learning.
 # - **local SGD**: between two averages the ranks' weights move apart, the farther the longer the ranks learn alone.
-# - **DiLoCo** learns alone just as long. Its momentum points where the ranks agree.
+# - **DiLoCo** learns alone just as long. Where the ranks' changes have opposite signs they cancel, and its momentum
+#   keeps what they have in common.
 # - **16 bits and PowerSGD** still talk at each step. They save the time that bytes take, which is short here, but no
 #   latency and no waiting.
 #
 # Where the prediction is off, the model of lesson [08](08_predict_scaling.ipynb) leaves out the same things as there:
-# ranks wait for each other, and DDP itself takes time. Both are divided by N, too: compare the rows with N = 1 and
-# N = 32.
+# ranks wait for each other, and DDP itself takes time. With N = 32 these two costs come once in 32
+# batches: compare the rows with N = 1 and N = 32.
 #
 # A comparison after the same number of images is fair. So is one after the same time, in which a way that talks less
 # has seen more images.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.by_time(near, f"LeNet, {ranks} ranks")
-lesson.figure("Test accuracy as training goes on, with the same seconds for each way: who waits"
-              " less learns from more images. (Mean of the seeds after each round.)")
+lesson.figure("Test accuracy as training goes on, with the same seconds for each way: a curve"
+              " that rises earlier has seen more images by then. (Mean of the seeds after each round.)")
 
 # %% [markdown]
 # ## A slow link
 #
-# So far the ranks were neighbours in one machine. Now they run on two **hosts** of lesson [10](10_launchers.ipynb), whose
-# link carries 50 Mbit/s. The network interface counts what a rank sends. LeNet's gradients, like its weights, have
-# 248,024 bytes.
+# So far the ranks were neighbours in one machine. Now they run on two **hosts** of lesson [10](10_launchers.ipynb),
+# whose link carries 50 Mbit/s. The network interface counts what a rank sends. LeNet's gradients, like its weights,
+# have 248,024 bytes.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 why_not = Cluster.available() if several_nodes else "several_nodes is False"
@@ -234,8 +236,8 @@ place = "Where the run below was recorded," if why_not else "Here"
 lesson.verdict(f"{place} a batch of ranks that never talk takes **{1000 * alone:.1f} ms**.")
 
 # %% [markdown]
-# **Predict.** What share of the ceiling does DDP reach over this link? And by the model, how many batches must the ranks
-# of local SGD learn alone before each message to reach 80 % of it?
+# **Predict.** What share of the ceiling does DDP reach over this link? And how many batches must the ranks
+# of local SGD learn alone before each message to reach 80 % of it? (Take 248,024 bytes at 50 Mbit/s; α is small here.)
 
 # %%
 my_linked = None  # %
@@ -275,22 +277,22 @@ lesson.verdict(f"DDP reaches {table.loc['DDP', 'share']:.0%} of the ceiling betw
 # rank sends 2 (W − 1) / W times the message (lesson [04](04_collectives.ipynb)): with two ranks, the message once. The
 # rest of the count is headers, which weigh more where messages are short, and the barriers before and after a round.
 #
-# A link also has a **latency**. Light in a glass fibre travels 200,000 km a second. Over 5,000 km each packet needs 25 ms,
-# and 50 ms there and back, however many bytes a second the link carries. `lab_cluster.py --rate 1gbit --delay 25ms` makes
-# such a link where the kernel has `netem`. By the model, with α = 50 ms and 1 Gbit/s:
+# A link also has a **latency**. Light in a glass fibre travels 200,000 km a second. Over 5,000 km each packet needs 25
+# ms, and 50 ms there and back, however many bytes a second the link carries. `lab_cluster.py --rate 1gbit --delay 25ms`
+# makes such a link where the kernel has `netem`. By the model, with α = 50 ms and 1 Gbit/s:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.verdict(Cluster.available(delay="25ms") or "This machine can make such a link: try it.")
 lesson.table(show.forecasts(show.forecast(link_ways, far, alpha=0.05, beta=8 / 1e9)))
 
 # %% [markdown]
-# There shorter messages gain next to nothing, and only talking less often helps. Compare the two tables: which ways does
-# a narrow link slow down, and which a distant one?
+# There shorter messages gain next to nothing, and only talking less often helps. Compare the two tables: which ways
+# does a narrow link slow down, and which a distant one?
 #
 # ## What remains different
 #
-# With DDP all ranks have the same weights after each step, and the same optimizer's state. (BatchNorm's running statistics
-# are each rank's own, or rank 0's: lesson [06b](06b_ddp_traps.ipynb).) After local steps all three differ.
+# With DDP all ranks have the same weights after each step, and the same optimizer's state. (BatchNorm's running
+# statistics are each rank's own, or rank 0's: lesson [06b](06b_ddp_traps.ipynb).) After local steps all three differ.
 #
 # ### Exercise 2: find what is missing
 #
@@ -304,9 +306,9 @@ lesson.table(show.forecasts(show.forecast(link_ways, far, alpha=0.05, beta=8 / 1
 #         parameter /= dist.get_world_size()
 # ```
 #
-# `model` has a BatchNorm layer, and `optimizer` is Adam. Write the function so that nothing in a rank's training differs
-# from the others': each value becomes the mean over the ranks. `optimizer.state` is a dict of dicts: look at what is in
-# it. Counters of steps are equal anyway; leave them as they are.
+# `model` has a BatchNorm layer, and `optimizer` is Adam. Write the function so that nothing in a rank's training
+# differs from the others': each value becomes the mean over the ranks. `optimizer.state` is a dict of dicts: look at
+# what is in it. Counters of steps are equal anyway; leave them as they are.
 
 # %%
 # %%writefile results/live/15_average.py
@@ -337,26 +339,27 @@ check.average("results/live/15_average.py")
 #   `DiLoCo`](https://docs.pytorch.org/torchft/local_sgd.html) has its parts as arguments: `model_fragments`,
 #   `sync_every`, `fragment_sync_delay` (the batches that a fragment may be on its way) and `should_quantize`. If a rank
 #   fails, the others go back to the last weights on which all agreed.
-# - **Does it hold for large models?** The [scaling laws for DiLoCo](https://arxiv.org/abs/2503.09799) (Charles 2025) fit
-#   models of 35 million to 2.4 billion parameters and predict 4 and 10 billion. DiLoCo's loss falls faster with size than
-#   that of data parallelism, and DiLoCo tolerates larger batches.
+# - **Does it hold for large models?** The [scaling laws for DiLoCo](https://arxiv.org/abs/2503.09799) (Charles 2025)
+#   fit models of 35 million to 2.4 billion parameters and predict 4 and 10 billion. DiLoCo's loss falls faster with
+#   size than that of data parallelism, and DiLoCo tolerates larger batches.
 # - **Asynchronous training**: no rank waits. In the first designs each rank sent gradients to a server whenever it had
-#   some, and took the newest weights ([Dean 2012](https://research.google/pubs/large-scale-distributed-deep-networks/)).
-#   Its gradient then belongs to older weights: it is **stale**. With many ranks this cost more accuracy than waiting costs
-#   time, and synchronous training with a few spare ranks won ([Chen 2016](https://arxiv.org/abs/1604.00981)).
-# - **Decoupled DiLoCo** ([Douillard 2026](https://arxiv.org/abs/2604.21428)) makes rare messages asynchronous. It merges
-#   the fragments that have arrived from a part of the ranks, and waits for no slow or lost one. In a simulation of 1.2
-#   million chips that fail, 88 % of the time is useful training, in place of 27 % with data parallelism. Between eight
-#   data centres it needs 0.84 Gbit/s in place of 198, and the model reaches 64.1 % on a set of tests in place of 64.4 %
-#   ([DeepMind](https://deepmind.google/blog/decoupled-diloco/)).
+#   some, and took the newest weights ([Dean
+#   2012](https://research.google/pubs/large-scale-distributed-deep-networks/)). Its gradient then belongs to older
+#   weights: it is **stale**. With many ranks this cost more accuracy than waiting costs time, and synchronous training
+#   with a few spare ranks won ([Chen 2016](https://arxiv.org/abs/1604.00981)).
+# - **Decoupled DiLoCo** ([Douillard 2026](https://arxiv.org/abs/2604.21428)) makes rare messages asynchronous. It
+#   merges the fragments that have arrived from a part of the ranks, and waits for no slow or lost one. In a simulation
+#   of 1.2 million chips that fail, 88 % of the time is useful training, in place of 27 % with data parallelism. Between
+#   eight data centres it needs 0.84 Gbit/s in place of 198, and the model reaches 64.1 % on a set of tests in place of
+#   64.4 % ([DeepMind](https://deepmind.google/blog/decoupled-diloco/)).
 #
 # For ranks that all wait for all, lesson [11b](11b_restart_one.ipynb) shows how a lost one is replaced. LeNet is small:
 # only a large model can tell which N and which outer optimizer it needs.
 #
 # ## What to remember
 #
-# 1. Messages can be shorter or fewer. Shorter messages save the time that bytes take, which is long on a slow link. Only
-#    fewer messages save latency and waiting, too.
+# 1. Messages can be shorter or fewer. Shorter messages save the time that bytes take, which is long on a slow link.
+#    Only fewer messages save latency and waiting, too.
 # 2. Talking less gives a different result: compare accuracy after the same images **and** after the same time.
 # 3. After local steps ranks differ in more than their weights: BatchNorm's statistics, and the optimizer's state.
 #
