@@ -60,7 +60,8 @@ def by_batch(measured: dict[int, Ratio], wanted: float, found: int | None, ax: A
     the order in which a search measured them; `found`: the search's result."""
     sizes = sorted(measured)
     middles = [measured[size].median for size in sizes]
-    ax.vlines(sizes, *zip(*((measured[size].low, measured[size].high) for size in sizes), strict=True), color=COLOURS[0], linewidth=3)
+    lows, highs = zip(*((measured[size].low, measured[size].high) for size in sizes), strict=True)
+    ax.vlines(sizes, lows, highs, color=COLOURS[0], linewidth=3)
     ax.plot(sizes, middles, color=COLOURS[0], linewidth=1)
     ax.plot(sizes, middles, **line_style(0) | {"linestyle": "", "markersize": 14})
     ax.axhline(1, color="black", linewidth=2)

@@ -163,14 +163,20 @@ def against(last, lr, batch, size, mine, theirs):
     return ratio(*(last.loc[kinds[rule] & (last["global_batch"] == size), "result"] for rule in (mine, theirs)))
 
 
+def about_as_good(tried):
+    """The lowest and the highest rate within one standard deviation of the best, of runs with one batch."""
+    best = tried.loc[tried["mean"].idxmax()]
+    near = tried.loc[tried["mean"] >= best["mean"] - max(best["sd"], 0.01), "lr"]
+    return near.min(), near.max()
+
+
 def best_rates(by_rate):
-    """A row for each batch: the best rate tried, and those about as good, within one standard deviation."""
+    """A row for each batch: the best rate tried, and those about as good."""
     rows = []
     for batch, tried in by_rate.groupby("global_batch"):
         best = tried.loc[tried["mean"].idxmax()]
-        near = tried.loc[tried["mean"] >= best["mean"] - max(best["sd"], 0.01), "lr"]
         rows.append({"images an update": batch, "best rate tried": best["lr"], "test accuracy": spread(best),
-                     "about as good": " to ".join(f"{lr:.3g}" for lr in sorted({near.min(), near.max()}))})
+                     "about as good": " to ".join(f"{lr:.3g}" for lr in sorted(set(about_as_good(tried))))})
     return rows
 
 

@@ -120,6 +120,15 @@ def ways(results: dict) -> pd.DataFrame:
                          }).reset_index()
 
 
+def least(table: pd.DataFrame) -> str:
+    """The kind of training that has learnt least, of `ways`; "not told apart" where one of its seeds reaches another
+    kind's."""
+    tried = table[table["way"].isin(TRAININGS)]
+    last = tried.loc[tried["accuracy"].idxmin()]
+    apart = last["best"] < tried.loc[tried["way"] != last["way"], "worst"].min()
+    return WORDS[last["way"]] if apart else "not told apart"
+
+
 def in_time(results: dict, seconds: float) -> dict[str, float]:
     """{way's name: mean accuracy over the seeds after so many seconds of training}, between two rounds on a line; nan
     before the end of the first round, when no accuracy is known."""

@@ -194,9 +194,9 @@ check.timing("results/live/08_timing.py")
 published = pd.read_csv("results/recorded/published/all_reduce.csv")
 ax = plt.subplots(figsize=(14, 8))[1]
 show.bus_bandwidth(points, published, f"here, {ranks} ranks", ax)
-lesson.figure("Every curve rises while latency (α) dominates, and is flat where bandwidth (β) does. "
-              "One node and four nodes differ most at the left: on the way to other nodes α grows"
-              " more than β.")
+lesson.figure("Every curve rises while latency (α) dominates, and is flat where "
+              "bandwidth (β) does. One node and four nodes differ most at the left: on "
+              "the way to other nodes α grows more than β.")
 
 # %% [markdown]
 # Source of the dashed curves:
@@ -439,7 +439,8 @@ check.break_even(my_batch)
 # Two figures are in neither series: the latency of a message between nodes, and the share of its nominal bandwidth that
 # a network reaches. So we draw a **band**.
 #
-# - Its upper edge has no latency, and all of the bandwidth. It is an **upper bound**: no real run lies above it.
+# - Its upper edge has no latency between nodes, and all of the bandwidth. It is an **upper bound for rings**: only a
+#   network that adds in its switches, or unequal buckets, can do better.
 # - Its lower edge has half of the bandwidth, and the latency that the busbw of the four B200 nodes above gives at 256
 #   KiB, for a ring over all nodes. It is an assumption, and no bound: real networks may be slower.
 #
@@ -484,9 +485,9 @@ bands = {name: show.band(run, step, between, share=0.5)
 lesson.predicted(my_percent, 100 * bands["ResNet-50, P100"][1024][1], "%")
 show.to_many(bands, reached, plt.subplots(figsize=(14, 8))[1],
              "Weak scaling to 1,024 GPUs: upper bounds, and what was reached")
-lesson.figure("Every published point lies below the dotted line of its colour: the model gives "
-              "the best that can be had, and real runs lose more. The language model on H100s "
-              "loses most from 128 GPUs on.")
+lesson.figure("Where there is a dotted line, every later published point of its colour "
+              "lies below it: real runs lose more than the model. The language model on "
+              "H100s has no line.")
 lesson.table([
     {"": name, "GPUs": gpus, "upper bound": f"{high:.0%}", "with a slower network": f"{low:.0%}",
      "published": f"{points[gpus]:.0%}"}

@@ -110,9 +110,10 @@ lesson.figure("The same runs three times. Left: for the same images more ranks l
               "updates decides. Right: against time, more ranks need not be sooner.")
 
 # %% [markdown]
-# An update is the learning rate times a mean gradient. On average that mean is the same, however many images are in it.
-# So an update moves the weights about as far with 64 images as with 512, and fewer updates move them less. The time (on
-# the right) depends on the machine: more ranks than cores take turns.
+# Without momentum an update is the learning rate times a mean gradient. (Momentum adds earlier ones, for all batches
+# alike.) On average that mean is the same, however many images are in it. So an update moves the weights about as far
+# with 64 images as with 512, and fewer updates move them less. The time (on the right) depends on the machine: more
+# ranks than cores take turns.
 #
 # ## One process can stand for the ranks
 #
@@ -173,8 +174,8 @@ after = rules.groupby("label", sort=False)["val_accuracy"].last()
 lesson.predicted(my_rule, show.closest(after, to="1 rank"))
 ax = plt.subplots(figsize=(13, 7))[1]
 show.accuracy_along(rules, "images", ax, f"{global_batch} images an update, and 1 rank")
-lesson.figure("All runs see the same images. With the old rate the large batch stays far below 1 "
-              "rank; the closer a curve ends to that of 1 rank, the more its rule wins back.")
+lesson.figure("All runs see the same images. With the old rate the large batch ends far "
+              "below 1 rank. The table below has the gap that each rule leaves.")
 lesson.table(show.rules(after, test_samples, to="1 rank"))
 
 
@@ -227,8 +228,9 @@ for epoch in range(epochs):
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.with_rates(rates, accuracies, rules, f"{whose} rates")
-lesson.figure("Left: the rate rises during the warm-up, and then stays. Right: one process with "
-              "these rates follows main.py's run with a warm-up, since it makes the same updates.")
+lesson.figure("Left: the rate rises during the warm-up, and then stays. Right: one "
+              "process with these rates follows main.py's run with a warm-up, since it "
+              "makes the same updates.")
 
 # %% [markdown]
 # With the right rates this is `main.py`'s training once more. The two still differ a little: rounding begins the
@@ -251,8 +253,9 @@ target = 0.7 * after["1 rank"]
 reached = show.reached(timed, target)
 lesson.predicted(my_when, show.sooner(reached, some(most, "rank"), some(sizes[0], "rank")))
 show.speed_and_time(reached, target)
-lesson.figure("Left: a longer bar is better. Right: a shorter bar is better, and a run without a "
-              "bar never got there. A long bar on the left need not mean a short one on the right.")
+lesson.figure("Left: a longer bar is better. Right: a shorter bar is better, and a run "
+              "without a bar never got there. A long bar on the left need not mean a "
+              "short one on the right.")
 lesson.verdict(show.fastest(reached))
 
 # %% [markdown]
@@ -291,19 +294,23 @@ my_times = None  # how many times, ×
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 by_rate = show.over_seeds(
     sgd[sgd["lr_scaling"] == "none"], ["global_batch", "lr", "source", "machine"])
-best = show.best_rates(by_rate)
-lesson.predicted(my_times, best[-1]["best rate tried"] / best[0]["best rate tried"], "×")
+small, large = (show.about_as_good(by_rate[by_rate["global_batch"] == batch])
+                for batch in (64, 512))
+times = large[0] / small[1], large[1] / small[0]  # the rates about as good are not told apart
+right = my_times is not None and times[0] <= my_times <= times[1]
+lesson.predicted(my_times, my_times if right else f"{times[0]:.2g} to {times[1]:.2g}", "×")
 ax = plt.subplots(figsize=(15, 9))[1]
 show.by_rate(by_rate, ax, "Accuracy after 5 epochs, by rate", lr=0.01, batch=64)
-lesson.figure("Each curve rises to its best rate, and then falls: the larger the batch, the "
-              "further right its peak. The broad lines join the rates that a rule chooses, "
-              "beginning with 0.01 for 64 images.")
-lesson.table(best)
+lesson.figure("Each curve rises to its best rate, and then falls. From 64 to 512 images "
+              "the peak moves to the right, but not at each step. The broad lines join "
+              "the rates that a rule chooses, beginning with 0.01 for 64 images.")
+lesson.table(show.best_rates(by_rate))
 
 # %% [markdown]
 # Most rates tried are twice the one before, so the true best rate may be up to twice as high or as low. *About as good*
 # are all rates within one standard deviation of the best. Compare those of the last row with those of the first row
-# before you say which rule is right.
+# before you say which rule is right: the row of 64 images may hold two rates, and then the answer to the prediction is
+# a range.
 #
 # ### Adam
 #
@@ -321,9 +328,9 @@ lesson.verdict(f"Accuracy with 512 images an update: square root ÷ rate left al
 lesson.table(show.best_rates(show.over_seeds(adam, ["global_batch", "lr"])))
 
 # %% [markdown]
-# With Adam the large batch loses less if the rate stays, and the two rules are closer to each other. The best rate
-# tried lies between them. On this model a rule alone would not have found it: try a rate below the rule's, and one
-# above.
+# With Adam the large batch loses less if the rate stays, and the two rules are closer to each other. The highest mean
+# lies between the two rules' rates, and its seeds are not told apart from the linear rule's. So a rule is a first
+# guess: try a rate below it, and one above.
 #
 # ### The published result
 #
@@ -482,8 +489,8 @@ check.update("results/live/09_update.py")
 #
 # 1. More ranks with the same `--batch-size`: a larger global batch and fewer updates. Judge a run by its **time to an
 #    accuracy**, over several seeds, not by images a second.
-# 2. A learning rate that follows the global batch is a first guess: linear for SGD, between the square root and linear
-#    for Adam here. Try a rate below it and one above. From some batch on more images buy little.
+# 2. A learning rate that follows the global batch is a first guess: linear for SGD, the square root or above
+#    it for Adam here. Try a rate below it and one above. From some batch on more images buy little.
 # 3. Do you want the same training, only faster? Keep the *global* batch. Every row has the same weight in it, in any
 #    rank and any micro-batch.
 #

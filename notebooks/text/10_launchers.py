@@ -109,10 +109,11 @@ lesson.table(show.variables(by_torchrun[0]["variables"]))
 # `--dist-url` (the `init_method`), which a person typed on each node. Today the launcher knows these values. In an
 # *elastic* job, which nodes may join and leave, nobody else could: the world size changes while the job runs.
 #
-# ## mp.spawn, and three ways to fail
+# ## mp.spawn from a notebook
 #
-# You sit in a notebook and want two ranks, quickly. One process can start another in two ways. **spawn** starts a new
-# Python, which knows nothing of the first. **fork** (Linux, macOS) copies the process that runs.
+# You sit in a notebook and want two ranks, quickly. Python knows three ways to start another process, and two matter
+# here. **spawn** starts a new Python, which knows nothing of the first. **fork** (Linux, macOS) copies the process that
+# runs. (The third, **forkserver**, forks from a clean helper, and needs a function in a file, as spawn does.)
 #
 # Some of these attempts fail, or never end. So each runs in a **notebook of its own**, which has the function `add_up`.
 # A cell that takes longer than its limit is ended, with everything that it started.
@@ -575,10 +576,12 @@ lesson.table([{"launch": way, "largest difference": f"{farthest(one, trained[way
 # %% [markdown]
 # `scripts/cluster/torchrun.sbatch` is such a file for real clusters. It does two things more:
 #
-# - Shortly before the job's time is over, Slurm sends the signal USR1. `main.py` then saves and stops, and the file
+# - It asks Slurm for a warning: `#SBATCH --signal=USR1@120` sends USR1 two minutes before the job's time is over.
+#   (Without it a job gets SIGTERM at the limit, and SIGKILL soon after.) `main.py` then saves and stops, and the file
 #   queues the job again. The signal would kill torchrun, so `trap "" USR1` lets torchrun ignore it.
 # - It gives each rank its cores. A task gets one core unless `--cpus-per-task` says more, and data loading is then slow
-#   for no visible reason.
+#   for no visible reason. Since Slurm 22.05 `srun` does not take this number over from `sbatch`, so the file exports
+#   `SRUN_CPUS_PER_TASK`.
 #
 # **Which cores belong to which GPU?** In a node with two processors each GPU is attached to one of them, and the memory
 # of the other processor is farther away. `torchrun --numa-binding=node` keeps a rank on the cores near its GPU

@@ -280,10 +280,10 @@ lesson.table(show.by_nodes((1, 8, 64, 2048), write, node_hours, restart, interva
 #
 # ## Stop together
 #
-# Often there is a warning. A cluster that wants its machines back first sends a signal: SIGTERM, or from Slurm SIGUSR1.
-# A program that catches the signal can save and leave. But the signal reaches the ranks at different moments, or only
-# one of them. A rank that stops at once leaves the others waiting in an all-reduce. **All ranks must leave the loop
-# after the same step**, so they have to ask each other.
+# Often there is a warning. A cluster that wants its machines back first sends a signal: SIGTERM, or the one that the
+# job asked for, as `sbatch --signal=USR1@120` does. A program that catches the signal can save and leave. But the
+# signal reaches the ranks at different moments, or only one of them. A rank that stops at once leaves the others
+# waiting in an all-reduce. **All ranks must leave the loop after the same step**, so they have to ask each other.
 #
 # ### Exercise 3: all ranks stop after one step
 #
@@ -361,8 +361,8 @@ lesson.code(Run.must_stop)
 # `--nnodes=1:2` it needs one node, and takes two. `lose_node.py` kills node1 while both train, and starts it again a
 # little later. At the end it sends SIGTERM, as a cluster does when it wants its machines back.
 #
-# **Predict.** `main.py` runs with `--global-batch-size 64`: the two nodes take 32 images a step each. How many images a
-# step does node0 take when it is alone?
+# **Predict.** Two nodes take 32 images a step each. node1 is lost. How many images a step must node0 take, so that the
+# learning rate and the updates of an epoch may stay?
 
 # %%
 my_images = None  # images a step
@@ -381,8 +381,9 @@ print(lose_node.ELASTIC, "main.py …")
 log = records(nodes / "rejoin/run.jsonl")
 moments = json.loads((nodes / "rejoin/moments.json").read_text())
 show.nodes(log, moments, recorded=bool(why_not))
-lesson.figure("node0 notices the loss, starts its rank again and trains alone. When node1 is back, "
-              "node0's healthy rank stops and starts again with it. Grey time is lost.")
+lesson.figure("node0 notices the loss, starts its rank again and trains alone. When "
+              "node1 is back, node0's healthy rank stops and starts again with it. Grey "
+              "time is lost.")
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 console = (nodes / "rejoin/node0.out").read_text()

@@ -137,9 +137,9 @@ lesson.verdict(f"{where(why_not, kept)} There each run had 12 epochs." if why_no
 ways, moments = show.ways(kept, batch=32)
 alone = ways[show.ALONE]
 show.recoveries(ways, recorded=bool(why_not))
-lesson.figure("Where a line is flat, no step is made. torchrun restarts all ranks, and the steps "
-              "since the last checkpoint are made again. torchft's surviving group goes on sooner, "
-              "alone.")
+lesson.figure("Where a line is flat, no step is made. torchrun restarts all ranks, and "
+              "the steps since the last checkpoint are made again. torchft's surviving "
+              "group goes on sooner, alone.")
 lesson.predicted(my_gap, alone["gap"], "s")
 lesson.predicted(my_twice, alone["again"], "step(s)")
 lesson.predicted(my_same, moments["off"] == 0)
@@ -230,7 +230,7 @@ check.spare("results/live/11b_spare.py")
 # So only the clock helps: `init_process_group(timeout=…)`, in `main.py` `--timeout`. On two nodes, which are network
 # namespaces of this machine, we cut node1's link while both train with `--timeout 5`.
 #
-# **Predict.** A cable is cut under a job of 64 GPUs that uses gloo's default timeout (30 minutes: lesson
+# **Predict.** A cable is cut under a job of 64 GPUs that uses gloo's default timeout (lesson
 # [03](03_processes_and_ranks.ipynb)). How many GPU hours are lost until the first rank reports it?
 
 # %%
@@ -292,8 +292,9 @@ my_copies = None  # times
 pieces = sharded_checkpoint.contents(live / "11b_dcp")
 lesson.predicted(my_copies, sum(piece["name"] == "fc1.weight" for piece in pieces), "time(s)")
 show.stored(pieces)
-lesson.figure("Each rank wrote one file. A tensor of LeNet, which both ranks hold, stands in one "
-              "of the files. Of the divided table each rank wrote its own rows.")
+lesson.figure("Each rank wrote one file. A tensor of LeNet, which both ranks hold, "
+              "stands in one of the files. Of the divided table each rank wrote its own "
+              "rows.")
 
 # %% [markdown]
 # All ranks hold LeNet, so they share out its tensors, and each tensor is written once. Of the table each rank wrote its
@@ -353,8 +354,8 @@ check.newest("results/live/11b_newest.py")
 #   NVIDIA's [resiliency extension](https://nvidia.github.io/nvidia-resiliency-ext/straggler_det/usage_guide.html) gives
 #   each rank a score: 0.5 means that it is twice as slow as the fastest.
 # - **Abort and shrink.** The surviving ranks end the collective in which they wait, and make a smaller group, in the
-#   same processes, so a restart does not include the start of Python. `torch.distributed.shrink_group([3])` leaves out
-#   rank 3, by NCCL's [`ncclCommShrink`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html).
+#   same processes, so a restart does not include the start of Python. `torch.distributed.shrink_group` leaves ranks
+#   out, by NCCL's [`ncclCommShrink`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html).
 # - **Hot spares.** Some nodes wait with the program started, and one of them replaces a dead node, so the world size
 #   stays. The price is idle hardware: [8 of the 72 GPUs of a
 #   rack](https://clockwork.io/blog/common-approaches-to-fault-tolerant-ai-training-selection-framework/), 11 %, are
@@ -363,7 +364,8 @@ check.newest("results/live/11b_newest.py")
 #
 # ## What to remember
 #
-# 1. Replica groups go on without the dead group, and take it back. No step waits for a restart, but the result differs.
+# 1. Replica groups go on without the dead group, and take it back. The living groups wait until the loss is noticed,
+#    not until the restart is done. The result differs.
 # 2. What one rank alone holds needs a second place: a neighbour's memory, or a file of each rank.
 # 3. A cut link is silent, and only the timeout ends the wait. Set it above the longest wait of a healthy run.
 #

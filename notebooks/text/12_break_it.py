@@ -224,8 +224,8 @@ lesson.table(show.named(whose, function(stacks), "results/live/12_stacks"))
 # ## Who holds up 64?
 #
 # With NCCL a stack may not help: a call only queues the work, and Python is already some lines further. PyTorch's
-# **flight recorder** keeps the last 2,000 collectives that a rank has called. With `TORCH_NCCL_DUMP_ON_TIMEOUT=1` each
-# rank writes its record to a file when a collective times out
+# **flight recorder** keeps the last 2,000 collectives that a rank has called. When a
+# collective times out each rank writes its record to a file (older versions: only with `TORCH_NCCL_DUMP_ON_TIMEOUT=1`)
 # ([how](../TROUBLESHOOTING.md#a-hang-under-nccl-the-flight-recorder)). gloo has the recorder, too, so 64 ranks on this
 # machine can write theirs. They play 8 nodes of 8 ranks. The ranks of each node add up their gradients, then the nodes'
 # leaders add up these sums, and each leader sends the total to its node: three collectives a step, in two groups.
@@ -268,8 +268,7 @@ print(missing)
 # Write `my_culprit_of_many(dumps)`. It gets a dict with the dump of each rank. It returns the culprit, the description
 # of the group, and the number of the collective in which the culprit is missing, such as `(13, "node 1", 7)`. There are
 # two faults: the culprit stops before a collective, or it calls another collective than its node, under the same
-# number. (Start at any rank, and take its first entry that is not retired. Find the member of this group that lacks
-# this number, or has another operation there. Repeat from that member.) The check tries your function on four hangs, of
+# number.  (The chain above ends at the culprit.) The check tries your function on four hangs, of
 # 64 and of 48 ranks. (No run made these dumps: a few lines of Python play the ranks and write their records in the
 # [documented format](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). In three of the hangs
 # a recorder keeps only 16 calls of each rank.)
@@ -292,8 +291,9 @@ function, whose = check.dumps.or_ours(my_culprit_of_many)
 answer = function(dumps)
 lesson.table(show.named(whose, answer, "results/live/12_dumps"))
 show.waiting(dumps, hang.PER_NODE, whose, answer[0])
-lesson.figure("A square is a rank, a row a node. The colour is the collective in which the rank "
-              "waits. One row differs from the others, and in it the framed rank, the culprit.")
+lesson.figure("A square is a rank, a row a node. The colour is the collective in which "
+              "the rank waits. One row differs from the others, and in it the framed "
+              "rank, the culprit.")
 
 # %% [markdown]
 # Follow the chain from any square. A rank waits for its leader, which has not sent. This leader waits for one other
@@ -330,8 +330,9 @@ show.rhythm({
     "Nobody calls set_epoch": show.losses("set_epoch"),
     "set_epoch before each epoch": show.losses("set_epoch_repaired"),
 })
-lesson.figure("A point is a batch. Without set_epoch each epoch has the same batches in the same "
-              "order, and the loss has a rhythm. If you see one, print the order.")
+lesson.figure("A point is a batch. Without set_epoch each epoch has the same batches in "
+              "the same order, and the loss has a rhythm. If you see one, print the "
+              "order.")
 
 # %% [markdown]
 # ## Patient 5

@@ -178,8 +178,7 @@ my_sent = None  # percent
 #
 # `dist.reduce_scatter(piece, pieces)` leaves in `piece` this rank's part of the sum. `dist.all_gather(pieces, piece)`
 # collects the ranks' pieces. `pieces` is a list of N tensors of one size, such as `list(whole.chunk(N))`, which share
-# the memory of `whole`. (Flatten all values into one vector, pad it to a multiple of N, and give the optimizer your
-# piece as an `nn.Parameter`. At the end copy the gathered vector back into the parameters.)
+# the memory of `whole`.
 
 # %%
 # %%writefile results/live/13_my_zero.py
@@ -226,8 +225,9 @@ lesson.predicted(my_sent, 100 * of_mine / of_ddp, "%")
 lesson.table(show.sharded_optimizers(zero1))
 lesson.verdict([show.as_fast(zero1, other) for other in ("zero1", "ddp")])
 show.zero1_beside_pytorch(zero1)
-lesson.figure("MyZero halves the optimizer's state, sends as many bytes as DDP, and needs two "
-              "messages. PyTorch's ZeRO-1 sends the model once more, a message for each tensor.")
+lesson.figure("MyZero halves the optimizer's state, sends as many bytes as DDP, and "
+              "needs two messages. PyTorch's ZeRO-1 sends the model once more, a message "
+              "for each tensor.")
 
 # %% [markdown]
 # A ring's all-reduce *is* a reduce_scatter, then an all_gather. ZeRO-1 makes the update between the two. So it sends as
@@ -261,9 +261,10 @@ lesson.table(show.held(two, "fsdp"))
 # is why each block has a `fully_shard` of its own. (A GPU holds two whole blocks, because it fetches the next one while
 # this one computes. With gloo on a CPU nothing overlaps.)
 #
-# The price is communication: each step sends the weights twice and the gradients once, 1.5 times as much as DDP (ZeRO
-# paper, section 7). With `reshard_after_forward=False` the weights stay whole after forward. That needs more memory and
-# sends no more than DDP; it is PyTorch's nearest to stage 2.
+# The price is communication: each step sends the blocks' weights twice and the gradients once, nearly 1.5 times as much
+# as DDP (ZeRO paper, section 7). What stands outside the blocks stays whole after forward, and is sent once. With
+# `reshard_after_forward=False` the weights stay whole after forward. That needs more memory and sends no more than DDP;
+# it is PyTorch's nearest to stage 2.
 #
 # A model that does not fit must never be whole anywhere, not even at the start. Create it on the *meta device*, where
 # tensors have a shape and no memory: `with torch.device("meta"): model = …`. Call `fully_shard` as above, then
@@ -439,9 +440,9 @@ lesson.figure("Each box is the forward (light) or backward (dark) of a micro-bat
 show.orders({name: pipeline.computed([function(rank, 4, 8) for rank in range(4)])
              for name, function in (("GPipe", pipeline.gpipe), (f"{whose} order", order))},
             "time, in forwards of a micro-batch (computed)")
-lesson.figure("The two schedules take equally long. With 1F1B rank 3 starts its first backward "
-              "at once, and at most four micro-batches of rank 0 wait for theirs; with GPipe eight wait "
-              "on every rank.")
+lesson.figure("The two schedules take equally long. With 1F1B rank 3 starts its first "
+              "backward at once, and at most four micro-batches of rank 0 wait for "
+              "theirs; with GPipe eight wait on every rank.")
 
 # %% [markdown]
 # This is what each rank keeps, in all the ways:
@@ -534,9 +535,9 @@ lesson.table([{"tried": mistake, "PyTorch says": message}
 # ## Which one, then?
 #
 # The choice depends on the size of the model, the number of devices, and the speed of their links. It also depends on
-# the **global batch**: more than a few million tokens a step do not help learning (lesson [09](09_large_batch.ipynb)),
-# so 8,192 devices cannot all have sequences of their own. Here a step has 1,024 sequences of 4,096 tokens, 4 million
-# tokens, for any number of devices.
+# the **global batch**: from some size on a larger one helps little (lesson [09](09_large_batch.ipynb)). Where that is
+# differs from model to model. Here we assume 1,024 sequences of 4,096 tokens, 4 million tokens a step, for any number
+# of devices: then 8,192 devices cannot all have a sequence of their own.
 #
 # `memory.choose` tries each way, with several micro-batches, with and without recomputed activations. It drops each
 # plan that does not fit into 90 % of 80 GB, and predicts the seconds of a step. Of the rest it takes **the simplest

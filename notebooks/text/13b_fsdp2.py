@@ -74,8 +74,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # one thread a rank
 lesson.code(shard_in_use.mixed)
 
 # %% [markdown]
-# **Predict.** FSDP2 gathers the weights twice a step and reduce-scatters the gradients once. If the weights have 16
-# bits, what share of the bytes does a rank still send?
+# **Predict.** FSDP2 gathers each block's weights twice a step, all others once, and reduce-scatters the gradients once.
+# If the weights have 16 bits, what share of the bytes does a rank still send?
 
 # %%
 my_bytes = None  # percent
@@ -178,9 +178,9 @@ check.fit("results/live/13b_my_fsdp.py")
 fitted = json.loads(Path("results/live/13b_fit.json").read_text())
 lesson.table(show.costs(fitted))
 show.fitted(fitted)
-lesson.figure("What a rank needs at the worst moment of a step, beside the limit. 16 bits halve"
-              " the tensors of a step; recomputing removes most activations that are left. The choice fits, and"
-              " its prediction is on the safe side.")
+lesson.figure("What a rank needs at the worst moment of a step, beside the limit. 16 "
+              "bits halve the tensors of a step; recomputing removes most activations "
+              "that are left. The choice fits, and its prediction is on the safe side.")
 
 # %% [markdown]
 # The measured value is the most that lives at one time: shards, Adam's averages, and every tensor that a step makes,
