@@ -15,7 +15,8 @@ WORDS = {  # word: (the lesson that teaches it, what it means)
     "local rank": ("03", "a rank's number among those of the same node, from 0. It picks the GPU"),
     "backend": ("03", "the library that carries tensors between ranks: gloo (CPU), NCCL (GPUs)"),
     "epoch": ("01", "one pass over all training images"),
-    "gradient": ("06", "for each weight, which way and how much to change it; `backward()` computes it"),
+    "gradient": ("06", "for each weight, how fast the loss rises as the weight grows; the optimizer makes the update "
+                 "from it. `backward()` computes it"),
     "all-reduce": ("04", "all ranks add up their tensors, and each gets the sum. DDP averages the gradients with it"),
     "shard": ("05", "the part of the images that one rank trains on in an epoch"),
     "global batch": ("09", "the images of one step over all ranks: batch size × world size"),

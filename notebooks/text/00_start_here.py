@@ -105,7 +105,8 @@ lesson.figure("Each image belongs to one of ten classes. At this size some are h
 #
 # We train twice on the same images: first one process on one device (a GPU, or one CPU core), then two processes on
 # two devices. Each process holds a copy of the network. The network is updated after every 512 images. One process
-# takes all 512. Two processes take 256 each and average their *gradients*: a gradient says how to change each weight.
+# takes all 512. Two processes take 256 each and average their *gradients*: a gradient says for each weight how the loss
+# changes with it, and the update follows from that.
 #
 # Every lesson asks for **your prediction** before it measures. Write the number down *before* you run the cell. A wrong
 # prediction is fine: you learn from the gap.
@@ -116,8 +117,8 @@ lesson.figure("Each image belongs to one of ten classes. At this size some are h
 my_speedup = None  # times as fast
 
 # %% [markdown]
-# One process. (`OMP_NUM_THREADS=1` keeps it on one core; without that it would use all cores. `--lr` is the length of
-# an update: larger than usual, as suits so many images. Lesson [09](09_large_batch.ipynb) says why.)
+# One process. (`OMP_NUM_THREADS=1` keeps it on one core; without that it would use all cores. `--lr` is the learning
+# rate. It is larger than usual, because each update uses many images. Lesson [09](09_large_batch.ipynb) says why.)
 
 # %%
 options = f"--samples {samples} --test-samples {tested}"
@@ -149,8 +150,9 @@ lesson.figure("Left: after the same epoch both runs are equally accurate, for bo
 
 # %% [markdown]
 # Left, the two curves are **the same training**; the small differences come from rounding. Right, one of them is ahead.
-# By how much? The first epoch is often slower, since it warms up, so we leave it out. Of the other epochs we take the
-# middle one by time, the **median**. In brackets stand the smallest and the largest ratio of two single epochs.
+# By how much? The first epoch is often slower, since it warms up, so we leave it out. We sort the other epochs by time
+# and take the middle one: the **median**. The brackets show the smallest and the largest ratio that one pair of epochs
+# gives. (The two runs did not take turns. If the numbers are close, run both cells again.)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 def times_as_fast(logs):
@@ -170,19 +172,20 @@ lesson.verdict([f"Times as fast, {ranks} ranks against one process: {gain}",
                 *([] if gain.apart else [compare.NOT_SHOWN])])
 
 # %% [markdown]
-# The rest of the ideal went into averaging, into waiting for the other process, and into what the devices of one
-# machine share. (Other programs on your machine take time, too: close them, and run the cells again.) When may we say
-# that one run is faster than another? Lesson [01](01_one_device.ipynb) states the rule of this course. Lesson
-# [08](08_predict_scaling.ipynb) predicts what is lost.
+# What is missing to the ideal can go into averaging, into waiting for the other process, and into what the devices of
+# one machine share; lesson [07](07_performance.ipynb) separates them. (Other programs on your machine take time, too:
+# close them, and run the cells again.) When may we say that one run is faster than another? Lesson
+# [01](01_one_device.ipynb) states the rule of this course. Lesson [08](08_predict_scaling.ipynb) predicts what is lost.
 #
 # ## And with small batches?
 #
 # Without `--global-batch-size` each process takes 64 images for an update.
 #
-# **Predict**: with 64 images each, do two processes gain more than with 256 each, or less?
+# **Predict**: with 64 images each, do two processes gain more than with 256 each, or less? Or is the difference too
+# small to see? (*Not told apart*: the two ranges in brackets overlap.)
 
 # %%
-my_small = None  # "more" or "less"
+my_small = None  # "more", "less" or "not told apart"
 
 # %%
 small = f"--samples {samples // 2} --test-samples 500 --epochs {epochs}"
@@ -194,7 +197,8 @@ small = f"--samples {samples // 2} --test-samples 500 --epochs {epochs}"
 small_logs = runs.read_runs({"one process": "results/live/00_one_small.jsonl",
                              f"{ranks} ranks": "results/live/00_ranks_small.jsonl"})
 small_gain = times_as_fast(small_logs)
-apart = small_gain.high < gain.low or small_gain.low > gain.high
+apart = min(small_gain.rounds, gain.rounds) > 2 and (
+    small_gain.high < gain.low or small_gain.low > gain.high)  # the rule of lesson 01
 lesson.predicted(my_small, "not told apart" if not apart
                  else "more" if small_gain.median > gain.median else "less")
 lesson.table([{"run": run.label, "images an update": run.batch_size * run.world_size,
@@ -224,9 +228,15 @@ lesson.verdict([f"With 64 images each, two other cores reached {recorded:.2f} "
 #
 # ## But how long did you wait?
 #
-# The speeds above count training alone. A command also starts Python and imports torch: `torchrun` does so, and then
-# every rank again. The ranks meet, load the images, and end. All this is done once, however many epochs there are.
-#
+# The speeds above count training alone. A command does more: `torchrun` itself starts Python and imports torch. Then
+# each rank starts Python and imports torch again. The ranks meet, load the images, and end. All this is done once,
+# however many epochs there are. The two commands with 512 images an update took, from start to end:
+
+# %%
+for name, seconds in wall.items():
+    print(f"{name}: {seconds:.1f} s")
+
+# %% [markdown]
 # **Predict**: what share of the time of the command with two ranks did **not** go into its epochs (training and
 # evaluating)?
 
@@ -236,8 +246,8 @@ my_once = None  # % of the whole command
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 logs["command_seconds"] = logs["label"].map(wall)
 plots.whole_command(logs, plt.subplots(figsize=(12, 4))[1])
-lesson.figure("The ranks share the blue parts. The grey part they do not share: "
-              "each of them starts Python and imports torch.")
+lesson.figure("Blue: training and evaluating; the ranks share this work. "
+              "Grey: start and end; each rank starts Python and imports torch itself.")
 one, many = runs.command_parts(logs).itertuples()
 lesson.predicted(my_once, 100 * many.once / many.whole, "%")
 
@@ -251,7 +261,7 @@ lesson.predicted(my_once, 100 * many.once / many.whole, "%")
 #
 # The command with one process needs `start_one` seconds once, to start and to end, and `epoch_one` seconds for each
 # epoch. The command with several ranks needs `start_many` and `epoch_many`. From how many epochs on are several ranks
-# done earlier? Return the smallest such whole number, or `None` if there is none.
+# done earlier? Return the smallest number of epochs, 1 or more, or `None` if there is none.
 
 # %%
 def my_epochs(start_one, epoch_one, start_many, epoch_many):

@@ -23,7 +23,7 @@
 # - write a training loop, and time it so that neither warm-up nor waiting nor other programs spoil the number;
 # - say which part of a step takes the time, and how much a faster part can gain;
 # - feed images a batch at a time, and say what that is worth;
-# - recognise a softmax too many, which no error reports.
+# - recognise a wrong loss, which no error reports.
 #
 # **You need** Python, a first idea of how a network is trained, and [00 · Start here](00_start_here.ipynb).
 #
@@ -66,7 +66,7 @@ dataset = "auto"  # cifar10, or synthetic where it cannot be had
 # Model and data must be on the same device, so both go there first. `model.to(device)` moves the model itself;
 # `images.to(device)` returns a copy, which you must use. (On a recent NVIDIA GPU one more line belongs here:
 # [`torch.set_float32_matmul_precision("high")`](https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html).
-# Matrix products are then faster and a little less exact; convolutions are so without it.)
+# This makes matrix products faster and a little less exact. Convolutions already work this way.)
 
 # %%
 device = launch.find_placement().device  # a GPU, if there is one
@@ -88,7 +88,7 @@ model = models.ConvNet().to(device)  # LeNet, a small network
 # this set gives a batch in one go, so there is nothing to collect: `collate` hands it on as it is
 loader = DataLoader(train_set, batch_size, shuffle=True, collate_fn=train_set.collate)
 criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)  # one pass over all weights
+optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)  # one pass over each tensor
 
 step_ms = []
 for epoch in range(epochs):
@@ -223,8 +223,9 @@ lesson.predicted(my_share, 100 * one_epoch[["forward", "backward"]].sum() / one_
 
 
 # %% [markdown]
-# (Backward often takes about twice as long as forward, since both the inputs and the weights of a layer need a
-# gradient. In this network it takes less, since the images, the largest inputs of all, need no gradient.)
+# (Backward needs a gradient for the weights and one for the inputs of each layer: about twice the multiplications of
+# forward. Here it needs 1.5 times, since the images need no gradient. The measured times can have another ratio: a step
+# does not only multiply.)
 #
 # The work on the data can be shared as well, if each device prepares its own part of the images. The update is not
 # shared in lessons 02 to 12: there every device updates all weights. (In lesson [13](13_beyond_ddp.ipynb) the devices
@@ -233,8 +234,9 @@ lesson.predicted(my_share, 100 * one_epoch[["forward", "backward"]].sum() / one_
 # ### Exercise 1: the seconds of a step
 #
 # Write the clock yourself. `step()` makes one step, `wait()` waits for the device, and `clock()` returns the time in
-# seconds. Return the typical seconds of one step. The check has devices that warm up, devices that queue their work,
-# and devices that are disturbed.
+# seconds. Make 10 steps that you do not time, then time 50 more. Return one number: the seconds of a step that is not
+# disturbed. The check has devices that warm up (for 10 steps at most), devices that queue their work, and devices that
+# are disturbed in one step of 20.
 
 # %%
 def my_step_seconds(step, wait, clock):
@@ -252,7 +254,8 @@ check.step_seconds(my_step_seconds)
 
 # %%
 clock, whose = check.step_seconds.or_ours(my_step_seconds)
-waits = {f"{whose} clock": lambda: queue.submit(int).result(), "never waits": lambda: None}
+waits = {  # the thread works in order, so the small job `int` ends after all others
+    f"{whose} clock": lambda: queue.submit(int).result(), "never waits": lambda: None}
 rows = []
 for size in (16, 64, 256):
     rows.append({"images in the batch": size})
@@ -272,19 +275,23 @@ lesson.table(rows)
 # Every lesson compares by one rule ([`course/compare.py`](../course/compare.py)):
 #
 # - **Rounds, in turns.** Each program is timed several times, and the programs take turns. A disturbance meets both.
-#   (Of a whole training, each epoch after the first is a round.)
+#   (Of a whole training, each epoch after the first is a round. Two trainings that run one after the other take no
+#   turns: a slow minute may meet one of them alone. Believe a small difference only when a second pair of runs repeats
+#   it.)
 # - **The ratio of the medians.** Behind it, in brackets, stand the lowest and the highest ratio of two single rounds.
 # - **A winner only where the rounds are apart.** A program is faster if each of its rounds is shorter than every round
-#   of the other program. If a round of one lies among the rounds of the other, the two are **not told apart**.
+#   of the other program. If a round of one lies among the rounds of the other, the two are **not told apart**. With
+#   fewer than three rounds of each, no winner is named.
 #
 # "Not told apart" does not mean "equally fast". It means that a difference, if there is one, does not stand out from
 # the spread of the rounds. Longer rounds, or a quieter machine, may show it.
 #
-# We put one word of the loop above to the test: `fused=True`. With it Adam updates all weights in one pass; with
-# `foreach=False` it updates one tensor after the other. We time the update alone, then the whole step. As a control, we
-# also time the step with `fused=True` against *itself*.
+# We put one word of the loop above to the test: `fused=True`. With it PyTorch does Adam's whole arithmetic on a tensor
+# in one pass (on a GPU, on many tensors at once); with `foreach=False` it makes several calls for each tensor. We time
+# the update alone, then the whole step. As a control, we also time the step with `fused=True` against *itself*.
 #
-# **Predict**: the update is a small part of a step. Does the rule tell the two whole steps apart?
+# **Predict**: the update is a small part of a step. Compare a whole step with `fused=True` and one with
+# `foreach=False`. Is each round of one shorter than every round of the other?
 
 # %%
 my_apart = None  # True or False
@@ -326,9 +333,11 @@ if not ratios[0].apart:
     lesson.verdict(compare.NOT_SHOWN)
 
 # %% [markdown]
-# The rule can err, but seldom. Ten rounds can stand in `math.comb(10, 5)` = 252 orders, if we only ask which program
-# each round belongs to. In two of them the programs are apart. So of two equally fast programs, five rounds of each
-# name a winner by chance in 1 of 126 comparisons; three rounds of each do so in 1 of 10.
+# The rule can err, but seldom, if the rounds were made in turns and nothing but chance orders them. Sort ten rounds by
+# their length: five of program A, five of program B. There are `math.comb(10, 5)` = 252 patterns. In only two of them
+# (AAAAABBBBB and BBBBBAAAAA) are the programs apart. So if both are equally fast, chance names a winner in 2 of 252
+# comparisons. With three rounds of each it does so in 2 of 20. So take five. And in a hundred comparisons expect one
+# such error.
 #
 # ## One image at a time, or a batch at a time?
 #
@@ -415,8 +424,8 @@ check.gain(my_gain)
 # check.gain.solution()
 
 # %% [markdown]
-# You have measured the step from one pipeline to the other. Your function predicts this step from the phases of the
-# slow pipeline, and from how many times as fast the data is in the other one. (As long as it is not right, ours is
+# You have measured the change from one pipeline to the other. Your function predicts this change from the phases of
+# the slow pipeline, and from how many times as fast the data is in the other one. (As long as it is not right, ours is
 # used.)
 
 # %%
@@ -437,7 +446,7 @@ lesson.figure("However fast the data becomes, the epoch cannot become faster tha
 # the data still faster would hardly pay.
 
 # %% [markdown]
-# ## A box: the softmax too many
+# ## A box: a wrong loss
 #
 # A fast training is worth nothing if its result is wrong. The following mistake raises no error, and the loss goes
 # down.
@@ -486,8 +495,9 @@ softmax_run = train(WithSoftmax, loader, epochs)
 both = {"logits": logits_run, "softmax first": softmax_run}
 curves = show.tenths(both, steps_per_epoch, synthetic)
 show.loss_against_accuracy(curves, recorded)
-lesson.figure("A point for each tenth of an epoch, or for each epoch of the tutorial. "
-              "A model with two softmaxes stays near the dotted line, log(e + 9) − accuracy.")
+lesson.figure("A point for each tenth of an epoch, or for each epoch of the tutorial. The dotted "
+              "line is the loss of a model that is sure of every answer and has two softmaxes. "
+              "A training with two softmaxes stays near it.")
 lesson.predicted(my_guess, show.ends_in(recorded))
 ours = dict(iter(curves.groupby("label", sort=False)))
 lesson.table([{"run": name, "epochs or tenths": len(run),

@@ -87,10 +87,10 @@ pieces = batch.chunk(devices)
 [list(piece.shape) for piece in pieces]
 
 # %% [markdown]
-# **2. Replicate**: copy the model to each device, and do so again in every step. Autograd records the operation that
-# copies a weight, so `backward()` finds its way back to the model's own weight. `grad_fn` names the operation, a
-# broadcast. (On GPUs the replica of device 0 shares the model's own memory. Our `replicate` stands in the [file of the
-# pretend devices](../lessons/l02_data_parallel/pretend_devices.py).)
+# **2. Replicate**: copy the model to each device, and do so again in every step. PyTorch remembers that each replica
+# was copied from the model. So `backward()` can carry the gradients back. The copying is called a *broadcast* (one to
+# all); `grad_fn` names its backward. (On GPUs the replica of device 0 shares the model's own memory. Our `replicate`
+# stands in the [file of the pretend devices](../lessons/l02_data_parallel/pretend_devices.py).)
 
 # %%
 replicas = replicate(model, len(pieces))
@@ -126,10 +126,10 @@ def data_parallel(model, batch):
 # %% [markdown]
 # ## The gradients
 #
-# The loss is the mean over all 64 rows. Each replica computes a gradient from its own rows. `DataParallel` makes the
-# model's gradient out of these four.
+# The loss is the mean over all 64 rows. Each replica computes a gradient from its own rows.
 #
-# **Predict**: how many times as large is it as the gradient that one device computes from the whole batch?
+# **Predict**: `DataParallel` makes one gradient from these four. One device computes another from all 64 rows. Divide
+# the length of the first by the length of the second: what do you get?
 
 # %%
 my_factor = None  # how many times, ×
@@ -139,6 +139,8 @@ loss_of = nn.functional.cross_entropy
 weights = list(model.parameters())
 one_device = torch.autograd.grad(loss_of(model(batch), labels), weights)
 parallel = torch.autograd.grad(loss_of(data_parallel(model, batch), labels), weights)
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 torch.testing.assert_close(parallel, one_device)
 lesson.predicted(my_factor, round((parallel[0].norm() / one_device[0].norm()).item(), 3), "×")
 
@@ -192,6 +194,7 @@ class Counting(nn.Module):
 counting = Counting()
 data_parallel(counting, batch)
 lesson.predicted(my_calls, counting.calls)
+# the running mean starts at 0 and moves 10 % (momentum) towards the new mean
 mean_of_device_0 = counting.norm.momentum * pieces[0].mean(0)
 torch.testing.assert_close(counting.norm.running_mean, mean_of_device_0)
 
@@ -204,7 +207,9 @@ torch.testing.assert_close(counting.norm.running_mean, mean_of_device_0)
 # Their largest difference from the outputs of one device:
 
 # %%
-(data_parallel(counting, batch) - counting(batch)).abs().max().item()
+whole_batch = counting(batch)
+difference = (data_parallel(counting, batch) - whole_batch).abs().max()
+print(f"{difference:.2f}, of outputs with standard deviation {whole_batch.std():.2f}")
 
 # %% [markdown]
 # The gradients differ, too. The equality that we checked above holds for layers that treat each row by itself, and
@@ -273,8 +278,8 @@ lesson.table([{"input": kind, "value": value, "device 0 gets": first[kind],
                "device 1 gets": second[kind]} for kind, value in inputs.items()])
 
 # %% [markdown]
-# - Scatter cuts **every tensor**, also one inside a list, a tuple or a dict. That includes a tensor of class weights,
-#   say, which should stay whole: make it a buffer of the model.
+# - Scatter cuts **every tensor that has a dimension to cut**, also one inside a list, a tuple or a dict. That includes a
+#   tensor of class weights, say, which should stay whole: make it a buffer of the model.
 # - Scatter hands **every other object** whole to each device. So a list of labels or of file names is not cut, and no
 #   longer fits its 2 rows.
 #
@@ -340,12 +345,16 @@ lesson.table([{"phase": phase, "ms": f"{1000 * length:.2f}",
 #
 # A published measurement on GPUs: 200 steps of GPT-2 on two TITAN RTX, joined by a fast link (NVLink), took 110.6 s
 # with `DataParallel` and 101.9 s with DDP
-# ([source](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)).
+# ([source](https://huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many)). (One run each, without a spread.)
 #
 # ## The price: memory on device 0
 #
 # A small language model reads 64 sentences of 32 words. For each word it computes 4,096 scores: one for each word of
-# its vocabulary. We count the bytes that each device holds in a step with Adam.
+# its vocabulary. We count the bytes that each device holds in a step with Adam. Some of them are *kept for backward*:
+# tensors that `forward` stores because `backward()` needs them. `kept_for_backward` runs a function, and returns its
+# result and these bytes.
+#
+# The scores of one device are 16 × 32 × 4,096 numbers. How many does device 0 hold after the gather?
 #
 # **Predict**: how many times as much does device 0 hold as device 1?
 
@@ -371,9 +380,6 @@ loss.backward()
 optimizer = torch.optim.Adam(reader.parameters())
 optimizer.step()
 
-# %% [markdown]
-# *Kept for backward* are the tensors that `forward` stores because `backward()` needs them.
-
 # %%
 each = {"weights": bytes_of(reader.parameters()),
         "gradients": bytes_of(weight.grad for weight in reader.parameters()),
@@ -394,9 +400,8 @@ lesson.figure("Only device 0 holds the outputs of all rows, the tensors that the
 #
 # ## The price: Python's lock
 #
-# The *global interpreter lock* (GIL) lets only one thread of a process run Python at a time. (The usual builds of
-# Python have it; the free-threaded ones do not.) PyTorch releases the lock inside an operation. `sum` of a `range` does
-# not release it: here it stands for a `forward` with much Python in it.
+# `DataParallel` computes in the threads of one process. Here `sum` of a `range` stands for a `forward` with much Python
+# in it, `matrix_exp` for one that is all PyTorch.
 #
 # **Predict**: how many times as fast are 2 threads as 1, at the same sums?
 
@@ -433,14 +438,19 @@ lesson.verdict("Python's sums, time of two threads / time of two processes: "
                f"{gain}. {'**That is the lock.**' if gain.low > 1 else compare.NOT_SHOWN}")
 
 # %% [markdown]
-# (The numbers in brackets are the spread; lesson [01](01_one_device.ipynb) says when a difference counts.)
+# The *global interpreter lock* (GIL) lets only one thread of a process run Python at a time. (The usual builds of
+# Python have it; the free-threaded ones do not.) PyTorch releases the lock inside an operation. `sum` of a `range` does
+# not release it. (The numbers in brackets are the spread; lesson [01](01_one_device.ipynb) says when a difference
+# counts.)
+#
 # `DataParallel` has one interpreter that starts the work of all GPUs. Where a model has many small operations, the GPUs
 # wait for that interpreter. DDP has one interpreter for each GPU.
 #
 # ## Which GPUs? `CUDA_VISIBLE_DEVICES`
 #
-# `CUDA_VISIBLE_DEVICES=0,3 python main.py --strategy dp` shows a program two GPUs, and numbers them anew. PyTorch reads
-# the variable with this function (its `_` warns that it may change):
+# `CUDA_VISIBLE_DEVICES=0,3 python main.py --strategy dp` shows a program two GPUs, and numbers them anew. CUDA reads
+# the variable itself. PyTorch repeats CUDA's rules in this function, to count GPUs before CUDA starts (its `_` warns
+# that it may change):
 
 # %%
 rows = []
@@ -483,10 +493,11 @@ lesson.table(rows)
 #
 # ## Exercise: a whole step by hand
 #
-# Write a training step of `DataParallel`, without threads and without the functions above. Copy the model with
-# `copy.deepcopy`: `backward()` then leaves the gradients in the copies, and you bring them back. Return the loss, which
-# is the mean cross-entropy of the batch, and leave the gradient of the whole batch in the `.grad` of `model`'s weights.
-# Call the copies only, never `model`. `devices` is a number. The last piece may be smaller than the others.
+# Write a training step of `DataParallel`, without threads, and without `replicate`, `parallel_apply` and `scatter`;
+# `chunk` and `torch.cat` are allowed. Copy the model with `copy.deepcopy`: `backward()` then leaves the gradients in the
+# copies, and you bring them back. Return the loss, which is the mean cross-entropy of the batch, and leave the gradient
+# of the whole batch in the `.grad` of `model`'s weights. Call the copies only, never `model`. `devices` is a number.
+# The last piece may be smaller than the others.
 
 # %%
 def my_step(model, batch, labels, devices):

@@ -90,6 +90,8 @@ print(f"rank {env['RANK']} of {env['WORLD_SIZE']}: local rank {env['LOCAL_RANK']
 # torchrun --nnodes=2 --node-rank=1 --nproc_per_node=4 --master-addr=node0 --master-port=29500 hello.py  # on node 1
 # ```
 #
+# Each of the two nodes above has four processes.
+#
 # **Predict.** A process has local rank 1 on node 1. What is its rank?
 
 # %%
@@ -182,8 +184,10 @@ dist.destroy_process_group()
 # torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
 # ```
 #
-# (Older code has `torch.cuda.set_device(local_rank)`.) Neither torchrun nor PyTorch does this for you: without it all
-# ranks of a node use GPU 0.
+# (Older code has `torch.cuda.set_device(local_rank)`.) By default neither torchrun nor PyTorch does this for you:
+# without it all ranks of a node use GPU 0. (`torchrun --virtual-local-rank` shows each rank one GPU, as number 0.) With
+# nccl also say `init_process_group(…, device_id=torch.device("cuda", local_rank))`: the ranks then connect at once, and
+# a bad connection shows here, not in the first collective.
 #
 # ## Where do they meet?
 #
@@ -194,13 +198,13 @@ dist.destroy_process_group()
 # - `file:///path`: in a file that all ranks can reach. It must be a **new** file each time.
 #
 # At an address, one process has to **listen**: it opens the port, and the others connect to it. It runs a **store**
-# there, a small service that keeps values by name. Each rank writes its own address into the store, and reads the
-# addresses of the others.
+# there, a small service that keeps values by name. With gloo each rank writes its own address into the store, and reads
+# the others'. (With nccl rank 0 writes one identifier, and the others read it.)
 #
 # **Predict.** Who listens with `env://` when we start the processes by hand? And when torchrun starts them?
 
 # %%
-my_listener = None  # "rank 0", "all", "nobody" or "torchrun"
+my_listener = None  # "rank 0", "the last rank" or "torchrun"
 my_listener_torchrun = None  # the same
 
 # %% [markdown]
@@ -243,19 +247,19 @@ lesson.predicted(my_listener_torchrun, ranks_meet.listener(by_torchrun["env://"]
 # data.)
 #
 # - By hand, **rank 0** listens. So the port must be free on rank 0's node, and all other ranks must be able to reach
-#   it. If rank 0 is late, they try again until the timeout.
+#   it. If rank 0 is late, they try again until the `timeout` of `init_process_group`.
 # - With torchrun, **torchrun** listens, before it starts any rank. On one node it picks a free port, since [a change of
-#   2026](https://github.com/pytorch/pytorch/pull/175699). Older versions take port 29500, and a second job on the
-#   machine then fails; `--standalone` makes those pick one, too.
+#   2026](https://github.com/pytorch/pytorch/pull/175699). Older versions take port 29500, so a second job on the
+#   machine fails. In older versions `--standalone` makes torchrun pick a free port.
 # - With a file nobody listens: the file is the store, and the ranks read and write it. A file of an earlier run holds
 #   the addresses of processes that no longer exist.
 #
 # ### Exercise 2: be the launcher (on ranks)
 #
-# The check starts four processes, two on each of two pretended nodes, but sets no environment variable. Set the five
-# variables `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in `os.environ`, as torchrun would. Then
-# make one group of all processes, with gloo and a timeout of 30 seconds, and return `dist.get_rank()`. `hosts` is the
-# list of the nodes' names; `port` is free on all of them.
+# *On ranks* means: your code runs in several processes. The check starts four, two on each of two pretended nodes, but
+# sets no environment variable. Set the five variables `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and
+# `MASTER_PORT` in `os.environ`, as torchrun would. Then make one group of all processes, with gloo and a timeout of 30
+# seconds, and return `dist.get_rank()`. `hosts` is the list of the nodes' names; `port` is free on all of them.
 #
 # Replace the `raise` and run the cell: it writes the file. The next cell runs the file on four ranks.
 
@@ -283,9 +287,8 @@ check.joined("results/live/03_join.py")
 # is missing, the torchruns wait for each other, and have not started any rank yet. They have a timeout of their own:
 # [10](10_launchers.ipynb).)
 #
-# **Predict.** You choose the default for everybody. If it is too short, it ends a healthy job in which one rank writes
-# a large checkpoint while the others wait. If it is too long, 64 GPUs stand still all night. How many minutes does gloo
-# wait if the program names no timeout?
+# **Predict.** If the timeout is too short, it ends a healthy job in which one rank writes a large checkpoint while the
+# others wait. If it is too long, 64 GPUs stand still all night. How many minutes does gloo wait if you name no timeout?
 
 # %%
 my_minutes = None  # minutes
@@ -317,8 +320,8 @@ else:
     time.sleep(3 * seconds + 10)
 
 # %% [markdown]
-# We let it fail in three ways. Each failure prints many lines: C++ frames, warnings of the library, Python's traceback.
-# `why_it_failed.py` runs a command and shows only the line that matters.
+# We let it fail in three ways. Each failure prints many lines: lines from inside PyTorch's C++ code, warnings of the
+# library, Python's traceback. `why_it_failed.py` runs a command and shows only the line that matters.
 #
 # **1. Rank 0 of 2 is started, rank 1 is not.**
 
@@ -388,7 +391,7 @@ check.fetched("results/live/03_fetch.py")
 #
 # 1. **Rank** is a process's number in the job, **local rank** its number on the node. The launcher writes both into the
 #    environment.
-# 2. One process listens (rank 0, or torchrun). All ranks connect to it and learn the others' addresses. Then the data
+# 2. One process listens (rank 0, or torchrun). All ranks connect to it, and find each other through it. Then the data
 #    goes from rank to rank.
 # 3. Always choose a **timeout**. A rank that complains of a timeout has waited for another rank: look at that one, too.
 #
