@@ -117,7 +117,7 @@ def between(table: pd.DataFrame, batch: float) -> pd.Series:
 def speedups(table: pd.DataFrame, ranks: int, way: str = "ddp") -> pd.DataFrame:
     """Images a second of so many ranks against one rank alone, with DDP or `side_by_side`: the ratio of the medians,
     `speedup`, and `low` and `high` by single rounds (compare.ratio)."""
-    return pd.DataFrame([(batch, *ratio(ranks * rounds["a step alone"], rounds[way]))
+    return pd.DataFrame([(batch, *ratio(ranks * rounds["a step alone"], rounds[way])[:3])
                          for batch, rounds in table.groupby("batch_size")],
                         columns=["batch_size", "speedup", "low", "high"])
 

@@ -112,7 +112,7 @@ def test_delta_is_all_that_a_checkpoint_takes_from_training():
     assert (save["δ: both, ms"], save["best interval, s"]) == ("400", f"{math.sqrt(2 * 0.4 * 5000):.0f}")
     shares = 2 * 0.2 / math.sqrt(2 * 0.2 * 5000) + 1.0 / 5000  # an interval more, where it was not yet whole
     assert meanwhile["lost, %"] == f"{100 * shares:.2f}"
-    timed["timed"]["rounds"] = {"save": [0.4, 0.5], "async_save": [0.1, 0.2]}
+    timed["timed"]["rounds"] = {"save": [0.4, 0.45, 0.5], "async_save": [0.1, 0.15, 0.2]}
     assert "0.33 (0.20 to 0.50). " in show.meanwhile(timed) and NOT_SHOWN not in show.meanwhile(timed)
     timed["timed"]["rounds"]["save"][0] = 0.15
     assert NOT_SHOWN in show.meanwhile(timed)
