@@ -113,7 +113,8 @@ def my_split(alone, together, ranks, ceiling):
 @exercise(
     solution=my_split,
     hint="How long is a step of processes that never talk? In the time of one step alone they do `ceiling` steps, all "
-    "together. There are `ranks` of them, so each has done ceiling / ranks of its own step.",
+    "together. There are `ranks` of them, so each has done ceiling / ranks of its own step. With a ceiling of 2 and 8 "
+    "ranks each rank works at 2/8 of its speed alone: how long is its step then?",
     mistakes={
         "You swapped the two parts: sharing the machine comes first, talking second.":
             lambda *step: my_split(*step)[::-1],
@@ -337,7 +338,8 @@ def ill_runs():
 @exercise(
     solution=my_diagnosis,
     hint="Compare each phase with that of the sound run: has it more than doubled? Which phases are this rank's own "
-    "work, and in which does it wait for another rank? What does a step with few images have less of?",
+    "work, and in which does it wait for another rank? With too few images no phase doubles: which one gets much "
+    "shorter?",
     mistakes={
         "`backward` is the longest phase of a sound run, too. Compare each phase with the sound run.":
             by_the_longest_phase,

@@ -1,13 +1,11 @@
 """Lesson 07: whether runs may be compared, what they lost and to what, the phase that grew, the batch from which two
 ranks pay, and the published runs."""
 
-from statistics import median
-
 import pandas as pd
 from matplotlib.axes import Axes
 
 from course import runs
-from course.compare import Ratio, ratio
+from course.compare import Ratio
 from course.lesson import some
 from course.plots.labels import BESIDE_A_POINT, BESIDE_AN_END, write_beside
 from course.plots.style import COLOURS, GREY, PHASES, head, line_key, line_style, ticks
@@ -86,19 +84,20 @@ def by_batch(measured: dict[int, Ratio], wanted: float, found: int | None, ax: A
     return ax
 
 
-def losses(speedups: dict[int, list[float]], ceilings: dict[int, dict], devices: int) -> list[dict]:
+def losses(speedups: dict[int, Ratio], ceilings: dict[int, dict], devices: int) -> list[dict]:
     """From the ideal to the speed-up, a row for each of `ceilings`: {ranks: a ceiling of side_by_side.py}. In brackets
-    the losses by single rounds. `speedups`: {ranks: of each epoch}."""
+    the losses by single rounds. `speedups`: {ranks: against one process}."""
     rows = []
     for ranks, ceiling in ceilings.items():
-        limit, speedup = min(ranks, devices), median(speedups[ranks])
+        limit, speedup = min(ranks, devices), speedups[ranks]
         middle, low, high = (ceiling[name] for name in ("ceiling", "low", "high"))
         share = f"{limit - middle:.2f} ({limit - high:.2f} to {limit - low:.2f})"
-        talk = f"{middle - speedup:.2f} ({low - max(speedups[ranks]):.2f} to {high - min(speedups[ranks]):.2f})"
+        talk = f"{middle - speedup.median:.2f} ({low - speedup.high:.2f} to {high - speedup.low:.2f})"
+        shown = min(len(ceiling["rounds"]), speedup.rounds) > 2 and (low > speedup.high or high < speedup.low)
         rows.append({"ranks = ideal": ranks, "lost: they take turns": f"{ranks - limit:.2f}",
                      "lost: they share": share if high < limit or low > limit else f"{share}: **not told apart**",
-                     "lost: they talk": talk if ratio(ceiling["rounds"], speedups[ranks]).apart
-                     else f"{talk}: **not told apart**", "speed-up": f"{speedup:.2f}"})
+                     "lost: they talk": talk if shown else f"{talk}: **not told apart**",
+                     "speed-up": f"{speedup.median:.2f}"})
     return rows
 
 

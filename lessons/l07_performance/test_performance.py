@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from course import runs
-from course.compare import Ratio
+from course.compare import Ratio, ratio
 from lessons.l07_performance import check, show
 from tests.runner import ROOT
 
@@ -29,15 +29,18 @@ def test_runs_are_compared_only_where_nothing_else_differs():
     assert show.comparable(bad, 2) == ["2 ranks: failed, 1 epoch of 2. full", "They differ in `threads`: 1, 2."]
 
 
-@pytest.mark.parametrize(("epochs", "talk"), [([1.1, 1.2, 1.3], "0.55 (0.20 to 0.80)"),
-                                              ([1.4, 1.6, 1.7], "0.15 (-0.20 to 0.50): **not told apart**")])
-def test_losses_add_up_to_the_ideal_and_say_which_are_told_apart_from_none(epochs, talk):
-    rounds = [1.5, 1.75, 1.9]
+@pytest.mark.parametrize(("one", "many", "talk"), [
+    ([1, 1, 1], [1.1, 1.2, 1.3], "0.55 (0.20 to 0.80)"),
+    ([1, 1, 1], [1.4, 1.6, 1.7], "0.15 (-0.20 to 0.50): **not told apart**"),
+    ([0.65, 1, 1.1], [1.1, 1.2, 1.3], "0.55 (-0.50 to 0.90): **not told apart**"),  # the baseline spreads, too
+    ([1, 1], [1.1, 1.2], "0.60 (0.30 to 0.80): **not told apart**")])
+def test_losses_add_up_to_the_ideal_and_say_which_are_told_apart_from_none(one, many, talk):
+    speedups, rounds = {8: ratio(many, one)}, [1.5, 1.75, 1.9]
     ceiling = {"ceiling": 1.75, "low": 1.5, "high": 1.9, "rounds": rounds}
-    (row,) = show.losses({1: [1.0], 8: epochs}, {8: ceiling}, devices=2)
+    (row,) = show.losses(speedups, {8: ceiling}, devices=2)
     assert list(row.values())[:-1] == [8, "6.00", "0.25 (0.10 to 0.50)", talk]
     assert sum(float(value.split()[0]) for value in list(row.values())[1:]) == pytest.approx(8)
-    (row,) = show.losses({8: epochs}, {8: ceiling | {"high": 2.1}}, devices=2)
+    (row,) = show.losses(speedups, {8: ceiling | {"high": 2.1}}, devices=2)
     assert row["lost: they share"] == "0.25 (-0.10 to 0.50): **not told apart**"
 
 

@@ -93,10 +93,10 @@ dist.destroy_process_group()
 # | RPC | `rpc.rpc_sync("worker1", torch.add, args=(a, b))` | one process calls a function in another; this course does without it |
 #
 # Each `send` needs its `recv`, and may wait for it. If two ranks both call `send` first and `recv` afterwards, both may
-# wait for ever. `isend` and `irecv` only start a message, and `batch_isend_irecv` starts several at once; `wait()` of
-# the object that they return ends the message. So all ranks can pass something on to their right neighbour (the last
-# rank's right neighbour is rank 0) and receive from the left one. `mine` is the rank's row of numbers, `ranks` the
-# world size:
+# wait for ever. `isend` and `irecv` only start a message, and return an object. `batch_isend_irecv` starts several at
+# once, and returns a list of such objects. Call `wait()` on each: when it returns, the message has ended. So all ranks
+# can pass something on to their right neighbour (the last rank's right neighbour is rank 0) and receive from the left
+# one. `mine` is the rank's row of numbers, `ranks` the world size:
 
 # %%
 lesson.code(shown.shift)
@@ -114,7 +114,7 @@ demo = json.loads(Path("results/live/04_collectives.json").read_text())
 show.before_after(demo, "shift")
 lesson.figure("A row is a rank, a cell a number that it holds. The place of a digit and the "
               "colour tell the rank that it comes from: ones from rank 0, tens from rank 1, and "
-              "so on.")
+              "so on. Example: 30 is the third number of rank 1.")
 
 # %% [markdown]
 # ## A broadcast, made of messages
@@ -155,6 +155,9 @@ fewest = math.ceil(math.log2(8))  # a round at most doubles the ranks that have 
 lesson.predicted(my_rounds, fewest, "rounds")
 
 # %% [markdown]
+# In a **tree** every rank that has the tensor sends it on. So each round doubles the number of ranks that have it: 1,
+# 2, 4, 8. For 8 ranks a tree needs 3 rounds.
+#
 # ## An all-reduce, made of messages
 #
 # In each step DDP averages the gradients of all ranks. Each rank divides its gradients by the number of ranks, and then
@@ -237,8 +240,9 @@ lesson.interactive("ring")
 #
 # Write the all-reduce once more, as a ring. (If your exercise 2 is a ring already, copy it.)
 #
-# Steps count from 0, and in step 0 rank r sends chunk r. `tensor.tensor_split(n)` gives the chunks: they share the
-# tensor's memory, and their lengths may differ by one.
+# Steps count from 0. In step s of the first half rank r sends chunk (r − s) mod n, and receives the chunk whose number
+# is one lower, mod n. (In Python mod is `%`, and `-1 % 4` is 3.) With which chunk does the second half begin?
+# `tensor.tensor_split(n)` gives the chunks: they share the tensor's memory, and their lengths may differ by one.
 
 # %%
 # %%writefile results/live/04_ring.py
@@ -274,11 +278,13 @@ lesson.figure("A row is a rank, an arrow a message, and time goes to the right. 
               "the whole tensor, a thin one a chunk. In a ring every rank sends in every round.")
 
 # %% [markdown]
-# Each **round** costs a little, however small its messages are. Each **byte** costs, too: add up the largest message of
-# each round, and you have the tensors that travel *one after another*. A tree needs few rounds, a ring few bytes.
+# Each **round** costs a little, however small its messages are. Each **byte** costs, too. Rounds come one after
+# another. So take the largest message of each round, and add these sizes: these bytes travel *one after another*. Where
+# each rank has a link of its own, they decide how long the bytes take. A tree needs few rounds, a ring few bytes one
+# after another.
 #
 # **Predict.** A tensor of 1 KiB, on the ranks of this table. How many times as long as the all-reduce of exercise 2
-# does the ring of exercise 3 take?
+# (ours is a star) does the ring of exercise 3 take?
 
 # %%
 my_factor = None  # times as long
@@ -294,12 +300,13 @@ lesson.verdict(show.ring_verdict(run))
 
 # %% [markdown]
 # (Lesson [01](01_one_device.ipynb) says when a difference counts.) The ranks share this machine's cores and its memory,
-# and that decides:
+# and this explanation fits:
 #
 # - **A small tensor**: the *number of messages* counts. Each message needs a core, and in a ring all ranks want one in
 #   every round.
-# - **A large tensor**: the bytes of *all messages together* count, for all of them go through one memory. A star and a
-#   ring move equally many.
+# - **A large tensor**: a star and a ring move equally many bytes through this one memory, so the ring has no advantage
+#   in bytes. (PyTorch's ring moves equally many. Where it is faster, bytes alone do not explain it: it adds one piece
+#   while it sends another.)
 # - **Between machines** each rank has a core and a link of its own. The messages of a round travel at the same time, so
 #   the *rounds* count, and the bytes *one after another*. There the ring wins with a large tensor.
 #
@@ -367,8 +374,9 @@ lesson.code(shown.all_gather, shown.all_reduce, shown.reduce_scatter)
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.before_after(demo, "all_gather", "all_reduce", "reduce_scatter")
-lesson.figure("All three go from all ranks to all. Look at the cells after it: one colour means "
-              "copied, all colours mean added up, and a single cell a rank means a part each.")
+lesson.figure("All three go from all ranks to all. On the right, a cell with one colour was "
+              "copied, a cell with all colours is a sum, and where a rank holds a single cell, "
+              "each rank got a part.")
 
 # %% [markdown]
 # This course is about `all_reduce`: with it DDP averages the gradients of all ranks ([06](06_ddp.ipynb)).
@@ -497,8 +505,8 @@ lesson.figure("The ranks that come in time do their own work while the collectiv
 # Until `wait()` has returned, the tensor belongs to the collective: do not read it, do not write it.
 #
 # With NCCL the call and `wait()` both return at once: `wait()` makes the GPU's queue wait, not Python. Work that you
-# queue afterwards is safe. But a clock needs `torch.cuda.synchronize()`, as in [01](01_one_device.ipynb). (`barrier` is
-# the exception: there Python waits.)
+# queue afterwards, on the same stream (the same queue of the GPU), is safe. But a clock needs
+# `torch.cuda.synchronize()`, as in [01](01_one_device.ipynb). (`barrier` is the exception: there Python waits.)
 #
 # ## A hang, on purpose
 #
@@ -538,8 +546,9 @@ lesson.table(show.messages(seen["stack"]))
 #
 # There are three ways to find out which rank waits where:
 #
-# **1. The stack of every rank.** `faulthandler.dump_traceback_later(seconds)` prints the line where Python stands, if
-# the program is still running by then. In the same run, before the time was up:
+# **1. The stack of every rank.** The *stack* is the list of the functions that Python is inside at this moment.
+# `faulthandler.dump_traceback_later(seconds)` prints it, with the line in each function, if the program is still
+# running by then. In the same run, before the time was up:
 
 # %%
 lesson.table(show.stacks(seen["stack"]))
@@ -556,9 +565,9 @@ lesson.table(show.stacks(seen["stack"]))
 # files of 64 ranks yourself.
 #
 # **2. A barrier that names the missing rank.** `dist.monitored_barrier` (gloo only; in a job with nccl make a group for
-# it: `dist.new_group(backend="gloo")`) waits like a barrier, and names the ranks that did not come. Put it before the
-# place that you suspect. Here rank 1 leaves too early, as after an `if` that not all ranks pass (`group` and `timeout`
-# belong to our demo):
+# it: `dist.new_group(backend="gloo")`) waits like a barrier, and names a rank that did not come (with
+# `wait_all_ranks=True`, all of them). Put it before the place that you suspect. Here rank 1 leaves too early, as after
+# an `if` that not all ranks pass (`group` and `timeout` belong to our demo):
 
 # %%
 lesson.code(hang_on_purpose.one_stays_away)

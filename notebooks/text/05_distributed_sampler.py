@@ -84,8 +84,8 @@ lesson.figure("A column is an item, and a cell says whether its rank sees it 1st
 # %% [markdown]
 # The sampler gives no blocks, but **strides**. It deals the items like cards: one to each rank in turn.
 #
-# The reason is the *step*, in which each rank takes a batch of 5. Together the ranks see the next 10 items of the
-# order: the items that one process with a batch of 10 sees.
+# Why? Look at one training step. Each rank takes a batch of 5 items. Together these are the next 10 items of the order:
+# the items that one process with a batch of 10 takes.
 
 # %%
 loaders = [DataLoader(items, batch_size=5, sampler=shard) for shard in (rank_0, rank_1)]
@@ -109,7 +109,8 @@ print(list(DistributedSampler(items, 2, rank=1, seed=0)))
 
 # %% [markdown]
 # So the seed must be the same on all ranks. If each rank had a seed of its own, each would take its strides from
-# another order. Of 1,000 items on 4 ranks, no rank would then see this many:
+# another order. Of 1,000 items on 4 ranks each rank sees a quarter. Then about (3/4)⁴ = 32 % of the items would be seen
+# by no rank. Counted:
 
 # %%
 seen = {item for r in range(4) for item in DistributedSampler(range(1000), 4, rank=r, seed=r)}
@@ -295,8 +296,8 @@ lesson.figure("A row is a loader worker. All cells but those of the first row ar
 # ### Exercise 2: each item once
 #
 # Write `__iter__` so that all readers together read each item once, for any number of ranks and of loader workers. In a
-# worker `get_worker_info()` returns an object with its `id` and `num_workers`. The check starts 2 and 3 ranks with 0, 1
-# and 2 loader workers each. Its source has no length and no index.
+# worker `get_worker_info()` returns an object with its `id` and `num_workers`. Without workers it returns `None`. The
+# check starts 2 and 3 ranks with 0, 1 and 2 loader workers each. Its source has no length and no index.
 
 # %%
 # %%writefile results/live/05_stream.py
@@ -324,9 +325,9 @@ check.stream("results/live/05_stream.py")
 # A network trains with your stream, on 3 ranks with 2 loader workers each. (Until your stream is right, ours stands in
 # its place, and the picture says so.) A second network trains with `WholeStream`, and a third one with
 # `DistributedSampler`, which asks for images by number. All three begin with the same weights and make the same number
-# of steps, with 64 images on each rank. These steps suffice for all ranks together to see every image once.
+# of steps, with 64 images on each rank. If the ranks share well, they see every image once in these steps.
 #
-# **Predict.** What share of these images does the network with `WholeStream` see?
+# **Predict.** With `WholeStream`, what share of all images is seen?
 
 # %%
 my_share = None  # % of the images
@@ -348,9 +349,9 @@ lesson.table(show.stream_table(stream))
 
 # %% [markdown]
 # In each step of `WholeStream` all ranks compute the gradient of the same images, and each loader worker repeats the
-# images of the other one. No step is slower, no error comes, and the accuracy rises: it only rises less. (An accuracy p
-# of 1,000 test images has a standard error of √(p (1 − p) / 1000), here 1.5 points. So the shared stream and
-# `DistributedSampler` are not told apart.)
+# images of the other one. No step is slower, no error comes, and the accuracy rises: here it rises less. (This is one
+# run each. The shared stream and `DistributedSampler` show the same images in different orders, and the order alone
+# moves the accuracy. So a gap of one or two points between these two says nothing.)
 #
 # - Every reader still goes through the whole source, and throws away the items of the others. Where this costs too
 #   much, let the source be a list of file names: the same lines then share out whole files.
@@ -358,6 +359,9 @@ lesson.table(show.stream_table(stream))
 #   instance) belongs to no process group.
 # - Each worker makes batches of its own items, and its last batch may not be full. So the number of steps depends on
 #   `num_workers`, too.
+# - A stream has no shuffle: keep a buffer of items, and draw from it at random. Its seed needs the epoch. Loader
+#   workers with `persistent_workers=True` keep their old copy of the data set: an epoch that you set on the data set
+#   does not reach them.
 #
 # ## Uneven shards
 #
@@ -366,8 +370,8 @@ lesson.table(show.stream_table(stream))
 #
 # A small case: 3 ranks share 10 images without padding, and a step takes one image. This is the loop. `ddp_model` is a
 # model wrapped in DDP, which lesson [06](06_ddp.ipynb) builds. One fact about it suffices here: its `backward()`
-# averages the gradients of the ranks by one all-reduce. `around` is a `with` block: at first `nullcontext`, which does
-# nothing, later `Join`:
+# averages the gradients of the ranks by all-reduces (one, for this small model). `around` is a `with` block: at first
+# `nullcontext`, which does nothing, later `Join`:
 
 # %%
 lesson.code(uneven_shards.epoch)
@@ -405,10 +409,11 @@ lesson.predicted(my_waiting, [*results["uneven"]["ranks"], results["uneven"]["st
 # images, and so finds the weight of each image. The normal weight, 1×, is the weight of an image in a full step, in
 # which every rank has an image.
 #
-# **Predict.** How often does image 9 count with `divide_by_initial_world_size=False`?
+# **Predict.** Image 9 is alone in the last step. With `divide_by_initial_world_size=False`, is its weight 0, 1, 2 or 3
+# times the normal one?
 
 # %%
-my_times = None  # 0, 1, 2 ...
+my_times = None  # times the normal weight
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.predicted(my_times, round(results["Join, False"]["counts"][9], 2), "times")
@@ -433,9 +438,9 @@ lesson.figure("Only in the row of `Join` does every image count once. Orange ima
 lesson.table(show.averages(results))
 
 # %% [markdown]
-# - Only `Join` with its default has the mean loss **and** the gradient of all 10 images. Each other way gets at least
-#   one of the two wrong. One image is a large part of ten. But padding never adds more than world size − 1 images,
-#   which is little in a large set. So padding is fine for training, and `main.py` pads.
+# - Of these four ways, only `Join` with its default has the mean loss **and** the gradient of all 10 images. One image
+#   is a large part of ten. But padding never adds more than world size − 1 images, which is little in a large set. So
+#   padding is fine for training, and `main.py` pads.
 # - *Mean of the ranks' means*: each rank averages its own losses, then we average the ranks. With unequal shards this
 #   is not the mean of the images, even with `Join`: an image of a short shard counts more.
 #
@@ -507,8 +512,9 @@ print(test_set.name, f"accuracy: {right.mean():.4f}")
 # - **mean of means**: the unequal shards `range(rank, n, 8)`, and the mean of the ranks' accuracies;
 # - **exact**: the same unequal shards; right answers of all ranks / images of all ranks.
 #
-# **Predict.** With padding, some test images count twice. In the worst case all of these are wrong and all others
-# right, or the other way round. By how many percentage points is the accuracy then off?
+# **Predict.** With padding 8 ranks see 104 images: 7 of the 97 test images come twice. In the worst case the model is
+# wrong for these 7 and right for the other 90 (or the other way round). By how many percentage points is the padded
+# accuracy then off?
 
 # %%
 my_error = None  # percentage points

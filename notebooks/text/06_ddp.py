@@ -23,8 +23,8 @@
 # each other, and when?
 #
 # **You will be able to**
-# - write data-parallel training yourself, from `broadcast` and `all_reduce`, and say what `DistributedDataParallel`
-#   (DDP) does of it, and when;
+# - write data-parallel training yourself, from `broadcast` and `all_reduce`, and say which of these steps
+#   `DistributedDataParallel` (DDP) does for you, and when;
 # - prove that the ranks train as one process does;
 # - see whether messages travel while backward goes on, and what that is worth.
 #
@@ -99,8 +99,8 @@ lesson.code(wrapped_training.train)
 # `dist.broadcast(tensor, src=0)` gives every rank the values of rank 0, in place. Every rank calls it.
 #
 # Write `__init__`: after `MyDDP(model)` all ranks have rank 0's weights. A model has buffers, too, such as the running
-# means of BatchNorm. `model.state_dict()` is a dict with both. Its tensors are the model's own, not copies: to change
-# one in place is to change the model.
+# means of BatchNorm. `model.state_dict()` is a dict with both (except buffers made with `persistent=False`; DDP sends
+# those, too). Its tensors are the model's own, not copies: to change one in place is to change the model.
 
 # %%
 # %%writefile results/live/06_step_1.py
@@ -187,10 +187,10 @@ check.mean_gradients("results/live/06_step_2.py")
 # Now the ranks should stay together. But is their model the one that **one process** trains on the whole batches?
 #
 # **Predict.** How large is the largest difference between a weight of the ranks and the same weight of one process,
-# after the last update?
+# after the last update: exactly 0, about 1e-8, or about 1e-2?
 
 # %%
-my_difference = None  # a number
+my_difference = None  # 0, 1e-8 or 1e-2
 
 # %%
 # !torchrun --nproc_per_node={ranks} lessons/l06_ddp/wrapped_training.py \
@@ -222,22 +222,23 @@ lesson.table([{"the loss is the … over a rank's images": row["loss"],
 #
 # ## Step 3: one message
 #
-# Each all-reduce costs some time, however small the tensor ([04](04_collectives.ipynb)). So pack the gradients into
-# one flat tensor, a **bucket**, and send that. Three functions are given:
+# Each all-reduce costs some time, however small the tensor ([04](04_collectives.ipynb)). So pack gradients into one
+# flat tensor, and send that. A **bucket** is a list of parameters: `pack` copies their gradients into a flat tensor,
+# and `unpack` copies them back. Three functions are given:
 
 # %%
 lesson.code(buckets.make_buckets, buckets.pack, buckets.unpack)
 
 # %% [markdown]
-# Write `finish()` with **one** all-reduce for all gradients. A bucket is a list of parameters, of those that train:
-# `parameter.requires_grad`.
+# Write `finish()` with **one** all-reduce for all gradients: use one bucket with all parameters that train
+# (`parameter.requires_grad`). `make_buckets` may give several: it is for step 4.
 
 # %%
 # %%writefile results/live/06_step_3.py
 import torch.distributed as dist
 from torch import nn
 
-from lessons.l06_ddp.buckets import make_buckets, pack, unpack
+from lessons.l06_ddp.buckets import pack, unpack
 
 
 class MyDDP(nn.Module):
@@ -308,8 +309,8 @@ check.overlapped("results/live/06_step_4.py")
 #
 # Two things may still go wrong.
 #
-# - In a *second* backward before the update, `.grad is not None` is true from the first hook on. So a bucket leaves
-#   too early.
+# - In a *second* backward before the update, `.grad is not None` is true from the first hook on: the first backward has
+#   left its gradients there. So a bucket leaves too early.
 # - A parameter that a forward leaves out gets no gradient. So its bucket is never full. If that happens on one rank
 #   only, the ranks send different buckets at the same time.
 #
@@ -320,6 +321,10 @@ check.overlapped("results/live/06_step_4.py")
 #   `finish()` leaves the mean of these sums over the ranks;
 # - both at once. After the first backward one rank may have sent all its buckets and another only some. The buckets of
 #   the second backward must not meet those of the first.
+#
+# To begin: for each bucket, count the gradients that are still missing, instead of asking whether `.grad` is `None`.
+# And when `forward()` is called after a `backward()`, with no `finish()` between them, another backward comes. What
+# must every rank have sent by then?
 
 # %%
 # %%writefile results/live/06_step_5.py
@@ -362,8 +367,9 @@ check.compare()
 # too. When `backward()` returns, every rank has the mean gradient. (On a GPU the messages are in its queue by then,
 # ahead of the update.) So DDP needs no `finish()`. Does it do the same as the five steps?
 #
-# Each process has one GPU, or none. Old code gave one process several cards: such code now trains on one of them, and
-# does not say so ([entry 29](../TROUBLESHOOTING.md#29-one-process-and-ddp-on-many-gpus)).
+# Usually a process has one GPU, or none. Old code gave one process several GPUs. With several `device_ids` DDP now
+# raises a ValueError. Without `device_ids` it trains on the model's GPU alone, and does not say so ([entry
+# 29](../TROUBLESHOOTING.md#29-one-process-and-ddp-on-many-gpus)).
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 five = [check.same_weights, check.mean_gradients, check.one_message, check.overlapped,
@@ -412,7 +418,7 @@ common = f"--samples {samples} --test-samples 2000 --epochs {epochs}"
 # **Predict.** How many images a second does this `MyDDP` train, as a share of `DistributedDataParallel`'s?
 
 # %%
-my_share = None  # such as 0.5
+my_share = None  # 1 means as fast as DDP
 
 # %%
 out, mine = "results/live/06", "--wrapper results/live/06_my_ddp.py:MyDDP"
@@ -428,9 +434,9 @@ out, mine = "results/live/06", "--wrapper results/live/06_my_ddp.py:MyDDP"
 both = {text: pd.concat(runs.read_run(f"{out}/{name}-{turn}.jsonl") for turn in (1, 2))
         for name, text in (("mine", f"MyDDP ({whose})"), ("theirs", "DistributedDataParallel"))}
 show.speeds(both)
-lesson.figure("Each point is an epoch, without the first one of each run, in which all warms up; "
-              "the bar is their median. Where the points of both rows mix, the two are not told "
-              "apart.")
+lesson.figure("Each point is an epoch, and the bar is the median. The first epoch of each run is "
+              "left out, because it is slower. Where the points of both rows mix, the two are not "
+              "told apart.")
 share = compare.ratio(*map(show.warm, both.values()))
 lesson.predicted(my_share, share.median)
 lesson.verdict(f"Images a second of MyDDP, by those of DDP: {share}.")
@@ -439,10 +445,12 @@ apart = max((saved[0][name] - saved[1][name]).abs().max().item() for name in sav
 print(f"largest difference between a weight of the one and of the other: {apart:.0e}")
 
 # %% [markdown]
-# *Not told apart* is good news: as far as these runs can tell, the class is as fast as DDP. (Lesson
-# [01](01_one_device.ipynb) has the rule: two programs differ only where no round of one lies among the rounds of the
-# other.) On two ranks each sum has two numbers,
-# so both runs end with the same weights, to the last bit. On more ranks the weights may differ by rounding.
+# *Not told apart* does not mean equally fast. It means that a difference, if there is one, does not stand out from the
+# spread in brackets. (Lesson [01](01_one_device.ipynb) has the rule: one of two programs is called faster only where no
+# round of one lies among the rounds of the other.)
+#
+# On two ranks each sum has two numbers, so both runs end with the same weights, to the last bit. On more ranks the
+# weights may differ by rounding.
 #
 # More: the [tutorial](https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html), the [design
 # notes](https://docs.pytorch.org/docs/stable/notes/ddp.html), and the paper that measured buckets and overlap ([Li et
@@ -485,11 +493,11 @@ lesson.verdict(show.against_one(*drawn[:2]))
 #   copies the means back.
 # - The table has the medians over all timed steps. The picture shows the step whose parts are nearest to them.
 #   *together* is the median of whole steps, so the parts do not add up to it exactly.
-# - *hidden* is the share of one bucket's `wait` that is saved.
+# - *hidden*: how much shorter `wait` is than with one bucket, in %.
 #
-# One bucket hides nothing: it leaves when all gradients are there. Small buckets make `wait` shorter. On a CPU they
-# also make `backward` longer, because the same cores compute and send: overlap hides a wait, and backward pays for it.
-# A GPU's messages take hardly any of its computing, so there the shorter wait remains.
+# One bucket hides nothing: it leaves when all gradients are there. Small buckets make `wait` shorter. Where the verdict
+# also calls `backward` longer, that is the price on a CPU: the same cores compute and send. A GPU's messages take
+# hardly any of its computing, so there the shorter wait remains.
 
 # %% [markdown]
 # ## What to remember

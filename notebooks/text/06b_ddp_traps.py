@@ -16,7 +16,7 @@
 # %% [markdown]
 # # 06b · DDP's traps
 #
-# **The question.** The ranks share gradients, and nothing else. Where is that not enough, and who tells you?
+# **The question.** The ranks share gradients, and little else. Where is that not enough, and who tells you?
 #
 # **You will be able to**
 # - find out whether the ranks are still one model;
@@ -107,7 +107,7 @@ my_cases = None  # a list of these names, in this order
 answers = json.loads(Path("results/live/06b_traps.json").read_text())
 weights = answers["equality"]["weights"]
 show.from_one_process(weights, synthetic)
-lesson.figure("Round points, in the grey: DDP trained what one process trains, to rounding. "
+lesson.figure("Round points in the grey band: DDP trained what one process trains, to rounding. "
               "Square points: it trained something else, and no error said so.")
 lesson.predicted(my_cases, [case for case, off in weights.items() if off > show.ROUNDING])
 
@@ -127,9 +127,9 @@ lesson.predicted(my_cases, [case for case, off in weights.items() if off > show.
 #
 # `torch.nn.SyncBatchNorm` takes mean and variance over the images of all ranks. It needs GPUs; its formula does not.
 #
-# Sum up the values, their squares and their number, over all ranks. A value of this rank then changes the loss of *all*
-# ranks, so its gradient is a sum over the ranks, too. Therefore `SumOverRanks` makes an all-reduce in forward, and
-# another one in backward.
+# Sum up the values, their squares and their number, over all ranks. A value of this rank changes the shared mean, and
+# the shared mean changes the loss of *every* rank. So in backward we add up the gradients of all ranks.
+# `autograd.Function` lets us write forward and backward ourselves: `SumOverRanks` makes an all-reduce in each.
 
 # %%
 lesson.code(traps.SumOverRanks, traps.mean_and_variance)
@@ -139,23 +139,24 @@ lesson.table(show.batchnorm(answers["equality"]))
 
 # %% [markdown]
 # One all-reduce is DDP's, for the gradients. Each layer over all ranks adds two: one in forward, one in backward.
-# Nothing hides them, since the next layer needs the result. So synchronise when a rank has few images; with many, its
-# own mean and variance will do. On GPUs: `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py
-# --sync-bn`).
+# Nothing hides them, since the next layer needs the result. So synchronise when a rank has only a few images (as in
+# object detection). With more images, measure whether it pays. On GPUs: `model =
+# nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before DDP (`main.py --sync-bn`).
 #
-# Our function is for reading. In float32 its difference of two large numbers would lose digits, so PyTorch's layer
-# gathers each rank's mean and variance (one all-gather in forward), and combines them.
+# Our function is for reading. `squares / count − mean²` subtracts two nearly equal numbers, which loses digits in
+# float32. So PyTorch's layer gathers each rank's mean and variance (one all-gather in forward), and combines them.
 #
 # **Running means**, which evaluation uses, are *buffers*: they have no gradients, so no all-reduce averages them. With
 # plain BatchNorm they differ between the ranks (last columns of the table). By default DDP sends rank 0's buffers to
-# all ranks before each forward (`broadcast_buffers`, since PyTorch 2.13 `forward_sync_buffers`). Training does not read
-# them, so `main.py` switches this off, and sends rank 0's buffers before it evaluates.
+# all ranks before each forward (`broadcast_buffers`, since PyTorch 2.13 `forward_sync_buffers`), except where the
+# forward before it was in `no_sync` (next section). Training does not read them, so `main.py` switches this off, and
+# sends rank 0's buffers before it evaluates.
 #
 # ## Fewer all-reduces: `no_sync`
 #
 # *Gradient accumulation* is backward of several small batches, then one update. `backward()` adds to `.grad`, so one
-# all-reduce at the end is enough. DDP makes one in every backward, unless it stands in `with ddp.no_sync():`. A first
-# try, for four batches:
+# all-reduce at the end is enough. DDP makes one in every backward; `with ddp.no_sync():` is there to leave them out.
+# But what must stand inside it? A first try, for four batches:
 
 # %%
 lesson.difference(traps.synchronise_each, traps.first_try)
@@ -187,7 +188,7 @@ lesson.table([{"`no_sync`": text, "all-reduces": answers["no_sync"][way]["all_re
 # update after each `every` batches. The update must equal that of one process whose batch holds these batches of
 # **all** ranks.
 #
-# - `len(batches)` is a multiple of `every`, and the loss is `cross_entropy`.
+# - `len(batches)` is a multiple of `every`, all batches are equally large, and the loss is `cross_entropy`.
 # - `ddp` gets one batch at a time.
 # - Make one round of all-reduces per update.
 
@@ -227,8 +228,9 @@ lesson.table([{"`find_unused_parameters`": f"`{option}`",
 #
 # ## Wrap last
 #
-# DDP sets its hooks on the parameters as it finds them. What happens if the model changes after that? `.double()` makes
-# new float64 tensors for the parameters, as `.to("cuda")` does. One batch, forward and backward:
+# Wrap after you move or convert the model; only `torch.compile` comes later. The reason: DDP hangs its hooks on the
+# *gradient accumulator* of each parameter, a node of autograd. `.double()` and `.to("cuda")` keep the parameter, but
+# give it other data. Then autograd makes a new accumulator, without a hook. One batch, forward and backward:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small(difference)}
@@ -247,7 +249,7 @@ lesson.table([{"model": f"`{model}`", "gradients, between the ranks": show.small
 #
 # ## What DDP does not share
 #
-# DDP shares the gradients and, as described above, the buffers: nothing else.
+# DDP shares the first weights, the gradients and, as described above, the buffers. Everything else is left to you.
 #
 # - **Figures.** The loss and the accuracy that a rank prints are those of its own images. All-reduce sums and counts
 #   ([05](05_distributed_sampler.ipynb) does it for the test set; [07](07_performance.ipynb) shows a published tutorial
@@ -336,8 +338,8 @@ lesson.table(rows)
 # - **The same training.** An update takes `BATCH` images, over all ranks together (as nearly as that can be divided),
 #   at the same learning rate. An epoch takes each image once, but for a few that may be left out, or repeated, so that
 #   all shards are equally long. Its order is another one in each epoch.
-# - **Each rank for itself.** Random numbers (for dropout, say) differ between the ranks. Where there are GPUs, each
-#   rank has one of its own.
+# - **Each rank for itself.** Random numbers (for dropout, say) differ between the ranks. Where
+#   `torch.cuda.is_available()`, each rank has a GPU of its own: `cuda:LOCAL_RANK`.
 # - **True figures.** One line per epoch, written as `minimal.py` writes it: the loss over the images of all ranks, and
 #   the accuracy over all test images, each counted once.
 # - **One file**, `SAVE`, written once, which the model of `minimal.py` can load.
@@ -362,7 +364,8 @@ lesson.table(rows)
 #
 # The check runs your file on 2 ranks, on 3 and on 1, with few images, and tells you the first thing that is not right
 # yet. It watches what the ranks take, compute, print and save, so write the program in your own way. Where ranks would
-# wait for each other for ever, it says which ranks, and in which line. It pretends that each rank has a GPU.
+# wait for each other for ever, it says which ranks, and in which line. The run on 3 ranks pretends that there are GPUs,
+# and watches which of them each rank asks for.
 
 # %%
 capstone.program("results/live/06b_program.py")

@@ -45,7 +45,6 @@ sys.path[:0] = [".", "..", *glob.glob("*/")]; from course import lesson; lesson.
 import json
 import os
 from pathlib import Path
-from statistics import median
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -230,9 +229,10 @@ lesson.verdict([f"MyDDP, times as fast as DDP: {of_wrapper}",
                 "([recorded](../results/recorded/two-cpu-cores/README.md))"])
 
 # %% [markdown]
-# Each epoch after the first is a round, and the verdicts follow the rule of lesson [01](01_one_device.ipynb). The
-# speed-up of two ranks with 64 images each is no constant: it differs between machines, and between this lesson and
-# lesson [00](00_start_here.ipynb). It is the time of a small step against the time of a message, and both vary.
+# Each epoch after the first is a round, and the verdicts follow the rule of lesson [01](01_one_device.ipynb). (These
+# runs took no turns. So believe a small difference only when a second pair of runs repeats it.) The speed-up of two
+# ranks with 64 images each is no constant: it differs between machines, and between this lesson and lesson
+# [00](00_start_here.ipynb). It is the time of a small step against the time of a message, and both vary.
 #
 # ## What is it lost to?
 #
@@ -246,7 +246,8 @@ lesson.verdict([f"MyDDP, times as fast as DDP: {of_wrapper}",
 # - **Talking.** This is what remains: messages, waiting for the slowest rank, and the work of DDP itself. (Lesson
 #   [08](08_predict_scaling.ipynb) tells these apart.)
 #
-# **Predict.** Eight processes that never talk process how many times the images a second of one process?
+# **Predict.** One process alone trains x images a second. Eight processes that never talk run at the same time. How
+# many times x do all eight together train?
 
 # %%
 my_ceiling = None  # times
@@ -262,26 +263,27 @@ lesson.predicted(my_ceiling, ceilings[8]["ceiling"], "times")
 table = runs.seconds_per_epoch(df).assign(speedup=[lines["DDP"][n][0] for n in sizes])
 plots.under_ceiling(table, ceilings, devices, plt.subplots(figsize=(14, 8))[1], my_times)
 lesson.figure("From the ideal down to the speed-up: the ranks lose by taking turns (grey), by "
-              "sharing (yellow), and by talking (blue). Upright: all rounds of a ceiling.")
-one = median(rates(logs[1]))
-parts = show.losses({n: [rate / one for rate in rates(logs[n])] for n in sizes}, ceilings, devices)
+              "sharing (yellow), and by talking (blue). The vertical bars show the range of the "
+              "rounds.")
+parts = show.losses(
+    {n: compare.ratio(rates(logs[n]), rates(logs[1])) for n in sizes}, ceilings, devices)
 lesson.table(parts)
 if all("not told apart" in part["lost: they talk"] for part in parts):
     lesson.verdict(compare.NOT_SHOWN)
 
 
 # %% [markdown]
-# A row of the table reads from left to right: the ideal, less the three losses, is the speed-up. In brackets stands the
-# loss by single rounds of the ceiling, and by single epochs of the speed-up. *Not told apart* means: too small to be
-# measured here. (Both are divided by a run of one process of their own, for the speed of a machine changes over
-# minutes. A ceiling may come out above the number of devices for the same reason.)
+# A row of the table reads from left to right: the ideal, less the three losses, is the speed-up. The brackets show the
+# smallest and the largest loss, if we take single rounds and single epochs instead of medians. *Not told apart* means:
+# too small to be measured here. (Ceiling and speed-up are each divided by a run of one process of their own, for the
+# speed of a machine changes over minutes. A ceiling may come out above the number of devices for the same reason.)
 #
 # ### Exercise 2: the same in milliseconds
 #
 # A step takes `alone` ms with one rank alone on the machine, and `together` ms with `ranks` ranks. Each rank has a
-# batch of its own, as large as before. `ceiling` is the ceiling that you have just measured. How many ms does a step
-# take longer because the processes are *beside each other* (turns and sharing), and how many because they *talk*?
-# Return both.
+# batch of its own, as large as before. `ceiling` is the ceiling for these ranks, as you have just measured it: how many
+# times the images a second of one process all of them reach if they never talk. How many ms does a step take longer
+# because the processes are *beside each other* (turns and sharing), and how many because they *talk*? Return both.
 
 # %%
 def my_split(alone, together, ranks, ceiling):
@@ -309,8 +311,8 @@ my_phase = None  # "data", "forward", "backward" or "update"
 steps = show.per_step(df)
 few = steps[steps.world_size <= max(2, devices)]  # where the ranks need not take turns
 plots.phases(few, plt.subplots(figsize=(14, 5))[1], "milliseconds a step, 64 images a rank", "ms")
-lesson.figure("The phase in which the ranks talk grows. The other phases stay nearly as long as "
-              "alone, since each rank still handles 64 images.")
+lesson.figure("Compare each colour: `forward` can grow by sharing alone, `backward` also by the "
+              "message.")
 grown = show.grown(steps)
 lesson.predicted(my_phase, grown)
 later = steps[steps["epoch"] > 0].set_index("world_size")[f"{grown}_seconds"]
@@ -319,17 +321,19 @@ lesson.verdict([f"{grown}, times as long with 2 ranks as with one: {longer}",
                 *([] if longer.apart else [compare.NOT_SHOWN])])
 
 # %% [markdown]
-# `backward` contains the all-reduce of the gradients. DDP can send one bucket of gradients while `backward` still
-# computes others ([06](06_ddp.ipynb)). LeNet's gradients fit into one bucket, so nothing is hidden here: `backward`
-# contains the whole message, and the wait for the other ranks.
+# `forward` has no message, so it grows by sharing alone. `backward` shares the machine, too, and also contains the
+# all-reduce of the gradients. DDP can send one bucket of gradients while `backward` still computes others
+# ([06](06_ddp.ipynb)). LeNet's gradients fit into one bucket, so nothing is hidden here: `backward` contains the whole
+# message, and the wait for the other ranks.
 #
 # The log is rank 0's. It shows how long *rank 0* waited. It does not show for whom.
 #
 # ### Exercise 3: who holds up the others?
 #
-# Your function runs on three ranks. In each round call `work()`, which is this rank's own part of a step, and then
-# `talk()`, which is a collective. One rank is slow. In one of the rounds another rank is disturbed: that must not
-# count. Return (number of the slow rank, seconds that its `work()` takes in a usual round), **the same on every rank**.
+# Your function runs on three ranks. `rounds` is the number of rounds. In each round call `work()`, which is this rank's
+# own part of a step, and then `talk()`, which is a collective. Neither takes an argument. One rank is slow. In one of
+# the rounds another rank is disturbed: that must not count. Return (number of the slow rank, seconds that its `work()`
+# takes in a usual round), **the same on every rank**.
 #
 # (Here `work()` runs on the CPU. On a GPU a call returns before its work is done: synchronise before each look at the
 # clock, or record CUDA events, as `main.py` does. Lesson [01](01_one_device.ipynb) shows why.)
@@ -366,7 +370,7 @@ phases = {run: show.medians(wrong, run) for run in ("sound", "a", "b", "c")}  # 
 ax = plt.subplots(figsize=(14, 6))[1]
 plots.phases(wrong, ax, "milliseconds a step of rank 0 (recorded)", "ms")
 lesson.figure("Each of the three faults makes the step longer than that of the sound run, "
-              "and each makes other phases longer.")
+              "and each fault lengthens different phases.")
 
 
 # %% [markdown]
@@ -569,8 +573,8 @@ lesson.verdict("Eight GPUs, times as fast as one: "
 #
 # ## The puzzle
 #
-# **Predict.** The table leaves out the accuracy on eight GPUs. Judge by the losses: what was it in the last epoch that
-# was printed?
+# **Predict.** The table leaves out the accuracy on eight GPUs. Its losses are there. Guess the accuracy that the page
+# printed for the last of these epochs.
 
 # %%
 my_accuracy = None  # %
@@ -579,8 +583,9 @@ my_accuracy = None  # %
 lesson.predicted(my_accuracy, 100 * eight.accuracy.iloc[-1], "%, as printed")
 
 # %% [markdown]
-# Ten classes: blind guessing is right for 10 % of the images, and its loss is ln 10 = 2.30. A model with a lower loss
-# does not fall below blind guessing. So the model is sound, and the counting is wrong.
+# Ten classes: blind guessing is right for 10 % of the images, and its loss is ln 10 = 2.30. Here the loss is lower, but
+# the printed accuracy is lower, too. A model can have both, but training hardly ever makes such a model. So suspect the
+# counting before the model.
 #
 # **Predict.** By what must the printed accuracy be multiplied?
 
@@ -629,9 +634,9 @@ lesson.code(utils.count, utils.all_sum)
 # |--:|--:|--:|--:|--:|
 # | 122 | 115 | 111 | 110 | 80 |
 #
-# The link between machines is slower, and the last column shows it. With much work for each byte sent, the efficiency
-# stays high: the paper on DDP ([Li et al. 2020](https://arxiv.org/abs/2006.15704)) reports near-linear scaling to 256
-# GPUs.
+# The last column spans two machines. A slower link between them would explain the fall; the issue does not show the
+# cause. With much work for each byte sent, the efficiency stays high: the paper on DDP ([Li et al.
+# 2020](https://arxiv.org/abs/2006.15704)) reports near-linear scaling to 256 GPUs.
 #
 # ## Your machine on the class's board
 #
