@@ -296,3 +296,4 @@ def unpack(namespace: dict, text: str) -> None:
     # Some checks read the text of the function that they judge, a typical mistake's too.
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     exec(compile(source, file, "exec"), namespace)
+    namespace["__file__"] = file  # here inspect looks for the text of a class

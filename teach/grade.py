@@ -211,6 +211,9 @@ def main() -> int:
         if again:
             check_input("the last grading,", args.out / LAST)
             last = json.loads((args.out / LAST).read_text(encoding="utf-8"))
+            if args.lessons and last["lessons"] and not set(args.lessons) <= set(last["lessons"]):
+                raise ValueError(f"--lesson {', '.join(args.lessons)}: the grading in {args.out} is of lesson "
+                                 f"{', '.join(last['lessons'])}; name another --out")
             hand_ins = [hand_in for hand_in in hand_ins if hand_in.learner in only]
         else:
             hand_ins += [HandIn(name, None, None) for name in class_list.rows if name not in came]
@@ -238,6 +241,8 @@ def main() -> int:
                             ("no such answer, for --marks", unmet)):
             if names:
                 print(f"{what}: {', '.join(sorted(names))}")
+        if args.deadline and any(place.is_file() for place in args.places):
+            print("--deadline is not used for a .zip: its times are those of the download")
         if args.give_back:
             name = "-".join(["graded", *(last["lessons"] or [])]) + ".html"
             listed = set(refused[refused.why == NOTHING].learner)  # the list may misspell one

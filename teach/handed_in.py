@@ -30,6 +30,7 @@ UNUSUAL = re.compile(
     r"multiprocessing|subprocess|popen|os\.system|posix_spawnp?|execv\w*)\b|(?<!\.)\b(?:eval|exec)\b|/proc\b|"
     r"\bvars\((?:sys|os|dist|torch)\)|result\.json|\bimport +torch +as\b|\blessons\W+\w+\W+(?:check|capstone)\b|"
     r"\bcourse(?:\W+| +import\b.*)\b(?:exercise|on_ranks)\b|"
+    r"\bimport\b[^\n.]*\bmodules\b|\.modules\b(?! *\()|\b__file__\b|"
     r"\b(?:torch|dist|nn|F|math|statistics|os|[A-Z]\w*)(?:\.\w+)+ *=[^=]")
 # And in an answer that is a file: it runs where the checks and the solutions can be imported.
 OURS = re.compile(r"\b(?:lessons|course)[./][\w./]+|\b(?:from|import)\s+(?:lessons|course)\b(?!\.)")

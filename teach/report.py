@@ -54,6 +54,7 @@ def write(answers: pd.DataFrame, refused: pd.DataFrame, lessons: list[str], clas
     grades["why not"] = grades.learner.map(reasons).where(grades["of"].isna())
     grades["page"] = grades.learner.map(pages)
     write_text(folder / "grades.csv", csv(grades))
+    (folder / "import.csv").unlink(missing_ok=True)  # of an earlier run
     if class_list.rows:
         write_text(folder / "import.csv", csv(class_list.for_lms(grades.pivot(index="learner", columns="lesson",
                                                                               values="percent"))))

@@ -379,6 +379,7 @@ def test_a_file_of_the_shell_is_judged_too(name, text, outcome, tmp_path, monkey
     ("cell", "from multiprocessing.connection import Connection as C\nC(3).send(1)", "multiprocessing, Connection"),
     ("cell", "__builtins__.exec('1')", "__builtins__"), ("cell", "model.eval()", ""), ("cell", "eval('1')", "eval"),
     ("cell", "from course import exercise as e\ne.same = max", "course import exercise"),
+    ("cell", "from sys import modules", "import modules"), ("cell", "model.modules()", ""),
     ("cell", "import torch as t", "torch as"), ("cell", "Tensor.item = None", "Tensor.item ="),
     ("cell", "import runpy\nfrom os import _exit", "runpy, _exit"), ("cell", "self.Sum = 1\nshape = Shard()", ""),
     ("cell", "import torch\ntorch.Tensor.item = lambda _: 1", "torch.Tensor.item ="),
