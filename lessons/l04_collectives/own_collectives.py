@@ -25,7 +25,7 @@ from options import nonempty_path, positive
 OURS = {"04_broadcast": ("broadcast", check.my_broadcast), "04_all_reduce": ("all_reduce", check.my_all_reduce),
         "04_ring": ("all_reduce", check.my_ring)}
 SIZES = [1024 * 32**power for power in range(4)]  # bytes: 1 KiB to 32 MiB
-BLOCK = 0.02  # seconds: calls are timed in blocks of about this length, 50 calls at most
+BLOCK = 0.1  # seconds: calls are timed in blocks of about this length, 200 calls at most
 CPU = torch.device("cpu")
 
 
@@ -58,7 +58,7 @@ def times(calls, rounds):
     for call in calls.values():
         timed(call, 2, CPU)  # connections are made, memory is touched
     once = slowest([timed(call, 1, CPU) for call in calls.values()])
-    repeats = {key: int(min(50, max(1, BLOCK / seconds))) for key, seconds in zip(calls, once, strict=True)}
+    repeats = {key: int(min(200, max(1, BLOCK / seconds))) for key, seconds in zip(calls, once, strict=True)}
     blocks = interleave({key: partial(timed, call, repeats[key], CPU) for key, call in calls.items()}, rounds)
     of_ranks = {key: slowest(seconds) for key, seconds in blocks.items()}
     return {key: {"seconds": statistics.median(seconds), "low": min(seconds), "high": max(seconds)}

@@ -49,11 +49,20 @@ def overlap(timelines: list[dict], whose: str) -> list[dict]:
             for run in timelines]
 
 
+def early(run: dict) -> tuple[int, int]:
+    """(messages that left before `backward` had ended, all messages) of the step that is drawn."""
+    end = next(event["end"] for event in run["events"] if event["event"] == "backward")
+    starts = [event["start"] for event in run["events"] if event["lane"] == "all-reduce"]
+    return sum(start < end for start in starts), len(starts)
+
+
 def against_one(small: dict, one: dict) -> list[str]:
-    """What small buckets change against one bucket: a line for `wait`, `backward` and the whole step."""
+    """What small buckets change against one bucket: a line for the messages, `wait`, `backward` and the whole step."""
     wait, backward, step = (ratio(small["rounds"][part], one["rounds"][part]) for part in ("wait", "backward", "step"))
-    shown = "" if wait.high < 1 else f" {NOT_SHOWN}"
-    return [f"`wait` of DDP with small buckets, by that with one bucket: {wait}.{shown}",
+    (soon, of), (late, of_one) = early(small), early(one)
+    return [f"Messages that left before `backward` had ended: {soon} of {of} with small buckets, {late} of {of_one} "
+            f"with one bucket.{'' if soon > late else f' {NOT_SHOWN}'}",
+            f"`wait` with small buckets ÷ `wait` with one bucket: {wait}.",
             f"`backward`, likewise: {backward}.", f"The whole step: {step}."]
 
 

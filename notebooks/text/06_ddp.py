@@ -481,7 +481,7 @@ plots.timelines.one_below_another(
     {show.buckets(run, whose): pd.DataFrame(run["events"]) for run in drawn}, ranks=1)
 lesson.figure("One step of rank 0 each. With small buckets orange bars (messages under way) lie "
               "below the dark blue one (backward). With one bucket the message leaves when "
-              "backward has ended, and the grey wait is longer.")
+              "backward has ended.")
 lesson.predicted(my_step, show.shorter(*drawn[:2]))
 lesson.table(show.overlap(drawn, whose))
 lesson.verdict(show.against_one(*drawn[:2]))
@@ -495,9 +495,10 @@ lesson.verdict(show.against_one(*drawn[:2]))
 #   *together* is the median of whole steps, so the parts do not add up to it exactly.
 # - *hidden*: how much shorter `wait` is than with one bucket, in %.
 #
-# One bucket hides nothing: it leaves when all gradients are there. Small buckets make `wait` shorter. Where the verdict
-# also calls `backward` longer, that is the price on a CPU: the same cores compute and send. A GPU's messages take
-# hardly any of its computing, so there the shorter wait remains.
+# One bucket hides nothing: it leaves when all gradients are there. Small buckets leave while `backward` goes on. What
+# that gains depends on who sends. Here the same cores compute and send, so `backward` may take longer, and `wait` may
+# not become shorter: the verdict says what could be told apart. A GPU's messages take hardly any of its computing, so
+# there the time of the early messages is saved.
 
 # %% [markdown]
 # ## What to remember
