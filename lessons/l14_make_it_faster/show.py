@@ -83,7 +83,7 @@ def times(run: dict) -> list[dict]:
                      "with the profiler, ms": f"{under_profiler(profile):.1f}",
                      "after, ms": f"{profile['halves'][1]:.1f}",
                      **{f"{part}, ms": f"{profile['medians'][part]:.1f}" for part in parts}})
-        if under_profiler(profile) < low:  # a profiler cannot make a step faster
+        if 1.05 * under_profiler(profile) < low:  # a profiler cannot make a step faster, but for noise
             rows[-1]["model"] += " (**disturbed**: no profiler makes a step faster. Run it again)"
         elif high > 1.25 * low:
             rows[-1]["model"] += " (**disturbed**: the machine changed its speed. Run it again)"

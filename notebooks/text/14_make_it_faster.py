@@ -250,12 +250,13 @@ f"{reached / 1e9:.0f} of {peak / 1e9:.0f} GFLOP/s: an MFU of {reached / peak:.0%
 # | bf16 autocast | `with torch.autocast("cpu", torch.bfloat16):` around forward and loss |
 # | channels_last | `model.to(memory_format=torch.channels_last)`: the channels of a pixel side by side in memory |
 # | gradient_as_bucket_view | `DDP(…, gradient_as_bucket_view=True)`: DDP does not copy gradients to its buckets and back |
-# | bf16 compression | `ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)`: a function in place of DDP's all-reduce sends half the bytes |
+# | bf16 compression | `ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)`: sends half the bytes |
 # | PowerSGD | another hook: for a gradient of 1,000 × 1,000 it sends two columns, 2,000 numbers ([Vogels 2019](https://arxiv.org/abs/1905.13727)) |
 # | an update every 4 batches | `with ddp.no_sync():` for three of four batches ([09](09_large_batch.ipynb)) |
 #
-# **bf16** (bfloat16) is a number of 16 bits: float32's range, with 8 significant bits instead of 24. *Autocast* casts
-# the inputs of matrix products to it; the weights stay float32. A processor without bf16 instructions must imitate it.
+# A *communication hook* is a function in the place of DDP's all-reduce. **bf16** (bfloat16) is a number of 16 bits:
+# float32's range, with 8 significant bits instead of 24. *Autocast* casts the inputs of matrix products to it; the
+# weights stay float32. A processor without bf16 instructions must imitate it.
 #
 # **Predict** two of them (1 = no gain).
 
