@@ -398,9 +398,10 @@ lesson.verdict([f"Data, times as long with one image at a time: {data_only}",
 
 # %% [markdown]
 # Model, optimizer and order of the images are the same: only the data pipeline differs. Even its arithmetic is the
-# same. The number of calls makes the difference: one pipeline makes several Python calls and small tensors for each
-# image, and the other one for each batch. `DataLoader(num_workers=…)` does not remove this work; it moves the work to
-# other cores. If each core already has a rank, no core is left for the workers.
+# same. (If another bar differs a little, its work is still the same: its time differs from round to round.) The number
+# of calls makes the difference: one pipeline makes several Python calls and small tensors for each image, and the other
+# one for each batch. `DataLoader(num_workers=…)` does not remove this work; it moves the work to other cores. If each
+# core already has a rank, no core is left for the workers.
 #
 # **Why this matters for all later lessons.** A speed-up compares with a baseline. Suppose that somebody trains on two
 # devices a batch at a time, and compares with one device that takes an image at a time. Then the "speed-up" is too

@@ -278,8 +278,8 @@ lesson.table([{"input": kind, "value": value, "device 0 gets": first[kind],
                "device 1 gets": second[kind]} for kind, value in inputs.items()])
 
 # %% [markdown]
-# - Scatter cuts **every tensor that has a dimension to cut**, also one inside a list, a tuple or a dict. That includes a
-#   tensor of class weights, say, which should stay whole: make it a buffer of the model.
+# - Scatter cuts **every tensor that has a dimension to cut**, also one inside a list, a tuple or a dict. That includes
+#   a tensor of class weights, say, which should stay whole: make it a buffer of the model.
 # - Scatter hands **every other object** whole to each device. So a list of labels or of file names is not cut, and no
 #   longer fits its 2 rows.
 #
@@ -440,8 +440,9 @@ lesson.verdict("Python's sums, time of two threads / time of two processes: "
 # %% [markdown]
 # The *global interpreter lock* (GIL) lets only one thread of a process run Python at a time. (The usual builds of
 # Python have it; the free-threaded ones do not.) PyTorch releases the lock inside an operation. `sum` of a `range` does
-# not release it. (The numbers in brackets are the spread; lesson [01](01_one_device.ipynb) says when a difference
-# counts.)
+# not release it. Processes have a lock each, so they can gain. How much depends on more than the lock: each piece and
+# each result is also a message between processes. So compare the threads with the processes, not with 2. (The numbers
+# in brackets are the spread; lesson [01](01_one_device.ipynb) says when a difference counts.)
 #
 # `DataParallel` has one interpreter that starts the work of all GPUs. Where a model has many small operations, the GPUs
 # wait for that interpreter. DDP has one interpreter for each GPU.
@@ -494,10 +495,10 @@ lesson.table(rows)
 # ## Exercise: a whole step by hand
 #
 # Write a training step of `DataParallel`, without threads, and without `replicate`, `parallel_apply` and `scatter`;
-# `chunk` and `torch.cat` are allowed. Copy the model with `copy.deepcopy`: `backward()` then leaves the gradients in the
-# copies, and you bring them back. Return the loss, which is the mean cross-entropy of the batch, and leave the gradient
-# of the whole batch in the `.grad` of `model`'s weights. Call the copies only, never `model`. `devices` is a number.
-# The last piece may be smaller than the others.
+# `chunk` and `torch.cat` are allowed. Copy the model with `copy.deepcopy`: `backward()` then leaves the gradients in
+# the copies, and you bring them back. Return the loss, which is the mean cross-entropy of the batch, and leave the
+# gradient of the whole batch in the `.grad` of `model`'s weights. Call the copies only, never `model`. `devices` is a
+# number. The last piece may be smaller than the others.
 
 # %%
 def my_step(model, batch, labels, devices):

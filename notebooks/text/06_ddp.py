@@ -150,7 +150,8 @@ lesson.predicted(my_weights, "not the same" if at_the_end else "the same")
 
 # %% [markdown]
 # **Same weights + same updates = same weights.** A broadcast gives the same weights, but not the same updates: each
-# rank has its own images, so its own gradients, so its own updates.
+# rank has its own images, so its own gradients, so its own updates. (Without a wrapper the updates differ, too. That
+# line is flat all the same: it shows the largest difference of a weight, which comes from the different first weights.)
 #
 # ## Step 2: the mean gradient
 #
@@ -491,8 +492,9 @@ lesson.verdict(show.against_one(*drawn[:2]))
 #   the result is there. The messages are numbered.
 # - **Grey**, `wait`: nothing is left to compute. `backward()`, or `finish()`, waits for the messages under way, and
 #   copies the means back.
-# - The table has the medians over all timed steps. The picture shows the step whose parts are nearest to them.
-#   *together* is the median of whole steps, so the parts do not add up to it exactly.
+# - The table has the medians over all timed steps. The picture shows one step of each way, the one whose parts are
+#   nearest to the medians. **So do not read from the picture which way is faster**: the verdict decides. *together* is
+#   the median of whole steps, so the parts do not add up to it exactly.
 # - *hidden*: how much shorter `wait` is than with one bucket, in %.
 #
 # One bucket hides nothing: it leaves when all gradients are there. Small buckets leave while `backward` goes on. What

@@ -112,8 +112,10 @@ lesson.figure("Round points in the grey band: DDP trained what one process train
 lesson.predicted(my_cases, [case for case, off in weights.items() if off > show.ROUNDING])
 
 # %% [markdown]
-# These runs use float64, with 16 digits. In float32 the rounding of one sum can decide whether a ReLU is on or off, and
-# from there on two equal trainings drift apart. So prove equality in float64, or after one update.
+# The picture has two rows more than the list: *unequal shards, loss weighted* and *BatchNorm over all ranks* are
+# repairs, described below. These runs use float64, with 16 digits. In float32 the rounding of one sum can decide
+# whether a ReLU is on or off, and from there on two equal trainings drift apart. So prove equality in float64, or after
+# one update.
 #
 # - **Unequal shards.** DDP takes the mean of the ranks' means, so an image in a small shard counts for more. A loss
 #   weighted by the images repairs it: an exercise of [05](05_distributed_sampler.ipynb).
@@ -147,10 +149,10 @@ lesson.table(show.batchnorm(answers["equality"]))
 # float32. So PyTorch's layer gathers each rank's mean and variance (one all-gather in forward), and combines them.
 #
 # **Running means**, which evaluation uses, are *buffers*: they have no gradients, so no all-reduce averages them. With
-# plain BatchNorm they differ between the ranks (last columns of the table). By default DDP sends rank 0's buffers to
-# all ranks before each forward (`broadcast_buffers`, since PyTorch 2.13 `forward_sync_buffers`), except where the
-# forward before it was in `no_sync` (next section). Training does not read them, so `main.py` switches this off, and
-# sends rank 0's buffers before it evaluates.
+# plain BatchNorm they differ between the ranks (column *running means, between the ranks* of the table). By default DDP
+# sends rank 0's buffers to all ranks before each forward (`broadcast_buffers`, since PyTorch 2.13
+# `forward_sync_buffers`), except where the forward before it was in `no_sync` (next section). Training does not read
+# them, so `main.py` switches this off, and sends rank 0's buffers before it evaluates.
 #
 # ## Fewer all-reduces: `no_sync`
 #

@@ -274,9 +274,11 @@ if all("not told apart" in part["lost: they talk"] for part in parts):
 
 # %% [markdown]
 # A row of the table reads from left to right: the ideal, less the three losses, is the speed-up. The brackets show the
-# smallest and the largest loss, if we take single rounds and single epochs instead of medians. *Not told apart* means:
-# too small to be measured here. (Ceiling and speed-up are each divided by a run of one process of their own, for the
-# speed of a machine changes over minutes. A ceiling may come out above the number of devices for the same reason.)
+# smallest and the largest loss, if we take single rounds and single epochs instead of medians. (In the picture only the
+# ceiling has bars for its range, and they may be too short to see. The spread of the speed-up stands in the table, in
+# the brackets of *they talk*.) *Not told apart* means: too small to be measured here. (Ceiling and speed-up are each
+# divided by a run of one process of their own, for the speed of a machine changes over minutes. A ceiling may come out
+# above the number of devices for the same reason.)
 #
 # ### Exercise 2: the same in milliseconds
 #
@@ -541,6 +543,9 @@ lesson.verdict([f"2 threads, times as fast as 1: {two}",
                 f"{compare.ratio(threads, rates(ways['2 ranks']))}"])
 
 # %% [markdown]
+# If the threads win here, this says nothing against DDP. Threads send no gradients, but they end at one machine. Ranks
+# can go on where threads end.
+#
 # ## torchrun's banner
 #
 # In a terminal, `torchrun` begins with `Setting OMP_NUM_THREADS environment variable for each process to be 1 in

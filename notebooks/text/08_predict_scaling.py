@@ -127,8 +127,8 @@ check.message(my_message)
 
 # %% [markdown]
 # In the check the points lie on a line. Here they lie beside it. Your function gets every other point, and predicts the
-# rest. (As long as it is not right, ours does, and the picture says so.) A line that is more than 30 % off somewhere is
-# **refused** below.
+# rest. (As long as it is not right, ours does, and the picture says so.) A line that is more than 30 % off at a blue
+# point is **refused** below. (A grey point tests nothing. If one lies far from the line, the line is no better there.)
 
 # %%
 message_seconds, whose = check.message.or_ours(my_message)
@@ -386,7 +386,8 @@ lesson.verdict(show.pays(speedups))
 # rounds of the other.
 #
 # The gradients have as many bytes for a batch of 4 as for one of 128. So their message weighs less, the longer a step
-# is. DDP pays for waiting, for messages and for itself.
+# is. DDP pays for waiting, for messages and for itself. Where no batch is told apart on the slow side, the dots below
+# the black line are a hint, not a result.
 #
 # More ranks than cores are not in this picture. Their ceiling is that of the cores. They may come nearer to it: while
 # one rank waits, another computes, and a step has more images for each message. Or they lose more: they take turns, and

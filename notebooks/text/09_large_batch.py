@@ -111,9 +111,10 @@ lesson.figure("The same runs three times. Left: for the same images more ranks l
 
 # %% [markdown]
 # Without momentum an update is the learning rate times a mean gradient. (Momentum adds earlier ones, for all batches
-# alike.) On average that mean is the same, however many images are in it. So an update moves the weights about as far
-# with 64 images as with 512, and fewer updates move them less. The time (on the right) depends on the machine: more
-# ranks than cores take turns.
+# alike.) On average that mean is the same, however many images are in it. So, on average, an update goes equally far
+# *along the true gradient* with 64 images as with 512, and fewer updates go less far. (With 64 images it also goes in
+# other directions, by noise, which largely cancels.) The time (on the right) depends on the machine: more ranks than
+# cores take turns.
 #
 # ## One process can stand for the ranks
 #

@@ -398,6 +398,8 @@ lesson.table([
 print(show.essential(console))
 
 # %% [markdown]
+# (In the figure *both are told to stop* belongs to the last dotted line, at the right.)
+#
 # `--global-batch-size` stays the same, so each rank takes a larger share, and the learning rate stays right. The
 # training goes on from the checkpoint, not from epoch 0.
 #

@@ -101,7 +101,8 @@ print(f"δ = {1000 * write:.0f} ms, R = {restart:.1f} s")
 # - Each group sends a sign of life (a *heartbeat*) to a small program, the **lighthouse**. A group that sends none for
 #   1.5 s counts as dead: that is our setting, `--heartbeat_timeout_ms`.
 # - In each step the living groups form a **quorum**, and average their gradients over the number of groups in it.
-# - A step counts only if all groups of the quorum finish it. Otherwise the remaining groups repeat it.
+# - A step counts only if all groups of the quorum finish it. Otherwise it was an attempt, which changes no weights, and
+#   the remaining groups try again. (An attempt is not counted as a step made twice.)
 # - When a group comes back, a living group sends it the weights and the optimizer's state over the network, and it
 #   joins at the current step.
 #

@@ -296,7 +296,7 @@ lesson.figure("A square is a rank, a row a node. The colour is the collective in
               "rank, the culprit.")
 
 # %% [markdown]
-# Follow the chain from any square. A rank waits for its leader, which has not sent. This leader waits for one other
+# Follow the chain from a green square. A rank waits for its leader, which has not sent. This leader waits for one other
 # leader, and that one waits for one rank of its node. On a real cluster you would now look at this rank's machine: its
 # stack, its disk, its GPU.
 #
@@ -444,7 +444,8 @@ lesson.predicted(my_guess_8, patients[8].number)
 # `torch.save` and `torch.load`. At the end it compares the ranks. It does not read the source.
 #
 # Now it gets the scripts of patients 6 (`model.module` in place of `model`) and 8 (`torch.randn` for the noise).
-# **Predict:** in which of them does it find the mistake? (`grep` shows the report, without torchrun's own lines.)
+# **Predict:** in which of them does it find the mistake? (`grep` shows the report. After a finding the doctor ends with
+# an error status on purpose, so torchrun adds *doctor FAILED*.)
 
 # %%
 my_found = None  # a list: [], [6], [8] or [6, 8]

@@ -432,7 +432,8 @@ lesson.figure("Each box is the forward (light) or backward (dark) of a micro-bat
 # the model is larger, so that computing takes longer than sending. Each box begins and ends at its median of several
 # steps.)
 #
-# By the formula the two differ in memory alone. With GPipe all micro-batches wait for their backward. With 1F1B at most
+# By the formula the two differ in memory alone (if the measured steps differ, look at the widths of the boxes: the
+# formula takes all forwards as equally long). With GPipe all micro-batches wait for their backward. With 1F1B at most
 # as many wait as there are ranks, and on the last rank only one. The same functions give the order for four ranks and
 # eight micro-batches:
 
@@ -572,9 +573,10 @@ lesson.figure("The simplest way that fits, by devices and size of the model. A l
 # limit of memory TP and pipelines (PP).
 #
 # Then read it to the right. Up to 1,024 devices each can have a sequence of its own. Beyond, ranks must share the
-# computation of one sequence, and **TP appears for models of every size**. On slow links this happens earlier: with few
-# sequences a device, computing no longer hides the gradients. A pipeline sends only activations between its ranks. In
-# the grey cells even the best way waits for more than half of the step: fewer devices would do.
+# computation of one sequence, and **TP appears for small models, too** (the smallest are grey: they mostly wait). On
+# slow links this happens earlier: with few sequences a device, computing no longer hides the gradients. A pipeline
+# sends only activations between its ranks. In the grey cells even the best way waits for more than half of the step:
+# fewer devices would do.
 #
 # It is a model, not a measurement: **trust the regions, not their borders**, nor a single cell (micro-batches and
 # stages are powers of two, so a small step can cost much). It assumes NVIDIA H100s, 8 a node, joined by NVLink,

@@ -453,7 +453,8 @@ check.hook("results/live/14_hook.py")
 
 # %% [markdown]
 # The run measures **your hook**, too, beside PyTorch's own bf16 compression. As long as yours is not right, the run
-# takes ours and says so.
+# takes ours and says so. Both send the same bytes: if their medians differ, compare their lines with the grey band
+# before you look for a reason.
 
 # %%
 hook_file = check.hook.file or "ours"
@@ -475,7 +476,8 @@ lesson.figure("Each change of the messages against no change. Only a line wholly
 lesson.table(show.messages(many))
 
 # %% [markdown]
-# - **LeNet sends little**: 242 KiB. The last column says what halving it would save.
+# - **LeNet sends little**: 242 KiB. The last column says how long half the bytes take. Near or above 100 % halving
+#   saves nothing: latency and casting weigh more than bytes.
 # - **Half the bytes need not take half the time** (last column): a core must add up the 16-bit values, and casting
 #   them costs, too.
 # - **PowerSGD** sends least, but multiplies matrices for it, on the same cores. It adds what it leaves out to the next

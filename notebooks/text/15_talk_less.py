@@ -208,14 +208,16 @@ lesson.verdict(show.both(near))
 # - **DiLoCo** learns alone just as long. The average cancels changes of opposite sign, as in local SGD. The outer
 #   momentum then carries the rest into the next rounds.
 # - **16 bits and PowerSGD** still talk at each step. They save the time that bytes take, which is short here, but no
-#   latency and no waiting.
+#   latency and no waiting. PowerSGD even pays the latency of three messages and multiplies matrices, so it may be
+#   slower than DDP. Its gradient is another one, so it may learn less.
 #
 # Where the prediction is off, the model of lesson [08](08_predict_scaling.ipynb) leaves out the same things as there:
 # ranks wait for each other, and DDP itself takes time. With N = 32 these two costs come once in 32
 # batches: compare the rows with N = 1 and N = 32.
 #
 # A comparison after the same number of images is fair. So is one after the same time, in which a way that talks less
-# has seen more images.
+# has seen more images. A curve can be higher below for two reasons: more images by then, or more learnt from each.
+# Compare *local SGD* with *never*, which have seen about equally many.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 show.by_time(near, f"LeNet, {ranks} ranks")
