@@ -8,7 +8,7 @@
 #         width: 512
 #         samples: 1280
 #         epochs: 2
-#       seconds: 35
+#       seconds: 40
 #     seconds: 75
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)

@@ -10,7 +10,7 @@
 #         rounds: 1
 #         samples: 320
 #         test_samples: 100
-#       seconds: 40
+#       seconds: 70
 #     seconds: 150
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
