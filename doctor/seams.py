@@ -295,8 +295,9 @@ class Seams:
             self.diary.forwards += 1
             if self.last_forward and self.last_forward[0] == self.diary.backwards:
                 self.diary.skipped = {"times": self.diary.skipped["times"] + 1, "where": self.last_forward[1]}
-            self.last_forward = self.diary.backwards, where()
-            self.names(module, where())
+            line = where()
+            self.last_forward = self.diary.backwards, line
+            self.names(module, line)
             self.before_forward = random_state() if self.diary.forwards <= LOOKED_AT else None
         elif not self.within and not self.raw and any(module in wrapped.parts for wrapped in self.models.values()):
             self.raw = where()
@@ -537,8 +538,7 @@ class Seams:
     @looks
     def opened(self, path):
         caller = sys._getframe(3).f_code.co_filename  # nearer are looks() and heard()
-        line = where()
-        if line and not caller.startswith((TORCH, "<")) and not path.startswith(("/dev/", "/proc/")):
+        if not caller.startswith((TORCH, "<")) and not path.startswith(("/dev/", "/proc/")) and (line := where()):
             self.diary.once("opened", where=line, path=os.path.realpath(path), host=socket.gethostname())
 
     def load(self, function):

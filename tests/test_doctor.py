@@ -177,6 +177,15 @@ CHANGES = {  # what is changed in the training above: the finding
 OPENED = TRAINING.replace("for epoch in", "log = open(__file__ + '.csv', 'a')\nfor epoch in")
 
 
+def changed(parts):
+    """The training above, with each `old` of (old, new, old, new, ...) replaced."""
+    text = TRAINING
+    for old, new in zip(parts[::2], parts[1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
 def test_a_sound_training_gets_none_on_three_ranks(tmp_path):
     done, names = doctor(3, written(tmp_path, TRAINING), folder=tmp_path)
     assert names == [] and done.returncode == 0, done.stderr
@@ -184,11 +193,7 @@ def test_a_sound_training_gets_none_on_three_ranks(tmp_path):
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_one_mistake_in_a_training_is_the_one_finding(name, tmp_path):
-    text = TRAINING
-    for old, new in zip(CHANGES[name][::2], CHANGES[name][1::2], strict=True):
-        assert old in text
-        text = text.replace(old, new)
-    done, names = doctor(2, written(tmp_path, text), folder=tmp_path)
+    done, names = doctor(2, written(tmp_path, changed(CHANGES[name])), folder=tmp_path)
     assert names == [name] and done.returncode, done.stderr
 
 
@@ -336,11 +341,7 @@ RARE = {"a sharded optimizer", "an argument by its name", "bytes and lazy layers
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.weekly] * (name in RARE)) for name in SOUND])
 def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
-    text = TRAINING
-    for old, new in zip(SOUND[name][::2], SOUND[name][1::2], strict=True):
-        assert old in text
-        text = text.replace(old, new)
-    done, names = doctor(2, written(tmp_path, text), folder=tmp_path)
+    done, names = doctor(2, written(tmp_path, changed(SOUND[name])), folder=tmp_path)
     assert names == [] and done.returncode == 0 and "own look" not in done.stderr, done.stderr
 
 
