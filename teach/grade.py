@@ -205,7 +205,7 @@ def main() -> int:
         only = {class_list.learner(name) for name in args.only or ()}
         if strange := only - came:
             raise ValueError(f"--only: nothing was handed in by {', '.join(sorted(strange))}, but by "
-                             f"{', '.join(sorted(came))}")
+                             f"{', '.join(sorted(came)) or 'no learner'}")
         if not came and not again:
             raise ValueError(f"no notebook and no learner's folder in {', '.join(map(str, args.places))}")
         if again:
