@@ -9,6 +9,7 @@ import base64
 import html
 import importlib
 import inspect
+import io
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
+from PIL import Image
 
 import files
 from course import twins
@@ -34,6 +36,21 @@ SLOW = 300  # seconds that Sphinx may take
 CONTENTS = """# {title}
 
 {lead}
+
+## Start
+
+For whoever has trained a network with one process. You need Linux, Python 3.11 or newer, and 7 GB of disk; no GPU. In a
+[copy of the course](README.md):
+
+```sh
+scripts/lab  # JupyterLab, from lesson 00 on
+```
+
+All {count} lessons take about {hours} hours, read here or run there. Ways through them:
+
+- **A course:** all lessons in their order. Each builds on those before it.
+- **One day,** {day_hours} hours: {day}.
+- **You run training jobs already,** {job_hours} hours: {job}. Point the [doctor](site/pages/doctor.md) at your own program.
 
 ## The lessons
 
@@ -62,6 +79,13 @@ TROUBLESHOOTING
 {others}
 About the course <README>
 ```
+"""
+
+DAY, JOB = ("00", "05", "06", "12"), ("03", "06b", "07", "10", "11", "12")  # ways through the lessons
+
+QUIZ = """## Three questions
+
+Answer before you unfold. A teacher asks them by show of hands.
 """
 
 CARD = """::::{{container}} lesson
@@ -143,7 +167,9 @@ def build(executed: bool = False) -> Path:
                 shutil.rmtree(MADE, ignore_errors=True)
         new = SITE.with_name("site-new")
         shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(MADE, new, ignore=shutil.ignore_patterns("*.map"))  # 3 MB for whoever debugs the theme
+        shutil.copytree(MADE, new, ignore=shutil.ignore_patterns("*.map", "*.woff2"))  # 3 MB for whoever debugs the theme
+        style = new / "_static/styles/pydata-sphinx-theme.css"  # without 2,000 icons: course.css has its own
+        style.write_text(re.sub(r"(\.fa-[\w-]+,?)+\{--fa:[^}]*\}", "", style.read_text(encoding="utf-8")), encoding="utf-8")
         shutil.rmtree(SITE, ignore_errors=True)
         new.rename(SITE)
     return SITE / "index.html"
@@ -161,7 +187,7 @@ def lay_out(executed: bool) -> bool:
     for path in notebooks:
         try:
             lessons.append(Lesson(path, executed))
-            texts |= page_of(lessons[-1], entries)
+            texts |= page_of(lessons[-1], entries, f"{len(lessons)} of {len(notebooks)} lessons")
         except Exception as problem:  # whatever somebody's own notebook has in it, its name is what helps
             raise RuntimeError(f"{path} makes no page: {type(problem).__name__}: {problem}") from problem
     extra = sorted(Path("site/pages").glob("*.md"))
@@ -177,21 +203,27 @@ def lay_out(executed: bool) -> bool:
     return keep(texts)
 
 
-def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
+def page_of(lesson: Lesson, entries: set[str], place: str) -> dict[str, str | bytes]:
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
-    head = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
+    head = f'No. {place} · <a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
     if verified := lesson.verified:
-        head = f"Last verified: {verified} · {head}"
-    cells = []
+        head += f"<br>Last verified: {verified}"
+    cells, asked = [], False
     for cell in lesson.notebook.cells:
         if cell.cell_type == "markdown":
+            asked = asked and not cell.source.startswith("## ")
+            if cell.source.startswith("## What to remember") and Path("teach").is_dir():
+                cells.append(nbformat.v4.new_markdown_cell(quiz(lesson.name), id="quiz"))
             cells.append(cell)
             cell.source = to_entries(cell.source, entries, "../")
             continue
         if "lesson.begin()" in cell.source:
             cell.outputs = []  # they stand at the head of the page
-        if "lesson.predicted(" in cell.source:  # whoever reads on predicts first, too
-            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-output"]
+            fold(cell, "hide-input", "Set-up")
+        asked = asked or bool(re.search(r"^my_\w+ = None", cell.source, re.M))
+        if asked and cell.outputs and "lesson.interactive(" not in cell.source:  # whoever reads on predicts first, too
+            fold(cell, "hide-output", "Show what came out")
+        asked = asked and "lesson.predicted(" not in cell.source
         for data in (output.get("data", {}) for output in cell.outputs):
             if text := data.get("text/markdown"):
                 data["text/markdown"] = to_entries(text, entries, "../")
@@ -205,8 +237,27 @@ def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
     made = {f"notebooks/{lesson.name}.ipynb": nbformat.writes(lesson.notebook),
             f"download/download/{lesson.name}.ipynb": (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()}
     if cover := lesson.cover:
-        made[f"pictures/{lesson.name}.png"] = base64.b64decode(cover.data["image/png"])
+        small = Image.open(io.BytesIO(base64.b64decode(cover.data["image/png"]))).convert("RGB")
+        small.thumbnail((512, 512))
+        small.quantize(64).save(file := io.BytesIO(), "png", optimize=True)
+        made[f"pictures/{lesson.name}.png"] = file.getvalue()
     return made
+
+
+def fold(cell: NotebookNode, tag: str, prompt: str) -> None:
+    """Fold a part of the cell behind `prompt`."""
+    cell.metadata["tags"] = [*cell.metadata.get("tags", []), tag]
+    cell.metadata["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": prompt}
+
+
+def quiz(name: str) -> str:
+    """A lesson's three questions for a show of hands, each with its answer to unfold."""
+    from teach import teaching  # late: where teach/ is missing, it may be, too
+
+    return "\n\n".join([QUIZ, *(
+        f"**{number}. {asked.text}**\n\n" + "\n".join(f"- {letter}. {option}" for letter, option in asked.options.items())
+        + f"\n\n<details><summary>The answer</summary>\n\n**{asked.right}.** {asked.why}\n\n</details>"
+        for number, asked in enumerate(teaching.questions_of(name), 1))])
 
 
 def one_picture_each(cell: NotebookNode) -> list[NotebookNode]:
@@ -215,10 +266,10 @@ def one_picture_each(cell: NotebookNode) -> list[NotebookNode]:
     outputs, cell.outputs = cell.outputs, []
     for output in outputs:
         if "image/png" in output.get("data", {}):
-            if "mystnb" in cells[-1].metadata:
+            if "image" in cells[-1].metadata.get("mystnb", {}):
                 bare = {"tags": ["remove-input", *(tag for tag in cell.metadata.get("tags", []) if "output" in tag)]}
                 cells.append(nbformat.v4.new_code_cell(metadata=bare, id=f"{cell.id}-{len(cells)}"))
-            cells[-1].metadata["mystnb"] = {"image": {"alt": alt_text(output)}}
+            cells[-1].metadata.setdefault("mystnb", {})["image"] = {"alt": alt_text(output)}
         cells[-1].outputs.append(output)
     return cells
 
@@ -269,8 +320,20 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
     if teachers:
         pages += "\n- [For teachers](teach/index.md): plans, and a page a lesson."
         others += "\nteach/index"
-    return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others=others,
-                           lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
+    day, job = ([lesson for lesson in lessons if lesson.number in way] for way in (DAY, JOB))
+    return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others=others, count=len(lessons),
+                           hours=hours(lessons), day_hours=hours(day), day=links(day), job_hours=hours(job),
+                           job=links(job), lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
+
+
+def hours(lessons: list[Lesson]) -> str:
+    """What the lessons state for a learner, to the half hour: "6½"."""
+    halves = round(sum(lesson.notebook.metadata.get("course", {}).get("minutes", 0) for lesson in lessons) / 30)
+    return f"{halves // 2}{'½' * (halves % 2)}"
+
+
+def links(lessons: list[Lesson]) -> str:
+    return ", ".join(f"[{lesson.title}](notebooks/{lesson.name}.ipynb)" for lesson in lessons)
 
 
 def alt_of(lesson: Lesson) -> str:
