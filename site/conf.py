@@ -76,8 +76,8 @@ def mathml(translator, formula: nodes.math | nodes.math_block) -> None:
 
 
 def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Link each term of the glossary where a lesson first uses it. A mouse over the link shows the definition."""
-    if not docname.startswith("notebooks/"):
+    """Link each term of the glossary where a page first uses it; course.js shows the link's title as its meaning."""
+    if not docname.startswith(("notebooks/", "troubleshooting/")):
         return
     entries = {}  # {term: (its anchor, its definition)}
     for item in app.env.get_doctree(GLOSSARY).findall(nodes.definition_list_item):

@@ -50,7 +50,8 @@ All {count} lessons take about {hours} hours, read here or run there. Ways throu
 
 - **A course:** all lessons in their order. Each builds on those before it.
 - **One day,** {day_hours} hours: {day}.
-- **You run training jobs already,** {job_hours} hours: {job}. Point the [doctor](site/pages/doctor.md) at your own program.
+- **You run training jobs already,** {job_hours} hours: {job}. Point the [doctor](site/pages/doctor.md) at
+  your own program.
 
 ## The lessons
 
@@ -63,6 +64,7 @@ All {count} lessons take about {hours} hours, read here or run there. Ways throu
 - [When something goes wrong](TROUBLESHOOTING.md): messages and silent mistakes, each with its repair.
 {pages}
 - [About the course](README.md): whom it is for, and how to run it.
+- [`main.py`](main.py): the training program that the lessons start, and you may copy.
 
 ```{{toctree}}
 :hidden:
@@ -86,6 +88,7 @@ DAY, JOB = ("00", "05", "06", "12"), ("03", "06b", "07", "10", "11", "12")  # wa
 QUIZ = """## Three questions
 
 Answer before you unfold. A teacher asks them by show of hands.
+
 """
 
 CARD = """::::{{container}} lesson
@@ -167,9 +170,10 @@ def build(executed: bool = False) -> Path:
                 shutil.rmtree(MADE, ignore_errors=True)
         new = SITE.with_name("site-new")
         shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(MADE, new, ignore=shutil.ignore_patterns("*.map", "*.woff2"))  # 3 MB for whoever debugs the theme
-        style = new / "_static/styles/pydata-sphinx-theme.css"  # without 2,000 icons: course.css has its own
-        style.write_text(re.sub(r"(\.fa-[\w-]+,?)+\{--fa:[^}]*\}", "", style.read_text(encoding="utf-8")), encoding="utf-8")
+        shutil.copytree(MADE, new, ignore=shutil.ignore_patterns("*.map", "*.woff2"))  # the theme's, 3 MB
+        style = new / "_static/styles/pydata-sphinx-theme.css"
+        text = re.sub(r"(\.fa-[\w-]+,?)+\{--fa:[^}]*\}", "", style.read_text(encoding="utf-8"))  # 2,000 icons
+        style.write_text(text, encoding="utf-8")
         shutil.rmtree(SITE, ignore_errors=True)
         new.rename(SITE)
     return SITE / "index.html"
@@ -212,10 +216,10 @@ def page_of(lesson: Lesson, entries: set[str], place: str) -> dict[str, str | by
     for cell in lesson.notebook.cells:
         if cell.cell_type == "markdown":
             asked = asked and not cell.source.startswith("## ")
-            if cell.source.startswith("## What to remember") and Path("teach").is_dir():
-                cells.append(nbformat.v4.new_markdown_cell(quiz(lesson.name), id="quiz"))
             cells.append(cell)
             cell.source = to_entries(cell.source, entries, "../")
+            if Path("teach").is_dir():
+                cell.source = re.sub(r"^(?=## What to remember)", lambda _: quiz(lesson.name), cell.source, flags=re.M)
             continue
         if "lesson.begin()" in cell.source:
             cell.outputs = []  # they stand at the head of the page
@@ -254,10 +258,12 @@ def quiz(name: str) -> str:
     """A lesson's three questions for a show of hands, each with its answer to unfold."""
     from teach import teaching  # late: where teach/ is missing, it may be, too
 
-    return "\n\n".join([QUIZ, *(
-        f"**{number}. {asked.text}**\n\n" + "\n".join(f"- {letter}. {option}" for letter, option in asked.options.items())
-        + f"\n\n<details><summary>The answer</summary>\n\n**{asked.right}.** {asked.why}\n\n</details>"
-        for number, asked in enumerate(teaching.questions_of(name), 1))])
+    text = QUIZ
+    for number, asked in enumerate(teaching.questions_of(name), 1):
+        options = "\n".join(f"- {letter}. {option}" for letter, option in asked.options.items())
+        text += (f"**{number}.** {asked.text}\n\n{options}\n\n"
+                 f"<details><summary>The answer</summary>\n\n**{asked.right}.** {asked.why}\n\n</details>\n\n")
+    return text
 
 
 def one_picture_each(cell: NotebookNode) -> list[NotebookNode]:
@@ -347,7 +353,7 @@ def alt_text(output: NotebookNode) -> str:
 
 
 def linked(texts: dict[str, str | bytes]) -> None:
-    """Add to `texts` the parts of the course that they link to, and so on: texts as pages, programs to download."""
+    """Add to `texts` the parts of the course that they link to, and so on: texts and programs as pages."""
     waiting = list(texts)
     while waiting:
         name = waiting.pop()
@@ -356,6 +362,14 @@ def linked(texts: dict[str, str | bytes]) -> None:
         text = texts[name]
         for target in set(re.findall(r"\]\(([^)#:\s]+)", text)):
             path = Path(os.path.normpath(Path(name).parent / target.replace("\\n", "")))
+            if path.suffix == ".py" and path.is_file() and not name.endswith(".py.md"):  # a page of it
+                text = texts[name] = text.replace(f"]({target})", f"]({target}.md)")
+                page = f"{path}.md"
+                if page not in texts:
+                    texts[page] = (f"{ORPHAN}# `{path}`\n\n[Download]({path.name})\n\n~~~~python\n"
+                                   f"{path.read_text(encoding='utf-8')}\n~~~~\n")
+                    waiting.append(page)
+                continue
             if path.as_posix() in texts or path.is_absolute() or ".." in path.parts:
                 continue
             if (path / "README.md").is_file():  # a folder's page

@@ -1,7 +1,7 @@
 // Sphinx's search wants every word on one page. A pasted error message never passes: it has numbers, paths and names of
 // its own. So from three words on this takes the pages that have most of the rare ones, entries of Troubleshooting first.
 document.addEventListener("DOMContentLoaded", () => {
-  if (!window.Search) return; // only the page of the search has its scripts
+  if (typeof Search === "undefined") return; // only the page of the search has its scripts
   // the lines around a hit come from the page itself, which a browser does not read for a page of file://
   if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
   const strict = Search.performTermsSearch;
