@@ -39,11 +39,11 @@ CONTENTS = """# {title}
 
 ## Start
 
-For whoever has trained a network with one process. You need Linux, Python 3.11 or newer, and 7 GB of disk; no GPU. In a
-[copy of the course](README.md):
+The course is for whoever has trained a network with one process. You need Linux, Python 3.11 or newer, and 7 GB of
+disk, but no GPU. In a [copy of the course](README.md):
 
 ```sh
-scripts/lab  # JupyterLab, from lesson 00 on
+scripts/lab  # opens lesson 00
 ```
 
 All {count} lessons take about {hours} hours, read here or run there. Ways through them:
