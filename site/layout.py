@@ -33,56 +33,7 @@ SITE = Path("build/site")  # what readers open
 ORPHAN = "---\norphan: true\n---\n\n"  # a page that links lead to, and no list
 SLOW = 300  # seconds that Sphinx may take
 
-CONTENTS = """# {title}
-
-{lead}
-
-## Start
-
-The course is for whoever has trained a network with one process. You need Linux, Python 3.11 or newer, and 7 GB of
-disk, but no GPU. In a [copy of the course](README.md):
-
-```sh
-scripts/lab  # opens lesson 00
-```
-
-All {count} lessons take about {hours} hours, read here or run there. Ways through them:
-
-- **A course:** all lessons in their order. Each builds on those before it.
-- **One day,** {day_hours} hours: {day}.
-- **You run training jobs already,** {job_hours} hours: {job}. Point the [doctor](site/pages/doctor.md) at
-  your own program.
-
-## The lessons
-
-:::::{{container}} lessons
-{cards}
-:::::
-
-## Beside the lessons
-
-- [When something goes wrong](TROUBLESHOOTING.md): messages and silent mistakes, each with its repair.
-{pages}
-- [About the course](README.md): whom it is for, and how to run it.
-- [`main.py`](main.py): the training program that the lessons start, and you may copy.
-
-```{{toctree}}
-:hidden:
-:caption: Lessons
-
-{lessons}
-```
-
-```{{toctree}}
-:hidden:
-:caption: To look up
-
-TROUBLESHOOTING
-{others}
-About the course <README>
-```
-"""
-
+CONTENTS = Path("site/contents.txt")  # the front page, to be filled in
 DAY, JOB = ("00", "05", "06", "12"), ("03", "06b", "07", "10", "11", "12")  # ways through the lessons
 
 QUIZ = """## Three questions
@@ -327,9 +278,10 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
         pages += "\n- [For teachers](teach/index.md): plans, and a page a lesson."
         others += "\nteach/index"
     day, job = ([lesson for lesson in lessons if lesson.number in way] for way in (DAY, JOB))
-    return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others=others, count=len(lessons),
-                           hours=hours(lessons), day_hours=hours(day), day=links(day), job_hours=hours(job),
-                           job=links(job), lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
+    return CONTENTS.read_text(encoding="utf-8").format(
+        title=title, lead=lead, cards=cards, pages=pages, others=others, count=len(lessons), hours=hours(lessons),
+        day_hours=hours(day), day=links(day), job_hours=hours(job), job=links(job),
+        lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
 
 
 def hours(lessons: list[Lesson]) -> str:

@@ -1,10 +1,7 @@
 """The pages of course/interactive/ in a browser: their numbers are torch's and the course's, and all can use them."""
 
-import contextlib
 import json
-import os
 import random
-import shutil
 import threading
 from types import SimpleNamespace
 
@@ -18,49 +15,25 @@ from lessons.l04_collectives import collectives_shown
 from lessons.l06_ddp.buckets import make_buckets
 from lessons.l08_predict_scaling.scaling import Job, Link, StepTime, ddp_buckets, speedup
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-in_a_browser = pytest.mark.browser(pytest.mark.skipif(not CHROMIUM, reason="no chromium in PATH"))
+in_a_browser = pytest.mark.browser
 each_page = pytest.mark.parametrize("name", interactive.TITLES)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    arguments = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
-    arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def opened(browser, tmp_path):
+def opened(open_page, tmp_path):
     """opened(name, width=1280, theme="light", html=None) shows a page from a file. That it asked for nothing else, and
-    wrote nothing to the console, is checked at the end."""
-    with contextlib.ExitStack() as at_the_end:
+    wrote no error to the console, is checked at the end."""
+    pages = []
 
-        def open_page(name, width=1280, theme="light", html=None):
-            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
-            at_the_end.callback(page.close)
-            said, asked = [], []
-            page.on("console", lambda message: said.append(message.text))
-            page.on("pageerror", lambda error: said.append(str(error)))
-            page.on("request", lambda request: asked.append(request.url))
-            page.set_default_timeout(20_000)
-            file = tmp_path / f"{name}.html"
-            file.write_text(html or interactive.page(name), encoding="utf-8")
-            page.goto(file.as_uri())
+    def opened(name, width=1280, theme="light", html=None):
+        file = tmp_path / f"{name}.html"
+        file.write_text(html or interactive.page(name), encoding="utf-8")
+        pages.append(open_page(file.as_uri(), file.as_uri(), viewport={"width": width, "height": 800},
+                               color_scheme=theme))
+        return pages[-1]
 
-            def check():
-                assert said == []
-                assert [url for url in asked if url not in (file.as_uri(), "about:srcdoc")] == []
-
-            at_the_end.callback(check)
-            return page
-
-        yield open_page
+    yield opened
+    assert [page.complaints for page in pages if page.complaints] == []
 
 
 def sentence(page):
