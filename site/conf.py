@@ -33,10 +33,10 @@ suppress_warnings = ["misc.highlighting_failure"]  # the lexer knows no !command
 
 html_theme = "sphinx_book_theme"
 html_title = project
-html_static_path = [str(HERE / "static"), str(MATHJAX)]
+html_static_path = [str(HERE / "static"), str(MATHJAX), str(HERE.parent / "build/site-source/messages.js")]
 html_favicon = str(HERE / "static/favicon.svg")
 html_css_files = ["course.css"]
-html_js_files = ["course.js"]
+html_js_files = ["messages.js", "course.js"]
 html_extra_path = [str(HERE.parent / "build/site-source/download")]
 html_copy_source = False  # the notebook to download is the committed one, not the one that was laid out
 html_show_sourcelink = False
