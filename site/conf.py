@@ -36,7 +36,7 @@ html_title = project
 html_static_path = [str(HERE / "static"), str(MATHJAX), str(HERE.parent / "build/site-source/messages.js")]
 html_favicon = str(HERE / "static/favicon.svg")
 html_css_files = ["course.css"]
-html_js_files = ["messages.js", "course.js"]
+html_js_files = ["course.js"]
 html_extra_path = [str(HERE.parent / "build/site-source/download")]
 html_copy_source = False  # the notebook to download is the committed one, not the one that was laid out
 html_show_sourcelink = False
@@ -64,6 +64,8 @@ AMBIGUOUS = {"buffer", "handle", "pipeline", "signal", "step", "store"}  # every
 
 def setup(app: Sphinx) -> None:
     app.connect("doctree-resolved", link_terms)
+    app.connect("html-page-context",  # what the search for a pasted message reads
+                lambda app, page, *_: app.add_js_file("messages.js") if page == "search" else None)
 
 
 def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:

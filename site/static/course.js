@@ -34,26 +34,6 @@ addEventListener("beforeprint", () => {
   document.documentElement.dataset.theme = "light";
 });
 
-function mostOf(words) {
-  const {terms, titleterms, docnames, filenames, titles} = Search._index;
-  const pages = (index, word) => (Object.hasOwn(index, word) ? [index[word]].flat() : []);
-  const points = new Map(); // page -> its points
-  let best = 0; // what a page with all the words that are known would have
-  for (const word of words) {
-    const having = new Set([...pages(terms, word), ...pages(titleterms, word)]);
-    if (!having.size) continue;
-    const worth = Math.log(1 + docnames.length / having.size); // a rare word tells more
-    best += worth;
-    having.forEach((page) => points.set(page, (points.get(page) ?? 0) + worth));
-  }
-  return [...points]
-    .filter(([, sum]) => sum > best / 4)
-    .map(([page, sum]) => [page, sum + 1000 * isEntry(docnames[page])])
-    .sort((one, other) => other[1] - one[1])
-    .slice(0, 8)
-    .map(([page, sum]) => [docnames[page], titles[page], "", null, sum, filenames[page], SearchResultKind.text]);
-}
-
 // The words between numbers, addresses and paths, which are the same wherever a message is printed: a list of lists.
 function wordsOf(text) {
   const bare = (word) => word.replace(/^[("'`[{]+|[)"'`\]},.;:!]+$/g, "");
@@ -88,3 +68,23 @@ function entriesWith(text) {
   return best > 2000 ? found.filter((entry) => entry[4] === best) : [];
 }
 const ENOUGH = 6; // two rare words, or three that are less rare
+
+function mostOf(words) {
+  const {terms, titleterms, docnames, filenames, titles} = Search._index;
+  const pages = (index, word) => (Object.hasOwn(index, word) ? [index[word]].flat() : []);
+  const points = new Map(); // page -> its points
+  let best = 0; // what a page with all the words that are known would have
+  for (const word of words) {
+    const having = new Set([...pages(terms, word), ...pages(titleterms, word)]);
+    if (!having.size) continue;
+    const worth = Math.log(1 + docnames.length / having.size); // a rare word tells more
+    best += worth;
+    having.forEach((page) => points.set(page, (points.get(page) ?? 0) + worth));
+  }
+  return [...points]
+    .filter(([, sum]) => sum > best / 4)
+    .map(([page, sum]) => [page, sum + 1000 * isEntry(docnames[page])])
+    .sort((one, other) => other[1] - one[1])
+    .slice(0, 8)
+    .map(([page, sum]) => [docnames[page], titles[page], "", null, sum, filenames[page], SearchResultKind.text]);
+}
