@@ -35,13 +35,11 @@ def cited():
 def launch_links(name):
     """Links that open the lesson on hosted services, in HTML: those find a notebook by its place on GitHub alone."""
     version, address = cited()
-    if not address.startswith("https://github.com/"):
-        return []
-    at, file = address.removeprefix("https://github.com/").removesuffix(".git"), f"notebooks/{name}.ipynb"
-    return [f'<a href="https://{link}">Open in {service}</a>' for service, link in {
-        "Colab": f"colab.research.google.com/github/{at}/blob/v{version}/{file}",
-        "Kaggle": f"kaggle.com/kernels/welcome?src=https://github.com/{at}/blob/v{version}/{file}",
-        "Binder": f"mybinder.org/v2/gh/{at}/v{version}?urlpath=lab/tree/{file}"}.items()]
+    at, file = address.partition("https://github.com/")[2].rstrip("/").removesuffix(".git"), f"notebooks/{name}.ipynb"
+    links = {"Colab": f"colab.research.google.com/github/{at}/blob/v{version}/{file}",
+             "Kaggle": f"kaggle.com/kernels/welcome?src=https://github.com/{at}/blob/v{version}/{file}",
+             "Binder": f"mybinder.org/v2/gh/{at}/v{version}?urlpath=lab/tree/{file}"}
+    return [f'<a href="https://{link}">Open in {service}</a>' for service, link in links.items() if at]
 
 
 def set_address():

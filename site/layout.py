@@ -179,10 +179,10 @@ def lay_out(executed: bool) -> bool:
 
 def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
-    head = [f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>']
-    head += twins.launch_links(lesson.name)
+    download = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
+    head = " · ".join([download, *twins.launch_links(lesson.name)])
     if verified := lesson.verified:
-        head.insert(0, f"Last verified: {verified}")
+        head = f"Last verified: {verified} · {head}"
     cells = []
     for cell in lesson.notebook.cells:
         if cell.cell_type == "markdown":
@@ -201,7 +201,7 @@ def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
             module = f"lessons.l{lesson.name}.{checks}"
             cells.append(nbformat.v4.new_markdown_cell(folded(module, exercise), id=f"solution-{exercise}"))
     title, below, rest = cells[0].source.partition("\n")
-    cells[0].source = f"{title}\n\n{{.verified}}\n{' · '.join(head)}\n{below}{rest}"
+    cells[0].source = f"{title}\n\n{{.verified}}\n{head}\n{below}{rest}"
     lesson.notebook.cells = cells
     made = {f"notebooks/{lesson.name}.ipynb": nbformat.writes(lesson.notebook),
             f"download/download/{lesson.name}.ipynb": (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()}
