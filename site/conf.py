@@ -50,13 +50,6 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
 }
-if CITATION["repository-code"].startswith("https://github.com/"):  # where Colab and Binder find notebooks
-    html_theme_options |= {
-        "repository_url": CITATION["repository-code"],
-        "repository_branch": f"v{version}",
-        "launch_buttons": {"colab_url": "https://colab.research.google.com", "binderhub_url": "https://mybinder.org",
-                           "notebook_interface": "jupyterlab"},
-    }
 
 GLOSSARY = "site/pages/glossary"
 AMBIGUOUS = {"buffer", "handle", "pipeline", "signal", "step", "store"}  # everyday words, too: no link

@@ -180,7 +180,8 @@ def lay_out(executed: bool) -> bool:
 
 def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
-    head = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
+    download = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
+    head = " · ".join([download, *twins.launch_links(lesson.name)])
     if verified := lesson.verified:
         head = f"Last verified: {verified} · {head}"
     cells = []
