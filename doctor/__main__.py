@@ -29,8 +29,8 @@ def arguments():
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
                         help="call it a hang when a rank has not moved for S seconds; default: 60")
     parser.add_argument("--pretend", type=job, metavar="NODESxGPUS",
-                        help="run a few ranks of such a job here, one after the other, without torchrun; then --steps is "
-                        "the batches of a pass over a DataLoader (default: 3), --timeout the seconds of a rank")
+                        help="run a few ranks of such a job on this CPU, without torchrun; --steps is then the batches "
+                        "of a pass over a DataLoader (default: 3), --timeout the seconds of a rank")
     parser.add_argument("--alpha", type=positive(float), metavar="S", help="latency of the pretended job's network")
     parser.add_argument("--beta", type=positive(float), metavar="S", help="seconds a byte takes on a node's link: "
                         "1 / bandwidth; with --alpha, estimate the seconds of a step's messages")

@@ -1,7 +1,6 @@
 """The report on a few ranks of a job that was pretended: what only many ranks show."""
 
 import re
-from dataclasses import replace
 
 from . import detectors, findings
 from .detectors import COSTLY, LOOK, WRONG, Finding, error_of, first_line, listed, notes
@@ -15,8 +14,7 @@ NO_SUCH_GPU = Finding(
     "A node counts its GPUs from 0, and the global rank counts on over all nodes.",
     "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])).")
 FETCHED = Finding(
-    "fetched_by_rank_0", LOOK, "Rank {rank}, the first of node 1, failed before rank 0 had run, and not after it: "
-    "{error}.",
+    "fetched_by_rank_0", LOOK, "Rank {rank}, the first of node 1, failed before rank 0 ran, and not after it: {error}.",
     "It needs a file that only rank 0 makes. Do all nodes share this folder?",
     "Let the first rank of each node fetch it (LOCAL_RANK 0), before a barrier.")
 MEETS = Finding(
@@ -24,24 +22,20 @@ MEETS = Finding(
     "Each waits at an address of its own until the timeout.",
     "Take MASTER_ADDR and MASTER_PORT as the launcher gives them.")
 TYPED_IN = Finding(
-    "world_size", WRONG, "{who} for {given} ranks, and the job has {ranks:,}.",
-    "The number is typed in, or counts the GPUs of one node.",
-    "Take it from the launcher: WORLD_SIZE and RANK, dist.get_world_size() and dist.get_rank().")
+    "world_size", WRONG, "Rank {rank} joins a group of {given} ranks, as its rank {own}, and the job has {ranks:,}.",
+    "The number is typed in, or counts the GPUs of one node.", "Take WORLD_SIZE and RANK as the launcher gives them.")
 NO_STEP = Finding(
     "no_step", WRONG, "{ranks} got no batch: a share of {shard} samples, batches of {batch}, and drop_last.",
-    "An epoch passes without an update, and no error says so.",
-    "A smaller batch, fewer ranks, or drop_last=False.")
+    "An epoch passes without an update, and no error says so.", "A smaller batch, fewer ranks, or drop_last=False.")
 REPEATED = Finding(
     "repeated", COSTLY, "An epoch of {ranks:,} ranks takes {taken:,} samples, and there are {images:,}.",
     "So ranks repeat what others compute.",
     "Share the data out by DistributedSampler; where there are fewer samples than ranks, use fewer ranks.")
 LEFT_OUT = Finding(
-    "left_out", LOOK, "An epoch of {ranks:,} ranks takes {taken:,} samples, and there are {images:,}.",
-    "drop_last leaves out the rest of each rank's share.",
-    "A smaller batch, or drop_last=False.")
+    "left_out", LOOK, REPEATED.seen,
+    "drop_last leaves out the rest of each rank's share.", "A smaller batch, or drop_last=False.")
 RATE = Finding(
-    "rate", LOOK, "An update of one process has {one:,} samples, one of this job {many:,}, and both have the learning "
-    "rate {rate:g}.",
+    "rate", LOOK, "One process has {one:,} samples an update, this job {many:,}, both with the rate {rate:g}.",
     "An epoch has fewer updates, each as long as before. Is the rate meant for the larger batch?",
     "Scale it with the batch (for SGD linearly, for Adam often by the square root), and warm it up.")
 WARM_UP = Finding(
@@ -50,9 +44,7 @@ WARM_UP = Finding(
     "Give the warm-up in epochs, or in updates of this number of ranks.")
 LIST = Finding(
     "gathers_all", LOOK, "`{what}` collects a list of {tensors:,} tensors, {size} on a rank.",
-    "The list grows with the number of ranks.",
-    "All-reduce sums and counts, or let each rank keep its share.")
-CRASHED = "CUDA|NVIDIA|nvidia"  # an error of what is pretended
+    "It grows with the number of ranks.", "All-reduce sums and counts, or let each rank keep its share.")
 
 
 def held(tensors):
@@ -64,55 +56,51 @@ def failed(run):
     return "facts" not in run or (run["ended"] or {}).get("status")
 
 
+def received(run):
+    """Has the script used what other ranks send?"""
+    return notes(run, "unknown") or [fact for fact in notes(run, "talk") if "barrier" not in fact["what"]]
+
+
 def compared(runs, early, alone, args):
     """The Report. `early`: the run of the first rank of the second node, before rank 0's; `alone`: one process."""
     nodes, gpus = args.pretend
     ranks, known = nodes * gpus, [run for run in runs if "facts" in run]
-    found, facts, unjudged = [], [
-        f"{nodes:,} nodes x {gpus} GPUs = {ranks:,} ranks; {listed([run['rank'] for run in runs])} ran, with "
-        f"{args.batches} batches of a pass over a DataLoader at most."], []
-    pretended = [run for run in known if failed(run) and (
-        notes(run, "unknown") or re.search(CRASHED, error_of(run)))]
-    if missing := [run["rank"] for run in runs if run not in known]:
-        found.append(detectors.SILENT.at("", missing=listed(missing).capitalize()))
+    # An error after a message, or of a GPU, may come of what is pretended.
+    pretended = [run for run in known if failed(run) and (received(run) or re.search("CUDA|NVIDIA", error_of(run)))]
+    sound = [run for run in known if run not in pretended]
+    found = [detectors.SILENT.at("", missing=listed([run["rank"]]).capitalize()) for run in runs if run not in known]
+    if sound:
+        found += [*detectors.errors(sound), *detectors.crashed(sound)]
     if known:
-        sound = [run for run in known if run not in pretended]
-        found += [finding for check in (detectors.errors, detectors.crashed) if sound for finding in check(sound)]
         found += [*detectors.devices(known), *placed(known, gpus, ranks), *files(known, ranks), *data(known, ranks),
                   *rates(known[0], alone, ranks)]
-        facts += figures(known[0], args, ranks)
-    if early and "facts" in early and failed(early) and early not in runs and not (
-            notes(early, "unknown") or any(map(failed, known))):
+    if early and failed(early) and "facts" in early and not received(early) and not any(map(failed, runs)):
         found.append(FETCHED.at(early["ended"].get("where", ""), rank=gpus,
                                 error=early["ended"]["how"] + first_line(error_of(early))[:200]))
-    for run in pretended:
-        unjudged.append(f"Rank {run['rank']} needs a real GPU, or what other ranks know: {detectors.standing(run)}.")
-    for run in known:
-        if (run["ended"] or {}).get("how") == "exit status 143":
-            unjudged.append(f"Rank {run['rank']} was ended after {args.timeout:g} s (--timeout).")
-    unjudged += [
+    facts = [f"{nodes:,} nodes x {gpus} GPUs = {ranks:,} ranks. {listed([run['rank'] for run in runs]).capitalize()} "
+             f"ran, with {args.batches} batches of an epoch at most.", *(figures(known[0], args) if known else ())]
+    return findings.Report(findings.causes(found), facts, [
+        *(f"Rank {run['rank']} needs a real GPU, or what other ranks know: {detectors.standing(run)}."
+          for run in pretended),
+        *(f"Rank {run['rank']} was ended after {args.timeout:g} s (--timeout)." for run in known
+          if run["ended"]["how"] == "exit status 143"),
         "What comes from other ranks: each received its own values, so sums and decisions by them are not the job's.",
-        "Time, NCCL, the memory of activations, and what two real ranks show: torchrun --nproc_per_node=2 -m doctor."]
-    return findings.Report(findings.causes(found), facts, unjudged)
+        "Time, NCCL, the memory of activations, and what two real ranks show: torchrun --nproc_per_node=2 -m doctor."])
 
 
 def placed(runs, gpus, ranks):
     """GPUs, addresses and numbers of ranks."""
-    asked = [(run["rank"], fact) for run in runs for fact in notes(run, "no_such_gpu")[:1]]
-    for rank, fact in asked[:1]:
+    asked = {run["rank"]: fact for run in runs for fact in notes(run, "no_such_gpu")[:1]}
+    for rank, fact in list(asked.items())[:1]:
         number = rank if (fact["number"] - rank) % 256 == 0 else fact["number"]
-        yield NO_SUCH_GPU.at(fact["where"], ranks=listed([rank for rank, _ in asked]).capitalize(), number=number,
-                             gpus=fact["gpus"])
-    met = [(run["rank"], fact) for run in runs for fact in notes(run, "meets")[:1]]
-    places = {fact["at"]: rank for rank, fact in met}
+        yield NO_SUCH_GPU.at(fact["where"], ranks=listed(asked).capitalize(), number=number, gpus=fact["gpus"])
+    met = {run["rank"]: fact for run in runs for fact in notes(run, "meets")[:1]}
+    places = {fact["at"]: f"rank {rank} at {fact['at']}" for rank, fact in met.items()}
     if len(places) > 1 or gpus < ranks and any(re.match(r"localhost|127\.", at) for at in places):
-        yield MEETS.at(met[0][1]["where"], places=", ".join(f"rank {rank} at {at}" for at, rank in places.items()))
-    for rank, fact in [(rank, fact) for rank, fact in met if (fact["rank"], fact["ranks"]) != (rank, ranks)][:1]:
-        yield TYPED_IN.at(fact["where"], who=f"Rank {rank} joins, as rank {fact['rank']}, a group", given=fact["ranks"],
-                          ranks=ranks)
-    for fact in [fact for fact in notes(runs[0], "shard") if fact["ranks"] != ranks][:1]:
-        yield replace(TYPED_IN, level=LOOK).at(fact["where"], who="The sampler shares the data out",
-                                               given=fact["ranks"], ranks=ranks)
+        yield MEETS.at(next(iter(met.values()))["where"], places=", ".join(places.values()))
+    wrong = [(rank, fact) for rank, fact in met.items() if (fact["rank"], fact["ranks"]) != (rank, ranks)]
+    for rank, fact in wrong[:1]:
+        yield TYPED_IN.at(fact["where"], rank=rank, own=fact["rank"], given=fact["ranks"], ranks=ranks)
     for fact in notes(runs[-1], "list")[:1]:
         yield LIST.at(fact["where"], what=fact["what"], tensors=fact["tensors"], size=size(fact["bytes"]))
 
@@ -134,29 +122,24 @@ def training(run):
     return (plans[0], lines.count(plans[0]["where"])) if plans else (None, 0)
 
 
-def share(plan):
-    return plan["batches"] * plan["batch"] if plan["drops"] else plan["shard"]
-
-
 def data(runs, ranks):
-    empty = [(run["rank"], plan) for run in runs for plan in notes(run, "plan")
-             if not plan["batches"] and plan["drops"] and plan["images"]]
-    for _, plan in empty[:1]:
-        yield NO_STEP.at(plan["where"], ranks=listed([rank for rank, _ in empty]).capitalize(), shard=plan["shard"],
-                         batch=plan["batch"])
+    empty = {run["rank"]: plan for run in runs for plan in notes(run, "plan")
+             if not plan["batches"] and plan["drops"] and plan["images"]}
+    for plan in list(empty.values())[:1]:
+        yield NO_STEP.at(plan["where"], ranks=listed(empty).capitalize(), shard=plan["shard"], batch=plan["batch"])
     plans = [plan for run in runs for plan in training(run)[:1] if plan]
-    if len({share(plan) for plan in plans}) == 1:
-        images, taken = plans[0]["images"], ranks * share(plans[0])
+    if len({plan["share"] for plan in plans}) == 1:
+        images, taken = plans[0]["images"], ranks * plans[0]["share"]
         if abs(taken - images) > TOLERATED * images:
-            yield (REPEATED if taken > images else LEFT_OUT).at(plans[0]["where"], ranks=ranks, taken=taken,
-                                                                images=images)
+            finding = REPEATED if taken > images else LEFT_OUT
+            yield finding.at(plans[0]["where"], ranks=ranks, taken=taken, images=images)
 
 
 def rates(run, alone, ranks):
     (plan, passes), one = training(run), training(alone)[0] if not failed(alone) else None
     if plan and one:
-        rate, of_one = (max(fact.get("rate", 0) or fact["highest"] for fact in notes(each, "update")
-                            + notes(each, "rises")) for each in (run, alone))
+        rate, of_one = (max(fact["rate"] for fact in notes(each, "update") + notes(each, "rises"))
+                        for each in (run, alone))
         if abs(rate - of_one) <= 1e-6 * rate and ranks * plan["batch"] > one["batch"]:
             yield RATE.at(notes(run, "update")[0]["where"], one=one["batch"], many=ranks * plan["batch"], rate=rate)
     for fact in notes(run, "rises")[:1]:
@@ -175,10 +158,10 @@ def size(count):
                 if count >= unit or unit == 1)
 
 
-def figures(run, args, ranks):
-    plan, steps = training(run)[0], notes(run, "update")
+def figures(run, args):
+    plan, steps, ranks = training(run)[0], notes(run, "update"), args.pretend[0] * args.pretend[1]
     if plan and plan["batch"]:
-        taken, images = ranks * share(plan), plan["images"]
+        taken, images = ranks * plan["share"], plan["images"]
         yield (f"An update has {ranks:,} x {plan['batch']:,} = {ranks * plan['batch']:,} samples. An epoch has "
                f"{updates(run, plan):,} update(s), and takes {taken:,} samples of {images:,}: "
                f"{max(0, taken - images):,} are repeated, {max(0, images - taken):,} left out.")
@@ -190,9 +173,8 @@ def figures(run, args, ranks):
     sent = min((fact["sent"] for fact in steps if fact["sent"]), default=[],
                key=lambda sent: sum(sum(sizes) for *_, sizes in sent))
     if sent:
-        yield "A step sends " + "; ".join(
-            f"{len(sizes)} x {name} in a group of {members:,}, {size(sum(sizes))} in all"
-            for name, members, _, sizes in sent) + "."
+        yield "A step sends " + "; ".join(f"{len(sizes)} x {name} in a group of {members:,}, {size(sum(sizes))} in all"
+                                          for name, members, _, sizes in sent) + "."
     if sent and args.alpha:
         fast, slow = band(sent, args)
         yield (f"Their rings between nodes take {1e3 * fast:.3g} ms without latency and with the whole bandwidth, "

@@ -8,6 +8,7 @@ DataLoader it reads a few batches. The seams note what the rank does, as in a re
 """
 
 import contextlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -55,7 +56,7 @@ def always(value):
     return lambda *_, **__: value
 
 
-class Nothing:
+class Nothing(contextlib.nullcontext):
     """A stream or an event of a pretended GPU."""
 
     elapsed_time = always(1.0)
@@ -106,23 +107,19 @@ class GPUs(TorchFunctionMode):
         gpu = SimpleNamespace(name="a GPU that is pretended", total_memory=80 * 10**9, major=9, minor=0, uuid="",
                               multi_processor_count=132)
         answers = {
-            "is_available": True, "is_bf16_supported": True, "is_current_stream_capturing": False, "memory_stats": {},
-            "get_device_name": gpu.name, "get_device_properties": gpu, "get_device_capability": (9, 0),
-            "mem_get_info": (gpu.total_memory,) * 2, "get_memory_info": (gpu.total_memory,) * 2, "memory_summary": "",
-            "get_rng_state": torch.zeros(16, dtype=torch.uint8), "get_rng_state_all": [], "Event": Nothing(),
-            "Stream": Nothing(), "current_stream": Nothing(), "default_stream": Nothing(),
-            "stream": contextlib.nullcontext(), "current_accelerator": torch.device("cuda"), **dict.fromkeys(
-                ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"], 0),
-            **dict.fromkeys(["synchronize", "empty_cache", "set_rng_state", "set_rng_state_all", "set_stream", "init",
-                             "reset_peak_memory_stats", "set_per_process_memory_fraction"])}
+            "is_available": True, "is_bf16_supported": True, "get_device_name": gpu.name,
+            "get_device_properties": gpu, "get_device_capability": (9, 0), "current_accelerator": torch.device("cuda"),
+            "mem_get_info": (gpu.total_memory,) * 2, "memory_stats": {}, "memory_summary": "", "stream": Nothing(),
+            "current_stream": Nothing(), "get_rng_state": torch.zeros(16, dtype=torch.uint8), "get_rng_state_all": []}
         for module in (torch.cuda, torch.accelerator):
-            for name in set(answers) & set(vars(module)):
-                setattr(module, name, always(answers[name]))
+            for name in [name for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_"]:
+                setattr(module, name, always(answers.get(name, 0 if "memory" in name else None)))
             module.device_count = self.visible
+        torch.cuda.Stream = torch.cuda.Event = always(Nothing())
         torch.cuda.current_device = torch.accelerator.current_device_index = lambda: self.current
         torch.cuda.set_device = torch.accelerator.set_device_index = torch.set_default_device = (
             lambda device: self.ask(device, choose=True) and None)
-        torch.cuda.device = torch.accelerator.device_index = lambda each: self.ask(each) and contextlib.nullcontext()
+        torch.cuda.device = torch.accelerator.device_index = lambda each: self.ask(each) and Nothing()
         to, load = nn.Module.to, torch.load
         nn.Module.to = lambda module, *args, **given: to(module, *[self.on_cpu(each, True) for each in args], **given)
         torch.load = lambda *args, **given: load(*args[:1], **given | {"map_location": "cpu"})
@@ -231,7 +228,8 @@ class Rank(Visit):
         socket.gethostbyname = lambda name: f"10.0.{place.node >> 8}.{place.node & 255}" if name == host else (
             look_up(name))
         for kind in (lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler):
-            kind.__init__ = self.scheduler(kind.__init__)
+            kind.__init__ = seams.Seams.before(None, kind.__init__, lambda scheduler, *_, **__: (
+                self.schedulers.setdefault(scheduler, where())))
 
     def meets(self, url, rank=-1, world_size=-1):
         env = os.environ
@@ -261,12 +259,6 @@ class Rank(Visit):
         future.set_result(bucket.buffer())
         return future
 
-    def scheduler(self, function):
-        def begin(scheduler, *args, **given):
-            self.schedulers.setdefault(scheduler, where())
-            function(scheduler, *args, **given)
-        return begin
-
     def loader(self, function):
         def begin(loader):
             iterator, batches = function(loader), None
@@ -274,8 +266,8 @@ class Rank(Visit):
                 batches = len(loader)
                 shard = len(loader.sampler) if loader.batch_sampler is not None else batches
                 self.diary.once("plan", where=where(), batches=batches, batch=loader.batch_size, shard=shard,
-                                images=len(loader.dataset), drops=loader.drop_last,
-                                total=getattr(loader.sampler, "total_size", None))
+                                share=batches * loader.batch_size if loader.drop_last else shard,
+                                images=len(loader.dataset), drops=loader.drop_last)
             few = batches is None or batches > self.args.batches
             return islice(iterator, self.args.batches) if few else iterator
         return begin
@@ -307,7 +299,7 @@ class Rank(Visit):
                     scheduler.step()
                     rates.append(float(scheduler.optimizer.param_groups[0]["lr"]))
             if max(rates) > 1.001 * rates[0]:
-                self.diary.note("rises", where=line, until=made + rates.index(max(rates)), highest=max(rates),
+                self.diary.note("rises", where=line, until=made + rates.index(max(rates)), rate=max(rates),
                                 each="update" if made >= self.diary.steps else "epoch")
 
     def tell(self, diaries):

@@ -52,7 +52,8 @@ BROKEN = {  # what is changed in the training above: (old, new, the finding, its
     "no step": ("DataLoader(images, 2", "DataLoader(images, 64, drop_last=True", "no_step", "wrong", "for x, y"),
     "a gather of all": ("dist.all_reduce", f"out = [torch.zeros(2048) {OUT.format('out')}", "gathers_all",
                         "worth a look", "all_gather"),
-    "all write": ("if rank == 0:\n    torch.save", "if True:\n    torch.save", "every_rank_writes", "wrong", "torch.save"),
+    "all write": ("if rank == 0:\n    torch.save", "if True:\n    torch.save", "every_rank_writes", "wrong",
+                  "torch.save"),
     "all open": ("if rank == 0:\n    torch.save", "open(file, 'a').close()\nif rank == 0:\n    torch.save",
                  "every_rank_writes", "worth a look", "open(file"),
     "a host of one's own": ('"nccl")', '"nccl", init_method=f"tcp://{__import__(\'socket\').gethostname()}:29500")',
@@ -64,7 +65,8 @@ BROKEN = {  # what is changed in the training above: (old, new, the finding, its
                              "worth a look", "for x, y"),
     "a long warm-up": ("total_iters=2", "total_iters=500", "warm_up", "worth a look", "warm ="),
     "a rate for one process": ("1e-3 * ranks", "0.1", "rate", "worth a look", "optimizer.step"),
-    "a batch that becomes 0": ("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong", "loader ="),
+    "a batch that becomes 0": ("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong",
+                               "loader ="),
 }
 
 
@@ -121,7 +123,7 @@ for _ in range(3):
     optimizer.zero_grad()
 torch.distributed.destroy_process_group()
 """
-SMALL = ["--dataset", "synthetic", "--samples", 2000, "--test-samples", 101, "--epochs", 1]
+SMALL = ["--dataset", "synthetic", "--samples", 2000, "--test-samples", 1100, "--epochs", 1]
 
 
 def test_fsdp2_holds_shards(tmp_path):
