@@ -7,7 +7,7 @@ from .detectors import COSTLY, LOOK, WRONG, Finding, error_of, first_line, liste
 
 # {part of a collective's name: (the name, how often its bytes go around a ring)}
 RINGS = {"allreduce": ("all_reduce", 2), "allgather": ("all_gather", 1), "reducescatter": ("reduce_scatter", 1)}
-TOLERATED = 0.1  # of the samples may be repeated or left out
+TOLERATED = 0.1  # of the samples may be repeated
 
 NO_SUCH_GPU = Finding(
     "device_is_rank", WRONG, "{ranks} asked for GPU {number} of a node that has {gpus}.",
@@ -31,9 +31,6 @@ REPEATED = Finding(
     "repeated", COSTLY, "An epoch of {ranks:,} ranks takes {taken:,} samples, and there are {images:,}.",
     "So ranks repeat what others compute.",
     "Share the data out by DistributedSampler; where there are fewer samples than ranks, use fewer ranks.")
-LEFT_OUT = Finding(
-    "left_out", LOOK, REPEATED.seen,
-    "drop_last leaves out the rest of each rank's share.", "A smaller batch, or drop_last=False.")
 RATE = Finding(
     "rate", LOOK, "One process has {one:,} samples an update, this job {many:,}, both with the rate {rate:g}.",
     "An epoch has fewer updates, each as long as before. Is the rate meant for the larger batch?",
@@ -83,7 +80,7 @@ def compared(runs, early, alone, args):
         *(f"Rank {run['rank']} needs a real GPU, or what other ranks know: {detectors.standing(run)}."
           for run in pretended),
         *(f"Rank {run['rank']} was ended after {args.timeout:g} s (--timeout)." for run in known
-          if run["ended"]["how"] == "exit status 143"),
+          if (run["ended"] or {}).get("how") == "exit status 143"),
         "What comes from other ranks: each received its own values, so sums and decisions by them are not the job's.",
         "Time, NCCL, the memory of activations, and what two real ranks show: torchrun --nproc_per_node=2 -m doctor."])
 
@@ -130,9 +127,8 @@ def data(runs, ranks):
     plans = [plan for run in runs for plan in training(run)[:1] if plan]
     if len({plan["share"] for plan in plans}) == 1:
         images, taken = plans[0]["images"], ranks * plans[0]["share"]
-        if abs(taken - images) > TOLERATED * images:
-            finding = REPEATED if taken > images else LEFT_OUT
-            yield finding.at(plans[0]["where"], ranks=ranks, taken=taken, images=images)
+        if taken > (1 + TOLERATED) * images:
+            yield REPEATED.at(plans[0]["where"], ranks=ranks, taken=taken, images=images)
 
 
 def rates(run, alone, ranks):

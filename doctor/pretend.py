@@ -20,7 +20,6 @@ import sys
 import tempfile
 import warnings
 from concurrent.futures import Future
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,7 +73,7 @@ class GPUs(TorchFunctionMode):
 
     def visible(self):
         """A script may show itself some of them."""
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         return len(shown.split(",")) if shown else self.count
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -85,11 +84,11 @@ class GPUs(TorchFunctionMode):
             if function is torch.Tensor.cuda:
                 self.ask(*args[1:2] or [kwargs.get("device")])
             return args[0]
-        number = function is torch.Tensor.to  # to(3) is to(cuda:3)
-        return function(*[self.on_cpu(each, number) for each in args],
-                        **{name: self.on_cpu(each) if name != "pin_memory" else False for name, each in kwargs.items()})
+        return function(*[self.on_cpu(each, function is torch.Tensor.to) for each in args],  # to(3) is to(cuda:3)
+                        **{name: self.on_cpu(each, name == "device") if name != "pin_memory" else False
+                           for name, each in kwargs.items()})
 
-    def on_cpu(self, value, number=False):
+    def on_cpu(self, value, number):
         meant = (number and type(value) is int or isinstance(value, torch.device) and value.type == "cuda"
                  or isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value))
         return self.ask(value) if meant else value
@@ -104,8 +103,7 @@ class GPUs(TorchFunctionMode):
         return torch.device("cpu")
 
     def install(self):
-        gpu = SimpleNamespace(name="a GPU that is pretended", total_memory=80 * 10**9, major=9, minor=0, uuid="",
-                              multi_processor_count=132)
+        gpu = SimpleNamespace(name="pretended GPU", total_memory=80 * 10**9, major=9, minor=0, multi_processor_count=132)
         answers = {
             "is_available": True, "is_bf16_supported": True, "get_device_name": gpu.name,
             "get_device_properties": gpu, "get_device_capability": (9, 0), "current_accelerator": torch.device("cuda"),
@@ -160,10 +158,16 @@ class Wire(TorchDispatchMode):
 class Rank(Visit):
     """A visit that leaves its diary in a folder, for the report that compares the ranks."""
 
-    def __init__(self, args, place, folder, heard):
-        self.place, self.folder, self.heard, self.given = place, folder, heard, []
+    def __init__(self, folder, args, rank, nodes, gpus, heard):
+        self.place = SimpleNamespace(rank=rank, ranks=nodes * gpus, node=rank // gpus, gpus=gpus)
+        self.folder, self.heard, self.given = folder, heard, []
         self.hooks, self.schedulers, self.highest = WeakKeyDictionary(), {}, 0.0
-        os.environ |= place.environment()
+        os.environ |= {name: str(value) for name, value in {  # torchrun's; the store of its agent is not there
+            "RANK": rank, "LOCAL_RANK": rank % gpus, "WORLD_SIZE": nodes * gpus, "LOCAL_WORLD_SIZE": gpus,
+            "GROUP_RANK": rank // gpus, "GROUP_WORLD_SIZE": nodes, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": nodes * gpus,
+            "ROLE_NAME": "default", "MASTER_ADDR": "node-0", "MASTER_PORT": 29500, "TORCHELASTIC_RUN_ID": "pretended",
+            "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0, "TORCHELASTIC_USE_AGENT_STORE": False,
+            "OMP_NUM_THREADS": 1}.items()}
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         sys.argv, sys.path[0] = [str(args.script), *args.options], str(args.script.resolve().parent)
         sys.path.append(PACKAGE)
@@ -171,7 +175,7 @@ class Rank(Visit):
         self.replace()  # before the seams, which note what is called
         super().__init__(args, folder / "statuses")
         self.exchange.join_group = always(None)  # there is nobody to meet
-        self.gpus, self.wire = GPUs(self.diary, place.gpus), Wire(self.diary, place.gpus)
+        self.gpus, self.wire = GPUs(self.diary, gpus), Wire(self.diary, gpus)
         seams.Wrapped.device = lambda _, diary, __: diary.note(
             "device", device=f"cuda:{self.gpus.last}", gpu=self.gpus.last, visible=self.gpus.visible(),
             host=socket.gethostname())
@@ -311,54 +315,36 @@ class Rank(Visit):
         return 0
 
 
-@dataclass(frozen=True)
-class Place:
-    """A rank of a job of `nodes` nodes, `gpus` ranks on each."""
-
-    rank: int
-    nodes: int
-    gpus: int
-
-    node = property(lambda self: self.rank // self.gpus)
-    ranks = property(lambda self: self.nodes * self.gpus)
-
-    def environment(self):
-        """torchrun's. (The store of its agent is not there.)"""
-        return {name: str(value) for name, value in {
-            "RANK": self.rank, "LOCAL_RANK": self.rank % self.gpus, "WORLD_SIZE": self.ranks,
-            "LOCAL_WORLD_SIZE": self.gpus, "GROUP_RANK": self.node, "GROUP_WORLD_SIZE": self.nodes,
-            "ROLE_RANK": self.rank, "ROLE_WORLD_SIZE": self.ranks, "ROLE_NAME": "default", "MASTER_ADDR": "node-0",
-            "MASTER_PORT": 29500, "TORCHELASTIC_RUN_ID": "pretended", "TORCHELASTIC_RESTART_COUNT": 0,
-            "TORCHELASTIC_MAX_RESTARTS": 0, "TORCHELASTIC_USE_AGENT_STORE": False, "OMP_NUM_THREADS": 1}.items()}
-
-    def run(self, args, heard=()):
-        """The diary of this rank, run in a child process. `heard`: what rank 0 gave to collectives of objects."""
-        with tempfile.TemporaryDirectory() as folder:
-            folder = Path(folder)
-            (folder / "statuses").mkdir()
-            child = multiprocessing.get_context("fork").Process(target=be_rank, args=(args, self, folder, heard))
-            child.start()
-            child.join(args.timeout)
-            for end in (child.terminate, child.kill):
-                if child.is_alive():
-                    end()
-                    child.join(5)
-            if not (folder / "diary").exists():
-                return {"rank": self.rank, "said": ""}
-            return json.loads((folder / "diary").read_text()) | {
-                "said": (folder / "said").read_text(), "given": pickle.loads((folder / "given").read_bytes())}
-
-
-def be_rank(args, place, folder, heard):
-    """Rank 0's output is shown; that of the others is kept."""
-    said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
-    if place.rank or place.ranks == 1:
+def be_rank(folder, *given):
+    """The child process. Rank 0's output is shown, that of the others is kept."""
+    visit = Rank(folder, *given)
+    if visit.place.rank or visit.place.ranks == 1:
+        said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
         os.dup2(said, 1)
         os.dup2(said, 2)
-    visit = Rank(args, place, folder, heard)
     visit.run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
     sys.stdout.flush()
     visit.leave(0)
+
+
+def run(args, rank, nodes, gpus, heard=()):
+    """The diary of a rank, run in a child process. `heard`: what rank 0 gave to collectives of objects."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        (folder / "statuses").mkdir()
+        given = folder, args, rank, nodes, gpus, heard
+        child = multiprocessing.get_context("fork").Process(target=be_rank, args=given)
+        child.start()
+        child.join(args.timeout)
+        for end in (child.terminate, child.kill):
+            if child.is_alive():
+                end()
+                child.join(5)
+        diary = {"rank": rank, "said": (folder / "said").read_text() if (folder / "said").exists() else ""}
+        if (folder / "diary").exists():
+            diary |= json.loads((folder / "diary").read_text())
+            diary["given"] = pickle.loads((folder / "given").read_bytes())
+        return diary
 
 
 def examine(args):
@@ -367,12 +353,12 @@ def examine(args):
     chosen = sorted({rank for rank in (0, 1, gpus - 1, gpus, nodes * gpus - 1) if rank < nodes * gpus})
     args.batches, args.steps = args.steps or BATCHES, UPDATES
     # Before rank 0 the first rank of another node: the files that rank 0 makes are not there yet.
-    early = Place(gpus, nodes, gpus).run(args) if nodes > 1 else None
-    runs = {0: Place(0, nodes, gpus).run(args)}
+    early = run(args, gpus, nodes, gpus) if nodes > 1 else None
+    runs = {0: run(args, 0, nodes, gpus)}
     for rank in chosen[1:]:
         again = rank != gpus or not early or at_scale.failed(early) or at_scale.notes(early, "unknown")
-        runs[rank] = Place(rank, nodes, gpus).run(args, runs[0].get("given", ())) if again else early
-    alone = Place(0, 1, 1).run(args)
+        runs[rank] = run(args, rank, nodes, gpus, runs[0].get("given", ())) if again else early
+    alone = run(args, 0, 1, 1)
     sys.stderr.write(next((runs[rank]["said"] for rank in chosen if at_scale.failed(runs[rank])), ""))
     report = at_scale.compared([runs[rank] for rank in chosen], early, alone, args)
     return int(findings.publish(report, args.json) > 0)

@@ -54,15 +54,11 @@ BROKEN = {  # what is changed in the training above: (old, new, the finding, its
                         "worth a look", "all_gather"),
     "all write": ("if rank == 0:\n    torch.save", "if True:\n    torch.save", "every_rank_writes", "wrong",
                   "torch.save"),
-    "all open": ("if rank == 0:\n    torch.save", "open(file, 'a').close()\nif rank == 0:\n    torch.save",
-                 "every_rank_writes", "worth a look", "open(file"),
     "a host of one's own": ('"nccl")', '"nccl", init_method=f"tcp://{__import__(\'socket\').gethostname()}:29500")',
                             "meeting_place", "wrong", "tcp"),
     "a port of one's own": ("dist.init", "os.environ['MASTER_PORT'] = str(2000 + rank)\ndist.init", "meeting_place",
                             "wrong", "dist.init"),
     "a world size typed in": ('"nccl")', '"nccl", rank=rank, world_size=8)', "world_size", "wrong", "world_size=8"),
-    "shared out in a node": ("DistributedSampler(images)", "DistributedSampler(images, 8, local_rank)", "world_size",
-                             "worth a look", "for x, y"),
     "a long warm-up": ("total_iters=2", "total_iters=500", "warm_up", "worth a look", "warm ="),
     "a rate for one process": ("1e-3 * ranks", "0.1", "rate", "worth a look", "optimizer.step"),
     "a batch that becomes 0": ("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong",
@@ -145,9 +141,9 @@ def test_the_courses_programs_pass(job, script, options, tmp_path):
     assert "needs" not in done.stderr and "own look" not in done.stderr, done.stderr
 
 
-def test_minimal_ddp_has_no_batch_for_1024_ranks(tmp_path):
-    done, report = pretend(tmp_path, "128x8", "scripts/minimal_ddp.py")
-    assert "batch_size=0" in report["findings"][0]["seen"] and done.returncode == 1, done.stderr
+def test_a_rank_is_ended_in_time(tmp_path):
+    done, report = pretend(tmp_path, "1x2", "--timeout", 1, written(tmp_path, "import time\ntime.sleep(99)\n"))
+    assert done.returncode == 0 and "Rank 1 was ended after 1 s" in report["unjudged"][1], done.stderr
 
 
 @pytest.mark.parametrize(("options", "said"), [
