@@ -91,7 +91,7 @@ def placed(runs, gpus, ranks):
     for rank, fact in list(asked.items())[:1]:
         number = rank if (fact["number"] - rank) % 256 == 0 else fact["number"]
         yield NO_SUCH_GPU.at(fact["where"], ranks=listed(asked).capitalize(), number=number, gpus=fact["gpus"])
-    met = {run["rank"]: fact for run in runs for fact in notes(run, "meets")[:1]}
+    met = {run["rank"]: fact for run in runs for fact in notes(run, "meets")[:1] if fact["ranks"] > 1}
     places = {fact["at"]: f"rank {rank} at {fact['at']}" for rank, fact in met.items()}
     if len(places) > 1 or gpus < ranks and any(re.match(r"localhost|127\.", at) for at in places):
         yield MEETS.at(next(iter(met.values()))["where"], places=", ".join(places.values()))

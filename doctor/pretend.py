@@ -65,11 +65,11 @@ class Nothing(contextlib.nullcontext):
 
 
 class GPUs(TorchFunctionMode):
-    """What is meant for a GPU stays on the CPU. `last`: the number of the GPU that was asked for."""
+    """What is meant for a GPU stays on the CPU. `last`: the number of the GPU that was asked for, if any."""
 
     def __init__(self, diary, count):
         super().__init__()
-        self.diary, self.count, self.current, self.last = diary, count, 0, 0
+        self.diary, self.count, self.current, self.last = diary, count, 0, None
 
     def visible(self):
         """A script may show itself some of them."""
@@ -103,7 +103,7 @@ class GPUs(TorchFunctionMode):
         return torch.device("cpu")
 
     def install(self):
-        gpu = SimpleNamespace(name="pretended GPU", total_memory=80 * 10**9, major=9, minor=0, multi_processor_count=132)
+        gpu = SimpleNamespace(name="pretended", total_memory=80 * 10**9, major=9, minor=0, multi_processor_count=132)
         answers = {
             "is_available": True, "is_bf16_supported": True, "get_device_name": gpu.name,
             "get_device_properties": gpu, "get_device_capability": (9, 0), "current_accelerator": torch.device("cuda"),
@@ -118,10 +118,11 @@ class GPUs(TorchFunctionMode):
         torch.cuda.set_device = torch.accelerator.set_device_index = torch.set_default_device = (
             lambda device: self.ask(device, choose=True) and None)
         torch.cuda.device = torch.accelerator.device_index = lambda each: self.ask(each) and Nothing()
-        to, load = nn.Module.to, torch.load
+        to, load, as_it_is = nn.Module.to, torch.load, lambda function: function
         nn.Module.to = lambda module, *args, **given: to(module, *[self.on_cpu(each, True) for each in args], **given)
         torch.load = lambda *args, **given: load(*args[:1], **given | {"map_location": "cpu"})
-        torch.compile = lambda model=None, **_: model if model else lambda function: function
+        torch.compile = lambda model=None, **_: (
+            torch._dynamo.OptimizedModule(model, as_it_is) if isinstance(model, nn.Module) else model or as_it_is)
         nn.Module.compile = always(None)
         for name, value in {"pin_memory": False, "num_workers": 0, "timeout": 0}.items():
             setattr(DataLoader, name, property(always(value), always(None)))
@@ -177,8 +178,8 @@ class Rank(Visit):
         self.exchange.join_group = always(None)  # there is nobody to meet
         self.gpus, self.wire = GPUs(self.diary, gpus), Wire(self.diary, gpus)
         seams.Wrapped.device = lambda _, diary, __: diary.note(
-            "device", device=f"cuda:{self.gpus.last}", gpu=self.gpus.last, visible=self.gpus.visible(),
-            host=socket.gethostname())
+            "device", device="cpu" if self.gpus.last is None else f"cuda:{self.gpus.last}", gpu=self.gpus.last,
+            visible=self.gpus.visible(), host=socket.gethostname())
         self.gpus.install()
         self.wire.__enter__()
         DataLoader.__iter__ = self.loader(DataLoader.__iter__)
