@@ -23,9 +23,11 @@ def options():
     parser = Parser(description=__doc__.partition("\n\n")[0])
     for name, default, what in (("updates", 500, "of the weights"), ("batch", 32, "crops of an update"),
                                 ("accumulate", 2, "micro-batches of an update"), ("context", 64, "bytes of a crop"),
-                                ("width", 128, "of the model, a multiple of 4"), ("report", 100, "every N updates")):
+                                ("width", 128, "of the model, a multiple of 4"), ("report", 100, "every N updates"),
+                                ("write", 300, "bytes, in the end")):
         parser.add_argument(f"--{name}", type=positive(int), default=default, help=f"{what} ({default})")
     parser.add_argument("--lr", type=positive(float), default=3e-3, help="the highest learning rate (%(default)s)")
+    parser.add_argument("--clip", type=positive(float), default=1.0, help="longest gradient (%(default)s)")
     parser.add_argument("--text", type=nonempty_path, help="a file to learn, in place of the course's pages")
     parser.add_argument("--save", type=nonempty_path, help="a file for the weights")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -90,11 +92,11 @@ def rate(update, updates):
 
 
 @torch.no_grad()
-def write(model, context, device, count=300):
+def write(model, args):
     """What the model writes after a line break."""
     written = [10]
-    for _ in range(count):
-        scores = model(torch.tensor([written[-context:]], device=device))[0, -1]
+    for _ in range(args.write):
+        scores = model(torch.tensor([written[-args.context:]], device=args.device))[0, -1]
         written.append(torch.multinomial((scores / 0.7).softmax(0), 1).item())
     return bytes(written).decode(errors="replace")
 
@@ -127,7 +129,7 @@ def train(args):
             micro = loss_of(model, windows) / args.accumulate
             micro.backward()
             loss += micro.detach()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -135,7 +137,7 @@ def train(args):
         if update % args.report == 0 or update == args.updates:
             print(f"update {update}, loss {loss:.4f}, val loss {validate(model, held_out):.4f}, "
                   f"{update * args.batch * args.context / seconds:,.0f} tokens/s", flush=True)
-    print(write(model, args.context, args.device))
+    print(write(model, args))
     if args.save:
         torch.save(model.state_dict(), args.save)
 

@@ -61,7 +61,7 @@ def train(args):
                 micro = loss_of(wrapped, windows) / args.accumulate
                 micro.backward()
             loss += micro.detach()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of the mean gradient
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # of the mean gradient
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -72,7 +72,7 @@ def train(args):
             if rank == 0:
                 print(f"update {update}, loss {loss / ranks:.4f}, val loss {val_loss:.4f}, "
                       f"{update * args.batch * args.context / seconds:,.0f} tokens/s", flush=True)
-    written = write(model, args.context, args.device)  # on all ranks, for FSDP's forward
+    written = write(model, args)  # on all ranks, for FSDP's forward
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
         print(written)
