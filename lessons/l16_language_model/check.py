@@ -6,6 +6,7 @@ computes and sends is noted; `exam_cases` compares.
 
 import inspect
 import io
+import math
 import re
 import zlib
 from collections import Counter
@@ -20,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from course.exercise import Case, drawn_one, generator_seed
+from course.exercise import Case, drawn, drawn_one, exercise, generator_seed
 from course.lesson import some
 from course.on_ranks import ExerciseOnRanks, Measurement
 from course.sent import Sent
@@ -31,6 +32,41 @@ NEAR = 1e-6  # relative, of float64: rounding is far below, each mistake far abo
 FIGURES = re.compile(r"update (\d+), loss (\d+\.\d+|nan), val loss (\d+\.\d+|nan)")
 
 
+# How busy a device is
+def my_mfu(speed, parameters, layers, width, context, peak):
+    return speed * (6 * parameters + 12 * layers * width * context) / peak
+
+
+def some_training(random):
+    return (random.randint(1, 9) * 1e4, random.randint(1, 9) * 1e8, random.randint(2, 40), 128 * random.randint(4, 40),
+            1024 * random.randint(1, 8), random.randint(1, 9) * 1e14)
+
+
+@exercise(
+    solution=my_mfu,
+    hint="Operations for a token: 2 for each parameter in forward, twice as many in backward; and 12 · layers · width "
+    "· context for the attention. Times tokens a second, over the operations a second at best.",
+    mistakes={
+        "That is forward alone. Backward has two products for each product of forward: 6 operations for a parameter.":
+            lambda speed, parameters, layers, width, context, peak:
+                speed * (2 * parameters + 12 * layers * width * context) / peak,
+        "The products of the attention have no parameters: they add 12 · layers · width · context for a token.":
+            lambda speed, parameters, layers, width, context, peak: speed * 6 * parameters / peak,
+        "`speed` counts tokens, not sequences: do not multiply by the context.":
+            lambda speed, parameters, layers, width, context, peak:
+                speed * context * (6 * parameters + 12 * layers * width * context) / peak,
+    },
+)
+def mfu(answer):
+    """You count as the field does: what the model needs, over what the device could do. Operations that a program adds,
+    such as recomputed activations, count as nothing."""
+    for numbers in drawn([(1.2e4, 4e5, 2, 128, 64, 6e10), (4e5, 7e9, 32, 4096, 4096, 8 * 989e12)], some_training):
+        got, right = answer(*numbers), numbers[0] * (6 * numbers[1] + 12 * math.prod(numbers[2:5])) / numbers[5]
+        yield Case(got, right, f"For (speed, parameters, layers, width, context, peak) = {numbers} you gave {got}; "
+                               f"the MFU is {right:.4g}.")
+
+
+# The exam
 def whole(tensor):
     """On each rank, also of a DTensor: then all ranks must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
