@@ -426,6 +426,7 @@ lesson.figure(f"Tokens a second of {ranks} ranks together, beside one process. T
 lesson.table(show.speeds(speed))
 lesson.verdict(f"MyDDP is {whose_class}.")
 
+
 # %% [markdown]
 # Brackets hold the range of single rounds; *not told apart* is the rule of lesson [01](01_one_device.ipynb). *off*: how
 # far the weights are from those of one process after three updates, relative to how far these have moved.
@@ -448,7 +449,6 @@ lesson.verdict(f"MyDDP is {whose_class}.")
 # those that the device can do at best. A token needs 2 operations for each parameter in forward (multiply and add), and
 # twice as many in backward. The attention adds 12 · layers · width · context. Write it; `peak` is in operations a
 # second, of all devices together.
-
 
 # %%
 def my_mfu(speed, parameters, layers, width, context, peak):
