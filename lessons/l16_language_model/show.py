@@ -75,7 +75,7 @@ def under_ceiling(results: dict, ax: Axes | None = None) -> Axes:
     ax.axvline(never[len(never) // 2] / 1000, color="black")
     name_rows(ax, [WORDS[way] for way in rounds])
     ax.set_xlabel("thousand tokens a second")
-    head(ax, "Talking keeps the ranks below the ceiling", key=[
+    head(ax, "Tokens a second, and the ceiling", key=[
         line_key("ceiling: ranks that never talk", color="black"),
         line_key("a round", color=COLOURS[1], marker="o", linestyle="")], columns=2)
     return ax

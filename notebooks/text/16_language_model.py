@@ -4,10 +4,10 @@
 #     minutes: 110
 #     quick:
 #       parameters:
-#         updates: 20
-#         report: 20
+#         updates: 10
+#         report: 10
 #         rounds: 1
-#         pages: --text TROUBLESHOOTING.md
+#         pages: --text TROUBLESHOOTING.md --write 30
 #       seconds: 45
 #     seconds: 120
 #   kernelspec:
@@ -54,7 +54,7 @@ from lessons.l16_language_model import check, minimal_gpt, show
 ranks = 2  # processes on the CPU, also where there are GPUs; 32 crops must be divisible by 2 * ranks
 updates, report = 200, 50  # of each training; updates between two reports
 rounds = 5  # of each way, where speeds are compared
-pages = ""  # "--text FILE" learns from another text than the course's own
+pages = ""  # other options: "--text FILE" learns from another text than the course's own
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 os.environ["OMP_NUM_THREADS"] = "1"
