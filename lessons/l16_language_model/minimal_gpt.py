@@ -6,6 +6,7 @@
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from options import Parser, nonempty_path, positive
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("TROUBLESHOOTING.md", "*.py", "course/**/*.py", "doctor/*.py", "lessons/*/show.py", "notebooks/[0-9]*.ipynb")
 ROWS = 128  # windows of the held-out text that are judged at one time
+tell = partial(print, flush=True)  # at once, also where it goes to a file
 
 
 def options():
@@ -118,7 +120,7 @@ def train(args):
     ], lr=args.lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: rate(update, args.updates))
     crops = torch.Generator().manual_seed(0)  # chooses the crops, and nothing else
-    print(f"update 0, val loss {validate(model, held_out):.4f}", flush=True)
+    tell(f"update 0, val loss {validate(model, held_out):.4f}")
     seconds = 0
     for update in range(1, args.updates + 1):
         start = time.perf_counter()
@@ -135,9 +137,9 @@ def train(args):
         optimizer.zero_grad()
         seconds += time.perf_counter() - start
         if update % args.report == 0 or update == args.updates:
-            print(f"update {update}, loss {loss:.4f}, val loss {validate(model, held_out):.4f}, "
-                  f"{update * args.batch * args.context / seconds:,.0f} tokens/s", flush=True)
-    print(write(model, args))
+            tell(f"update {update}, loss {loss:.4f}, val loss {validate(model, held_out):.4f}, "
+                 f"{update * args.batch * args.context / seconds:,.0f} tokens/s")
+    tell(write(model, args))
     if args.save:
         torch.save(model.state_dict(), args.save)
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from lessons.l16_language_model.minimal_gpt import GPT, ROWS, loss_of, options, rate, text, write
+from lessons.l16_language_model.minimal_gpt import GPT, ROWS, loss_of, options, rate, tell, text, write
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def train(args):
     crops = torch.Generator().manual_seed(0)  # on all ranks the same: each takes its share of what is drawn
     val_loss, seconds = validate(model, held_out), 0
     if rank == 0:
-        print(f"update 0, val loss {val_loss:.4f}", flush=True)
+        tell(f"update 0, val loss {val_loss:.4f}")
     for update in range(1, args.updates + 1):
         start = time.perf_counter()
         begins = torch.randint(len(learnt) - args.context, (args.batch,), generator=crops)
@@ -70,12 +70,12 @@ def train(args):
             dist.all_reduce(loss)
             val_loss = validate(model, held_out)
             if rank == 0:
-                print(f"update {update}, loss {loss / ranks:.4f}, val loss {val_loss:.4f}, "
-                      f"{update * args.batch * args.context / seconds:,.0f} tokens/s", flush=True)
+                tell(f"update {update}, loss {loss / ranks:.4f}, val loss {val_loss:.4f}, "
+                     f"{update * args.batch * args.context / seconds:,.0f} tokens/s")
     written = write(model, args)  # on all ranks, for FSDP's forward
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
-        print(written)
+        tell(written)
         if args.save:
             torch.save(weights, args.save)
 

@@ -31,7 +31,7 @@
 # **You need** [06](06_ddp.ipynb) and [06b](06b_ddp_traps.ipynb); for FSDP2 [13](13_beyond_ddp.ipynb) and
 # [13b](13b_fsdp2.ipynb); the ceiling of [07](07_performance.ipynb).
 #
-# **Time.** About 110 minutes for you, half of them for the exam, and 2 for the machine.
+# **Time.** About 110 minutes for you, 2 for the machine. Half of yours are for the exam.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 import glob, os, sys; here = any(glob.glob(up + "course/lesson.py") for up in ("", "../", "*/"))
@@ -51,7 +51,7 @@ from lessons.l13_beyond_ddp import memory
 from lessons.l16_language_model import check, minimal_gpt, show
 
 # %% jupyter={"source_hidden": true} tags=["parameters", "hide-input"]
-ranks = 2  # processes on the CPU, also where there are GPUs; 32 crops must be divisible by 2 * ranks
+ranks = 2  # or 4, 8: processes on the CPU, also where there are GPUs
 updates, report = 200, 50  # of each training; updates between two reports
 rounds = 5  # of each way, where speeds are compared
 pages = ""  # other options: "--text FILE" learns from another text than the course's own
@@ -232,7 +232,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lessons.l16_language_model.minimal_gpt import (
-    GPT, ROWS, loss_of, options, rate, text, write)
+    GPT, ROWS, loss_of, options, rate, tell, text, write)
 
 
 @torch.no_grad()
@@ -254,7 +254,7 @@ def train(args):
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda update: rate(update, args.updates))
     crops = torch.Generator().manual_seed(0)
-    print(f"update 0, val loss {validate(model, held_out):.4f}", flush=True)
+    tell(f"update 0, val loss {validate(model, held_out):.4f}")
     seconds = 0
     for update in range(1, args.updates + 1):
         start = time.perf_counter()
@@ -273,9 +273,9 @@ def train(args):
         if update % args.report == 0 or update == args.updates:
             val_loss = validate(model, held_out)
             speed = update * args.batch * args.context / seconds
-            print(f"update {update}, loss {loss:.4f}, val loss {val_loss:.4f}, "
-                  f"{speed:,.0f} tokens/s", flush=True)
-    print(write(model, args))
+            tell(f"update {update}, loss {loss:.4f}, val loss {val_loss:.4f}, "
+                 f"{speed:,.0f} tokens/s")
+    tell(write(model, args))
     if args.save:
         torch.save(model.state_dict(), args.save)
 
@@ -343,7 +343,8 @@ runs = {"one process": printed("one"),
         f"{ranks} ranks, FSDP2 ({whose[bool(check.fsdp.file)]})": printed("fsdp")}
 differences = {name: show.apart(printed("one"), text) for name, text in runs.items()}
 worst = max(differences.values())
-lesson.predicted(my_difference, "0" if not worst else "below 0.02" if worst < 0.02 else f"{worst:.2g}")
+most = "below 0.02" if 0 < worst < 0.02 else f"{worst:.2g}"
+lesson.predicted(my_difference, most)
 lesson.table([{"run": name, "loss at the end": f"{show.reports(text)[-1][1]:.4f}",
                "most it differed from one process": f"{differences[name]:.4f}"}
               for name, text in runs.items()])
@@ -496,8 +497,8 @@ lesson.predicted(my_largest, largest("DDP"), "billion")
 lesson.table([{"parameters": f"{size / 1e9:g} billion"} | {
     f"{name}, GB": f"{needed(name, size) / 1e9:.0f}" for name in names}
     for size in (0.124e9, 1.5e9, 7e9, 13e9, 70e9)])
-lesson.verdict([f"{name} fits up to {largest(name):.1f} billion parameters on 8 devices of 80 GB, of "
-                f"which {memory.USABLE:.0%} are used." for name in names])
+lesson.verdict([f"{name} fits up to {largest(name):.1f} billion parameters on 8 devices of "
+                f"80 GB, of which {memory.USABLE:.0%} are used." for name in names])
 
 # %% [markdown]
 # Below that size DDP is the simplest choice, and what you have written would train GPT-2 on eight GPUs: `--device cuda`
