@@ -419,7 +419,8 @@ whose_class = lesson_06.kept()
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 speed = json.loads(Path(f"{live}_speed.json").read_text())
-lesson.predicted(my_share, 100 * ratio(speed["rounds"]["ddp"], speed["rounds"]["never"]).median, "%")
+ddp_share = ratio(speed["rounds"]["ddp"], speed["rounds"]["never"]).median
+lesson.predicted(my_share, 100 * ddp_share, "%")
 show.under_ceiling(speed)
 lesson.figure(f"Tokens a second of {ranks} ranks together, beside one process. The grey band "
               "holds the rounds of ranks that never talk. No way of training together can be "
