@@ -24,13 +24,20 @@ CAUSES = {
     r"needs a GPU for each of this node's \d+ ranks, and there are \d+|invalid device ordinal|Duplicate GPU detected":
         "more ranks than GPUs on this node. Give --nproc_per_node at most the number of GPUs, or --backend gloo, "
         "and ranks share them",
+    r".*oom[_-]kill event.*":
+        "Slurm killed a process: the job used more of the node's memory than it had asked for. Ask for more (--mem), "
+        "or use fewer loader workers",
+    r".*CANCELLED AT \S+ DUE TO TIME LIMIT.*":
+        "the job reached its time limit. Ask for more (--time), or save and requeue before it: "
+        "scripts/cluster/ranks.sbatch does",
     r"(rank \d+ of \d+ (?:waited for|cannot listen at) .+)": "{1}",  # launch.init_distributed_mode's own words
     r"Timed out after \d+ seconds waiting for clients\. (\d+)/(\d+) clients joined":
         "only {1} of {2} ranks came. Start the others too, with this address and port, and this world size",
     r"(?m)^(?:.*: )?(\S+\.py): error: (.+)$": "{1} says: {2}",
     r"Root Cause[\s\S]*?exitcode\s*: -9 ": "a rank was killed (SIGKILL): most often the machine ran out of memory",
     # The first error of all: where a rank raised another one, the others only wait for it in vain.
-    r"\A(?:(?!\w(?:Error|Exception): )[\s\S])*\wError: Timed out waiting (\d+)ms for (?:recv|send).*":
+    r"\A(?:(?!\w(?:Error|Exception): )[\s\S])*(?:\wError: Timed out waiting (\d+)ms for (?:recv|send)|"
+    r"Watchdog caught collective operation timeout: .*Timeout\(ms\)=(\d+)).*":
         "the ranks met, and then one did not take part in a collective within {1} ms. Look at the ranks that do not "
         "complain",
     r"(?m)^(?:\[rank\d+\]: )?\s*(\w+(?:\.\w+)*(?:Error|Exception)(?:: .+)?)$": "a rank raised {1}",

@@ -15,6 +15,8 @@ import files
 
 NOTEBOOKS = Path("notebooks")
 TWINS = NOTEBOOKS / "text"
+ADDRESS = re.compile(r'(?<=os.system\("git clone -qb )[^"]+')  # in a first cell
+LAUNCH = re.compile(r"(?<=<!-- lesson 00, without installing: -->).*")  # in the README
 # Written instead of what the kernel reports, so that another Python version changes no committed notebook.
 KERNEL = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -24,16 +26,31 @@ KERNEL = {
 }
 
 
-def set_address():
-    """Writes into every twin's first cell what CITATION.cff says: where a lone notebook gets the course, and which."""
+def cited():
+    """(version, address) of the course, as CITATION.cff says."""
     citation = Path("CITATION.cff").read_text(encoding="utf-8")
-    cited = dict(re.findall(r'^(version|repository-code): "(.+)"', citation, re.M))
-    address = f"v{cited['version']} --depth 1 {cited['repository-code']}"
-    for twin in TWINS.glob("*.py"):
-        text = twin.read_text(encoding="utf-8")
-        changed = re.sub(r'(?<=os.system\("git clone -qb )[^"]+', address, text)
+    return tuple(re.search(rf'^{key}: "(.+)"', citation, re.M)[1] for key in ("version", "repository-code"))
+
+
+def launch_links(name):
+    """Links that open the lesson on hosted services, in HTML: those find a notebook by its place on GitHub alone."""
+    version, address = cited()
+    at, file = address.partition("https://github.com/")[2].rstrip("/").removesuffix(".git"), f"notebooks/{name}.ipynb"
+    links = {"Colab": f"colab.research.google.com/github/{at}/blob/v{version}/{file}",
+             "Kaggle": f"kaggle.com/kernels/welcome?src=https://github.com/{at}/blob/v{version}/{file}",
+             "Binder": f"mybinder.org/v2/gh/{at}/v{version}?urlpath=lab/tree/{file}"}
+    return [f'<a href="https://{link}">Open in {service}</a>' for service, link in links.items() if at]
+
+
+def set_address():
+    """Writes into every twin's first cell what CITATION.cff says: where a lone notebook gets the course, and which. And
+    into the README the links that open lesson 00 elsewhere."""
+    address, links = "v{} --depth 1 {}".format(*cited()), " · ".join(launch_links("00_start_here"))
+    for page in [*TWINS.glob("*.py"), *Path().glob("README.md")]:
+        text = page.read_text(encoding="utf-8")
+        changed = LAUNCH.sub(links, ADDRESS.sub(address, text))
         if changed != text:
-            with files.whole(twin) as part:
+            with files.whole(page) as part:
                 part.write_text(changed, encoding="utf-8")
 
 
@@ -48,7 +65,7 @@ def build(name):
         notebook = combine_inputs_with_outputs(notebook, old)
         for cell in notebook.cells:
             # jupytext also pairs cells by position; what changed code once printed must not stay
-            if cell.cell_type == "code" and code.get(cell.id) != cell.source:
+            if cell.cell_type == "code" and ADDRESS.sub("", code.get(cell.id, "")) != ADDRESS.sub("", cell.source):
                 cell.outputs, cell.execution_count = [], None
     return as_committed(notebook, twin, others)
 

@@ -33,7 +33,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # the lexer knows no !command
 
 html_theme = "sphinx_book_theme"
 html_title = project
-html_static_path = [str(HERE / "static"), str(MATHJAX)]
+html_static_path = [str(HERE / "static"), str(MATHJAX), str(HERE.parent / "build/site-source/messages.js")]
 html_favicon = str(HERE / "static/favicon.svg")
 html_css_files = ["course.css"]
 html_js_files = ["course.js"]
@@ -50,13 +50,6 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
 }
-if CITATION["repository-code"].startswith("https://github.com/"):  # where Colab and Binder find notebooks
-    html_theme_options |= {
-        "repository_url": CITATION["repository-code"],
-        "repository_branch": f"v{version}",
-        "launch_buttons": {"colab_url": "https://colab.research.google.com", "binderhub_url": "https://mybinder.org",
-                           "notebook_interface": "jupyterlab"},
-    }
 
 GLOSSARY = "site/pages/glossary"
 AMBIGUOUS = {"buffer", "handle", "pipeline", "signal", "step", "store"}  # everyday words, too: no link
@@ -64,6 +57,8 @@ AMBIGUOUS = {"buffer", "handle", "pipeline", "signal", "step", "store"}  # every
 
 def setup(app: Sphinx) -> None:
     app.connect("doctree-resolved", link_terms)
+    app.connect("html-page-context",  # what the search for a pasted message reads
+                lambda app, page, *_: app.add_js_file("messages.js") if page == "search" else None)
 
 
 def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:

@@ -9,6 +9,7 @@ import base64
 import html
 import importlib
 import inspect
+import json
 import os
 import re
 import shutil
@@ -179,7 +180,8 @@ def lay_out(executed: bool) -> bool:
 
 def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
-    head = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
+    download = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
+    head = " · ".join([download, *twins.launch_links(lesson.name)])
     if verified := lesson.verified:
         head = f"Last verified: {verified} · {head}"
     cells = []
@@ -237,12 +239,17 @@ def folded(module: str, name: str) -> str:
 def troubleshooting() -> dict[str, str]:
     """TROUBLESHOOTING.md, each numbered entry a page."""
     text = Path("TROUBLESHOOTING.md").read_text(encoding="utf-8").replace("](#", "](TROUBLESHOOTING.md#")
-    head, *entries = re.split(r"^(?=## \d+\w?\. )", text, flags=re.M)
-    entries = {anchor(entry.splitlines()[0][3:]): entry[1:] for entry in entries}  # a page's heading is of level 1
+    sections = re.split(r"^(?=## )", text, flags=re.M)
+    entries = {anchor(section.splitlines()[0][3:]): section[1:]  # a page's heading is of level 1
+               for section in sections if re.match(r"## \d+\w?\. ", section)}
+    head = "".join(section for section in sections if section[1:] not in entries.values())
+    messages = {f"troubleshooting/{name}": block[1] for name, entry in entries.items()
+                if (block := re.search("```text\n(.+)\n```", entry))}
     back = "[All of troubleshooting](../TROUBLESHOOTING.md)"
     pages = {f"troubleshooting/{name}.md": ORPHAN + to_entries(entry, entries, "../").replace("](README", "](../README")
              + back for name, entry in entries.items()}
-    return pages | {"TROUBLESHOOTING.md": to_entries(head, entries, "")}
+    return pages | {"TROUBLESHOOTING.md": to_entries(head, entries, ""),
+                    "messages.js": f"const MESSAGES = {json.dumps(messages, ensure_ascii=False)};\n"}
 
 
 def anchor(heading: str) -> str:

@@ -33,7 +33,7 @@ LEFT_OUT = ("teach", "tests", "conftest.py", "site/build_site.py", "site/conf.py
             "site/slides.html.j2", "site/slides.py", "site/static", "notebooks/text", "notebooks/jupytext.toml",
             "scripts/test", "scripts/run", "scripts/run_notebooks.py", "scripts/notebook_runs.py",
             "scripts/my_notebooks.py", "course/twins.py", "scripts/site", "scripts/record",
-            "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board",
+            "scripts/record_machine.py", "scripts/grade", "scripts/learner", "scripts/class_board", "scripts/release",
             "scripts/minimal_ddp.py",  # the capstone's solution
             "results/recorded/failed-launches/README.md", "results/recorded/went-wrong/README.md",  # their causes
             "site/pages/measured.md", "site/pages/survives.md", "site/pages/doctor.md", "site/pages/others.md",

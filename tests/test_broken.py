@@ -118,27 +118,6 @@ def test_the_judge_recognises_a_message_as_people_paste_it(entry):
 PASTED = tomllib.loads((runner.ROOT / "tests/pasted_messages.toml").read_text())["message"]
 
 
-def runs(text):
-    """Lists of the words between numbers, addresses and paths: what stays the same wherever it is printed."""
-    return [[word.rstrip(".,;:") for word in part.split()] for part in re.split(r"\S*[\d/…]\S*", text)]
-
-
-def shared(line, symptom):
-    """How many words in a row of the line the page's search finds in the symptom."""
-    page = [f" {' '.join(words)} " for words in runs(symptom)]
-    return max((end - start for words in runs(line) for start in range(len(words))
-                for end in range(start + 1, len(words) + 1)
-                if any(f" {' '.join(words[start:end])} " in part for part in page)), default=0)
-
-
-@pytest.mark.parametrize("pasted", PASTED, ids=lambda pasted: pasted["line"][:50])
-def test_a_pasted_line_leads_to_its_entry(pasted):
-    words_of = {message.number: shared(pasted["line"], message.symptom) for message in [*TABLE.values(), *read_notes()]}
-    most = max(words_of.values())
-    assert [number for number, words in words_of.items() if words == most] == pasted["entries"]
-    assert most >= min(3, max(map(len, runs(pasted["line"]))))
-
-
 def test_each_message_of_the_page_was_seen_somewhere():
     """All but those that say nothing, or need a second GPU."""
     seen = {number for pasted in PASTED for number in pasted["entries"]}
@@ -166,6 +145,12 @@ def test_the_guide_is_up_to_date_and_its_links_lead_somewhere():
     assert text == guide(TABLE), "run python scripts/broken/gallery.py guide"
     assert set(re.findall(r"\]\(#([^)]*)\)", text)) == {anchor(line[3:]) for line in text.splitlines()
                                                         if line.startswith("## ")}
+
+
+def test_the_stacks_that_the_guide_shows_are_those_of_the_script():
+    stacks = re.findall(r"^    (\w+) \(torch/.*\n.*\n    <module> \((\w+\.py):(\d+)\)", gallery.GUIDE.read_text(), re.M)
+    calls = [(BROKEN / script).read_text().splitlines()[int(line) - 1] for _, script, line in stacks]
+    assert len(stacks) == 2 and all(f"dist.{call}(" in line for (call, *_), line in zip(stacks, calls, strict=True))
 
 
 def alive(pid):

@@ -6,6 +6,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from course import runs
+from course.lesson import notebooks
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "TROUBLESHOOTING.md")),
              *ROOT.glob("site/pages/*.md"), ROOT / "teach/README.md", *ROOT.glob("lessons/*/teach.md")]
@@ -20,12 +23,27 @@ def test_the_paths_that_a_document_names_exist(document):
     assert [name for name in named if not TO_BE_MADE.search(name) and not (ROOT / name).exists()] == []
 
 
-def test_the_readme_lists_every_lesson_with_the_minutes_of_its_notebook():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[(\d\d[a-z]?) .+\]\((notebooks/\w+\.ipynb)\) \| (\d+) \|", readme, re.M)
-    lessons = sorted(ROOT.glob("notebooks/*.ipynb"))
-    assert listed == [(path.stem.split("_")[0], f"notebooks/{path.name}",
-                       str(nbformat.read(path, as_version=4).metadata.course.minutes)) for path in lessons]
+def test_the_readme_is_short_lists_every_lesson_and_invents_no_figure():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert len(readme.split()) <= 1500
+    lessons = {number: (f"notebooks/{path.name}", nbformat.read(path, as_version=4).metadata.course.minutes)
+               for number, path in notebooks().items()}
+    table = re.findall(r"\| \[(\w+) [^|]+\]\((\S+)\) \| (\d+) \| (core|elective) \|", readme)
+    assert [(number, (file, int(minutes))) for number, file, minutes, _ in table] == [*lessons.items()]
+    route = re.search(r"one day: ([^.]+?), about", readme)[1].replace(" and", ",").split(", ")
+    parts = lessons, [number for number, *_, part in table if part == "core"], route
+    assert re.findall(r"(?:about|core) (\d+)", readme) == [
+        f"{sum(lessons[number][1] for number in part) / 60:.0f}" for part in parts]
+    seconds = runs.read_runs(ROOT / "results/recorded/same-training").groupby("label")["seconds"].sum().sort_values()
+    assert "in {:.0f} s instead of {:.0f} s:".format(*seconds) in readme
+    eight, one = (runs.read_run(ROOT / f"results/recorded/tutorial-one-gpu-vs-eight/{name}.txt")["accuracy"]
+                  for name in ("eight_gpus", "one_gpu"))
+    assert f"{one[len(eight) - 1]:.2f} on one GPU and [{eight.iloc[-1]:.2f} on eight]" in readme
+    measured = (ROOT / "site/pages/measured.md").read_text(encoding="utf-8")
+    *_, (minutes, rest) = re.findall(r"(\d+):(\d\d) all \w+", measured)
+    assert f"in [{round(int(minutes) + int(rest) / 60)} minutes](" in readme
+    assert "| 1:20 | the data |" in measured and "that took 1:20 minutes" in readme
+    assert "| 2 ranks / 1 rank | 1.20 " in measured and "only 1.2 times" in readme
 
 
 def test_the_sections_that_a_tutorials_lines_lead_to_exist():

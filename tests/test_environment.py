@@ -26,6 +26,13 @@ def lines_of(name):
     return [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
 
 
+def test_every_place_states_the_version_that_is_cited():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    doctor = tomllib.loads((ROOT / "doctor/pyproject.toml").read_text())["project"]
+    newest = re.search(r"^## ([\d.]+) \(20\d\d-\d\d-\d\d\)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert [PROJECT["version"], doctor["version"], newest[1]] == [cited] * 3
+
+
 ROOMS = ("course", "doctor", "lessons", "scripts", "site", "teach", "tests")
 SOURCES = sorted([*ROOT.glob("*.py"), *(path for room in ROOMS
                                         for path in ROOT.glob(f"{room}/**/*.py"))])
@@ -88,17 +95,12 @@ def test_binder_takes_the_same_list_and_torch_for_the_cpu():
     options = dict(line.split() for line in lines_of(".binder/requirements.txt"))
     assert (ROOT / ".binder" / options["-r"]).resolve() == ROOT / "requirements.txt"
     assert f"index={options['--extra-index-url']}\n" in (ROOT / "scripts/setup").read_text()
-    assert tuple(map(int, re.fullmatch(r"python-(3)\.(\d+)\n", (ROOT / ".binder/runtime.txt").read_text()).groups())) \
-        >= (3, 11)
-    last = ROOT / ".binder/postBuild"
-    assert os.access(last, os.X_OK) and subprocess.run(["bash", "-n", last]).returncode == 0
-    assert "python scripts/prepare_data.py cifar10 mnist --data-path data" in last.read_text()
+    assert lines_of(".binder/runtime.txt") == [PROJECT["requires-python"].replace(">=", "python-")]
+    assert os.access(ROOT / ".binder/postBuild", os.X_OK)
 
 
 def test_ci_runs_what_everybody_runs_with_actions_that_nobody_can_change():
     found = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
-    (when,) = found[True]["schedule"]  # to YAML 1.1 the key `on` is a truth
-    assert re.fullmatch(r"\d+ \d+ \* \* [0-6]", when["cron"]), "once a week"
     commands = []
     for name, job in found["jobs"].items():
         assert job["timeout-minutes"] <= 90, f"{name}: every wait has a bound"

@@ -49,63 +49,68 @@ def test_a_lesson_begins_from_anywhere_any_number_of_times(place, tmp_path):
 CITED = yaml.safe_load((runner.ROOT / "CITATION.cff").read_text())
 
 
-def first_cell(folder, code=FIRST_CELL, **git):
-    """The finished first cell in `folder`, in a Python that knows no course; `git`: settings of git."""
-    settings = {"GIT_CONFIG_COUNT": str(len(git))}
-    for number, (name, value) in enumerate(git.items()):
-        settings |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
+def first_cell(folder, code=FIRST_CELL, **env):
+    """The finished first cell in `folder`, in a Python that knows no course."""
     # -S: without .venv's course_root.pth; what is installed it finds by PYTHONPATH
     env = runner.environment(PYTHONPATH=os.pathsep.join(path for path in sys.path if "site-packages" in path),
-                             IPYTHONDIR=str(folder / "ipython"), **settings)
+                             IPYTHONDIR=str(folder / "ipython"), **env)
     return subprocess.run([sys.executable, "-S", "-m", "IPython", "--colors=NoColor", "-c", code], cwd=folder, env=env,
                           capture_output=True, text=True, timeout=runner.LIMIT)
 
 
-def test_a_lone_notebook_gets_the_course(tmp_path):
-    """As on Colab and Kaggle. Where it is published, stands a repository made of this tree, with two commits."""
-    shutil.copytree(runner.ROOT / "course", tmp_path / "published/course")
-    for command in ("init -q", "add .", "commit -qm one", "commit -qm two --allow-empty", f"tag v{CITED['version']}"):
-        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b.c", *command.split()], check=True,
-                       cwd=tmp_path / "published")
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    published = {f"url.{(tmp_path / 'published').as_uri()}.insteadOf": CITED["repository-code"]}
-    began = first_cell(folder, FIRST_CELL + "\n" + FIRST_CELL + SURROUNDINGS, **published)
+def cite(version, address):
+    """The README and all twins in this folder, once CITATION.cff says this."""
+    Path("CITATION.cff").write_text(f'version: "{version}"\nrepository-code: "{address}"\n')
+    twins.set_address()
+    return [page.read_text() for page in [Path("README.md"), *twins.TWINS.iterdir()]]
+
+
+def test_a_lone_notebook_gets_the_course(tmp_path, monkeypatch):
+    """As on Colab and Kaggle. A bare repository of this tree, with two commits, is where the course is published."""
+    runner.clone(tmp_path / "tree")
+    monkeypatch.chdir(tmp_path / "tree")
+    cite(CITED["version"], (tmp_path / "course.git").as_uri())
+    (folder := tmp_path / "empty").mkdir()
+    for command in ("init -q", "add .", "commit -qm one", "commit -qm two --allow-empty", f"tag v{CITED['version']}",
+                    "clone -q --bare . ../course.git"):
+        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b.c", *command.split()], check=True)
+    cells = [cell.source for cell in jupytext.read(twins.TWINS / "03_processes_and_ranks.py").cells
+             if cell.cell_type == "code"]
+    run = "for cell in {}: get_ipython().run_cell(cell).raise_error()\n"
+    began = first_cell(folder, run.format([cells[0], *cells[:5], SURROUNDINGS]))
     assert began.returncode == 0, began.stdout + began.stderr
-    assert began.stderr.startswith("Note: switching to "), "git says that a release is not a branch, and no more"
+    assert began.stderr.startswith("Note: switching to "), "git says that a release is not a branch"
     (clone,) = (path for path in folder.iterdir() if path.name != "ipython")
     assert json.loads(began.stdout.splitlines()[-1])[0] == str(clone)
+    assert sorted(re.findall("^rank (.) of 4", began.stdout, re.M)) == ["0", "1", "2", "3"], "the lesson goes on"
     assert (clone / ".git/shallow").exists(), "one commit is enough"
-    again = first_cell(folder, **published)  # a new kernel in the same folder
+    again = first_cell(folder, cells[0])  # a new kernel in the same folder
     assert (again.returncode, again.stderr) == (0, "")
 
 
 def test_where_the_course_cannot_be_had_one_line_says_why(tmp_path):
-    failed = first_cell(tmp_path, **{"http.proxy": "http://127.0.0.1:1"})
+    failed = first_cell(tmp_path, https_proxy="http://127.0.0.1:1")
     assert failed.returncode == 1
     assert re.fullmatch(f"fatal: .*{CITED['repository-code']}.*\n", failed.stderr)
     lines = failed.stdout.strip().splitlines()
     assert lines[-1] == "ModuleNotFoundError: No module named 'course'" and len(lines) < 10, "no flood of frames"
 
 
-def test_the_first_cell_names_the_release_that_is_cited():
-    assert f"-qb v{CITED['version']} --depth 1 {CITED['repository-code']}\"" in FIRST_CELL
-    assert "pip" not in FIRST_CELL, "the torch that is there stays"
-
-
-def test_build_writes_the_cited_address_into_every_twin(tmp_path, monkeypatch):
+def test_build_writes_the_cited_address_into_every_twin_and_the_readme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runner.ROOT / twins.TWINS, twins.TWINS)
-    before = {path: path.read_text() for path in twins.TWINS.iterdir()}
-    cited = (runner.ROOT / "CITATION.cff").read_text()
-    Path("CITATION.cff").write_text(cited)
-    twins.set_address()
-    assert {path: path.read_text() for path in twins.TWINS.iterdir()} == before
-    Path("CITATION.cff").write_text(cited.replace("course.invalid", "git.invalid/ann").replace('"1.0"', '"2.3"'))
-    twins.set_address()
-    for path, text in before.items():
-        old, new = "v1.0 --depth 1 https://course.invalid/", "v2.3 --depth 1 https://git.invalid/ann/"
-        assert path.read_text() == text.replace(old, new) != text
+    for part in ("notebooks/00_start_here.ipynb", "README.md"):
+        shutil.copy2(runner.ROOT / part, part)
+    as_committed = [(runner.ROOT / page).read_text() for page in [Path("README.md"), *twins.TWINS.iterdir()]]
+    assert cite(CITED["version"], CITED["repository-code"]) == as_committed
+    outputs = twins.build("00_start_here").cells[1].outputs
+    readme, *twin_texts = cite("2.3", "https://github.com/ann/course")
+    assert all('-qb v2.3 --depth 1 https://github.com/ann/course"' in text for text in twin_texts)
+    assert "pip" not in FIRST_CELL, "the torch that is there stays"
+    assert re.findall(r"Open in (\w+)", readme) == ["Colab", "Kaggle", "Binder"]
+    assert "github/ann/course/blob/v2.3/notebooks/00_start_here.ipynb" in readme
+    assert twins.build("00_start_here").cells[1].outputs == outputs != [], "another address makes no output stale"
+    assert "Open in" not in cite("2.3", "https://course.invalid/ann")[0], "only from GitHub can they open a notebook"
 
 
 def test_a_lesson_says_on_what_it_ran_and_names_no_machine(monkeypatch, tmp_path):

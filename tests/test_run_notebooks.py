@@ -141,8 +141,10 @@ def test_pages_are_made_of_what_was_executed(quick_run):
     pages = {path.stem: path.read_text() for path in (course / "build/site/notebooks").glob("*.html")}
     assert sorted(pages) == ["00_failing", "01_good"]
     assert "returned non-zero exit status 3" in pages["00_failing"] and "<img" in pages["01_good"]
-    at = "someone/course/blob/v1.0/notebooks/01_good.ipynb"
-    assert f"https://colab.research.google.com/github/{at}" in pages["01_good"]
+    assert re.findall('href="(https://.+?)">Open in', pages["01_good"]) == [
+        "https://colab.research.google.com/github/someone/course/blob/v1.0/notebooks/01_good.ipynb",
+        "https://kaggle.com/kernels/welcome?src=https://github.com/someone/course/blob/v1.0/notebooks/01_good.ipynb",
+        "https://mybinder.org/v2/gh/someone/course/v1.0?urlpath=lab/tree/notebooks/01_good.ipynb"]
     index = (course / "build/site/index.html").read_text()
     card = r'<strong><a[^>]*href="notebooks/(\w+)\.html"><span[^>]*>([^<]*)<.*?(passed|failed) here'
     assert re.findall(card, index, re.S) == [("00_failing", "A notebook", "failed"),

@@ -141,7 +141,7 @@ def test_an_active_environment_is_used_if_the_course_is_installed_there(clone):
 
 
 @pytest.mark.parametrize("script", ["scripts/setup", "scripts/run", "scripts/test", "scripts/lab", "scripts/site",
-                                    "scripts/record", "scripts/learner", ".ci/run"])
+                                    "scripts/record", "scripts/learner", "scripts/release", ".ci/run"])
 def test_scripts_have_help(script, tmp_path):
     done = subprocess.run([ROOT / script, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout and not done.stderr

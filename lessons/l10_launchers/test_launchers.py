@@ -168,6 +168,13 @@ def test_success_and_an_unknown_cause_are_no_expected_failure_and_else_the_statu
      "only 1 of 2 ranks came"),
     ("[rank0]: RuntimeError: [/pytorch/gloo/buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
      "the ranks met, and then one did not take part in a collective within 3000 ms"),
+    ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, Timeout(ms)=600000) ran for",
+     "the ranks met, and then one did not take part in a collective within 600000 ms"),
+    ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.",
+     "Slurm killed a process"),
+    ("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-26T17:19:22 DUE TO TIME LIMIT ***\n"
+     "torch.distributed.elastic.multiprocessing.api.SignalException: Process 19 got signal: 15",
+     "the job reached its time limit"),
     ("[rank1]: ValueError: bad\n[rank0]: RuntimeError: Timed out waiting 3000ms for recv operation to complete",
      "a rank raised ValueError: bad")])
 def test_a_log_is_explained_too(said, why, tmp_path):

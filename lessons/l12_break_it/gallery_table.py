@@ -8,6 +8,7 @@ import difflib
 import itertools
 import os
 import re
+import textwrap
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,11 +45,9 @@ class Message:
 
     @property
     def cell(self):
-        """The symptom as a cell of a Markdown table: `__main__` must stay as it is, for the page's search.
-
-        No backslash goes into code between backticks, where it would be shown.
-        """
-        escaped = re.sub(r"(`[^`|]*`)|([|<_*])", lambda match: match[1] or f"\\{match[2]}", self.symptom)
+        """How the symptom begins, as a cell of a Markdown table."""
+        begins = textwrap.shorten(self.symptom, 140, placeholder=" …")
+        escaped = re.sub(r"(`[^`|]*`)|([`|<_*])", lambda match: match[1] or f"\\{match[2]}", begins)
         return "*silent:* " * self.silent + escaped
 
 
@@ -56,7 +55,7 @@ class Message:
 class Note(Message):
     """One that no script shows, because it comes by chance, or needs what is not here. Only the page has it."""
 
-    unshown: str
+    unshown: str = "a script of a few lines showed it here, with PyTorch 2.14 and gloo."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,18 +146,11 @@ def markdown(rows):
 
 def guide(table):
     """The text of TROUBLESHOOTING.md."""
-    every = in_order([*table.values(), *read_notes()])
+    every, page = in_order([*table.values(), *read_notes()]), tomllib.loads(TABLE.read_text())["page"]
     lines = ["# Troubleshooting", "",
-             "Search this page for a few words of what you see. `python scripts/broken/gallery.py show NAME` "
-             "runs an entry on your machine; [lesson 12](notebooks/12_break_it.ipynb) works through eight. What no "
-             "script can show here says so. *Silent*: no error, a wrong result. It hangs and says "
-             "nothing? [Which hang is it?](#which-hang-is-it) decides.", "",
              "<!-- Made by `python scripts/broken/gallery.py guide` from scripts/broken/. Do not edit it here. -->", "",
-             *markdown([{"what you see": entry.cell, " ": f"[{entry.heading}](#{entry.anchor})"}
-                        for entry in every]), "",
-             "## Which hang is it?", "",
-             "Take the stack of **each** rank, while it waits: `py-spy dump --pid PID`, or faulthandler in the script.",
-             "", *markdown(hangs()), "", *readings()]
+             page["opening"], "", "## It hangs now, and no recorder is set", "", page["hangs_now"], "",
+             "## Which hang is it?", "", *markdown(hangs()), "", *readings()]
     for entry in every:
         lines += ["", f"## {entry.heading}", "", "```text", entry.symptom, "```", "",
                   f"**Look:** {entry.tool}", "", f"**Why:** {entry.why}", "", f"**Repair:** {entry.repair}", ""]
@@ -171,4 +163,5 @@ def guide(table):
             proof = [f"`python scripts/broken/gallery.py show {entry.name}`", found, entry.gpu]
         source = ("Reported here", ", among other places") if "/issues/" in entry.source else ("Read more", "")
         lines.append(" · ".join(filter(None, (*proof, entry.source and f"[{source[0]}]({entry.source}){source[1]}."))))
-    return "\n".join(lines) + "\n"
+    rows = [{"entry": f"[{entry.heading}](#{entry.anchor})", "what you see": entry.cell} for entry in every]
+    return "\n".join([*lines, "", "## All entries", "", *markdown(rows)]) + "\n"

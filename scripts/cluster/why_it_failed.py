@@ -54,7 +54,7 @@ def main():
         print("why:     it had said nothing of it. A launch that stands still mostly waits for others: start it on all "
               "nodes, with the same address and port, and the same number of nodes and ranks")
     elif status:
-        print("why:     not known here. Read all of it (--all), from the first error on")
+        print("why:     not known here. Read it (--all) from the first error on; search TROUBLESHOOTING.md for that")
     sys.exit(int(cause is None) if args.expect_failure else status)
 
 

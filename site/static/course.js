@@ -1,20 +1,73 @@
 // Sphinx's search wants every word on one page. A pasted error message never passes: it has numbers, paths and names of
-// its own. So from three words on this takes the pages that have most of the rare ones, entries of Troubleshooting first.
+// its own. So from three words on this takes the pages that have most of the rare ones, entries of Troubleshooting first,
+// and before all others the entries whose message has words of it in a row.
 document.addEventListener("DOMContentLoaded", () => {
   // the lines around a hit come from the page itself, which a browser does not read for a page of file://
   if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
-  const strict = Search.performTermsSearch;
+  let asked = "";
+  const {performTermsSearch: strict, _parseQuery: parse} = Search;
+  Search._parseQuery = (query) => parse((asked = query));
   Search.performTermsSearch = (words, excluded) => {
     const found = words.size < 3 ? strict(words, excluded) : [];
-    return found.length ? found : mostOf(words);
+    found.forEach((page) => (page[4] += 10 * isEntry(page[0]))); // less than a word in a title brings
+    const results = found.length ? found : mostOf(words);
+    if (asked.trim().split(/\s+/).length < 3 && words.size < 3) return results;
+    const entries = entriesWith(asked);
+    if (!entries.length && /error|warning|fail|exception|[:=]/i.test(asked) && Search.status) {
+      Search.status.textContent = "No entry of Troubleshooting has this message. The nearest pages:";
+      Search.status = document.createElement("p"); // where Sphinx will write how many pages match
+    }
+    return [...entries, ...results.filter((page) => !entries.some((entry) => entry[0] === page[0]))];
+  };
+  Search.htmlToText = (html) => {
+    const article = new DOMParser().parseFromString(html, "text/html").querySelector(".bd-article");
+    article?.querySelectorAll(".headerlink, script, style").forEach((each) => each.remove());
+    return article?.textContent ?? "";
   };
 });
+
+const isEntry = (name) => name.startsWith("troubleshooting/");
 
 // Paper is white, and does not scroll or unfold.
 addEventListener("beforeprint", () => {
   document.querySelectorAll(".bd-article details").forEach((each) => (each.open = true));
   document.documentElement.dataset.theme = "light";
 });
+
+// The words between numbers, addresses and paths, which are the same wherever a message is printed: a list of lists.
+function wordsOf(text) {
+  const bare = (word) => word.replace(/^[("'`[{]+|[)"'`\]},.;:!]+$/g, "");
+  return text.toLowerCase().split(/\S*[\d/…]\S*/).map((part) => part.split(/\s+/).map(bare).filter(Boolean));
+}
+
+// Results for the entries that have the most of `text` in a row, in rare words: MESSAGES is {name of a page: message}.
+function entriesWith(text) {
+  const parts = wordsOf(text);
+  const messages = Object.entries(MESSAGES).map(([page, message]) => [page, wordsOf(message)]);
+  const having = new Map(); // word -> how many messages have it
+  for (const [, lists] of messages) {
+    for (const word of new Set(lists.flat())) having.set(word, (having.get(word) ?? 0) + 1);
+  }
+  const longest = Math.max(...parts.map((part) => part.length));
+  const {docnames, titles, filenames} = Search._index;
+  const found = messages.map(([page, lists]) => {
+    let most = 0; // points
+    for (const part of parts) for (const list of lists) for (let shift = 1 - list.length; shift < part.length; shift++) {
+      let points = 0, length = 0;
+      for (let at = Math.max(0, shift); at < Math.min(part.length, shift + list.length); at++) {
+        const same = part[at] === list[at - shift];
+        points = same ? points + !stopwords.has(part[at]) * Math.log(messages.length / having.get(part[at])) : 0;
+        length = same ? length + 1 : 0;
+        if (points > most && (points > ENOUGH || length === longest)) most = points;
+      }
+    }
+    const number = docnames.indexOf(page);
+    return [page, titles[number], "", null, 2000 + most, filenames[number], SearchResultKind.text];
+  });
+  const best = Math.max(...found.map((entry) => entry[4]));
+  return best > 2000 ? found.filter((entry) => entry[4] === best) : [];
+}
+const ENOUGH = 6; // two rare words, or three that are less rare
 
 function mostOf(words) {
   const {terms, titleterms, docnames, filenames, titles} = Search._index;
@@ -30,7 +83,7 @@ function mostOf(words) {
   }
   return [...points]
     .filter(([, sum]) => sum > best / 4)
-    .map(([page, sum]) => [page, sum + 1000 * docnames[page].startsWith("troubleshooting/")])
+    .map(([page, sum]) => [page, sum + 1000 * isEntry(docnames[page])])
     .sort((one, other) => other[1] - one[1])
     .slice(0, 8)
     .map(([page, sum]) => [docnames[page], titles[page], "", null, sum, filenames[page], SearchResultKind.text]);
