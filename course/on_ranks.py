@@ -39,7 +39,7 @@ import torch.distributed as dist
 
 import shortcuts
 from course import exercise
-from course.exercise import Case, Ended, Exercise, Wrong, drawn_one, first_line
+from course.exercise import Case, Ended, Exercise, Wrong, drawn_one, first_line, same
 from files import check_input
 
 # For a check on ranks: the number of ranks; seconds for the whole run; for one wait; and for all ranks to start, which
@@ -165,7 +165,7 @@ def _outcome(measured):
 
 class ExerciseOnRanks(Exercise):
     """An Exercise whose check gets what was measured on the ranks. `ranks` says on how many: a number, or several
-    numbers, of which each gets a run and a check of its own."""
+    numbers, of which each gets a run and a check of its own, up to the first that finds something wrong."""
 
     def __init__(self, check, solution, hint, mistakes, measurement: Measurement,
                  ranks: Callable[[], int | tuple[int, ...]]):
@@ -186,23 +186,16 @@ class ExerciseOnRanks(Exercise):
         problems = [None if callable(answer) else unreadable(Path(answer), self.measurement.name)
                     for answer in answers]
         counts = ranks if isinstance(ranks := self.ranks(), tuple) else (ranks,)
-        attempts = [(answer if callable(answer) else str(Path(answer).resolve()), count)
-                    for answer, problem in zip(answers, problems, strict=True) if problem is None
-                    for count in counts]
-        measured = iter(self.measurement.run(attempts) if attempts else ())
-        return [self._cases_of([problem] if problem else [next(measured) for _ in counts]) for problem in problems]
-
-    def _cases_of(self, outcomes):
-        """The cases of all outcomes, up to the first that is an error or whose check ends with one."""
-        cases: list[Case] = []
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                return cases, outcome
-            more, error = super().observe([outcome])[0]
-            cases += more
-            if error:
-                return cases, error
-        return cases, None
+        observed: list[tuple[list[Case], Exception | None]] = [([], problem) for problem in problems]
+        for count in counts:
+            going = [number for number, (cases, error) in enumerate(observed)
+                     if not error and all(same(case.got, case.right, case.rel_tol) for case in cases)]
+            attempts = [(each if callable(each := answers[number]) else str(Path(each).resolve()), count)
+                        for number in going]
+            for number, outcome in zip(going, self.measurement.run(attempts) if attempts else (), strict=True):
+                more, error = ([], outcome) if isinstance(outcome, Exception) else super().observe([outcome])[0]
+                observed[number] = observed[number][0] + more, error
+        return observed
 
 
 def some_ranks() -> int:

@@ -4,6 +4,7 @@ models that drift apart, and more. Each was observed, not guessed.
     torchrun --nproc_per_node=2 -m doctor my_train.py --epochs 2
     torchrun --nproc_per_node=2 -m doctor --steps 50 --json found.json my_train.py --epochs 2
     torchrun --nproc_per_node=2 --no-python ddp-doctor my_train.py     the same, after `pip install ./doctor`
+    python -m doctor --pretend 128x8 my_train.py --epochs 1            as a few ranks of 128 nodes, on one CPU
 
 Options after the script's name go to the script. The report goes to stderr.
 
@@ -27,11 +28,19 @@ def arguments():
     parser.add_argument("--steps", type=positive(int), metavar="N", help="end after N updates of the weights")
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
                         help="call it a hang when a rank has not moved for S seconds; default: 60")
+    parser.add_argument("--pretend", type=job, metavar="NODESxGPUS",
+                        help="run a few ranks of such a job on this CPU, without torchrun; --steps is then the batches "
+                        "of a pass over a DataLoader (default: 3), --timeout the seconds of a rank")
+    parser.add_argument("--alpha", type=positive(float), metavar="S", help="latency of the pretended job's network")
+    parser.add_argument("--beta", type=positive(float), metavar="S", help="seconds a byte takes on a node's link: "
+                        "1 / bandwidth; with --alpha, estimate the seconds of a step's messages")
     parser.add_argument("script", type=Path)
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of the script")
     args = parser.parse_args()
     if not args.script.is_file():
         parser.error(f"there is no script {args.script}")
+    if (args.alpha or args.beta) and not (args.pretend and args.alpha and args.beta):
+        parser.error("--alpha and --beta go together, with --pretend")
     if args.json:
         args.json = args.json.resolve()  # the script may go to another folder
         if not args.json.parent.is_dir():
@@ -51,8 +60,19 @@ def positive(kind):
     return number
 
 
+def job(text):
+    nodes, _, gpus = text.partition("x")
+    if not (nodes.isdecimal() and gpus.isdecimal() and int(nodes) * int(gpus) > 1):
+        raise argparse.ArgumentTypeError(f"{text} is no job: 128x8 is 128 nodes with 8 GPUs each")
+    return int(nodes), int(gpus)
+
+
 def main():
-    sys.exit(visit.script(arguments()))
+    args = arguments()
+    if args.pretend:
+        from . import pretend
+        sys.exit(pretend.examine(args))
+    sys.exit(visit.script(args))
 
 
 if __name__ == "__main__":

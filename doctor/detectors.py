@@ -974,4 +974,5 @@ BECAUSE = {
     "wrong_traceback": tuple(finding.name for finding in ERRORS.values()),
     **dict.fromkeys(["not_wrapped", "other_weights", "every_rank_writes", "set_epoch",
                      "same_seed"], ("no_group",)),
+    "warm_up": ("no_step", "crashed"),
 }

@@ -1,5 +1,9 @@
 """The report on the diaries of all ranks: findings, where the time went, what was not judged."""
 
+import dataclasses
+import json
+import os
+import sys
 import textwrap
 from dataclasses import dataclass
 
@@ -22,10 +26,14 @@ def judge(diaries, world_size):
               + (detectors.OF_ALL if len(known) == world_size > 1 else []))
     findings = [*detectors.silent(known, world_size, last_words), *detectors.no_group(known, world_size),
                 *(finding for check in checks for finding in check(known))]
+    return Report(causes(findings), list(facts(known, world_size)), list(unjudged(known, world_size)))
+
+
+def causes(findings):
+    """The findings that do not only follow from others, the gravest first."""
     names = {finding.name for finding in findings}
-    causes = [finding for finding in findings if not names & set(BECAUSE.get(finding.name, ()))]
-    return Report(sorted(causes, key=lambda finding: LEVELS.index(finding.level)),
-                  list(facts(known, world_size)), list(unjudged(known, world_size)))
+    return sorted((finding for finding in findings if not names & set(BECAUSE.get(finding.name, ()))),
+                  key=lambda finding: LEVELS.index(finding.level))
 
 
 def facts(diaries, world_size):
@@ -105,3 +113,15 @@ def as_text(report):
     if report.unjudged:
         lines += ["doctor: not judged:", *(f"    {line}" for line in report.unjudged)]
     return "\n".join(lines)
+
+
+def publish(report, file):
+    """Write the report to stderr, and as JSON to `file` if there is one; the number of findings."""
+    sys.stdout.flush()
+    sys.stderr.write(f"{as_text(report)}\n")  # the script may have replaced print
+    sys.stderr.flush()
+    if file:
+        part = file.with_name(f"{file.name}.{os.getpid()}.part")
+        part.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+        part.replace(file)
+    return len(report.findings)

@@ -538,7 +538,8 @@ class Seams:
     @looks
     def opened(self, path):
         caller = sys._getframe(3).f_code.co_filename  # nearer are looks() and heard()
-        if not caller.startswith((TORCH, "<")) and not path.startswith(("/dev/", "/proc/")) and (line := where()):
+        theirs = not caller.startswith((TORCH, "<")) and not path.startswith(("/dev/", "/proc/"))
+        if theirs and not os.path.isdir(path) and (line := where()):  # a nameless temporary file's folder
             self.diary.once("opened", where=line, path=os.path.realpath(path), host=socket.gethostname())
 
     def load(self, function):

@@ -1,8 +1,6 @@
 """One rank's run of the script under the doctor, and the report at its end."""
 
-import dataclasses
 import faulthandler
-import json
 import os
 import runpy
 import signal
@@ -75,15 +73,7 @@ class Visit:
 
     def tell(self, diaries):
         """Write the report; the number of its findings."""
-        report = findings.judge(diaries, self.exchange.size)
-        sys.stdout.flush()
-        sys.stderr.write(f"{findings.as_text(report)}\n")  # the script may have replaced print
-        sys.stderr.flush()
-        if self.args.json:
-            part = self.args.json.with_name(f"{self.args.json.name}.{os.getpid()}.part")
-            part.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
-            part.replace(self.args.json)
-        return len(report.findings)
+        return findings.publish(findings.judge(diaries, self.exchange.size), self.args.json)
 
     def stalled(self):
         """Called by the watching thread: no rank has moved for the timeout."""

@@ -389,10 +389,6 @@ lesson.verdict(show.pays(speedups))
 # is. DDP pays for waiting, for messages and for itself. Where no batch is told apart on the slow side, the dots below
 # the black line are a hint, not a result.
 #
-# More ranks than cores are not in this picture. Their ceiling is that of the cores. They may come nearer to it: while
-# one rank waits, another computes, and a step has more images for each message. Or they lose more: they take turns, and
-# share the caches. Lesson [07](07_performance.ipynb) measures both at once.
-#
 # ### Exercise 4: from which batch size on?
 #
 # One rank's step takes `fixed + per_image * n` seconds. Each rank has a device of its own and a batch of n. DDP adds
@@ -505,7 +501,26 @@ lesson.table([
 # - **The rest** is not in the model: loading data, and other jobs on the same network.
 #
 # So use an upper bound for questions that it can answer: "would a faster network help?", or "can 1,024 GPUs be worth it
-# at all?" (`python scripts/measure/predict.py time --help` makes such a table from your own figures.)
+# at all?"
+#
+# The model knows no data set. `doctor --pretend 128x8` runs five ranks of such a job on this CPU, one after the other,
+# and sends nothing. **Predict.** `main.py` trains LeNet on 50,000 images, 64 a rank. How many updates has an epoch?
+
+# %%
+my_updates = None
+
+# %%
+link = 1 / series["ResNet-50, P100"]["network"]  # seconds a byte
+# !python -m doctor --pretend 128x8 --alpha {between} --beta {link} --json {folder}/pretended.json \
+#     main.py --dataset synthetic --epochs 1 2>&1 | grep -A9 "^doctor"
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+counted = " ".join(json.loads(Path(folder, "pretended.json").read_text())["facts"])
+lesson.predicted(my_updates, float(counted.split(" update(s)")[0].split()[-1]), "updates")
+
+# %% [markdown]
+# The two times are the edges of the band above, for LeNet's gradients. But an update has room for more images than there
+# are: 1,024 GPUs need a larger data set, or smaller batches. No figure of a network says so.
 #
 # ### Try it
 #

@@ -460,10 +460,18 @@ said = {patient: Path(f"results/live/12_{patient}.json").read_text() for patient
 lesson.predicted(my_found, [patient for patient in said if json.loads(said[patient])["findings"]])
 
 # %% [markdown]
-# The doctor sees that the inner model was called, and that the weights differ. (Patient 6 changes its weights by hand,
-# so the doctor could judge no optimizer.) It does not see `torch.randn`. So *nothing found* does not mean *nothing
-# wrong*: read the list of what was not judged, and measure the rest yourself. In a DDP model with dropout, or in a data
-# set that a `DataLoader` reads without workers, the doctor does see that ranks draw the same random numbers.
+# The doctor sees that the inner model was called, and that the weights differ. It does not see `torch.randn`. So
+# *nothing found* does not mean *nothing wrong*: read the list of what was not judged, and measure the rest yourself.
+#
+# Some mistakes show only on many ranks, after a day in the queue. With `--pretend 128x8` the doctor runs five of 1,024
+# ranks on this CPU, one after the other, and sends nothing. `scripts/minimal_ddp.py` is right on 2 ranks and on 32.
+# **Predict:** what goes wrong on 1,024? (Its batch is `BATCH // world_size`.)
+
+# %%
+# !python -m doctor --pretend 128x8 scripts/minimal_ddp.py 2>&1 | grep -A4 "^doctor"
+
+# %% [markdown]
+# 64 images cannot be shared by 1,024 ranks: each gets a batch of 0. Two ranks would never have shown it.
 #
 # When you suspect a script of yours, begin with `--steps 50`, and then let it run once to its end: a forgotten
 # `set_epoch`, the evaluation and the files show only there. The [README](../README.md#the-doctor) says how to take the

@@ -368,6 +368,7 @@ check.average("results/live/15_average.py")
 # 2. Talking less gives a different result: compare accuracy after the same images **and** after the same time.
 # 3. After local steps ranks differ in more than their weights: BatchNorm's statistics, and the optimizer's state.
 #
-# **Next:** your own job. How long is its step, and how long its message? If talking takes a few percent, leave it.
-# [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) helps when a run fails, and the [README](../README.md) says what else
-# `main.py` and the other programs can do.
+# Before you choose: how long is a step of your own job, and how long its message? If talking takes a few percent, leave
+# it.
+#
+# **Next:** [16 · Your turn: a language model](16_language_model.ipynb). Does all of this hold for what is trained today?

@@ -1,0 +1,153 @@
+"""The doctor at 1,024 ranks, on one CPU: what it names in broken programs, and that it lets sound ones pass."""
+
+import json
+import re
+
+import pytest
+
+from course.predict.fit import ring_seconds
+from tests import runner
+
+TRAINING = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+rank, local_rank, ranks = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "file")
+torch.cuda.set_device(local_rank)
+dist.init_process_group("nccl")
+torch.manual_seed(rank)
+images = TensorDataset(torch.randn(8192, 4), torch.randn(8192, 1))
+plain = nn.Linear(4, 1).cuda()
+model = DistributedDataParallel(plain, device_ids=[local_rank])
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3 * ranks)
+warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+sampler = DistributedSampler(images)
+loader = DataLoader(images, 2, sampler=sampler, num_workers=2, pin_memory=True)
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        loss = (model(x.cuda(non_blocking=True)) - y.to(local_rank)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        warm.step()
+    dist.all_reduce(torch.ones(1))
+if rank == 0:
+    torch.save(plain.state_dict(), file)
+dist.destroy_process_group()
+"""
+GLOBAL_0 = "if rank == 0:\n    open(file, 'w').close()\ndist.barrier()\nopen(file).close()\ntorch.manual_seed"
+OUT = "for _ in range(ranks)]\n    dist.all_gather({}, torch.zeros(2048))\n    dist.all_reduce"
+BROKEN = {  # what is changed in the training above: (old, new, the finding, its level, what its line has)
+    "a device by RANK": ("set_device(local_rank)", "set_device(rank)", "device_is_rank", "wrong", "set_device(rank)"),
+    "the model by RANK": ("nn.Linear(4, 1).cuda()", "nn.Linear(4, 1).to(rank)", "device_is_rank", "wrong", "to(rank)"),
+    "all on GPU 0": ("torch.cuda.set_device(local_rank)\n", "local_rank = 0\n", "all_on_gpu_0", "wrong", "model ="),
+    "fetched by rank 0": ("torch.manual_seed", GLOBAL_0, "fetched_by_rank_0", "worth a look", "open(file).close"),
+    "a small data set": ("8192", "600", "repeated", "costly", "for x, y"),
+    "no step": ("DataLoader(images, 2", "DataLoader(images, 64, drop_last=True", "no_step", "wrong", "for x, y"),
+    "a gather of all": ("dist.all_reduce", f"out = [torch.zeros(2048) {OUT.format('out')}", "gathers_all",
+                        "worth a look", "all_gather"),
+    "all write": ("if rank == 0:\n    torch.save", "if True:\n    torch.save", "every_rank_writes", "wrong",
+                  "torch.save"),
+    "a host of one's own": ('"nccl")', '"nccl", init_method=f"tcp://{__import__(\'socket\').gethostname()}:29500")',
+                            "meeting_place", "wrong", "tcp"),
+    "a port of one's own": ("dist.init", "os.environ['MASTER_PORT'] = str(2000 + rank)\ndist.init", "meeting_place",
+                            "wrong", "dist.init"),
+    "a world size typed in": ('"nccl")', '"nccl", rank=rank, world_size=8)', "world_size", "wrong", "world_size=8"),
+    "a long warm-up": ("total_iters=2", "total_iters=500", "warm_up", "worth a look", "warm ="),
+    "a rate for one process": ("1e-3 * ranks", "0.1", "rate", "worth a look", "optimizer.step"),
+    "a batch that becomes 0": ("DataLoader(images, 2", "DataLoader(images, 512 // ranks", "crashed", "wrong",
+                               "loader ="),
+}
+
+
+def pretend(folder, *arguments, **env):
+    """(finished process, its report)"""
+    out = folder / "report.json"
+    done = runner.run(0, "doctor", "--json", out, "--pretend", *arguments, script="-m", **env)
+    return done, json.loads(out.read_text()) if out.exists() else None
+
+
+def written(folder, text):
+    (folder / "my_train.py").write_text(text)
+    return folder / "my_train.py"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_mistake_that_many_ranks_show_is_named_with_its_line(name, tmp_path):
+    old, new, finding, level, on_its_line = BROKEN[name]
+    text = TRAINING.replace(old, new)
+    done, report = pretend(tmp_path, "128x8", written(tmp_path, text))
+    found = {each["name"]: each for each in report["findings"]}
+    assert finding in found and found[finding]["level"] == level and done.returncode == 1, done.stderr
+    assert on_its_line in text.splitlines()[int(found[finding]["where"].rpartition(":")[2]) - 1], found
+    assert not {"wrong", "costly"} & {each["level"] for other, each in found.items() if other != finding}, done.stderr
+
+
+def test_a_sound_training_is_counted(tmp_path):
+    done, report = pretend(tmp_path, "128x8", "--alpha", 1e-5, "--beta", 1e-9, written(tmp_path, TRAINING))
+    assert report["findings"] == [] and done.returncode == 0, done.stderr
+    _, counted, holds, sends, band = report["facts"]
+    assert counted == ("An update has 1,024 x 2 = 2,048 samples. An epoch has 4 update(s), and takes 8,192 samples of "
+                       "8,192: 0 are repeated, 0 left out.")
+    assert "20 bytes of weights, 20 bytes of gradients, 0 bytes" in holds
+    assert sends == "A step sends 1 x all_reduce in a group of 1,024, 20 bytes in all."
+    seconds = [ring_seconds(20, 128, 0, 1e-9), ring_seconds(20, 128, 1e-5, 2e-9)]  # lesson 08's
+    assert [f"{1e3 * each:.3g} ms" for each in seconds] == re.findall(r"[\d.e-]+ ms", band)
+
+
+SHARDED = """
+import os
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
+model = fully_shard(nn.Linear(1024, 1024, bias=False), mesh=mesh)
+optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+for _ in range(3):
+    model(torch.ones(2, 1024, device="cuda")).sum().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+torch.distributed.destroy_process_group()
+"""
+SMALL = ["--dataset", "synthetic", "--samples", 2000, "--test-samples", 1100, "--epochs", 1]
+
+
+def test_fsdp2_holds_shards(tmp_path):
+    done, report = pretend(tmp_path, "128x8", written(tmp_path, SHARDED))
+    assert report["findings"] == [], done.stderr
+    assert "4.1 kB of weights, 4.1 kB of gradients" in report["facts"][1]
+    assert "all_gather in a group of 1,024, 4.19 MB" in report["facts"][2]
+    assert "1 x reduce_scatter in a group of 1,024, 4.19 MB" in report["facts"][2]
+
+
+@pytest.mark.parametrize(("job", "script", "options"), [
+    ("128x8", "main.py", SMALL), ("4x8", "scripts/minimal_ddp.py", []),
+    pytest.param("1x4", "lessons/l13b_fsdp2/shard_in_use.py", ["--steps", 2, "--save", "dcp", "--out", "out"],
+                 marks=pytest.mark.weekly)])
+def test_the_courses_programs_pass(job, script, options, tmp_path):
+    options = [tmp_path / each if each in ("dcp", "out") else each for each in options]
+    done, report = pretend(tmp_path, job, script, *options)
+    assert not {"wrong"} & {finding["level"] for finding in report["findings"]}, done.stderr
+    assert "needs" not in done.stderr and "own look" not in done.stderr, done.stderr
+
+
+def test_a_rank_is_ended_in_time(tmp_path):
+    done, report = pretend(tmp_path, "1x2", "--timeout", 1, written(tmp_path, "import time\ntime.sleep(99)\n"))
+    assert done.returncode == 0 and "Rank 1 was ended after 1 s" in report["unjudged"][1], done.stderr
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["128"], "128 is no job"), (["1x1"], "1x1 is no job"), (["2x2", "--alpha", 1], "go together")])
+def test_bad_input_is_one_line(options, said):
+    done = runner.run(0, "doctor", "--pretend", *options, "main.py", script="-m")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr
