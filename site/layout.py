@@ -9,6 +9,7 @@ import base64
 import html
 import importlib
 import inspect
+import io
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
+from PIL import Image
 
 import files
 from course import twins
@@ -32,37 +34,13 @@ SITE = Path("build/site")  # what readers open
 ORPHAN = "---\norphan: true\n---\n\n"  # a page that links lead to, and no list
 SLOW = 300  # seconds that Sphinx may take
 
-CONTENTS = """# {title}
+CONTENTS = Path("site/contents.txt")  # the front page, to be filled in
+DAY, JOB = ("00", "05", "06", "12"), ("03", "06b", "07", "10", "11", "12")  # ways through the lessons
 
-{lead}
+QUIZ = """## Three questions
 
-## The lessons
+Answer before you unfold. A teacher asks them by show of hands.
 
-:::::{{container}} lessons
-{cards}
-:::::
-
-## Beside the lessons
-
-- [When something goes wrong](TROUBLESHOOTING.md): messages and silent mistakes, each with its repair.
-{pages}
-- [About the course](README.md): whom it is for, and how to run it.
-
-```{{toctree}}
-:hidden:
-:caption: Lessons
-
-{lessons}
-```
-
-```{{toctree}}
-:hidden:
-:caption: To look up
-
-TROUBLESHOOTING
-{others}
-About the course <README>
-```
 """
 
 CARD = """::::{{container}} lesson
@@ -144,7 +122,10 @@ def build(executed: bool = False) -> Path:
                 shutil.rmtree(MADE, ignore_errors=True)
         new = SITE.with_name("site-new")
         shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(MADE, new, ignore=shutil.ignore_patterns("*.map"))  # 3 MB for whoever debugs the theme
+        shutil.copytree(MADE, new, ignore=shutil.ignore_patterns("*.map", "*.woff2"))  # the theme's, 3 MB
+        style = new / "_static/styles/pydata-sphinx-theme.css"
+        text = re.sub(r"(\.fa-[\w-]+,?)+\{--fa:[^}]*\}", "", style.read_text(encoding="utf-8"))  # 2,000 icons
+        style.write_text(text, encoding="utf-8")
         shutil.rmtree(SITE, ignore_errors=True)
         new.rename(SITE)
     return SITE / "index.html"
@@ -162,7 +143,7 @@ def lay_out(executed: bool) -> bool:
     for path in notebooks:
         try:
             lessons.append(Lesson(path, executed))
-            texts |= page_of(lessons[-1], entries)
+            texts |= page_of(lessons[-1], entries, f"{len(lessons)} of {len(notebooks)} lessons")
         except Exception as problem:  # whatever somebody's own notebook has in it, its name is what helps
             raise RuntimeError(f"{path} makes no page: {type(problem).__name__}: {problem}") from problem
     extra = sorted(Path("site/pages").glob("*.md"))
@@ -178,22 +159,28 @@ def lay_out(executed: bool) -> bool:
     return keep(texts)
 
 
-def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
+def page_of(lesson: Lesson, entries: set[str], place: str) -> dict[str, str | bytes]:
     """The files of a lesson's page: the notebook laid out, its picture for the contents, the notebook to download."""
     download = f'<a href="../download/{lesson.name}.ipynb" download>Download the notebook</a>'
-    head = " · ".join([download, *twins.launch_links(lesson.name)])
+    head = " · ".join([f"No. {place}", download, *twins.launch_links(lesson.name)])
     if verified := lesson.verified:
-        head = f"Last verified: {verified} · {head}"
-    cells = []
+        head += f"<br>Last verified: {verified}"
+    cells, asked = [], False
     for cell in lesson.notebook.cells:
         if cell.cell_type == "markdown":
+            asked = asked and not cell.source.startswith("## ")
             cells.append(cell)
             cell.source = to_entries(cell.source, entries, "../")
+            if Path("teach").is_dir():
+                cell.source = re.sub(r"^(?=## What to remember)", lambda _: quiz(lesson.name), cell.source, flags=re.M)
             continue
         if "lesson.begin()" in cell.source:
             cell.outputs = []  # they stand at the head of the page
-        if "lesson.predicted(" in cell.source:  # whoever reads on predicts first, too
-            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-output"]
+            fold(cell, "hide-input", "Set-up")
+        asked = asked or bool(re.search(r"^my_\w+ = None", cell.source, re.M))
+        if asked and cell.outputs and "lesson.interactive(" not in cell.source:  # whoever reads on predicts first, too
+            fold(cell, "hide-output", "Show what came out")
+        asked = asked and "lesson.predicted(" not in cell.source
         for data in (output.get("data", {}) for output in cell.outputs):
             if text := data.get("text/markdown"):
                 data["text/markdown"] = to_entries(text, entries, "../")
@@ -207,8 +194,29 @@ def page_of(lesson: Lesson, entries: set[str]) -> dict[str, str | bytes]:
     made = {f"notebooks/{lesson.name}.ipynb": nbformat.writes(lesson.notebook),
             f"download/download/{lesson.name}.ipynb": (Path("notebooks") / f"{lesson.name}.ipynb").read_bytes()}
     if cover := lesson.cover:
-        made[f"pictures/{lesson.name}.png"] = base64.b64decode(cover.data["image/png"])
+        small = Image.open(io.BytesIO(base64.b64decode(cover.data["image/png"]))).convert("RGB")
+        small.thumbnail((512, 512))
+        small.quantize(64).save(file := io.BytesIO(), "png", optimize=True)
+        made[f"pictures/{lesson.name}.png"] = file.getvalue()
     return made
+
+
+def fold(cell: NotebookNode, tag: str, prompt: str) -> None:
+    """Fold a part of the cell behind `prompt`."""
+    cell.metadata["tags"] = [*cell.metadata.get("tags", []), tag]
+    cell.metadata["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": prompt}
+
+
+def quiz(name: str) -> str:
+    """A lesson's three questions for a show of hands, each with its answer to unfold."""
+    from teach import teaching  # late: where teach/ is missing, it may be, too
+
+    text = QUIZ
+    for number, asked in enumerate(teaching.questions_of(name), 1):
+        options = "\n".join(f"- {letter}. {option}" for letter, option in asked.options.items())
+        text += (f"**{number}.** {asked.text}\n\n{options}\n\n"
+                 f"<details><summary>The answer</summary>\n\n**{asked.right}.** {asked.why}\n\n</details>\n\n")
+    return text
 
 
 def one_picture_each(cell: NotebookNode) -> list[NotebookNode]:
@@ -217,10 +225,10 @@ def one_picture_each(cell: NotebookNode) -> list[NotebookNode]:
     outputs, cell.outputs = cell.outputs, []
     for output in outputs:
         if "image/png" in output.get("data", {}):
-            if "mystnb" in cells[-1].metadata:
+            if "image" in cells[-1].metadata.get("mystnb", {}):
                 bare = {"tags": ["remove-input", *(tag for tag in cell.metadata.get("tags", []) if "output" in tag)]}
                 cells.append(nbformat.v4.new_code_cell(metadata=bare, id=f"{cell.id}-{len(cells)}"))
-            cells[-1].metadata["mystnb"] = {"image": {"alt": alt_text(output)}}
+            cells[-1].metadata.setdefault("mystnb", {})["image"] = {"alt": alt_text(output)}
         cells[-1].outputs.append(output)
     return cells
 
@@ -276,8 +284,21 @@ def contents(lessons: list[Lesson], extra: list[Path], teachers: bool) -> str:
     if teachers:
         pages += "\n- [For teachers](teach/index.md): plans, and a page a lesson."
         others += "\nteach/index"
-    return CONTENTS.format(title=title, lead=lead, cards=cards, pages=pages, others=others,
-                           lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
+    day, job = ([lesson for lesson in lessons if lesson.number in way] for way in (DAY, JOB))
+    return CONTENTS.read_text(encoding="utf-8").format(
+        title=title, lead=lead, cards=cards, pages=pages, others=others, count=len(lessons), hours=hours(lessons),
+        day_hours=hours(day), day=links(day), job_hours=hours(job), job=links(job),
+        lessons="\n".join(f"notebooks/{lesson.name}" for lesson in lessons))
+
+
+def hours(lessons: list[Lesson]) -> str:
+    """What the lessons state for a learner, to the half hour: "6½"."""
+    halves = round(sum(lesson.notebook.metadata.get("course", {}).get("minutes", 0) for lesson in lessons) / 30)
+    return f"{halves // 2}{'½' * (halves % 2)}"
+
+
+def links(lessons: list[Lesson]) -> str:
+    return ", ".join(f"[{lesson.title}](notebooks/{lesson.name}.ipynb)" for lesson in lessons)
 
 
 def alt_of(lesson: Lesson) -> str:
@@ -291,7 +312,7 @@ def alt_text(output: NotebookNode) -> str:
 
 
 def linked(texts: dict[str, str | bytes]) -> None:
-    """Add to `texts` the parts of the course that they link to, and so on: texts as pages, programs to download."""
+    """Add to `texts` the parts of the course that they link to, and so on: texts and programs as pages."""
     waiting = list(texts)
     while waiting:
         name = waiting.pop()
@@ -300,6 +321,14 @@ def linked(texts: dict[str, str | bytes]) -> None:
         text = texts[name]
         for target in set(re.findall(r"\]\(([^)#:\s]+)", text)):
             path = Path(os.path.normpath(Path(name).parent / target.replace("\\n", "")))
+            if path.suffix == ".py" and path.is_file() and not name.endswith(".py.md"):  # a page of it
+                text = texts[name] = text.replace(f"]({target})", f"]({target}.md)")
+                page = f"{path}.md"
+                if page not in texts:
+                    texts[page] = (f"{ORPHAN}# `{path}`\n\n[Download]({path.name})\n\n~~~~python\n"
+                                   f"{path.read_text(encoding='utf-8')}\n~~~~\n")
+                    waiting.append(page)
+                continue
             if path.as_posix() in texts or path.is_absolute() or ".." in path.parts:
                 continue
             if (path / "README.md").is_file():  # a folder's page

@@ -4,11 +4,11 @@ nbconvert makes the slides. site/slides.html.j2 stands in place of its own templ
 network, reveal.js among them; a page that scrolls also has room for a text longer than the screen.
 """
 
-import importlib.util
 import re
 from pathlib import Path
 
 import nbformat
+from docutils.utils.math.latex2mathml import tex2mathml
 from nbconvert import SlidesExporter
 from nbformat import NotebookNode
 
@@ -34,8 +34,6 @@ def write(name: str) -> tuple[Path, int]:
         ).from_notebook_node(nbformat.v4.new_notebook(cells=cells, metadata={"title": lesson.title}))
     except Exception as problem:  # whatever somebody's own notebook has in it, its name is what helps
         raise RuntimeError(f"{path} makes no slides: {type(problem).__name__}: {problem}") from problem
-    if "$$" in page:
-        page = page.replace("</body>", f"{mathjax()}</body>")
     FOLDER.mkdir(parents=True, exist_ok=True)
     target = FOLDER / f"{name}.html"
     with files.whole(target) as file:
@@ -93,17 +91,10 @@ def show_of_hands(name: str) -> list[NotebookNode]:
 
 def text(source: str, slide_type: str = "slide") -> NotebookNode:
     """A cell of Markdown."""
-    return nbformat.v4.new_markdown_cell(without_links(source), metadata={"slideshow": {"slide_type": slide_type}})
+    source = re.sub(r"\$\$(.+?)\$\$", lambda formula: tex2mathml(formula[1], as_block=True), without_links(source))
+    return nbformat.v4.new_markdown_cell(source, metadata={"slideshow": {"slide_type": slide_type}})
 
 
 def without_links(markdown: str) -> str:
     """Links into the course lead nowhere from a file that stands alone: their words stay."""
     return re.sub(r"(?<!!)\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", markdown)
-
-
-def mathjax() -> str:
-    """The script that draws formulas, from the package that the site takes it from: 2 MB, only where there are any."""
-    package = Path(importlib.util.find_spec("sphinx-mathjax-offline").origin).parent
-    script = (package / "static/mathjax/tex-svg-full.js").read_text(encoding="utf-8").replace("</script", r"<\/script")
-    settings = "MathJax = {options: {enableMenu: false}}"
-    return f"<script>{settings}</script>\n<script>{script}</script>"

@@ -1,10 +1,7 @@
 """The pages of course/interactive/ in a browser: their numbers are torch's and the course's, and all can use them."""
 
-import contextlib
 import json
-import os
 import random
-import shutil
 import threading
 from types import SimpleNamespace
 
@@ -15,51 +12,28 @@ from torch.utils.data import DistributedSampler
 from course import interactive, lesson
 from course.plots.style import COLOURS, GREY
 from lessons.l04_collectives import collectives_shown
+from lessons.l06_ddp.buckets import make_buckets
 from lessons.l08_predict_scaling.scaling import Job, Link, StepTime, ddp_buckets, speedup
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-in_a_browser = pytest.mark.browser(pytest.mark.skipif(not CHROMIUM, reason="no chromium in PATH"))
+in_a_browser = pytest.mark.browser
 each_page = pytest.mark.parametrize("name", interactive.TITLES)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    arguments = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
-    arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def opened(browser, tmp_path):
+def opened(open_page, tmp_path):
     """opened(name, width=1280, theme="light", html=None) shows a page from a file. That it asked for nothing else, and
-    wrote nothing to the console, is checked at the end."""
-    with contextlib.ExitStack() as at_the_end:
+    wrote no error to the console, is checked at the end."""
+    pages = []
 
-        def open_page(name, width=1280, theme="light", html=None):
-            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
-            at_the_end.callback(page.close)
-            said, asked = [], []
-            page.on("console", lambda message: said.append(message.text))
-            page.on("pageerror", lambda error: said.append(str(error)))
-            page.on("request", lambda request: asked.append(request.url))
-            page.set_default_timeout(20_000)
-            file = tmp_path / f"{name}.html"
-            file.write_text(html or interactive.page(name), encoding="utf-8")
-            page.goto(file.as_uri())
+    def opened(name, width=1280, theme="light", html=None):
+        file = tmp_path / f"{name}.html"
+        file.write_text(html or interactive.page(name), encoding="utf-8")
+        pages.append(open_page(file.as_uri(), file.as_uri(), viewport={"width": width, "height": 800},
+                               color_scheme=theme))
+        return pages[-1]
 
-            def check():
-                assert said == []
-                assert [url for url in asked if url not in (file.as_uri(), "about:srcdoc")] == []
-
-            at_the_end.callback(check)
-            return page
-
-        yield open_page
+    yield opened
+    assert [page.complaints for page in pages if page.complaints] == []
 
 
 def sentence(page):
@@ -87,7 +61,7 @@ def test_a_page_holds_all_that_it_needs(name):
 
 
 def test_a_page_that_is_none_is_said_to_be():
-    with pytest.raises(ValueError, match="no page 'rings'; there are: sampler, ring, scaling"):
+    with pytest.raises(ValueError, match="no page 'rings'; there are: sampler, ring, buckets, scaling"):
         interactive.page("rings")
 
 
@@ -240,6 +214,22 @@ def test_the_scaling_model_is_the_courses(opened):
     assert 0 < uneven < 300
 
 
+@in_a_browser
+def test_the_buckets_are_the_lessons_and_leave_in_turn(opened):
+    random.seed(0)
+    sizes = [[random.randint(1, 400) for _ in range(random.randint(1, 20))] for _ in range(50)]
+    cases = [([4 * size for size in reversed(each)], random.randint(1, 3000)) for each in sizes]
+    page = opened("buckets")
+    found = page.evaluate("cases => cases.map(([bytes, cap]) => make_buckets(bytes, cap))", cases)
+    for each, (_, cap), buckets in zip(sizes, cases, found, strict=True):
+        module = torch.nn.ParameterList([torch.zeros(size) for size in each])
+        parameters = list(module.parameters())[::-1]
+        assert [[id(parameters[place]) for place in bucket] for bucket in buckets] == [
+            [id(parameter) for parameter in bucket] for bucket in make_buckets(module, cap)]
+    sent = page.evaluate("send([8, 8, 8], [1, 2, 3], 1, 2, 1, 0.125)")  # a message of 8 bytes takes 2 (1 + 8 / 8 / 2)
+    assert [(bucket["full"], bucket["leaves"], bucket["back"]) for bucket in sent] == [(1, 1, 4), (2, 4, 7), (3, 7, 10)]
+
+
 # ---------------------------------------------------------------- in use
 
 
@@ -294,9 +284,35 @@ def test_the_ring_with_the_keyboard(opened):
 
 
 @in_a_browser
+@pytest.mark.parametrize(("name", "answers"), [
+    ("sampler", [5, 8]), ("ring", [7, 6]), ("buckets", [4]), ("scaling", [16])])
+def test_a_page_takes_a_guess_and_then_tells(name, answers, opened):
+    page = opened(name)
+    lists, compare = page.locator(".guess select"), page.get_by_role("button", name="Compare")
+    compare.click(force=True)  # nothing is told before the guess
+    assert page.locator("#told").inner_text() == ""
+    for number, answer in enumerate(answers):
+        lists.nth(number).select_option(str(answer))
+    compare.click()
+    assert page.locator("#told").inner_text().count("as you guessed") == len(answers)
+    lists.first.select_option("2")
+    compare.click()
+    assert f"{answers[0]}; you guessed 2." in page.locator("#told").inner_text()
+
+
+@in_a_browser
+def test_buttons_move_a_slider_by_one(opened):
+    page = opened("buckets")
+    page.get_by_role("button", name="more: Bucket size").click(click_count=3)
+    assert sentence(page).startswith("3 buckets: the step waits") and page.locator("#sent tbody tr").count() == 3
+    page.get_by_role("button", name="less: Bucket size").click()
+    assert page.locator("#cap_told").inner_text() == "3 MiB"
+
+
+@in_a_browser
 def test_the_scaling_model_with_the_keyboard(opened):
     page = opened("scaling")
-    page.get_by_label("all ranks together").check()
+    assert sentence(page).startswith("8 ranks: ")
     slide(page, "ranks", 9)
     assert "A batch of 256 has no more than 256 parts. 16 ranks would be faster." in sentence(page)
     job = Job(StepTime(0.005, 0.001), 1e8, Link(50e-6, 1e10), ddp_buckets(1e8))
@@ -304,6 +320,7 @@ def test_the_scaling_model_with_the_keyboard(opened):
     assert max(by_ranks, key=by_ranks.get) == 16, "the model of lesson 08 begins as the page does"
     assert sentence(page).startswith(f"256 ranks: {by_ranks[256]:.3g} times as fast as one")
     assert page.locator("#plot circle").count() == len(by_ranks)
+    assert page.locator("#ranks_told").inner_text() == "256 of 1024 ranks have a part"
     page.get_by_label("each rank").check()
     slide(page, "ranks", 0)
     slide(page, "cores", 0)
@@ -311,6 +328,11 @@ def test_the_scaling_model_with_the_keyboard(opened):
     page.get_by_label("overlap").uncheck()
     assert "One rank alone is faster." in sentence(page)
     assert page.locator("#plot").get_attribute("aria-label").endswith(sentence(page))
+    page.evaluate("plot([[1, 1], [2, 2 ** -8], [4, 2 ** -9]], 4)")  # far slower than one rank, and still in the picture
+    heights = page.evaluate("[...document.querySelectorAll('#plot circle')].map(each => each.cy.baseVal.value)")
+    assert heights[0] < heights[1] < heights[2] < 216
+    page.get_by_role("button", name="GPUs on Ethernet").click()
+    assert sentence(page).startswith("64 ranks: ")
 
 
 # ---------------------------------------------------------------- for everyone
@@ -318,6 +340,7 @@ def test_the_scaling_model_with_the_keyboard(opened):
 FULL = {  # each page as full as it gets
     "sampler": "at('n').value = 32; at('ranks').value = 7; at('shuffle').checked = true; draw()",
     "ring": "at('ranks').value = 8; begin(); go(9)",
+    "buckets": "at('cap').value = 0; draw()",
     "scaling": "at('strong').checked = true; at('ranks').value = 9; at('batch').value = 12; draw()",
 }
 CUT_OFF = """() => [...document.querySelectorAll('body *')].filter(each => !each.closest('.unseen, svg') &&
@@ -326,7 +349,7 @@ CUT_OFF = """() => [...document.querySelectorAll('body *')].filter(each => !each
 
 @in_a_browser
 @each_page
-@pytest.mark.parametrize(("theme", "width"), [("light", 360), ("dark", 1280)])
+@pytest.mark.parametrize(("theme", "width"), [("light", 328), ("dark", 1280)])  # 328: in a page on a phone
 def test_a_page_can_be_read(name, theme, width, opened):
     from axe_playwright_python.sync_playwright import Axe
 

@@ -1,10 +1,17 @@
 """The web edition in a browser: it opens from files alone, asks nobody for anything, can be found, read and used."""
 
+import html
 import html.parser
+import itertools
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
+import urllib.parse
+import urllib.request
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -142,17 +149,32 @@ def test_no_page_shows_or_runs_a_file_of_another_host(documents):
 # ------------------------------------------------------------------------------------------------------- in a browser
 
 
+def wrong_with(page):
+    """Errors, requests to anybody, what hinders a reader, and whether one scrolls sideways."""
+    found = page.complaints + ["scrolls"] * page.evaluate("document.documentElement.scrollWidth > innerWidth")
+    violations = Axe().run(page, options={"preload": False}).response["violations"]  # it asks for nothing itself
+    return found + [(violation["id"], [node["html"][:200] for node in violation["nodes"]][:3])
+                    for violation in violations if violation["impact"] in ("serious", "critical")]
+
+
 @pytest.mark.promise("offline pages")
 def test_every_page_opens_on_a_phone_and_asks_nobody(documents, site, opened):
     """Without an error, and nobody scrolls sideways. Of Troubleshooting, all in one form, every tenth entry, and the
-    one with the longest word."""
+    one with the longest word. A first visit to the contents or to a lesson loads at most 1 MB."""
     page = opened("index.html", PHONE)
     entries = [name for name in documents if name.startswith("troubleshooting/")]
     chosen = {*entries[::10], max(entries, key=lambda name: documents[name].longest)}
+    heavy, loaded = {}, set()
+    page.on("request", lambda request: loaded.add(urllib.request.url2pathname(urllib.parse.urlsplit(request.url).path)))
     for name in documents.keys() - set(entries) | chosen:
         page.goto(f"{site.as_uri()}/{name}")
         assert page.complaints == [], name
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
+        assert {f"{site}/_static/course.css", f"{site}/{name}"} <= loaded, name
+        heavy[name] = sum(Path(each).stat().st_size for each in loaded if each.startswith(f"{site}/"))
+        loaded.clear()
+    assert {name: size for name, size in heavy.items() if size > 1e6} == {}
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 20e6
 
 
 @pytest.mark.parametrize(("name", "size", "scheme"), [
@@ -160,9 +182,20 @@ def test_every_page_opens_on_a_phone_and_asks_nobody(documents, site, opened):
     ("notebooks/12_break_it", DESK, "dark"), ("site/pages/glossary", DESK, "dark"), ("TROUBLESHOOTING", PHONE, "light"),
     ("troubleshooting/1-a-parameter-without-a-gradient", DESK, "dark")])
 def test_nothing_serious_hinders_anybody(name, size, scheme, opened):
-    violations = Axe().run(opened(f"{name}.html", size, scheme)).response["violations"]
-    assert [(violation["id"], [node["html"][:200] for node in violation["nodes"]][:3]) for violation in violations
-            if violation["impact"] in ("serious", "critical")] == []
+    assert wrong_with(opened(f"{name}.html", size, scheme)) == []
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_hinders_anybody_on_any_page(scheme, documents, site, opened):
+    page, wrong = opened("index.html", PHONE, scheme), {}
+    for width, name in itertools.product((1280, 768, 360), documents):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(f"{site.as_uri()}/{name}")
+        wrong[name, width] = wrong_with(page)
+        page.complaints.clear()
+    assert {where: found for where, found in wrong.items() if found} == {}
 
 
 def test_a_pasted_message_finds_its_entry(opened):
@@ -217,10 +250,81 @@ def test_each_lesson_says_on_what_it_was_verified(site):
         assert re.search(verified, path.read_text()), path.name
 
 
-def test_a_lesson_shows_what_a_term_means_and_links_to_its_entry(opened):
+def test_a_lesson_shows_what_a_term_means_and_links_to_its_entry(site, opened):
     page = opened("notebooks/06_ddp.html")
-    term = page.locator("a.term", has_text="all-reduce").first
-    assert "collective" in term.get_attribute("title")
+    term, meaning = page.locator("a.term", has_text="all-reduce").first, page.locator("#meaning")
+    expect(meaning).to_be_hidden()
+    term.hover()
+    expect(meaning).to_contain_text("collective")
+    meaning.hover()  # to be read by whoever magnifies
+    page.wait_for_timeout(300)
+    expect(meaning).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(meaning).to_be_hidden()
+    term.focus()
+    expect(meaning).to_contain_text("collective")
     term.click()
     expect(page).to_have_url(re.compile("#term-all-reduce$"))
     expect(page.locator("#term-all-reduce")).to_be_visible()
+
+
+def test_a_tap_shows_what_a_term_means_and_a_second_one_follows_the_link(site, open_page):
+    page = open_page(f"{site.as_uri()}/notebooks/06_ddp.html", site.as_uri(), viewport=PHONE, has_touch=True)
+    term = page.locator("a.term", has_text="shard").first
+    term.tap()
+    expect(page.locator("#meaning")).to_be_visible()
+    assert "06_ddp" in page.url and page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    term.tap()
+    expect(page).to_have_url(re.compile("#term-shard$"))
+
+
+def test_a_lesson_is_ticked_off_with_the_keyboard(site, opened):
+    page = opened("notebooks/06_ddp.html")
+    lessons = len(list((site / "notebooks").glob("*.html")))
+    expect(page.locator(".verified")).to_contain_text(f"of {lessons} lessons")
+    page.get_by_label("I have finished this lesson").focus()
+    page.keyboard.press("Space")
+    expect(page.get_by_text(f"1 of {lessons} lessons finished")).to_be_visible()
+    expect(page.locator(".bd-sidebar-primary a.done")).to_have_text(["06 · DistributedDataParallel"])
+    page.goto(f"{site.as_uri()}/index.html")
+    expect(page.get_by_text(f"1 of {lessons} lessons finished")).to_be_visible()
+    expect(page.locator(".lesson a.done")).to_have_text(["06 · DistributedDataParallel"])
+    page.goto(f"{site.as_uri()}/notebooks/06_ddp.html")
+    page.get_by_label("I have finished this lesson").uncheck()
+    page.reload()
+    expect(page.get_by_label("I have finished this lesson")).not_to_be_checked()
+
+
+def test_each_lesson_asks_its_three_questions(site, opened):
+    for path in sorted((site / "notebooks").glob("*.html")):
+        quiz = path.read_text().partition('id="three-questions"')[2]
+        assert quiz.count("<summary>The answer</summary>") == 3, path.name
+    page = opened("notebooks/06_ddp.html")
+    answer = page.get_by_text("As soon as a bucket is full.")
+    expect(answer).to_be_hidden()
+    page.locator("#three-questions summary").nth(1).click()
+    expect(answer).to_be_visible()
+
+
+def test_with_an_address_each_page_says_where_to_report_a_mistake(documents, site, tmp_path):
+    """The address is CITATION.cff's. Without one no page promises anything."""
+    for name in documents.keys() - {"search.html"}:
+        text = (site / name).read_text()
+        assert re.search(r"version [\d.]+; page made \d{4}-\d\d-\d\d", text) and "Something wrong" not in text, name
+    shutil.copytree(runner.ROOT / "site", tmp_path / "site")
+    citation = (runner.ROOT / "CITATION.cff").read_text()
+    address = re.search(r'repository-code: "(.+)"', citation)[1]
+    (tmp_path / "CITATION.cff").write_text(citation.replace(address, "https://github.com/somebody/course"))
+    (tmp_path / "source/notebooks").mkdir(parents=True)
+    for name in ("index", "site/pages/glossary", "notebooks/a & b"):
+        (tmp_path / f"source/{name}.md").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"source/{name}.md").write_text("---\norphan: true\n---\n\n# A page\n")
+    subprocess.run([sys.executable, "-m", "sphinx", "-q", "-c", "site", "source", "made"], cwd=tmp_path, timeout=100,
+                   check=True, env=runner.environment())
+    link = re.search(r'href="(.+?)">Something wrong here', (tmp_path / "made/notebooks/a & b.html").read_text())[1]
+    parts = urllib.parse.urlsplit(html.unescape(link))
+    asked = urllib.parse.parse_qs(parts.query)
+    assert (parts.netloc, parts.path) == ("github.com", "/somebody/course/issues/new")
+    version = re.search(r'version: "(.+?)"', citation)[1]
+    assert asked["title"] == ["notebooks/a & b: "]
+    assert asked["body"][0].startswith(f"Page: notebooks/a & b\nVersion: {version}, made 2")

@@ -1,4 +1,5 @@
-"""Small pages to try things on: the sampler, a ring all-reduce, the scaling model. `lesson.interactive` shows them.
+"""Small pages to try things on: the sampler, a ring all-reduce, buckets, the scaling model. `lesson.interactive` shows
+them.
 
 Each is one file NAME.html here, put into shell.html: plain JavaScript without a library or a request. What a page
 computes is in its functions above the line "drawing"; tests/test_interactive.py holds their numbers against torch's and
@@ -14,6 +15,7 @@ ORDERS = FOLDER / "orders.json"
 TITLES = {
     "sampler": "Which rank sees which item",
     "ring": "A ring all-reduce, step by step",
+    "buckets": "When a bucket leaves",
     "scaling": "Speed-up of many ranks, predicted",
 }
 EPOCHS, MOST_ITEMS = 8, 32  # of orders.json

@@ -501,6 +501,14 @@ lesson.verdict(show.against_one(*drawn[:2]))
 # that gains depends on who sends. Here the same cores compute and send, so `backward` may take longer, and `wait` may
 # not become shorter: the verdict says what could be told apart. A GPU's messages take hardly any of its computing, so
 # there the time of the early messages is saved.
+#
+# ### Try it
+#
+# On such a GPU the size of the buckets decides. Small buckets leave early, but each pays the latency of a message. Which
+# size is best?
+
+# %%
+lesson.interactive("buckets")
 
 # %% [markdown]
 # ## What to remember
