@@ -7,3 +7,5 @@ diary (diary.py). At the end, or when the script fails or stalls, the ranks put 
 Detectors (detectors.py) look for mistakes in the diaries, and the report (findings.py) names them. This folder needs
 torch, and nothing of the course: copy it, and call `python -m doctor`.
 """
+
+__version__ = "1.0"  # pyproject.toml reads it

@@ -4,12 +4,13 @@ models that drift apart, and more. Each was observed, not guessed.
     torchrun --nproc_per_node=2 -m doctor my_train.py --epochs 2
     torchrun --nproc_per_node=2 -m doctor --steps 50 --json found.json my_train.py --epochs 2
     torchrun --nproc_per_node=2 --no-python ddp-doctor my_train.py     the same, after `pip install ./doctor`
+    ddp-doctor --explain same_data                                     what a finding means, and its repair
     python -m doctor --pretend 128x8 my_train.py --epochs 1            as a few ranks of 128 nodes, on one CPU
 
 Options after the script's name go to the script. The report goes to stderr.
 
 Exit status: 0 if nothing was found; 1 if something was, or if the run stalled; the script's own if it failed; 2 for bad
-input.
+input. torchrun makes 1 of each that is not 0.
 """
 
 import argparse
@@ -17,13 +18,17 @@ import os
 import sys
 from pathlib import Path
 
-from . import visit
+from . import __version__, visit
+from .explain import Explain
 
 
 def arguments():
     parser = argparse.ArgumentParser("python -m doctor", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda line: sys.exit(print(f"doctor: error: {line}", file=sys.stderr) or 2)
+    parser.add_argument("--version", action="version", version=f"ddp-doctor {__version__}")
+    parser.add_argument("--explain", nargs="?", action=Explain, metavar="NAME",
+                        help="say what a finding means, how to look, and its repair; without a name, list all findings")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to this file, too, as JSON")
     parser.add_argument("--steps", type=positive(int), metavar="N", help="end after N updates of the weights")
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",

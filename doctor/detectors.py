@@ -4,32 +4,38 @@ A detector is a pure function of facts, so it can be tried without a rank. It ge
 ranks, and yields findings. Each Finding's text stands above its detector.
 """
 
+import json
 import math
 import re
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import chain, groupby, repeat, zip_longest
 from operator import itemgetter
+from pathlib import Path
 
 WRONG, COSTLY, LOOK = "wrong", "costly", "worth a look"
 LEVELS = [WRONG, COSTLY, LOOK]
 WELL = ("done", "exit status 0", "os._exit(0)")  # how a script may end
 # The error of a rank that waited for another one
 WAITED = "(?i)timed out|timeout|connection|gloo|nccl|socket|broken pipe"
+# {finding: {"link": its entry of TROUBLESHOOTING.md, "look": how to see it without the doctor}}, made by
+# scripts/broken/gallery.py
+ENTRIES = json.loads(Path(__file__).with_name("entries.json").read_text(encoding="utf-8"))
 
 
 @dataclass
 class Finding:
-    name: str  # an entry of TROUBLESHOOTING.md has the same, where there is one
+    name: str
     level: str
     seen: str  # what was observed; {fields} are filled by at()
     means: str
     repair: str
     where: str = ""  # my_train.py:42
+    entry: str = ""  # where to read more; "" where TROUBLESHOOTING.md has no entry
 
     def at(self, where, **fields):
         """This finding at a line, with what was observed there."""
-        return replace(self, where=where, seen=self.seen.format(**fields),
-                       means=self.means.format(**fields))
+        return replace(self, where=where, seen=self.seen.format(**fields), means=self.means.format(**fields),
+                       entry=ENTRIES.get(self.name, {}).get("link", ""))
 
 
 def notes(diary, kind):
@@ -82,8 +88,22 @@ def in_code(names):
 
 def over_all(diaries):
     """Do the ranks train one model together: by DDP over all of them, or by gradients averaged by hand?"""
-    by_hand = any(fact["backwards"] and not fact["updated"] for fact in notes(diaries[0], "talk"))
-    return by_hand or any(fact["ranks"] == len(diaries) for fact in notes(diaries[0], "wrapped"))
+    return by_hand(diaries[0]) or any(fact["ranks"] >= len(diaries) for fact in notes(diaries[0], "wrapped"))
+
+
+def by_hand(diary):
+    """Does a rank send gradients of the size of its model, between a backward and the update? (What is sent within
+    backward may belong to activations, as in tensor parallelism: then the number must be the model's.)
+    """
+    model = next((fact["numbers"] for fact in notes(diary, "weights")), 0)
+    talks = [fact for fact in notes(diary, "talk") if fact["backwards"] and not fact["updated"]]
+    for _, step in groupby(talks, itemgetter("backwards")):
+        sent = [0, 0]
+        for fact in step:
+            sent[fact["within"]] += fact["numbers"]
+        if 0 < model <= sent[False] or 0 < model == sent[True]:
+            return True
+    return False
 
 
 def failed_by(diaries, words):
@@ -102,10 +122,10 @@ def all_same(lists):
 HANG_UNEVEN = Finding(
     "hang_uneven", WRONG,
     "The ranks have made different numbers of forwards through DDP: {forwards}. {each}.",
-    "DDP talks in each step: a rank with more batches than the others waits for them in its last "
-    "ones.",
-    "Give all ranks equally many batches (DistributedSampler), or use "
-    "torch.distributed.algorithms.join.Join.")
+    "DDP talks in each step: a rank that has fewer batches, or leaves its loop or a batch out, is missed by the "
+    "others.",
+    "Give all ranks equally many batches (DistributedSampler), or use torch.distributed.algorithms.join.Join. Decide "
+    "together to leave a loop: all-reduce the flag.")
 HANG_DIFFERENT = Finding(
     "hang_different", WRONG,
     "Collective number {number} of the run is not the same on all ranks. {each}.",
@@ -152,13 +172,53 @@ def stopped_apart(diaries):
                 left=listed([diary["rank"] for diary in left]).capitalize())
 
 
+TESTS_THROUGH_DDP = Finding(
+    "tests_through_ddp", WRONG, "Forwards through DDP in evaluation: {tested}. {each}.",
+    "DDP may send buffers in each forward, in evaluation, too. The ranks that do not evaluate take no part.",
+    "Evaluate model.module on rank 0, or evaluate on all ranks.")
+OTHER_SIZES = Finding(
+    "other_sizes", WRONG, "The tensors for `{what}` have other sizes: {sizes} numbers.",
+    "All ranks must give a collective equally large tensors. gloo fails, or aborts a process; NCCL waits or mixes "
+    "the numbers.",
+    "Gather the sizes first, and pad to the largest; or use all_gather_object.")
+
+
+def torn(diaries):
+    """What the counts alone show of ranks that are out of step. `diaries` may be last words.
+
+    A rank that was killed is behind in all counts, or in none. One that is behind in forwards, and ahead in calls, has
+    taken another way.
+    """
+    def out_of_step(kind):
+        return any(one[kind] < other[kind] and one["calls"] > other["calls"] for one in diaries for other in diaries)
+
+    each = by_rank(diaries, map(standing, diaries), "; ", ":")
+    sent = [diary["sent"] or [None, "", None] for diary in diaries]
+    as_many = len({diary["calls"] for diary in diaries}) == 1
+    tested, forwards = (by_rank(diaries, [diary[kind] for diary in diaries]) for kind in ("tested", "forwards"))
+    if out_of_step("tested"):
+        yield TESTS_THROUGH_DDP.at(standing_at(max(diaries, key=itemgetter("tested"))), each=each, tested=tested)
+    elif out_of_step("forwards"):
+        yield HANG_UNEVEN.at(standing_at(max(diaries, key=itemgetter("forwards"))), forwards=forwards, each=each)
+    elif as_many and len({(what, line) for what, line, _ in sent}) > 1:
+        yield HANG_DIFFERENT.at(sent[0][1], number=diaries[0]["calls"], each=by_rank(
+            diaries, [f"`{what}` at {line}" for what, line, _ in sent], "; ", ":"))
+    elif as_many and len({size for *_, size in sent}) > 1:
+        yield OTHER_SIZES.at(sent[0][1], what=sent[0][0], sizes=by_rank(diaries, [size for *_, size in sent]))
+
+
+def standing_at(diary):
+    return (diary["ended"] or {}).get("where") or diary["position"]["where"]
+
+
 def talked(diaries):
     """The first collective that is not the same on all ranks."""
     calls = [[diary["kinds"][number] for number in diary["order"]] for diary in diaries]
     stalled = any(notes_of_all(diaries, "stalled"))
     errors = list(filter(None, map(error_of, diaries)))
     first = differing(calls, 0)
-    if first is None and stalled:  # the same names from other lines: shapes may differ
+    waited = errors and all(re.search(WAITED, error) for error in errors)
+    if first is None and (stalled or waited):  # the same names from other lines: shapes may differ
         first = differing(calls, slice(None))
     if first is None:
         return
@@ -168,10 +228,13 @@ def talked(diaries):
     if any(not re.search(WAITED, error) for error in errors):  # one failed by itself: waits follow
         return
     where = next(line for _, line in filter(None, made))
+    if any(finding.name in ("tests_through_ddp", "other_sizes") for finding in torn(diaries)):
+        yield from torn(diaries)
+        return
     each = by_rank(diaries, [f"`{call[0]}` at {call[1]}" if call else f"none: {standing(diary)}"
                              for diary, call in zip(diaries, made, strict=True)], "; ", ":")
     forwards = [diary["forwards"] for diary in diaries]
-    if len(set(forwards)) > 1:
+    if len(set(forwards)) > 1 and min(forwards):
         yield HANG_UNEVEN.at(where, forwards=by_rank(diaries, forwards), each=each)
     else:
         mistake = HANG_DIFFERENT if all(made) else HANG_RANK_0
@@ -189,7 +252,7 @@ def differing(calls, part):
 CRASHED = Finding(
     "crashed", WRONG, "{own} failed: {how}.",
     "What the report says below was seen up to there.",
-    "Mend this first: the traceback above shows the way to the line.")
+    "Mend this first: what it printed above shows the way.")
 WRONG_TRACEBACK = replace(
     CRASHED, name="wrong_traceback", means="If {others} reported a lost connection, that only follows from it.",
     repair="Mend this one. @record of torch.distributed.elastic lets torchrun print it, too.")
@@ -198,10 +261,13 @@ WRONG_TRACEBACK = replace(
 def crashed(diaries):
     """The ranks that failed by themselves, beside those that failed because they were gone; or all that failed."""
     failed = [diary for diary in diaries if (diary["ended"] or {}).get("status")]
-    own = [diary for diary in failed if not re.search(WAITED, error_of(diary))] or failed
+    gone = any(fact["ranks"] > len(diaries) for fact in notes(diaries[0], "group"))  # a rank that left no notes
+    own = [diary for diary in failed if not re.search(WAITED, error_of(diary))] or ([] if gone else failed)
+    if failed_by(diaries, UNFINISHED) and any(notes_of_all(diaries, "without") + notes_of_all(diaries, "frozen")):
+        return  # parameters() tells of it
     others = [diary for diary in diaries if diary not in own]
     followed = any(diary in failed or diary["position"]["in"] for diary in others)
-    if own and (followed or error_of(own[0])):
+    if own:
         ended = own[0]["ended"]
         yield (WRONG_TRACEBACK if followed else CRASHED).at(
             ended.get("where", ""), how=(ended["how"] + first_line(error_of(own[0]))[:200]).rstrip("."),
@@ -245,25 +311,27 @@ SILENT = Finding(
 
 def silent(diaries, world_size, last_words):
     if missing := sorted(set(range(world_size)) - {diary["rank"] for diary in diaries}):
-        differ = list(skipped([*diaries, *last_words]))
+        differ = list(skipped([*diaries, *last_words])) or list(torn([*diaries, *last_words]))
         yield from differ or [SILENT.at("", missing=listed(missing).capitalize())]
 
 
 NO_GROUP = Finding(
-    "no_group", WRONG, "{world_size} processes made the same training, step by step, and no process group.",
+    "no_group", WRONG, "{world_size} processes made the same training, step by step, and no process group together.",
     "They know nothing of each other: each does the whole work.",
     "dist.init_process_group() first, then DistributedDataParallel and DistributedSampler.")
 NO_GROUP_EACH = replace(
-    NO_GROUP, level=LOOK, seen="{world_size} processes trained a model each, and made no process group.",
+    NO_GROUP, level=LOOK, seen="{world_size} processes trained a model each, and made no process group together.",
     means="Are these several trainings on purpose, as in a sweep? If not: they know nothing of each other.")
 
 
 def no_group(diaries, world_size):
     """Ranks that a launcher started, and that never met."""
     trained = notes(diaries[0], "weights")
-    if world_size > 1 and trained and not any(notes_of_all(diaries, "group")):
+    if world_size > 1 and trained and all(fact["ranks"] == 1 for fact in chain(*notes_of_all(diaries, "group"))):
         compared = list(compared_weights(diaries)) if len(diaries) == world_size else []
-        alike = compared and all_same([fact["digest"] for fact in compared[-1][1]])
+        read = [[fact["labels"] for fact in facts if fact["trained"]] for facts in notes_of_all(diaries, "pass")]
+        alike = compared and all_same([fact["digest"] for fact in compared[-1][1]]) and all(
+            mine and mine == read[0] for mine in read)  # of other data, they have talked by another library
         yield (NO_GROUP if alike else NO_GROUP_EACH).at(trained[0]["where"], world_size=world_size)
 
 
@@ -271,7 +339,8 @@ def no_group(diaries, world_size):
 ERRORS = {
     "Default process group has not been initialized": Finding(
         "group_missing", WRONG, "{error}",
-        "The call needs the process group, and dist.init_process_group() comes later or never.",
+        "The call needs the process group, and dist.init_process_group() comes later or never, or this rank has "
+        "destroyed it.",
         "Call dist.init_process_group() first. In one process, leave DistributedSampler and DDP out."),
     "initialize the default process group twice": Finding(
         "group_twice", WRONG, "{error}",
@@ -340,6 +409,22 @@ ERRORS = {
         "A parameter was used in two backward passes of one forward, or twice under reentrant "
         "checkpointing.",
         "checkpoint(..., use_reentrant=False), or one backward for each forward."),
+    r"\[Errno 2\] No such file": Finding(
+        "read_early", WRONG, "{error}",
+        "Other ranks went on. Does one of them write the file? Then this rank did not wait for it.",
+        "dist.barrier() after the rank that writes, before the others read."),
+    r"\[Errno 17\] File exists": Finding(
+        "made_twice", WRONG, "{error}",
+        "Another rank, or an earlier run, has made it: perhaps after this rank had looked and found nothing.",
+        "os.makedirs(folder, exist_ok=True), or rank 0 alone and then dist.barrier()."),
+    "^No module named": Finding(
+        "module_missing", WRONG, "{error}",
+        "This Python has no such package: torchrun of another environment than the one it was installed in, say.",
+        "`python -m torch.distributed.run` starts the ranks with this Python; `python -m pip` installs for it."),
+    "Found no NVIDIA driver|not compiled with CUDA enabled|No CUDA GPUs are available": Finding(
+        "no_gpu", WRONG, "{error}",
+        "The script asks for a GPU, and this process sees none.",
+        "Run it where a GPU is; or choose the device by torch.cuda.is_available(), and gloo where there is none."),
     "(?i)EADDRINUSE|address already in use": Finding(
         "address_in_use", WRONG, "{error}",
         "Another program has the port, often an earlier run.",
@@ -351,7 +436,8 @@ def errors(diaries):
     """Errors whose message names the mistake; of any other the facts tell."""
     for diary in diaries:
         for pattern, finding in ERRORS.items():
-            if re.search(pattern, error_of(diary)):
+            some = any(not re.search(pattern, error_of(other)) for other in diaries)
+            if re.search(pattern, error_of(diary)) and (some or finding.name != "read_early"):
                 how = diary["ended"]["how"] + first_line(error_of(diary))[:200]
                 more = differing_shapes(diaries) if finding.name == "other_shapes" else ""
                 yield finding.at(diary["ended"]["where"], error=f"Rank {diary['rank']}: {how.rstrip('.')}.{more}")
@@ -396,9 +482,28 @@ RESUMED_APART = replace(
     DRIFT, name="resumed_apart", seen="{differ}{before}. An optimizer's state was loaded on {some}, and not on the "
     "others.", means="DDP sends the weights of rank 0 to all when it is made, but no optimizer's state: the same "
     "gradients then make different updates.", repair="Load the optimizer's state on every rank.")
+OTHER_SETTINGS = replace(
+    DRIFT, name="other_settings", seen="{differ}{before}. Their optimizers' settings differ: {settings}.",
+    means="The ranks get the same gradients, and make different updates of them.",
+    repair="Give all ranks the same: step a scheduler on each rank, and all-reduce the figure that it decides by.")
+LOADED_APART = replace(
+    DRIFT, name="loaded_apart", seen="{differ}{before}. load_state_dict() did not give all ranks the same weights.",
+    means="DDP sends weights only when it is made. What is loaded later stays on its rank.",
+    repair="Load the same file on all ranks, or load before DistributedDataParallel(model).")
+SKIPPED_UPDATE = replace(
+    DRIFT, name="skipped_update", seen="{differ}{before}. They had made different numbers of updates: {updates}.",
+    means="The gradients were the same, but not all ranks used them, for an overflow that only one saw, say.",
+    repair="Decide together whether to make the update: all-reduce the flag.")
+CHANGED_BESIDE = replace(
+    DRIFT, seen="{differ}{before}. Between an update and the next forward something changed them.",
+    means="No optimizer did: a rule, a reset, or an average that is written back, from what each rank sees.",
+    repair="Average the change over the ranks with all_reduce, or make it on rank 0 and broadcast it.")
 HOOKED = replace(
     DRIFT, level=LOOK, means="A communication hook is registered. Does it leave the ranks apart on purpose for some "
     "steps, as local SGD does?", repair="If not: the hook must give all ranks the same gradients.")
+BESIDE = replace(
+    DRIFT, level=LOOK, seen="{differ}{before}. This model is not in DistributedDataParallel, as another one is.",
+    means="Does each rank train it for itself on purpose, as a probe, say?", repair="If not: wrap it, too.")
 DDP_MODULE = Finding(
     "ddp_module", WRONG,
     "The model inside DistributedDataParallel was called in training. {differ}.",
@@ -418,9 +523,12 @@ def apart(diaries):
     loaded = [diary["rank"] for diary in diaries if notes(diary, "loaded_optimizer")]
     unsynchronised = notes(diaries[0], "unsynchronised")
     earlier = None  # after so many backward passes the ranks still held the same
-    for after, facts in compared_weights(diaries):
-        if all_same([fact["digest"] for fact in facts]):
-            earlier = after
+    looks = [(after, facts, all_same([fact["digest"] for fact in facts])) for after, facts in compared_weights(diaries)]
+    for after, facts, same in looks:
+        earlier = after if same else earlier
+        model = itemgetter("form", "together")
+        met = [alike for _, others, alike in looks if model(others[0]) == model(facts[0])][-1]
+        if same or met:  # apart before DDP sent the weights, or within a step that moves them and back
             continue
         norms = by_rank(diaries, [f"{fact['digest'][1]:.6f}" for fact in facts])
         passes = "1 backward pass" if after == 1 else f"{after} backward passes"
@@ -431,7 +539,10 @@ def apart(diaries):
             yield OTHER_WEIGHTS.at(where, norms=norms)
         elif not wrapped:
             shards = any(fact["ranks"] == len(diaries) for fact in notes(diaries[0], "shard"))
-            yield (NOT_WRAPPED if shards else EACH_ITS_OWN).at(where, differ=differ)
+            certain = shards and not gives_its_own(diaries)
+            yield (NOT_WRAPPED if certain else EACH_ITS_OWN).at(where, differ=differ)
+        elif not facts[0]["together"] and not inner_calls:
+            yield BESIDE.at(where, differ=differ, before=before)
         elif inner_calls:
             yield DDP_MODULE.at(inner_calls[0]["where"], differ=differ)
         elif unsynchronised:
@@ -440,6 +551,17 @@ def apart(diaries):
             first = next(diary for diary in diaries if diary["rank"] == loaded[0])
             yield RESUMED_APART.at(notes(first, "loaded_optimizer")[0]["where"], differ=differ, before=before,
                                    some=listed(loaded))
+        elif apart_by := loaded_apart(diaries):
+            yield LOADED_APART.at(apart_by, differ=differ, before=before)
+        elif len({tuple(fact["settings"]) for fact in facts}) > 1:
+            same = set.intersection(*(set(fact["settings"]) for fact in facts))
+            yield OTHER_SETTINGS.at(notes(diaries[0], "optimizer")[0]["where"], differ=differ, before=before, settings=(
+                by_rank(diaries, [" ".join(sorted(set(fact["settings"]) - same)) for fact in facts])))
+        elif len({fact["updates"] for fact in facts}) > 1:
+            yield SKIPPED_UPDATE.at(notes(diaries[0], "optimizer")[0]["where"], differ=differ, before=before,
+                                    updates=by_rank(diaries, [fact["updates"] for fact in facts]))
+        elif any(fact["beside"] and fact["after"] <= after for fact in chain(*notes_of_all(diaries, "weights"))):
+            yield CHANGED_BESIDE.at(where, differ=differ, before=before)
         else:
             yield (HOOKED if notes(diaries[0], "hooked") else DRIFT).at(where, differ=differ, before=before)
         return
@@ -447,11 +569,64 @@ def apart(diaries):
         yield BESIDE_DDP.at(inner_calls[0]["where"])
 
 
+def gives_its_own(diaries):
+    """Does each rank keep its own model, or its outputs, for the others: an ensemble, say?"""
+    paths = [{fact["path"] for fact in facts} for facts in notes_of_all(diaries, "saved")]
+    return any("gather" in what for what, _ in diaries[0]["kinds"]) or all(paths) and not set.intersection(*paths)
+
+
+SCHEDULE = Finding(
+    "schedule_length", LOOK, "A schedule over {length} steps made {made} in {steps} updates, on {ranks} ranks.",
+    "It is as long as one process would train, or is stepped by each rank for all. Is it meant to end with the run?",
+    "Count the updates of one rank, len(loader) * epochs with the sampler in the loader, and step once for each.")
+
+
+def schedules(diaries):
+    first, ranks = diaries[0], len(diaries)
+    for fact in notes(first, "schedule"):
+        length, made, steps = fact["length"], fact["made"], first["steps"]
+        for_one, for_all = (math.isclose(length, updates, rel_tol=0.1) for updates in (steps * ranks, steps))
+        if ended_well(first) and ranks > 1 and (made == steps and for_one or made == steps * ranks and for_all):
+            yield SCHEDULE.at(fact["where"], length=length, made=made, ranks=ranks, steps=steps)
+            return
+
+
+SUMMED = Finding(
+    "summed_gradients", LOOK, "Gradients were all-reduced, and the update used their sum over {ranks} ranks.",
+    "A sum is {ranks} times the average, as a learning rate {ranks} times as high. Is the loss divided instead?",
+    "Divide each gradient by the number of ranks after all_reduce, or use DistributedDataParallel.")
+
+
+def summed(diaries):
+    for fact in notes(diaries[0], "summed")[:1]:
+        yield SUMMED.at(fact["where"], ranks=len(diaries))
+
+
+def loaded_apart(diaries):
+    """The line where weights were loaded on some ranks only, or other weights; or None."""
+    for facts in zip_longest(*notes_of_all(diaries, "loaded_weights")):
+        if None in facts or not all_same([fact["digest"] for fact in facts if fact["digest"]]):
+            return next(filter(None, facts))["where"]
+    return None
+
+
+UNFINISHED_SEND = Finding(
+    "not_waited_for", LOOK, "`{what}` was called with async_op=True, and its end was never waited for.",
+    "Until work.wait() has returned, the tensor may hold this rank's numbers, or half of the sum.",
+    "work = dist.all_reduce(..., async_op=True), and work.wait() before the tensor is used.")
+
+
+def unfinished(diaries):
+    for fact in notes(diaries[0], "unfinished")[:1]:
+        yield UNFINISHED_SEND.at(fact["where"], what=fact["what"])
+
+
 def averages_weights(diary):
-    """Does a rank average weights after its updates, not gradients before them?"""
-    sent = sum(fact["numbers"] for fact in notes(diary, "talk") if fact["updated"] and "reduce" in fact["what"])
+    """Does a rank average weights after an update, not gradients before it?"""
     model = next((fact["numbers"] for fact in notes(diary, "weights")), 0)
-    return 0 < model <= sent and not notes(diary, "wrapped")
+    talks = [fact for fact in notes(diary, "talk") if fact["updated"] and "reduce" in fact["what"]]
+    return any(0 < model <= sum(fact["numbers"] for fact in step)
+               for _, step in groupby(talks, itemgetter("backwards")))
 
 
 def compared_weights(diaries):
@@ -460,8 +635,9 @@ def compared_weights(diaries):
     trained = {fact["form"] for fact in notes(diaries[0], "trained")}
     # Under Join the last weights of a rank are those after the steps of other ranks.
     as_many = len({diary["backwards"] for diary in diaries}) == 1
-    looks = [{(fact["after"], fact["form"]): fact for fact in facts
-              if fact["digest"] and fact["form"] in trained and (as_many or not fact["last"])}
+    looks = [{(fact["after"], fact["form"], fact["together"]): fact for fact in facts
+              if fact["digest"] and fact["form"] in trained and (as_many or not fact["last"])
+              and (fact["wrapped"] or not notes(diaries[0], "wrapped"))}  # else before DDP sent the weights
              for facts in notes_of_all(diaries, "weights")]
     for key in sorted(set.intersection(*map(set, looks))):
         if key[0] <= joined:  # under Join the same number of backwards is not the same step
@@ -498,7 +674,7 @@ FOREIGN = Finding(
 
 def parameters(diaries):
     """Parameters that get no gradient, or no update."""
-    first = diaries[0]
+    first = next((diary for diary in diaries if UNFINISHED in error_of(diary)), diaries[0])
     frozen = notes(first, "frozen")[:1]
     level = WRONG if failed_by(diaries, UNFINISHED) else LOOK
     for fact in frozen:
@@ -568,6 +744,10 @@ CLIP_EARLY = Finding(
     "They were clipped before the ranks averaged them: each rank by a factor of its own.",
     "Clip after backward() of a step that exchanges gradients.")
 
+CLIPPED_EACH = replace(
+    CLIP_EARLY, level=LOOK, means="They were clipped before the ranks averaged them: each rank by a factor of its own. "
+    "Is that meant, to bound what one rank can do?")
+
 
 def clipped(diaries):
     scaled = [fact for fact in notes(diaries[0], "clip") if fact["scaled"]]
@@ -581,14 +761,17 @@ def clipped(diaries):
         if not all_same(gradients):
             norms = ", ".join(f"{norm:.4f}" for _, norm in gradients)
             if over_all(diaries) and not notes(diaries[0], "hooked"):  # else the ranks may differ
-                yield CLIP_EARLY.at(facts[0]["where"], norms=norms)
+                yield (CLIPPED_EACH if by_hand(diaries[0]) else CLIP_EARLY).at(facts[0]["where"], norms=norms)
             return
 
 
+TESTED_APART = Finding(
+    "tested_apart", LOOK, "In step {step} the ranks evaluated models with other weights (norms: {norms}).",
+    "A figure over all ranks is then that of several models. An average that rank 0 alone updates does this.",
+    "Update the average on all ranks, or evaluate it on rank 0 alone.")
 STATISTICS = Finding(
     "statistics", LOOK,
-    "The ranks evaluated with the same weights and different BatchNorm statistics: each with its "
-    "own running mean and variance.",
+    "The ranks evaluated with the same weights and different buffers: BatchNorm's running mean and variance, say.",
     "The accuracy is that of several models.",
     "Send rank 0's buffers to all before evaluating, or evaluate through the wrapped model.")
 BATCHNORM = Finding(
@@ -598,9 +781,15 @@ BATCHNORM = Finding(
 
 
 def batchnorm(diaries):
-    for facts in zip(*notes_of_all(diaries, "buffers"), strict=False):
-        digests = [fact["digest"] for fact in facts]
-        if all(digests) and not all_same(digests):
+    for facts in zip(*notes_of_all(diaries, "tested"), strict=False):
+        weights, buffers = ([fact[kind] for fact in facts] for kind in ("weights", "buffers"))
+        if len({(fact["step"], fact["where"]) for fact in facts}) > 1 or not all(weights + buffers):
+            break
+        if not all_same(weights) and over_all(diaries):
+            yield TESTED_APART.at(facts[0]["where"], step=facts[0]["step"],
+                                  norms=by_rank(diaries, [f"{norm:.6f}" for _, norm in weights]))
+            break
+        if not all_same(buffers):
             yield STATISTICS.at(facts[0]["where"])
             break
     batch = next((read["batch"] for read in notes(diaries[0], "pass") if read["trained"]), None)
@@ -618,7 +807,7 @@ SAME_SEED = Finding(
 
 def drawn(diaries):
     """Random numbers that all ranks drew alike in the same step."""
-    for what in ("the model's forward", "the data"):
+    for what in ("the model's forward", "the data", "the loop"):
         draws = [next((fact for fact in facts if fact["what"] == what), None)
                  for facts in notes_of_all(diaries, "drawn")]
         if all(draws) and len({fact["step"] for fact in draws}) == 1 and set.intersection(
@@ -656,6 +845,10 @@ OTHER_LABELS = Finding(
     "The ranks number their classes differently, by the order of a set or of a folder, say, and pull the model "
     "into different directions.",
     "Number the classes in one order on all ranks: sorted(...).")
+OTHER_ORDER = replace(
+    OTHER_LABELS, name="other_order", seen="Sample {index} is another one on each rank: on {many} of {common} samples "
+    "the ranks disagree.", means="The ranks hold their samples in different orders, so their shares overlap, and some "
+    "samples are in none.", repair="Sort the list of files on all ranks, or shuffle it with one seed.")
 
 
 def other_labels(diaries):
@@ -666,18 +859,37 @@ def other_labels(diaries):
         total, different, _ = counted([read[0] for read in passes])
         if total - different >= len(passes):  # not shared out: each rank may have a set of its own
             continue
-        labels = [{index: label for read in mine if read["classes"]
-                   for index, label in zip(read["indices"], read["classes"], strict=False)} for mine in passes]
+        labels = list(map(by_index, passes))
         common = {index for one in range(len(labels)) for other in range(one)
                   for index in labels[one].keys() & labels[other].keys()}
         apart = [index for index in sorted(common)
                  if len({mine[index] for mine in labels if index in mine}) > 1]
         if apart:
-            shown = ", ".join(f"{mine[apart[0]]} on rank {diary['rank']}"
+            one, *others = [mine for mine in labels if apart[0] in mine]
+            other = next(mine for mine in others if mine[apart[0]] != one[apart[0]])
+            pairs = {(one[index], other[index]) for index in one.keys() & other.keys()}
+            numbered = passes[0][0]["numbered"] and len(pairs) == len({number for number, _ in pairs})
+            alike = set(one.values()) & set(other.values())
+            if not alike or not numbered and not all(map(steady, passes)):
+                continue  # labels of a rank's own samples, or drawn, or changed by an augmentation
+            shown = ", ".join(f"{f'{mine[apart[0]]:g}' if numbered else 'another'} on rank {diary['rank']}"
                               for diary, mine in zip(diaries, labels, strict=True) if apart[0] in mine)
-            yield OTHER_LABELS.at(passes[0][0]["where"], index=apart[0], labels=shown, many=len(apart),
-                                  common=len(common))
+            yield (OTHER_LABELS if numbered else OTHER_ORDER).at(
+                passes[0][0]["where"], index=apart[0], labels=shown, many=len(apart), common=len(common))
             return
+
+
+def by_index(passes):
+    """{index of a sample: its label} of a rank's passes over one loader, where labels are numbers."""
+    return {index: label for read in passes if read["classes"]
+            for index, label in zip(read["indices"], read["classes"], strict=False)}
+
+
+def steady(passes):
+    """Had each sample that a rank read twice the same label both times?"""
+    twice = [dict(zip(read["indices"], read["classes"], strict=False)) for read in passes[:2] if read["classes"]]
+    both = twice[0].keys() & twice[-1].keys() if len(twice) > 1 else ()
+    return bool(both) and all(twice[0][index] == twice[1][index] for index in both)
 
 
 OTHER_SPLIT = Finding(
@@ -694,11 +906,12 @@ def other_split(diaries):
     for passes in notes_of_all(diaries, "pass"):
         sets = {}
         for read in passes:
-            sets.setdefault(read["set"], (set(), set()))[not read["trained"]].update(read["indices"] or ())
+            sets.setdefault(read["set"], ({}, {}))[not read["trained"]].update(
+                zip(read["indices"] or (), read["classes"] or repeat(None), strict=False))
         used.append([both for both in sets.values() if all(both)])
     for together in zip(*used, strict=False):
-        trained, evaluated = (set.union(*(both[kind] for both in together)) for kind in (0, 1))
-        if trained & evaluated and not any(mine & tests for mine, tests in together):
+        trained, evaluated = (set().union(*(both[kind].items() for both in together)) for kind in (0, 1))
+        if trained & evaluated and not any(mine.keys() & tests.keys() for mine, tests in together):
             line = next(read["where"] for read in notes(diaries[0], "pass") if not read["trained"])
             yield OTHER_SPLIT.at(line, count=len(trained & evaluated))
             return
@@ -706,18 +919,30 @@ def other_split(diaries):
 
 def shares(diaries):
     """What the ranks read of each loader, and which samples they have in common."""
-    evaluated = {read["loader"] for read in notes(diaries[0], "pass") if not read["trained"]}
+    models = notes(diaries[0], "weights")
+    unknown = not models or any(fact["sharded"] for fact in models)
     for passes in by_loader(diaries):
         for together in zip(*passes, strict=False):
             finding = of_a_stream(together)
             if not finding and all(read["indices"] for read in together) and not own_sets(together):
-                finding = (of_training(together) if together[0]["trained"] else
-                           of_evaluation(together, alone=len(evaluated) == 1,
-                                         gathered=gathered(diaries[0], together[0])))
+                finding = (of_training(together, tested(diaries, together)) if together[0]["trained"] else
+                           of_evaluation(together, len(tested(diaries, together)), gathered(diaries[0], together[0])
+                                         or counts_once(diaries, together)))
+            if finding and finding.name in ("same_data", "iterable_unsharded"):
+                if together[0]["trained"] and together[0]["shown"] <= 0.6 * together[0]["images"]:
+                    continue  # each rank takes its part of a batch that all have read, or trains something else
+                if not over_all(diaries):  # tensor or pipeline parallelism, a sweep
+                    finding = replace(finding, level=LOOK) if unknown else None
             if finding:
-                certain = over_all(diaries) or finding.name not in ("same_data", "iterable_unsharded")
-                yield finding if certain else replace(finding, level=LOOK)
+                yield finding
                 break
+
+
+def tested(diaries, together):
+    """The samples that the ranks evaluated of the data set of these passes, in all loaders."""
+    passes = [(own["set"], read) for own, mine in zip(together, notes_of_all(diaries, "pass"), strict=True)
+              for read in mine]
+    return set().union(*(read["indices"] or () for own, read in passes if read["set"] == own and not read["trained"]))
 
 
 UNSHARDED = Finding(
@@ -729,16 +954,23 @@ UNSHARDED = Finding(
 
 def of_a_stream(passes):
     first = passes[0]
-    if first["prints"] and (first["trained"] or first["before_training"]) and all(
+    if first["of"] is None and first["prints"] and (first["trained"] or first["before_training"]) and all(
             read["prints"] == first["prints"] for read in passes):
         return UNSHARDED.at(first["where"], count=len(first["prints"]))
     return None
 
 
 def own_sets(passes):
-    """Has each rank a data set of its own, and goes through all of it?"""
+    """Has each rank a data set of its own: other labels at the same places? Where labels are unknown: does it go
+    through all of it (in training: no list of indices into one)?
+    """
+    first, *others = [by_index([read]) for read in passes]
+    common = [(label, mine[index]) for mine in others for index, label in first.items() if index in mine]
+    if common:
+        return sum(a != b for a, b in common) > len(common) / 2
     return (all(read["whole"] and len(set(read["indices"])) == read["of"] for read in passes)
-            and len({read["labels"] for read in passes}) > 1)
+            and len({read["labels"] for read in passes}) > 1
+            and all(max(read["indices"]) < read["of"] for read in passes if read["trained"]))
 
 
 def counted(passes):
@@ -753,14 +985,16 @@ SAME_DATA = Finding(
     "The ranks do the same work: more ranks make the training no faster.",
     "DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset)).")
 SHARED_DATA = replace(
-    SAME_DATA, level=LOOK, means="Is that meant, as in repeated augmentation? If not, the ranks do work twice.")
+    SAME_DATA, level=LOOK, means="Is that meant, as in repeated augmentation? If not, the ranks do work twice. Ranks "
+    "that shuffle a list, and take their shares of it, need one seed.")
 UNSEEN = Finding(
     "missing_data", LOOK, "In one pass over {of:,} samples the ranks together used {different:,}.",
     "The rest is never seen in this epoch.",
     "Look at the sampler's shares.")
 
 
-def of_training(passes):
+def of_training(passes, tested):
+    """`tested`: samples of the data set that were evaluated: the other part of a split, or of folds."""
     first, world_size = passes[0], len(passes)
     total, different, same_set = counted(passes)
     twice, padding = total - different, world_size - 1
@@ -772,9 +1006,11 @@ def of_training(passes):
         how = "in the same order" if same_order else "in another order each"
         seen = f"all ranks trained on the same {different:,} samples, {how}" if same_set else (
             f"the ranks trained on {total:,} samples, of which only {different:,} are different")
-        return (SAME_DATA if same_order else SHARED_DATA).at(first["where"], seen=seen)
+        same_values = all(read["prints"] == first["prints"] for read in passes)  # no augmentation of its own
+        return (SAME_DATA if same_order and same_values else SHARED_DATA).at(first["where"], seen=seen)
     batch = first["batch"] or 1
-    if whole and not replacing and first["of"] - different > world_size * batch:
+    unseen = first["of"] - len(tested.union(*(read["indices"] for read in passes)))
+    if whole and not replacing and unseen > world_size * batch:
         return UNSEEN.at(first["where"], of=first["of"], different=different)
     return None
 
@@ -791,20 +1027,28 @@ UNTESTED = Finding(
     "Evaluate Subset(dataset, range(rank, len(dataset), world_size)): shards may be unequal there.")
 
 
-def of_evaluation(passes, alone, gathered):
-    """`alone`: no other loader is evaluated, which may have the rest. `gathered`: the ranks sent
+def of_evaluation(passes, tested, gathered):
+    """`tested`: how many samples of the data set were evaluated, in other passes, too. `gathered`: the ranks sent
     something of each sample, and what was counted twice may have been cut off.
     """
     first = passes[0]
     total, different, same_set = counted(passes)
-    twice, missing = total - different, first["of"] - different
+    twice, missing = total - different, first["of"] - max(different, tested)
     if not all(read["whole"] for read in passes):
         return None
     if twice and not gathered and not same_set:
         return PADDED.at(first["where"], total=total, different=different, twice=twice)
-    if alone and not twice and 0 < missing < len(passes):
+    if not twice and 0 < missing < len(passes):
         return UNTESTED.at(first["where"], different=different, of=first["of"])
     return None
+
+
+def counts_once(diaries, passes):
+    """Do the ranks add up a number that, over all of them, is that of the different samples?"""
+    different = counted(passes)[1]
+    return any(sum(values) == different for talks in zip(*notes_of_all(diaries, "talk"), strict=False)
+               if all(talk["values"] for talk in talks)
+               for values in zip(*(talk["values"] for talk in talks), strict=False))
 
 
 def gathered(diary, read):
@@ -822,11 +1066,26 @@ SET_EPOCH = Finding(
 
 def epochs(diaries):
     for passes in by_loader(diaries[:1]):
-        trained = [read for read in passes[0] if read["trained"] and read["order"] and read["whole"]]
+        trained = [read for read in passes[0] if read["trained"] and read["order"] and (
+            read["whole"] or read["images"] == passes[0][0]["images"])]
         again = len(trained) > 1 and trained[0]["models"] == trained[1]["models"]  # else another training, of a sweep
-        if again and trained[0]["order"] == trained[1]["order"] and (
+        if again and len({read["order"] for read in trained}) == 1 and (  # one may repeat: a search for a rate, say
                 trained[0]["shuffles"] and trained[0]["images"] > 5):  # five may come so by chance
             yield SET_EPOCH.at(trained[0]["where"])
+
+
+STALE_WORKERS = Finding(
+    "stale_workers", LOOK, "The data set was changed between two epochs, and its workers persist.",
+    "They have copies from before the first epoch, which no later change reaches: set_epoch() of a data set, say.",
+    "persistent_workers=False, or keep the epoch in a torch tensor in shared memory.")
+
+
+def workers(diaries):
+    for passes in by_loader(diaries[:1]):
+        told = [read["told"] for read in passes[0] if read["told"]]
+        if len(set(told)) > 1:
+            yield STALE_WORKERS.at(passes[0][0]["where"])
+            return
 
 
 PADS = Finding(
@@ -899,12 +1158,14 @@ PREFIX = Finding(
     "Save model.module.state_dict() (for compiled models: model._orig_mod.state_dict()).")
 
 
-def one_file(finding, diaries, facts):
-    """The first file that several ranks have written; `facts`: of each rank, what it wrote."""
-    places = [{(fact["host"], fact["path"]) for fact in mine} for mine in facts]
+def one_file(finding, diaries, facts, *at):
+    """The first file that several ranks have written, after as many steps if `at` is "step"; `facts`: of each rank,
+    what it wrote.
+    """
+    place = itemgetter("host", "path", *at)
+    places = [set(map(place, mine)) for mine in facts]
     for fact in facts[0]:
-        writers = [diary["rank"] for diary, mine in zip(diaries, places, strict=True)
-                   if (fact["host"], fact["path"]) in mine]
+        writers = [diary["rank"] for diary, mine in zip(diaries, places, strict=True) if place(fact) in mine]
         if len(writers) > 1:
             yield finding.at(fact["where"], writers=listed(writers).capitalize(),
                              file=fact["path"].rpartition("/")[2])
@@ -913,8 +1174,9 @@ def one_file(finding, diaries, facts):
 
 def saved(diaries):
     facts = notes_of_all(diaries, "saved")
-    by_torch = list(one_file(EVERY_RANK_WRITES, diaries, facts))
-    yield from by_torch or one_file(EVERY_RANK_OPENS, diaries, notes_of_all(diaries, "opened"))
+    opened = [mine + notes(diary, "opened") for diary, mine in zip(diaries, facts, strict=True)]
+    by_torch = list(one_file(EVERY_RANK_WRITES, diaries, facts, "step"))
+    yield from by_torch or one_file(EVERY_RANK_OPENS, diaries, opened)
     for fact in [fact for fact in chain(*facts) if fact["prefixed"]][:1]:
         yield PREFIX.at(fact["where"], name=fact["prefixed"][0])
 
@@ -953,23 +1215,28 @@ def threads(diaries):
             return
 
 
-ONE_IS_ENOUGH = [errors, crashed, parameters, resumed, no_sync, many_messages, cut_off, samplers, saved, left_open]
-COMPARING = [skipped, talked, stopped_apart, stalled, apart, clipped, drawn, batchnorm, devices, threads]
+ONE_IS_ENOUGH = [errors, crashed, parameters, resumed, no_sync, many_messages, cut_off, samplers, workers, saved,
+                 left_open, unfinished]
+COMPARING = [skipped, talked, stopped_apart, stalled, apart, schedules, summed, clipped, drawn, batchnorm,
+             devices, threads]
 # One rank's share of the data means little: all are needed.
 OF_ALL = [other_labels, other_split, shares, epochs, metrics]
 
 # A finding that only follows from another one is left out.
-ALL_APART = ("not_wrapped", "ddp_module", "drift", "other_weights")
+ALL_APART = ("not_wrapped", "ddp_module", "drift", "other_weights", "loaded_apart", "skipped_update",
+             "unsynchronised_step", "resumed_apart", "other_settings")
 BECAUSE = {
     "crashed": (*(finding.name for finding in ERRORS.values()), "skipped_backward", "stopped_apart", "hang_uneven",
-                "hang_different", "hang_rank_0", "stall", "unused_parameter", "frozen_late"),
+                "hang_different", "hang_rank_0", "stall", "other_sizes", "tests_through_ddp"),
     "same_data": ("split_on_each_rank", "no_group"),
+    "padded_evaluation": ("split_on_each_rank",),
     **dict.fromkeys(["stall", "hang_uneven", "hang_different", "hang_rank_0"], ("skipped_backward", "stopped_apart")),
     "drift": ("not_wrapped", "ddp_module", "other_weights", "optimizer_foreign"),
     "silent": ("stall",),
     "clip_early": ALL_APART,
     "statistics": ALL_APART,
-    "rank_0_loss": ("not_wrapped", "same_data"),
+    "rank_0_loss": ("not_wrapped", "same_data", "no_group"),
+    "tested_apart": ALL_APART,
     "unused_parameter": ("optimizer_misses",),  # their gradients stay: the optimizer empties none
     "wrong_traceback": tuple(finding.name for finding in ERRORS.values()),
     **dict.fromkeys(["not_wrapped", "other_weights", "every_rank_writes", "set_epoch",

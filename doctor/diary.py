@@ -1,8 +1,12 @@
 """The facts that one rank has noted so far. They fit into JSON; each has its line in the user's file."""
 
+import functools
+import json
+import mmap
 import os
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import traceback
@@ -13,15 +17,25 @@ from pathlib import Path
 import torch
 
 HERE, TORCH = (str(path) + os.sep for path in (Path(__file__).parent, Path(torch.__file__).parent))
-NOT_THEIRS = ("<", HERE, TORCH, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+NOT_THEIRS = ("<", HERE, TORCH, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+PAGE = 4096  # bytes: what is left of a rank that is killed
 MOST = 1_000_000  # collectives and indices that are kept; later ones are not compared
+
+
+relative = functools.cache(os.path.relpath)
+
+
+def users(frame):
+    """Is this frame in a file of the user's?"""
+    name = frame.f_code.co_filename  # site-packages and dist-packages may be those of several environments
+    return not name.startswith(NOT_THEIRS) and f"-packages{os.sep}" not in name
 
 
 def innermost(lines):
     """`my_train.py:42`: the first of these (frame, line number) that is in a file of the user's; else ""."""
     for frame, number in lines:
-        if not frame.f_code.co_filename.startswith(NOT_THEIRS):
-            return f"{os.path.relpath(frame.f_code.co_filename)}:{number}"
+        if users(frame):
+            return f"{relative(frame.f_code.co_filename)}:{number}"
     return ""
 
 
@@ -40,6 +54,12 @@ class Diary:
         self.order = array("i")  # the numbers of all that were called
         self.steps = self.forwards = self.backwards = self.passes = 0
         self.skipped = {"times": 0, "where": ""}  # forwards of DDP that no backward followed, and the last line
+        self.tested = 0  # forwards of DDP in evaluation
+        self.sent = None  # the last collective: [what, where, how many numbers]
+        handle, self.page = tempfile.mkstemp(prefix="doctor_")
+        os.truncate(handle, PAGE)
+        self.mapped = mmap.mmap(handle, PAGE)
+        os.close(handle)
         self.inside = []  # what the main thread is in: [(what, where)]
         self.alive = self.began = time.monotonic()
         self.seconds = {}
@@ -91,10 +111,18 @@ class Diary:
         computed = round(time.clock_gettime(time.pthread_getcpuclockid(self.main)), 1) if clock else 0
         return (self.alive, id(frame), frame.f_lasti if frame else None, computed)
 
+    def counts(self):
+        return {"forwards": self.forwards, "backwards": self.backwards, "skipped": self.skipped, "sent": self.sent,
+                "tested": self.tested, "calls": len(self.order)}
+
+    def keep_counts(self):
+        """Write the counts to a page that others can read when this rank is gone: gloo may abort it at any moment."""
+        self.mapped[:] = json.dumps(self.counts()).encode().ljust(PAGE)
+
     def last_words(self):
         """What the others hear of a rank that is killed: little, and so often."""
-        return {"rank": self.rank, "steps": self.steps, "forwards": self.forwards, "backwards": self.backwards,
-                "skipped": self.skipped, "ended": self.ended, "position": self.position()}
+        return {"rank": self.rank, "steps": self.steps, "ended": self.ended, "position": self.position(),
+                "page": self.page, **self.counts()}
 
     def pages(self):
         """The whole diary, ready for JSON."""

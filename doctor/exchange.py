@@ -7,13 +7,19 @@ import os
 import threading
 import time
 import zlib
+from array import array
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
 LOOK = 0.3  # seconds between two looks at the store
 GRACE = 5  # seconds for the others' diaries, once the first rank has asked for them
 MEET = timedelta(seconds=20)  # for the first connection
+
+
+def plain(value):
+    return value.tolist() if isinstance(value, array) else str(value)
 
 
 class Exchange:
@@ -44,6 +50,7 @@ class Exchange:
             stores = [dist.TCPStore(host, int(port), None, False, MEET, wait_for_workers=False) for _ in range(2)]
             name = f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             self.store, self.mine = (dist.PrefixStore(name, store) for store in stores)
+            self.store.set(f"last words {rank}", json.dumps(self.diary.last_words()))  # it may soon be killed
         except (TypeError, ValueError, RuntimeError) as error:
             self.store, self.size = None, 1
             self.diary.note("alone", error=str(error).partition("\n")[0][:200])
@@ -82,7 +89,7 @@ class Exchange:
     def post(self, store):
         with self.posting:
             if not self.posted and store:
-                pages = json.dumps(self.diary.pages(), default=str).encode()
+                pages = json.dumps(self.diary.pages(), default=plain).encode()
                 store.set(f"diary {self.rank}", zlib.compress(pages))
                 store.add("posted", 1)
                 store.add("still", int(not self.still))  # a rank at its end moves no more
@@ -116,11 +123,12 @@ class Exchange:
         self.wait(lambda: store.add("posted", 0) >= len(ranks), GRACE)
         diaries = {rank: json.loads(zlib.decompress(store.get(f"diary {rank}"))) for rank in ranks
                    if store.check([f"diary {rank}"])}
-        return diaries | {rank: json.loads(store.get(f"last words {rank}")) for rank in ranks
+        return diaries | {rank: up_to_date(json.loads(store.get(f"last words {rank}"))) for rank in ranks
                           if rank not in diaries and store.check([f"last words {rank}"])}
 
     def end(self):
         """Leave, once this rank or another has the report in hand. The rank that keeps the store goes last."""
+        Path(self.diary.page).unlink(missing_ok=True)
         with contextlib.suppress(dist.DistError):
             if self.store:
                 self.store.set("reported", "")
@@ -132,3 +140,11 @@ class Exchange:
         give_up = time.monotonic() + seconds
         while not until() and time.monotonic() < give_up:
             time.sleep(0.1)
+
+
+def up_to_date(words):
+    """The last words of a rank that is gone, with the counts that it kept on this host."""
+    page = Path(words["page"])
+    kept = page.read_text().strip("\0 ") if page.exists() else ""
+    page.unlink(missing_ok=True)
+    return words | (json.loads(kept) if kept else {})

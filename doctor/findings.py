@@ -5,9 +5,11 @@ import json
 import os
 import sys
 import textwrap
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from . import detectors
+from . import __version__, detectors
 from .detectors import BECAUSE, LEVELS, Finding, notes
 
 
@@ -30,10 +32,11 @@ def judge(diaries, world_size):
 
 
 def causes(findings):
-    """The findings that do not only follow from others, the gravest first."""
+    """The findings that do not only follow from others: a crash first, then the gravest."""
     names = {finding.name for finding in findings}
+    crashes = {"crashed", "wrong_traceback", *(finding.name for finding in detectors.ERRORS.values())}
     return sorted((finding for finding in findings if not names & set(BECAUSE.get(finding.name, ()))),
-                  key=lambda finding: LEVELS.index(finding.level))
+                  key=lambda finding: (finding.name not in crashes, LEVELS.index(finding.level)))
 
 
 def facts(diaries, world_size):
@@ -89,6 +92,8 @@ def unjudged(diaries, world_size):
         if len(diaries) > 1 and len({fact["state"] for fact in facts}) == 1:
             yield (f"The loader's workers begin with the same random numbers on all ranks, at {facts[0]['where']}: if "
                    "your data set draws any, the ranks draw the same. What a worker draws could not be seen.")
+    for fact in notes(first, "full"):
+        yield f"More samples were drawn than are kept: from {fact['where']} on they were not compared."
     if detectors.averages_weights(first) or notes(first, "wrapped") and not detectors.over_all(diaries):
         yield "The ranks average weights, or work in groups: their weights were not compared."
     if not any(read["trained"] for read in passes):
@@ -99,13 +104,17 @@ def unjudged(diaries, world_size):
         yield "It evaluated no DataLoader to its end."
 
 
+def indented(text):
+    return textwrap.wrap(text, 110, initial_indent="    ", subsequent_indent="    ", break_long_words=False,
+                         break_on_hyphens=False)
+
+
 def as_text(report):
     lines = [""]
     for finding in report.findings:
         lines.append(f"doctor: {finding.level}: {finding.where or '(no line)'}: {finding.name}")
-        lines += textwrap.wrap(
-            f"{finding.seen} {finding.means} Repair: {finding.repair}", 110, initial_indent="    ",
-            subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        lines += indented(f"{finding.seen} {finding.means} Repair: {finding.repair}")
+        lines += [f"    More: {finding.entry}"] * bool(finding.entry)
     count = len(report.findings)
     summary = f"{count} finding{'s' * (count > 1)}" if count else "nothing found"
     lines.append(f"doctor: {summary}.")
@@ -122,6 +131,11 @@ def publish(report, file):
     sys.stderr.flush()
     if file:
         part = file.with_name(f"{file.name}.{os.getpid()}.part")
-        part.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+        part.write_text(json.dumps({"doctor": __version__, **dataclasses.asdict(report)}, indent=1) + "\n")
         part.replace(file)
+    torchruns = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", os.devnull))  # what torchrun prints last of this rank
+    if report.findings and not torchruns.exists():  # else @record has written its traceback
+        names = ", ".join(finding.name for finding in report.findings)
+        torchruns.write_text(json.dumps({"message": {"message": f"The doctor found {names}: see its report above.",
+                                                     "extraInfo": {"timestamp": int(time.time())}}}))
     return len(report.findings)

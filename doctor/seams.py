@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import inspect
+import itertools
 import math
 import os
 import random
@@ -11,7 +12,8 @@ import sys
 import threading
 import time
 import zlib
-from contextlib import contextmanager
+from array import array
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -22,10 +24,11 @@ from torch.distributed.algorithms import Join
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset
 
-from .diary import MOST, TORCH, where
+from .diary import MOST, TORCH, users, where
 
 COLLECTIVES = ["all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all",
                "all_to_all_single", "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object",
@@ -50,8 +53,13 @@ def install(diary, steps=None, exchange=None):
         seams.before(DistributedDataParallel.__init__, seams.wrapping), seams.wrapped, "DDP")
     DistributedDataParallel.register_comm_hook = seams.before(DistributedDataParallel.register_comm_hook, seams.hooked)
     Join.__enter__ = seams.before(Join.__enter__, seams.joined)
+    DistributedDataParallel.forward = seams.direct(DistributedDataParallel.forward)
     DistributedDataParallel.no_sync = seams.no_sync(DistributedDataParallel.no_sync)
     Optimizer.load_state_dict = seams.after(Optimizer.load_state_dict, seams.optimizer_loaded)
+    nn.Module.load_state_dict = seams.after(nn.Module.load_state_dict, seams.weights_loaded)
+    for name in ("wait", "is_completed", "get_future", "synchronize", "block_current_stream"):
+        setattr(dist.Work, name, seams.before(getattr(dist.Work, name), seams.waited_for))
+    LRScheduler.__init__ = seams.before(LRScheduler.__init__, seams.scheduled)
     register_module_forward_pre_hook(seams.module_begins)
     register_module_forward_hook(seams.module_ends, always_call=True)
     register_optimizer_step_pre_hook(seams.before_step)
@@ -97,6 +105,13 @@ def digest(tensors):
     tensors = [tensor if tensor.is_floating_point() else tensor.to(exact) for tensor in tensors if tensor.numel()]
     norms = [torch.linalg.vector_norm(tensor, dtype=exact).item() for tensor in tensors]
     return [sum(tensor.sum(dtype=exact).item() for tensor in tensors), math.hypot(*norms)]
+
+
+def shared(module):
+    """The parameters that all ranks hold alike: not the experts of a rank, nor an average of weights beside DDP."""
+    models = [part.module for part in module.modules() if isinstance(part, DistributedDataParallel)] or [module]
+    return [parameter for model in models for name, parameter in model.named_parameters()
+            if name not in getattr(model, "_ddp_params_and_buffers_to_ignore", ())]
 
 
 def shapes(tensors):
@@ -154,7 +169,7 @@ def power_of_two(number):
 
 class Seams:
     def __init__(self, diary, steps, exchange):
-        self.diary, self.steps, self.exchange = diary, steps, exchange
+        self.diary, self.steps, self.exchange, self.pid = diary, steps, exchange, os.getpid()
         self.models = WeakKeyDictionary()  # {DDP: its Wrapped}
         self.all_wrapped = []  # the Wrapped of models that have gone, too
         self.outermost = WeakKeyDictionary()  # modules that were called in training from outside any module, in order
@@ -162,17 +177,29 @@ class Seams:
         self.within = self.depth = 0  # forwards of DDP and of any module under way
         self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, ids of what they hold
         self.samplers = {}  # {id of a BatchSampler: what it drew}
+        self.sets, self.number = WeakKeyDictionary(), itertools.count()  # {data set: its number}
+        self.shown = 0  # samples that went through the model in training, DDP's where there is one
         self.seen, self.evaluated = set(), set()
+        self.kept = 0  # indices of samples, at most MOST
         self.raw = self.before_forward = self.ready = self.closing = None
+        self.idle = None  # the line of the first step of an optimizer whose parameters had no gradient
         self.updated = False  # since the last backward
         self.forwarded = False  # in training, since the last backward
         self.last_forward = None  # of DDP: the backwards before it, and its line
         self.synchronises = True  # the backward of DDP's last forward
-        self.scaled = False  # the gradients, by a GradScaler
+        self.scaled = 1  # the gradients, by a GradScaler
+        self.fed = None  # the random state after the last batch was read
+        self.graphs = {}  # {graph behind a tensor that a collective took since the last backward: (it, its list, call)}
+        self.summed = []  # [(a gradient that was all-reduced, its norm then)] since the last update
+        self.unfinished = {}  # {id: (work of a collective that nobody has waited for, its name, its line)}
+        self.updated_to = {}  # {form of a model: a digest of its weights after an update}
+        self.reading = WeakSet()  # passes under way
+        self.tests = WeakKeyDictionary()  # {a model that was evaluated: how often}
+        self.schedules = WeakKeyDictionary()  # {scheduler: the line where it was made}
 
     def ours(self):
-        """Is this the main thread, or the thread that closes? Nothing of others is noted."""
-        return threading.get_ident() in (self.diary.main, self.closing)
+        """Is this the main thread, or the thread that closes? Nothing of others is noted, nor of forked processes."""
+        return threading.get_ident() in (self.diary.main, self.closing) and os.getpid() == self.pid
 
     def after(self, function, then, name=None):
         @functools.wraps(function)
@@ -209,30 +236,74 @@ class Seams:
                 return function(*args, **kwargs)
             line = where()
             self.diary.collective(name, line)
-            self.talked(name, line, next(filter(torch.is_tensor, given.values()), None))
+            sent = next(filter(torch.is_tensor, reversed(given.values())), None)
+            self.talked(name, line, sent)
             self.cut_off(name, line, given)
             with self.diary.during(name, line):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            if name == "all_reduce" and given.get("op", dist.ReduceOp.SUM) == dist.ReduceOp.SUM:
+                self.added_up(sent)
+            if given.get("async_op") and len(self.unfinished) < 100:
+                self.unfinished[id(result)] = (result, name, line)
+            return result
         return called
 
     @looks
     def talked(self, name, line, sent):
+        self.diary.sent = [name, line, None if sent is None else sent.numel()]
+        self.diary.keep_counts()
         if sent is not None:
             number = sent.numel() == 1 and sent.device.type == "cpu" and sent.is_floating_point()
             fraction = number and sent.item() % 1 != 0
+            few = sent.numel() <= 8 and sent.device.type == "cpu" and not sent.is_complex()
             self.diary.note("talk", most=2000, what=name, where=line, numbers=sent.numel(), fraction=fraction,
+                            values=sent.flatten().tolist() if few else None, within=bool(self.diary.inside),
                             passes=self.diary.passes, backwards=self.diary.backwards, updated=self.updated)
 
     @looks
+    def waited_for(self, work, *_, **__):
+        self.unfinished.pop(id(work), None)
+
+    @looks
+    def added_up(self, gradient):
+        """Note a gradient that an all-reduce has just summed: something must divide it before the update."""
+        if self.diary.backwards and not self.updated and self.diary.steps < LOOKED_AT:
+            self.summed.append((gradient, digest([gradient])))
+
+    def undivided(self, gradients):
+        """Note gradients that are clipped, or used by an update, as an all-reduce has left them."""
+        ids = set(map(id, gradients))
+        if any(id(gradient) in ids and before and before[1] and digest([gradient]) == before
+               for gradient, before in self.summed):
+            self.diary.once("summed", where=self.diary.sent[1])
+        self.summed.clear()
+
+    @looks
     def cut_off(self, name, line, given):
-        """Note a tensor with a graph behind it that goes through a collective on its way to the loss, perhaps."""
-        if self.forwarded and torch.is_grad_enabled() and any(
-                tensor.requires_grad for tensor in tensors_in(list(given.values()))):
-            self.diary.once("cut_off", what=name, where=line)
+        """Remember tensors with a graph behind them that go through a collective, perhaps on their way to the loss."""
+        if self.forwarded and torch.is_grad_enabled() and self.diary.backwards < LOOKED_AT:
+            call = {"what": name, "where": line}
+            self.graphs |= {tensor.grad_fn: (tensor, given.get("tensor_list"), call)
+                            for tensor in tensors_in(list(given.values())) if tensor.grad_fn}
+
+    @looks
+    def losses(self, tensors, *_, **__):
+        """Note a collective that took a part of these losses' graphs. A figure for the log is none."""
+        nodes, seen = [tensor.grad_fn for tensor in tensors_in(tensors)] if self.graphs else [], {None}
+        while nodes:
+            if (node := nodes.pop()) not in seen:
+                seen.add(node)
+                nodes += [further for further, _ in node.next_functions]
+        for node, (own, parts, call) in self.graphs.items():
+            put_back = isinstance(parts, list) and any(part is own for part in parts)  # into its place, with its graph
+            if node in seen and not put_back:
+                self.diary.once("cut_off", **call)
+        self.graphs = {}
 
     @looks
     def group_begun(self, line, *_, **__):
-        self.diary.note("group", where=line, ranks=dist.get_world_size())
+        own = users(sys._getframe(3))  # nearer are looks() and after()
+        self.diary.note("group", where=line, ranks=dist.get_world_size(), own=own)
         if not self.exchange.store:
             self.exchange.join_group()
 
@@ -268,15 +339,20 @@ class Seams:
         self.ready = time.monotonic()
 
     @looks
-    def module_begins(self, module, _):
+    def module_begins(self, module, given):
         self.depth += 1
         ddp = isinstance(module, DistributedDataParallel)
         self.within += ddp
         outermost = not ddp and self.depth == 1 + bool(self.within)  # below DDP, which may first send buffers
-        if outermost and not module.training and self.diary.steps and self.diary.steps not in self.evaluated:
-            self.evaluated.add(self.diary.steps)
-            if buffers := [buffer for buffer in module.buffers() if buffer.is_floating_point()]:
-                self.diary.note("buffers", where=where(), digest=digest(buffers))
+        if ddp and not (module.training and torch.is_grad_enabled()):
+            self.diary.tested += 1
+            self.diary.keep_counts()
+        if outermost and not module.training and self.diary.steps and (
+                self.diary.steps, id(module)) not in self.evaluated and self.tests.setdefault(module, 0) < LOOKED_AT:
+            self.evaluated.add((self.diary.steps, id(module)))
+            self.tests[module] += 1
+            self.diary.note("tested", where=where(), step=self.diary.steps, weights=digest(shared(module)),
+                            buffers=digest([buffer for buffer in module.buffers() if buffer.is_floating_point()]))
         if not module.training or not torch.is_grad_enabled() or self.diary.inside:  # inside backward: recomputed
             return
         if self.depth == 1 and next(module.parameters(), None) is not None:
@@ -288,19 +364,40 @@ class Seams:
             self.outermost[module] = True
             if power_of_two(self.diary.backwards):
                 self.weights(module, where())
+        if ddp or self.depth == 1 and not self.models:
+            samples = rows(given)
+            self.shown += 10**9 if samples is None else samples  # where the samples cannot be seen
         if ddp:
-            self.raw = None
+            self.raw, line = None, where()
+            if self.synchronises:
+                self.names(module, line)
             self.synchronises = module.require_backward_grad_sync
             self.models[module].device(self.diary, next(module.parameters()).device)
             self.diary.forwards += 1
+            if self.fed and (states := drawn_from(self.fed)):
+                states.pop("random", None)  # a coin that all ranks toss alike, often on purpose
+                self.diary.note("drawn", what="the loop", where=where(), states=states, step=self.diary.steps)
+            self.fed = None
             if self.last_forward and self.last_forward[0] == self.diary.backwards:
                 self.diary.skipped = {"times": self.diary.skipped["times"] + 1, "where": self.last_forward[1]}
-            line = where()
             self.last_forward = self.diary.backwards, line
-            self.names(module, line)
+            self.diary.keep_counts()
             self.before_forward = random_state() if self.diary.forwards <= LOOKED_AT else None
         elif not self.within and not self.raw and any(module in wrapped.parts for wrapped in self.models.values()):
             self.raw = where()
+
+    def direct(self, function):
+        """DDP's forward: where a script calls it by its name, torch calls no hook."""
+        @functools.wraps(function)
+        def forward(model, *args, **kwargs):
+            if torch.compiler.is_compiling() or self.within:
+                return function(model, *args, **kwargs)
+            self.module_begins(model, args)
+            try:
+                return function(model, *args, **kwargs)
+            finally:
+                self.module_ends(model)
+        return forward
 
     @looks
     def module_ends(self, module, *_):
@@ -313,15 +410,24 @@ class Seams:
             self.before_forward = None
 
     def weights(self, module, line, last=False):
-        """A digest of the weights, once between two backwards, for each form of model."""
+        """A digest of the weights, once between two backwards, for each form of model, under DDP or not."""
         parameters = list(module.parameters())
-        form = shapes(parameters)
+        together = any(isinstance(part, DistributedDataParallel) or part in wrapped.parts
+                       for part in module.modules() for wrapped in self.all_wrapped)
+        form = shapes(parameters), together
         if (self.diary.backwards, form) not in self.seen:
             self.seen.add((self.diary.backwards, form))
-            flat = any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules())
-            self.diary.note("weights", after=self.diary.backwards, form=form, where=line, last=last,
-                            numbers=sum(parameter.numel() for parameter in parameters),
-                            digest=None if flat else digest(parameters))
+            kinds = {type(part).__name__ for part in module.modules()}
+            now = None if "FullyShardedDataParallel" in kinds else digest(shared(module))
+            self.diary.note("weights", after=self.diary.backwards, form=form[0], where=line, last=last, digest=now,
+                            together=together, wrapped=bool(self.all_wrapped), updates=self.diary.steps,
+                            sharded=any(kind.startswith(("FSDP", "FullySharded")) for kind in kinds),
+                            numbers=sum(one.numel() for one in parameters
+                                        if one.requires_grad and not nn.parameter.is_lazy(one)),
+                            beside=self.updated_to.pop(form[0], now) != now,
+                            settings=[f"{name}={value}" for optimizer in list(self.optimizers)
+                                      for group in optimizer.param_groups for name, value in group.items()
+                                      if isinstance(value, int | float | tuple)])
 
     def names(self, model, line):
         """Note parameters that have no gradient while others have one, and those that were frozen after wrapping."""
@@ -362,6 +468,7 @@ class Seams:
                 self.diary.once("raw", where=self.raw)
             self.diary.backwards += 1
             self.ready, self.updated, self.forwarded = None, False, False
+            self.losses(*args, **kwargs)
             with self.diary.during("backward", where()):
                 result = function(*args, **kwargs)
                 if self.ready:
@@ -382,19 +489,20 @@ class Seams:
 
     @looks
     def scaling(self, scaler, _):
-        self.scaled = scaler.is_enabled() and scaler.get_scale() != 1
+        self.scaled = scaler.get_scale() if scaler.is_enabled() else 1
 
     @looks
     def unscaling(self, *_, **__):
-        self.scaled = False
+        self.scaled = 1
 
     @looks
-    def clipping(self, parameters, *_, **__):
+    def clipping(self, parameters, max_norm, *_, **__):
         if self.diary.steps < LOOKED_AT:
             parameters = [parameters] if torch.is_tensor(parameters) else list(parameters)
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            self.undivided(gradients)
             self.diary.note("clip", where=where(), gradients=digest(gradients), form=shapes(gradients),
-                            step=self.diary.steps, scaled=self.scaled)
+                            step=self.diary.steps, scaled=self.scaled > 100 * max_norm)
 
     @looks
     def before_step(self, optimizer, _, __):
@@ -405,11 +513,11 @@ class Seams:
             self.held |= set(held)
             rates = [group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)]
             self.diary.note("optimizer", where=where(), rates=rates)
-            wrapped = {id(parameter) for model in self.models for parameter in model.parameters()}
-            if wrapped and not wrapped & set(held) and all(parameter.grad is None for parameter in held.values()):
-                self.diary.note("foreign", where=where())
+            if all(parameter.grad is None for parameter in held.values()):
+                self.idle = where()
         if self.models and not self.synchronises:
             self.diary.once("unsynchronised", where=where())
+        self.undivided([part.grad for group in optimizer.param_groups for part in group["params"]])
         for model in self.models:
             self.names(model, where())
 
@@ -424,6 +532,9 @@ class Seams:
         self.optimizers[optimizer] += 1
         self.diary.steps = max(self.diary.steps, self.optimizers[optimizer])
         self.diary.alive = time.monotonic()
+        if power_of_two(self.diary.backwards):
+            for module in self.with_gradient:
+                self.updated_to[shapes(module.parameters())] = digest(shared(module))
 
     # ------------------------------------------------------------------------------------------------ the data
 
@@ -433,6 +544,7 @@ class Seams:
             if not self.ours():
                 return function(loader)
             watched = Watched(self, loader, where())  # first: workers draw their batches at once
+            self.reading.add(watched)
             if loader.num_workers:
                 self.workers(loader, watched.line)
             with self.diary.during("data", watched.line):
@@ -452,7 +564,8 @@ class Seams:
             drawn = self.samplers.get(id(sampler))
             for batch in function(sampler):
                 if drawn is not None and len(drawn) < MOST:
-                    drawn.extend(batch)
+                    with suppress(TypeError):  # no numbers
+                        drawn.extend(batch)
                 yield batch
         return begin
 
@@ -473,20 +586,30 @@ class Seams:
     def batch_read(self, watched, batch, before):
         if before and (states := drawn_from(before)):
             watched.states = watched.states or states
+        self.fed = random_state() if self.diary.forwards < LOOKED_AT else None
         watched.batches += 1
         watched.images += rows(batch) or 0
         tensors = tensors_in(batch)
         labels = tensors[-1] if tensors else None  # in most data sets: nothing random is done to them
         if labels is not None and labels.device.type == "cpu" and not labels.is_complex() and labels.numel() < MOST:
             watched.labels += labels.sum(dtype=torch.float64).item()
-        if labels is not None and labels.dim() == 1 and labels.dtype in (torch.int64, torch.int32) and (
+        if labels is not None and labels.dim() and labels.numel() < MOST // 100 and (
                 watched.classes is not None and len(watched.classes) < MOST):
-            watched.classes.extend(labels.tolist())
+            watched.numbered = labels.dim() == 1 and labels.dtype in (torch.int64, torch.int32)
+            if watched.numbered or watched.batches <= LOOKED_AT:
+                watched.classes.extend(labels.tolist() if watched.numbered else map(checksum, labels.tolist()))
         else:
             watched.classes = None
-        if watched.stream and watched.batches <= LOOKED_AT and tensors and tensors[0].dim():
+        if watched.batches <= LOOKED_AT and tensors and tensors[0].dim():
             raw = tensors[0].detach().cpu().flatten()[:2**14].contiguous().view(torch.uint8)
             watched.prints.append(zlib.crc32(bytes(raw.tolist())))
+
+    def number_of(self, dataset):
+        """The same for the same data set, and never another one's, as an id() may be."""
+        try:
+            return self.sets.setdefault(dataset, next(self.number))
+        except TypeError:  # a list, say
+            return None
 
     @looks
     def passed(self, watched, to_its_end):
@@ -494,30 +617,38 @@ class Seams:
         loader, drawn = watched.loader, watched.drawn
         if self.samplers.get(id(loader.batch_sampler)) is drawn:
             del self.samplers[id(loader.batch_sampler)]
-        sampler = loader.sampler if loader.batch_sampler is not None else None
+        sampler = getattr(loader.batch_sampler, "sampler", None)
         images = watched.stream or len(whole(loader.dataset))
         loader_id = f"{watched.line} {loader.batch_size} {images}"  # alike on all ranks, and for a new one each epoch
         fact = {"loader": loader_id, "where": watched.line, "whole": to_its_end, "images": watched.images,
                 "labels": watched.labels, "prints": watched.prints, "number": self.diary.passes,
                 "trained": (self.diary.steps, self.diary.backwards) > watched.began,
-                "before_training": watched.began == (0, 0),
+                "before_training": watched.began == (0, 0), "shown": self.shown - watched.shown,
+                "numbered": watched.numbered,
+                "told": loader.persistent_workers and checksum(
+                    {name: value for name, value in getattr(whole(loader.dataset), "__dict__", {}).items()
+                     if isinstance(value, int | float | str)}),
                 "of": None, "order": None, "indices": None, "classes": None, "batch": loader.batch_size,
-                "set": id(whole(loader.dataset)), "forwards": self.diary.forwards, "models": len(self.all_wrapped),
+                "set": self.number_of(whole(loader.dataset)), "forwards": self.diary.forwards,
+                "models": len(self.all_wrapped),
                 "unseen": not drawn and not watched.stream and watched.images > 0,
                 "shuffles": isinstance(sampler, RandomSampler) or bool(getattr(sampler, "shuffle", False))}
         if drawn and not watched.stream:
-            fact |= {"of": len(loader.dataset), "order": checksum(drawn),
+            fact |= {"of": len(loader.dataset), "order": zlib.crc32(drawn),
                      "whole": to_its_end and len(drawn) < MOST}
             earlier = [fact for fact in self.diary.facts.get("pass", []) if fact["loader"] == loader_id]
-            if len(earlier) < 2 and all(isinstance(index, int) for index in drawn):
-                fact["indices"] = [in_the_whole(loader.dataset, index) for index in drawn]
+            if len(earlier) < 2 and self.kept + len(drawn) <= MOST:
+                self.kept += len(drawn)
+                fact["indices"] = array("q", (in_the_whole(loader.dataset, index) for index in drawn))
                 fact["classes"] = watched.classes
+            elif len(earlier) < 2:
+                self.diary.once("full", where=watched.line)
         if watched.states:
             self.diary.note("drawn", what="the data", where=watched.line, states=watched.states,
                             step=watched.began[0])
         self.diary.passes += 1
         if fact["trained"] and power_of_two(self.diary.passes):
-            for module in list(self.with_gradient):
+            for module in [module for module in self.outermost if module in self.with_gradient]:
                 self.weights(module, watched.line)
         self.diary.note("pass", most=2000, **fact)
 
@@ -528,7 +659,7 @@ class Seams:
         if isinstance(f, str | os.PathLike) and str(f) != os.devnull:
             names = [name for name in nested_names(obj) if name.startswith(("module.", "_orig_mod."))]
             self.diary.note("saved", where=where(), path=str(Path(f).resolve()), host=socket.gethostname(),
-                            prefixed=names[:3])
+                            prefixed=names[:3], step=self.diary.steps)
 
     def heard(self, event, args):
         """Python's own audit: each file that a line of the user's opens for writing, by whatever library."""
@@ -540,7 +671,9 @@ class Seams:
         caller = sys._getframe(3).f_code.co_filename  # nearer are looks() and heard()
         theirs = not caller.startswith((TORCH, "<")) and not path.startswith(("/dev/", "/proc/"))
         if theirs and not os.path.isdir(path) and (line := where()):  # a nameless temporary file's folder
-            self.diary.once("opened", where=line, path=os.path.realpath(path), host=socket.gethostname())
+            path = os.path.realpath(path)  # event files have a name for each process: their folder counts
+            path = os.path.dirname(path) if "tfevents" in path else path
+            self.diary.once("opened", where=line, path=path, host=socket.gethostname())
 
     def load(self, function):
         @functools.wraps(function)
@@ -557,6 +690,15 @@ class Seams:
             self.diary.note("kept_optimizer", where=where(), backwards=self.diary.backwards)
 
     @looks
+    def scheduled(self, scheduler, *_, **__):
+        self.schedules[scheduler] = where()
+
+    @looks
+    def weights_loaded(self, line, module, *_, **__):
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self.diary.note("loaded_weights", where=line, digest=digest(list(module.parameters())))
+
+    @looks
     def optimizer_loaded(self, line, *_, **__):
         self.diary.note("loaded_optimizer", where=line)
 
@@ -568,16 +710,25 @@ class Seams:
     @looks
     def ending(self):
         if dist.is_available() and dist.is_initialized():
-            groups = self.diary.facts.get("group") or [{"where": ""}]
-            self.diary.note("not_destroyed", where=groups[-1]["where"])
+            for group in [group for group in self.diary.facts.get("group", []) if group["own"]][-1:]:
+                self.diary.note("not_destroyed", where=group["where"])
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
         self.diary.note("threads", each=torch.get_num_threads(), host=socket.gethostname(), cores=cores)
         for model in self.all_wrapped if "optimizer" in self.diary.facts else []:
             left = [name for name, its_id in model.trained.items() if its_id not in self.held and name in model.got]
             never = [name for name in model.trained if name not in model.got]
+            if self.idle and model.trained and not set(model.trained.values()) & self.held:
+                self.diary.note("foreign", where=self.idle)
             for kind, names in (("left", left), ("never", never if model.expects_unused else [])):
                 if 0 < len(names) < len(model.trained):
                     self.diary.note(kind, names=names[:20], where=self.diary.facts["optimizer"][0]["where"])
+        for scheduler, line in self.schedules.items():
+            for name in vars(scheduler).keys() & {"T_max", "total_steps", "total_iters"}:
+                self.diary.note("schedule", where=line, length=vars(scheduler)[name], made=scheduler.last_epoch)
+        for _, name, line in self.unfinished.values():
+            self.diary.once("unfinished", what=name, where=line)
+        for watched in list(self.reading):
+            watched.close(whole=False)
         self.last_look()
 
     @looks
@@ -627,10 +778,11 @@ class Watched:
     def __init__(self, seams, loader, line):
         self.seams, self.diary, self.loader, self.line = seams, seams.diary, loader, line
         self.stream = isinstance(loader.dataset, IterableDataset)
-        self.began = (self.diary.steps, self.diary.backwards)
-        self.drawn = seams.samplers[id(loader.batch_sampler)] = []
+        self.began, self.shown = (self.diary.steps, self.diary.backwards), seams.shown
+        self.drawn = seams.samplers[id(loader.batch_sampler)] = array("q")
         self.batches, self.images, self.labels, self.prints, self.done, self.states = 0, 0, 0.0, [], False, {}
-        self.classes = []  # of the samples, in the order in which they were read; None where they are no numbers
+        self.numbered = False  # the classes are class numbers, not checksums of labels
+        self.classes = array("d")  # of the samples, in the order that they were read in; None where they are no numbers
 
     def __getattr__(self, name):
         return getattr(self.iterator, name)

@@ -8,12 +8,14 @@ import sys
 import tempfile
 import threading
 import traceback
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FunctionType
 
 import torch
 
 from . import findings, seams
-from .diary import Diary, innermost, where
+from .diary import Diary, innermost, users, where
 from .exchange import Exchange
 
 KILLED = 128 + signal.SIGTERM  # torchrun does so to the others when a rank has failed
@@ -48,13 +50,14 @@ class Visit:
             if isinstance(end.code, str):
                 sys.stderr.write(f"{end.code}\n")
             self.error, status = end, end.code if isinstance(end.code, int) else int(end.code is not None)
-            self.diary.ended = {"how": f"exit status {status}", "status": status if status != KILLED else 0}
+            self.diary.ended = {"how": f"exit status {status}", "status": status if status != KILLED else 0,
+                                "where": raised_at(end)}
         except BaseException as error:
+            self.error, status = error, 130 if isinstance(error, KeyboardInterrupt) else 1
             if not self.inner:  # torch.multiprocessing.spawn prints it
                 traceback.print_exc()
-            self.error, status = error, 130 if isinstance(error, KeyboardInterrupt) else 1
             self.diary.ended = {"how": type(error).__name__, "status": status, "error": str(error)[:5000],
-                                "where": innermost(reversed(list(traceback.walk_tb(error.__traceback__))))}
+                                "where": raised_at(error)}
         return self.report(status, patient=not status)
 
     def report(self, status, patient):
@@ -63,10 +66,11 @@ class Visit:
             if self.status is None:
                 self.seams.close()
                 spawned = [file.read_text() for file in self.statuses.iterdir()] if not self.inner else []
-                diaries = None if spawned else self.exchange.collect(patient)
+                alone = self.inner and "group" not in self.diary.facts  # no rank, but a helper of the script's
+                diaries = None if spawned or alone else self.exchange.collect(patient)
                 wrong = self.tell(diaries) > 0 if diaries else "1" in spawned
                 self.status = status or int(wrong)
-                if self.inner:
+                if self.inner and not alone:
                     (self.statuses / str(os.getpid())).write_text(str(self.status))
                 self.exchange.end()
             return self.status
@@ -88,7 +92,7 @@ class Visit:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.exchange.hurried = True
-        if not self.reporting.locked():  # else a report is under way, and ends soon
+        if not self.reporting.locked() and not self.error:  # else a report is under way, or comes, and ends soon
             sys.exit(KILLED)
 
     def left_early(self, status):
@@ -99,8 +103,12 @@ class Visit:
         self.leave(status)
 
 
+def raised_at(error):
+    return innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
+
+
 def script(args):
-    """Run the script as it is, with the processes that it spawns by torch.multiprocessing. Returns the exit status."""
+    """Run the script as it is, with the processes that it starts by multiprocessing. Returns the exit status."""
     sys.argv = [str(args.script), *args.options]
     sys.path[0] = str(args.script.resolve().parent)
     sys.path.append(PACKAGE)  # for Spawned's processes
@@ -111,22 +119,29 @@ def script(args):
             with visit.diary.during("spawn", where()):
                 return spawn(Spawned(fn, args, folder), *given, **options)
 
+        def begin(process, group=None, target=None, *given, **options):
+            theirs = users(sys._getframe(1))  # no worker of a DataLoader, say
+            process_begin(process, group, Spawned(target, args, folder) if target and theirs else target,
+                          *given, **options)
+
+        process_begin, BaseProcess.__init__ = BaseProcess.__init__, begin
         torch.multiprocessing.spawn = sys.modules["torch.multiprocessing.spawn"].spawn = spawned
         return visit.run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
 
 
 class Spawned:
-    """The function that torch.multiprocessing.spawn starts, under a doctor of its own."""
+    """The function that a process of the script's calls, under a doctor of its own."""
 
     def __init__(self, function, args, statuses):
         self.function, self.args, self.statuses = function, args, statuses
 
-    def __call__(self, *given):
+    def __call__(self, *given, **options):
         visit = Visit(self.args, Path(self.statuses), inner=True)
         hooked = {id(value.__wrapped__): value for module in (torch, torch.distributed, torch.nn.utils)
-                  for value in vars(module).values() if hasattr(value, "__wrapped__")}
+                  for value in vars(module).values()
+                  if type(value) is FunctionType and hasattr(value, "__wrapped__")}  # dist.reduce_op warns of each look
         names = getattr(self.function, "__globals__", {})  # its file was read before the hooks were there
         names.update({name: hooked[id(value)] for name, value in names.items() if id(value) in hooked})
-        visit.run(lambda: self.function(*given))
+        visit.run(lambda: self.function(*given, **options))
         if visit.error:
             raise visit.error

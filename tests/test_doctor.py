@@ -6,12 +6,15 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
 
 from course.rendezvous import free_port
+from doctor import __version__, detectors
 from doctor.detectors import ERRORS
+from doctor.explain import KNOWN
 from lessons.l06b_ddp_traps import test_capstone
 from lessons.l12_break_it import gallery_table
 from tests import runner
@@ -20,6 +23,7 @@ BROKEN = runner.ROOT / "scripts" / "broken"
 ABORTED = "terminate called without an active exception"  # by gloo, when all is over: TROUBLESHOOTING, entry 28
 ENTRIES = {name: entry.doctor for name, entry in gallery_table.read_table().items()}
 FOUND = {name: finding for name, finding in ENTRIES.items() if finding}
+README = (runner.ROOT / "doctor/README.md").read_text()
 BY_MESSAGE = {finding.name for finding in ERRORS.values()}
 # Sound programs. (In wrong_traceback only the message is repaired: the run fails all the same.)
 REPAIRED = sorted(set(FOUND) - {"wrong_traceback"} | {
@@ -133,13 +137,6 @@ CHANGES = {  # what is changed in the training above: the finding
     "same_seed": ("torch.manual_seed(rank)\n", ""),
     "optimizer_misses": ("model.parameters(), lr", "plain[0].parameters(), lr"),
     "optimizer_foreign": ("SGD(model.parameters()", "SGD(nn.Linear(4, 8).requires_grad_().parameters()"),
-    "clip_early": ("        loss = (model(x) - y).square().mean()\n        optimizer.zero_grad()\n"
-                   "        loss.backward()\n",
-                   "        optimizer.zero_grad()\n        with model.no_sync():\n"
-                   "            loss = (model(x) - y).square().mean()\n            loss.backward()\n"
-                   "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-                   "        for one in model.parameters():\n            dist.all_reduce(one.grad / ranks)\n"
-                   "            one.grad.zero_()\n"),
     "drift": ("        optimizer.step()\n", "        optimizer.step()\n        if rank == 1:\n"
               "            plain[0].weight.data += 0.1\n"),
     "every_rank_writes": ("if rank == 0:\n    torch.save", "if True:\n    torch.save"),
@@ -170,11 +167,7 @@ CHANGES = {  # what is changed in the training above: the finding
         "DistributedSampler(images)\nloader = DataLoader(images, 5, sampler=sampler)\nmine = "),
     "other_labels": ("torch.randn(60, 1))\n", "(torch.arange(60) + rank) % 7)\n",
                      "(model(x) - y)", "(model(x) - y.float()[:, None])"),
-    "cut_off": ("        loss = (model(x) - y).square().mean()\n",
-                "        output = model(x)\n        loss = (output - y).square().mean()\n"
-                "        dist.all_gather([torch.zeros_like(output) for _ in range(ranks)], output)\n"),
 }
-OPENED = TRAINING.replace("for epoch in", "log = open(__file__ + '.csv', 'a')\nfor epoch in")
 
 
 def changed(parts):
@@ -195,154 +188,6 @@ def test_a_sound_training_gets_none_on_three_ranks(tmp_path):
 def test_one_mistake_in_a_training_is_the_one_finding(name, tmp_path):
     done, names = doctor(2, written(tmp_path, changed(CHANGES[name])), folder=tmp_path)
     assert names == [name] and done.returncode, done.stderr
-
-
-def test_a_file_that_every_rank_opens_is_worth_a_look(tmp_path):
-    doctor(2, written(tmp_path, OPENED), folder=tmp_path)
-    (finding,) = findings(tmp_path)
-    assert finding["name"] == "every_rank_writes" and finding["level"] == "worth a look", finding
-
-
-LOOP = """    for x, y in loader:
-        loss = (model(x) - y).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-"""
-SOUND = {  # unusual, and right: what is changed in the training above
-    "compiled": ("model = DistributedDataParallel(plain)",
-                 "model = torch.compile(DistributedDataParallel(plain), backend='eager')"),
-    "a look at the model on rank 0": ("for epoch in", "if rank == 0:\n    plain(torch.ones(2, 4)).sum()\nfor epoch in"),
-    "drawn with replacement": ("sampler = DistributedSampler(images)\n",
-                               "sampler = torch.utils.data.RandomSampler(images, replacement=True)\n"
-                               "sampler.set_epoch = lambda epoch: None\ntorch.manual_seed(rank)\n"),
-    "left before the last batch": ("        optimizer.step()\n",
-                                   "        optimizer.step()\n        if epoch:\n            break\n"),
-    "no numbers any more": ("lr=0.1", "lr=1e38"),
-    "a sharded optimizer": ("torch.optim.SGD(model.parameters(), lr=0.1)",
-                            "__import__('torch.distributed.optim').distributed.optim.ZeroRedundancyOptimizer("
-                            "model.parameters(), torch.optim.SGD, lr=0.1)"),
-    "one function for training and tests": (LOOP, """    def read(loader):
-        yield from loader
-    for x, y in read(loader):
-        optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
-    list(read(DataLoader(mine, 5)))
-    dist.all_reduce(torch.zeros(2))
-"""),
-    "every rank tests everything, in an order of its own": (
-        "DataLoader(mine, 5)", "DataLoader(tests, 5, shuffle=True)", "    dist.all_reduce(sums)\n", ""),
-    "the rest is tested apart": ("DataLoader(mine, 5):", "[*DataLoader(mine, 5, sampler=range(15)), "
-                                 "*DataLoader(torch.utils.data.Subset(tests, [30]), 1)]:"),
-    "batch norm, tested through DDP": (
-        "nn.Dropout(0.5)", "nn.BatchNorm1d(8)", "5, sampler=sampler", "16, sampler=sampler",
-        "    plain.eval()", "    model.eval()", "(plain(x) - y)", "(model(x) - y)", "DataLoader(mine, 5)",
-        "DataLoader(mine, 8)"),
-    "an argument by its name": ("clip_grad_norm_(model.parameters(), 1.0)",
-                                "clip_grad_norm_(parameters=model.parameters(), max_norm=0.5)",
-                                "        optimizer.step()\n", "        optimizer.step()\n        norm = sum("
-                                "one.grad.square().sum() for one in model.parameters())\n        assert norm < 0.26\n"),
-    "rank 0 alone tests": ("DataLoader(mine, 5)", "DataLoader(tests if rank == 0 else [], 5)",
-                           "    dist.all_reduce(sums)\n", ""),
-    "tests added up in a group": ("for epoch in", "group = dist.new_group()\nfor epoch in",
-                                  "all_reduce(sums)", "all_reduce(sums, group=group)"),
-    "the best weights at the end": ("    torch.save(plain", "    state = {'o': optimizer.state_dict()}\n    torch.save("
-                                    "state, __file__)\n    torch.load(__file__)\n    torch.save(plain"),
-    "a model that is frozen by turns": (
-        LOOP, LOOP + "    model.requires_grad_(False)\n    model.requires_grad_(True)\n"),
-    "metrics of each batch": ("torch.randn(31, 4), torch.randn(31, 1)", "torch.randn(30, 4), torch.randn(30, 1)",
-                              "            sums += ", "            for _ in range(12):\n"
-                              "                dist.all_reduce(torch.ones(1))\n            sums += "),
-    "accumulation": (LOOP, """    for number, (x, y) in enumerate(loader):
-        import contextlib
-        with model.no_sync() if number % 2 == 0 else contextlib.nullcontext():
-            (model(x) - y).square().mean().backward()
-        if number % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-"""),
-    "checkpointing": ("(model(x) - y).square()",
-                      "(torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False) - y).square()"),
-    "a GAN in one wrapper": (
-        "nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))\n",
-        "nn.ModuleDict({'g': nn.Linear(4, 4), 'd': nn.Linear(4, 1)})\nplain.forward = "
-        "lambda x: plain['d'](plain['g'](x) if plain['g'].weight.requires_grad else x)\n",
-        "DistributedDataParallel(plain)", "DistributedDataParallel(plain, find_unused_parameters=True)",
-        LOOP, """    for number, (x, y) in enumerate(loader):
-        plain['g'].requires_grad_(number % 2 == 0)
-        plain['d'].requires_grad_(number % 2 == 1)
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-"""),
-    "local SGD": ("DistributedDataParallel(plain)", "plain", "        optimizer.step()\n",
-                  "        optimizer.step()\n    for one in plain.parameters():\n"
-                  "        dist.all_reduce(one.data)\n        one.data /= ranks\n"),
-    "a group for each rank": ("DistributedDataParallel(plain)", "DistributedDataParallel(plain, "
-                              "process_group=[dist.new_group([one]) for one in range(ranks)][rank])"),
-    "trainings of one epoch": ("for epoch in range(2):\n    sampler.set_epoch(epoch)\n", """for epoch in range(2):
-    model = DistributedDataParallel(plain)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-"""),
-    "epochs of unequal length": (LOOP, """    with torch.distributed.algorithms.Join([model]):
-        for x, y in list(loader)[:5 + (rank == epoch)]:
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-"""),
-    "two models": (LOOP, """    if epoch == 0:
-        critic = DistributedDataParallel(nn.Linear(1, 1))
-        second = torch.optim.Adam(critic.parameters(), lr=0.1)
-    for x, y in loader:
-        critic(model(x).detach() - y).square().mean().backward()
-        second.step()
-        optimizer.zero_grad()
-        critic(model(x) - y).square().mean().backward()
-        optimizer.step()
-        second.zero_grad()
-"""),
-    "branches": ("plain = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))\n"
-                 "torch.manual_seed(rank)\nmodel = DistributedDataParallel(plain)\n", """
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.ways, self.calls = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)]), 0
-
-    def forward(self, x):
-        self.calls += 1
-        return self.ways[self.calls % 2](x)
-
-plain = Branches()
-model = DistributedDataParallel(plain, find_unused_parameters=True)
-"""),
-    "by hand": ("model = DistributedDataParallel(plain)", "model = plain", LOOP, """    for x, y in loader:
-        (plain(x) - y).square().mean().backward()
-        for one in plain.parameters():
-            dist.all_reduce(one.grad)
-            one.data -= 0.1 * one.grad / ranks
-            one.grad = None
-"""),
-    "copied and pickled": ("optimizer = ", "import copy, pickle\npickle.loads(pickle.dumps(copy.deepcopy(plain)))\n"
-                           "optimizer = "),
-    "lists of indices": ("DataLoader(images, 5, sampler=sampler)",
-                         "DataLoader(images, batch_sampler=[[rank, 2 + rank], [4 + rank, 6 + rank]])"),
-    "bytes and lazy layers": ("optimizer = ", "plain.register_parameter('mask', nn.Parameter(torch.ones(3, "
-                              "dtype=torch.uint8), requires_grad=False))\nextra = nn.LazyLinear(3)\n"
-                              "extra(torch.ones(2, 2))\noptimizer = "),
-}
-
-
-RARE = {"a sharded optimizer", "an argument by its name", "bytes and lazy layers", "checkpointing", "compiled",
-        "copied and pickled", "drawn with replacement", "lists of indices", "no numbers any more",
-        "rank 0 alone tests", "the best weights at the end", "the rest is tested apart"}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.weekly] * (name in RARE)) for name in SOUND])
-def test_an_unusual_training_that_is_right_gets_none(name, tmp_path):
-    done, names = doctor(2, written(tmp_path, changed(SOUND[name])), folder=tmp_path)
-    assert names == [] and done.returncode == 0 and "own look" not in done.stderr, done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------- the capstone
@@ -410,14 +255,17 @@ def train(rank):
 if __name__ == "__main__":
     spawn(train, nprocs=2)
 """
+STARTED = SPAWNED.replace("mp.spawn(train, (2,), 2)\n", "ranks = [mp.Process(target=train, args=(rank, 2)) for rank in "
+                          "range(2)]\n    [rank.start() for rank in ranks]\n    [rank.join() for rank in ranks]\n")
 
 
 @pytest.mark.parametrize(("script", "old", "new", "expected"), [
     pytest.param(SPAWNED, "", "", [], marks=pytest.mark.weekly),
     (SPAWNED, ", sampler=sampler)", ", shuffle=True)", ["same_data"]),
+    (STARTED, ", sampler=sampler)", ", shuffle=True)", ["same_data"]),
     pytest.param(SPAWNED, "for epoch", "1 / (1 - rank)\nfor epoch", ["wrong_traceback"], marks=pytest.mark.weekly),
     pytest.param(SPAWNED_BY_NAME, ", sampler=sampler)", ", shuffle=True)", ["same_data"], marks=pytest.mark.weekly)],
-    ids=["sound", "same data", "an error", "names of its own"])
+    ids=["sound", "same data", "by Process", "an error", "names of its own"])
 def test_processes_that_the_script_spawns_are_looked_at(script, old, new, expected, tmp_path):
     body = TRAINING.replace(old, new)
     if script == SPAWNED_BY_NAME:
@@ -450,7 +298,7 @@ def test_steps_end_it_early(tmp_path):
 
 UNRULY = {  # name: (script, exit status, what must be said)
     "raises": ("import torch.distributed as dist\ndist.init_process_group('gloo')\n1 / 0\n", 1, "ZeroDivisionError"),
-    "exits": ("import sys\nsys.exit(7)\n", 7, "It made no process group."),
+    "exits": ("import sys\nsys.exit(7)\n", 7, "Every rank failed: exit status 7."),
     "exits with a word": ("import sys\nsys.exit('a word')\n", 1, "a word"),
     "leaves at once": ("import os\nos._exit(5)\n", 5, "os._exit(5)"),
     "starts a thread, forks, replaces print": (
@@ -465,6 +313,7 @@ def test_an_unruly_script_ends_as_it_would_and_is_told(name, tmp_path):
     text, status, said = UNRULY[name]
     done, _ = doctor(2, written(tmp_path, text), folder=tmp_path)
     assert done.returncode == status and said in done.stderr, done.stderr
+    assert ("nothing found" in done.stderr) == (status == 0), done.stderr
 
 
 HANG = """
@@ -504,19 +353,64 @@ def test_a_copy_of_the_folder_serves_under_torchrun_where_loaders_have_workers(t
     """As on a cluster: nothing of the course is there."""
     shutil.copytree(runner.ROOT / "doctor", tmp_path / "doctor", ignore=shutil.ignore_patterns("__pycache__"))
     script = written(tmp_path, TRAINING.replace("    sampler.set_epoch(epoch)\n", "").replace(
-        "DataLoader(images, 5,", "DataLoader(images, 5, num_workers=1,"))
+        "DataLoader(images, 5,", "DataLoader(images, 5, num_workers=1,").replace("DataLoader(mine, 5)", "[mine[0]]"))
     command = runner.command(2, "-m", "doctor", "--json", "report.json", script.name)
     done = subprocess.run(command, cwd=tmp_path, env=runner.environment(PYTHONPATH=None), capture_output=True,
                           text=True, timeout=runner.LIMIT)
     assert done.returncode == 1 and "doctor: wrong: my_train.py:" in done.stderr, done.stderr
-    assert [finding["name"] for finding in findings(tmp_path)] == ["set_epoch"]
+    assert "More: TROUBLESHOOTING.md, entry 6\n" in done.stderr
+    assert done.stderr.splitlines()[-2].endswith(": The doctor found set_epoch: see its report above.")  # torchrun's
+    report = json.loads((tmp_path / "report.json").read_text())
+    (finding,), types = report["findings"], {str: "string", list: "list"}
+    assert finding["name"] == "set_epoch"
+    parts = report | {f"findings[].{key}": value for key, value in finding.items()} | {
+        f"{key}[]": report[key][0] for key in ("facts", "unjudged")}
+    documented = re.findall(r"^\| `([a-z.[\]]+)` \| (\w+) \|", README.partition("## JSON")[2], re.M)
+    assert {key: types[type(value)] for key, value in parts.items()} == dict(documented)
+
+
+def test_the_installed_tool_runs_from_any_folder(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "installed"
+    shutil.copytree(runner.ROOT / "doctor", source, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index",
+                    "--target", target, source], check=True, timeout=runner.LIMIT)
+    script = written(tmp_path, "import doctor\nprint(doctor.__file__)\n")
+    done = subprocess.run([sys.executable, target / "bin/ddp-doctor", script], cwd=target / "bin", capture_output=True,
+                          text=True, env=runner.environment(PYTHONPATH=target))
+    assert done.returncode == 0 and done.stdout == f"{target / 'doctor/__init__.py'}\n", done.stderr
+    assert {"SKILL.md", "entries.json"} < {path.name for path in (target / "doctor").iterdir()}
+    assert (target / f"ddp_doctor-{__version__}.dist-info").is_dir()
+
+
+def test_every_finding_is_explained_and_stands_in_the_readme_and_its_entry_exists():
+    listed = re.findall(r"`(\w+)`", README.partition("## What it sees")[2].partition("[CASES")[0])
+    assert sorted(listed) == sorted(KNOWN), "doctor/README.md: the findings"
+    assert gallery_table.doctors_entries() == detectors.ENTRIES, "run python scripts/broken/gallery.py guide"
+    assert runner.run(0, "doctor", "--version", script="-m").stdout == f"ddp-doctor {__version__}\n"
+    done = runner.run(0, "doctor", "--explain", script="-m")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(KNOWN)
+    done = runner.run(0, "doctor", "--explain", "every_rank_writes", script="-m")
+    finding, entry = detectors.EVERY_RANK_WRITES, gallery_table.read_table()["every_rank_writes"]
+    said = " ".join(done.stdout.split())
+    assert said.startswith(f"every_rank_writes: wrong Seen: … wrote the same file, …. Means: {finding.means} Repair: "
+                           f"{finding.repair} every_rank_writes: worth a look Seen: … opened the same file for writing")
+    assert said.endswith(f" Look: {entry.tool} More: TROUBLESHOOTING.md, entry {entry.number}")
+
+
+def test_entries_have_links_once_the_course_is_published(tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery_table, "ROOT", tmp_path)
+    (tmp_path / "CITATION.cff").write_text('version: "1.2"\nrepository-code: "https://github.com/ann/course"\n')
+    assert gallery_table.doctors_entries()["set_epoch"]["link"] == (
+        "https://github.com/ann/course/blob/v1.2/TROUBLESHOOTING.md#6-the-same-order-in-every-epoch")
 
 
 @pytest.mark.parametrize(("options", "said"), [
     (["no_such.py"], "there is no script no_such.py"), (["--timeout", 0, "main.py"], "0 is not a positive number"),
     (["--steps", "x", "main.py"], "invalid"), (["--json", "/no/such/folder/x", "main.py"], "there is no folder"),
     (["--json", ".", "main.py"], "is no regular file"), (["--json", "", "main.py"], "is no regular file"),
-    (["--json", os.devnull, "main.py"], "is no regular file"), ([], "the following arguments are required: script")])
+    (["--json", os.devnull, "main.py"], "is no regular file"), (["--explain", "sam_data"], "near it: same_data,"),
+    (["--explain", "xyzzy"], "no finding xyzzy; --explain lists all"),
+    ([], "the following arguments are required: script")])
 def test_bad_input_is_one_line_and_status_2(options, said):
     done = runner.run(0, "doctor", *options, script="-m")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr

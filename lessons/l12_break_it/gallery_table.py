@@ -34,6 +34,7 @@ class Message:
     repair: str
     silent: bool = False
     source: str = ""
+    doctor: str = ""
 
     @property
     def heading(self):
@@ -78,7 +79,6 @@ class Entry(Message):
     gpu: str = ""
     patient: int = 0
     seen: str = ""
-    doctor: str = ""
 
     def script(self, form):
         """Path of a form, "broken" or "repaired", from the repository's root."""
@@ -142,6 +142,19 @@ def readings():
 def markdown(rows):
     """Lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (rows[0], [":--"] * len(rows[0]), *(row.values() for row in rows))]
+
+
+def doctors_entries():
+    """{finding of the doctor: the link of its entry, and how to look}, for doctor/entries.json."""
+    cited = dict(re.findall(r'^(version|repository-code): "(.+)"', (ROOT / "CITATION.cff").read_text(), re.M))
+    page = f"{cited['repository-code']}/blob/v{cited['version']}/TROUBLESHOOTING.md#"
+    table, entries = read_table(), {}
+    of_findings = [(entry.doctor, entry) for entry in in_order([*table.values(), *read_notes()]) if entry.doctor]
+    for name, entry in [*reversed(of_findings), *table.items()]:  # the entry of the same name, else the first
+        link = f"{page}{entry.anchor}" if page.startswith("https://github.com/") else (
+            f"TROUBLESHOOTING.md, entry {entry.number}")
+        entries[name] = {"link": link, "look": re.sub(r"\[(.+?)\]\(.+?\)", r"\1", entry.tool)}
+    return dict(sorted(entries.items()))
 
 
 def guide(table):

@@ -6,13 +6,14 @@
     python scripts/broken/gallery.py look 3 '^rank'     # lines of all that it printed
     python scripts/broken/gallery.py repair 3           # the smallest repair, and the proof
     python scripts/broken/gallery.py check              # runs all pairs, and judges them
-    python scripts/broken/gallery.py guide              # writes TROUBLESHOOTING.md
+    python scripts/broken/gallery.py guide              # writes TROUBLESHOOTING.md, and doctor/entries.json
 
 The table is gallery.toml, which lessons/l12_break_it/gallery_table.py reads; the scripts stand beside it. Nothing
 runs longer than its limit, and no process is left.
 Exit status: 0, 1 where something did not behave as it should, 2 for bad input.
 """
 
+import json
 import os
 import re
 import signal
@@ -29,7 +30,7 @@ from pathlib import Path
 import files
 import options
 from course import forked_ranks, processes, rank_program
-from lessons.l12_break_it.gallery_table import ROOT, guide, read_patients, read_table
+from lessons.l12_break_it.gallery_table import ROOT, doctors_entries, guide, read_patients, read_table
 
 LIMIT = 120  # seconds; the longest wait of a script itself is 7 s, the rest is start-up on a busy machine
 GUIDE = ROOT / "TROUBLESHOOTING.md"
@@ -261,6 +262,7 @@ def do(args, table):
         return bool(check([table[name] for name in args.names or table], args.fork, args.out))
     else:
         GUIDE.write_text(guide(table))
+        (ROOT / "doctor/entries.json").write_text(json.dumps(doctors_entries(), indent=1) + "\n")
         print(f"wrote {GUIDE.name}: {len(table)} entries")
     return 0
 
@@ -286,7 +288,7 @@ def main(arguments=None):
     many.add_argument("--fork", action="store_true", help="fork the ranks from one process, where torchrun is not "
                       "itself the subject: faster")
     many.add_argument("--out", type=options.nonempty_path, help="write what was found to this file, as JSON")
-    commands.add_parser("guide", help="write TROUBLESHOOTING.md")
+    commands.add_parser("guide", help="write TROUBLESHOOTING.md and doctor/entries.json")
     args = parser.parse_args(arguments)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # told to stop, it leaves nothing running either
