@@ -158,8 +158,10 @@ def figures(run, args):
     plan, steps, ranks = training(run)[0], notes(run, "update"), args.pretend[0] * args.pretend[1]
     if plan and plan["batch"]:
         taken, images = ranks * plan["share"], plan["images"]
-        yield (f"An update has {ranks:,} x {plan['batch']:,} = {ranks * plan['batch']:,} samples. An epoch has "
-               f"{updates(run, plan):,} update(s), and takes {taken:,} samples of {images:,}: "
+        each, count = min(plan["batch"], plan["share"]), updates(run, plan)
+        yield (f"An update has {ranks:,} x {each:,} = {ranks * each:,} samples" + (
+               f" (the batch is {plan['batch']:,}, and a rank has no more)" if each < plan["batch"] else "")
+               + f". An epoch has {count:,} update{'s' * (count != 1)}, and takes {taken:,} samples of {images:,}: "
                f"{max(0, taken - images):,} are repeated, {max(0, images - taken):,} left out.")
     if steps:
         last = {fact["optimizer"]: fact for fact in steps}.values()

@@ -93,7 +93,7 @@ def test_a_sound_training_is_counted(tmp_path):
     done, report = pretend(tmp_path, "128x8", "--alpha", 1e-5, "--beta", 1e-9, written(tmp_path, TRAINING))
     assert report["findings"] == [] and done.returncode == 0, done.stderr
     _, counted, holds, sends, band = report["facts"]
-    assert counted == ("An update has 1,024 x 2 = 2,048 samples. An epoch has 4 update(s), and takes 8,192 samples of "
+    assert counted == ("An update has 1,024 x 2 = 2,048 samples. An epoch has 4 updates, and takes 8,192 samples of "
                        "8,192: 0 are repeated, 0 left out.")
     assert "20 bytes of weights, 20 bytes of gradients, 0 bytes" in holds
     assert sends == "A step sends 1 x all_reduce in a group of 1,024, 20 bytes in all."

@@ -23,7 +23,7 @@ tell = partial(print, flush=True)  # at once, also where it goes to a file
 
 def options():
     parser = Parser(description=__doc__.partition("\n\n")[0])
-    for name, default, what in (("updates", 500, "of the weights"), ("batch", 32, "crops of an update"),
+    for name, default, what in (("updates", 800, "of the weights"), ("batch", 16, "crops of an update"),
                                 ("accumulate", 2, "micro-batches of an update"), ("context", 64, "bytes of a crop"),
                                 ("width", 128, "of the model, a multiple of 4"), ("report", 100, "every N updates"),
                                 ("write", 300, "bytes, in the end")):
@@ -88,8 +88,8 @@ def loss_of(model, windows, reduction="mean"):
 
 
 def rate(update, updates):
-    """Share of the highest learning rate: it rises over the first tenth, then falls along a cosine to a tenth."""
-    warm = max(1, updates // 10)
+    """Share of the highest learning rate: it rises over the first quarter, then falls along a cosine to a tenth."""
+    warm = max(1, updates // 4)
     return min((update + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * max(0, update - warm) / max(1, updates - warm)))
 
 

@@ -132,7 +132,7 @@ def main():
             raise ValueError("one process has nobody to talk to: start this with torchrun --nproc_per_node=2")
         files.check_output("--out", args.out)
         args.wrapped = files.from_file(args.wrapper) if args.wrapper else None
-    vars(args).update(vars(minimal_gpt.options().parse_args([])))
+    vars(args).update(vars(minimal_gpt.options().parse_args(["--batch=32"])))
     torch.set_num_threads(1)
     with rank_program.ranks(placement, args.timeout):
         shortcuts.defer_compiler()

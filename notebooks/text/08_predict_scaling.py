@@ -516,7 +516,7 @@ link = 1 / series["ResNet-50, P100"]["network"]  # seconds a byte
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 counted = " ".join(json.loads(Path(folder, "pretended.json").read_text())["facts"])
-lesson.predicted(my_updates, float(counted.split(" update(s)")[0].split()[-1]), "updates")
+lesson.predicted(my_updates, float(counted.split("epoch has ")[1].split()[0]), "updates")
 
 # %% [markdown]
 # The two times are the edges of the band above, for LeNet's gradients. But an update has room for more images than there
