@@ -11,6 +11,7 @@ import importlib
 import inspect
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -39,7 +40,7 @@ DAY, JOB = ("00", "05", "06", "12"), ("03", "06b", "07", "10", "11", "12")  # wa
 
 QUIZ = """## Three questions
 
-Answer before you unfold. A teacher asks them by show of hands.
+Choose before you unfold the answer.
 
 """
 
@@ -75,7 +76,7 @@ class Lesson:
         course = self.notebook.metadata.get("course", {})
         parts = [f"about {some(course['minutes'], 'minute')} for you"] if "minutes" in course else []
         if "seconds" in course:
-            parts.append(f"{some(max(1, round(course['seconds'] / 60)), 'minute')} for a machine with two cores")
+            parts.append(f"{some(math.ceil(course['seconds'] / 60), 'minute')} for a machine with two cores")
         if self.run:
             parts.append(f"{self.run['status']} here after {self.run['seconds']:.0f} s, {self.run['finished']}"
                          + (", quick tier" if self.run["tier"] == "quick" else ""))
@@ -85,7 +86,7 @@ class Lesson:
     def verified(self) -> str:
         """The line that lesson.begin() printed: versions, machine, date; and how quiet the machine was."""
         others = self.notebook.metadata.get("others")
-        quiet = "" if others is None else f", others took {others:.3f} of a core"
+        quiet = "" if others is None else f"; other programs took {others:.3f} of a core meanwhile"
         for cell in self.notebook.cells:
             for output in cell.get("outputs", []) if "lesson.begin()" in cell.source else []:
                 if output.output_type == "stream":
@@ -179,7 +180,7 @@ def page_of(lesson: Lesson, entries: set[str], place: str) -> dict[str, str | by
             fold(cell, "hide-input", "Set-up")
         asked = asked or bool(re.search(r"^my_\w+ = None", cell.source, re.M))
         if asked and cell.outputs and "lesson.interactive(" not in cell.source:  # whoever reads on predicts first, too
-            fold(cell, "hide-output", "Show what came out")
+            fold(cell, "hide-output", "Show the {type}")
         asked = asked and "lesson.predicted(" not in cell.source
         for data in (output.get("data", {}) for output in cell.outputs):
             if text := data.get("text/markdown"):
