@@ -90,7 +90,8 @@ def loss_of(model, windows, reduction="mean"):
 def rate(update, updates):
     """Share of the highest learning rate: it rises over the first quarter, then falls along a cosine to a tenth."""
     warm = max(1, updates // 4)
-    return min((update + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * max(0, update - warm) / max(1, updates - warm)))
+    falling = min(1, max(0, update - warm) / max(1, updates - warm))
+    return min((update + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * falling))
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ def train(args):
     if args.fsdp:
         for part in (*model.blocks, model):
             fully_shard(part)
-    wrapped = model if args.fsdp else DistributedDataParallel(model)
+    wrapped = model if args.fsdp else DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW([  # after fully_shard, which puts other parameters in place
         {"params": [parameter for parameter in model.parameters() if parameter.ndim > 1], "weight_decay": 0.1},
         {"params": [parameter for parameter in model.parameters() if parameter.ndim == 1], "weight_decay": 0.0},

@@ -38,7 +38,8 @@ def learning(runs: dict[str, str], tokens: int, ax: Axes | None = None) -> Axes:
 
 def apart(one: str, other: str) -> float:
     """Largest difference between two runs' val losses."""
-    return max(abs(mine - theirs) for (_, mine), (_, theirs) in zip(reports(one), reports(other), strict=True))
+    mine, theirs = dict(reports(one)), dict(reports(other))
+    return max(abs(mine[update] - theirs[update]) for update in mine.keys() & theirs.keys())
 
 
 def operations(results: dict, layers: int = 2) -> float:

@@ -70,7 +70,7 @@ def printed(name):
 #
 # [minimal_gpt.py](../lessons/l16_language_model/minimal_gpt.py) is a decoder like GPT, as small as can be: two layers,
 # 128 values for each byte. It predicts the next *byte*, so its vocabulary has 256 entries, and needs no tokenizer: here
-# a **token** is a byte. Its text is the course itself, about 0.8 million bytes of pages and programs. The last tenth of
+# a **token** is a byte. Its text is the course itself, about a million bytes of pages and programs. The last tenth of
 # each page is held out. The loop has what such programs have: AdamW, warm-up and cosine, micro-batches, a clip.
 
 # %%
@@ -93,9 +93,9 @@ lesson.predicted(my_first_loss, show.reports(printed("one"))[0][1])
 # %% [markdown]
 # ## What is a sample?
 #
-# There are no images to count, and no epoch. An update draws 16 random places in the text, and reads 65 bytes from each:
-# 64 to predict from, and the last to be predicted. Such a piece is a **crop**. Two crops may overlap. An update is
-# measured in **tokens**, since sequences may have any length.
+# There are no images to count, and no epoch. An update draws 16 random places in the text, and reads 65 bytes from
+# each: 64 to predict from, and the last to be predicted. Such a piece is a **crop**. Two crops may overlap. An update
+# is measured in **tokens**, since sequences may have any length.
 #
 # **Predict.** How many tokens does an update hold? And on 2 ranks, if the program runs there unchanged, with DDP around
 # the model, and each rank draws crops with a seed of its own?
@@ -162,7 +162,8 @@ lesson.predicted(my_same_way, cosine > 0.9999)
 # micro-batches **but the last** keeps DDP still (around the forward, too: [06b](06b_ddp_traps.ipynb)). The last
 # `backward()` then sends what all have added up. To send each time is right as well, and sends twice as much.
 #
-# The rate rises over the first quarter of the updates, and then falls along a cosine.
+# The rate rises over the first quarter of the updates (in long trainings over 1 % or less), and then falls along a
+# cosine.
 #
 # **Predict.** By mistake, `schedule.step()` stands in the loop of micro-batches. After which of `updates` updates has
 # the rate fallen to its end?
@@ -176,6 +177,10 @@ lesson.predicted(my_end, updates // args.accumulate)
 # %% [markdown]
 # The schedule counts **updates**: neither micro-batches nor ranks.
 #
+# Here all micro-batches of all ranks hold equally many targets. With padding or masked prompts they do not, and a mean
+# of means is wrong (lesson [05](05_distributed_sampler.ipynb)). Then sum the loss, all-reduce the number of targets of
+# the update before backward, and divide by it: `(loss_sum * ranks / all_targets).backward()`. DDP divides by the ranks.
+#
 # Adam hides mistakes. If the loss is not divided by the number of micro-batches, the gradient is twice as long, but
 # Adam divides each value by its own usual size, and the clip may cut the rest. The loss looks as always. So compare
 # numbers with those of one process, not curves by eye.
@@ -186,8 +191,8 @@ lesson.predicted(my_end, updates // args.accumulate)
 # (lesson [05](05_distributed_sampler.ipynb)). With DDP the shares may have any length. With FSDP2 each forward gathers
 # weights, so **all ranks must call the model equally often**, also where one of them has no windows left.
 #
-# **Predict.** Of the held-out windows each of 3 ranks takes every third, and judges `ROWS` at a time. May ranks differ in
-# how often they call the model?
+# **Predict.** Of the held-out windows each of 3 ranks takes every third, and judges `ROWS` at a time. May ranks differ
+# in how often they call the model?
 
 # %%
 my_may_differ = None  # True or False
@@ -201,7 +206,7 @@ lesson.table([{"windows": count, "windows of ranks 0, 1, 2": " ".join(map(str, s
               for shares in [[len(range(rank, count, 3)) for rank in range(3)]]])
 
 # %% [markdown]
-# A way that is always right: cut all windows into pieces of `ROWS` · ranks, and take every third window of each piece. A
+# A way that is right here: cut all windows into pieces of `ROWS` · ranks, and take every third window of each piece. A
 # share may then be empty, and the model is called with no rows.
 #
 # ## The exam
@@ -213,10 +218,14 @@ lesson.table([{"windows": count, "windows of ranks 0, 1, 2": " ".join(map(str, s
 #   trains, to rounding.
 # - **Send once an update**, if you can.
 # - **True figures.** Rank 0 prints `loss` and `val loss`, of all ranks, as `minimal_gpt.py` prints them.
-# - **One file**, if `--save` names one: written by rank 0, and `GPT` can load it.
+# - **One file**, if `--save` names one: written by rank 0, and `GPT` can load it. (To resume, a file also needs the
+#   optimizer, the schedule and the state of `crops`: lesson [11](11_fault_tolerance.ipynb).)
+#
+# The crops of an update can be divided by micro-batches times ranks. Where they cannot, your program may refuse.
 #
 # The check runs your `train` on 2, 3 and 1 ranks with a tiny text in float64, beside `minimal_gpt.py`'s, and compares
-# each update. In the end 0.0001 of the loss would tell.
+# each update. Rounding is tiny there: a loss that is off by 0.01 % is a mistake. It takes half a minute, and names one
+# mistake at a time.
 
 # %%
 # %%writefile results/live/16_gpt_ddp.py
@@ -308,11 +317,12 @@ program = check.ddp.file or f"{folder}/minimal_gpt_ddp.py"
 # %% [markdown]
 # ## A few lines more: FSDP2
 #
-# Now the model is sharded: `fully_shard` for each block, then for the model, where `args.fsdp` is true. Extend your file.
-# What else must change?
+# Now the model is sharded: `fully_shard` for each block, then for the model, where `args.fsdp` is true. Extend your
+# file. What else must change?
 #
 # - Parameters are DTensors from then on. When is the optimizer made? (`clip_grad_norm_` knows DTensors.)
-# - DDP has `no_sync()`; a sharded model has `set_requires_gradient_sync(True or False)`.
+# - DDP has `no_sync()`; a sharded model has `set_requires_gradient_sync(True or False)`. It saves messages and costs
+#   memory: until the last micro-batch each rank keeps the whole gradient. Where memory is short, reduce each time.
 # - DDP sends rank 0's first weights. `fully_shard` sends nothing.
 # - Forward is a collective. So are `write` and `validate`, and whatever makes the weights whole for the file:
 #   `get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))`.
@@ -354,7 +364,8 @@ lesson.figure("The loss on the held-out text, of one process and of the ranks. T
 
 # %% [markdown]
 # What differs, perhaps behind the four digits shown, is rounding: ranks add the same numbers up in another order. In
-# float32 a long training enlarges it. In float64, in the check, it stays below 0.0001. This is what the model writes:
+# float32 a long training enlarges it. In float64, in the check, it stays below 0.0001 of the loss. This is what the
+# model writes:
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 print(show.written(printed("ddp")))
@@ -372,7 +383,8 @@ print(show.written(printed("ddp")))
 # ## Which bucket waits?
 #
 # The model has a weight that is used twice. `embedding` turns each byte into 128 values, and `head`, the last layer,
-# scores each byte with the same weight: they are **tied**. The position table is added to what comes out of `embedding`.
+# scores each byte with the same weight: they are **tied**. The position table is added to what comes out of
+# `embedding`.
 #
 # **Predict.** Backward begins at the last layer. Which parameter's gradient is complete **last**?
 
@@ -393,14 +405,14 @@ lesson.verdict(f"In GPT-2 the tied weight has {entries:,} × {width} values: "
                f"{entries * width / all_values:.0%} of all.")
 
 # %% [markdown]
-# Half of its gradient is there at the beginning, from `head`; the other half comes at the very end, from `embedding`. A
-# bucket leaves when it is complete (lesson [06](06_ddp.ipynb)). So the tied weight travels last, with nothing left to
-# compute meanwhile. In a small model with a large vocabulary that is a third of the bytes. The position table waits,
-# too; and for a crop shorter than the table, zeros are sent for its other rows.
+# One part of its gradient, from `head`, is there at the beginning. The other part, from `embedding`, comes at the very
+# end. A bucket leaves when it is complete (lesson [06](06_ddp.ipynb)). So the tied weight travels last, with nothing
+# left to compute meanwhile. In a small model with a large vocabulary that is a third of the bytes. The position table
+# waits, too; and for a crop shorter than the table, zeros are sent for its other rows.
 #
 # Tied weights are **one** parameter: the optimizer, DDP and a wrapper must see it once. `model.parameters()` names it
-# once. `fully_shard(model)` keeps both layers in one group; with `embedding` and `head` in groups of their own, each
-# would have half of the gradient.
+# once. `fully_shard(model)` keeps both layers in one group. To give them a group of their own, name them together:
+# `fully_shard([model.embedding, model.norm, model.head])`. In groups apart PyTorch 2.14 refuses them.
 #
 # ## Tokens a second
 #
@@ -438,19 +450,19 @@ lesson.verdict(f"MyDDP is {whose_class}.")
 #
 # ### MyDDP
 #
-# `main.py --wrapper` puts a class of your own in DDP's place, and asks little of it: `forward`, and `finish()` before the
-# update. The tied weight does no harm: `parameters()` names it once, and the hook runs once, when both parts of its
+# `main.py --wrapper` puts a class of your own in DDP's place, and asks little of it: `forward`, and `finish()` before
+# the update. The tied weight does no harm: `parameters()` names it once, and the hook runs once, when both parts of its
 # gradient are there. So MyDDP trains what one process trains. Two things it lacks. It has no `no_sync()`, so it sends
-# with each micro-batch: the table counts the bytes. (`main.py --accumulate` therefore refuses a wrapper without it.) And
-# whoever forgets `finish()` before the clip clips gradients that are still on their way.
+# with each micro-batch: the table counts the bytes. (`main.py --accumulate` therefore refuses a wrapper without it.)
+# And whoever forgets `finish()` before the clip clips gradients that are still on their way.
 #
 # ### Exercise: MFU
 #
 # How much of a device does a training use? The field counts **model FLOPs utilization** ([Chowdhery
-# 2022](https://arxiv.org/abs/2204.02311), appendix B): the operations that the model needs for its tokens a second, over
-# those that the device can do at best. A token needs 2 operations for each parameter in forward (multiply and add), and
-# twice as many in backward. The attention adds 12 · layers · width · context. Write it; `peak` is in operations a
-# second, of all devices together.
+# 2022](https://arxiv.org/abs/2204.02311), appendix B): the operations that the model needs for its tokens a second,
+# over those that the device can do at best. A token needs 2 operations for each parameter in forward (multiply and
+# add), and twice as many in backward. The attention adds 12 · layers · width · context. Write it; `peak` is in
+# operations a second, of all devices together.
 
 # %%
 def my_mfu(speed, parameters, layers, width, context, peak):
@@ -463,16 +475,20 @@ check.mfu(my_mfu)
 # check.mfu.solution()
 
 # %% [markdown]
-# The column *MFU* above takes as peak what a product of two large matrices reached, in the same turns. (Like nanoGPT it
-# leaves out the position table, which only adds.) Small matrices, LayerNorm, the softmax and AdamW keep it low. Llama 3
-# [reports](https://arxiv.org/abs/2407.21783) 38 to 43 % on 8,192 to 16,384 H100s.
+# The column *MFU* above takes as peak what a product of two large matrices reached here, in the same turns, so it is
+# high. Papers take the maker's figure, which no real product reaches: do not compare the two. Llama 3
+# [reports](https://arxiv.org/abs/2407.21783) 38 to 43 % of an H100's, in bfloat16, on 8,192 to 16,384 of them.
+#
+# What is only looked up costs nothing. So leave out the position table, as nanoGPT does, and the embedding where the
+# output layer does not share it. The convention counts pairs that the causal mask leaves out, too. Some programs halve
+# that part: say which, when you compare.
 #
 # ## Where would it stop fitting?
 #
 # This model needs a few megabytes. Let it grow: lesson [13](13_beyond_ddp.ipynb) counts what each rank holds, with
 # Adam and autocast, one sequence of 4,096 tokens at a time.
 #
-# **Predict.** Up to how many billions of parameters does DDP fit into 80 GB?
+# **Predict.** Up to how many billions of parameters does DDP (`gradient_as_bucket_view=True`) fit into 80 GB?
 
 # %%
 my_largest = None  # billions
@@ -502,14 +518,18 @@ lesson.verdict([f"{name} fits up to {largest(name):.1f} billion parameters on 8 
                 f"80 GB, of which {memory.USABLE:.0%} are used." for name in names])
 
 # %% [markdown]
-# Below that size DDP is the simplest choice, and what you have written would train GPT-2 on eight GPUs: `--device cuda`
-# in ours. Above it, the few lines of FSDP2 are the next step, and lesson [13b](13b_fsdp2.ipynb) says what stands around
-# them.
+# Left out are the scores. For GPT-2 4,096 tokens × 50,257 entries × 4 bytes are 0.8 GB, and their gradient as much
+# again. FSDP's gradients are reduced in each micro-batch here.
+#
+# Below that size DDP is the simplest choice. For GPT-2 on eight GPUs this loop needs a larger vocabulary, 12 layers,
+# `torch.autocast` with bfloat16, and NCCL; where it averages, clips and steps stays the same. (`--device cuda` in ours
+# was never run by the authors.) Above that size, the few lines of FSDP2 are the next step, and lesson
+# [13b](13b_fsdp2.ipynb) says what stands around them.
 #
 # ## What to remember
 #
-# 1. Choose the tokens of an update and divide them. All ranks draw alike and take different shares, or each draws with a
-#    seed of its own.
+# 1. Choose the tokens of an update and divide them. All ranks draw alike and take different shares, or each draws with
+#    a seed of its own.
 # 2. Average, then clip, then update, then step the schedule: once an update each. Only the last micro-batch sends.
 # 3. Adam and a smooth curve hide mistakes. Compare numbers with one process on the same tokens.
 #
