@@ -32,7 +32,7 @@ def arguments():
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to this file, too, as JSON")
     parser.add_argument("--steps", type=positive(int), metavar="N", help="end after N updates of the weights")
     parser.add_argument("--timeout", type=positive(float), default=60, metavar="S",
-                        help="call it a hang when a rank has not moved for S seconds; default: 60")
+                        help="call it a hang when no rank has moved for S seconds; default: 60")
     parser.add_argument("--pretend", type=job, metavar="NODESxGPUS",
                         help="run a few ranks of such a job on this CPU, without torchrun; --steps is then the batches "
                         "of a pass over a DataLoader (default: 3), --timeout the seconds of a rank")
@@ -54,6 +54,8 @@ def arguments():
             parser.error(f"--json: {args.json} is no regular file")
         if not os.access(args.json.parent, os.W_OK):
             parser.error(f"--json: no file may be written into {args.json.parent}")
+        if os.environ.get("RANK", "0") == "0":
+            args.json.unlink(missing_ok=True)  # of an earlier run
     return args
 
 

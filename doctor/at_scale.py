@@ -30,7 +30,7 @@ NO_STEP = Finding(
 REPEATED = Finding(
     "repeated", COSTLY, "An epoch of {ranks:,} ranks takes {taken:,} samples, and there are {images:,}.",
     "So ranks repeat what others compute.",
-    "Share the data out by DistributedSampler; where there are fewer samples than ranks, use fewer ranks.")
+    "If each rank reads everything, use DistributedSampler. If it is padding, use fewer ranks, or drop_last=True.")
 RATE = Finding(
     "rate", LOOK, "One process has {one:,} samples an update, this job {many:,}, both with the rate {rate:g}.",
     "An epoch has fewer updates, each as long as before. Is the rate meant for the larger batch?",

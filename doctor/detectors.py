@@ -539,7 +539,7 @@ def apart(diaries):
             yield OTHER_WEIGHTS.at(where, norms=norms)
         elif not wrapped:
             shards = any(fact["ranks"] == len(diaries) for fact in notes(diaries[0], "shard"))
-            certain = shards and not gives_its_own(diaries)
+            certain = shards and not gives_its_own(diaries) and not notes(diaries[0], "in_pairs")
             yield (NOT_WRAPPED if certain else EACH_ITS_OWN).at(where, differ=differ)
         elif not facts[0]["together"] and not inner_calls:
             yield BESIDE.at(where, differ=differ, before=before)
@@ -817,6 +817,13 @@ def drawn(diaries):
             return
 
 
+def draws_apart(diaries):
+    """Do the ranks draw other numbers between a batch and its forward?"""
+    return any(len({str(fact["states"]) for fact in facts}) > 1
+               for facts in zip(*notes_of_all(diaries, "drawn"), strict=False)
+               if all(fact["what"] == "the loop" for fact in facts))
+
+
 # --------------------------------------------------------------------------------------------- data
 # A fact "pass" is one pass of a rank over a DataLoader.
 
@@ -925,8 +932,9 @@ def shares(diaries):
         for together in zip(*passes, strict=False):
             finding = of_a_stream(together)
             if not finding and all(read["indices"] for read in together) and not own_sets(together):
-                finding = (of_training(together, tested(diaries, together)) if together[0]["trained"] else
-                           of_evaluation(together, len(tested(diaries, together)), gathered(diaries[0], together[0])
+                others = tested(diaries, together)
+                finding = (of_training(together, others, draws_apart(diaries)) if together[0]["trained"] else
+                           of_evaluation(together, len(others), gathered(diaries[0], together[0])
                                          or counts_once(diaries, together)))
             if finding and finding.name in ("same_data", "iterable_unsharded"):
                 if together[0]["trained"] and together[0]["shown"] <= 0.6 * together[0]["images"]:
@@ -993,8 +1001,10 @@ UNSEEN = Finding(
     "Look at the sampler's shares.")
 
 
-def of_training(passes, tested):
-    """`tested`: samples of the data set that were evaluated: the other part of a split, or of folds."""
+def of_training(passes, tested, augmented):
+    """`tested`: samples of the data set that were evaluated: the other part of a split, or of folds. `augmented`: each
+    rank drew numbers of its own between a batch and its forward.
+    """
     first, world_size = passes[0], len(passes)
     total, different, same_set = counted(passes)
     twice, padding = total - different, world_size - 1
@@ -1007,7 +1017,8 @@ def of_training(passes, tested):
         seen = f"all ranks trained on the same {different:,} samples, {how}" if same_set else (
             f"the ranks trained on {total:,} samples, of which only {different:,} are different")
         same_values = all(read["prints"] == first["prints"] for read in passes)  # no augmentation of its own
-        return (SAME_DATA if same_order and same_values else SHARED_DATA).at(first["where"], seen=seen)
+        certain = same_order and same_values and not augmented
+        return (SAME_DATA if certain else SHARED_DATA).at(first["where"], seen=seen)
     batch = first["batch"] or 1
     unseen = first["of"] - len(tested.union(*(read["indices"] for read in passes)))
     if whole and not replacing and unseen > world_size * batch:
@@ -1021,6 +1032,7 @@ PADDED = Finding(
     "twice.",
     "DistributedSampler pads, so that all ranks have as many; an accuracy counts these twice.",
     "Evaluate Subset(dataset, range(rank, len(dataset), world_size)), and add up hits and samples.")
+TWICE = replace(PADDED, level=LOOK, means="Samples count twice in a figure over all ranks. Is that meant?")
 UNTESTED = Finding(
     "missing_data", LOOK, "The ranks evaluated {different:,} samples of {of:,}.",
     "Equal shards left some samples out, as DistributedSampler's drop_last does.",
@@ -1037,7 +1049,8 @@ def of_evaluation(passes, tested, gathered):
     if not all(read["whole"] for read in passes):
         return None
     if twice and not gathered and not same_set:
-        return PADDED.at(first["where"], total=total, different=different, twice=twice)
+        certain = first["judged"] and first["padded"]
+        return (PADDED if certain else TWICE).at(first["where"], total=total, different=different, twice=twice)
     if not twice and 0 < missing < len(passes):
         return UNTESTED.at(first["where"], different=different, of=first["of"])
     return None
@@ -1054,7 +1067,8 @@ def counts_once(diaries, passes):
 def gathered(diary, read):
     """Has a rank sent something of each sample of a pass to the others?"""
     sent = sum(talk["numbers"] for talk in notes(diary, "talk")
-               if "gather" in talk["what"] and talk["passes"] in (read["number"], read["number"] + 1))
+               if ("gather" in talk["what"] or talk["updated"])  # an array, to which each rank adds its own part
+               and talk["passes"] in (read["number"], read["number"] + 1))
     return sent >= read["images"]
 
 

@@ -28,7 +28,8 @@ relative = functools.cache(os.path.relpath)
 def users(frame):
     """Is this frame in a file of the user's?"""
     name = frame.f_code.co_filename  # site-packages and dist-packages may be those of several environments
-    return not name.startswith(NOT_THEIRS) and f"-packages{os.sep}" not in name
+    packages = [f"{os.sep}{kind}-packages{os.sep}" for kind in ("site", "dist")]
+    return not name.startswith(NOT_THEIRS) and not any(folder in name for folder in packages)
 
 
 def innermost(lines):

@@ -49,7 +49,7 @@ class Exchange:
         try:  # the second is the watching thread's
             stores = [dist.TCPStore(host, int(port), None, False, MEET, wait_for_workers=False) for _ in range(2)]
             name = f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            self.store, self.mine = (dist.PrefixStore(name, store) for store in stores)
+            self.mine, self.store = (dist.PrefixStore(name, store) for store in stores)
             self.store.set(f"last words {rank}", json.dumps(self.diary.last_words()))  # it may soon be killed
         except (TypeError, ValueError, RuntimeError) as error:
             self.store, self.size = None, 1
@@ -123,8 +123,9 @@ class Exchange:
         self.wait(lambda: store.add("posted", 0) >= len(ranks), GRACE)
         diaries = {rank: json.loads(zlib.decompress(store.get(f"diary {rank}"))) for rank in ranks
                    if store.check([f"diary {rank}"])}
-        return diaries | {rank: up_to_date(json.loads(store.get(f"last words {rank}"))) for rank in ranks
-                          if rank not in diaries and store.check([f"last words {rank}"])}
+        words = {rank: json.loads(store.get(f"last words {rank}")) for rank in ranks
+                 if store.check([f"last words {rank}"])}
+        return {rank: up_to_date(last) for rank, last in words.items()} | diaries
 
     def end(self):
         """Leave, once this rank or another has the report in hand. The rank that keeps the store goes last."""
@@ -147,4 +148,6 @@ def up_to_date(words):
     page = Path(words["page"])
     kept = page.read_text().strip("\0 ") if page.exists() else ""
     page.unlink(missing_ok=True)
-    return words | (json.loads(kept) if kept else {})
+    with contextlib.suppress(ValueError):  # empty, or cut off in the middle of a word
+        return words | json.loads(kept)
+    return words

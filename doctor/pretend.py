@@ -209,6 +209,7 @@ class Rank(Visit):
 
         def all_gather_object(object_list, obj, group=None):
             gather(object_list, obj, group)
+            self.diary.once("unknown", what="all_gather_object", where=where())
             theirs, own = self.exchanged("all_gather_object", obj), dist.get_rank(group)
             object_list[:] = [obj if number == own else theirs for number in range(len(object_list))]
 
@@ -362,4 +363,4 @@ def examine(args):
     alone = run(args, 0, 1, 1)
     sys.stderr.write(next((runs[rank]["said"] for rank in chosen if at_scale.failed(runs[rank])), ""))
     report = at_scale.compared([runs[rank] for rank in chosen], early, alone, args)
-    return int(findings.publish(report, args.json) > 0)
+    return int(findings.publish(report, args.json) > 0 or all(at_scale.failed(runs[rank]) for rank in chosen))

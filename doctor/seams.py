@@ -47,6 +47,8 @@ def install(diary, steps=None, exchange=None):
     seams = Seams(diary, steps, exchange)
     for name in COLLECTIVES:
         setattr(dist, name, seams.collective(name, getattr(dist, name)))
+    for name in ("send", "recv", "batch_isend_irecv"):  # P2POp takes no other isend than torch's
+        setattr(dist, name, seams.before(getattr(dist, name), seams.in_pairs))
     dist.init_process_group = seams.after(dist.init_process_group, seams.group_begun)
     dist.destroy_process_group = seams.before(dist.destroy_process_group, seams.last_look)
     DistributedDataParallel.__init__ = seams.after(
@@ -125,9 +127,9 @@ def checksum(values):
 
 def random_state():
     """{whose: a digest of the state that gives the next random numbers}."""
-    states = {"torch": bytes(torch.get_rng_state().tolist()), "random": repr(random.getstate()).encode()}
+    states = {"torch": torch.get_rng_state().numpy().tobytes(), "random": repr(random.getstate()).encode()}
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        states["cuda"] = bytes(torch.cuda.get_rng_state().tolist())
+        states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
     if "numpy.random" in sys.modules:
         states["numpy"] = repr(sys.modules["numpy.random"].get_state()).encode()
     return {whose: hashlib.md5(state).hexdigest() for whose, state in states.items()}
@@ -178,6 +180,7 @@ class Seams:
         self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, ids of what they hold
         self.samplers = {}  # {id of a BatchSampler: what it drew}
         self.sets, self.number = WeakKeyDictionary(), itertools.count()  # {data set: its number}
+        self.judged = 0  # forwards in evaluation
         self.shown = 0  # samples that went through the model in training, DDP's where there is one
         self.seen, self.evaluated = set(), set()
         self.kept = 0  # indices of samples, at most MOST
@@ -233,6 +236,7 @@ class Seams:
             if sys._getframe(1).f_code.co_filename.startswith(TORCH):  # within another collective, Join, ...
                 return function(*args, **kwargs)
             if dist.get_world_size(given.get("group")) != dist.get_world_size():  # by a part of the ranks
+                self.in_pairs()
                 return function(*args, **kwargs)
             line = where()
             self.diary.collective(name, line)
@@ -261,13 +265,17 @@ class Seams:
                             passes=self.diary.passes, backwards=self.diary.backwards, updated=self.updated)
 
     @looks
+    def in_pairs(self, *_, **__):
+        self.diary.once("in_pairs", where=where())
+
+    @looks
     def waited_for(self, work, *_, **__):
         self.unfinished.pop(id(work), None)
 
     @looks
     def added_up(self, gradient):
         """Note a gradient that an all-reduce has just summed: something must divide it before the update."""
-        if self.diary.backwards and not self.updated and self.diary.steps < LOOKED_AT:
+        if 0 < self.diary.backwards <= LOOKED_AT and not self.updated:
             self.summed.append((gradient, digest([gradient])))
 
     def undivided(self, gradients):
@@ -347,6 +355,7 @@ class Seams:
         if ddp and not (module.training and torch.is_grad_enabled()):
             self.diary.tested += 1
             self.diary.keep_counts()
+        self.judged += self.depth == 1 and not module.training
         if outermost and not module.training and self.diary.steps and (
                 self.diary.steps, id(module)) not in self.evaluated and self.tests.setdefault(module, 0) < LOOKED_AT:
             self.evaluated.add((self.diary.steps, id(module)))
@@ -467,6 +476,8 @@ class Seams:
             if self.raw:
                 self.diary.once("raw", where=self.raw)
             self.diary.backwards += 1
+            if self.diary.backwards > LOOKED_AT:
+                self.summed.clear()  # no optimizer of torch's may ever look at them
             self.ready, self.updated, self.forwarded = None, False, False
             self.losses(*args, **kwargs)
             with self.diary.during("backward", where()):
@@ -489,7 +500,8 @@ class Seams:
 
     @looks
     def scaling(self, scaler, _):
-        self.scaled = scaler.get_scale() if scaler.is_enabled() else 1
+        if self.diary.steps < LOOKED_AT:  # get_scale() waits for the GPU
+            self.scaled = scaler.get_scale() if scaler.is_enabled() else 1
 
     @looks
     def unscaling(self, *_, **__):
@@ -501,6 +513,9 @@ class Seams:
             parameters = [parameters] if torch.is_tensor(parameters) else list(parameters)
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             self.undivided(gradients)
+            own = {id(value) for model in self.models for name, value in model.module.named_parameters()
+                   if name in getattr(model.module, "_ddp_params_and_buffers_to_ignore", ())}  # experts of a rank, say
+            gradients = [value.grad for value in parameters if value.grad is not None and id(value) not in own]
             self.diary.note("clip", where=where(), gradients=digest(gradients), form=shapes(gradients),
                             step=self.diary.steps, scaled=self.scaled > 100 * max_norm)
 
@@ -586,7 +601,7 @@ class Seams:
     def batch_read(self, watched, batch, before):
         if before and (states := drawn_from(before)):
             watched.states = watched.states or states
-        self.fed = random_state() if self.diary.forwards < LOOKED_AT else None
+        self.fed = random_state() if max(watched.batches, self.diary.forwards) < LOOKED_AT else None
         watched.batches += 1
         watched.images += rows(batch) or 0
         tensors = tensors_in(batch)
@@ -624,6 +639,8 @@ class Seams:
                 "labels": watched.labels, "prints": watched.prints, "number": self.diary.passes,
                 "trained": (self.diary.steps, self.diary.backwards) > watched.began,
                 "before_training": watched.began == (0, 0), "shown": self.shown - watched.shown,
+                "judged": self.judged > watched.judged,
+                "padded": getattr(sampler, "total_size", 0) > len(getattr(sampler, "dataset", ())),
                 "numbered": watched.numbered,
                 "told": loader.persistent_workers and checksum(
                     {name: value for name, value in getattr(whole(loader.dataset), "__dict__", {}).items()
@@ -779,6 +796,7 @@ class Watched:
         self.seams, self.diary, self.loader, self.line = seams, seams.diary, loader, line
         self.stream = isinstance(loader.dataset, IterableDataset)
         self.began, self.shown = (self.diary.steps, self.diary.backwards), seams.shown
+        self.judged = seams.judged
         self.drawn = seams.samplers[id(loader.batch_sampler)] = array("q")
         self.batches, self.images, self.labels, self.prints, self.done, self.states = 0, 0, 0.0, [], False, {}
         self.numbered = False  # the classes are class numbers, not checksums of labels

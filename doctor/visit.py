@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import runpy
+import shutil
 import signal
 import sys
 import tempfile
@@ -56,7 +57,8 @@ class Visit:
             self.error, status = error, 130 if isinstance(error, KeyboardInterrupt) else 1
             if not self.inner:  # torch.multiprocessing.spawn prints it
                 traceback.print_exc()
-            self.diary.ended = {"how": type(error).__name__, "status": status, "error": str(error)[:5000],
+            told = status if status != 130 else 0  # Ctrl-C is no crash
+            self.diary.ended = {"how": type(error).__name__, "status": told, "error": str(error)[:5000],
                                 "where": raised_at(error)}
         return self.report(status, patient=not status)
 
@@ -85,6 +87,7 @@ class Visit:
         try:
             self.report(1, patient=False)
         finally:  # the hang ends even if the report fails
+            self.leave_nothing()
             self.leave(1)
 
     def told_to_end(self, number, _):
@@ -100,7 +103,12 @@ class Visit:
         if os.getpid() == self.pid and self.diary.ended is None:
             self.diary.ended = {"how": f"os._exit({status})", "status": status, "where": where()}
             status = self.report(status, patient=not status)
+            self.leave_nothing()
         self.leave(status)
+
+    def leave_nothing(self):
+        if not self.inner:
+            shutil.rmtree(self.statuses, ignore_errors=True)
 
 
 def raised_at(error):

@@ -370,7 +370,7 @@ model = parallelize_module(plain, mesh, {"0": ColwiseParallel(), "2": RowwisePar
                         "torch.distributed.fsdp\n", "(mine, 5)", "(mine, 8)", "plain.state_dict()", "0"),
     "experts of each rank's own": (
         WRAP, SEED + "nn.init.normal_(plain[2].weight)\nDistributedDataParallel."
-        "_set_params_and_buffers_to_ignore_for_model(plain, ['2.weight', '2.bias'])\n" + WRAP, CLIP, ""),
+        "_set_params_and_buffers_to_ignore_for_model(plain, ['2.weight', '2.bias'])\n" + WRAP),
     "a pipeline of two ranks": (
         WRAP, "model = plain = nn.Linear(4, 4) if rank == 0 else nn.Linear(4, 1)", LOADER, "loader = "
         "DataLoader(images, 5)",
@@ -483,6 +483,16 @@ ASKED = {  # unusual, and perhaps right: the finding, which asks, and what is ch
                               "images[index][1])\n"
                               "sampler = DistributedSampler(images, 1, "
                               "0)\n", "DataLoader(images", "DataLoader(Noisy()"),
+    "augmentation between batch and forward": ("same_data", LOADER, "loader = DataLoader(images, 5)", "(model(x) - y)",
+                                              "(model(x + torch.randn_like(x)) - y)"),
+    "gossip": ("not_wrapped", *ALONE, UPDATE, UPDATE + """
+        for one in plain.parameters():
+            other = torch.empty_like(one)
+            both = [dist.P2POp(dist.isend, one.data, 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+            one.data.mul_(0.9).add_(other, alpha=0.1)
+"""),
     "a sweep": ("not_wrapped", *ALONE, "lr=0.1", "lr=0.1 / (1 + rank)", LOADER, "loader = DataLoader(images, 5)",
                 "(mine, 5)", "(tests, 5)", SUMS, "    dist.all_gather_object([None] * ranks, sums.tolist())\n"),
     "an ensemble": ("not_wrapped", *ALONE, SUMS, SUMS + "    dist.all_gather_object([None] * ranks, "
