@@ -370,7 +370,8 @@ model = parallelize_module(plain, mesh, {"0": ColwiseParallel(), "2": RowwisePar
                         "torch.distributed.fsdp\n", "(mine, 5)", "(mine, 8)", "plain.state_dict()", "0"),
     "experts of each rank's own": (
         WRAP, SEED + "nn.init.normal_(plain[2].weight)\nDistributedDataParallel."
-        "_set_params_and_buffers_to_ignore_for_model(plain, ['2.weight', '2.bias'])\n" + WRAP),
+        "_set_params_and_buffers_to_ignore_for_model(plain, ['2.weight', '2.bias'])\n" + WRAP, CLIP,
+        "        for part in (plain[0], plain[2]):\n            nn.utils.clip_grad_norm_(part.parameters(), 1.0)\n"),
     "a pipeline of two ranks": (
         WRAP, "model = plain = nn.Linear(4, 4) if rank == 0 else nn.Linear(4, 1)", LOADER, "loader = "
         "DataLoader(images, 5)",
