@@ -290,7 +290,7 @@ def test_a_page_takes_a_guess_and_then_tells(name, answers, opened):
     page = opened(name)
     lists, compare = page.locator(".guess select"), page.get_by_role("button", name="Compare")
     compare.click(force=True)  # nothing is told before the guess
-    assert page.locator("#told").inner_text() == ""
+    assert page.locator("#told").inner_text() == "Choose a guess first."
     for number, answer in enumerate(answers):
         lists.nth(number).select_option(str(answer))
     compare.click()

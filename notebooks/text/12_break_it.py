@@ -464,14 +464,16 @@ lesson.predicted(my_found, [patient for patient in said if json.loads(said[patie
 # *nothing found* does not mean *nothing wrong*: read the list of what was not judged, and measure the rest yourself.
 #
 # Some mistakes show only on many ranks, after a day in the queue. With `--pretend 128x8` the doctor runs five of 1,024
-# ranks on this CPU, one after the other, and sends nothing. `scripts/minimal_ddp.py` is right on 2 ranks and on 32.
-# **Predict:** what goes wrong on 1,024? (Its batch is `BATCH // world_size`.)
+# ranks on this CPU, one after the other, and sends nothing. `main.py --global-batch-size 512` is right on 2 ranks and on
+# 512. **Predict:** what goes wrong on 1,024?
 
 # %%
-# !python -m doctor --pretend 128x8 scripts/minimal_ddp.py 2>&1 | grep -A4 "^doctor"
+# !python -m doctor --pretend 128x8 main.py --dataset synthetic \
+#     --global-batch-size 512 --epochs 1 2>&1 | grep -E -A4 "^doctor|error:"
 
 # %% [markdown]
-# 64 images cannot be shared by 1,024 ranks: each gets a batch of 0. Two ranks would never have shown it.
+# 512 images cannot be shared by 1,024 ranks. `main.py` refuses. A script that computes `512 // world_size` would get a
+# batch of 0. Two ranks would never have shown it.
 #
 # When you suspect a script of yours, begin with `--steps 50`, and then let it run once to its end: a forgotten
 # `set_epoch`, the evaluation and the files show only there. The [README](../README.md#the-doctor) says how to take the
