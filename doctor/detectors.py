@@ -927,13 +927,13 @@ def other_split(diaries):
 def shares(diaries):
     """What the ranks read of each loader, and which samples they have in common."""
     models = notes(diaries[0], "weights")
-    unknown = not models or any(fact["sharded"] for fact in models)
+    unknown, augmented = not models or any(fact["sharded"] for fact in models), draws_apart(diaries)
     for passes in by_loader(diaries):
         for together in zip(*passes, strict=False):
             finding = of_a_stream(together)
             if not finding and all(read["indices"] for read in together) and not own_sets(together):
                 others = tested(diaries, together)
-                finding = (of_training(together, others, draws_apart(diaries)) if together[0]["trained"] else
+                finding = (of_training(together, others, augmented) if together[0]["trained"] else
                            of_evaluation(together, len(others), gathered(diaries[0], together[0])
                                          or counts_once(diaries, together)))
             if finding and finding.name in ("same_data", "iterable_unsharded"):

@@ -18,6 +18,7 @@ import torch
 
 HERE, TORCH = (str(path) + os.sep for path in (Path(__file__).parent, Path(torch.__file__).parent))
 NOT_THEIRS = ("<", HERE, TORCH, *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+PACKAGES = [f"{os.sep}{kind}-packages{os.sep}" for kind in ("site", "dist")]  # of any environment
 PAGE = 4096  # bytes: what is left of a rank that is killed
 MOST = 1_000_000  # collectives and indices that are kept; later ones are not compared
 
@@ -27,9 +28,8 @@ relative = functools.cache(os.path.relpath)
 
 def users(frame):
     """Is this frame in a file of the user's?"""
-    name = frame.f_code.co_filename  # site-packages and dist-packages may be those of several environments
-    packages = [f"{os.sep}{kind}-packages{os.sep}" for kind in ("site", "dist")]
-    return not name.startswith(NOT_THEIRS) and not any(folder in name for folder in packages)
+    name = frame.f_code.co_filename
+    return not name.startswith(NOT_THEIRS) and not any(folder in name for folder in PACKAGES)
 
 
 def innermost(lines):

@@ -266,7 +266,7 @@ class Seams:
 
     @looks
     def in_pairs(self, *_, **__):
-        self.diary.once("in_pairs", where=where())
+        self.diary.once("in_pairs")
 
     @looks
     def waited_for(self, work, *_, **__):
@@ -511,11 +511,11 @@ class Seams:
     def clipping(self, parameters, max_norm, *_, **__):
         if self.diary.steps < LOOKED_AT:
             parameters = [parameters] if torch.is_tensor(parameters) else list(parameters)
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            self.undivided(gradients)
-            own = {id(value) for model in self.models for name, value in model.module.named_parameters()
-                   if name in getattr(model.module, "_ddp_params_and_buffers_to_ignore", ())}  # experts of a rank, say
-            gradients = [value.grad for value in parameters if value.grad is not None and id(value) not in own]
+            parameters = [parameter for parameter in parameters if parameter.grad is not None]
+            self.undivided([parameter.grad for parameter in parameters])
+            own = {id(parameter) for model in self.models for parameter in model.parameters()} - {
+                id(parameter) for model in self.models for parameter in shared(model)}
+            gradients = [parameter.grad for parameter in parameters if id(parameter) not in own]
             self.diary.note("clip", where=where(), gradients=digest(gradients), form=shapes(gradients),
                             step=self.diary.steps, scaled=self.scaled > 100 * max_norm)
 
