@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
+import files
 from options import Parser, nonempty_path, positive
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,18 +37,32 @@ def options():
     return parser
 
 
+def arguments(parser):
+    args = parser.parse_args()
+    with parser.one_line():
+        if args.text:
+            files.check_input("--text", args.text)
+        if args.save:
+            files.check_output("--save", args.save)
+        if args.width % 4:
+            raise ValueError(f"--width {args.width} is not a multiple of 4, the number of heads")
+    return args
+
+
 def text(args):
     """Bytes to learn, and windows of the rest, [n, context + 1], each beginning with the last byte of the one before.
     The last tenth of every page is held out."""
     learnt, held_out = bytearray(), bytearray()
     for path in [args.text] if args.text else sorted(path for form in PAGES for path in ROOT.glob(form)):
-        page = path.read_text(encoding="utf-8")
+        page = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".ipynb":
             cells = [cell for cell in json.loads(page)["cells"] if cell["cell_type"] == "markdown"]
             page = "\n\n".join("".join(cell["source"]) for cell in cells)
         cut = len(page) * 9 // 10
         learnt += page[:cut].encode()
         held_out += page[cut:].encode()
+    if min(len(learnt), len(held_out)) <= args.context:
+        options().error(f"{args.text or 'the text'} is too short for --context {args.context}")
     learnt, held_out = (torch.frombuffer(part, dtype=torch.uint8).to(args.device) for part in (learnt, held_out))
     return learnt, held_out.unfold(0, args.context + 1, args.context)
 
@@ -146,4 +161,4 @@ def train(args):
 
 
 if __name__ == "__main__":
-    train(options().parse_args())
+    train(arguments(options()))

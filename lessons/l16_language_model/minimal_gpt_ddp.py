@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from lessons.l16_language_model.minimal_gpt import GPT, ROWS, loss_of, options, rate, tell, text, write
+from lessons.l16_language_model.minimal_gpt import GPT, ROWS, arguments, loss_of, options, rate, tell, text, write
 
 
 @torch.no_grad()
@@ -83,7 +83,9 @@ def train(args):
 def main():
     parser = options()
     parser.add_argument("--fsdp", action="store_true", help="shard the model, with fully_shard")
-    args = parser.parse_args()
+    args = arguments(parser)
+    if "WORLD_SIZE" not in os.environ:
+        parser.error("start this with torchrun --nproc_per_node=2")
     if args.batch % (args.accumulate * int(os.environ["WORLD_SIZE"])):
         parser.error("--batch must be divisible by --accumulate times the ranks, for equal micro-batches")
     if args.device == "cuda":

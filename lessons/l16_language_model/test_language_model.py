@@ -43,6 +43,15 @@ def test_a_batch_that_ranks_cannot_share_is_refused_in_one_line():
     assert done.returncode == 2 and all("must be divisible" in line for line in done.stderr.splitlines()), done.stderr
 
 
+@pytest.mark.promise("one line")
+@pytest.mark.parametrize(("options", "words"), [
+    (["--text", FOLDER], "is no regular file"), (["--save", FOLDER], "is a folder"),
+    (["--width", 6], "not a multiple of 4"), (["--context", 10 ** 7], "is too short for --context")])
+def test_what_cannot_be_is_refused_in_one_line(options, words):
+    done = runner.run(0, *options, script=f"{FOLDER}/minimal_gpt.py")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
+
+
 @pytest.mark.usefixtures("ranks_find_all_modules_imported")
 def test_to_send_each_micro_batch_is_right_and_remarked():
     outcome, text = check.ddp.verdict(check.mistake({check.SYNC: "if True"}))
