@@ -245,17 +245,11 @@ def rank_0_decides(signalled, step):
     return step % ASK == 0 and bool(flag)
 
 
-def all_must_have_it(signalled, step):
+def agreed(op, every, signalled, step):
     flag = torch.tensor(int(signalled))
-    if step % ASK == 0:
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    return step % ASK == 0 and bool(flag)
-
-
-def asks_each_step(signalled, step):
-    flag = torch.tensor(int(signalled))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
+    if step % every == 0:
+        dist.all_reduce(flag, op=op)
+    return step % every == 0 and bool(flag)
 
 
 def asks_when_signalled_too(signalled, step):
@@ -263,10 +257,6 @@ def asks_when_signalled_too(signalled, step):
     if signalled or step % ASK == 0:
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
-
-
-def asks_too_seldom(signalled, step):
-    return must_stop(signalled, step) if step % (2 * ASK) == 0 else False
 
 
 def signals(ranks):
@@ -320,15 +310,16 @@ def counted(call, calls):
     "dist.all_reduce(flag, op=dist.ReduceOp.MAX) gives all ranks the largest: each sees the same result.",
     mistakes={
         "A rank that looks at its own signal alone leaves the others behind. They must ask each other.": own_signal,
-        "A message takes time. Ask in each tenth step.": asks_each_step,
+        "A message takes time. Ask in each tenth step.": functools.partial(agreed, dist.ReduceOp.MAX, 1),
         "Each rank still looks at its own signal alone.": own_signal_each_tenth,
         "Only a rank with a signal asks, and the others do not answer: a collective needs all ranks. When to ask must "
         "depend on what all of them know, such as the step.": asks_when_signalled,
         "A rank with a signal asks at once, and what answers it is the question of another step. When to ask must "
         "depend on what all ranks know, such as the step.": asks_when_signalled_too,
-        "Ask more often: in each tenth step.": asks_too_seldom,
+        "Ask more often: in each tenth step.": functools.partial(agreed, dist.ReduceOp.MAX, 2 * ASK),
         "Rank 0 decides, and it has heard of no signal: another rank has.": rank_0_decides,
-        "One signal is enough: take the largest flag, and not the smallest.": all_must_have_it,
+        "One signal is enough: take the largest flag, and not the smallest.":
+            functools.partial(agreed, dist.ReduceOp.MIN, ASK),
     },
 )
 def stopped(ranks):
