@@ -42,11 +42,9 @@ class KeepsAll(Spare):
         dist.all_gather(self.all, shard)
 
     def restore(self, shard, dead):
-        source = (dead + 1) % dist.get_world_size()
-        sent = self.all[dead].clone() if dist.get_rank() == source else torch.empty_like(shard)
-        dist.broadcast(sent, src=source)
-        if dist.get_rank() == dead:
-            shard.copy_(sent)
+        if dist.get_rank() != dead:  # which has nothing left
+            self.of_neighbour = self.all[dist.get_rank() - 1]
+        super().restore(shard, dead)
 
 
 class AllToRank0(Spare):
