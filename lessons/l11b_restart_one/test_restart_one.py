@@ -104,7 +104,7 @@ def test_two_groups_train_the_model_of_main_py(tmp_path):
     try:
         groups = restart_nothing.Groups(SimpleNamespace(out=tmp_path, within=runner.LIMIT,
                                                         options=list(map(str, job))), mark)
-        groups.wait(lambda: all(groups.started[group].poll() == 0 for group in (0, 1)), "the end of both groups")
+        groups.wait(groups.ended, "the end of both groups")
     finally:
         processes.end(mark)
     expected, *trained = (restart_nothing.weights(tmp_path / f"{name}.pt") for name in ("main", "group0", "group1"))
