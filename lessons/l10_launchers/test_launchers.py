@@ -223,6 +223,7 @@ A_TASK_A_RANK = '#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node 2\nsrun --label pyt
     ("# only comments\n", "untried", "")])
 def test_a_job_is_judged_by_what_it_starts_and_says_where_it_was_only_read(text, outcome, message, monkeypatch):
     monkeypatch.setattr("course.slurm.missing", lambda: "none is here")
+    monkeypatch.setattr(check.job, "mistakes", {})  # to find the one behind a wrong file takes time
     verdict = check.job.verdict(text)
     assert verdict[0] == outcome and message.lower() in verdict[1].lower(), verdict
 
@@ -235,5 +236,6 @@ def test_a_rehearsal_leaves_no_process():
 def test_what_two_hosts_refuse_is_wrong_though_it_reads_well(monkeypatch):
     monkeypatch.setattr(check.Cluster, "available", lambda: None)
     monkeypatch.setattr(check, "on_two_hosts", lambda text: ([check.RANKS[0]], "no route to host"))
+    monkeypatch.setattr(check.line, "mistakes", {})
     outcome, message = check.line.verdict(check.LINE)
     assert outcome == "wrong" and message.endswith("The last output was: no route to host")

@@ -87,15 +87,20 @@ def test_port_in_use_is_one_line_with_the_cure():
     assert f"--port {port} is in use" in message
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["--port", -1], "--port -1 is no port"),
-    (["--samples", 60_001], "--samples must be 1 (one a rank) to 60000"),
-    (["--n-gpus", 3, "--device", "cpu", "--samples", 2], "--samples must be 3"),
-    (["--save-model", "/dev/null/model.pt"], "--save-model: cannot write in /dev/null"),
-    (["--data-path", "/dev/null/data"], "--data-path: [Errno 20] Not a directory"),
+@pytest.mark.parametrize(("args", "message"), [
+    ({"port": -1}, "--port -1 is no port"),
+    ({"samples": 60_001}, "--samples must be 1 (one a rank) to 60000"),
+    ({"n_gpus": 3, "samples": 2}, "--samples must be 3"),
+    ({"n_gpus": 3, "device": "auto"}, "--n-gpus 3, but torch sees 2"),
+    ({"save_model": "/dev/null/model.pt"}, "--save-model: cannot write in /dev/null"),
+    ({"data_path": "/dev/null/data"}, "--data-path: [Errno 20] Not a directory"),
 ])
-def test_bad_input_is_one_line_and_status_2(options, message):
-    assert message in message_of(runner.run(0, *options, script=SCRIPT))
+def test_what_cannot_work_is_refused_before_anything_is_started(args, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("RANK", raising=False)
+    usual = {"device": "cpu", "n_gpus": 1, "samples": 9, "test_samples": 9, "port": 0, "save_model": None}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        spawn_mnist.check(SimpleNamespace(**{**usual, "data_path": runner.ROOT / "data", **args}))
 
 
 def test_under_torchrun_it_says_how_to_start_it():
@@ -107,13 +112,6 @@ def test_without_data_and_network_it_says_what_to_do(tmp_path):
     no_network = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "PATH": "/nowhere"}
     message = message_of(runner.run(0, "--data-path", tmp_path, script=SCRIPT, **no_network))
     assert "mnist could not be had" in message
-
-
-def test_more_ranks_than_gpus_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ValueError, match="--n-gpus 3, but torch sees 2"):
-        spawn_mnist.check(SimpleNamespace(device="auto", n_gpus=3))
 
 
 @pytest.mark.gpu
@@ -158,7 +156,7 @@ def running(tmp_path):
 @pytest.mark.parametrize(("send", "sign"), [
     (os.killpg, signal.SIGINT),  # Ctrl-C in a terminal: the ranks get it, too
     pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.weekly),
-    (os.kill, signal.SIGKILL),
+    pytest.param(os.kill, signal.SIGKILL, marks=pytest.mark.weekly),
 ])
 def test_ranks_end_with_their_parent(send, sign, running):
     process, family, console = running
@@ -169,18 +167,14 @@ def test_ranks_end_with_their_parent(send, sign, running):
         assert "Traceback" not in console.read_text()
 
 
-def test_a_rank_that_is_killed_ends_all_and_is_named(running):
+@pytest.mark.parametrize(("harm", "said"), [
+    (psutil.Process.kill, "spawn_mnist.py: a rank failed, and the others were ended: "),
+    pytest.param(psutil.Process.suspend, "[Tt]imed out|timeout", marks=pytest.mark.weekly),
+])
+def test_a_rank_that_is_killed_or_hangs_ends_all(harm, said, running):
+    """One that hangs lives, and does nothing: the others wait --timeout seconds for it, and no longer."""
     process, family, console = running
-    family[1].kill()
+    harm(family[1])
     assert process.wait(runner.LIMIT) == 1
     assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
-    assert "spawn_mnist.py: a rank failed, and the others were ended: " in console.read_text()
-
-
-def test_a_rank_that_hangs_ends_all_when_the_time_is_over(running):
-    """It lives, and does nothing: the others wait --timeout seconds for it, and no longer."""
-    process, family, console = running
-    family[1].suspend()
-    assert process.wait(runner.LIMIT) == 1
-    assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
-    assert re.search("[Tt]imed out|timeout", console.read_text())
+    assert re.search(said, console.read_text())
