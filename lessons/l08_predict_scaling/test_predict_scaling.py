@@ -59,13 +59,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(program, world_size, arg
 # ---------------------------------------------------------------- parts of a step
 
 
-def point(way, batch, *rounds):
-    return {"way": way, "batch_size": batch, "rounds": rounds}
-
-
 def test_the_parts_add_up_to_by_hand_and_ddp_itself_and_are_not_cut_at_zero():
     talk = {"step": 9.0, "wait": 1.0, "all_reduce": 2.0}
-    points = [point(way, batch, *rounds) for batch in (4, 8) for way, rounds in {
+    points = [{"way": way, "batch_size": batch, "rounds": rounds} for batch in (4, 8) for way, rounds in {
         "ddp": [{"step": 11.0 * batch}, {"step": 9.0 * batch}], "alone": [{"step": 5.0}, {"step": 7.0}],
         "side_by_side": [{"step": 6.5}, {"step": 6.5}], "silent": [{"step": 7.0}, {"step": 6.0}],
         "by_hand": [talk, talk]}.items()]

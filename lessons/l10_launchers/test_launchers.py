@@ -18,14 +18,6 @@ WHY = [sys.executable, "scripts/cluster/why_it_failed.py"]
 LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
 torchrun = runner.command
 OLD, NEW, HELLO = (f"lessons/l10_launchers/{name}.py" for name in ("local_rank_old", "local_rank_new", "hello_rank"))
-# A rank that notes its process, and works for ten minutes. Rank 1 does something else after a second.
-RANK = """import os, signal, sys, time
-open({folder!r} + f"/started-{{os.getpid()}}", "w")
-if os.environ["RANK"] == "1":
-    time.sleep(1)
-    {rank_1}
-time.sleep(600)
-"""
 
 
 def run(*command, **env):
@@ -33,24 +25,12 @@ def run(*command, **env):
                           text=True, timeout=runner.LIMIT)
 
 
-def ask(*command, within=100, options=(), **env):
+def ask(*command, **env):
     """why_it_failed.py's lines about a command: {"status": ..., "it said": ..., "why": ...}, and its exit status."""
-    done = run(*WHY, f"--within={within}", "--expect-failure", *options, "--", *command, **env)
+    done = run(*WHY, "--within=100", "--expect-failure", "--", *command, **env)
     assert done.stderr == "", done.stderr
     lines = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
     return {key: value.strip() for key, value in lines.items()}, done.returncode
-
-
-def write_rank(folder, rank_1):
-    script = folder / "rank.py"
-    script.write_text(RANK.format(folder=str(folder), rank_1=rank_1))
-    return script
-
-
-def started(folder):
-    """Processes of such ranks, and whether any of them still runs: one that is dead and not buried does not."""
-    pids = [int(path.name.split("-")[1]) for path in folder.glob("started-*")]
-    return pids, any(pid in psutil.pids() and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
 # ------------------------------------------------------------------------------------- what the launchers tell a rank
@@ -139,7 +119,10 @@ def test_the_cause_is_named_in_one_line(command, why, forked_python, tmp_path):
     ("sys.exit(7)", "rank 1 ended with exit status 7"),
 ])
 def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, forked_python, tmp_path):
-    found, status = ask(*torchrun(2, write_rank(tmp_path, rank_1), python=forked_python))
+    script = tmp_path / "rank.py"
+    script.write_text("import os, signal, sys, time\n"
+                      f"if os.environ['RANK'] == '1':\n    time.sleep(1)\n    {rank_1}\ntime.sleep(600)\n")
+    found, status = ask(*torchrun(2, script, python=forked_python))
     assert status == 0 and found["why"].startswith(why), found
 
 
@@ -189,8 +172,9 @@ def test_attempts_in_a_notebook_work_fail_and_hang_and_leave_nothing(tmp_path):
     assert show.in_a_notebook(first, "1 / 0", 60) == ("failed", "ZeroDivisionError: division by zero")
     fork = f"if os.fork() == 0:\n    os.setsid()\n    {first.splitlines()[1]}\ntime.sleep(600)"
     assert show.in_a_notebook(first, fork, 5)[0] == "hung"
-    pids, running = started(tmp_path)
-    assert len(pids) == 4 and not running
+    pids = [int(path.name.split("-")[1]) for path in tmp_path.glob("started-*")]
+    assert len(pids) == 4 and not any(  # one that is dead and not buried does not run
+        pid in psutil.pids() and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
 def test_what_torchrun_makes_of_its_options():

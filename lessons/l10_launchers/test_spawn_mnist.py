@@ -128,10 +128,6 @@ def test_on_gpus_each_rank_has_its_own(tmp_path):
 # ------------------------------------------------------------------------------------------- when it does not end well
 
 
-def ranks_of(parent):
-    return [child for child in parent.children(recursive=True) if "spawn_main" in " ".join(child.cmdline())]
-
-
 @pytest.fixture
 def running(tmp_path):
     """(the parent, its two ranks, the file of what they say) of a run that would train for hours."""
@@ -143,7 +139,8 @@ def running(tmp_path):
     family = []
     try:
         runner.wait_for(lambda: "Epoch: 0" in console.read_text(), f"the first epoch: {console.read_text()}")
-        family = ranks_of(psutil.Process(process.pid))
+        family = [child for child in psutil.Process(process.pid).children(recursive=True)
+                  if "spawn_main" in " ".join(child.cmdline())]
         assert len(family) == 2
         yield process, family, console
     finally:
