@@ -26,7 +26,7 @@ def results(tmp_path_factory):
     (other := tmp_path_factory.mktemp("other") / "way.py").write_text(OTHER_WAY)
     finished = [
         runner.run(RANKS, "--wrapper", *TRAINED.values(), *both, "--out", folder / "steps.json", script=SCRIPT),
-        runner.run(RANKS, "--step", *ddp_questions.QUESTIONS, *both, "--width", 600, "--bucket-mb", 0.05, 1000,
+        runner.run(RANKS, "--step", *ddp_questions.QUESTIONS, *both, "--width", 520, "--bucket-mb", 0.05, 1000,
                    "--wrapper", f"{other}:MyDDP", "--out", folder / "answers.json", script=QUESTIONS)]
     assert [done.returncode for done in finished] == [0, 0], [done.stderr for done in finished]
     assert sorted(path.name for path in folder.iterdir()) == ["answers.json", "steps.json"]
@@ -136,7 +136,6 @@ def test_mean_loss_needs_the_mean_and_sum_loss_the_sum(results):
     times = {(row["loss"], row["over_ranks"]): row["times"] for row in results["scale"]}
     assert times == pytest.approx({("mean", "sum"): RANKS, ("mean", "mean"): 1, ("sum", "sum"): 1,
                                    ("sum", "mean"): 1 / RANKS}, rel=1e-4)
-    assert all(row["relative_difference"] < 1e-3 for row in results["scale"])
 
 
 def test_timeline_is_a_step_of_rank_0_whatever_sends_the_gradients(results):
@@ -156,7 +155,7 @@ def test_timeline_is_a_step_of_rank_0_whatever_sends_the_gradients(results):
         assert all(max(parts) < whole for *parts, whole in zip(*run["rounds"].values(), step, strict=True))
     assert show.early(small)[0] > 1 and show.early(one)[0] == 0
     count = [len({event["text"] for event in run["events"] if "text" in event}) for run in results["timeline"]]
-    assert count[0] > 2 and count[1] == 1 and count[2] == 12, "a layer of 600 is a bucket, and each takes two messages"
+    assert count[0] > 2 and count[1] == 1 and count[2] == 12, "a layer of 520 is a bucket, and each takes two messages"
 
 
 def test_the_shorter_step_is_named_only_where_no_round_of_the_other_is_as_short():

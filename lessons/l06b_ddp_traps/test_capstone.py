@@ -71,6 +71,9 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "seed": ({"manual_seed(rank)": "manual_seed(0)"}, "the same random numbers"),
     "all print": ({"    if rank == 0:\n        print": "    if True:\n        print"}, "2 ranks printed 3 lines"),
     "rank 0's loss": ({SUMS: SUMS.replace("sums", "sums[2]")}, "the loss printed for epoch 0 is 1.6642"),
+    "rank 0's hits": ({SUMS: SUMS.replace("sums", "sums[:2]")}, "the accuracy printed for epoch 0 is 0.5217"),
+    "mean of means, loss": ({"loss.detach() * len(labels)": "loss.detach()", "+= len(labels)": "+= 1"},
+                            "the loss printed for epoch 0 is 1.6884"),
     "mean of means": ({SUMS: f"    sums[2] /= len(shard)\n{SUMS}", "sums[2] / len(test_set)": "sums[2] / world_size"},
                       "the accuracy printed for epoch 0 is 0.6818"),
     "padded evaluation": ({"sampler=shard": "sampler=DistributedSampler(test_set, shuffle=False)"},
@@ -93,8 +96,9 @@ MISTAKES = {  # what is changed in minimal_ddp.py; a part of the message
     "an error": ({SUMS: "    sums / no_such_name\n" + SUMS}, "raised NameError"),
 }
 # Another mistake takes the same way through the check.
-WEEKLY = {"GPU of the rank", "no GPU", "rank 1 saves", "another size"}
-REASONS = {"rank 0's loss": "rank 0's images alone", "mean of means": "a mean of means"}
+WEEKLY = {"GPU of the rank", "no GPU", "rank 0's hits", "mean of means, loss", "rank 1 saves", "another size"}
+REASONS = {"rank 0's loss": "rank 0's images alone", "rank 0's hits": "rank 0's images alone",
+           "mean of means, loss": "a mean of means", "mean of means": "a mean of means"}
 
 
 def edited(changes):
