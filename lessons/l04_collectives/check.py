@@ -157,10 +157,6 @@ def for_powers_of_two(tensor, src):
         have *= 2
 
 
-def with_broadcast(tensor, src):
-    dist.broadcast(tensor, src)
-
-
 def sources(ranks):
     """Whose tensor all are to get, in each call."""
     return drawn_one([0, ranks - 1], lambda random: random.sample(range(ranks), 2))
@@ -195,7 +191,7 @@ def measure_broadcast(function, context):
         "Does every rank but src call recv, also where src is not rank 0?": partial(star_with, received=False),
         "In the last round of a tree some ranks have nobody left to send to, unless there are 2, 4, 8 or so ranks.":
             for_powers_of_two,
-        "You called the collective that you are to build of messages.": with_broadcast,
+        "You called the collective that you are to build of messages.": dist.broadcast,
     },
 )
 def broadcasted(ranks):
@@ -275,10 +271,6 @@ def all_send_first(tensor):
         tensor += parts[other]
 
 
-def with_all_reduce(tensor):
-    dist.all_reduce(tensor)
-
-
 def measure_all_reduce(function, context):
     """For each number of ranks what this rank held in the end, and what it did."""
     def call(ranks):
@@ -315,7 +307,7 @@ def sums(ranks):
         "all_reduce adds up, and does not divide.": averaged,
         "All ranks send first, and nobody receives yet. Let some receive first, or start both with isend and irecv.":
             all_send_first,
-        "You called the collective that you are to build of messages.": with_all_reduce,
+        "You called the collective that you are to build of messages.": dist.all_reduce,
     },
 )
 def all_reduced(ranks):
@@ -388,7 +380,7 @@ def send_before_receive(outgoing, incoming):
         "All messages go through one rank: in a ring each rank sends to its right neighbour.": my_all_reduce,
         "Does each message have a rank that receives it? And does no rank wait in `send` before it receives, while all "
         "others do the same? Start both together, as `shift` does.": partial(ring_with, send=send_before_receive),
-        "You called the collective that you are to build of messages.": with_all_reduce,
+        "You called the collective that you are to build of messages.": dist.all_reduce,
     },
 )
 def ring(ranks):
@@ -473,6 +465,10 @@ def padded_pieces(mine):
     return pieces
 
 
+def unchanged(own):
+    return own
+
+
 def padding_left(mine):
     return torch.cat(padded_pieces(mine))
 
@@ -484,10 +480,6 @@ def zeros_taken_out(mine):
 
 def own_length_for_all(mine):
     return torch.cat([piece[:len(mine)] for piece in padded_pieces(mine)])
-
-
-def own_alone(mine):
-    return mine
 
 
 def as_if_equal(mine):
@@ -548,7 +540,7 @@ def measure_join(function, context):
     hint="Three steps. All ranks learn all lengths: a number a rank, so its shapes are equal. Each fills its tensor up "
     "to the longest, and all_gather has equal shapes again. Then each piece is cut to its own length.",
     mistakes={
-        "Each rank has its own part: nothing came from the others.": own_alone,
+        "Each rank has its own part: nothing came from the others.": unchanged,
         "The ranks do not have equally many predictions. Fill up the shorter tensors first; for this every rank must "
         "know the longest length.": as_if_equal,
         "The values that you filled up with are still in it. (Is each length a tensor of its own? [tensor] * n is one "
@@ -573,10 +565,6 @@ def my_stop(want):
     wishes = torch.tensor(int(want))
     dist.all_reduce(wishes, dist.ReduceOp.MAX)
     return bool(wishes)
-
-
-def own_wish(want):
-    return want
 
 
 def rank_0_decides(want):
@@ -623,7 +611,7 @@ def measure_stop(function, context):
     hint="Every rank puts a number, 0 or 1, into one collective, in every step, also when it does not want to stop. "
     "After it every rank must have the same number: which collective, and which ReduceOp?",
     mistakes={
-        "Each rank followed its own wish. The others then wait for the ranks that left the loop.": own_wish,
+        "Each rank followed its own wish. The others then wait for the ranks that left the loop.": unchanged,
         "It is always rank 0's wish: nobody asked the others.": rank_0_decides,
         "One rank is enough: not all have to want it.": all_must_want,
         "A rank that does not want to stop must call the collective, too.": called_only_if_wanted,
