@@ -1,6 +1,5 @@
 """Start main.py and other programs: forked where the start is not the subject, else as a person would."""
 
-import contextlib
 import functools
 import importlib
 import multiprocessing.forkserver
@@ -111,16 +110,6 @@ def wait_for(condition, what, seconds=LIMIT):
     while not condition():
         assert time.monotonic() < give_up, f"waited {seconds} s for {what}"
         time.sleep(0.1)
-
-
-def living(text):
-    """Processes that this one, or its children, have started and that run, with `text` in their command line."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # ended, though nobody may have asked for its status
-            if text in " ".join(child.cmdline()):
-                found.append(child)
-    return found
 
 
 def end(process, sign):
