@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import jupytext
+import nbclient
 import nbformat
 import psutil
 import pytest
@@ -276,3 +278,12 @@ def test_ctrl_c_names_what_finished_and_leaves_no_process(tmp_path):
     assert process.returncode == 130
     assert "Stopped in 01_busy. Passed before: 00_done." in out and "02_never" not in out
     assert not alive
+
+
+def test_the_notebook_of_the_template_runs_and_its_exercise_is_untried():
+    """Whoever copies lessons/_template, as CONTRIBUTING.md says, begins with something sound."""
+    notebook = jupytext.read(ROOT / "lessons/_template/notebook_text.py")
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3",
+                            resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
+    (check,) = [cell for cell in notebook.cells if cell.source.startswith("check.mean(")]
+    assert check.outputs[0].data["text/plain"] == "○ Not tried yet."
