@@ -1,4 +1,4 @@
-"""scripts/run, on tiny courses of their own: real kernels, no network, no torch."""
+"""scripts/run, on tiny courses of their own, and the notebook of the template: real kernels, no network."""
 
 import os
 import re
@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jupytext
@@ -18,6 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from course import twins
 from scripts import run_notebooks
+from tests import runner
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_CELL = """\
@@ -253,20 +253,10 @@ def test_ctrl_c_names_what_finished_and_leaves_no_process(tmp_path):
     add_notebook(course, "01_busy", ("!python runner.py worker", []))
     add_notebook(course, "02_never", ("1", []))
     pids = course / "pids"
-    process = subprocess.Popen(
-        ["scripts/run"],
-        cwd=course,
-        env=environment(course),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
-    )
+    process = subprocess.Popen(["scripts/run"], cwd=course, env=environment(course), stdout=subprocess.PIPE, text=True,
+                               start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
-        while not pids.exists() or len(pids.read_text().split()) < 2:
-            assert time.monotonic() < deadline and process.poll() is None, "the busy notebook did not start its command"
-            time.sleep(0.1)
+        runner.wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2, "the busy notebook's command", 60)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     finally:
