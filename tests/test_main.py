@@ -207,9 +207,7 @@ def evaluate(*args):
 utils.evaluate = evaluate
 main.main()
 """)
-    done = subprocess.run(runner.command(3, script, *SMALL, "--log-file", tmp_path / "run.jsonl"), cwd=runner.ROOT,
-                          env=runner.environment(PYTHON_EXEC=forked_python), capture_output=True, text=True,
-                          timeout=runner.LIMIT)
+    done = runner.torchrun(3, *SMALL, "--log-file", tmp_path / "run.jsonl", script=script, PYTHON_EXEC=forked_python)
     assert done.returncode == 1
     failures = done.stderr.split("Failures:")[1]  # Root Cause is rank 0 where both failed within one second
     assert "rank      : 1 (local_rank: 1)" in failures and "ZeroDivisionError: on purpose" in failures
