@@ -33,6 +33,7 @@ def typed(monkeypatch, *words):
     record.main()
 
 
+@pytest.mark.weekly
 def test_a_machine_is_recorded_and_no_machine_named(recorded, monkeypatch, capsys):
     typed(monkeypatch, "my-box", "--quick")
     assert [path.name for path in recorded.iterdir()] == ["my-box"], "and nothing beside it"

@@ -3,7 +3,6 @@
 
 import copy
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -164,8 +163,7 @@ def test_a_question_by_show_of_hands_hides_its_answer_until_the_next_slide(tmp_p
 
 
 def test_a_wrong_number_is_one_line():
-    done = subprocess.run([sys.executable, "site/build_site.py", "--slides", "99"], cwd=runner.ROOT, text=True,
-                          capture_output=True, timeout=60, env=runner.environment(PYTHONPATH=str(runner.ROOT)))
+    done = runner.torchrun(0, "--slides", "99", script="site/build_site.py", PYTHONPATH=str(runner.ROOT))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "scripts/site: error: --slides: no lesson 99; there are 00, 01" in done.stderr
 
