@@ -98,9 +98,9 @@ def torchrun(ranks, *arguments, script="main.py", limit=LIMIT, PYTHON_EXEC=None,
     return done
 
 
-def start(ranks, *arguments, torchrun=(), **env):
+def start(ranks, *arguments, script="main.py", torchrun=(), **env):
     """A running one of main.py, with the threads that run() gives: another number computes other last bits."""
-    return subprocess.Popen(command(ranks, "main.py", *arguments, torchrun=torchrun), cwd=ROOT, text=True,
+    return subprocess.Popen(command(ranks, script, *arguments, torchrun=torchrun), cwd=ROOT, text=True,
                             env={"OMP_NUM_THREADS": "1", **environment(**env)}, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT)
 

@@ -98,9 +98,8 @@ class Slow(models.ConvNet):
 models.MODELS["lenet"] = Slow
 main.main()
 """)
-    command = runner.command(3, script, *JOB, "--epochs", 1000, "--checkpoint", tmp_path / "c", "--log-file", log)
-    process = subprocess.Popen(command, cwd=runner.ROOT, env=runner.environment(PYTHON_EXEC=forked_python), text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = runner.start(3, *JOB, "--epochs", 1000, "--checkpoint", tmp_path / "c", "--log-file", log, script=script,
+                           PYTHON_EXEC=forked_python)
     runner.wait_for(lambda: log.exists() and "\n" in log.read_text(), "the first record")
     time.sleep(1)  # into the steps
     ranks_of(process)[1].send_signal(signal.SIGUSR1)  # Slurm's --signal gives a job so long before it kills
