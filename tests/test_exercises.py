@@ -83,10 +83,12 @@ def in_a_world_of(ranks, answer, *case):
         return answer(*case)
 
 
-@each_of(EXERCISES)
-def test_with_drawn_cases_right_is_right_and_a_mistake_is_wrong(name, monkeypatch):
+@pytest.mark.parametrize(("name", "mistaken"), [
+    *((name, name not in ON_RANKS) for name in sorted(EXERCISES)),
+    *(pytest.param(name, True, marks=pytest.mark.weekly) for name in sorted(ON_RANKS))])  # ranks cost seconds
+def test_with_drawn_cases_right_is_right_and_a_mistake_is_wrong(name, mistaken, monkeypatch):
     asked = EXERCISES[name]
-    wrong = [] if name in ON_RANKS else list(asked.mistakes.values())  # ranks cost seconds
+    wrong = list(asked.mistakes.values()) if mistaken else []
     # What runs on several numbers of ranks is tried with another one by every check.
     if name in ON_RANKS and isinstance(asked.ranks(), int) and "get_world_size" in inspect.getsource(asked.answer):
         wrong.append(partial(in_a_world_of, asked.ranks(), asked.answer))  # right for the lesson's number of ranks
@@ -118,6 +120,13 @@ def test_an_answer_that_remembers_the_lesson_s_cases_is_wrong(name, monkeypatch)
     for seed in ("1", "2", "3"):
         monkeypatch.setattr("course.exercise.seed", seed)
         assert asked.verdict(remembering())[0] == "wrong", seed
+
+
+@each_of(NOTHING_TO_DRAW)
+def test_the_teacher_is_told_where_a_copied_answer_passes(name):
+    readme = (runner.ROOT / "teach" / "README.md").read_text(encoding="utf-8")
+    number, name = name.split("-")
+    assert re.search(rf"\b{number} [^;.]*`{name}`", readme), "its list of exercises whose cases are not drawn"
 
 
 # ---------------------------------------------------------------------------------------------- course/exercise.py
