@@ -19,7 +19,8 @@ A lesson's check.py makes an exercise from a generator of cases:
             yield Case(got, right, f"With n={n} ... you gave {got}, the sampler gives {right}.")
 
 The check runs the learner's answer. Only if a case is wrong does it run the typical mistakes on the same cases; the
-message of the one that behaves the same explains the error. `exercise_on_ranks` in course/on_ranks.py does the same
+message of the one that behaves the same explains the error. A mistake is a function or, where a line of the solution
+makes the difference, mistake(shard_by_hand, {"this": "that"}). `exercise_on_ranks` in course/on_ranks.py does the same
 for answers that run on ranks.
 """
 
@@ -199,10 +200,10 @@ def exercise(*, solution, hint: str, mistakes: dict[str, Any]) -> Callable[[Call
 
 
 def mistake(answer: Callable, edits: dict[str, str]) -> Callable:
-    """The typical mistake that a solution, a function or a class of a module, is with some of its text replaced:
-    {old: new}. It takes the same arguments, also on ranks."""
+    """A typical mistake: the solution, a function or class of a module, with parts of its text replaced, {old: new}.
+    It takes the solution's arguments, also on ranks."""
     text = edited(_text(answer), edits)
-    compile(text, answer.__name__, "exec")  # what is no Python is noticed here, and not on a rank
+    compile(text, answer.__name__, "exec")  # an edit that makes no Python fails here, and not on a rank
     return partial(_of_text, answer, text)
 
 
