@@ -102,13 +102,11 @@ OF_ONE_RANK = "        self.own.grad.copy_(gradients.chunk(ranks)[dist.get_rank(
 
 
 class WholeTensors:
-    """Each rank updates some of the tensors, the largest dealt out first."""
+    """Each rank updates some of the tensors, which are dealt out in turn."""
 
     def __init__(self, parameters, optimizer_class, **options):
-        self.owners, load = {}, [0] * dist.get_world_size()
-        for each in sorted((each for each in parameters if each.requires_grad), key=lambda each: -each.numel()):
-            self.owners[each] = load.index(min(load))
-            load[self.owners[each]] += each.numel()
+        trained = [each for each in parameters if each.requires_grad]
+        self.owners = {each: number % dist.get_world_size() for number, each in enumerate(trained)}
         own = [each for each, owner in self.owners.items() if owner == dist.get_rank()]
         self.optimizer = optimizer_class(own, **options)
 
