@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 import os
+import pickle
 import random
 import socket
 import sys
@@ -127,12 +128,12 @@ def checksum(values):
 
 def random_state():
     """{whose: a digest of the state that gives the next random numbers}."""
-    states = {"torch": torch.get_rng_state().numpy().tobytes(), "random": repr(random.getstate()).encode()}
+    states = {"torch": torch.get_rng_state().numpy(), "random": random.getstate()}
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
+        states["cuda"] = torch.cuda.get_rng_state().numpy()
     if "numpy.random" in sys.modules:
-        states["numpy"] = repr(sys.modules["numpy.random"].get_state()).encode()
-    return {whose: hashlib.md5(state).hexdigest() for whose, state in states.items()}
+        states["numpy"] = sys.modules["numpy.random"].get_state()
+    return {whose: hashlib.md5(pickle.dumps(state)).hexdigest() for whose, state in states.items()}
 
 
 def drawn_from(before):
