@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .diary import MOST, TORCH, users, where
 
@@ -178,9 +179,9 @@ class Seams:
         self.outermost = WeakKeyDictionary()  # modules that were called in training from outside any module, in order
         self.with_gradient = WeakSet()  # those among them that have had one
         self.within = self.depth = 0  # forwards of DDP and of any module under way
-        self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, ids of what they hold
+        self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, numbers of what they hold
         self.samplers = {}  # {id of a BatchSampler: what it drew}
-        self.sets, self.number = WeakKeyDictionary(), itertools.count()  # {data set: its number}
+        self.numbers, self.number = WeakIdKeyDictionary(), itertools.count()  # {data set or parameter: its number}
         self.judged = 0  # forwards in evaluation
         self.shown = 0  # samples that went through the model in training, DDP's where there is one
         self.seen, self.evaluated = set(), set()
@@ -326,7 +327,7 @@ class Seams:
 
     @looks
     def wrapped(self, line, model, *_, **__):
-        self.models[model] = wrapped = Wrapped(model)
+        self.models[model] = wrapped = Wrapped(model, self.number_of)
         self.all_wrapped.append(wrapped)
         self.diary.note("wrapped", where=line, ranks=dist.get_world_size(model.process_group))
         if any(isinstance(part, BATCHNORM) and not isinstance(part, nn.SyncBatchNorm) for part in model.modules()):
@@ -525,11 +526,11 @@ class Seams:
         """Note the parameters that an optimizer holds, before its first step."""
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = 0
-            held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
-            self.held |= set(held)
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self.held |= set(map(self.number_of, held))
             rates = [group["lr"] for group in optimizer.param_groups if isinstance(group["lr"], float)]
             self.diary.note("optimizer", where=where(), rates=rates)
-            if all(parameter.grad is None for parameter in held.values()):
+            if all(parameter.grad is None for parameter in held):
                 self.idle = where()
         if self.models and not self.synchronises:
             self.diary.once("unsynchronised", where=where())
@@ -620,10 +621,10 @@ class Seams:
             raw = tensors[0].detach().cpu().flatten()[:2**14].contiguous().view(torch.uint8)
             watched.prints.append(zlib.crc32(bytes(raw.tolist())))
 
-    def number_of(self, dataset):
-        """The same for the same data set, and never another one's, as an id() may be."""
+    def number_of(self, thing):
+        """The same for the same data set or parameter, and never another one's, as an id() may be."""
         try:
-            return self.sets.setdefault(dataset, next(self.number))
+            return self.numbers.setdefault(thing, next(self.number))
         except TypeError:  # a list, say
             return None
 
@@ -733,7 +734,7 @@ class Seams:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
         self.diary.note("threads", each=torch.get_num_threads(), host=socket.gethostname(), cores=cores)
         for model in self.all_wrapped if "optimizer" in self.diary.facts else []:
-            left = [name for name, its_id in model.trained.items() if its_id not in self.held and name in model.got]
+            left = [name for name, number in model.trained.items() if number not in self.held and name in model.got]
             never = [name for name in model.trained if name not in model.got]
             if self.idle and model.trained and not set(model.trained.values()) & self.held:
                 self.diary.note("foreign", where=self.idle)
@@ -761,8 +762,8 @@ class Seams:
 class Wrapped:
     """What is remembered of a model that DDP wraps, so that the model itself can go."""
 
-    def __init__(self, model):
-        self.trained = {name: id(parameter) for name, parameter in model.module.named_parameters()
+    def __init__(self, model, number_of):
+        self.trained = {name: number_of(parameter) for name, parameter in model.module.named_parameters()
                         if parameter.requires_grad}
         self.parts = WeakSet(model.module.modules())
         self.expects_unused = model.find_unused_parameters or model.static_graph
