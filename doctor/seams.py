@@ -55,11 +55,11 @@ def install(diary, steps=None, exchange=None):
     dist.destroy_process_group = seams.before(dist.destroy_process_group, seams.last_look)
     DistributedDataParallel.__init__ = seams.after(
         seams.before(DistributedDataParallel.__init__, seams.wrapping), seams.wrapped, "DDP")
-    DistributedDataParallel.register_comm_hook = seams.before(DistributedDataParallel.register_comm_hook, seams.hooked)
-    Join.__enter__ = seams.before(Join.__enter__, seams.joined)
+    for kind, owner, name in (("hooked", DistributedDataParallel, "register_comm_hook"), ("joined", Join, "__enter__"),
+                              ("loaded_optimizer", Optimizer, "load_state_dict")):
+        setattr(owner, name, seams.before(getattr(owner, name), seams.noting(kind)))
     DistributedDataParallel.forward = seams.direct(DistributedDataParallel.forward)
     DistributedDataParallel.no_sync = seams.no_sync(DistributedDataParallel.no_sync)
-    Optimizer.load_state_dict = seams.after(Optimizer.load_state_dict, seams.optimizer_loaded)
     nn.Module.load_state_dict = seams.after(nn.Module.load_state_dict, seams.weights_loaded)
     for name in ("wait", "is_completed", "get_future", "synchronize", "block_current_stream"):
         setattr(dist.Work, name, seams.before(getattr(dist.Work, name), seams.waited_for))
@@ -184,7 +184,7 @@ class Seams:
         self.numbers, self.number = WeakIdKeyDictionary(), itertools.count()  # {data set or parameter: its number}
         self.judged = 0  # forwards in evaluation
         self.shown = 0  # samples that went through the model in training, DDP's where there is one
-        self.seen, self.evaluated = set(), set()
+        self.seen = set()
         self.kept = 0  # indices of samples, at most MOST
         self.raw = self.before_forward = self.ready = self.closing = None
         self.idle = None  # the line of the first step of an optimizer whose parameters had no gradient
@@ -199,7 +199,7 @@ class Seams:
         self.unfinished = {}  # {id: (work of a collective that nobody has waited for, its name, its line)}
         self.updated_to = {}  # {form of a model: a digest of its weights after an update}
         self.reading = WeakSet()  # passes under way
-        self.tests = WeakKeyDictionary()  # {a model that was evaluated: how often}
+        self.tests = WeakKeyDictionary()  # {a model that was evaluated: after which steps}
         self.schedules = WeakKeyDictionary()  # {scheduler: the line where it was made}
 
     def ours(self):
@@ -266,6 +266,13 @@ class Seams:
                             values=sent.flatten().tolist() if few else None, within=bool(self.diary.inside),
                             passes=self.diary.passes, backwards=self.diary.backwards, updated=self.updated)
 
+    def noting(self, kind):
+        """A look that notes the call, and nothing of it."""
+        @looks
+        def called(self, *_, **__):
+            self.diary.once(kind, where=where(), backwards=self.diary.backwards)
+        return functools.partial(called, self)
+
     @looks
     def in_pairs(self, *_, **__):
         self.diary.once("in_pairs")
@@ -277,7 +284,7 @@ class Seams:
     @looks
     def added_up(self, gradient):
         """Note a gradient that an all-reduce has just summed: something must divide it before the update."""
-        if 0 < self.diary.backwards <= LOOKED_AT and not self.updated:
+        if 0 < self.diary.backwards <= LOOKED_AT and not self.updated and dist.get_world_size() > 1:
             self.summed.append((gradient, digest([gradient])))
 
     def undivided(self, gradients):
@@ -285,7 +292,7 @@ class Seams:
         ids = set(map(id, gradients))
         if any(id(gradient) in ids and before and before[1] and digest([gradient]) == before
                for gradient, before in self.summed):
-            self.diary.once("summed", where=self.diary.sent[1])
+            self.diary.once("summed", where=self.diary.sent[1], ranks=dist.get_world_size())
         self.summed.clear()
 
     @looks
@@ -336,14 +343,6 @@ class Seams:
         if first is not None and not nn.parameter.is_lazy(first):
             first.register_post_accumulate_grad_hook(self.last_is_ready)
 
-    @looks
-    def hooked(self, *_, **__):
-        self.diary.note("hooked", where=where())
-
-    @looks
-    def joined(self, *_, **__):
-        self.diary.once("joined", where=where(), backwards=self.diary.backwards)
-
     def last_is_ready(self, _):
         """Backward ends with the first layer. The time after it is the all-reduce, and the wait for slower ranks."""
         self.ready = time.monotonic()
@@ -358,12 +357,12 @@ class Seams:
             self.diary.tested += 1
             self.diary.keep_counts()
         self.judged += self.depth == 1 and not module.training
-        if outermost and not module.training and self.diary.steps and (
-                self.diary.steps, id(module)) not in self.evaluated and self.tests.setdefault(module, 0) < LOOKED_AT:
-            self.evaluated.add((self.diary.steps, id(module)))
-            self.tests[module] += 1
-            self.diary.note("tested", where=where(), step=self.diary.steps, weights=digest(shared(module)),
-                            buffers=digest([buffer for buffer in module.buffers() if buffer.is_floating_point()]))
+        if outermost and not module.training and self.diary.steps:
+            tested = self.tests.setdefault(module, set())
+            if self.diary.steps not in tested and len(tested) < LOOKED_AT:
+                tested.add(self.diary.steps)
+                self.diary.note("tested", where=where(), step=self.diary.steps, weights=digest(shared(module)),
+                                buffers=digest([buffer for buffer in module.buffers() if buffer.is_floating_point()]))
         if not module.training or not torch.is_grad_enabled() or self.diary.inside:  # inside backward: recomputed
             return
         if self.depth == 1 and next(module.parameters(), None) is not None:
@@ -383,7 +382,8 @@ class Seams:
             if self.synchronises:
                 self.names(module, line)
             self.synchronises = module.require_backward_grad_sync
-            self.models[module].device(self.diary, next(module.parameters()).device)
+            if "device" not in self.diary.facts:
+                self.device(next(module.parameters()).device)
             self.diary.forwards += 1
             if self.fed and (states := drawn_from(self.fed)):
                 states.pop("random", None)  # a coin that all ranks toss alike, often on purpose
@@ -419,6 +419,12 @@ class Seams:
                 self.diary.note("drawn", what="the model's forward", where=where(), states=states,
                                 step=self.diary.steps)
             self.before_forward = None
+
+    def device(self, device):
+        """Note where the first model is. Each process may have numbers of its own for the GPUs."""
+        gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+        self.diary.note("device", device=str(device), gpu=str(getattr(gpu, "uuid", device)), host=socket.gethostname(),
+                        visible=torch.cuda.device_count())
 
     def weights(self, module, line, last=False):
         """A digest of the weights, once between two backwards, for each form of model, under DDP or not."""
@@ -717,10 +723,6 @@ class Seams:
         if any(parameter.requires_grad for parameter in module.parameters()):
             self.diary.note("loaded_weights", where=line, digest=digest(list(module.parameters())))
 
-    @looks
-    def optimizer_loaded(self, line, *_, **__):
-        self.diary.note("loaded_optimizer", where=line)
-
     def close(self):
         """What only the end shows."""
         self.closing = threading.get_ident()  # the watching thread, where the main one hangs
@@ -768,16 +770,6 @@ class Wrapped:
         self.parts = WeakSet(model.module.modules())
         self.expects_unused = model.find_unused_parameters or model.static_graph
         self.got = set()  # the names of those that had a gradient
-        self.noted = False
-
-    def device(self, diary, device):
-        """Before its first forward. Each process may have numbers of its own for the GPUs."""
-        if not self.noted:
-            self.noted = True
-            gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-            uuid = str(getattr(gpu, "uuid", device))
-            diary.note("device", device=str(device), gpu=uuid, host=socket.gethostname(),
-                       visible=torch.cuda.device_count())
 
 
 def nested_names(obj, depth=3):
