@@ -786,7 +786,19 @@ CUT_OFF = Finding(
     "tensor.detach() first.")
 
 
-AS_NOTED = {"cut_off": CUT_OFF, "foreign": FOREIGN, "summed": SUMMED, "unfinished": UNFINISHED_SEND}
+WRAPPED_TWICE = Finding(
+    "wrapped_twice", COSTLY, "A model that has DistributedDataParallel in it was wrapped in it again.",
+    "Each of its gradients is averaged, and sent, twice.", "Wrap the model once.")
+NOT_EMPTIED = Finding(
+    "no_zero_grad", LOOK, "In the first steps each backward() added to the gradients of the step before.",
+    "An update then uses the sum of the gradients of all steps so far. Is that meant?",
+    "optimizer.zero_grad() in each step.")
+LEFT_ON = Finding(
+    "no_eval", LOOK, "A model with dropout or BatchNorm went through a DataLoader without training, in training mode.",
+    "Dropout then drops outputs, and BatchNorm takes the statistics of the batch, and learns them. Is that meant?",
+    "model.eval() before an evaluation, and model.train() after it.")
+AS_NOTED = {"cut_off": CUT_OFF, "foreign": FOREIGN, "left_on": LEFT_ON, "not_emptied": NOT_EMPTIED, "summed": SUMMED,
+            "twice": WRAPPED_TWICE, "unfinished": UNFINISHED_SEND}
 
 
 def as_noted(diaries):

@@ -180,9 +180,11 @@ class Seams:
         self.with_gradient = WeakSet()  # those among them that have had one
         self.within = self.depth = 0  # forwards of DDP and of any module under way
         self.optimizers, self.held = WeakKeyDictionary(), set()  # {optimizer: its steps}, numbers of what they hold
+        self.not_emptied = WeakKeyDictionary()  # {optimizer: steps after which its gradients stayed}
         self.samplers = {}  # {id of a BatchSampler: what it drew}
         self.numbers, self.number = WeakIdKeyDictionary(), itertools.count()  # {data set or parameter: its number}
         self.judged = 0  # forwards in evaluation
+        self.left_on = None  # the line of a forward without gradients, in training mode, since a pass began
         self.shown = 0  # samples that went through the model in training, DDP's where there is one
         self.seen = set()
         self.kept = 0  # indices of samples, at most MOST
@@ -331,6 +333,8 @@ class Seams:
         shapes_of = {name: list(parameter.shape) for name, parameter in module.named_parameters()
                      if not nn.parameter.is_lazy(parameter)}
         self.diary.note("wraps", most=4, where=where(), shapes=shapes_of)
+        if any(isinstance(part, DistributedDataParallel) for part in module.modules()):
+            self.diary.once("twice", where=where())
 
     @looks
     def wrapped(self, line, model, *_, **__):
@@ -363,6 +367,10 @@ class Seams:
                 tested.add(self.diary.steps)
                 self.diary.note("tested", where=where(), step=self.diary.steps, weights=digest(shared(module)),
                                 buffers=digest([buffer for buffer in module.buffers() if buffer.is_floating_point()]))
+        if outermost and module.training and self.diary.steps and not torch.is_grad_enabled() and (
+                module in self.with_gradient or any(module in wrapped.parts for wrapped in self.all_wrapped)) and any(
+                isinstance(part, BATCHNORM | nn.modules.dropout._DropoutNd) for part in module.modules()):
+            self.left_on = where()
         if not module.training or not torch.is_grad_enabled() or self.diary.inside:  # inside backward: recomputed
             return
         if self.depth == 1 and next(module.parameters(), None) is not None:
@@ -488,6 +496,7 @@ class Seams:
                 self.summed.clear()  # no optimizer of torch's may ever look at them
             self.ready, self.updated, self.forwarded = None, False, False
             self.losses(*args, **kwargs)
+            self.left_over()
             with self.diary.during("backward", where()):
                 result = function(*args, **kwargs)
                 if self.ready:
@@ -496,6 +505,19 @@ class Seams:
             self.trained()
             return result
         return called
+
+    @looks
+    def left_over(self):
+        """Count the steps of an optimizer after which a backward finds all its gradients still there. NaN: not after
+        each: another optimizer's backward may come in between, but its own finds none.
+        """
+        for optimizer, steps in self.optimizers.items():
+            if 0 < steps < LOOKED_AT:
+                gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+                looks_at = (None if one is None or one.is_sparse else digest([one]) for one in gradients)
+                left = all(look and look[1] for look in looks_at)
+                times = self.not_emptied.get(optimizer, 0)
+                self.not_emptied[optimizer] = times + (times < steps) if left else math.nan
 
     @looks
     def trained(self):
@@ -676,6 +698,8 @@ class Seams:
             for module in [module for module in self.outermost if module in self.with_gradient]:
                 self.weights(module, watched.line)
         self.diary.note("pass", most=2000, **fact)
+        if to_its_end and not fact["trained"] and self.left_on:
+            self.diary.once("left_on", where=self.left_on)
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -743,6 +767,8 @@ class Seams:
             for kind, names in (("left", left), ("never", never if model.expects_unused else [])):
                 if 0 < len(names) < len(model.trained):
                     self.diary.note(kind, names=names[:20], where=self.diary.facts["optimizer"][0]["where"])
+        if any(times > 1 for times in self.not_emptied.values()):
+            self.diary.note("not_emptied", where=self.diary.facts["optimizer"][0]["where"])
         for scheduler, line in self.schedules.items():
             for name in vars(scheduler).keys() & {"T_max", "total_steps", "total_iters"}:
                 self.diary.note("schedule", where=line, length=vars(scheduler)[name], made=scheduler.last_epoch)
@@ -790,7 +816,7 @@ class Watched:
         self.seams, self.diary, self.loader, self.line = seams, seams.diary, loader, line
         self.stream = isinstance(loader.dataset, IterableDataset)
         self.began, self.shown = (self.diary.steps, self.diary.backwards), seams.shown
-        self.judged = seams.judged
+        self.judged, seams.left_on = seams.judged, None
         self.drawn = seams.samplers[id(loader.batch_sampler)] = array("q")
         self.batches, self.images, self.labels, self.prints, self.done, self.states = 0, 0, 0.0, [], False, {}
         self.numbered = False  # the classes are class numbers, not checksums of labels

@@ -126,9 +126,11 @@ dist.destroy_process_group()
 
 SOON = ('"gloo")', '"gloo", timeout=__import__("datetime").timedelta(seconds=8))')  # for ranks that wait
 CHANGES = {  # the findings: what is changed in the training above
-    "module_prefix not_destroyed padded_evaluation same_seed": (
+    "module_prefix not_destroyed padded_evaluation same_seed wrapped_twice": (
         "torch.save(plain.", "torch.save(model.", "dist.destroy_process_group()", "", "torch.manual_seed(rank)\n", "",
-        "DataLoader(mine, 5)", "DataLoader(tests, 5, sampler=DistributedSampler(tests, shuffle=False))"),
+        "DataLoader(mine, 5)", "DataLoader(tests, 5, sampler=DistributedSampler(tests, shuffle=False))",
+        "DistributedDataParallel(plain)", "DistributedDataParallel(DistributedDataParallel(plain))"),
+    "no_eval no_zero_grad": ("    plain.eval()\n", "", "        optimizer.zero_grad()\n", ""),
     "not_wrapped": ("model = DistributedDataParallel(plain)", "model = plain"),
     "optimizer_foreign": ("SGD(model.parameters()", "SGD(nn.Linear(4, 8).requires_grad_().parameters()"),
     "other_shapes": ("nn.Linear(4, 8)", "nn.Linear(4, 8 + dist.get_rank())"),
