@@ -1,7 +1,7 @@
-"""Predict the time of a step and of an epoch on W ranks, from what was measured on one rank and on the links.
+"""Predict the time of a step on W ranks, from what was measured on one rank and on the links.
 
 A step of one rank takes a + b · batch seconds (`StepTime`), and an all-reduce of the gradients what the links say
-(`Link`). `Job` puts the two together. `scripts/measure/predict.py time` prints the rows of `table`.
+(`Link`). `Job` puts the two together.
 """
 
 import math
@@ -105,12 +105,6 @@ class Job:
             exposed = max(bucket, communication - hidden)
         return Step(compute, communication, exposed)
 
-    def epoch_seconds(self, world_size: int, batch: int, samples: int) -> float:
-        """Seconds for `samples` images, `batch` a rank. Shards are DistributedSampler's; the last step may be short."""
-        full, rest = divmod(math.ceil(samples / world_size), batch)
-        last = self.predict(world_size, rest).seconds if rest else 0
-        return full * self.predict(world_size, batch).seconds + last
-
 
 def ddp_buckets(gradient_bytes: float, cap_mb: float = 25, first_mb: float = 1) -> int:
     """How many buckets DDP makes with its defaults: one of 1 MiB, which leaves early, then of 25 MiB (bucket_cap_mb).
@@ -128,23 +122,6 @@ def speedup(job: Job, world_size: int, batch_size: int, strong: bool = False) ->
     one, many = job.predict(1, batch_size), job.predict(world_size, _of_each_rank(batch_size, world_size, strong))
     ratio = one.seconds / many.seconds * (1 if strong else world_size)
     return ratio, ratio / world_size
-
-
-def table(job: Job, world_sizes, batch_size: int, samples: int, strong: bool = False) -> list[dict]:
-    """An epoch on each world size, a row each; speed-up and efficiency are against one rank with `batch_size`.
-
-    `seconds` is an epoch of `samples` images; the columns step_, communication_ and exposed_seconds are of one whole
-    step. `batch_size` in a row is that of each rank.
-    """
-    rows, one = [], job.epoch_seconds(1, batch_size, samples)
-    for world_size in world_sizes:
-        batch = _of_each_rank(batch_size, world_size, strong)
-        step, seconds = job.predict(world_size, batch), job.epoch_seconds(world_size, batch, samples)
-        rows.append({
-            "world_size": world_size, "batch_size": batch, "seconds": seconds, "images_per_second": samples / seconds,
-            "speedup": one / seconds, "efficiency": one / seconds / world_size, "step_seconds": step.seconds,
-            "communication_seconds": step.communication, "exposed_seconds": step.exposed})
-    return rows
 
 
 def _of_each_rank(batch_size, world_size, strong):

@@ -7,7 +7,6 @@ import pytest
 
 from lessons.l08_predict_scaling import scaling
 from lessons.l08_predict_scaling.scaling import Job, Link, StepTime
-from scripts.measure import predict
 
 STEP = StepTime(fixed=0.002, per_image=0.0001, backward=0.5)  # 64 images: 8.4 ms, of which backward takes 4.2
 JOB = Job(STEP, gradient_bytes=1e6, all_reduce=Link(0.0005, 1e9), overlap=False)  # 2 ranks: 1 + 1 ms
@@ -69,20 +68,13 @@ def test_more_ranks_than_cores_take_turns():
     assert [scaling.speedup(free, ranks, 64)[0] for ranks in (1, 2, 4, 8)] == [1, 2, 2, 2]
 
 
-def test_an_epoch_is_its_steps_with_a_short_last_one():
-    assert JOB.epoch_seconds(1, 64, 130) == exactly(2 * 0.0084 + 0.0022)  # 64, 64, 2
-    assert JOB.epoch_seconds(1, 64, 128) == exactly(2 * 0.0084)
-    assert JOB.epoch_seconds(4, 64, 130) == exactly(0.002 + 33 * 0.0001 + 0.0045)  # padded to 33 each: one step
-    assert JOB.epoch_seconds(2, 10, 40) == exactly(2 * (0.003 + 0.002))
-
-
 def test_the_buckets_of_ddp():
     mb = 2**20
     sizes = [0, 0.25 * mb, mb, mb + 1, 26 * mb, 26 * mb + 1, 97.5 * mb]
     assert [scaling.ddp_buckets(size) for size in sizes] == [1, 1, 1, 2, 2, 3, 5]
 
 
-# ---------------------------------------------------------------- what cannot be, and the command
+# ---------------------------------------------------------------- what cannot be
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
@@ -97,19 +89,3 @@ def test_the_buckets_of_ddp():
 def test_impossible_figures_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         wrong()
-
-
-def test_the_command_prints_the_table(monkeypatch, capsys):
-    command = ["predict.py", "time", "--fixed-ms", "2", "--image-us", "100", "--gradient-mb", "1",
-               "--latency-us", "500", "--bandwidth-gbs", "1", "--samples", "128", "--world-sizes", "1", "2"]
-    monkeypatch.setattr("sys.argv", command)
-    predict.main()
-    # 2 · (0.5 ms + 0.5 MB / 1 GB/s) = 2 ms of all-reduce behind 8.4 ms
-    assert capsys.readouterr().out.splitlines()[2].split() == [
-        "2", "64", "10.40", "2.000", "2.000", "0.01", "12,308", "1.62", "81%"]
-    for wrong in (["--bandwidth-gbs", "0"], ["--batch-size", "0"], ["--strong", "--batch-size", "7"]):
-        monkeypatch.setattr("sys.argv", command + wrong)
-        with pytest.raises(SystemExit, match="2"):
-            predict.main()
-        out, err = capsys.readouterr()
-        assert out == "" and err.startswith("predict.py") and err.count("\n") == 1

@@ -1,7 +1,7 @@
 """What each rank must hold to train a transformer, and which way of sharing it out is the simplest that is fast enough.
 
 Bytes of parameters, gradients, optimizer state and activations, by strategy, from the equations of the papers named at
-each function; and seconds a step, from three rates. `scripts/measure/predict.py memory` prints them. `count` gives the
+each function; and seconds a step, from three rates. `scripts/measure/predict_memory.py` prints them. `count` gives the
 exact bytes of tiny_transformer.py; lessons/l13_beyond_ddp/test_beyond_ddp.py compares them
 with those that ranks hold.
 Left out: the logits, the workspace of kernels, and memory lost to fragmentation; a tenth of the device is kept for it.

@@ -133,7 +133,7 @@ RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], r
 
 
 def run(*arguments, code=RUN):
-    return subprocess.run([sys.executable, "-c", code, "scripts/measure/predict.py", "memory", *map(str, arguments)],
+    return subprocess.run([sys.executable, "-c", code, "scripts/measure/predict_memory.py", *map(str, arguments)],
                           cwd=runner.ROOT, capture_output=True, text=True, timeout=60)
 
 
