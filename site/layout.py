@@ -38,12 +38,6 @@ SLOW = 300  # seconds that Sphinx may take
 CONTENTS = Path("site/contents.txt")  # the front page, to be filled in
 DAY, JOB = ("00", "05", "06", "12"), ("03", "06b", "07", "10", "11", "12")  # ways through the lessons
 
-QUIZ = """## Three questions
-
-Choose before you unfold the answer.
-
-"""
-
 CARD = """::::{{container}} lesson
 {picture}
 
@@ -212,7 +206,7 @@ def quiz(name: str) -> str:
     """A lesson's three questions for a show of hands, each with its answer to unfold."""
     from teach import teaching  # late: where teach/ is missing, it may be, too
 
-    text = QUIZ
+    text = "## Three questions\n\nChoose before you unfold the answer.\n\n"
     for number, asked in enumerate(teaching.questions_of(name), 1):
         options = "\n".join(f"- {letter}. {option}" for letter, option in asked.options.items())
         text += (f"**{number}.** {asked.text}\n\n{options}\n\n"
