@@ -202,15 +202,19 @@ def fold(cell: NotebookNode, tag: str, prompt: str) -> None:
     cell.metadata["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": prompt}
 
 
-def quiz(name: str) -> str:
-    """A lesson's three questions for a show of hands, each with its answer to unfold."""
+def quiz(lesson: str) -> str:
+    """A lesson's three questions for a show of hands: choices to click, which course.js judges, and the answer."""
     from teach import teaching  # late: where teach/ is missing, it may be, too
 
-    text = "## Three questions\n\nChoose before you unfold the answer.\n\n"
-    for number, asked in enumerate(teaching.questions_of(name), 1):
-        options = "\n".join(f"- {letter}. {option}" for letter, option in asked.options.items())
-        text += (f"**{number}.** {asked.text}\n\n{options}\n\n"
-                 f"<details><summary>The answer</summary>\n\n**{asked.right}.** {asked.why}\n\n</details>\n\n")
+    text = "## Three questions\n\nChoose, then unfold the answer.\n\n"
+    for number, asked in enumerate(teaching.questions_of(lesson), 1):
+        name = f"question-{number}"
+        choices = "\n\n".join(f'<label><input type="radio" name="{name}" value="{letter}"> {letter}. {option}</label>'
+                              for letter, option in asked.options.items())
+        text += (f'<div class="question" data-right="{asked.right}" role="radiogroup" aria-labelledby="{name}">'
+                 f'<div id="{name}">\n\n**{number}.** {asked.text}\n\n</div>\n\n{choices}\n\n'
+                 f'<p role="status"></p><details><summary>The answer</summary>\n\n**{asked.right}.** {asked.why}\n\n'
+                 "</details></div>\n\n")
     return text
 
 

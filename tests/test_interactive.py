@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import threading
 from types import SimpleNamespace
 
@@ -58,11 +59,6 @@ def test_a_page_holds_all_that_it_needs(name):
     assert not any(f"@{part}@" in html for part in ("title", "style", "body", "orders"))
     assert not any(sign in html for sign in ("http:", "https:", "src=", "href=", "url(", "import("))
     assert "default-src 'none'" in html, "the browser itself refuses every request"
-
-
-def test_a_page_that_is_none_is_said_to_be():
-    with pytest.raises(ValueError, match="no page 'rings'; there are: sampler, ring, buckets, scaling"):
-        interactive.page("rings")
 
 
 def test_the_orders_are_torchs():
@@ -284,9 +280,12 @@ def test_the_ring_with_the_keyboard(opened):
 
 
 @in_a_browser
-@pytest.mark.parametrize(("name", "answers"), [
-    ("sampler", [5, 8]), ("ring", [7, 6]), ("buckets", [4]), ("scaling", [16])])
-def test_a_page_takes_a_guess_and_then_tells(name, answers, opened):
+@pytest.mark.parametrize(("name", "answers", "of_2"), [
+    ("sampler", [5, 8], "With 2 ranks the last round has 1 item: 1 repetition."),
+    ("ring", [7, 6], "Rank 2 holds it after step 10 of 14."),
+    ("buckets", [4, "smaller"], "With 2 MiB (6 buckets) the step takes 21 ms."),
+    ("scaling", [16, "more ranks"], "With 2 ranks a step takes 135 ms: computing 133 ms, ")])
+def test_a_page_takes_a_guess_and_then_tells_why(name, answers, of_2, opened):
     page = opened(name)
     lists, compare = page.locator(".guess select"), page.get_by_role("button", name="Compare")
     compare.click(force=True)  # nothing is told before the guess
@@ -294,19 +293,28 @@ def test_a_page_takes_a_guess_and_then_tells(name, answers, opened):
     for number, answer in enumerate(answers):
         lists.nth(number).select_option(str(answer))
     compare.click()
-    assert page.locator("#told").inner_text().count("as you guessed") == len(answers)
+    told = page.locator("#told").inner_text()
+    assert told.count("✓") == told.count("as you guessed") == 2 and of_2 not in told
     lists.first.select_option("2")
     compare.click()
-    assert f"{answers[0]}; you guessed 2." in page.locator("#told").inner_text()
+    told = page.locator("#told").inner_text()
+    assert told.startswith("✗") and f" {answers[0]}, not 2." in told and of_2 in told
 
 
 @in_a_browser
-def test_buttons_move_a_slider_by_one(opened):
+def test_buttons_move_a_slider_by_one_and_all_steps_are_drawn_on_one_axis(opened):
     page = opened("buckets")
-    page.get_by_role("button", name="more: Bucket size").click(click_count=3)
+    page.get_by_role("button", name="less: Bucket size").click(click_count=3)
     assert sentence(page).startswith("3 buckets: the step waits") and page.locator("#sent tbody tr").count() == 3
-    page.get_by_role("button", name="less: Bucket size").click()
-    assert page.locator("#cap_told").inner_text() == "3 MiB"
+    page.get_by_role("button", name="more: Bucket size").click()
+    assert page.locator("#cap_told").inner_text() == "6 MiB"
+    steps = page.locator("#plot text", has_text=re.compile(r"^(★ )?\d+ MiB: "))
+    assert steps.all_text_contents() == ["1 MiB: not tried", "2 MiB: not tried", "3 MiB: not tried", "★ 4 MiB: 15.5 ms",
+                                       "6 MiB: 15.9 ms", "8 MiB: 15.8 ms", "12 MiB: 17 ms"]
+    page.evaluate("for (const size of sizes) tried.add(size); draw()")
+    scale = page.evaluate("""[...document.querySelectorAll('#plot rect')].slice(0, sizes.length).map(
+        (bar, i) => bar.width.baseVal.value / ends(sizes[i]))""")
+    assert scale == pytest.approx([scale[0]] * 7) and 250 < page.evaluate("ends(1)") * scale[0] < 350
 
 
 @in_a_browser
@@ -364,9 +372,8 @@ def test_a_page_can_be_read(name, theme, width, opened):
 
 
 @in_a_browser
-@each_page
-def test_in_a_notebook_it_is_as_high_as_it_is_long_and_as_dark_as_the_page_around_it(name, opened, monkeypatch):
-    output = shown_in_a_notebook(name, monkeypatch)["text/html"]
+def test_in_a_notebook_it_is_as_high_as_it_is_long_and_as_dark_as_the_page_around_it(opened, monkeypatch):
+    output = shown_in_a_notebook("ring", monkeypatch)["text/html"]
     page = opened("notebook", html="<!DOCTYPE html><html lang='en' data-theme='dark'><meta charset='utf-8'><style>"
                                    f"button {{ display: none }}</style><body>{output}</body></html>")
     inside = page.frame_locator("iframe")
@@ -383,5 +390,4 @@ def test_in_a_notebook_it_is_as_high_as_it_is_long_and_as_dark_as_the_page_aroun
     height = page.locator("iframe").evaluate("frame => frame.clientHeight")
     page.set_viewport_size({"width": 360, "height": 800})
     page.wait_for_function(f"document.querySelector('iframe').clientHeight > {height}")
-    if name == "ring":
-        assert inside.get_by_role("button", name="Next step").is_visible(), "the notebook's style does not reach inside"
+    assert inside.get_by_role("button", name="Next step").is_visible(), "the notebook's style does not reach inside"

@@ -288,16 +288,28 @@ def test_a_lesson_is_ticked_off_with_the_keyboard(site, opened):
     expect(page.get_by_label("I have finished this lesson")).not_to_be_checked()
 
 
-def test_each_lesson_says_on_what_it_was_verified_and_asks_its_three_questions(site, opened):
+def test_each_lesson_says_on_what_it_was_verified_and_judges_a_choice(site, opened):
     for path in sorted((site / "notebooks").glob("*.html")):
         head, _, quiz = path.read_text().partition('id="three-questions"')
         assert re.search(r"Last verified: Python [\d.]+, PyTorch [\d.]+, .*\d{4}-\d\d-\d\d", head), path.name
-        assert quiz.count("<summary>The answer</summary>") == 3, path.name
+        assert quiz.count("<summary>The answer</summary>") == quiz.count('role="radiogroup"') == 3, path.name
     page = opened("notebooks/06_ddp.html")
-    answer = page.get_by_text("As soon as a bucket is full.")
+    question = page.get_by_role("radiogroup", name="When does DDP send the first gradients?")
+    answer, unfold = question.get_by_text("As soon as a bucket is full."), question.locator("summary")
+    verdict = question.get_by_role("status")
+    unfold.click()
+    expect(verdict).to_have_text("Choose first.")
     expect(answer).to_be_hidden()
-    page.locator("#three-questions summary").nth(1).click()
+    question.get_by_label("A.").focus()
+    for key in ("ArrowDown", "ArrowDown", "Tab", "Enter"):
+        page.keyboard.press(key)
+    expect(question.get_by_label("C. while backward() still runs")).to_be_checked()
+    expect(verdict).to_have_text("✓ Right.")
     expect(answer).to_be_visible()
+    question.get_by_label("A.").check()
+    expect(answer).to_be_hidden()
+    unfold.click()
+    expect(verdict).to_have_text("✗ A is wrong. The answer is C.")
 
 
 def test_with_an_address_each_page_says_where_to_report_a_mistake(documents, site, tmp_path):

@@ -23,10 +23,8 @@ EPOCHS, MOST_ITEMS = 8, 32  # of orders.json
 
 def page(name: str) -> str:
     """The whole HTML of a page, with all that it needs."""
-    if name not in TITLES:
-        raise ValueError(f"no page {name!r}; there are: {', '.join(TITLES)}")
-    style, body = re.fullmatch(r"<style>\n(.*?)</style>\n(.*)", _text(f"{name}.html"), re.DOTALL).groups()
-    parts = {"title": TITLES[name], "style": style, "body": body.replace("@orders@", ORDERS.read_text().strip())}
+    style, body = re.fullmatch(r"(?:<style>\n(.*?)</style>\n)?(.*)", _text(f"{name}.html"), re.DOTALL).groups()
+    parts = {"title": TITLES[name], "style": style or "", "body": body.replace("@orders@", ORDERS.read_text().strip())}
     return re.sub(r"@(title|style|body)@\n?", lambda found: parts[found[1]].rstrip(), _text("shell.html"))
 
 

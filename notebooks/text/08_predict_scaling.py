@@ -529,7 +529,6 @@ lesson.predicted(my_updates, float(counted.split("epoch has ")[1].split()[0]), "
 # 50 µs, and a link sends 10 GB/s.
 #
 # **Predict.** With how many ranks (1, 2, 4 … 256) is such a step shortest? The page below begins with these values.
-# Choose strong scaling there.
 
 # %%
 my_shared = None  # ranks

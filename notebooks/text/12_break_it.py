@@ -268,10 +268,10 @@ print(missing)
 # Write `my_culprit_of_many(dumps)`. It gets a dict with the dump of each rank. It returns the culprit, the description
 # of the group, and the number of the collective in which the culprit is missing, such as `(13, "node 1", 7)`. There are
 # two faults: the culprit stops before a collective, or it calls another collective than its node, under the same
-# number.  (The chain above ends at the culprit.) The check tries your function on four hangs, of
-# 64 and of 48 ranks. (No run made these dumps: a few lines of Python play the ranks and write their records in the
-# [documented format](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). In three of the hangs
-# a recorder keeps only 16 calls of each rank.)
+# number. (The chain above ends at the culprit.) The check tries your function on four hangs, of 64 and of 48 ranks. (No
+# run made these dumps: a few lines of Python play the ranks and write their records in the [documented
+# format](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html). In three of the hangs a recorder
+# keeps only 16 calls of each rank.)
 
 # %%
 def my_culprit_of_many(dumps):

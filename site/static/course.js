@@ -101,9 +101,24 @@ document.addEventListener("DOMContentLoaded", () => {
     image.replaceWith(link);
     link.append(image);
   });
+  document.querySelectorAll(".question").forEach(judgeChoice);
   markFinished();
   explainTerms();
 });
+
+// A question of the quiz: its answer unfolds once there is a choice, and the verdict stands above it.
+function judgeChoice(question) {
+  const [verdict, answer] = question.querySelectorAll("[role=status], details");
+  const {right} = question.dataset;
+  answer.querySelector("summary").addEventListener("click", (event) => {
+    const chosen = question.querySelector(":checked")?.value;
+    if (!chosen) event.preventDefault();
+    const wrong = chosen ? `✗ ${chosen} is wrong. The answer is ${right}.` : "Choose first.";
+    verdict.classList.toggle("right", chosen === right);
+    verdict.textContent = chosen === right ? "✓ Right." : wrong;
+  });
+  question.addEventListener("change", () => ([answer.open, verdict.textContent] = [false, ""]));
+}
 
 // The lessons that the reader has finished, kept in this browser: a box at a lesson's end, a tick beside the links to it.
 function markFinished() {
