@@ -176,7 +176,8 @@ def test_pages_ask_nobody_and_hinder_nobody(every, documents, site, opened):
     longest = max((name for name in documents if "troubleshooting/" in name), key=lambda name: documents[name].longest)
     page, wrong, loaded = opened("index.html", PHONE), {}, set()
     page.on("request", lambda request: loaded.add(urllib.request.url2pathname(urllib.parse.urlsplit(request.url).path)))
-    for width, name in itertools.product((360, 768, 1280), documents if every else [*SOME, longest]):
+    names, widths = (documents, (360, 768, 1280)) if every else ([*SOME, longest], (360, 1280))
+    for width, name in itertools.product(widths, names):
         loaded.clear()
         page.set_viewport_size({"width": width, "height": 900})
         page.goto(f"{site.as_uri()}/{name}")
