@@ -250,13 +250,15 @@ def troubleshooting() -> dict[str, str]:
     entries = {anchor(section.splitlines()[0][3:]): section[1:]  # a page's heading is of level 1
                for section in sections if re.match(r"## \d+\w?\. ", section)}
     head = "".join(section for section in sections if section[1:] not in entries.values())
-    messages = {f"troubleshooting/{name}": block[1] for name, entry in entries.items()
-                if (block := re.search("```text\n(.+)\n```", entry))}
+    seen = {}  # {page: [what one sees, with the title, and each message]}
+    for name, entry in entries.items():
+        words, *printed = re.split(r"```text\n(.+?)\n```", entry.partition("\n**Look:**")[0], flags=re.S)
+        seen[f"troubleshooting/{name}"] = [" ".join([words, *printed[1::2]]), *printed[::2]]
     back = "[All of troubleshooting](../TROUBLESHOOTING.md)"
     pages = {f"troubleshooting/{name}.md": ORPHAN + to_entries(entry, entries, "../").replace("](README", "](../README")
              + back for name, entry in entries.items()}
     return pages | {"TROUBLESHOOTING.md": to_entries(head, entries, ""),
-                    "messages.js": f"const MESSAGES = {json.dumps(messages, ensure_ascii=False)};\n"}
+                    "messages.js": f"const SEEN = {json.dumps(seen, ensure_ascii=False)};\n"}
 
 
 def anchor(heading: str) -> str:

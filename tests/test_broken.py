@@ -108,11 +108,13 @@ def test_all_mistakes_are_there_in_order():
     every = [*TABLE.values(), *read_notes()]
     for field in ("number", "title", "symptom"):
         assert len({getattr(message, field) for message in every}) == len(every)
+    assert all(message.silent or "> " in message.symptom for message in every)
 
 
 @each_entry
 def test_the_judge_recognises_a_message_as_people_paste_it(entry):
-    assert entry.silent or re.search(entry.shows, entry.symptom)
+    printed = re.findall("^> (.+)", entry.symptom, re.M)
+    assert entry.silent or re.search(entry.shows, "\n".join(printed))
 
 
 PASTED = tomllib.loads((runner.ROOT / "tests/pasted_messages.toml").read_text())["message"]

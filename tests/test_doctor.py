@@ -386,6 +386,8 @@ def test_every_finding_is_explained_and_stands_in_the_readme_and_its_entry_exist
     listed = re.findall(r"`(\w+)`", README.partition("## What it sees")[2].partition("[CASES")[0])
     assert sorted(listed) == sorted(KNOWN), "doctor/README.md: the findings"
     assert gallery_table.doctors_entries() == detectors.ENTRIES, "run python scripts/broken/gallery.py guide"
+    messages = [*gallery_table.read_table().values(), *gallery_table.read_notes()]
+    assert {name for message in messages for name in (message.doctor, *message.leads)} <= {"", *KNOWN}
     assert runner.run(0, "doctor", "--version", script="-m").stdout == f"ddp-doctor {__version__}\n"
     done = runner.run(0, "doctor", "--explain", script="-m")
     assert [line.split()[0] for line in done.stdout.splitlines()] == sorted(KNOWN)

@@ -35,6 +35,7 @@ class Message:
     silent: bool = False
     source: str = ""
     doctor: str = ""
+    leads: tuple = ()
 
     @property
     def heading(self):
@@ -45,18 +46,31 @@ class Message:
         return anchor(self.heading)
 
     @property
+    def plain(self):
+        """How the symptom begins, as one line of text: up to the first message."""
+        begins = re.match(r"(?:(?!> ).+\n?)*(?:> .+\n?)*", self.symptom.strip())[0]
+        return " ".join(re.sub("^> ", "", begins, flags=re.M).split())
+
+    @property
+    def shown(self):
+        """The symptom as lines of Markdown: what programs print stands in blocks."""
+        for printed, group in itertools.groupby(self.symptom.strip().splitlines(), lambda line: line.startswith("> ")):
+            lines = [line.removeprefix("> ") for line in group]
+            yield from ["```text", *lines, "```", ""] if printed else [*lines, ""]
+
+    @property
     def cell(self):
-        """How the symptom begins, as a cell of a Markdown table."""
-        begins = textwrap.shorten(self.symptom, 140, placeholder=" …")
+        """The same, shortened, as a cell of a Markdown table."""
+        begins = textwrap.shorten(self.plain, 140, placeholder=" …")
         escaped = re.sub(r"(`[^`|]*`)|([`|<_*])", lambda match: match[1] or f"\\{match[2]}", begins)
         return "*silent:* " * self.silent + escaped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note(Message):
-    """One that no script shows, because it comes by chance, or needs what is not here. Only the page has it."""
+    """One that has no script, because it comes by chance, or needs what is not here. Only the page has it."""
 
-    unshown: str = "a script of a few lines showed it here, with PyTorch 2.14 and gloo."
+    origin: str = "Printed by a short script with PyTorch 2.14.1 and gloo."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +144,7 @@ def readings():
     """Lines of Markdown: a log of a hang under NCCL, read line by line."""
     table = tomllib.loads(TABLE.read_text())
     about, lines = table["flight_recorder"], ["## A hang under NCCL: the flight recorder", ""]
-    lines += [f"*{about['unshown']}*", "", about["how"]]
+    lines += [about["origin"], "", about["how"]]
     for what, rows in itertools.groupby(table["reading"], lambda row: row["what"]):
         rows = list(rows)
         sources = dict.fromkeys(row["source"] for row in rows)
@@ -149,7 +163,8 @@ def doctors_entries():
     cited = dict(re.findall(r'^(version|repository-code): "(.+)"', (ROOT / "CITATION.cff").read_text(), re.M))
     page = f"{cited['repository-code']}/blob/v{cited['version']}/TROUBLESHOOTING.md#"
     table, entries = read_table(), {}
-    of_findings = [(entry.doctor, entry) for entry in in_order([*table.values(), *read_notes()]) if entry.doctor]
+    of_findings = [(name, entry) for entry in in_order([*table.values(), *read_notes()])
+                   for name in (entry.doctor, *entry.leads) if name]
     for name, entry in [*reversed(of_findings), *table.items()]:  # the entry of the same name, else the first
         link = f"{page}{entry.anchor}" if page.startswith("https://github.com/") else (
             f"TROUBLESHOOTING.md, entry {entry.number}")
@@ -165,16 +180,18 @@ def guide(table):
              page["opening"], "", "## It hangs now, and no recorder is set", "", page["hangs_now"], "",
              "## Which hang is it?", "", *markdown(hangs()), "", *readings()]
     for entry in every:
-        lines += ["", f"## {entry.heading}", "", "```text", entry.symptom, "```", "",
+        lines += ["", f"## {entry.heading}", "", *entry.shown,
                   f"**Look:** {entry.tool}", "", f"**Why:** {entry.why}", "", f"**Repair:** {entry.repair}", ""]
+        found = f"The [doctor](README.md#the-doctor) finds it: `{entry.doctor}`" if entry.doctor else ""
         if isinstance(entry, Note):
-            proof = [f"Not shown live: {entry.unshown}"]
+            proof = [entry.origin, found]
         else:
             lines += ["```diff", *entry.difference(), "```", ""]
-            found = f"The [doctor](README.md#the-doctor) finds it: `{entry.doctor}`" if entry.doctor else (
-                "The [doctor](README.md#the-doctor) does not find it here")
-            proof = [f"`python scripts/broken/gallery.py show {entry.name}`", found, entry.gpu]
+            proof = [f"`python scripts/broken/gallery.py show {entry.name}`",
+                     found or "The [doctor](README.md#the-doctor) does not find it here", entry.gpu]
+        related = ", ".join(f"`{name}`" for name in entry.leads)
         source = ("Reported here", ", among other places") if "/issues/" in entry.source else ("Read more", "")
-        lines.append(" · ".join(filter(None, (*proof, entry.source and f"[{source[0]}]({entry.source}){source[1]}."))))
+        lines.append(" · ".join(filter(None, (*proof, related and f"The doctor's related findings: {related}",
+                                              entry.source and f"[{source[0]}]({entry.source}){source[1]}."))))
     rows = [{"entry": f"[{entry.heading}](#{entry.anchor})", "what you see": entry.cell} for entry in every]
     return "\n".join([*lines, "", "## All entries", "", *markdown(rows)]) + "\n"

@@ -239,7 +239,7 @@ def do(args, table):
     if args.command == "list":
         for entry in table.values():
             print(f"{entry.name:20} {entry.heading}{' (silent)' * entry.silent}")
-            indent([entry.symptom])
+            indent([entry.plain])
     elif args.command == "show":
         return bool(show(table[args.name]))
     elif args.command in ("patient", "look", "repair"):

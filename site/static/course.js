@@ -1,6 +1,7 @@
 // Sphinx's search wants every word on one page. A pasted error message never passes: it has numbers, paths and names of
 // its own. So from three words on this takes the pages that have most of the rare ones, entries of Troubleshooting first,
-// and before all others the entries whose message has words of it in a row.
+// and before all others the entries whose messages have words of it in a row. SEEN is {name of an entry's page: [its
+// title and what one sees, in words; each message]}.
 document.addEventListener("DOMContentLoaded", () => {
   if (typeof Search === "undefined") return; // only the page of the search has its scripts
   // the lines around a hit come from the page itself, which a browser does not read for a page of file://
@@ -41,15 +42,17 @@ addEventListener("beforeprint", () => {
 });
 
 // The words between numbers, addresses and paths, which are the same wherever a message is printed: a list of lists.
+// Of a name in quotes with dots in it only the first part is the same: "module.encoder.weight" becomes module.*
 function wordsOf(text) {
   const bare = (word) => word.replace(/^[("'`[{]+|[)"'`\]},.;:!]+$/g, "");
-  return text.toLowerCase().split(/\S*[\d/…]\S*/).map((part) => part.split(/\s+/).map(bare).filter(Boolean));
+  const general = text.toLowerCase().replace(/(["'`])(\w+\.)[\w.…]*\1/g, " $2* … ");
+  return general.split(/\S*[\d/…]\S*/).map((part) => part.split(/\s+/).map(bare).filter(Boolean));
 }
 
-// Results for the entries that have the most of `text` in a row, in rare words: MESSAGES is {name of a page: message}.
+// Results for the entries that have the most of `text` in a row, in rare words.
 function entriesWith(text) {
   const parts = wordsOf(text);
-  const messages = Object.entries(MESSAGES).map(([page, message]) => [page, wordsOf(message)]);
+  const messages = Object.entries(SEEN).map(([page, [, ...printed]]) => [page, printed.flatMap(wordsOf)]);
   const having = new Map(); // word -> how many messages have it
   for (const [, lists] of messages) {
     for (const word of new Set(lists.flat())) having.set(word, (having.get(word) ?? 0) + 1);
@@ -57,18 +60,22 @@ function entriesWith(text) {
   const longest = Math.max(...parts.map((part) => part.length));
   const {docnames, titles, filenames} = Search._index;
   const found = messages.map(([page, lists]) => {
-    let most = 0; // points
-    for (const part of parts) for (const list of lists) for (let shift = 1 - list.length; shift < part.length; shift++) {
-      let points = 0, length = 0;
-      for (let at = Math.max(0, shift); at < Math.min(part.length, shift + list.length); at++) {
-        const same = part[at] === list[at - shift];
-        points = same ? points + !stopwords.has(part[at]) * Math.log(messages.length / having.get(part[at])) : 0;
-        length = same ? length + 1 : 0;
-        if (points > most && (points > ENOUGH || length === longest)) most = points;
+    let sum = 0; // the points of the best row of words in each part
+    for (const part of parts) {
+      let most = 0;
+      for (const list of lists) for (let shift = 1 - list.length; shift < part.length; shift++) {
+        let points = 0, length = 0;
+        for (let at = Math.max(0, shift); at < Math.min(part.length, shift + list.length); at++) {
+          const same = part[at] === list[at - shift];
+          points = same ? points + !stopwords.has(part[at]) * Math.log(messages.length / having.get(part[at])) : 0;
+          length = same ? length + 1 : 0;
+          if (points > most && (points > ENOUGH || length === longest)) most = points;
+        }
       }
+      sum += most;
     }
     const number = docnames.indexOf(page);
-    return [page, titles[number], "", null, 2000 + most, filenames[number], SearchResultKind.text];
+    return [page, titles[number], "", null, 2000 + sum, filenames[number], SearchResultKind.text];
   });
   const best = Math.max(...found.map((entry) => entry[4]));
   return best > 2000 ? found.filter((entry) => entry[4] === best) : [];
@@ -77,6 +84,9 @@ const ENOUGH = 6; // two rare words, or three that are less rare
 
 function mostOf(words) {
   const {terms, titleterms, docnames, filenames, titles} = Search._index;
+  const stemmer = new Stemmer();
+  const stems = (text) => splitQuery(text.toLowerCase()).map((word) => stemmer.stemWord(word));
+  const seen = docnames.map((page) => stems(SEEN[page]?.[0] ?? ""));
   const pages = (index, word) => (Object.hasOwn(index, word) ? [index[word]].flat() : []);
   const points = new Map(); // page -> its points
   let best = 0; // what a page with all the words that are known would have
@@ -85,7 +95,8 @@ function mostOf(words) {
     if (!having.size) continue;
     const worth = Math.log(1 + docnames.length / having.size); // a rare word tells more
     best += worth;
-    having.forEach((page) => points.set(page, (points.get(page) ?? 0) + worth));
+    // what one sees counts twice: an entry's causes have the words of other symptoms, too
+    having.forEach((page) => points.set(page, (points.get(page) ?? 0) + worth * (1 + seen[page].includes(word))));
   }
   return [...points]
     .filter(([, sum]) => sum > best / 4)
