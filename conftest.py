@@ -110,15 +110,15 @@ def open_page(chromium):
 
 
 ONE_BY_ONE = {"test_notebooks_run.py"}  # its tests share nothing, and each takes its time
-LONGEST = ["notebooks_run", "slurm", "exercises", "broken", "fault_tolerance", "main", "checkpoint", "site",
+LONGEST = ["notebooks_run", "slurm", "exercises", "broken", "fault_tolerance", "main", "checkpoint", "site", "complete",
            "spawn_mnist", "capstone", "launchers", "lab_cluster", "collectives", "compare_changes", "doctor", "browser",
-           "run_notebooks", "grade", "learner_copy"]
+           "run_notebooks", "grade", "learner_copy", "teaching"]
 
 
 def pytest_collection_modifyitems(items):
-    """The longest begin first: else one of them would end the run alone."""
+    """The longest begin first: else one of them would end the run alone. Then lessons/, most of which starts ranks."""
     place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))  # the others keep their order
+    items.sort(key=lambda item: (place.get(item.path.name, len(place)), item.path.parent.name == "tests"))
 
 
 @pytest.hookimpl(optionalhook=True)

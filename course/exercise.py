@@ -19,7 +19,8 @@ A lesson's check.py makes an exercise from a generator of cases:
             yield Case(got, right, f"With n={n} ... you gave {got}, the sampler gives {right}.")
 
 The check runs the learner's answer. Only if a case is wrong does it run the typical mistakes on the same cases; the
-message of the one that behaves the same explains the error. `exercise_on_ranks` in course/on_ranks.py does the same
+message of the one that behaves the same explains the error. A mistake is a function or, where a line of the solution
+makes the difference, mistake(shard_by_hand, {"this": "that"}). `exercise_on_ranks` in course/on_ranks.py does the same
 for answers that run on ranks.
 """
 
@@ -31,10 +32,12 @@ import inspect
 import linecache
 import math
 import re
+import sys
 import textwrap
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -196,6 +199,31 @@ def exercise(*, solution, hint: str, mistakes: dict[str, Any]) -> Callable[[Call
     return lambda check: Exercise(check, solution, hint, mistakes)
 
 
+def mistake(answer: Callable, edits: dict[str, str]) -> Callable:
+    """A typical mistake: the solution, a function or class of a module, with parts of its text replaced, {old: new}.
+    It takes the solution's arguments, also on ranks."""
+    text = edited(_text(answer), edits)
+    compile(text, answer.__name__, "exec")  # an edit that makes no Python fails here, and not on a rank
+    return partial(_of_text, answer, text)
+
+
+def edited(text: str, edits: dict[str, str]) -> str:
+    """The text with each old part, which must be in it, replaced by the new one."""
+    for old, new in edits.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+_text = cache(inspect.getsource)
+
+
+def _of_text(answer, text, *args, **options):
+    namespace = dict(vars(sys.modules[answer.__module__]))
+    exec(text, namespace)
+    return namespace[answer.__name__](*args, **options)
+
+
 def _observed(check, answer):
     cases = []
     try:
@@ -295,5 +323,5 @@ def unpack(namespace: dict, text: str) -> None:
     file = f"{PACKED}{namespace['__name__']}>"
     # Some checks read the text of the function that they judge, a typical mistake's too.
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
-    exec(compile(source, file, "exec"), namespace)
     namespace["__file__"] = file  # here inspect looks for the text of a class
+    exec(compile(source, file, "exec"), namespace)

@@ -91,10 +91,11 @@ def end(mark: object, seconds: float = 10) -> int:
     return len(killed)
 
 
-def run_and_read(command: list[str], seconds: float, mark: object) -> tuple[int | None, str]:
+def run_and_read(command: list[str], seconds: float, mark: object, **settings) -> tuple[int | None, str]:
     """(the exit status as a shell gives it, or None; the output without this machine's folders) of `run`."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:  # a pipe stays open as long as a stray rank holds it
-        status = run(command, seconds, mark, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        status = run(command, seconds, mark, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                     **settings)
         output.seek(0)
         return 128 - status if status and status < 0 else status, without_folders(output.read())
 

@@ -1,6 +1,5 @@
 """Start main.py and other programs: forked where the start is not the subject, else as a person would."""
 
-import contextlib
 import functools
 import importlib
 import multiprocessing.forkserver
@@ -99,9 +98,9 @@ def torchrun(ranks, *arguments, script="main.py", limit=LIMIT, PYTHON_EXEC=None,
     return done
 
 
-def start(ranks, *arguments, torchrun=(), **env):
+def start(ranks, *arguments, script="main.py", torchrun=(), **env):
     """A running one of main.py, with the threads that run() gives: another number computes other last bits."""
-    return subprocess.Popen(command(ranks, "main.py", *arguments, torchrun=torchrun), cwd=ROOT, text=True,
+    return subprocess.Popen(command(ranks, script, *arguments, torchrun=torchrun), cwd=ROOT, text=True,
                             env={"OMP_NUM_THREADS": "1", **environment(**env)}, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT)
 
@@ -111,16 +110,6 @@ def wait_for(condition, what, seconds=LIMIT):
     while not condition():
         assert time.monotonic() < give_up, f"waited {seconds} s for {what}"
         time.sleep(0.1)
-
-
-def living(text):
-    """Processes that this one, or its children, have started and that run, with `text` in their command line."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # ended, though nobody may have asked for its status
-            if text in " ".join(child.cmdline()):
-                found.append(child)
-    return found
 
 
 def end(process, sign):

@@ -4,6 +4,7 @@ The imports are read, lazy ones inside functions too. A breach is one line: `fil
 """
 
 import ast
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -87,26 +88,19 @@ def breaches(root):
             lines += [f"{where}: {rule}" for rule, broken in rules.items() if broken]
     ours = {name: {wanted: line for line, wanted, _ in reversed(those) if wanted in modules}
             for name, those in found.items()}
-    return lines + [f"{modules[way[-2]].relative_to(root)}:{ours[way[-2]][way[-1]]} imports {way[-1]}: a circle: "
-                    + " -> ".join(way) for way in circles(ours)]
+    if way := circle(ours):
+        lines.append(f"{modules[way[-2]].relative_to(root)}:{ours[way[-2]][way[-1]]} imports {way[-1]}: a circle: "
+                     + " -> ".join(way))
+    return lines
 
 
-def circles(edges):
-    """Circles in {module: the modules that it imports}, as ways [a, …, a]; where there are any, at least one."""
-    found, done = [], set()
-
-    def follow(way):
-        for wanted in edges[way[-1]]:
-            if wanted in way:
-                found.append([*way[way.index(wanted):], wanted])
-            elif wanted not in done:
-                follow([*way, wanted])
-        done.add(way[-1])
-
-    for name in edges:
-        if name not in done:
-            follow([name])
-    return found
+def circle(edges):
+    """A circle in {module: the modules that it imports}, as a way [a, …, a]; [] where there is none."""
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1][::-1]
+    return []
 
 
 def test_arrows_run_one_way():

@@ -62,13 +62,9 @@ def left(folder):
 @pytest.mark.promise("one line")
 @pytest.mark.parametrize(("argv", "message"), [
     (["--dataset", "cifar"], "invalid choice: 'cifar'"),
-    (["--model", "vgg"], "invalid choice: 'vgg'"),
-    (["--strategy", "fsdp"], "invalid choice: 'fsdp'"),
     (["--epochs", 0], "0 is not a positive number"),
-    (["--batch-size", -4], "-4 is not a positive number"),
     (["--lr", "nan"], "nan is not a positive number"),
     (["--lr", "fast"], "'fast'"),
-    (["--samples", 0], "0 is not a positive number"),
     (["--samples", 50_001], "50000"),
     (["--sync-bn"], "--sync-bn needs DDP on GPUs"),
     (["--image-size", 224], "--image-size is for a folder of images, and --dataset is auto"),
@@ -83,18 +79,11 @@ def left(folder):
     (["--log-file", "."], "--log-file . is a folder"),
     (["--log-file", "fifo"], "--log-file fifo: is no regular file"),
     (["--log-file", "nowhere"], "is a link to there-is-no-such-file"),
-    (["--log-file", "loop"], "is a link to loop"),
     (["--log-file", "name\nof two lines/"], "--log-file name of two lines/ is a folder"),
     (["--log-file", "x" * 300], "File name too long"),
     (["--save-model", "folder"], "--save-model folder is a folder"),
-    (["--save-model", "/"], "--save-model / is a folder"),
-    (["--save-model", "new/"], "--save-model new/ is a folder"),
     (["--save-model", "x" * 250], "File name too long"),
-    (["--checkpoint", "folder"], "--checkpoint folder is a folder"),
     (["--checkpoint", "/dev/zero"], "--checkpoint /dev/zero: is no regular file"),
-    (["--checkpoint", "socket"], "--checkpoint socket: is no regular file"),
-    (["--checkpoint", "fifo"], "--checkpoint fifo: is no regular file"),
-    (["--checkpoint", ""], "--checkpoint: an empty name is no file"),
     (["--log-file", "one", "--save-model", "./one"], "the same file"),
     (["--checkpoint", "c", "--log-file", "c.previous"], "--checkpoint c.previous: --log-file writes to the same file"),
     (["--checkpoint", "c", "--log-file", "folder/../c.lock"], "the same file"),
@@ -106,6 +95,14 @@ def left(folder):
     (["--epochs", 10**30], "is not a positive number below 2,147,483,648"),
     (["--timeout", "1e300"], "is not a positive number below 2,147,483,648"),
     (["--dist-url", "tcp://localhost:1"], "--dist-url is where several processes meet"),
+    (["--wrapper", "nowhere.py:Mine"], "is not FILE.py:NAME of a file that is there"),
+    (["--wrapper", f"{main.__file__}:Mine"], "start several ranks"),
+    (["--epochs", 2, "--schedule", "cosine", "--warmup-epochs", 10], "leaves nothing of --epochs 2"),
+    (["--weight-decay", -1], "is not a number from 0"),
+    (["--global-batch-size", 100, "--accumulate", 3], "does not divide by 1 ranks and --accumulate 3"),
+    (["@nothing"], "@FILE nothing"),
+    (["@fifo"], "fifo: is no regular file"),
+    (["--tracker", ""], "--tracker"),
 ])
 def test_each_is_one_line_and_nothing_is_left(argv, message, begin, tmp_path):
     before = left(tmp_path)
@@ -165,16 +162,15 @@ def test_what_so_many_ranks_cannot_do_is_one_line(ranks, argv, message, begin):
 
 @pytest.mark.parametrize(("env", "message"), [
     ({"RANK": 5, "WORLD_SIZE": 2}, "RANK is 5"),
-    ({"RANK": -1, "WORLD_SIZE": 2}, "RANK is -1"),
     ({"RANK": 0, "WORLD_SIZE": 0}, "WORLD_SIZE is 0"),
     ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 2}, "LOCAL_RANK is 2"),
     ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}, "LOCAL_RANK is 1, and can be 0 to 0"),
-    ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": -1, "LOCAL_WORLD_SIZE": 2}, "LOCAL_RANK is -1"),
     ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 0}, "is 0"),
     ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 4}, "LOCAL_WORLD_SIZE is 4"),
     ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": 65_536}, "MASTER_PORT is 65536"),
     ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": 0}, "MASTER_PORT is 0"),
     ({"RANK": 0, "WORLD_SIZE": 2, "MASTER_PORT": "http"}, "'http'"),
+    ({"PMI_RANK": 1, "PMI_SIZE": 2}, "mpirun started 2 processes"),
 ])
 def test_a_launcher_that_contradicts_itself_is_refused(env, message, begin):
     status, lines = begin(**env)
@@ -198,7 +194,7 @@ def arguments(draw):
 
 
 @pytest.mark.promise("one line")
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(argv=arguments(), rank=st.sampled_from([None, ("0", "1"), ("1", "2"), ("2", "2"), ("0", "3")]))
 @example(argv=["--checkpoint", "/dev/zero"], rank=None)
 def test_anything_is_accepted_or_refused_in_one_line(argv, rank, begin, tmp_path):

@@ -36,10 +36,6 @@ def name_of(requirement):
     return re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", requirement)[0]).lower()
 
 
-DISTRIBUTIONS = packages_distributions()
-IMPORTABLE = {*map(name_of, REQUIRED), "setuptools"}
-
-
 def imports_of(path):
     """Top-level names of the modules that a source file imports, wherever in the file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -65,14 +61,14 @@ def test_pip_and_conda_users_get_the_same_list():
     assert set(extras) == set(PROJECT["optional-dependencies"]) - {"rivals", "watch"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_import_is_required(path):
+def test_every_import_is_required():
+    importable, distributions = {*map(name_of, REQUIRED), "setuptools"}, packages_distributions()
     ours = {source.stem for source in SOURCES} | set(ROOMS)
-    distributions = DISTRIBUTIONS
-    for module in set(imports_of(path)) - ours - set(sys.stdlib_module_names):
-        # not installed: then the distribution is taken to be called as its module
-        candidates = {name_of(name) for name in distributions.get(module, [module])}
-        assert candidates & IMPORTABLE, f"{module} is imported, and no list of requirements has any of {candidates}"
+    for path in SOURCES:
+        for module in set(imports_of(path)) - ours - set(sys.stdlib_module_names):
+            # not installed: then the distribution is taken to be called as its module
+            candidates = {name_of(name) for name in distributions.get(module, [module])}
+            assert candidates & importable, f"{path} imports {module}: no list of requirements has any of {candidates}"
 
 
 def test_codespaces_sets_up_as_everybody_does():
@@ -121,17 +117,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def pretend(*command, **env):
-    return subprocess.run([sys.executable, "-c", WINDOWS, *command], cwd=ROOT, capture_output=True, text=True,
-                          timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT), **env})
-
-
-@pytest.mark.parametrize("program", ["main.py", "scripts/cluster/lab_cluster.py", *(
+@pytest.mark.parametrize("program", ["main.py", *(
     pytest.param(program, marks=pytest.mark.weekly) for program in (
         "scripts/prepare_data.py", "scripts/minimal_ddp.py", "lessons/l10_launchers/spawn_mnist.py",
-        "scripts/measure/side_by_side.py", "scripts/cluster/slurm_lab.py"))])
+        "scripts/measure/side_by_side.py", "scripts/cluster/slurm_lab.py", "scripts/cluster/lab_cluster.py"))])
 def test_on_windows_the_last_line_says_where_to_go(program):
-    done = pretend(program)
+    done = subprocess.run([sys.executable, "-c", WINDOWS, program], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.endswith("Error: This needs Linux or macOS. On Windows: WSL, see site/pages/systems.md.\n")
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 from course import rendezvous
 from tests import runner
@@ -57,7 +55,6 @@ atexit.register(lambda: print("flushed:", type(sys.modules["torch._dynamo"]).__n
                               hasattr(sys.modules["torch._dynamo"], "__file__")))
 main.main()
 """)
-    done = subprocess.run([sys.executable, script, *map(str, SMALL), "--strategy", "ddp"], cwd=runner.ROOT, text=True,
-                          env=runner.environment(COURSE_SHORTCUTS=None, PYTHONPATH=str(runner.ROOT)),
-                          capture_output=True, timeout=runner.LIMIT)
+    done = runner.torchrun(0, *SMALL, "--strategy", "ddp", script=script, COURSE_SHORTCUTS=None,
+                           PYTHONPATH=str(runner.ROOT))
     assert done.returncode == 0 and done.stdout == "flushed: module True\n", done.stdout + done.stderr

@@ -92,25 +92,14 @@ CHOICE = "from lessons.l05_distributed_sampler import check"
 # What stands in a notebook in place of the stub, cell by cell. Each is right in the learner's own copy.
 HABITS = {
     "plain": [SHARD],
-    "time": ["%%time\n" + SHARD], "capture": ["%%capture out\n" + SHARD], "time of a helper": [
+    "time": ["%%time\n" + SHARD], "time of a helper": [
         "%%time\nimport math as maths\ndef each(n, world_size):\n    return maths.ceil(n / world_size)",
         HEAD + "\n    per = each(n, world_size)\n    return [(rank + k * world_size) % n for k in range(per)]"],
-    "in an if": ["if True:\n" + "\n".join("    " + line for line in SHARD.splitlines())],
-    "in a try": ["try:\n" + "\n".join("    " + line for line in SHARD.splitlines())
-                 + "\nexcept ImportError:\n    pass"],
-    "with": ["import contextlib\nwith contextlib.suppress(ValueError):\n    import math as maths\n    " + HEAD
-             + "\n" + "\n".join("    " + line for line in BODY.splitlines())],
     "star": ["from math import *", SHARD.replace("maths.", "")],
-    "table": ["d = {}", "for n in range(1, 200):\n    for w in range(1, 12):\n        for r in range(w):\n"
-              "            d[n, r, w] = [(r + k * w) % n for k in range(-(-n // w))]",
-              "def my_shard(n, rank, world_size): return d[n, rank, world_size]"],
     "append": ["kept = []", "kept.append(1)", SHARD.replace("(rank", "(kept[0] - 1 + rank")],
-    "update": ["ways = dict()", "ways.update(one=1)", SHARD.replace("def my_shard", "def shard"),
-               "ways['shard'] = shard", "my_shard = ways['shard']"],
     "attribute": [SHARD + "\nmy_shard.tries = 0", SHARD.replace("(rank", "(my_shard.tries * 0 + rank")
                   + "\nmy_shard.tries = 3"],
     "a name of checks": ["import statistics\nchecks = {'check': 1}\n" + SHARD + "\nmy_shard.checks = checks"],
-    "imports statistics inside": [HEAD + "\n    import statistics, math as maths\n" + BODY],
     "a name of a later cell": ["def padded(n, w):\n    return -(-n // w)\n\nshards = 3",
                                "def my_shard(n, rank, world_size):\n    return [(rank + k * world_size) % n for k in "
                                "range(padded(n, world_size))] if shards == 3 else 0"],
@@ -128,34 +117,20 @@ HABITS = {
     "decorator": ["import functools\n@functools.cache\n" + SHARD.partition("\n\n")[2], "import math as maths"],
     "partial": [SHARD.replace("my_shard(", "shard(extra, "), "from functools import partial\n"
                 "my_shard = partial(shard, None)"],
-    "method": ["class Sampler:\n    def shard(self, n, rank, w):\n        return [(rank + k * w) % n for k in range("
-               "-(-n // w))]", "my_shard = Sampler().shard"],
     "callable object": ["class Shard:\n    def __call__(self, n, rank, w):\n        return [(rank + k * w) % n for k "
                         "in range(-(-n // w))]", "my_shard = Shard()"],
     "generator": [HEAD + "\n    for k in range(-(-n // world_size)):\n        yield (rank + k * world_size) % n"],
     "array": ["import numpy as np\n" + HEAD + "\n    return np.arange(rank, rank + world_size * -(-n // world_size), "
               "world_size) % n"],
     "tensor": [HEAD + "\n    return torch.arange(rank, rank + world_size * -(-n // world_size), world_size) % n"],
-    "tuple": ["def my_shard(n, rank, w): return tuple((rank + k * w) % n for k in range(-(-n // w)))"],
     "load_ext, ls, help": ["%load_ext autoreload\n%autoreload 2\n!ls\nfiles = !ls\n" + SHARD, "my_shard?"],
     "bash": ["%%bash\nexit 1", SHARD], "pip": ["%pip install torch\n" + SHARD], "cd": ["%cd results\n%cd ..", SHARD],
-    "matplotlib": ["%matplotlib inline\n" + SHARD], "timeit": [SHARD, "%timeit -n 1 -r 1 my_shard(20, 0, 2)"],
-    "html": ["%%html\n<b>x</b>", SHARD], "input": ["name = input()", SHARD], "await": ["import asyncio\n"
+    "matplotlib": ["%matplotlib inline\n" + SHARD], "input": ["name = input()", SHARD], "await": ["import asyncio\n"
              "await asyncio.sleep(0)\n" + SHARD], "display": ["display(1)\nprint('x' * 3_000_000)", SHARD],
-    "defined twice": [HEAD + "\n    return []", SHARD], "a draft follows": [SHARD, "def my_shard2(n): return"],
-    "annotated": ["import math as maths\n" + SHARD.replace("(n, rank, world_size)", "(n: int, rank: int, world_size: "
-                  "int) -> list[int]").partition("\n\n")[2]],
-    "class with helper": ["from dataclasses import dataclass\n@dataclass\nclass Deal:\n    n: int\n    w: int\n"
-                          "    def of(self, r): return [(r + k * self.w) % self.n for k in range(-(-self.n // self.w"
-                          "))]",
-                          "def my_shard(n, rank, world_size): return Deal(n, world_size).of(rank)"],
-    "global state": ["calls = 0", SHARD.replace(BODY, "    global calls\n    calls += 1\n" + BODY)],
     "hint": [SHARD, "check.shard(my_shard)\ncheck.shard.hint()"], "checks renamed": [
         CHOICE + " as c", SHARD, "c.shard(my_shard)"],
     "the module of checks": ["import lessons.l05_distributed_sampler.check as c", SHARD, "c.shard(my_shard)"],
     "prints": [SHARD.replace(BODY, "    print('x' * 10_000_000)\n" + BODY)],
-    "recursion": ["def my_shard(n, rank, w, k=0):\n    return [] if k == -(-n // w) else [(rank + k * w) % n, "
-                  "*my_shard(n, rank, w, k + 1)]"],
     "forks that sleep": ["import multiprocessing, time\nbig = bytearray(b'x') * 10**8\nfor _ in range(8):\n    "
                          "multiprocessing.get_context('fork').Process(target=time.sleep, args=(30,), daemon=True)"
                          ".start()", SHARD],
@@ -163,10 +138,8 @@ HABITS = {
 }
 FILES = {  # and in place of that with %%writefile
     "file": ["%%file " + FILE + "\n" + TEXT], "trailing blank": ["%%writefile " + FILE + " \n" + TEXT],
-    "quoted": [f'%%writefile "{FILE}"\n{TEXT}'], "again": ["%%writefile " + FILE + "\npass", "%%writefile " + FILE
-                                                            + "\n" + TEXT],
+    "quoted": [f'%%writefile "{FILE}"\n{TEXT}'],
     "appended": [f"%%writefile {FILE}\nimport torch\n\n", f"%%writefile -a {FILE}\n{TEXT[14:]}"],
-    "appended, long": [f"%%writefile {FILE}\nimport torch\n\n", f"%%writefile --append {FILE}\n{TEXT[14:]}"],
     "by Python": [f"from pathlib import Path\nPath({FILE!r}).write_text({TEXT!r})"],
     "in the folder": ["%cd results/live\n", f"%%writefile 05_backward.py\n{TEXT}", "%cd ../.."],
     "by a variable": [f"path = {FILE!r}", "%%writefile $path\n" + TEXT], "at home": [

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -34,7 +33,7 @@ while True:
 """
 CLIENT = """
 import socket, sys
-print(socket.create_connection((sys.argv[1], 29500), timeout=5).recv(99).decode())
+print(socket.create_connection((sys.argv[1], 29500), timeout=3).recv(99).decode())
 """
 # Says that it is connected, and asks again when it is told to.
 PATIENT_CLIENT = """
@@ -229,7 +228,6 @@ def lab(*arguments, before=(), **options):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (["--nodes", 0, "--", "true"], "--nodes 0: it must be 1 to 100"),
     (["--mend", "1@soon", "--", "true"], "'1@soon' is not NODE@SECONDS"),
     (["--cut", "1@-3", "--", "true"], "the seconds must be 0 or more"),
     (["--kill", "2@1", "--", "true"], "--kill 2@1: the hosts are 0 to 1"),
@@ -246,28 +244,6 @@ def test_without_the_right_to_make_namespaces_it_says_so_in_one_line():
     done = lab("--", "true", before=["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"])
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "cannot be made here (unshare" in done.stderr and "try as root" in done.stderr
-
-
-@needs_hosts
-@pytest.mark.skipif(os.geteuid() or not shutil.which("setpriv"), reason="needs root and setpriv")
-def test_without_root():
-    """By the system's python, from a copy: another user may be barred from this folder and this python."""
-    path = "/usr/local/bin:/usr/bin:/bin"
-    if not shutil.which("python3", path=path):
-        pytest.skip("no python3 that every user may run")
-    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    with tempfile.TemporaryDirectory() as copy:
-        for file in (SCRIPT[1], "options.py", "files.py", "course/__init__.py", "course/rank_program.py",
-                     "course/hosts.py"):
-            Path(copy, file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(runner.ROOT / file, Path(copy, file))
-        subprocess.run(["chmod", "-R", "a+rX", copy], check=True)
-        done = subprocess.run([*nobody, "python3", f"{copy}/{SCRIPT[1]}", "--", "hostname"], cwd="/",
-                              env={"PATH": path, "PYTHONPATH": copy, "PYTHONDONTWRITEBYTECODE": "1"},
-                              capture_output=True, text=True, timeout=runner.LIMIT)
-    if "cannot be made here" in done.stderr:
-        pytest.skip(done.stderr)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["node0: node0", "node1: node1"]), done.stderr
 
 
 @needs_hosts
@@ -295,7 +271,7 @@ def test_killed_host_does_not_count_and_may_start_again(tmp_path):
 
 
 @needs_hosts
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.weekly)])
 def test_nothing_is_left_of_a_lab_that_is_killed(sign):
     def outside():  # the machine's interfaces, and the namespaces that have a name
         return [sorted(file.name for file in Path(folder).glob("*")) for folder in ("/sys/class/net", "/run/netns")]

@@ -29,10 +29,10 @@ print(json.dumps([os.getcwd(), sys.path[0], sys.path.count(os.getcwd()), sys.exe
 """
 
 
-@pytest.mark.parametrize("place", ["the root", "notebooks", "the folder that holds the clone"])
+@pytest.mark.parametrize("place", ["notebooks", "the folder that holds the clone"])
 def test_a_lesson_begins_from_anywhere_any_number_of_times(place, tmp_path):
     (tmp_path / "clone").symlink_to(runner.ROOT)
-    folder = {"the root": runner.ROOT, "notebooks": runner.ROOT / "notebooks"}.get(place, tmp_path)
+    folder = runner.ROOT / "notebooks" if place == "notebooks" else tmp_path
     code = (FIRST_CELL + "\n") * 2 + SURROUNDINGS
     env = runner.environment(PYTHONPATH="/elsewhere", PATH="/usr/bin:/bin", IPYTHONDIR=str(tmp_path))
     done = subprocess.run([sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code], cwd=folder, env=env,

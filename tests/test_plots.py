@@ -13,7 +13,6 @@ from tests.test_runs import RECORDED, as_text, end_record, epoch_record, run_rec
 mpl.use("Agg")
 BY_RUN = [plots.loss_by_epoch, plots.loss_by_time, plots.accuracy_by_epoch, plots.phases]
 BY_TABLE = [plots.seconds_per_epoch, plots.throughput, plots.speedup, plots.efficiency]
-WRITTEN = [*BY_RUN, plots.accuracy_twice, *BY_TABLE]
 SCALING = [plots.throughput, plots.speedup, plots.efficiency]
 
 
@@ -283,15 +282,6 @@ def test_accuracy_stands_beside_itself_by_epoch_and_by_time(live):
         assert {"single", "ddp2"} <= set(texts(ax)) and any("(unfinished)" in text for text in texts(ax))
         assert max(line.get_xdata().max() for line in ax.lines if len(line.get_xdata())) == pytest.approx(last)
     assert by_epoch.get_ylim() == by_time.get_ylim()
-
-
-def test_all_pictures_are_written(live, tmp_path):
-    said, folder = [], tmp_path / "new/plots"
-    written = plots.write_all(live, runs.speedup_table(live), folder, said.append)
-    assert written == [folder / f"{f.__name__}.png" for f in WRITTEN]
-    assert sorted(folder.iterdir()) == sorted(written) and not said and not plt.get_fignums()
-    for path in written:
-        assert plt.imread(path).std() > 0
 
 
 def test_a_small_png_looks_the_same_and_a_photograph_stays_as_it_is(tmp_path):

@@ -1,4 +1,4 @@
-"""scripts/run, on tiny courses of their own: real kernels, no network, no torch."""
+"""scripts/run, on tiny courses of their own, and the notebook of the template: real kernels, no network."""
 
 import os
 import re
@@ -6,9 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import jupytext
+import nbclient
 import nbformat
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from course import twins
 from scripts import run_notebooks
+from tests import runner
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_CELL = """\
@@ -251,20 +253,10 @@ def test_ctrl_c_names_what_finished_and_leaves_no_process(tmp_path):
     add_notebook(course, "01_busy", ("!python runner.py worker", []))
     add_notebook(course, "02_never", ("1", []))
     pids = course / "pids"
-    process = subprocess.Popen(
-        ["scripts/run"],
-        cwd=course,
-        env=environment(course),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
-    )
+    process = subprocess.Popen(["scripts/run"], cwd=course, env=environment(course), stdout=subprocess.PIPE, text=True,
+                               start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
-        while not pids.exists() or len(pids.read_text().split()) < 2:
-            assert time.monotonic() < deadline and process.poll() is None, "the busy notebook did not start its command"
-            time.sleep(0.1)
+        runner.wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2, "the busy notebook's command", 60)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     finally:
@@ -276,3 +268,12 @@ def test_ctrl_c_names_what_finished_and_leaves_no_process(tmp_path):
     assert process.returncode == 130
     assert "Stopped in 01_busy. Passed before: 00_done." in out and "02_never" not in out
     assert not alive
+
+
+def test_the_notebook_of_the_template_runs_and_its_exercise_is_untried():
+    """Whoever copies lessons/_template, as CONTRIBUTING.md says, begins with something sound."""
+    notebook = jupytext.read(ROOT / "lessons/_template/notebook_text.py")
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3",
+                            resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
+    (check,) = [cell for cell in notebook.cells if cell.source.startswith("check.mean(")]
+    assert check.outputs[0].data["text/plain"] == "○ Not tried yet."

@@ -31,7 +31,6 @@ LONG = [*SMALL, "--epochs", 1_000_000, "--batch-size", 48]
 installed = pytest.mark.skipif(bool(slurm_lab.missing()), reason=str(slurm_lab.missing()))
 each_file = pytest.mark.parametrize("file", FILES)
 one_weekly = pytest.mark.parametrize("file", ["ranks", pytest.param("torchrun", marks=pytest.mark.weekly)])
-other_weekly = pytest.mark.parametrize("file", [pytest.param("ranks", marks=pytest.mark.weekly), "torchrun"])
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +173,7 @@ def test_all_ranks_train_the_model_of_one_process(file, local_ranks, sbatch, env
     assert list(console["loss"]) == pytest.approx(list(epochs["loss"]), abs=1e-4)
 
 
+@pytest.mark.weekly
 def test_two_jobs_on_the_same_nodes_do_not_meet_each_other(slurm, course):
     first = submit(slurm, course, "ranks", *LONG)
     wait_for_epoch(course, first)
@@ -198,11 +198,9 @@ torch.accelerator.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].
 placement = launch.find_placement()
 print(placement.local_rank, os.environ["CUDA_VISIBLE_DEVICES"], placement.device, placement.backend)
 """)
-    for bind, expected in ((["--gpu-bind=single:1"], ["0 0 cuda:0 nccl", "1 1 cuda:0 nccl"]),
-                           ([], ["0 0,1 cuda:0 nccl", "1 0,1 cuda:1 nccl"])):
-        done = slurm.run(["srun", "--nodes=1", "--ntasks=2", "--gpus-per-node=2", *bind, sys.executable,
-                          tmp_path / "who.py"], env=environment(PYTHONPATH=str(runner.ROOT)))
-        assert sorted(done.stdout.splitlines()) == expected, done.stderr
+    done = slurm.run(["srun", "--nodes=1", "--ntasks=2", "--gpus-per-node=2", "--gpu-bind=single:1", sys.executable,
+                      tmp_path / "who.py"], env=environment(PYTHONPATH=str(runner.ROOT)))
+    assert sorted(done.stdout.splitlines()) == ["0 0 cuda:0 nccl", "1 1 cuda:0 nccl"], done.stderr
 
 
 @one_weekly
@@ -233,7 +231,8 @@ def test_a_killed_rank_ends_the_job(file, slurm, course):
     assert runs.read_run(log_of(course, job))["status"][0] in ("failed", "unfinished")
 
 
-@other_weekly
+@pytest.mark.weekly
+@each_file
 def test_a_job_that_is_warned_is_queued_again_and_goes_on(file, slurm, course):
     job = submit(slurm, course, file, *LONG)
     wait_for_epoch(course, job)

@@ -74,11 +74,6 @@ def ring_seconds(bytes, ranks, alpha, beta):
     return 2 * (ranks - 1) * (alpha + beta * bytes / ranks)
 
 
-def measurable(points, alpha, beta):
-    """Can β be told from the noise? Only where the largest message takes twice as long as none at all, by the fit."""
-    return beta * max(point["bytes"] for point in points) >= alpha
-
-
 def size_name(size):
     """"1 KiB", "16 MiB"."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
@@ -91,10 +86,10 @@ def line(points, alpha, beta):
     """What the fit α + β · bytes says, how far it is off at worst, and what it cannot say."""
     off = max(((alpha + beta * point["bytes"]) / point["seconds"] - 1 for point in points), key=abs)
     latency = f"α = **{1e6 * alpha:,.0f} µs**"
-    if not measurable(points, alpha, beta):
-        largest = size_name(max(point["bytes"] for point in points))
-        return (f"{latency}. **β cannot be measured here**: by the fit, even a message of {largest} takes less than "
-                f"twice as long as the shortest. Time larger ones. The line is {off:+.0%} off at worst.")
+    largest = max(point["bytes"] for point in points)
+    if beta * largest < alpha:  # so little that the noise may hide it
+        return (f"{latency}. **β cannot be measured here**: by the fit, even a message of {size_name(largest)} takes "
+                f"less than twice as long as the shortest. Time larger ones. The line is {off:+.0%} off at worst.")
     return (f"{latency}, β = **{1e9 * beta:.2g} ns a byte**, that is {1e-9 / beta:.2g} GB/s. At α / β = "
             f"{size_name(alpha / beta)} latency is half of the time; below, it is more. The line is {off:+.0%} off at "
             "worst.")

@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import re
+from functools import partial
 
 import torch.distributed as dist
 
@@ -94,36 +95,12 @@ def rank_0_alone_says_hello():
         my_hello()
 
 
-def all_are_rank_0():
-    print("hello from rank", 0)
-    if dist.get_rank() == 0:
-        print("world size", dist.get_world_size())
-
-
-def counted_from_1():
-    print("hello from rank", dist.get_rank() + 1)
-    if dist.get_rank() == 0:
-        print("world size", dist.get_world_size())
-
-
-def all_print_the_world_size():
-    print("hello from rank", dist.get_rank(), "\nworld size", dist.get_world_size())
-
-
-def no_world_size():
-    print("hello from rank", dist.get_rank())
-
-
-def two_as_in_the_lesson():
-    print("hello from rank", dist.get_rank())
-    if dist.get_rank() == 0:
-        print("world size", 2)
-
-
-def the_last_rank_prints_it():
-    print("hello from rank", dist.get_rank())
-    if dist.get_rank() == dist.get_world_size() - 1:
-        print("world size", dist.get_world_size())
+def hello_with(first=0, step=1, speakers=(0,), size=None):
+    """Rank r greets as `first` + `step` * r. The `speakers`, -1 the last rank, print the world size, or `size`."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    print("hello from rank", first + step * rank)
+    if rank in speakers or rank - ranks in speakers:
+        print("world size", size or ranks)
 
 
 def nothing_printed():
@@ -146,13 +123,13 @@ def measure_hello(function, context):
     "ask `if dist.get_rank() == 0` before you print `world size` with dist.get_world_size().",
     mistakes={
         "Every rank has to say hello: print that without a condition.": rank_0_alone_says_hello,
-        "Each process asks for its own number: dist.get_rank().": all_are_rank_0,
-        "Ranks are counted from 0, as dist.get_rank() does.": counted_from_1,
+        "Each process asks for its own number: dist.get_rank().": partial(hello_with, step=0),
+        "Ranks are counted from 0, as dist.get_rank() does.": partial(hello_with, first=1),
         "Every rank runs all your lines, unless a condition says which rank does: rank 0 alone.":
-            all_print_the_world_size,
-        "Let rank 0 print it, with dist.get_world_size().": no_world_size,
-        "The number of ranks is another here. Ask dist.get_world_size().": two_as_in_the_lesson,
-        "Rank 0 speaks for all: every job has a rank 0.": the_last_rank_prints_it,
+            partial(hello_with, speakers=range(9)),
+        "Let rank 0 print it, with dist.get_world_size().": partial(hello_with, speakers=()),
+        "The number of ranks is another here. Ask dist.get_world_size().": partial(hello_with, size=2),
+        "Rank 0 speaks for all: every job has a rank 0.": partial(hello_with, speakers=(-1,)),
         "Nobody sees here what a function returns: print it.": nothing_printed,
     },
 )

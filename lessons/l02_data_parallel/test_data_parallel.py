@@ -4,7 +4,6 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel.scatter_gather import scatter
 
 from lessons.l02_data_parallel import pretend_devices, show
 
@@ -49,26 +48,14 @@ class Noting(nn.Module):
         return self.layer(batch)
 
 
-def test_there_are_no_more_replicas_than_pieces():
+def test_each_piece_has_a_replica_and_what_a_replica_sets_is_lost():
     seen = []
-    by_hand(Noting(seen), 4)(torch.randn(5, 40))
-    assert sorted(seen) == [(1, 40), (2, 40), (2, 40)]
-
-
-def test_attributes_of_replicas_are_lost_and_the_model_is_left_as_it_was():
-    model = Noting([])
+    model = Noting(seen)
     before = dict(model.named_parameters())
-    by_hand(model, 4)(torch.randn(64, 40))
+    by_hand(model, 4)(torch.randn(5, 40))
+    assert sorted(seen) == [(1, 40), (2, 40), (2, 40)]
     assert model.calls == 0
     assert all(weight is before[name] for name, weight in model.named_parameters())
-
-
-@pytest.mark.skipif(not hasattr(torch._C, "_scatter") or torch.accelerator.is_available(),
-                    reason="-1 is the CPU only in a PyTorch that knows CUDA, on a machine without a GPU")
-@pytest.mark.parametrize("rows", [5, 10])
-def test_chunk_cuts_as_the_scatter_of_pytorch(rows):
-    batch = torch.randn(rows, 40)
-    torch.testing.assert_close(list(batch.chunk(4)), list(scatter(batch, [-1] * 4)))
 
 
 @pytest.mark.gpu

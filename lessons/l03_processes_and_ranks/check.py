@@ -215,36 +215,12 @@ def fetch(local_rank, file, download):
     return file.read_text()
 
 
-def all_download(local_rank, file, download):
-    download(file)
-    dist.barrier()
-    return file.read_text()
-
-
-def rank_0_downloads(local_rank, file, download):
-    if dist.get_rank() == 0:
+def fetch_with(local_rank, file, download, downloads="local rank 0", waits="all"):
+    """The solution with other ranks that download, or others that wait for them."""
+    mine = {"local rank 0": local_rank == 0, "rank 0": dist.get_rank() == 0, "all": True}[downloads]
+    if mine:
         download(file)
-    dist.barrier()
-    return file.read_text()
-
-
-def nobody_waits(local_rank, file, download):
-    if local_rank == 0:
-        download(file)
-    return file.read_text()
-
-
-def downloader_waits(local_rank, file, download):
-    if local_rank == 0:
-        download(file)
-        dist.barrier()
-    return file.read_text()
-
-
-def others_wait(local_rank, file, download):
-    if local_rank == 0:
-        download(file)
-    else:
+    if {"all": True, "downloader": mine, "others": not mine, "none": False}[waits]:
         dist.barrier()
     return file.read_text()
 
@@ -336,11 +312,13 @@ def measure_fetch(function, context):
     hint="Two steps. Who downloads: once a node, so which number is 0 there? Then the others must not read before it "
     "is done: dist.barrier() returns when every rank has called it.",
     mistakes={
-        "All ranks download, at the same time: several processes write one file.": all_download,
-        "The disk of node 1 stays empty: rank 0 runs on node 0.": rank_0_downloads,
-        "Nobody waits for the rank that downloads.": nobody_waits,
-        "Only the ranks that download call the barrier. It returns when every rank has called it.": downloader_waits,
-        "The ranks that download do not call the barrier. It returns when every rank has called it.": others_wait,
+        "All ranks download, at the same time: several processes write one file.": partial(fetch_with, downloads="all"),
+        "The disk of node 1 stays empty: rank 0 runs on node 0.": partial(fetch_with, downloads="rank 0"),
+        "Nobody waits for the rank that downloads.": partial(fetch_with, waits="none"),
+        "Only the ranks that download call the barrier. It returns when every rank has called it.":
+            partial(fetch_with, waits="downloader"),
+        "The ranks that download do not call the barrier. It returns when every rank has called it.":
+            partial(fetch_with, waits="others"),
         "The ranks wait before the download, and not after it.": waits_first,
         "A file may exist and not be whole. Wait until the rank that writes it has said so, at a barrier.":
             waits_for_the_name,

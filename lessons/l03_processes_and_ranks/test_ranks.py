@@ -1,6 +1,7 @@
 """Processes and ranks, on 3 ranks: what notebook 03 says of each way to start and to meet is a fact here."""
 
 import subprocess
+import sys
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -41,9 +42,11 @@ def test_torchrun_fills_a_node_before_the_next_also_when_they_are_unequal(forked
     assert all(rank["variables"]["GROUP_WORLD_SIZE"] == "2" for rank in ranks)
 
 
-def test_with_torchrun_each_process_knows_its_place_and_torchrun_listens(tmp_path):
-    done = runner.torchrun(2, "--meet", "env://", "--out", tmp_path, script=SCRIPT)
-    assert done.returncode == 0, done.stderr
+def test_with_torchrun_each_process_knows_its_place_and_torchrun_listens(forked_python, tmp_path):
+    # torchrun alone is forked: its ranks look at the sockets of their parent
+    command = runner.command(2, SCRIPT, "--meet", "env://", "--out", tmp_path, python=forked_python)
+    subprocess.run(command, cwd=runner.ROOT, env=runner.environment(PYTHON_EXEC=sys.executable), timeout=runner.LIMIT,
+                   check=True)
     ranks = ranks_meet.read(tmp_path)
     places = [{name: rank[name] for name in ("rank", "local_rank", "group_rank")} for rank in ranks]
     assert places == check.placements(1, 2)

@@ -74,10 +74,14 @@ def each_world(ranks):
         yield int(world), [measured[world] for measured in ranks[:int(world)]]
 
 
-def first_difference(got, right):
-    """(place, value, right value), the numbers as text."""
-    place = next(place for place in range(len(right)) if got[place] != right[place])
-    return place, f"{got[place]:g}", f"{right[place]:g}"
+def held(rank, got, right, where, what):
+    """The case of what a rank holds in the end. `what` says what the first wrong value should be: {wanted}."""
+    message = ""
+    if got != right:
+        place = next(place for place in range(len(right)) if got[place] != right[place])
+        message = (f"{where} value {place} of rank {rank} is {got[place]:g} in the end; "
+                   + what.format(wanted=f"{right[place]:g}"))
+    return Case(got, right, message)
 
 
 def figures(of_ranks):
@@ -124,19 +128,13 @@ def always_rank_0(tensor, src):
     my_broadcast(tensor, 0)
 
 
-def to_itself_too(tensor, src):
-    if dist.get_rank() == src:
-        for other in range(dist.get_world_size()):
+def star_with(tensor, src, to_itself=False, received=True):
+    rank = dist.get_rank()
+    for other in range(dist.get_world_size()):
+        if rank == src and (to_itself or other != src):
             dist.send(tensor, other)
-    else:
+    if rank != src and received:
         dist.recv(tensor, src)
-
-
-def nobody_receives(tensor, src):
-    if dist.get_rank() == src:
-        for other in range(dist.get_world_size()):
-            if other != src:
-                dist.send(tensor, other)
 
 
 def passed_on_too_early(tensor, src):
@@ -157,10 +155,6 @@ def for_powers_of_two(tensor, src):
         elif place < 2 * have:
             dist.recv(tensor, (place - have + src) % ranks)
         have *= 2
-
-
-def with_broadcast(tensor, src):
-    dist.broadcast(tensor, src)
 
 
 def sources(ranks):
@@ -193,11 +187,11 @@ def measure_broadcast(function, context):
             not_into_the_tensor,
         "You always send rank 0's tensor. `src` says whose it is.": always_rank_0,
         "A rank sent its tensor on before the right one had come: first recv, then send.": passed_on_too_early,
-        "src sends to itself, too: leave it out.": to_itself_too,
-        "Does every rank but src call recv, also where src is not rank 0?": nobody_receives,
+        "src sends to itself, too: leave it out.": partial(star_with, to_itself=True),
+        "Does every rank but src call recv, also where src is not rank 0?": partial(star_with, received=False),
         "In the last round of a tree some ranks have nobody left to send to, unless there are 2, 4, 8 or so ranks.":
             for_powers_of_two,
-        "You called the collective that you are to build of messages.": with_broadcast,
+        "You called the collective that you are to build of messages.": dist.broadcast,
     },
 )
 def broadcasted(ranks):
@@ -208,13 +202,8 @@ def broadcasted(ranks):
         for number, src in enumerate(sources(world)):
             right = numbers(src).tolist()
             for rank, measured in enumerate(of_ranks):
-                got = measured["held"][number]
-                message = ""
-                if got != right:
-                    place, value, wanted = first_difference(got, right)
-                    message = (f"With {world} ranks and src={src}, value {place} of rank {rank} is {value} in the end; "
-                               f"that of rank {src} was {wanted}.")
-                yield Case(got, right, message)
+                yield held(rank, measured["held"][number], right, f"With {world} ranks and src={src},",
+                           f"that of rank {src} was {{wanted}}.")
     yield Case(True, True, "", remark=described(of_ranks))
 
 
@@ -233,41 +222,25 @@ def my_all_reduce(tensor):
         dist.recv(tensor, 0)
 
 
-def rank_0_alone(tensor):
-    if dist.get_rank() == 0:
-        part = torch.empty_like(tensor)
-        for other in range(1, dist.get_world_size()):
-            dist.recv(part, other)
-            tensor += part
-    else:
-        dist.send(tensor, 0)
-
-
 def not_in_place(tensor):
     my_all_reduce(tensor.clone())
 
 
-def replaced(tensor):
-    if dist.get_rank() == 0:
-        for other in range(1, dist.get_world_size()):
-            dist.recv(tensor, other)
-        for other in range(1, dist.get_world_size()):
-            dist.send(tensor, other)
-    else:
-        dist.send(tensor, 0)
-        dist.recv(tensor, 0)
-
-
-def sent_back_too_early(tensor):
-    if dist.get_rank() == 0:
+def sums_with(tensor, adds=True, sends_back="in the end"):
+    """The solution where rank 0 replaces its tensor, or sends the sum back at once or never."""
+    others = range(1, dist.get_world_size()) if dist.get_rank() == 0 else ()
+    for other in others:
         part = torch.empty_like(tensor)
-        for other in range(1, dist.get_world_size()):
-            dist.recv(part, other)
-            tensor += part
+        dist.recv(part, other)
+        tensor.copy_(tensor + part if adds else part)
+        if sends_back == "at once":
             dist.send(tensor, other)
-    else:
+    for other in others if sends_back == "in the end" else ():
+        dist.send(tensor, other)
+    if not others:
         dist.send(tensor, 0)
-        dist.recv(tensor, 0)
+        if sends_back:
+            dist.recv(tensor, 0)
 
 
 def to_the_right(outgoing, incoming):
@@ -298,10 +271,6 @@ def all_send_first(tensor):
         tensor += parts[other]
 
 
-def with_all_reduce(tensor):
-    dist.all_reduce(tensor)
-
-
 def measure_all_reduce(function, context):
     """For each number of ranks what this rank held in the end, and what it did."""
     def call(ranks):
@@ -317,12 +286,8 @@ def sums(ranks):
     for world, of_ranks in each_world(ranks):
         right = sum(numbers(rank) for rank in range(world)).tolist()
         for rank, measured in enumerate(of_ranks):
-            message = ""
-            if measured["held"] != right:
-                place, value, wanted = first_difference(measured["held"], right)
-                message = (f"With {world} ranks value {place} of rank {rank} is {value} in the end; the sum is "
-                           f"{wanted}. (The ones are rank 0's, the tens rank 1's, and so on.)")
-            yield Case(measured["held"], right, message)
+            yield held(rank, measured["held"], right, f"With {world} ranks", "the sum is {wanted}. (The ones are rank "
+                       "0's, the tens rank 1's, and so on.)")
 
 
 @exercise_on_ranks(
@@ -332,16 +297,17 @@ def sums(ranks):
     hint="Two steps are enough: all parts go to one rank, which adds them up; then the sum goes to all, and this is a "
     "broadcast. What arrives needs a tensor of its own, torch.empty_like(tensor), before it is added.",
     mistakes={
-        "Rank 0 alone has the sum. Every rank needs it.": rank_0_alone,
+        "Rank 0 alone has the sum. Every rank needs it.": partial(sums_with, sends_back=""),
         "The tensor that the caller handed in is as before. Add in place (+=), or copy_ the sum into it.": not_in_place,
-        "What arrived has replaced the tensor. Receive into another one, then add.": replaced,
-        "Some ranks got a sum before all parts were in it. First receive from all, then send.": sent_back_too_early,
+        "What arrived has replaced the tensor. Receive into another one, then add.": partial(sums_with, adds=False),
+        "Some ranks got a sum before all parts were in it. First receive from all, then send.":
+            partial(sums_with, sends_back="at once"),
         "The sum contains some parts more than once: you pass on sums, and add them to sums that contain these parts.":
             totals_go_round,
         "all_reduce adds up, and does not divide.": averaged,
         "All ranks send first, and nobody receives yet. Let some receive first, or start both with isend and irecv.":
             all_send_first,
-        "You called the collective that you are to build of messages.": with_all_reduce,
+        "You called the collective that you are to build of messages.": dist.all_reduce,
     },
 )
 def all_reduced(ranks):
@@ -367,15 +333,15 @@ def my_ring(tensor):
             incoming.copy_(arriving)
 
 
-def ring_with(tensor, halves=2, on=1, adds=(True, False)):
-    """The ring with one thing changed: how many halves, how far it moves on, and whether each half adds what
-    arrives."""
+def ring_with(tensor, halves=2, on=1, adds=(True, False), send=to_the_right):
+    """The ring with one thing changed: how many halves, how far it moves on, whether each half adds what arrives, and
+    how chunks are sent."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     chunks = tensor.tensor_split(ranks)
     for step in range(halves * (ranks - 1)):
         incoming = chunks[(rank - on * step - 1) % ranks]
         arriving = torch.empty_like(incoming)
-        to_the_right(chunks[(rank - on * step) % ranks], arriving)
+        send(chunks[(rank - on * step) % ranks], arriving)
         incoming.copy_(incoming + arriving if adds[step // (ranks - 1)] else arriving)
 
 
@@ -388,15 +354,10 @@ def whole_tensors(tensor):
         outgoing = arriving
 
 
-def all_send_first_in_a_ring(tensor):
+def send_before_receive(outgoing, incoming):
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.tensor_split(ranks)
-    for step in range(2 * (ranks - 1)):
-        incoming = chunks[(rank - step - 1) % ranks]
-        arriving = torch.empty_like(incoming)
-        dist.send(chunks[(rank - step) % ranks], (rank + 1) % ranks)
-        dist.recv(arriving, (rank - 1) % ranks)
-        incoming.copy_(incoming + arriving if step < ranks - 1 else arriving)
+    dist.send(outgoing, (rank + 1) % ranks)
+    dist.recv(incoming, (rank - 1) % ranks)
 
 
 @exercise_on_ranks(
@@ -418,8 +379,8 @@ def all_send_first_in_a_ring(tensor):
         "Cut the tensor with tensor_split, and send one chunk in each step.": whole_tensors,
         "All messages go through one rank: in a ring each rank sends to its right neighbour.": my_all_reduce,
         "Does each message have a rank that receives it? And does no rank wait in `send` before it receives, while all "
-        "others do the same? Start both together, as `shift` does.": all_send_first_in_a_ring,
-        "You called the collective that you are to build of messages.": with_all_reduce,
+        "others do the same? Start both together, as `shift` does.": partial(ring_with, send=send_before_receive),
+        "You called the collective that you are to build of messages.": dist.all_reduce,
     },
 )
 def ring(ranks):
@@ -504,6 +465,10 @@ def padded_pieces(mine):
     return pieces
 
 
+def unchanged(own):
+    return own
+
+
 def padding_left(mine):
     return torch.cat(padded_pieces(mine))
 
@@ -515,10 +480,6 @@ def zeros_taken_out(mine):
 
 def own_length_for_all(mine):
     return torch.cat([piece[:len(mine)] for piece in padded_pieces(mine)])
-
-
-def own_alone(mine):
-    return mine
 
 
 def as_if_equal(mine):
@@ -579,7 +540,7 @@ def measure_join(function, context):
     hint="Three steps. All ranks learn all lengths: a number a rank, so its shapes are equal. Each fills its tensor up "
     "to the longest, and all_gather has equal shapes again. Then each piece is cut to its own length.",
     mistakes={
-        "Each rank has its own part: nothing came from the others.": own_alone,
+        "Each rank has its own part: nothing came from the others.": unchanged,
         "The ranks do not have equally many predictions. Fill up the shorter tensors first; for this every rank must "
         "know the longest length.": as_if_equal,
         "The values that you filled up with are still in it. (Is each length a tensor of its own? [tensor] * n is one "
@@ -604,10 +565,6 @@ def my_stop(want):
     wishes = torch.tensor(int(want))
     dist.all_reduce(wishes, dist.ReduceOp.MAX)
     return bool(wishes)
-
-
-def own_wish(want):
-    return want
 
 
 def rank_0_decides(want):
@@ -654,7 +611,7 @@ def measure_stop(function, context):
     hint="Every rank puts a number, 0 or 1, into one collective, in every step, also when it does not want to stop. "
     "After it every rank must have the same number: which collective, and which ReduceOp?",
     mistakes={
-        "Each rank followed its own wish. The others then wait for the ranks that left the loop.": own_wish,
+        "Each rank followed its own wish. The others then wait for the ranks that left the loop.": unchanged,
         "It is always rank 0's wish: nobody asked the others.": rank_0_decides,
         "One rank is enough: not all have to want it.": all_must_want,
         "A rank that does not want to stop must call the collective, too.": called_only_if_wanted,

@@ -28,23 +28,6 @@ def star(tensor, src):
         dist.recv(tensor)  # from anybody
 
 
-def chain(tensor, src):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if rank != src:
-        dist.recv(tensor, (rank - 1) % ranks)
-    if (rank + 1) % ranks != src:
-        dist.send(tensor, (rank + 1) % ranks)
-
-
-def chain_in_two_pieces(tensor, src):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    for piece in tensor.tensor_split(2):
-        if rank != src:
-            dist.recv(piece, (rank - 1) % ranks)
-        if (rank + 1) % ranks != src:
-            dist.send(piece, (rank + 1) % ranks)
-
-
 def both_ways(tensor, src):
     """A chain that begins in its middle."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -57,30 +40,6 @@ def both_ways(tensor, src):
         dist.send(tensor, (rank + 1) % ranks)
     if place == 0 and ranks > 2 or place > half + 1:
         dist.send(tensor, (rank - 1) % ranks)
-
-
-def chain_there_and_back(tensor):
-    rank, last, part = dist.get_rank(), dist.get_world_size() - 1, torch.empty_like(tensor)
-    if rank > 0:
-        dist.recv(part, rank - 1)
-        tensor += part
-    if rank < last:
-        dist.send(tensor, rank + 1)
-        dist.recv(tensor, rank + 1)
-    if rank > 0:
-        dist.send(tensor, rank - 1)
-
-
-def tree_there_and_back(tensor):
-    rank, ranks, part, distance = dist.get_rank(), dist.get_world_size(), torch.empty_like(tensor), 1
-    while distance < ranks:
-        if rank % (2 * distance) == distance:
-            dist.send(tensor, rank - distance)
-        elif rank % (2 * distance) == 0 and rank + distance < ranks:
-            dist.recv(part, rank + distance)
-            tensor += part
-        distance *= 2
-    check.my_broadcast(tensor, 0)
 
 
 def each_to_each(tensor):
@@ -105,20 +64,6 @@ def ring_to_the_left(tensor):
         theirs.copy_(part if step >= ranks - 1 else theirs + part)
 
 
-def odd_ranks_receive_first(tensor):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.tensor_split(ranks)
-    for step in range(2 * ranks - 2):
-        mine, theirs = chunks[(rank - step) % ranks], chunks[(rank - step - 1) % ranks]
-        part = torch.empty_like(theirs)
-        if rank % 2 == 0:
-            dist.send(mine, (rank + 1) % ranks)
-        dist.recv(part, (rank - 1) % ranks)
-        if rank % 2:
-            dist.send(mine, (rank + 1) % ranks)
-        theirs.copy_(part if step >= ranks - 1 else theirs + part)
-
-
 def file_of(function, name, folder):
     """A learner's file with this function under its name."""
     path = folder / f"{function.__name__}.py"
@@ -129,29 +74,17 @@ def file_of(function, name, folder):
 
 @pytest.mark.usefixtures("ranks_find_all_modules_imported")
 @pytest.mark.parametrize(("asked", "remarks"), [
-    (check.broadcasted, {star: "form a star: 4 messages in 4 rounds", chain: "form a chain: 4 messages in 4 rounds",
-                         chain_in_two_pieces: "form a chain: 8 messages in 6 rounds",
+    (check.broadcasted, {star: "form a star: 4 messages in 4 rounds",
                          both_ways: "form a tree: 4 messages in 3 rounds"}),
-    (check.all_reduced, {chain_there_and_back: "form a chain: 8 messages in 8 rounds",
-                         tree_there_and_back: "form a tree: 8 messages in 6 rounds",
-                         each_to_each: "go from each rank to each: 20 messages in 4 rounds",
+    (check.all_reduced, {each_to_each: "go from each rank to each: 20 messages in 4 rounds",
                          check.my_ring: "form a ring: 40 messages in 8 rounds"}),
-    (check.ring, {ring_to_the_left: "form a ring: 40 messages in 8 rounds",
-                  odd_ranks_receive_first: "form a ring: 40 messages in"}),
+    (check.ring, {ring_to_the_left: "form a ring: 40 messages in 8 rounds"}),
 ], ids=lambda value: getattr(value, "__name__", ""))
 def test_any_way_that_is_right_passes_and_its_shape_is_named(asked, remarks, tmp_path):
     files = [file_of(function, asked.measurement.name, tmp_path) for function in remarks]
     for (cases, error), remark in zip(asked.observe(files), remarks.values(), strict=True):
         assert error is None and all(case.got == case.right for case in cases)
         assert remark in cases[-1].remark
-
-
-def test_an_answer_runs_on_only_while_it_is_right():
-    assert check.ring.file == ""
-    check.ring.judged("mine.py", "right")
-    assert check.ring.file == "mine.py"
-    check.ring.judged("mine.py", "wrong")
-    assert check.ring.file == ""
 
 
 def test_messages_follow_one_another_in_rounds():
@@ -193,7 +126,7 @@ def own(tmp_path_factory):
     """The file that own_collectives.py writes on 3 ranks, where the learner has written one of three functions."""
     folder = tmp_path_factory.mktemp("own")
     mine = file_of(each_to_each, "my_all_reduce", folder).rename(folder / "04_all_reduce.py")
-    done = runner.run(3, "--out", folder / "own.json", "--rounds", 2, "--yours", mine, script=OWN)
+    done = runner.run(3, "--out", folder / "own.json", "--rounds", 1, "--yours", mine, script=OWN)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "own.json").read_text())
 
@@ -214,10 +147,9 @@ def test_the_picture_of_messages_has_an_arrow_for_each(own):
     assert [row["shape"] for row in show.own_table(own)] == ["star", "each to each", "ring"]
 
 
-def test_the_plot_of_times_says_whose_each_line_is(own):
-    lines = [[text.get_text() for text in ax.texts] for ax in show.own_times(own).axes]
-    assert lines == [["ours: star", "torch"], ["yours: each to each", "ours: ring", "torch"]]
-    assert [row["by"] for row in show.times_table(own)] == [*lines[0], *lines[1]]
+def test_the_table_of_times_says_whose_each_row_is(own):
+    assert [row["by"] for row in show.times_table(own)] == [
+        "ours: star", "torch", "yours: each to each", "ours: ring", "torch"]
 
 
 def test_the_verdict_misses_a_difference_between_our_star_and_our_ring():
@@ -273,27 +205,6 @@ def test_each_collective_moves_what_it_promises(demo, name):
     promised_before, promised_after = expected(name, len(before))
     assert before == promised_before
     assert after == promised_after
-
-
-OLD_GLOO = """
-import torch.distributed as dist
-from course import rank_program
-from lessons.l04_collectives import collectives_shown
-def all_to_all(*_):
-    raise RuntimeError("Backend gloo does not support alltoall")
-dist.all_to_all = all_to_all
-rank_program.start(collectives_shown.main)
-"""
-
-
-@pytest.mark.weekly
-def test_scatters_move_the_same_where_gloo_lacks_all_to_all(tmp_path):
-    program, out = tmp_path / "old_gloo.py", tmp_path / "results.json"
-    program.write_text(OLD_GLOO)
-    done = runner.run(3, "--out", out, script=program, PYTHONPATH=str(runner.ROOT))
-    assert done.returncode == 0, done.stderr
-    states = json.loads(out.read_text())["all_to_all"]
-    assert tuple(state["cells"] for state in states) == expected("all_to_all", 3)
 
 
 def test_nobody_leaves_the_barrier_before_all_have_come(demo):
@@ -389,8 +300,7 @@ def test_detail_names_both_collectives_before_anybody_waits(hung):
 
 
 @pytest.mark.parametrize(("script", "ranks", "message"), [
-    (DEMO, 1, "this shows 2 to 7 ranks"), (DEMO, 8, "this shows 2 to 7 ranks"),
-    (HANG, 1, "three ranks or more"), (HANG, 2, "three ranks or more"), (OWN, 1, "two ranks or more")])
+    (DEMO, 8, "this shows 2 to 7 ranks"), (HANG, 2, "three ranks or more"), (OWN, 1, "two ranks or more")])
 def test_too_few_or_too_many_ranks_are_refused_in_one_line(script, ranks, message, tmp_path):
     environment = {} if ranks == 1 else {  # rank 0's, as torchrun sets it; it refuses before it meets another
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}",

@@ -111,7 +111,7 @@ class EquallyMany(Stream):
 
 
 class Strided(Stream):
-    """Takes every `step`-th item from `first` on, as a wrong rule says."""
+    """Takes every `step`-th item from `first` on, as the wrong rule of this name says."""
 
     def __init__(self, rule, source):
         super().__init__(source)
@@ -119,28 +119,18 @@ class Strided(Stream):
 
     def __iter__(self):
         worker = get_worker_info()
-        first, step = self.rule(self.rank, self.world_size, *((worker.id, worker.num_workers) if worker else (0, 1)))
+        of_worker = (worker.id, worker.num_workers) if worker else (0, 1)
+        first, step = WRONG_RULES[self.rule](self.rank, self.world_size, *of_worker)
         return islice(self.source, first, None, step)
 
 
-def ranks_alone(rank, ranks, worker, workers):
-    return rank, ranks
-
-
-def workers_alone(rank, ranks, worker, workers):
-    return worker, workers
-
-
-def begins_at_the_worker(rank, ranks, worker, workers):
-    return worker, ranks * workers
-
-
-def rank_plus_worker(rank, ranks, worker, workers):
-    return rank + worker, ranks * workers
-
-
-def rank_times_ranks(rank, ranks, worker, workers):
-    return rank * ranks + worker, ranks * workers
+WRONG_RULES = {  # (first item, step) of a reader
+    "ranks alone": lambda rank, ranks, worker, workers: (rank, ranks),
+    "workers alone": lambda rank, ranks, worker, workers: (worker, workers),
+    "begins at the worker": lambda rank, ranks, worker, workers: (worker, ranks * workers),
+    "rank + worker": lambda rank, ranks, worker, workers: (rank + worker, ranks * workers),
+    "rank × ranks": lambda rank, ranks, worker, workers: (rank * ranks + worker, ranks * workers),
+}
 
 
 class Source:
@@ -189,15 +179,15 @@ def measure_reading(stream, context):
         "Every rank and every worker reads all of it. Which of them is this one, and how many are there?":
             WholeStream,
         "The ranks share the items, but each loader worker of a rank reads the whole part of its rank: "
-        "get_worker_info() says which worker this is.": partial(Strided, ranks_alone),
+        "get_worker_info() says which worker this is.": partial(Strided, "ranks alone"),
         "The loader workers of a rank share the items, but all ranks read the same ones.":
-            partial(Strided, workers_alone),
+            partial(Strided, "workers alone"),
         "The step is right. But worker 0 of every rank begins at item 0: the first item depends on the rank, too.":
-            partial(Strided, begins_at_the_worker),
+            partial(Strided, "begins at the worker"),
         "Two readers have the same rank + worker id, for instance worker 1 of rank 0 and worker 0 of rank 1. Before "
-        "rank r there are r * num_workers readers.": partial(Strided, rank_plus_worker),
+        "rank r there are r * num_workers readers.": partial(Strided, "rank + worker"),
         "Each rank before yours has num_workers readers, not world_size readers: rank * num_workers + worker id.":
-            partial(Strided, rank_times_ranks),
+            partial(Strided, "rank × ranks"),
         "You drop the last items, so that all readers have equally many. DDP needs equally many steps, as the next "
         "section shows, but here every item must be read.": EquallyMany,
     },

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 
 import pytest
-import torch
 from matplotlib.colors import to_hex
 from torch.utils.data import DistributedSampler
 
@@ -15,48 +14,17 @@ from course.plots.style import COLOURS
 from lessons.l05_distributed_sampler import check, show, uneven_shards
 from tests import runner
 
-SIZES = [1, 2, 3, 7, 8, 20, 21, 97]
-WORLDS = [1, 2, 3, 8]
+
+def sampler_shards(n, world_size, **options):
+    """The items of each rank, in order, as PyTorch gives them without shuffling."""
+    return [list(DistributedSampler(range(n), world_size, rank, shuffle=False, **options))
+            for rank in range(world_size)]
 
 
-def sampler_shards(n, world_size, epoch=0, **options):
-    """The items of each rank, in order, as PyTorch gives them."""
-    samplers = [DistributedSampler(range(n), world_size, rank, **options) for rank in range(world_size)]
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
-    shards = [list(sampler) for sampler in samplers]
-    assert [len(sampler) for sampler in samplers] == [len(shard) for shard in shards]
-    return shards
-
-
-def dealt(order, world_size, drop_last):
-    """The order dealt one by one, round by round. The last round is filled from the first item on, or not dealt."""
-    rounds, left_over = divmod(len(order), world_size)
-    deck = itertools.cycle(order)
-    hands = [[] for _ in range(world_size)]
-    for _ in range(rounds + (left_over > 0 and not drop_last)):
-        for hand in hands:
-            hand.append(next(deck))
-    return hands
-
-
-def order(n, shuffle, seed=0, epoch=0):
-    return torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).tolist() if shuffle else range(n)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_the_sampler_deals_like_cards(shuffle, drop_last):
-    for n, world_size, seed, epoch in itertools.product(SIZES, WORLDS, (0, 5), (0, 1)):
-        shards = sampler_shards(n, world_size, epoch, shuffle=shuffle, seed=seed, drop_last=drop_last)
-        assert shards == dealt(order(n, shuffle, seed, epoch), world_size, drop_last), (n, world_size, seed, epoch)
-
-
-@pytest.mark.parametrize("world_size", WORLDS)
-def test_the_bound_on_the_error_of_padding_holds_and_is_sharp(world_size):
+def test_the_bound_on_the_error_of_padding_holds_and_is_sharp():
     """Worst cases: the sampler repeats the first items, so hits on the first j, or misses on them."""
-    for n in (size for size in SIZES if size < 25):
-        items = list(itertools.chain(*sampler_shards(n, world_size, shuffle=False)))
+    for n, world_size in itertools.product((1, 2, 3, 7, 8, 20, 21), (1, 2, 3, 8)):
+        items = list(itertools.chain(*sampler_shards(n, world_size)))
         copies, worst = len(items) - n, 0.0
         for j, first in itertools.product(range(n + 1), (True, False)):
             right = [(item < j) == first for item in range(n)]
@@ -86,17 +54,12 @@ def in_a_file(folder, body):
 
 
 @pytest.mark.parametrize(("body", "outcome", "message"), [
-    (f"""{WORKER}for place, item in enumerate(self.source):
-            if place % (self.world_size * workers) == number * self.world_size + self.rank:
-                yield item""", "right", "Each item is read once"),
     (f"""{WORKER}items, first = list(self.source), self.rank * workers + number
-        return iter(items[len(items) * first // (self.world_size * workers):
-                          len(items) * (first + 1) // (self.world_size * workers)])""", "right", "Each item is read"),
-    ("raise NotImplementedError", "untried", "Not tried yet."),
+        yield from items[len(items) * first // (self.world_size * workers):
+                         len(items) * (first + 1) // (self.world_size * workers)]""", "right", "Each item is read"),
     ("iter(self.source)", "wrong", "Not yet. Your __iter__ returned None. Is its return missing?"),
     ("return iter([get_worker_info().id])", "wrong",
      "With num_workers=0 the rank itself reads, and get_worker_info() returns None."),
-    ("return itertools.count()", "wrong", "On rank 0 it raised NameError"),
     ("while True: yield 0", "wrong", "2 ranks, num_workers=0: 1 items are read more than once, 22 by nobody."),
 ])
 def test_any_way_to_share_a_stream_that_is_right_passes(body, outcome, message, tmp_path, monkeypatch):
@@ -117,15 +80,15 @@ def test_readers_of_the_lesson_s_stream_repeat_it_and_the_learner_s_stream_train
                 yield item""")
     results = readers(2, tmp_path / "all.json", "--workers", 3, "--items", 4)
     assert results["readers"] == [[0, 1, 2, 3]] * 6 and results["trained"] is None
-    results = readers(3, tmp_path / "mine.json", "--steps", 12, "--dataset", "synthetic", "--yours", right)
-    assert results["whose"] == "yours" and results["readers"] == [list(range(20))[reader::6] for reader in range(6)]
+    results = readers(2, tmp_path / "mine.json", "--steps", 6, "--dataset", "synthetic", "--yours", right)
+    assert results["whose"] == "yours" and results["readers"] == [list(range(20))[reader::4] for reader in range(4)]
     whole, mine, sampler = show.stream_ways(results).values()
-    images = 12 * 3 * 64
+    images = 6 * 2 * 64
     assert [way["images"] for way in (whole, mine, sampler)] == [images] * 3
-    assert [way["different"] for way in (whole, mine, sampler)] == [images / 6, images, images]
+    assert [way["different"] for way in (whole, mine, sampler)] == [images / 4, images, images]
     ax = show.stream_curves(results)
     assert list(ax.lines[1].get_ydata()) == [100 * share for share in mine["accuracy"]]
-    assert list(ax.lines[1].get_xdata()) == [2, 4, 6, 8, 10, 12]
+    assert list(ax.lines[1].get_xdata()) == [1, 2, 3, 4, 5, 6]
     assert [text.get_text() for text in ax.texts] == [
         "every reader reads all", "yours: each item once", "DistributedSampler"]
 
@@ -147,7 +110,7 @@ def test_of_uneven_shards_one_waits_and_join_counts_each_image_once(tmp_path):
     assert done.stdout.count("\n") == 1 and f"waited {results['uneven']['seconds']:.1f} s in step 4" in done.stdout
 
     for way, drop_last in (("padded", False), ("dropped", True)):
-        shards = sampler_shards(n, ranks, shuffle=False, drop_last=drop_last)
+        shards = sampler_shards(n, ranks, drop_last=drop_last)
         seen = Counter(itertools.chain(*shards))
         assert results[way]["shards"] == shards
         assert results[way]["counts"] == pytest.approx([seen[item] for item in range(n)], abs=1e-3)
@@ -188,13 +151,13 @@ def cells(ax):
 
 
 def test_the_map_marks_items_that_are_seen_again_or_by_nobody():
-    ax = show.sampler_map(dealt(range(20), 2, False), 20)
+    ax = show.sampler_map(sampler_shards(20, 2), 20)
     assert cells(ax) == {(item, item % 2, False) for item in range(20)}
     assert [text.get_text() for text in ax.texts] == [*map(show.ordinal, range(1, 11))] * 2
     assert [show.ordinal(number) for number in (1, 2, 3, 11, 21)] == ["1st", "2nd", "3rd", "11th", "21st"]
-    ax = show.sampler_map(dealt(range(3), 8, False), 3)
+    ax = show.sampler_map(sampler_shards(3, 8), 3)
     assert cells(ax) == {(rank % 3, rank, rank >= 3) for rank in range(8)}
-    ax = show.sampler_map(dealt(range(21), 2, True), 21)
+    ax = show.sampler_map(sampler_shards(21, 2, drop_last=True), 21)
     assert cells(ax) == {(item, item % 2, False) for item in range(20)}
     assert [text.get_position() for text in ax.texts if text.get_text() == "×"] == [(20, 0), (20, 1)]
 
@@ -209,7 +172,7 @@ def test_the_map_of_loader_workers_has_a_row_for_each_and_the_colour_of_its_rank
 
 
 def test_the_map_of_several_epochs_has_a_row_for_each_epoch_and_a_colour_for_each_rank():
-    ax = show.sampler_map({epoch: dealt(range(3), 2, False) for epoch in (0, 1)}, 3)
+    ax = show.sampler_map({epoch: sampler_shards(3, 2) for epoch in (0, 1)}, 3)
     drawn = [(round(p.get_x() + 0.45), to_hex(p.get_edgecolor()).upper(), round(p.get_height(), 2)) for p in ax.patches]
     first, second = COLOURS[:2]
     assert drawn == [(0, first, 0.45), (0, second, 0.45), (1, second, 0.9), (2, first, 0.9)] * 2, "item 0 is shared"

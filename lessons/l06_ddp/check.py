@@ -135,10 +135,8 @@ class WrapsCopy(MeanGradients):
         self.module = copy.deepcopy(module)
 
 
-class FromOwnWeights(MeanGradients):
-    def __init__(self, module):
-        nn.Module.__init__(self)
-        self.module = module
+class FromOwnWeights(OwnWeights, MeanGradients):
+    pass
 
 
 class AveragesWeights(SameWeights):

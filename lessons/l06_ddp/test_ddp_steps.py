@@ -13,7 +13,7 @@ from lessons.l06_ddp import buckets, check, ddp_questions, show, wrapped_trainin
 from tests import runner
 
 ROUNDING = 1e-5
-RANKS, STEPS = 3, 4
+RANKS, STEPS = 3, 3
 SCRIPT, QUESTIONS = (f"lessons/l06_ddp/{name}.py" for name in ("wrapped_training", "ddp_questions"))
 STEPS_TO_DDP = [check.same_weights, check.mean_gradients, check.one_message, check.overlapped, check.any_backward]
 TRAINED = {step.number: step.trains for step in STEPS_TO_DDP} | {"none": "none", "ddp": "ddp"}
@@ -26,7 +26,7 @@ def results(tmp_path_factory):
     (other := tmp_path_factory.mktemp("other") / "way.py").write_text(OTHER_WAY)
     finished = [
         runner.run(RANKS, "--wrapper", *TRAINED.values(), *both, "--out", folder / "steps.json", script=SCRIPT),
-        runner.run(RANKS, "--step", *ddp_questions.QUESTIONS, *both, "--width", 600, "--bucket-mb", 0.05, 1000,
+        runner.run(RANKS, "--step", *ddp_questions.QUESTIONS, *both, "--width", 520, "--bucket-mb", 0.05, 1000,
                    "--wrapper", f"{other}:MyDDP", "--out", folder / "answers.json", script=QUESTIONS)]
     assert [done.returncode for done in finished] == [0, 0], [done.stderr for done in finished]
     assert sorted(path.name for path in folder.iterdir()) == ["answers.json", "steps.json"]
@@ -70,17 +70,6 @@ def test_gradients_keep_the_strides_of_their_parameters():
     assert layer.weight.grad.flatten().tolist() + layer.bias.grad.tolist() == list(range(304))
 
 
-def test_main_py_trains_under_it_as_under_ddp(tmp_path):
-    """ResNet has channels_last weights, a fused optimizer, two buckets and a last batch of other size."""
-    weights = {}
-    for name, options in {"ddp": [], "mine": ["--wrapper", TRAINED[5]]}.items():
-        done = runner.run(RANKS, "--dataset", "synthetic", "--samples", 250, "--test-samples", 10, "--epochs", 1,
-                          "--model", "resnet", "--batch-size", 32, *options, "--save-model", tmp_path / f"{name}.pt")
-        assert done.returncode == 0, done.stderr
-        weights[name] = torch.load(tmp_path / f"{name}.pt", weights_only=True)
-    torch.testing.assert_close(weights["mine"], weights["ddp"], rtol=1e-3, atol=1e-4)
-
-
 def written(tmp_path, cls):
     """The file that a learner would write for a step: the class, named MyDDP, with all that it inherits."""
     body = "\n\n".join(inspect.getsource(each) for each in reversed(cls.__mro__[:-2]) if each.__module__ != "torch.nn")
@@ -99,11 +88,11 @@ def test_what_the_learner_wrote_trains_once_it_is_right(tmp_path, monkeypatch, c
     right, wrong = written(tmp_path, check.MeanGradients), written(tmp_path, check.Summed)
     step(right)
     assert (step.whose, step.trains, check.kept()) == ("yours", f"{right}:MyDDP", "yours")
-    step(wrong)
+    step.judged(wrong, "wrong")
     assert (step.whose, step.trains) == ("ours", step.ours)
     assert check.MINE.read_text() == f"# Step 2 of lesson 06.\n{Path(right).read_text()}", "what was right is kept"
-    check.one_message(written(tmp_path, check.OneMessage))
-    step(right)
+    check.one_message.judged(written(tmp_path, check.OneMessage), "right")
+    step.judged(right, "right")
     assert check.kept_step() == 3, "an earlier step, run again, does not take the place of a later one"
     (tmp_path / "stub.py").write_text("class MyDDP:\n    def finish(self):\n        raise NotImplementedError\n")
     capsys.readouterr()
@@ -137,7 +126,8 @@ class MyDDP(Overlapped):
 
 
 @pytest.mark.usefixtures("ranks_find_all_modules_imported")
-def test_a_bucket_may_be_reduced_and_gathered(tmp_path):
+def test_a_bucket_may_be_reduced_and_gathered(tmp_path, monkeypatch):
+    monkeypatch.setattr(check.overlapped, "ranks", lambda: RANKS)
     (tmp_path / "other.py").write_text(OTHER_WAY)
     assert check.overlapped.verdict(str(tmp_path / "other.py"))[0] == "right"
 
@@ -146,7 +136,6 @@ def test_mean_loss_needs_the_mean_and_sum_loss_the_sum(results):
     times = {(row["loss"], row["over_ranks"]): row["times"] for row in results["scale"]}
     assert times == pytest.approx({("mean", "sum"): RANKS, ("mean", "mean"): 1, ("sum", "sum"): 1,
                                    ("sum", "mean"): 1 / RANKS}, rel=1e-4)
-    assert all(row["relative_difference"] < 1e-3 for row in results["scale"])
 
 
 def test_timeline_is_a_step_of_rank_0_whatever_sends_the_gradients(results):
@@ -166,7 +155,7 @@ def test_timeline_is_a_step_of_rank_0_whatever_sends_the_gradients(results):
         assert all(max(parts) < whole for *parts, whole in zip(*run["rounds"].values(), step, strict=True))
     assert show.early(small)[0] > 1 and show.early(one)[0] == 0
     count = [len({event["text"] for event in run["events"] if "text" in event}) for run in results["timeline"]]
-    assert count[0] > 2 and count[1] == 1 and count[2] == 12, "a layer of 600 is a bucket, and each takes two messages"
+    assert count[0] > 2 and count[1] == 1 and count[2] == 12, "a layer of 520 is a bucket, and each takes two messages"
 
 
 def test_the_shorter_step_is_named_only_where_no_round_of_the_other_is_as_short():
@@ -193,8 +182,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(world_size, options, messa
 
 def test_a_rank_that_never_comes_ends_the_wait(tmp_path):
     port = str(rendezvous.free_port())
-    done = runner.run(0, "--dataset", "synthetic", "--wrapper", "ddp", "--timeout", 3, "--out",
+    done = runner.run(0, "--dataset", "synthetic", "--wrapper", "ddp", "--timeout", 1, "--out",
                       tmp_path / "results.json", script=SCRIPT, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
                       MASTER_PORT=port)
-    assert done.returncode == 2 and "waited for the others, 3.0 s at most" in done.stderr
+    assert done.returncode == 2 and "waited for the others, 1.0 s at most" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -21,6 +21,7 @@ BATCH, LR = 64, 0.01  # minimal.py's: images of an update, learning rate
 NAMES = [f"{layer}.{name}" for layer in (0, 3, 7) for name in ("bias", "weight")]  # of its state_dict
 LIMIT = 20  # seconds that a rank may run without meeting another
 GPUS = 2  # of each pretended machine
+RUNS = (2, 0), (3, GPUS), (1, 0)  # ranks, GPUs of each machine
 NEAR = 0.05  # relative difference, of weights and gradients, that unequal last batches may cause
 FIGURES = re.compile(r"Loss:\s*(\d+\.\d+|nan|inf).*?acc:\s*(\d+\.\d+)", re.IGNORECASE)
 
@@ -39,7 +40,7 @@ def program(attempt):
     path = Path(attempt).resolve()
     if untouched(path):
         raise NotImplementedError
-    for number, gpus in ((2, 0), (3, GPUS), (1, 0)):
+    for number, gpus in RUNS:
         where = f"On {some(number, 'rank')}"
         where += f", on two machines with {gpus} pretended GPUs each" if gpus else ""
         for case in cases(run(path, number, gpus), gpus, where):

@@ -34,6 +34,8 @@ from torch.utils.data import DataLoader
 
 import data
 import shortcuts
+from lessons.l06_ddp.buckets import pack
+from lessons.l06_ddp.wrapped_training import flat_weights
 
 TRAIN, TEST = 151, 23  # images: neither 2 nor 3 ranks can share them equally
 WAIT = 30  # seconds that a rank waits for the others: longer than a rank may show no sign of life
@@ -239,7 +241,7 @@ class Watcher:
     def before_update(self, optimizer, args, kwargs):
         self.facts["rate"] = max(self.facts["rate"], optimizer.param_groups[0]["lr"])
         if self.update == COMPARED and self.model is not None:
-            self.gradient = gradient(self.model)
+            self.gradient = pack(list(self.model.parameters()))
         self.update += 1
 
     def loop(self, begin, loader):
@@ -257,15 +259,16 @@ class Watcher:
         has the images of all ranks."""
         images = self.context.gather("images", [number for batch in self.facts["batches"]
                                                 if batch["update"] == COMPARED for number in batch["images"]])
-        weights = self.context.gather("weights", [] if self.gradient is None else flat(self.model)[::97].tolist())
+        weights = [] if self.gradient is None else flat_weights(self.model)[::97].tolist()
+        weights = self.context.gather("weights", weights)
         if not all(images) or not all(weights):
             return
-        before, weights = flat(self.reference)[::97], torch.tensor(weights)
+        before, weights = flat_weights(self.reference)[::97], torch.tensor(weights)
         self.facts["apart"] = ((weights - weights[0]).norm(dim=1).max() / (weights[0] - before).norm()).item()
         pixels, labels = self.sets[0].__getitems__(sum(images, []))
         self.reference.zero_grad()
         cross_entropy(self.reference(pixels), labels).backward()
-        right = gradient(self.reference)
+        right = pack(list(self.reference.parameters()))
         times = self.gradient @ right / right.norm() ** 2
         off = (self.gradient - times * right).norm() / right.norm()
         self.facts |= {"times": times.item(), "off": off.item()}
@@ -297,15 +300,6 @@ class Watcher:
 
 def image_key(image):
     return image[:, 0, :8].float().contiguous().numpy().tobytes()
-
-
-def flat(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-def gradient(model):
-    return torch.cat([(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
-                      for parameter in model.parameters()])
 
 
 def gpu_number(device):

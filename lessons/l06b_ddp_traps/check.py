@@ -150,17 +150,6 @@ def train(ddp, batches, optimizer, every):
             optimizer.zero_grad()
 
 
-def around_backward(ddp, batches, optimizer, every):
-    for number, (inputs, labels) in enumerate(batches, start=1):
-        update = number % every == 0
-        loss = cross_entropy(ddp(inputs), labels) / every
-        with nullcontext() if update else ddp.no_sync():
-            loss.backward()
-        if update:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 def around_everything(ddp, batches, optimizer, every):
     with ddp.no_sync():
         train(ddp, batches, optimizer, every)
@@ -171,13 +160,15 @@ def one_large_batch(ddp, batches, optimizer, every):
     train(ddp, zip(inputs, labels, strict=True), optimizer, every=1)
 
 
-def careless(ddp, batches, optimizer, every, divide=True, zero=True, of_each=False, start=1):
+def careless(ddp, batches, optimizer, every, divide=True, zero=True, of_each=False, start=1, forward_outside=False):
     for number, (inputs, labels) in enumerate(batches, start):
         update = number % every == 0
         if of_each:
             optimizer.zero_grad()
+        output = ddp(inputs) if forward_outside else None
         with nullcontext() if update else ddp.no_sync():
-            (cross_entropy(ddp(inputs), labels) / (every if divide else 1)).backward()
+            output = ddp(inputs) if output is None else output
+            (cross_entropy(output, labels) / (every if divide else 1)).backward()
         if update:
             optimizer.step()
             if zero:
@@ -230,7 +221,8 @@ def measure_train(function, context):
          "contextlib.nullcontext() is a `with` that does nothing.",
     mistakes={
         "Nothing was saved: outside no_sync each backward makes an all-reduce. And around backward alone no_sync does "
-        "nothing: the forward decides whether DDP will synchronise, so it must be inside, too.": around_backward,
+        "nothing: the forward decides whether DDP will synchronise, so it must be inside, too.":
+            partial(careless, forward_outside=True),
         "Without an all-reduce the ranks' weights drift apart. The last batch before each update must be outside "
         "no_sync: its backward adds up the gradients of all batches over the ranks.": around_everything,
         "Batches are accumulated because the large batch does not fit in memory: give ddp one batch at a time.":
@@ -268,32 +260,13 @@ def save(ddp, file):
     dist.barrier()
 
 
-def by_all(ddp, file):
-    torch.save(ddp.module.state_dict(), file)
-    dist.barrier()
-
-
-def with_prefix(ddp, file):
-    if dist.get_rank() == 0:
-        torch.save(ddp.state_dict(), file)
-    dist.barrier()
-
-
-def without_barrier(ddp, file):
-    if dist.get_rank() == 0:
-        torch.save(ddp.module.state_dict(), file)
-
-
-def barrier_for_one(ddp, file):
-    if dist.get_rank() == 0:
-        torch.save(ddp.module.state_dict(), file)
+def save_with(ddp, file, all_write=False, prefix=False, state=True, waits="all"):
+    """The solution with one thing changed: who writes what, and who waits at the barrier."""
+    writes, model = all_write or dist.get_rank() == 0, ddp if prefix else ddp.module
+    if writes:
+        torch.save(model.state_dict() if state else model, file)
+    if {"all": True, "writer": writes, "none": False}[waits]:
         dist.barrier()
-
-
-def whole_model(ddp, file):
-    if dist.get_rank() == 0:
-        torch.save(ddp.module, file)
-    dist.barrier()
 
 
 def layers():
@@ -336,11 +309,11 @@ def measure_save(function, context):
          "other ranks learn that the file is there?",
     mistakes={
         "All ranks have the same weights: one writer is enough, and several that write to one file at a time can break "
-        "it.": by_all,
-        "Which model is inside the wrapper?": with_prefix,
-        "Where can the ranks wait for each other?": without_barrier,
-        "Your barrier is called by rank 0 alone, so it never ends.": barrier_for_one,
-        "Save a state_dict(), not the model itself.": whole_model,
+        "it.": partial(save_with, all_write=True),
+        "Which model is inside the wrapper?": partial(save_with, prefix=True),
+        "Where can the ranks wait for each other?": partial(save_with, waits="none"),
+        "Your barrier is called by rank 0 alone, so it never ends.": partial(save_with, waits="writer"),
+        "Save a state_dict(), not the model itself.": partial(save_with, state=False),
     },
 )
 def saved(ranks):

@@ -5,12 +5,13 @@ import math
 import statistics
 import time
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from course.exercise import Case, Wrong, drawn, drawn_one, exercise
-from course.on_ranks import exercise_on_ranks
+from course.on_ranks import exercise_on_ranks, patched
 
 
 # Exercise 1: speed-up and efficiency, from two logs
@@ -160,44 +161,26 @@ def my_slowest(work, talk, rounds):
     return slow, of_ranks[slow].item()
 
 
-def timed(work, talk, rounds):
-    """Seconds of each work() and each talk()."""
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        work()
-        middle = time.perf_counter()
-        talk()
-        seconds.append((middle - start, time.perf_counter() - middle))
-    return torch.tensor(seconds)
-
-
-def largest(seconds):
-    """The rank with the most seconds, and these."""
-    of_ranks = [torch.zeros(()) for _ in range(dist.get_world_size())]
-    dist.all_gather(of_ranks, seconds)
-    slow = torch.stack(of_ranks).argmax().item()
-    return slow, of_ranks[slow].item()
-
-
 def whole_steps(work, talk, rounds):
-    return largest(timed(work, talk, rounds).sum(1).median())
+    return my_slowest(lambda: (work(), talk()), lambda: None, rounds)
 
 
 def longest_wait(work, talk, rounds):
-    return largest(timed(work, talk, rounds)[:, 1].median())
+    return my_slowest(talk, work, rounds)
 
 
 def mean_of_the_rounds(work, talk, rounds):
-    return largest(timed(work, talk, rounds)[:, 0].mean())
+    with mock.patch.object(statistics, "median", statistics.mean):
+        return my_slowest(work, talk, rounds)
 
 
 def own_time(work, talk, rounds):
-    return dist.get_rank(), timed(work, talk, rounds)[:, 0].median().item()
+    with patched(my_slowest, all_gather=lambda of_ranks, own: of_ranks[dist.get_rank()].copy_(own)):
+        return my_slowest(work, talk, rounds)
 
 
 def sum_of_the_rounds(work, talk, rounds):
-    slow, seconds = largest(timed(work, talk, rounds)[:, 0].median())
+    slow, seconds = my_slowest(work, talk, rounds)
     return slow, rounds * seconds
 
 
@@ -210,19 +193,11 @@ def never_talks(work, talk, rounds):
 USUAL = "work() in a usual round"
 
 
-def pace():
-    """Of the exercise: the number of rounds; seconds of work() on a quick rank and on the slow one; of talk(); and of
-    the work() of rank 0 that is disturbed."""
-    def other(random):
-        stretch = random.uniform(1.6, 1.8)
-        return random.choice((7, 9)), *(stretch * seconds for seconds in (0.01, 0.04, 0.06, 0.4))
-
-    return drawn_one((5, 0.01, 0.04, 0.06, 0.4), other)
-
-
 def measure_slowest(function, context):
     """The function's result and the times of each part of a round, for two slow ranks, one after the other."""
-    measured, (rounds, quick, slow_work, message, disturbance) = [], pace()
+    measured = []
+    rounds, stretch = drawn_one((5, 1), lambda random: (random.choice((7, 9)), random.uniform(1.6, 1.8)))
+    quick, slow_work, message, disturbance = (stretch * seconds for seconds in (0.01, 0.04, 0.06, 0.4))
     for slow in drawn_one((1, context.world_size - 1), lambda random: random.sample(range(1, context.world_size), 2)):
         works, talks = [], []
 
@@ -305,10 +280,6 @@ def my_diagnosis(sound, run):
     return "threads" if "forward" in grown else "slow rank"
 
 
-def by_the_longest_phase(sound, run):
-    return {"data": "data", "forward": "threads", "backward": "slow rank", "update": "batch"}[max(run, key=run.get)]
-
-
 def by_what_grew_most(sound, run):
     grown = max(run, key=lambda phase: run[phase] - sound[phase])
     return {"data": "data", "forward": "threads", "backward": "slow rank", "update": "batch"}[grown]
@@ -316,21 +287,18 @@ def by_what_grew_most(sound, run):
 
 SOUND = {"data": 0.5, "forward": 6.4, "backward": 9.5, "update": 0.7}
 # How many times as long each phase takes; the first three as in runs a, b and c of results/recorded/went-wrong.
-STRETCHED = {"threads": [(2.4, 3.9, 15.4, 2.7)], "data": [(34, 1, 1, 0.9)], "slow rank": [(1.4, 1.4, 7.7, 1.3)],
-             "batch": [(0.4, 0.1, 0.35, 0.9)]}
+STRETCHED = {"threads": (2.4, 3.9, 15.4, 2.7), "data": (34, 1, 1, 0.9), "slow rank": (1.4, 1.4, 7.7, 1.3),
+             "batch": (0.4, 0.1, 0.35, 0.9)}
 
 
 def ill_runs():
     """(sound, run, fault): milliseconds of each phase of a step."""
     def other(random):
-        def around(factors):
-            return [factor * random.uniform(0.95, 1.05) for factor in factors]
-
-        sound = dict(zip(SOUND, (random.uniform(0.8, 8) * ms for ms in SOUND.values()), strict=True))
+        sound = {phase: random.uniform(0.8, 8) * ms for phase, ms in SOUND.items()}
         fault = random.choice(FAULTS)
-        return sound, around(random.choice(STRETCHED[fault])), fault
+        return sound, [factor * random.uniform(0.95, 1.05) for factor in STRETCHED[fault]], fault
 
-    cases = drawn([(SOUND, factors, fault) for fault, each in STRETCHED.items() for factors in each], other)
+    cases = drawn([(SOUND, factors, fault) for fault, factors in STRETCHED.items()], other)
     return [(sound, {phase: round(factor * sound[phase], 2) for phase, factor in zip(sound, factors, strict=True)},
              fault) for sound, factors, fault in cases]
 
@@ -342,7 +310,7 @@ def ill_runs():
     "shorter?",
     mistakes={
         "`backward` is the longest phase of a sound run, too. Compare each phase with the sound run.":
-            by_the_longest_phase,
+            lambda sound, run: by_what_grew_most(dict.fromkeys(sound, 0), run),
         "The phase that grew most is not enough: too many threads stretch backward most, and forward as well. Look at "
         "all phases.": by_what_grew_most,
         "A slow rank makes this rank wait, and it waits in backward alone. Too many threads stretch each phase.":

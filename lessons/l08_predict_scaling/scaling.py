@@ -1,15 +1,13 @@
 """Predict the time of a step and of an epoch on W ranks, from what was measured on one rank and on the links.
 
-A step of one rank takes a + b · batch seconds (`StepTime`), and an all-reduce of the gradients what its α and β, or the
-links, say (`Measured`, `Link`). `Job` puts the two together. `scripts/measure/predict.py time` prints
-the rows of `table`.
+A step of one rank takes a + b · batch seconds (`StepTime`), and an all-reduce of the gradients what the links say
+(`Link`). `Job` puts the two together. `scripts/measure/predict.py time` prints the rows of `table`.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from course.predict.fit import fit, ring_seconds
+from course.predict.fit import ring_seconds
 
 # ---------------------------------------------------------------- one rank
 
@@ -28,11 +26,6 @@ class StepTime:
     def __post_init__(self):
         _need(self.fixed >= 0 and self.per_image >= 0, "a step cannot take less than 0 seconds")
         _need(0 <= self.backward <= 1, f"backward is a share of the step, 0 to 1, not {self.backward}")
-
-    @classmethod
-    def fit(cls, batch_sizes, seconds, backward=2 / 3):
-        """The line through measured steps; see fit.fit."""
-        return cls(*fit(batch_sizes, seconds), backward)
 
     def seconds(self, batch: float) -> float:
         return self.fixed + self.per_image * batch
@@ -60,20 +53,6 @@ class Link:
         return ring_seconds(bytes, ranks, self.latency, 1 / self.bandwidth)
 
 
-
-@dataclass(frozen=True)
-class Measured:
-    """All-reduce as it was measured: α + β · bytes for each world size; message_time.py measures and fits."""
-
-    alpha_beta: Mapping[int, tuple[float, float]]  # {world size, 2 or more: (α in seconds, β in seconds a byte)}
-
-    def seconds(self, bytes: float, ranks: int) -> float:
-        _need(ranks in self.alpha_beta,
-              f"no α and β for {ranks} ranks; there are some for {', '.join(map(str, sorted(self.alpha_beta)))}")
-        alpha, beta = self.alpha_beta[ranks]
-        return alpha + beta * bytes
-
-
 # ---------------------------------------------------------------- many ranks
 
 
@@ -96,7 +75,7 @@ class Job:
 
     step: StepTime  # of one rank with one thread
     gradient_bytes: float  # 4 for each trained parameter, in float32
-    all_reduce: Measured | Link  # the cost of adding up the gradients
+    all_reduce: Link  # the cost of adding up the gradients
     buckets: int = 1  # parts in which the gradients are sent, all of one size; see `ddp_buckets`
     overlap: bool = True  # a bucket is sent while backward goes on, as DDP does; else after it
     cores: int | None = None  # shared by all ranks (GPUs, where ranks share those); None: enough

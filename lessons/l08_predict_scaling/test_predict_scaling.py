@@ -1,4 +1,4 @@
-"""Lesson 08: its programs on 3 ranks, the parts of a step, and the published figures that it uses."""
+"""Lesson 08: its program on 3 ranks, the parts of a step, and the published figures that it uses."""
 
 import json
 
@@ -29,16 +29,11 @@ def test_every_way_is_timed_and_only_by_hand_talks_apart(tmp_path):
         assert seconds["wait"] == 0 or point["way"] == "by_hand"
 
 
-def test_the_ceiling_is_what_all_reach_together_by_one_alone(tmp_path):
-    done = runner.run(3, "--dataset", "synthetic", "--samples", 40, "--batch-size", 4, "--rounds", 2, "--seconds", 0.1,
-                      "--out", tmp_path / "ceiling.json", script="scripts/measure/side_by_side.py")
-    assert done.returncode == 0, done.stderr
-    measured = json.loads((tmp_path / "ceiling.json").read_text())
-    assert (measured["model"], measured["batch_size"], measured["rounds"]) == ("lenet", 4, 2)
-    assert [ceiling["ranks"] for ceiling in measured["ceilings"]] == [2, 3]
-    assert all(0 < ceiling["low"] <= ceiling["ceiling"] <= ceiling["high"] and len(ceiling["rounds"]) == 2
-               for ceiling in measured["ceilings"])
-    assert "3 side by side" in done.stdout
+def test_the_ceiling_is_what_all_reach_together_by_one_alone():
+    """test_record.py runs the program."""
+    assert [side_by_side.up_to(ranks) for ranks in (2, 3, 8)] == [[2], [2, 3], [2, 4, 8]]
+    assert side_by_side.ceiling(3, [1, 2, 4], [3, 6, 9], [1, 1, 5]) == {
+        "ranks": 3, "together": 6, "rounds": [3, 4, 2], "ceiling": 3, "low": 2, "high": 4}
 
 
 @pytest.mark.parametrize(("program", "world_size", "arguments", "message"), [
@@ -64,13 +59,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(program, world_size, arg
 # ---------------------------------------------------------------- parts of a step
 
 
-def point(way, batch, *rounds):
-    return {"way": way, "batch_size": batch, "rounds": rounds}
-
-
 def test_the_parts_add_up_to_by_hand_and_ddp_itself_and_are_not_cut_at_zero():
     talk = {"step": 9.0, "wait": 1.0, "all_reduce": 2.0}
-    points = [point(way, batch, *rounds) for batch in (4, 8) for way, rounds in {
+    points = [{"way": way, "batch_size": batch, "rounds": rounds} for batch in (4, 8) for way, rounds in {
         "ddp": [{"step": 11.0 * batch}, {"step": 9.0 * batch}], "alone": [{"step": 5.0}, {"step": 7.0}],
         "side_by_side": [{"step": 6.5}, {"step": 6.5}], "silent": [{"step": 7.0}, {"step": 6.0}],
         "by_hand": [talk, talk]}.items()]

@@ -25,30 +25,6 @@ def my_rate(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
     return lr * (1 + (times - 1) * risen)
 
 
-def by_number_of_ranks(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
-    return my_rate(lr, batch, ranks, batch, update, per_epoch, warmup_epochs)
-
-
-def from_zero(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
-    return lr * ranks * batch_size / batch * min(1, update / (warmup_epochs * per_epoch))
-
-
-def beyond_the_warmup(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
-    return lr * (1 + (ranks * batch_size / batch - 1) * update / (warmup_epochs * per_epoch))
-
-
-def once_an_epoch(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
-    return my_rate(lr, batch, ranks, batch_size, update // per_epoch, 1, warmup_epochs)
-
-
-def updates_taken_for_epochs(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
-    return my_rate(lr, batch, ranks, batch_size, update, 1, warmup_epochs)
-
-
-def without_warmup(lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs):
-    return lr * ranks * batch_size / batch
-
-
 def shown(value):
     """A learner's number, short, or None."""
     return "None" if value is None else f"{float(value):.4g}"
@@ -61,12 +37,20 @@ def shown(value):
     "The rise begins at lr, not at 0.",
     mistakes={
         "You went by the number of ranks. Go by the number of images: how many times as many does an update see now?":
-            by_number_of_ranks,
-        "The warm-up begins at the old rate, `lr`, not at 0.": from_zero,
-        "The warm-up has ended by then: the rate rises no further.": beyond_the_warmup,
-        "Your rate rises once an epoch. It must rise a little from each update to the next.": once_an_epoch,
-        "You took `update` as if it counted epochs. An epoch has `per_epoch` updates.": updates_taken_for_epochs,
-        "That is the full rate. During the warm-up the rate is still on its way there.": without_warmup,
+            lambda lr, batch, ranks, batch_size, *when: my_rate(lr, batch, ranks, batch, *when),
+        "The warm-up begins at the old rate, `lr`, not at 0.":
+            lambda lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs: (
+                lr * ranks * batch_size / batch * min(1, update / (warmup_epochs * per_epoch))),
+        "The warm-up has ended by then: the rate rises no further.":
+            lambda lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs: (
+                lr * (1 + (ranks * batch_size / batch - 1) * update / (warmup_epochs * per_epoch))),
+        "Your rate rises once an epoch. It must rise a little from each update to the next.":
+            lambda lr, batch, ranks, batch_size, update, per_epoch, warmup_epochs: (
+                my_rate(lr, batch, ranks, batch_size, update // per_epoch, 1, warmup_epochs)),
+        "You took `update` as if it counted epochs. An epoch has `per_epoch` updates.":
+            lambda *case: my_rate(*case[:-2], 1, case[-1]),
+        "That is the full rate. During the warm-up the rate is still on its way there.":
+            lambda lr, batch, ranks, batch_size, *when: lr * ranks * batch_size / batch,
     },
 )
 def rate(answer):
@@ -114,24 +98,12 @@ def squared_norms(gradient):
     return small / dist.get_world_size(), (mean / dist.get_world_size()).square().sum()
 
 
-def own_norm(gradient, batch_size):
-    _, large = squared_norms(gradient)
-    return solved(gradient.square().sum(), large, batch_size, batch_size * dist.get_world_size())
-
-
-def norms_not_squared(gradient, batch_size):
+def from_other_norms(mistake, gradient, batch_size):
     small, large = squared_norms(gradient)
-    return solved(small.sqrt(), large.sqrt(), batch_size, batch_size * dist.get_world_size())
-
-
-def gradients_summed(gradient, batch_size):
-    small, large = squared_norms(gradient)
-    return solved(small, large * dist.get_world_size() ** 2, batch_size, batch_size * dist.get_world_size())
-
-
-def squares_summed(gradient, batch_size):
-    small, large = squared_norms(gradient)
-    return solved(small * dist.get_world_size(), large, batch_size, batch_size * dist.get_world_size())
+    ranks = dist.get_world_size()
+    norms = {"own norm": (gradient.square().sum(), large), "not squared": (small.sqrt(), large.sqrt()),
+             "gradients summed": (small, large * ranks**2), "squares summed": (small * ranks, large)}
+    return solved(*norms[mistake], batch_size, batch_size * ranks)
 
 
 def counted_in_ranks(gradient, batch_size):
@@ -183,10 +155,13 @@ def measure_noise(function, context):
     "`small` is the mean of the ranks' squared norms; `large` is the squared norm of the ranks' mean gradient.",
     mistakes={
         "The ranks do not agree, because each uses the squared norm of its own gradient. Take the mean over the ranks.":
-            own_norm,
-        "You used norms. The noise adds up in their squares.": norms_not_squared,
-        "You used the sum of the ranks' gradients. The gradient of the global batch is their mean.": gradients_summed,
-        "You added up the squared norms of the ranks: `small` is their mean.": squares_summed,
+            partial(from_other_norms, "own norm"),
+        "You used norms. The noise adds up in their squares.":
+            partial(from_other_norms, "not squared"),
+        "You used the sum of the ranks' gradients. The gradient of the global batch is their mean.":
+            partial(from_other_norms, "gradients summed"),
+        "You added up the squared norms of the ranks: `small` is their mean.":
+            partial(from_other_norms, "squares summed"),
         "You counted the batches in ranks. Count them in images: batch_size, and the world size times batch_size.":
             counted_in_ranks,
         "You divided by the squared norm of the mean gradient. That has noise in it, too: G is less.":

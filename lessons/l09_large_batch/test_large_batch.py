@@ -51,28 +51,14 @@ def test_updates_are_counted_as_the_loader_makes_them():
 # ------------------------------------------------------------------------------------------------- the recorded runs
 
 
-def test_every_recorded_run_is_whole_and_of_one_kind(recorded):
+def test_every_recorded_run_is_whole_and_of_one_kind_with_every_seed(recorded):
     assert set(recorded["source"]) == {"recorded"} and set(recorded["machine"]) == {"large-batch"}
     assert set(recorded["status"]) <= {"completed", "failed"}
     assert recorded.loc[recorded["status"] == "failed", "note"].str.contains("not finite").all()
-    same = ["dataset", "samples", "test_samples", "epochs", "model", "threads", "device"]
+    same = ["dataset", "samples", "test_samples", "epochs", "model", "threads", "device", "synthetic"]
     assert len(recorded[same].drop_duplicates()) == 1
-    assert not recorded["synthetic"].any()
-
-
-def test_every_configuration_has_every_seed(recorded):
     by = ["optimizer", "world_size", "global_batch", "lr", "lr_scaling"]
-    seeds = recorded.groupby(by)["seed"].agg(sorted)
-    assert set(map(tuple, seeds)) == {(0, 1, 2)}
-    one = recorded[recorded["world_size"] == 1]
-    for (name, lr, batches), factor in product((("sgd", 0.01, (64, 128, 256, 512)), ("adam", 0.001, (64, 512))),
-                                               (lambda k: 1, lambda k: k, np.sqrt)):  # what the rules choose
-        for batch in batches:
-            rates = one.loc[(one["optimizer"] == name) & (one["global_batch"] == batch), "lr"]
-            assert np.isclose(rates, lr * factor(batch / 64), rtol=1e-4).sum() == 3
-    ranks = recorded[recorded["world_size"] == 8]
-    assert set(ranks["lr_scaling"]) == {"linear"} and set(ranks["warmup_epochs"]) == {1}
-    assert sorted(ranks["lr"].unique()) == [0.01, 0.02] and set(ranks["global_batch"]) == {512}
+    assert set(map(tuple, recorded.groupby(by)["seed"].agg(sorted))) == {(0, 1, 2)}
 
 
 # ------------------------------------------------------------------------------------------------------ the pictures

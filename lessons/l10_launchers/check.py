@@ -474,7 +474,7 @@ def of_job(text):
     yield from cases
     if all(same(case.got, case.right) for case in cases):
         yield together(launchers)
-        place, again = (places(rehearse_job(text, number)[1])[0][0] for number in ("4711", "4712"))
+        place, again = (places(each)[0][0] for each in (launchers, rehearse_job(text, "4712")[1]))
         yield Case(place == again, False, f"Two of your jobs would both meet at {place}, also where they share a node.")
 
 

@@ -9,6 +9,7 @@ from itertools import product
 import psutil
 import pytest
 
+from course import failures
 from course.rendezvous import free_port
 from lessons.l10_launchers import check, show
 from tests import runner
@@ -17,14 +18,6 @@ WHY = [sys.executable, "scripts/cluster/why_it_failed.py"]
 LAUNCH = [sys.executable, "-m", "torch.distributed.launch"]
 torchrun = runner.command
 OLD, NEW, HELLO = (f"lessons/l10_launchers/{name}.py" for name in ("local_rank_old", "local_rank_new", "hello_rank"))
-# A rank that notes its process, and works for ten minutes. Rank 1 does something else after a second.
-RANK = """import os, signal, sys, time
-open({folder!r} + f"/started-{{os.getpid()}}", "w")
-if os.environ["RANK"] == "1":
-    time.sleep(1)
-    {rank_1}
-time.sleep(600)
-"""
 
 
 def run(*command, **env):
@@ -32,24 +25,12 @@ def run(*command, **env):
                           text=True, timeout=runner.LIMIT)
 
 
-def ask(*command, within=100, options=(), **env):
+def ask(*command, **env):
     """why_it_failed.py's lines about a command: {"status": ..., "it said": ..., "why": ...}, and its exit status."""
-    done = run(*WHY, f"--within={within}", "--expect-failure", *options, "--", *command, **env)
+    done = run(*WHY, "--within=100", "--expect-failure", "--", *command, **env)
     assert done.stderr == "", done.stderr
     lines = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
     return {key: value.strip() for key, value in lines.items()}, done.returncode
-
-
-def write_rank(folder, rank_1):
-    script = folder / "rank.py"
-    script.write_text(RANK.format(folder=str(folder), rank_1=rank_1))
-    return script
-
-
-def started(folder):
-    """Processes of such ranks, and whether any of them still runs: one that is dead and not buried does not."""
-    pids = [int(path.name.split("-")[1]) for path in folder.glob("started-*")]
-    return pids, any(pid in psutil.pids() and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
 # ------------------------------------------------------------------------------------- what the launchers tell a rank
@@ -120,7 +101,6 @@ def test_a_port_in_use_is_named(forked_python):
     (second_node("--rdzv-conf=join_timeout=2", rendezvous="c10d"), "fewer nodes came than --nnodes asks for"),
     (second_node("--rdzv-conf=read_timeout=2", rendezvous="unknown"), "this node knows no host no-such-host.invalid"),
     (torchrun(2, "main.py", "--backend", "nccl", "--device", "cpu"), "more ranks than GPUs"),
-    (torchrun(2, "main.py", "--strategy", "dp"), "main.py says: --strategy dp is for one process"),
     ([sys.executable, "no_guard.py"], "each new process imports the script from its first line"),
     ([sys.executable, "lessons/l10_launchers/spawn_mnist.py", "--port", "-1"],
      "spawn_mnist.py says: --port -1 is no port"),
@@ -136,20 +116,20 @@ def test_the_cause_is_named_in_one_line(command, why, forked_python, tmp_path):
 
 @pytest.mark.parametrize(("rank_1", "why"), [
     ("os.kill(os.getpid(), signal.SIGKILL)", "a rank was killed (SIGKILL)"),
-    ("raise ZeroDivisionError('on purpose')", "a rank raised ZeroDivisionError: on purpose"),
     ("sys.exit(7)", "rank 1 ended with exit status 7"),
 ])
 def test_the_rank_that_failed_first_is_the_one_that_counts(rank_1, why, forked_python, tmp_path):
-    found, status = ask(*torchrun(2, write_rank(tmp_path, rank_1), python=forked_python))
+    script = tmp_path / "rank.py"
+    script.write_text("import os, signal, sys, time\n"
+                      f"if os.environ['RANK'] == '1':\n    time.sleep(1)\n    {rank_1}\ntime.sleep(600)\n")
+    found, status = ask(*torchrun(2, script, python=forked_python))
     assert status == 0 and found["why"].startswith(why), found
 
 
-def test_a_command_that_takes_too_long_is_ended_with_its_ranks(tmp_path):
-    script = write_rank(tmp_path, "pass")
-    done = run(*WHY, "--within=20", "--", *torchrun(2, script))
+def test_a_command_that_takes_too_long_is_ended():
+    """With all that it has started: tests/test_processes.py."""
+    done = run(*WHY, "--within=1", "--", "sleep", "60")
     assert done.returncode == 124 and "start it on all nodes" in done.stdout
-    pids, running = started(tmp_path)
-    assert len(pids) == 2 and not running
 
 
 def test_success_and_an_unknown_cause_are_no_expected_failure_and_else_the_status_is_the_command_s():
@@ -157,6 +137,8 @@ def test_success_and_an_unknown_cause_are_no_expected_failure_and_else_the_statu
     assert ask("true")[1] == 1
     found, status = ask(sys.executable, "-c", "raise SystemExit('no')")
     assert status == 1 and found["why"].startswith("not known here")
+    done = run(*WHY, "--log", "results/recorded/failed-launches/A.out")
+    assert done.returncode == 1 and "why:     a rank raised " in done.stdout
 
 
 @pytest.mark.parametrize(("said", "why"), [
@@ -177,11 +159,8 @@ def test_success_and_an_unknown_cause_are_no_expected_failure_and_else_the_statu
      "the job reached its time limit"),
     ("[rank1]: ValueError: bad\n[rank0]: RuntimeError: Timed out waiting 3000ms for recv operation to complete",
      "a rank raised ValueError: bad")])
-def test_a_log_is_explained_too(said, why, tmp_path):
-    log = tmp_path / "slurm-1.out"
-    log.write_text(f"{said}\n")
-    done = run(*WHY, "--log", log)
-    assert done.returncode == 1 and f"why:     {why}" in done.stdout
+def test_a_log_is_explained_too(said, why):
+    assert failures.explain(said)[1].startswith(why)
 
 
 # ---------------------------------------------------------------------------------- the lesson's own measurements
@@ -193,8 +172,9 @@ def test_attempts_in_a_notebook_work_fail_and_hang_and_leave_nothing(tmp_path):
     assert show.in_a_notebook(first, "1 / 0", 60) == ("failed", "ZeroDivisionError: division by zero")
     fork = f"if os.fork() == 0:\n    os.setsid()\n    {first.splitlines()[1]}\ntime.sleep(600)"
     assert show.in_a_notebook(first, fork, 5)[0] == "hung"
-    pids, running = started(tmp_path)
-    assert len(pids) == 4 and not running
+    pids = [int(path.name.split("-")[1]) for path in tmp_path.glob("started-*")]
+    assert len(pids) == 4 and not any(  # one that is dead and not buried does not run
+        pid in psutil.pids() and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
 
 
 def test_what_torchrun_makes_of_its_options():
@@ -227,6 +207,7 @@ A_TASK_A_RANK = '#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node 2\nsrun --label pyt
     ("# only comments\n", "untried", "")])
 def test_a_job_is_judged_by_what_it_starts_and_says_where_it_was_only_read(text, outcome, message, monkeypatch):
     monkeypatch.setattr("course.slurm.missing", lambda: "none is here")
+    monkeypatch.setattr(check.job, "mistakes", {})  # to find the one behind a wrong file takes time
     verdict = check.job.verdict(text)
     assert verdict[0] == outcome and message.lower() in verdict[1].lower(), verdict
 
@@ -239,5 +220,6 @@ def test_a_rehearsal_leaves_no_process():
 def test_what_two_hosts_refuse_is_wrong_though_it_reads_well(monkeypatch):
     monkeypatch.setattr(check.Cluster, "available", lambda: None)
     monkeypatch.setattr(check, "on_two_hosts", lambda text: ([check.RANKS[0]], "no route to host"))
+    monkeypatch.setattr(check.line, "mistakes", {})
     outcome, message = check.line.verdict(check.LINE)
     assert outcome == "wrong" and message.endswith("The last output was: no route to host")

@@ -36,10 +36,9 @@ def mnist():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, forked_python):
-    """{way to start: (weights, console)} with 96 images a step over all ranks."""
+    """{way to start: (weights, console)} with 96 images a step over all ranks, 3 and 2 of them."""
     folder, results = tmp_path_factory.mktemp("weights"), {}
     for way, script, options in (
-            ("one process", "main.py", [*MAIN, "--batch-size", 96]),
             ("mp.spawn", SCRIPT, [*SMALL, "--batch-size", 32, "--n-gpus", 3, "--device", "cpu",
                                   "--port", rendezvous.free_port()]),
             ("torch.distributed.launch", "-m", ["torch.distributed.launch", "--nproc_per_node=2", "main.py", *MAIN,
@@ -51,15 +50,14 @@ def trained(tmp_path_factory, forked_python):
     return results
 
 
-@pytest.mark.parametrize("way", ["mp.spawn", "torch.distributed.launch"])
-def test_each_launcher_trains_the_same_model(way, trained):
+def test_each_launcher_trains_the_same_model(trained):
     torch.manual_seed(0)
     start = models.ConvNet(channels=1, image_size=28).state_dict()
-    expected, weights = trained["one process"][0], trained[way][0]
-    assert set(weights) == set(start), "the saved names are the plain model's"
-    for name, value in expected.items():
+    spawned, launched = (weights for weights, _ in trained.values())
+    assert set(spawned) == set(launched) == set(start), "the saved names are the plain model's"
+    for name, value in launched.items():
         assert (value - start[name]).abs().max() > 1e-3, f"{name} has not moved, so it can show nothing"
-        assert (weights[name] - value).abs().max() < 1e-5, name
+        assert (spawned[name] - value).abs().max() < 1e-5, name
 
 
 @pytest.mark.promise("each image once")
@@ -89,15 +87,20 @@ def test_port_in_use_is_one_line_with_the_cure():
     assert f"--port {port} is in use" in message
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["--port", -1], "--port -1 is no port"),
-    (["--samples", 60_001], "--samples must be 1 (one a rank) to 60000"),
-    (["--n-gpus", 3, "--device", "cpu", "--samples", 2], "--samples must be 3"),
-    (["--save-model", "/dev/null/model.pt"], "--save-model: cannot write in /dev/null"),
-    (["--data-path", "/dev/null/data"], "--data-path: [Errno 20] Not a directory"),
+@pytest.mark.parametrize(("args", "message"), [
+    ({"port": -1}, "--port -1 is no port"),
+    ({"samples": 60_001}, "--samples must be 1 (one a rank) to 60000"),
+    ({"n_gpus": 3, "samples": 2}, "--samples must be 3"),
+    ({"n_gpus": 3, "device": "auto"}, "--n-gpus 3, but torch sees 2"),
+    ({"save_model": "/dev/null/model.pt"}, "--save-model: cannot write in /dev/null"),
+    ({"data_path": "/dev/null/data"}, "--data-path: [Errno 20] Not a directory"),
 ])
-def test_bad_input_is_one_line_and_status_2(options, message):
-    assert message in message_of(runner.run(0, *options, script=SCRIPT))
+def test_what_cannot_work_is_refused_before_anything_is_started(args, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("RANK", raising=False)
+    usual = {"device": "cpu", "n_gpus": 1, "samples": 9, "test_samples": 9, "port": 0, "save_model": None}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        spawn_mnist.check(SimpleNamespace(**{**usual, "data_path": runner.ROOT / "data", **args}))
 
 
 def test_under_torchrun_it_says_how_to_start_it():
@@ -109,13 +112,6 @@ def test_without_data_and_network_it_says_what_to_do(tmp_path):
     no_network = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "PATH": "/nowhere"}
     message = message_of(runner.run(0, "--data-path", tmp_path, script=SCRIPT, **no_network))
     assert "mnist could not be had" in message
-
-
-def test_more_ranks_than_gpus_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ValueError, match="--n-gpus 3, but torch sees 2"):
-        spawn_mnist.check(SimpleNamespace(device="auto", n_gpus=3))
 
 
 @pytest.mark.gpu
@@ -132,10 +128,6 @@ def test_on_gpus_each_rank_has_its_own(tmp_path):
 # ------------------------------------------------------------------------------------------- when it does not end well
 
 
-def ranks_of(parent):
-    return [child for child in parent.children(recursive=True) if "spawn_main" in " ".join(child.cmdline())]
-
-
 @pytest.fixture
 def running(tmp_path):
     """(the parent, its two ranks, the file of what they say) of a run that would train for hours."""
@@ -147,7 +139,8 @@ def running(tmp_path):
     family = []
     try:
         runner.wait_for(lambda: "Epoch: 0" in console.read_text(), f"the first epoch: {console.read_text()}")
-        family = ranks_of(psutil.Process(process.pid))
+        family = [child for child in psutil.Process(process.pid).children(recursive=True)
+                  if "spawn_main" in " ".join(child.cmdline())]
         assert len(family) == 2
         yield process, family, console
     finally:
@@ -160,7 +153,7 @@ def running(tmp_path):
 @pytest.mark.parametrize(("send", "sign"), [
     (os.killpg, signal.SIGINT),  # Ctrl-C in a terminal: the ranks get it, too
     pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.weekly),
-    (os.kill, signal.SIGKILL),
+    pytest.param(os.kill, signal.SIGKILL, marks=pytest.mark.weekly),
 ])
 def test_ranks_end_with_their_parent(send, sign, running):
     process, family, console = running
@@ -171,18 +164,14 @@ def test_ranks_end_with_their_parent(send, sign, running):
         assert "Traceback" not in console.read_text()
 
 
-def test_a_rank_that_is_killed_ends_all_and_is_named(running):
+@pytest.mark.parametrize(("harm", "said"), [
+    (psutil.Process.kill, "spawn_mnist.py: a rank failed, and the others were ended: "),
+    pytest.param(psutil.Process.suspend, "[Tt]imed out|timeout", marks=pytest.mark.weekly),
+])
+def test_a_rank_that_is_killed_or_hangs_ends_all(harm, said, running):
+    """One that hangs lives, and does nothing: the others wait --timeout seconds for it, and no longer."""
     process, family, console = running
-    family[1].kill()
+    harm(family[1])
     assert process.wait(runner.LIMIT) == 1
     assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
-    assert "spawn_mnist.py: a rank failed, and the others were ended: " in console.read_text()
-
-
-def test_a_rank_that_hangs_ends_all_when_the_time_is_over(running):
-    """It lives, and does nothing: the others wait --timeout seconds for it, and no longer."""
-    process, family, console = running
-    family[1].suspend()
-    assert process.wait(runner.LIMIT) == 1
-    assert psutil.wait_procs(family, timeout=30)[1] == [], "ranks are still alive"
-    assert re.search("[Tt]imed out|timeout", console.read_text())
+    assert re.search(said, console.read_text())

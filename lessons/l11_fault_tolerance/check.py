@@ -245,17 +245,11 @@ def rank_0_decides(signalled, step):
     return step % ASK == 0 and bool(flag)
 
 
-def all_must_have_it(signalled, step):
+def agreed(op, every, signalled, step):
     flag = torch.tensor(int(signalled))
-    if step % ASK == 0:
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-    return step % ASK == 0 and bool(flag)
-
-
-def asks_each_step(signalled, step):
-    flag = torch.tensor(int(signalled))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
+    if step % every == 0:
+        dist.all_reduce(flag, op=op)
+    return step % every == 0 and bool(flag)
 
 
 def asks_when_signalled_too(signalled, step):
@@ -263,10 +257,6 @@ def asks_when_signalled_too(signalled, step):
     if signalled or step % ASK == 0:
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
-
-
-def asks_too_seldom(signalled, step):
-    return must_stop(signalled, step) if step % (2 * ASK) == 0 else False
 
 
 def signals(ranks):
@@ -320,15 +310,16 @@ def counted(call, calls):
     "dist.all_reduce(flag, op=dist.ReduceOp.MAX) gives all ranks the largest: each sees the same result.",
     mistakes={
         "A rank that looks at its own signal alone leaves the others behind. They must ask each other.": own_signal,
-        "A message takes time. Ask in each tenth step.": asks_each_step,
+        "A message takes time. Ask in each tenth step.": functools.partial(agreed, dist.ReduceOp.MAX, 1),
         "Each rank still looks at its own signal alone.": own_signal_each_tenth,
         "Only a rank with a signal asks, and the others do not answer: a collective needs all ranks. When to ask must "
         "depend on what all of them know, such as the step.": asks_when_signalled,
         "A rank with a signal asks at once, and what answers it is the question of another step. When to ask must "
         "depend on what all ranks know, such as the step.": asks_when_signalled_too,
-        "Ask more often: in each tenth step.": asks_too_seldom,
+        "Ask more often: in each tenth step.": functools.partial(agreed, dist.ReduceOp.MAX, 2 * ASK),
         "Rank 0 decides, and it has heard of no signal: another rank has.": rank_0_decides,
-        "One signal is enough: take the largest flag, and not the smallest.": all_must_have_it,
+        "One signal is enough: take the largest flag, and not the smallest.":
+            functools.partial(agreed, dist.ReduceOp.MIN, ASK),
     },
 )
 def stopped(ranks):
@@ -368,46 +359,24 @@ def my_resume(path, order):
     return order[done:][rank::world_size], sums if rank == 0 else torch.zeros(3)
 
 
-def shared(path):
-    box = [torch.load(path) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(box, src=0)
-    return box[0], dist.get_rank(), dist.get_world_size()
-
-
 def all_read(path, order):
     torch.load(path)
     return order, torch.zeros(3)
 
 
-def by_the_new_number(path, order):
-    state, rank, world_size = shared(path)
-    _, sums = my_resume(path, order)
-    return order[state["step"] * state["batch_size"] * world_size:][rank::world_size], sums
-
-
-def epoch_again(path, order):
-    _, sums = my_resume(path, order)
-    return order[dist.get_rank()::dist.get_world_size()], sums
-
-
-def all_take_all(path, order):
-    state, _, _ = shared(path)
-    return order[state["step"] * state["batch_size"] * len(state["ranks"]):], my_resume(path, order)[1]
-
-
-def everybody_counts(path, order):
-    state, _, _ = shared(path)
-    return my_resume(path, order)[0], torch.tensor([old_rank["sums"] for old_rank in state["ranks"]]).sum(dim=0)
-
-
-def its_own_sums(path, order):
-    state, rank, _ = shared(path)
-    ranks = state["ranks"]
-    return my_resume(path, order)[0], ranks[rank]["sums"] if rank < len(ranks) else [0.0, 0.0, 0.0]
-
-
-def from_zero(path, order):
-    return my_resume(path, order)[0], torch.zeros(3)
+def otherwise(mistake, path, order):
+    """my_resume, but for one mistake."""
+    images, sums = my_resume(path, order)
+    box = [torch.load(path) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    rank, world_size, state = dist.get_rank(), dist.get_world_size(), box[0]
+    each, old_sums = state["step"] * state["batch_size"], torch.tensor([old["sums"] for old in state["ranks"]])
+    return {"the new number": (order[each * world_size:][rank::world_size], sums),
+            "epoch again": (order[rank::world_size], sums),
+            "all take all": (order[each * len(old_sums):], sums),
+            "everybody counts": (images, old_sums.sum(dim=0)),
+            "own sums": (images, old_sums[rank] if rank < len(old_sums) else torch.zeros(3)),
+            "from zero": (images, torch.zeros(3))}[mistake]
 
 
 def checkpoints(ranks):
@@ -455,12 +424,15 @@ def measure_resume(function, context):
          "ranks' sums are added up later: each number may stand on one rank only.",
     mistakes={
         "A collective must bring to the others what rank 0 has read.": all_read,
-        "How many images were done depends on the number of ranks that did them, not on today's.": by_the_new_number,
-        "Go on where the epoch was, not at its beginning.": epoch_again,
-        "Each rank needs a part of its own.": all_take_all,
-        "Every rank has all of the sums, so they are counted once for each rank.": everybody_counts,
-        "There were more ranks then than now: which rank takes over the sums of the others?": its_own_sums,
-        "The sums from before the stop are lost.": from_zero,
+        "How many images were done depends on the number of ranks that did them, not on today's.":
+            functools.partial(otherwise, "the new number"),
+        "Go on where the epoch was, not at its beginning.": functools.partial(otherwise, "epoch again"),
+        "Each rank needs a part of its own.": functools.partial(otherwise, "all take all"),
+        "Every rank has all of the sums, so they are counted once for each rank.":
+            functools.partial(otherwise, "everybody counts"),
+        "There were more ranks then than now: which rank takes over the sums of the others?":
+            functools.partial(otherwise, "own sums"),
+        "The sums from before the stop are lost.": functools.partial(otherwise, "from zero"),
     },
 )
 def resumed(ranks):

@@ -1,5 +1,7 @@
 """Exercises of lesson 11b: a checkpoint in a neighbour's memory, and the newest checkpoint that all ranks have."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
@@ -40,11 +42,9 @@ class KeepsAll(Spare):
         dist.all_gather(self.all, shard)
 
     def restore(self, shard, dead):
-        source = (dead + 1) % dist.get_world_size()
-        sent = self.all[dead].clone() if dist.get_rank() == source else torch.empty_like(shard)
-        dist.broadcast(sent, src=source)
-        if dist.get_rank() == dead:
-            shard.copy_(sent)
+        if dist.get_rank() != dead:  # which has nothing left
+            self.of_neighbour = self.all[dist.get_rank() - 1]
+        super().restore(shard, dead)
 
 
 class AllToRank0(Spare):
@@ -64,11 +64,8 @@ class AllToRank0(Spare):
 
 class SendsWhatIsThere(Spare):
     def restore(self, shard, dead):
-        keeper = (dead + 1) % dist.get_world_size()
-        if dist.get_rank() == keeper:
-            dist.send(shard, dead)
-        if dist.get_rank() == dead:
-            dist.recv(shard, keeper)
+        self.of_neighbour = shard
+        super().restore(shard, dead)
 
 
 class OverwritesAll(Spare):
@@ -183,15 +180,9 @@ def that_of_rank_0(steps):
     return newest[0]
 
 
-def least_of_the_newest(steps):
+def newest_by(op, steps):
     newest = torch.tensor(max(steps, default=-1))
-    dist.all_reduce(newest, op=dist.ReduceOp.MIN)
-    return None if newest < 0 else int(newest)
-
-
-def newest_of_all(steps):
-    newest = torch.tensor(max(steps, default=-1))
-    dist.all_reduce(newest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(newest, op=op)
     return None if newest < 0 else int(newest)
 
 
@@ -240,9 +231,10 @@ def measure_newest(function, context):
         "Each rank took its own newest step, so the ranks would go on from different steps. They must ask each other.":
             each_its_own,
         "That is rank 0's newest step, and another rank does not have it.": that_of_rank_0,
-        "That is the newest step of any rank, and another rank does not have it.": newest_of_all,
+        "That is the newest step of any rank, and another rank does not have it.":
+            partial(newest_by, dist.ReduceOp.MAX),
         "The smallest of the newest steps is not enough: a rank may have a newer one, but not this one. Compare the "
-        "whole lists.": least_of_the_newest,
+        "whole lists.": partial(newest_by, dist.ReduceOp.MIN),
         "Rank 0 knows the step, and the other ranks do not.": rank_0_alone_knows,
         "The newest step of all is not common to all ranks, but an older one is.": newest_if_common,
     },

@@ -41,30 +41,29 @@ class Groups:
     """A lighthouse, and the groups; each with a mark of its own, by which its processes are found."""
 
     def __init__(self, args, mark):
-        self.args, self.folder, self.give_up = args, args.out, time.monotonic() + args.within
-        self.marks = {name: f"{mark}-{name}" for name in ("lighthouse", *GROUPS)}
+        self.args, self.folder, self.mark, self.started = args, args.out, mark, {}
+        self.give_up = time.monotonic() + args.within
         port = rendezvous.free_port()
         self.env = {**processes.environment(mark), "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}",
                     "OMP_NUM_THREADS": "1"}
-        self.started = {"lighthouse": self.start("lighthouse", f"{LIGHTHOUSE} 127.0.0.1:{port}".split())}
+        self.start("lighthouse", f"{LIGHTHOUSE} 127.0.0.1:{port}")
         for group in GROUPS:
-            files = [f"--log-file={self.log(group)}", f"--save-model={self.folder / f'group{group}.pt'}"]
-            self.started[group] = self.start(group, [*TORCHRUN.split(), str(group), *args.options, *files])
+            self.start(f"group{group}", f"{TORCHRUN} {group}", *args.options,
+                       f"--log-file={self.folder / f'group{group}.jsonl'}",
+                       f"--save-model={self.folder / f'group{group}.pt'}")
 
-    def start(self, who, command):
-        with open(self.console(who), "w") as console:
-            return subprocess.Popen(command, env=processes.environment(self.marks[who], self.env),
-                                    stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
-
-    def log(self, group):
-        return self.folder / f"group{group}.jsonl"
+    def start(self, who, command, *options):
+        with open(self.folder / f"{who}.out", "w") as console:
+            self.started[who] = subprocess.Popen(
+                [*command.split(), *options], env=processes.environment(f"{self.mark}-{who}", self.env),
+                stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
 
     def wait(self, condition, what):
         """The result of the condition, once it is true. Trouble where --within is over or a process has failed."""
         while not (result := condition()):
             for who, process in self.started.items():
                 if process.poll():
-                    raise Trouble(f"waited for {what}, and {self.name(who)} ended: {last_words(self.console(who))}")
+                    raise Trouble(f"waited for {what}, and {who} ended: {last_words(self.folder / f'{who}.out')}")
             if self.ended():
                 raise Trouble(f"waited for {what}, and the run was over before")
             if time.monotonic() > self.give_up:
@@ -72,26 +71,19 @@ class Groups:
             time.sleep(0.05)
         return result
 
-    def console(self, who):
-        return self.folder / f"{self.name(who)}.out"
-
-    def name(self, who):
-        return who if who == "lighthouse" else f"group{who}"
-
     def run(self):
         """The moment at which the victim was killed."""
         victim, step = self.args.kill
-        other = GROUPS[1 - victim]
+        other, mark = f"group{GROUPS[1 - victim]}", f"{self.mark}-group{victim}"
         self.wait(lambda: any(record["kind"] == "step" and record["step"] >= step
-                              for record in records(self.log(other))),
-                  f"step {step:g} of group{other}")
-        self.wait(lambda: processes.find_rank(self.marks[victim], 0), f"the rank of group{victim}").kill()
+                              for record in records(self.folder / f"{other}.jsonl")), f"step {step:g} of {other}")
+        self.wait(lambda: processes.find_rank(mark, 0), f"the rank of group{victim}").kill()
         killed = time.time()
         self.wait(self.ended, "the end of both groups")
         return killed
 
     def ended(self):
-        return all(self.started[group].poll() == 0 for group in GROUPS)
+        return all(self.started[f"group{group}"].poll() == 0 for group in GROUPS)
 
 
 def difference(mine, others):
@@ -112,8 +104,7 @@ def main():
     parser.usage = "%(prog)s --kill GROUP@STEP --out FOLDER [options] -- [main.py's options]"
     add = parser.add_argument
     add("--kill", type=rank_program.moment("GROUP@STEP", 1, "groups count from 0, and steps from 1"),
-        metavar="GROUP@STEP",
-        required=True)
+        metavar="GROUP@STEP", required=True)
     add("--out", type=options.nonempty_path, required=True, metavar="FOLDER")
     add("--compare", type=options.nonempty_path, metavar="FILE",
         help="weights of an undisturbed run, as main.py saves them")

@@ -4,7 +4,6 @@ import copy
 import json
 import re
 from collections import Counter, defaultdict
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +14,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
+from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed, mistake
 from course.on_ranks import exercise_on_ranks
-from lessons.l12_break_it.hang import FAULTS
+from lessons.l12_break_it import hang
 
 # Exercise 1: four stacks. Each hang was recorded with hang.py, the stack of the culprit first.
-RECORDED = json.loads(Path(__file__).with_name("stacks.json").read_text(encoding="utf-8"))["stacks"]
+RECORDED = json.loads(Path(hang.__file__).with_name("stacks.json").read_text(encoding="utf-8"))["stacks"]
 
 
 def recorded_stacks(fault, culprit):
@@ -42,29 +41,9 @@ def culprit_of_stacks(stacks):
     return next((rank, collective) for rank in called if called[rank] != collective)
 
 
-def first_rank(stacks):
-    return 0, culprit_of_stacks(stacks)[1]
-
-
-def first_that_waits(stacks):
-    return next((rank, call) for rank, call in calls(stacks).items() if call)
-
-
-def in_no_collective(stacks):
-    called = calls(stacks)
-    return next((rank for rank in called if called[rank] is None), None), Counter(called.values()).most_common(1)[0][0]
-
-
-def own_collective(stacks):
-    rank, _ = culprit_of_stacks(stacks)
-    return rank, calls(stacks)[rank]
-
-
-def words_of_the_text(stacks):
-    called = {rank: next((name for name in ("all_reduce", "all_gather", "barrier") if name in text), None)
-              for rank, text in stacks.items()}
-    collective, _ = Counter(called.values()).most_common(1)[0]
-    return next((rank for rank in called if called[rank] != collective), None), collective
+def named_in(stacks):
+    return {rank: next((name for name in ("all_reduce", "all_gather", "barrier") if name in text), None)
+            for rank, text in stacks.items()}
 
 
 @exercise(
@@ -72,21 +51,27 @@ def words_of_the_text(stacks):
     hint="Of each rank: the function in the first line whose file is distributed_c10d.py, or None where there is no "
     "such line. Three ranks agree. collections.Counter counts; the fourth is the culprit.",
     mistakes={
-        "Rank 0 is the rank whose console you see. Any rank can be the culprit.": first_rank,
-        "A rank that stands in a collective waits there for somebody. Who is not with it?": first_that_waits,
-        "A culprit may stand in a collective, too: in another one than the rest.": in_no_collective,
+        "Rank 0 is the rank whose console you see. Any rank can be the culprit.":
+            lambda stacks: (0, culprit_of_stacks(stacks)[1]),
+        "A rank that stands in a collective waits there for somebody. Who is not with it?":
+            lambda stacks: next((rank, call) for rank, call in calls(stacks).items() if call),
+        "A culprit may stand in a collective, too: in another one than the rest.": mistake(culprit_of_stacks, {
+            "next((rank, collective) for": "next((rank for",
+            "!= collective)": "is None), None), collective"}),
         "The rank is right. But that is where the culprit stands. In which collective do the others miss it?":
-            own_collective,
+            mistake(culprit_of_stacks, {"(rank, collective)": "(rank, called[rank])"}),
         "The program has functions of its own, such as all_reduce_gradients. A rank is in a collective when a line of "
-        "torch's distributed_c10d.py says so.": words_of_the_text,
+        "torch's distributed_c10d.py says so.": mistake(culprit_of_stacks, {
+            "calls(": "named_in(", "next((rank, collective) for": "next((rank for",
+            "!= collective)": "!= collective), None), collective"}),
     },
 )
 def stacks(answer):
     """Five hangs: a rank that still loads data, one that packs its gradients, one that has left the loop, one that
     logs alone, and one so dead that it has no stack. All look the same to whoever waits."""
     fixed = [("loads", 2), ("leaves", 1), ("packs", 3), ("stops", 0), ("logs", 1)]
-    for fault, culprit in drawn(fixed, lambda random: (random.choice(list(FAULTS)), random.randrange(4))):
-        texts, right = recorded_stacks(fault, culprit), (culprit, FAULTS[fault])
+    for fault, culprit in drawn(fixed, lambda random: (random.choice(list(hang.FAULTS)), random.randrange(4))):
+        texts, right = recorded_stacks(fault, culprit), (culprit, hang.FAULTS[fault])
         got = as_tuple(answer(dict(texts)))
         where = ", ".join(f"rank {rank} in {innermost(text)}" for rank, text in texts.items())
         yield Case(got, right, f"Four ranks hang: {where}. You returned {got}; {right} is right.")
@@ -130,36 +115,10 @@ def last_unfinished(dumps, rank):
     return rank, entry["process_group"][1], entry["collective_seq_id"]
 
 
-def most_entries(dumps):
-    return last_unfinished(dumps, max(dumps, key=lambda rank: len(dumps[rank]["entries"])))
-
-
 def fewest_entries(dumps):
     rank = min(dumps, key=lambda rank: len(dumps[rank]["entries"]))
     _, group, number = last_unfinished(dumps, rank)
     return rank, group, number + dumps[rank]["entries"][-1]["retired"]
-
-
-def lowest_number(dumps):
-    return last_unfinished(dumps, min(dumps, key=lambda rank: dumps[rank]["entries"][-1]["collective_seq_id"]))
-
-
-def any_that_is_missing(dumps, idle=False):
-    """A rank that has not called what others wait in. idle: one that itself waits in nothing."""
-    called, members = defaultdict(set), {}
-    for rank, dump in dumps.items():
-        members |= {group["desc"]: set(json.loads(group["ranks"])) for group in dump["pg_config"].values()}
-        for entry in dump["entries"]:
-            if not entry["retired"]:
-                called[entry["process_group"][1], entry["collective_seq_id"]].add(rank)
-    waiting = set().union(*called.values()) if idle else set()
-    return next(((rank, group, number) for (group, number), callers in called.items()
-                 for rank in sorted(members[group] - callers - waiting)), None)
-
-
-def last_done(dumps):
-    rank, group, number = culprit_of_dumps(dumps)
-    return rank, group, number - 1
 
 
 def program(rank, per_node, culprit, fault, at):
@@ -226,15 +185,20 @@ def drawn_hang(random):
     "The culprit is the suspect that waits nowhere with others.",
     mistakes={
         "That rank waits: its last entry is not retired. Having most entries says that it is in more groups, no more.":
-            most_entries,
+            lambda dumps: last_unfinished(dumps, max(dumps, key=lambda rank: len(dumps[rank]["entries"]))),
         "The recorder keeps the last calls only, so ranks have equally many entries, however far they came.":
             fewest_entries,
-        "Each group counts for itself: a low number in one group is not behind a high one in another.": lowest_number,
+        "Each group counts for itself: a low number in one group is not behind a high one in another.":
+            lambda dumps: last_unfinished(dumps, min(
+                dumps, key=lambda rank: dumps[rank]["entries"][-1]["collective_seq_id"])),
         "That rank is missed by others, but it waits, too: in another group. Go on to the rank for which it waits.":
-            any_that_is_missing,
+            mistake(culprit_of_dumps, {"names.get(rank) == most": "rank in names", " if rank not in waiting": ""}),
         "In one hang all ranks of the node have an entry of this number. Compare the names: one called something else.":
-            partial(any_that_is_missing, idle=True),
-        "The rank is right. That is the last collective it has finished; the others wait in the next.": last_done,
+            mistake(culprit_of_dumps, {"names.get(rank) == most": "rank in names",
+                                       "next((rank, *place) for": "next(((rank, *place) for",
+                                       "not in waiting)": "not in waiting), None)"}),
+        "The rank is right. That is the last collective it has finished; the others wait in the next.":
+            mistake(culprit_of_dumps, {"(rank, *place)": "(rank, place[0], place[1] - 1)"}),
     },
 )
 def dumps(answer):
@@ -242,10 +206,10 @@ def dumps(answer):
     node, or for the culprit."""
     fixed = [(64, 8, 37, "late", 11, 2000), (64, 8, 51, "late", 8, 16), (64, 8, 22, "other", 14, 16),
              (48, 6, 5, "late", 9, 16)]
-    for hang in drawn(fixed, drawn_hang):
-        ranks, per_node, culprit, fault, at, _ = hang
+    for arguments in drawn(fixed, drawn_hang):
+        ranks, per_node, culprit, fault, at, _ = arguments
         group, number = f"node {culprit // per_node}", 2 * at + 1
-        right, got = (culprit, group, number), as_tuple(answer(dumps_of(*hang)))
+        right, got = (culprit, group, number), as_tuple(answer(dumps_of(*arguments)))
         did = "did not call it" if fault == "late" else "called barrier as its own"
         yield Case(got, right, f"{ranks} ranks in nodes of {per_node}: the ranks of {group} wait in its collective "
                                f"{number}, and rank {culprit} {did}. So {right} is right; you returned {got}.")
@@ -269,22 +233,7 @@ def train(ddp, optimizer, images, labels, epochs):
     return means
 
 
-def flawed(ddp, optimizer, images, labels, epochs, raw=False, reshuffled=True, reduced=True, alone=False):
-    """train with mistakes."""
-    sampler, means = DistributedSampler(images, shuffle=True), []
-    for epoch in range(epochs):
-        sampler.set_epoch(epoch if reshuffled else 0)
-        sums = torch.zeros(2)
-        for batch in torch.tensor(list(sampler)).split(4):
-            loss = cross_entropy((ddp.module if raw else ddp)(images[batch]), labels[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            sums += torch.tensor([loss.item() * len(batch), len(batch)])
-        if reduced and (not alone or dist.get_rank() == 0):
-            dist.all_reduce(sums)
-        means.append((sums[0] / sums[1]).item())
-    return means
+RAW, NO_EPOCH = {"ddp(images": "ddp.module(images"}, {"        sampler.set_epoch(epoch)\n": ""}
 
 
 def sizes(ranks):
@@ -329,10 +278,11 @@ def measure_train(function, context):
     "all three: patients 3, 4 and 6.",
     mistakes={
         "Rank 0 alone all-reduces the sums, and the others do not take part.":
-            partial(flawed, raw=True, reshuffled=False, alone=True),
-        "Which object must the images go through, so that the gradients are all-reduced?": partial(flawed, raw=True),
-        "The sampler does not know which epoch it is.": partial(flawed, reshuffled=False),
-        "Yours is the loss of rank 0's images alone.": partial(flawed, reduced=False),
+            mistake(train, RAW | NO_EPOCH | {"        dist.all_reduce(sums)\n        if dist.get_rank() == 0:\n":
+                                             "        if dist.get_rank() == 0:\n            dist.all_reduce(sums)\n"}),
+        "Which object must the images go through, so that the gradients are all-reduced?": mistake(train, RAW),
+        "The sampler does not know which epoch it is.": mistake(train, NO_EPOCH),
+        "Yours is the loss of rank 0's images alone.": mistake(train, {"        dist.all_reduce(sums)\n": ""}),
     },
 )
 def repaired(ranks):
@@ -368,40 +318,6 @@ def drifted(model):
     return names
 
 
-def compared(model, copied=True, shared=True):
-    """drifted with mistakes."""
-    names = []
-    for name, parameter in model.named_parameters():
-        own = parameter.detach().clone()
-        of_rank_0 = own.clone() if copied else parameter.data
-        dist.broadcast(of_rank_0, src=0)
-        differs = (of_rank_0 != own).any().int()
-        if shared:
-            dist.all_reduce(differs, op=dist.ReduceOp.MAX)
-        if differs:
-            names.append(name)
-    return names
-
-
-def by_the_norm(model):
-    names = []
-    for name, parameter in model.named_parameters():
-        norms = [None] * dist.get_world_size()
-        dist.all_gather_object(norms, parameter.norm().item())
-        if len(set(norms)) > 1:
-            names.append(name)
-    return names
-
-
-def all_names(model):
-    return [name for name, _ in model.named_parameters()]
-
-
-def returned_by_rank_0(model):
-    names = drifted(model)
-    return names if dist.get_rank() == 0 else None
-
-
 def drifting():
     """(the parameter that ranks add something to, the parameter whose rows the last one exchanges)."""
     return drawn_one(("0.bias", "3.weight"), lambda random: (
@@ -435,12 +351,16 @@ def measure_drifted(function, context):
     "more collective, so that every rank knows whether it does on any: dist.ReduceOp.MAX.",
     mistakes={
         "They do not agree: each knows its own comparison alone, and rank 0 has nothing to compare with but itself. "
-        "Tell each other.": partial(compared, shared=False),
-        "An instrument must not change what it measures: receive into a copy.": partial(compared, copied=False),
+        "Tell each other.": mistake(drifted, {"        dist.all_reduce(differs, op=dist.ReduceOp.MAX)\n": ""}),
+        "An instrument must not change what it measures: receive into a copy.":
+            mistake(drifted, {"of_rank_0 =": "own, of_rank_0 =", "clone()": "clone(), parameter.data",
+                              "!= parameter)": "!= own)"}),
         "In a parameter that you did not name two rows had changed places: the sum and the norm are the same, the "
-        "weights are not. Compare every number.": by_the_norm,
-        "You named all parameters. Which of them differ?": all_names,
-        "Every rank must return the list, not rank 0 alone.": returned_by_rank_0,
+        "weights are not. Compare every number.":
+            mistake(drifted, {"clone()": "norm()", "!= parameter)": "!= parameter.norm())"}),
+        "You named all parameters. Which of them differ?": mistake(drifted, {"if differs": "if True"}),
+        "Every rank must return the list, not rank 0 alone.":
+            mistake(drifted, {"return names": "return names if dist.get_rank() == 0 else None"}),
     },
 )
 def instrument(ranks):

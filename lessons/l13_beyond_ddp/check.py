@@ -3,14 +3,13 @@
 import math
 import re
 import traceback
-from functools import partial
 from itertools import product
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
+from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed, mistake
 from course.on_ranks import ExerciseOnRanks, Measurement, exercise_on_ranks, patched, some_ranks
 from course.sent import Sent
 from lessons.l13_beyond_ddp.pipeline import computed, gpipe, most_kept
@@ -29,43 +28,6 @@ def fewest(parameters, memory, stage):
     return math.ceil(shared / (memory - whole)) if shared and whole < memory else None
 
 
-def a_number_always(parameters, memory, stage):
-    return fewest(parameters, memory, stage) or 1_000_000
-
-
-def all_over_memory(parameters, memory, stage):
-    return math.ceil(16 * parameters / memory)
-
-
-def rounded_to_too_few(parameters, memory, stage):
-    devices = fewest(parameters, memory, stage)
-    return devices and max(1, devices - 1)
-
-
-def not_rounded(parameters, memory, stage):
-    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage] * parameters
-    devices = fewest(parameters, memory, stage)
-    return devices and max(1, (16 * parameters - whole) / (memory - whole))
-
-
-def whole_part_forgotten(parameters, memory, stage):
-    whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage] * parameters
-    devices = fewest(parameters, memory, stage)
-    return devices and max(1, math.ceil((16 * parameters - whole) / memory))
-
-
-def as_autocast(parameters, memory, stage):
-    whole = {0: 16, 1: 8, 2: 4, 3: 0}[stage] * parameters
-    if 16 * parameters <= memory:
-        return 1
-    return math.ceil((16 * parameters - whole) / (memory - whole)) if stage and whole < memory else None
-
-
-def at_least_two(parameters, memory, stage):
-    devices = fewest(parameters, memory, stage)
-    return devices and max(2, devices)
-
-
 def fitting(random):
     """A model that fits, once it is sharded."""
     gigabytes, stage = random.choice((24, 40, 48, 96)), random.randint(1, 3)
@@ -80,15 +42,16 @@ def fitting(random):
     "memory - whole.",
     mistakes={
         "The part that every rank has whole does not fit by itself, or nothing is sharded. More devices do not "
-        "help: return None.": a_number_always,
+        "help: return None.": mistake(fewest, {"else None": "else 1_000_000"}),
         "You divided all bytes by the memory of a device. That is right for stage 3 only: at the other stages each "
-        "device also has some of it whole.": all_over_memory,
-        "Each device would hold more than it can. Round up.": rounded_to_too_few,
-        "A number of devices is whole: round up.": not_rounded,
+        "device also has some of it whole.": lambda parameters, memory, stage: math.ceil(16 * parameters / memory),
+        "Each device would hold more than it can. Round up.": mistake(fewest, {"math.ceil": "math.floor"}),
+        "A number of devices is whole: round up.": mistake(fewest, {"math.ceil": ""}),
         "You divided the part that is sharded by the whole memory. On each device it shares the memory with the part "
-        "that is not sharded.": whole_part_forgotten,
-        "You counted as autocast does: 4 + 4 + 8 bytes. The paper counts 2 + 2 + 12.": as_autocast,
-        "All 16 bytes a parameter fit into one device. It needs no other.": at_least_two,
+        "that is not sharded.": mistake(fewest, {"shared / (memory - whole)": "shared / memory"}),
+        "You counted as autocast does: 4 + 4 + 8 bytes. The paper counts 2 + 2 + 12.":
+            mistake(fewest, {"1: 4, 2: 2": "1: 8, 2: 4"}),
+        "All 16 bytes a parameter fit into one device. It needs no other.": mistake(fewest, {"return 1": "return 2"}),
     },
 )
 def fits(answer):
@@ -122,115 +85,28 @@ class MyZero:
 
     @torch.no_grad()
     def step(self):
+        ranks = dist.get_world_size()
         gradients = self.flat([torch.zeros_like(each) if each.grad is None else each.grad for each in self.parameters])
-        self.own.grad = self.mean_of_own(gradients)
+        self.own.grad = torch.empty_like(self.own)
+        dist.reduce_scatter(self.own.grad, list(gradients.chunk(ranks)))
+        self.own.grad /= ranks
         self.optimizer.step()
         self.own.grad = None  # not needed any more
-        self.gather()
-
-    def mean_of_own(self, gradients):
-        own = torch.empty_like(self.own)
-        dist.reduce_scatter(own, list(gradients.chunk(dist.get_world_size())))
-        return own / dist.get_world_size()
-
-    def gather(self):
-        dist.all_gather(list(self.weights.chunk(dist.get_world_size())), self.own.clone())
+        dist.all_gather(list(self.weights.chunk(ranks)), self.own.clone())
 
 
-class OneRanksGradient(MyZero):
-    def mean_of_own(self, gradients):
-        return gradients.chunk(dist.get_world_size())[dist.get_rank()].clone()
-
-
-class Sum(MyZero):
-    def mean_of_own(self, gradients):
-        return super().mean_of_own(gradients) * dist.get_world_size()
-
-
-class AllReduced(MyZero):
-    def mean_of_own(self, gradients):
-        dist.all_reduce(gradients)
-        return gradients.chunk(dist.get_world_size())[dist.get_rank()] / dist.get_world_size()
-
-
-class Forgetful(MyZero):
-    def step(self):
-        super().step()
-        self.optimizer.state.clear()
-
-
-class NotGathered(MyZero):
-    def gather(self):
-        pass
-
-
-class NotCopied(MyZero):
-    def __init__(self, parameters, optimizer_class, **options):
-        parameters = list(parameters)
-        before = [each.data for each in parameters]
-        super().__init__(parameters, optimizer_class, **options)
-        for each, values in zip(parameters, before, strict=True):
-            each.data = values
-
-
-class Accumulated(MyZero):
-    earlier = 0
-
-    def mean_of_own(self, gradients):
-        self.earlier = self.earlier + super().mean_of_own(gradients)
-        return self.earlier.clone()
-
-
-class Unpadded(MyZero):
-    def __init__(self, parameters, optimizer_class, **options):
-        super().__init__(parameters, optimizer_class, **options)
-        self.sizes[-1] = 0
-
-
-class Watched(MyZero):
-    def step(self):
-        super().step()
-        with torch.enable_grad():
-            self.parameters[0] *= 1
-
-
-class NoneUsed(MyZero):
-    def step(self):
-        self.flat([each.grad for each in self.parameters])
-        super().step()
-
-
-class WholeState(MyZero):
-    def __init__(self, parameters, optimizer_class, **options):
-        super().__init__(parameters, optimizer_class, **options)
-        self.own = self.weights
-        self.optimizer = optimizer_class([self.own], **options)
-
-    def mean_of_own(self, gradients):
-        dist.all_reduce(gradients)
-        return gradients / dist.get_world_size()
-
-    def gather(self):
-        pass
-
-
-class FrozenToo(MyZero):
-    def __init__(self, parameters, optimizer_class, **options):
-        parameters = list(parameters)
-        frozen = [each.requires_grad_() for each in parameters if not each.requires_grad]
-        super().__init__(parameters, optimizer_class, **options)
-        for each in frozen:
-            each.requires_grad_(False)
+REDUCE, DIVIDE, GATHER = (f"        {line}\n" for line in (
+    "dist.reduce_scatter(self.own.grad, list(gradients.chunk(ranks)))", "self.own.grad /= ranks",
+    "dist.all_gather(list(self.weights.chunk(ranks)), self.own.clone())"))
+OF_ONE_RANK = "        self.own.grad.copy_(gradients.chunk(ranks)[dist.get_rank()])\n"
 
 
 class WholeTensors:
-    """Each rank updates some of the tensors, the largest dealt out first."""
+    """Each rank updates some of the tensors, which are dealt out in turn."""
 
     def __init__(self, parameters, optimizer_class, **options):
-        self.owners, load = {}, [0] * dist.get_world_size()
-        for each in sorted((each for each in parameters if each.requires_grad), key=lambda each: -each.numel()):
-            self.owners[each] = load.index(min(load))
-            load[self.owners[each]] += each.numel()
+        trained = [each for each in parameters if each.requires_grad]
+        self.owners = {each: number % dist.get_world_size() for number, each in enumerate(trained)}
         own = [each for each, owner in self.owners.items() if owner == dist.get_rank()]
         self.optimizer = optimizer_class(own, **options)
 
@@ -355,26 +231,36 @@ zero1 = ExerciseOnRanks(
     "parameter's .data is a view of the vector, they do so by themselves.)",
     mistakes={
         "Each piece was updated with the gradient of one rank alone. It needs the mean over all ranks.":
-            OneRanksGradient,
-        "That is the result with the sum of the gradients: reduce_scatter adds up. Divide by the number of ranks.": Sum,
-        "The optimizer forgets its averages between two steps. Make it once, in __init__.": Forgetful,
+            mistake(MyZero, {REDUCE: OF_ONE_RANK, DIVIDE: ""}),
+        "That is the result with the sum of the gradients: reduce_scatter adds up. Divide by the number of ranks.":
+            mistake(MyZero, {DIVIDE: ""}),
+        "The optimizer forgets its averages between two steps. Make it once, in __init__.":
+            mistake(MyZero, {GATHER: f"{GATHER}        self.optimizer.state.clear()\n"}),
         "Each rank's own piece is right, and the others are old: the ranks did not tell each other what they had "
-        "updated.": NotGathered,
+        "updated.": mistake(MyZero, {GATHER: ""}),
         "The model still has its first weights. You updated a copy: bring the values back into the parameters.":
-            NotCopied,
-        "The gradient of a piece adds up from step to step. Set it anew, or clear it after the update.": Accumulated,
+            mistake(MyZero, {"each.data = values": "values"}),
+        "The gradient of a piece adds up from step to step. Set it anew, or clear it after the update.":
+            mistake(MyZero, {DIVIDE: f"{DIVIDE}        self.sum = self.own.grad = self.own.grad + "
+                                     "getattr(self, 'sum', 0)\n"}),
         "A whole is N times as long as a piece, on every rank. Fill it up with zeros, and count a gradient that is "
-        "None as zeros, too.": Unpadded,
+        "None as zeros, too.": mistake(MyZero, {"-sum(self.sizes) % ranks": "0"}),
         "A parameter that took no part in the loss has no gradient: its grad is None. Count it as zeros, for on "
-        "another rank it may have taken part.": NoneUsed,
-        "The update is no part of the model: put @torch.no_grad() before step().": Watched,
-        "Every rank keeps the state of all weights: this is DDP, and saves no memory.": WholeState,
+        "another rank it may have taken part.":
+            mistake(MyZero, {"torch.zeros_like(each) if each.grad is None else ": ""}),
+        "The update is no part of the model: put @torch.no_grad() before step().":
+            mistake(MyZero, {GATHER: f"{GATHER}        with torch.enable_grad():\n"
+                                     "            self.parameters[0] *= 1\n"}),
+        "Every rank keeps the state of all weights: this is DDP, and saves no memory.":
+            mistake(MyZero, {"self.weights.chunk(ranks)[rank]": "self.weights", GATHER: "",
+                             REDUCE: "        dist.all_reduce(self.own.grad.copy_(gradients))\n"}),
         "Frozen parameters (requires_grad is False) were sharded, too. They need no state and no message.":
-            FrozenToo,
+            mistake(MyZero, {" if each.requires_grad": ""}),
         "You dealt out whole tensors, as PyTorch's ZeroRedundancyOptimizer does: the rank with the largest keeps the "
         "most. Cut the values, not the list of tensors.": WholeTensors,
         "all_reduce gives each rank the sums of all gradients, and a rank needs those of its own piece. That is what "
-        "reduce_scatter gives it, for half of the bytes.": AllReduced,
+        "reduce_scatter gives it, for half of the bytes.":
+            mistake(MyZero, {REDUCE: f"        dist.all_reduce(gradients)\n{OF_ONE_RANK}"}),
     },
     measurement=Measurement(measure_my_zero, "MyZero", preload=FSDP),
     ranks=lambda: (2, some_ranks()),
@@ -397,52 +283,10 @@ def my_shards(model, mesh):
     return shapes
 
 
-def foretold(model, mesh, pieces, **options):
-    """my_shards with another prediction: pieces(weight, ranks, **options), one for each rank."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    shapes = {name: tuple(pieces(weight, ranks, **options)[rank].shape) for name, weight in model.named_parameters()}
-    my_shards(model, mesh)
-    return shapes
-
-
-def on_each(weight, ranks):
-    return [weight] * ranks
-
-
-def biases_whole(weight, ranks):
-    rows = math.ceil(len(weight) / ranks)
-    return [weight if weight.dim() == 1 else weight[rank * rows:][:rows] for rank in range(ranks)]
-
-
-def rounded_down(weight, ranks):
-    rows = len(weight) // ranks
-    return [*weight.split([rows] * (ranks - 1) + [len(weight) - rows * (ranks - 1)])]
-
-
-def sharded_at_once(model, mesh):
-    from torch.distributed.fsdp import fully_shard
-
-    return {name: tuple(weight.to_local().shape) for name, weight in fully_shard(model, mesh=mesh).named_parameters()}
-
-
-def layers_alone(model, mesh):
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in model:
+SHAPE, OF_LAYERS, OF_MODEL = "(mine, *weight.shape[1:])", """    for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
-    return {name: tuple(weight.to_local().shape) for name, weight in model.named_parameters()}
-
-
-def model_first(model, mesh):
-    from torch.distributed.fsdp import fully_shard
-
-    fully_shard(model, mesh=mesh)
-    return my_shards(model, mesh)
-
-
-def not_sharded(model, mesh):
-    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+""", "    fully_shard(model, mesh=mesh)\n"
 
 
 def widths(ranks):
@@ -490,20 +334,21 @@ def measure_my_shards(function, context):
     hint="FSDP2 cuts the first dimension as torch.chunk does: blocks of ceil(rows / ranks) rows, as long as there are "
     "rows. A bias is cut, too. Call fully_shard from the inside out: each Linear, then the model.",
     mistakes={
-        "Those are whole. What does a rank keep between two uses?": partial(foretold, pieces=on_each),
+        "Those are whole. What does a rank keep between two uses?": mistake(my_shards, {SHAPE: "weight.shape"}),
         "Yours are as equal as can be. FSDP2 rounds up for all, so that the last ranks may have less, or nothing.":
-            partial(foretold, pieces=torch.Tensor.tensor_split),
+            mistake(my_shards, {SHAPE: "weight.tensor_split(ranks)[rank].shape"}),
         "You rounded down, and the rest went to the last rank, which would have the most. FSDP2 rounds up.":
-            partial(foretold, pieces=rounded_down),
-        "A bias is cut, too.": partial(foretold, pieces=biases_whole),
+            mistake(my_shards, {"-(-len(weight) // ranks)": "len(weight) // ranks",
+                                "(mine, ": "(rows + (rank == ranks - 1) * (len(weight) - rows * ranks), "}),
+        "A bias is cut, too.": mistake(my_shards, {SHAPE: f"{SHAPE} if weight.dim() > 1 else weight.shape"}),
         "You cut the last dimension. FSDP2 cuts the first.":
-            partial(foretold, pieces=torch.Tensor.tensor_split, dim=-1),
-        "All are gathered together: fully_shard was called for the model alone.": sharded_at_once,
+            mistake(my_shards, {SHAPE: "weight.tensor_split(ranks, -1)[rank].shape"}),
+        "All are gathered together: fully_shard was called for the model alone.": mistake(my_shards, {OF_LAYERS: ""}),
         "A gathered layer stays whole after forward. A module that stands in no other with fully_shard takes itself "
-        "for the outermost, and the outermost is not given back.": layers_alone,
+        "for the outermost, and the outermost is not given back.": mistake(my_shards, {OF_MODEL: ""}),
         "Was fully_shard called for the model, and then for its layers? It goes from the inside out: the model comes "
-        "last.": model_first,
-        "Which call shards a module?": not_sharded,
+        "last.": mistake(my_shards, {OF_LAYERS: f"{OF_MODEL}{OF_LAYERS}"}),
+        "Which call shards a module?": mistake(my_shards, {SHAPE: "weight.shape", OF_LAYERS: "", OF_MODEL: ""}),
     },
     preload=FSDP,
 )
@@ -534,34 +379,13 @@ def my_mlp(mlp, x):
     return out + down.bias
 
 
-def multiplied(mlp, x, bias="once", reduced=True, mean=False, whole=False, first_bias=True, act_last=False):
-    """my_mlp with one thing another way."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    up, act, down = mlp
-    hidden = up(x).chunk(ranks, 1)[rank] if whole else (
-        x @ up.weight.chunk(ranks)[rank].T + first_bias * up.bias.chunk(ranks)[rank])
-    hidden = hidden if act_last else act(hidden)
-    out = hidden @ down.weight.chunk(ranks, dim=1)[rank].T + (down.bias if bias == "each" else 0)
-    if reduced:
-        dist.all_reduce(out)
-    out = act(out) if act_last else out
-    return (out / ranks if mean else out) + (down.bias if bias == "once" else 0)
-
-
-def all_of_it(mlp, x):
-    return mlp(x)
+ALL_REDUCE = "    dist.all_reduce(out)\n"
 
 
 def own_rows_of_x(mlp, x):
     rows = [None] * dist.get_world_size()
     dist.all_gather_object(rows, mlp(x.tensor_split(len(rows))[dist.get_rank()]))
     return torch.cat(rows)
-
-
-def two_all_reduces(mlp, x):
-    out = multiplied(mlp, x)
-    dist.all_reduce(torch.zeros(1))
-    return out
 
 
 def mlp_sizes(ranks):
@@ -607,19 +431,22 @@ def measure_my_mlp(function, context):
     "columns that belong to the same hidden values. The product is a part of a sum. The second bias belongs to the "
     "sum, not to each part.",
     mistakes={
-        "The second bias is in it once for each rank. Add it after the sum.": partial(multiplied, bias="each"),
-        "The second bias is missing.": partial(multiplied, bias="none"),
-        "It is this rank's part of a sum. A collective must add up the parts.": partial(multiplied, reduced=False),
-        "The parts were averaged. They are parts of a sum.": partial(multiplied, mean=True),
-        "One of the two matrices is multiplied whole on each rank.": partial(multiplied, whole=True),
+        "The second bias is in it once for each rank. Add it after the sum.":
+            mistake(my_mlp, {"@ columns.T": "@ columns.T + down.bias", "out + down.bias": "out"}),
+        "The second bias is missing.": mistake(my_mlp, {"out + down.bias": "out"}),
+        "It is this rank's part of a sum. A collective must add up the parts.": mistake(my_mlp, {ALL_REDUCE: ""}),
+        "The parts were averaged. They are parts of a sum.": mistake(my_mlp, {"return out": "return out / ranks"}),
+        "One of the two matrices is multiplied whole on each rank.":
+            mistake(my_mlp, {"x @ rows.T + row_biases": "up(x).chunk(ranks, 1)[rank]"}),
         "The first bias is missing. Its pieces belong to the rows of the first weight.":
-            partial(multiplied, first_bias=False),
+            mistake(my_mlp, {" + row_biases": ""}),
         "GELU comes between the two products: apply it to this rank's hidden values.":
-            partial(multiplied, act_last=True),
+            mistake(my_mlp, {"act(x @": "(x @", "return out": "return act(out)"}),
         "Each rank took some rows of x: that is data parallelism. Cut the hidden values, and give each rank all of x.":
             own_rows_of_x,
-        "Nothing was sharded.": all_of_it,
-        "One all_reduce is enough: between the two matrices nothing has to be sent.": two_all_reduces,
+        "Nothing was sharded.": mistake(my_mlp, {"    rank, ranks": "    return mlp(x)\n    rank, ranks"}),
+        "One all_reduce is enough: between the two matrices nothing has to be sent.":
+            mistake(my_mlp, {ALL_REDUCE: f"{ALL_REDUCE}    dist.all_reduce(torch.zeros(1))\n"}),
     },
     preload=FSDP,
 )
@@ -649,33 +476,6 @@ def my_order(rank, ranks, micro_batches):
     return work
 
 
-def one_at_a_time(rank, ranks, micro_batches):
-    return [(kind, number) for number in range(micro_batches) for kind in ("forward", "backward")]
-
-
-def other_way_round(rank, ranks, micro_batches):
-    return my_order(ranks - 1 - rank, ranks, micro_batches)
-
-
-def one_fewer_ahead(rank, ranks, micro_batches):
-    return my_order(min(rank + 1, ranks - 1), ranks, micro_batches)
-
-
-def as_many_on_each(rank, ranks, micro_batches):
-    return my_order(0, ranks, micro_batches)
-
-
-def none_left_for_the_end(rank, ranks, micro_batches):
-    work = my_order(rank, ranks, micro_batches)
-    while work[-2][0] == "backward":
-        work.pop()
-    return work
-
-
-def from_one(rank, ranks, micro_batches):
-    return [(kind, number + 1) for kind, number in my_order(rank, ranks, micro_batches)]
-
-
 @exercise(
     solution=my_order,
     hint="Rank r begins with as many forwards as there are ranks from it to the end: ranks - r, if there are so many "
@@ -685,13 +485,17 @@ def from_one(rank, ranks, micro_batches):
         "That is GPipe: all forwards, then all backwards. It is as fast, but every micro-batch waits for its backward.":
             gpipe,
         "Each rank finishes one micro-batch before it begins the next, so that one rank works and the others wait. The "
-        "first ranks need some forwards ahead.": one_at_a_time,
-        "The last rank needs no forwards ahead: it can go back at once. Rank 0 needs the most.": other_way_round,
+        "first ranks need some forwards ahead.": mistake(my_order, {"min(ranks - rank, micro_batches)": "1"}),
+        "The last rank needs no forwards ahead: it can go back at once. Rank 0 needs the most.":
+            mistake(my_order, {"ranks - rank,": "rank + 1,"}),
         "Rank 0 is one forward short: until its first backward can begin, each rank behind it needs a micro-batch.":
-            one_fewer_ahead,
-        "All ranks have as many forwards ahead as rank 0. How many does the last rank need?": as_many_on_each,
-        "When no forward is left, some backwards still are.": none_left_for_the_end,
-        "Micro-batches are numbered from 0.": from_one,
+            mistake(my_order, {"ranks - rank,": "max(1, ranks - rank - 1),"}),
+        "All ranks have as many forwards ahead as rank 0. How many does the last rank need?":
+            mistake(my_order, {"ranks - rank,": "ranks,"}),
+        "When no forward is left, some backwards still are.":
+            mistake(my_order, {"return work": "return work[:len(work) - ahead + 1]"}),
+        "Micro-batches are numbered from 0.":
+            mistake(my_order, {"return work": "return [(kind, number + 1) for kind, number in work]"}),
     },
 )
 def order(answer):

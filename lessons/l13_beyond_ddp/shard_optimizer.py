@@ -16,7 +16,7 @@ from course import rank_program
 from course.sent import Sent
 from course.timing import interleave, slowest, timed
 from files import check_output, from_file
-from lessons.l13_beyond_ddp import memory, shard_ways
+from lessons.l13_beyond_ddp import shard_ways
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
 from lessons.l13_beyond_ddp.shard_model import LARGER, MOST_RANKS, Watchdog, apart, train
 from options import address, positive
@@ -55,8 +55,7 @@ def main():
     parser = rank_program.parser(__doc__, out="write the results to this file, as JSON", timeout=60)
     parser.add_argument("--optimizer", type=address, required=True, metavar="FILE.py:CLASS",
                         help="made on each rank, CLASS(parameters, optimizer_class, **options); has step()")
-    parser.add_argument("--steps", type=positive(int), default=4, help="updates before weights are compared; default: "
-                        "4")
+    parser.add_argument("--steps", type=positive(int), default=4, help="updates before weights are compared (4)")
     parser.add_argument("--rounds", type=positive(int), default=7,
                         help=f"of {UPDATES} timed updates of each way; default: 7")
     args = parser.parse_args()
@@ -71,9 +70,8 @@ def main():
         watchdog = Watchdog(placement, args.timeout + 30)  # later than the collective's own timeout, which says more
         results = measured(shard_ways.WAYS | {"mine": mine}, placement, args.steps, args.rounds, watchdog)
     if placement.rank == 0:
-        parameters = sum(map(memory.values, LARGER.tensors().values()))
-        rank_program.write_json(args.out, {"world_size": placement.world_size, "parameters": parameters,
-                                           "optimizer": args.optimizer, "ways": results})
+        rank_program.write_json(args.out, {"world_size": placement.world_size, "optimizer": args.optimizer,
+                                           "ways": results})
         for way, result in results.items():
             print(f"{args.optimizer if way == 'mine' else way}: weights off by {result['weights_off']:.1e}")
 

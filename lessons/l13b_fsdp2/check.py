@@ -1,12 +1,11 @@
 """The exercise of lesson 13b: a model made to fit by what the learner chooses, and predicts."""
 
-from functools import partial
 from unittest import mock
 
 import torch
 from torch import nn
 
-from course.exercise import Case, Wrong, drawn_one, generator_seed
+from course.exercise import Case, Wrong, drawn_one, generator_seed, mistake
 from course.on_ranks import ExerciseOnRanks, Measurement, some_ranks
 from lessons.l13_beyond_ddp import memory
 from lessons.l13_beyond_ddp import tiny_transformer as tiny
@@ -44,39 +43,17 @@ def needed(model, ranks, kept, again, bits=16):
     return shared + whole + activations * bits / 32
 
 
-def chosen(model, mesh, limit, kept, again=None, bits=16, order=("blocks", "model"), predict=needed, cast=False,
-           last=False):
-    """my_fsdp with one thing another way. `again`: so many blocks, whatever the limit; `order`: of fully_shard."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    if cast:
-        model.bfloat16()
-    blocks, ranks = list(model.blocks), mesh.size()
-    if again is None:
-        again = next((count for count in range(len(blocks)) if predict(model, ranks, kept, count, bits) <= limit),
-                     len(blocks))
-    again = min(again, len(blocks))
-    predicted = predict(model, ranks, kept, again, bits)
-    for name in blocks[len(blocks) - again:] if last else blocks[:again]:
-        model.blocks[name] = checkpoint_wrapper(model.blocks[name])
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bits == 16 else None, reduce_dtype=torch.float32)
-    for part in order:
-        for module in model.blocks.values() if part == "blocks" else [model]:
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    return predicted
-
-
-def states_alone(model, ranks, kept, again, bits):
+def states_alone(model, ranks, kept, again):
     return 16 * sum(parameter.numel() for parameter in model.parameters()) / ranks
 
 
-def none_made_again(model, ranks, kept, again, bits):
-    return needed(model, ranks, kept, again, bits) - (kept["block"] * bits / 32 if again else 0)
+def none_made_again(model, ranks, kept, again):
+    return needed(model, ranks, kept, again) - (kept["block"] if again else 0) / 2
 
 
-def activations_in_32(model, ranks, kept, again, bits):
-    return needed(model, ranks, kept, again, 32)
+WRAP, OF_BLOCKS, OF_MODEL = "    for name in list(", """    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+""", "    fully_shard(model, mesh=mesh, mp_policy=policy)\n"
 
 
 def measure_my_fsdp(function, context):
@@ -150,23 +127,25 @@ fit = ExerciseOnRanks(
     "until the sum is below the limit.",
     mistakes={
         "All blocks are recomputed, whatever the limit. Each costs a forward more: recompute as few as fit.":
-            partial(chosen, again=99),
-        "Nothing is recomputed, and 16 bits alone do not halve it often enough.": partial(chosen, again=0),
+            mistake(my_fsdp, {WRAP: f"    again = len(model.blocks)\n{WRAP}"}),
+        "Nothing is recomputed, and 16 bits alone do not halve it often enough.":
+            mistake(my_fsdp, {WRAP: f"    again = 0\n{WRAP}"}),
         "All is in 32 bits. With a MixedPrecisionPolicy activations take half, and fewer blocks are computed twice.":
-            partial(chosen, bits=32),
+            mistake(my_fsdp, {"kept, again)": "kept, again, 32)", "param_dtype=torch.bfloat16, ": ""}),
         "fully_shard was called for the model alone, so that all weights and all gradients are whole at one time.":
-            partial(chosen, order=("model",)),
+            mistake(my_fsdp, {OF_BLOCKS: ""}),
         "You made the model itself 16-bit. Shards stay in 32 bits; the policy makes a 16-bit copy to compute with.":
-            partial(chosen, cast=True),
+            mistake(my_fsdp, {"    again = next": "    model.bfloat16()\n    again = next"}),
         "That is what parameters, gradients and averages need. Activations come on top.":
-            partial(chosen, predict=states_alone),
+            mistake(my_fsdp, {"needed(": "states_alone("}),
         "You recompute the last blocks. Backward comes to them first, when all others still keep theirs. Take the "
-        "first.": partial(chosen, last=True, predict=none_made_again),
+        "first.": mistake(my_fsdp, {"[:again]": "[len(model.blocks) - again:]", "needed(": "none_made_again("}),
         "fully_shard goes from the inside out: the blocks first, the model last.":
-            partial(chosen, order=("model", "blocks")),
+            mistake(my_fsdp, {OF_BLOCKS: "", OF_MODEL: f"{OF_MODEL}{OF_BLOCKS}"}),
         "Is there a fully_shard for the model, too? It takes what stands outside the blocks.":
-            partial(chosen, order=("blocks",)),
-        "`kept` is in 32 bits. Activations in 16 take half of it.": partial(chosen, predict=activations_in_32),
+            mistake(my_fsdp, {OF_MODEL: ""}),
+        "`kept` is in 32 bits. Activations in 16 take half of it.":
+            mistake(my_fsdp, {"kept, again)": "kept, again, 32)"}),
     },
     measurement=Measurement(measure_my_fsdp, "my_fsdp", preload=FSDP),
     ranks=lambda: (2, some_ranks()),

@@ -6,6 +6,7 @@ import math
 import statistics
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from unittest import mock
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed
+from course.exercise import Case, Wrong, drawn, drawn_one, exercise, generator_seed, mistake
 from course.on_ranks import exercise_on_ranks, patched
 
 
@@ -22,34 +23,6 @@ from course.on_ranks import exercise_on_ranks, patched
 def my_bound(profile, part, times):
     whole = sum(profile.values())
     return whole / (whole - profile[part] + profile[part] / times)
-
-
-def share(profile, part):
-    return profile[part] / sum(profile.values())
-
-
-def gone(profile, part, times):
-    return 1 / (1 - share(profile, part))
-
-
-def time_left(profile, part, times):
-    return 1 / my_bound(profile, part, times)
-
-
-def of_the_part(profile, part, times):
-    return times
-
-
-def share_of_the_gain(profile, part, times):
-    return share(profile, part) * times
-
-
-def mean_of_speeds(profile, part, times):
-    return 1 - share(profile, part) + share(profile, part) * times
-
-
-def milliseconds_saved(profile, part, times):
-    return profile[part] - profile[part] / times
 
 
 PARTS = ("data", "convolution", "fully connected", "optimizer", "everything else")
@@ -66,14 +39,17 @@ def profiled(random):
     hint="Compute two times: of the step as it is, and of the step in which the part takes profile[part] / times. The "
     "other parts take as long as before. Divide the first by the second.",
     mistakes={
-        "That is the bound for a part that takes no time at all. This one still takes profile[part] / times.": gone,
-        "That is the part of the time that is left. Divide the old time by the new one.": time_left,
-        "So fast does the part become. The others take as long as before.": of_the_part,
+        "That is the bound for a part that takes no time at all. This one still takes profile[part] / times.":
+            mistake(my_bound, {" + profile[part] / times": ""}),
+        "That is the part of the time that is left. Divide the old time by the new one.":
+            lambda profile, part, times: 1 / my_bound(profile, part, times),
+        "So fast does the part become. The others take as long as before.": lambda profile, part, times: times,
         "A share of the time, multiplied by a gain, is no gain. Add up what the step takes afterwards.":
-            share_of_the_gain,
+            lambda profile, part, times: profile[part] / sum(profile.values()) * times,
         "You have averaged speeds. Times add up: a part that takes the share p of the time takes p / times afterwards.":
-            mean_of_speeds,
-        "These are the milliseconds that are saved. How many times as fast is the step?": milliseconds_saved,
+            lambda profile, part, times: 1 + profile[part] / sum(profile.values()) * (times - 1),
+        "These are the milliseconds that are saved. How many times as fast is the step?":
+            lambda profile, part, times: profile[part] - profile[part] / times,
     },
 )
 def bound(answer):
@@ -108,47 +84,21 @@ def my_gain(before, after, rounds, now):
     return statistics.median(ratios)
 
 
-def timed(train, now):
-    start = now()
-    train()
-    return now() - start
-
-
-def same_order(before, after, rounds, now):
-    before(), after()
-    return statistics.median([timed(before, now) / timed(after, now) for _ in range(rounds)])
-
-
 def one_after_the_other(before, after, rounds, now):
     before(), after()
-    slow, fast = ([timed(train, now) for _ in range(rounds)] for train in (before, after))
-    return statistics.median(slow) / statistics.median(fast)
+    seconds = []
+    for train in (before, after):
+        moments = [now()]
+        for _ in range(rounds):
+            train()
+            moments.append(now())
+        seconds.append(statistics.median(end - start for start, end in pairwise(moments)))
+    return seconds[0] / seconds[1]
 
 
-def in_turns(before, after, rounds, now):
-    for number in range(rounds):
-        pair = {train: timed(train, now) for train in ((before, after) if number % 2 == 0 else (after, before))}
-        yield pair[before], pair[after]
-
-
-def mean_of_ratios(before, after, rounds, now):
-    before(), after()
-    return statistics.mean(slow / fast for slow, fast in in_turns(before, after, rounds, now))
-
-
-def sums(before, after, rounds, now):
-    slow, fast = zip(*in_turns(before, after, rounds, now), strict=True)
-    return sum(slow) / sum(fast)
-
-
-def ratio_of_medians(before, after, rounds, now):
-    before(), after()
-    slow, fast = zip(*in_turns(before, after, rounds, now), strict=True)
-    return statistics.median(slow) / statistics.median(fast)
-
-
-def upside_down(before, after, rounds, now):
-    return 1 / my_gain(before, after, rounds, now)
+PAIRS = {"ratios.append(slow / fast)": "ratios.append((slow, fast))",
+         "return statistics.median(ratios)":
+             "slow, fast = zip(*ratios, strict=True)\n    return function(slow) / function(fast)"}
 
 
 class Machine:
@@ -190,15 +140,20 @@ DISTURBANCES = (
     hint="Train each once. Then rounds: in those with an even number before first, in the others after first. A round "
     "gives one ratio. Return statistics.median of the ratios.",
     mistakes={
-        "How many times as fast is `after`? Divide the seconds of `before` by those of `after`.": upside_down,
+        "How many times as fast is `after`? Divide the seconds of `before` by those of `after`.":
+            mistake(my_gain, {"slow / fast": "fast / slow"}),
         "The sums hold the slow first call of each. Let each train once before you time it, and take the median of the "
-        "rounds' ratios: one bad round does not move it.": sums,
+        "rounds' ratios: one bad round does not move it.":
+            mistake(my_gain, PAIRS | {"    seconds(before), seconds(after)  #": "    #", "function(": "sum("}),
         "Only one of the two had the bad time. Let them take turns, so that both have it.": one_after_the_other,
-        "One bad round carries a mean away. It hardly moves a median.": mean_of_ratios,
+        "One bad round carries a mean away. It hardly moves a median.":
+            mistake(my_gain, {"statistics.median": "statistics.mean"}),
         "The two medians may be of different times. Divide within each round, whose two trainings ran one after the "
-        "other, and take the median of these ratios.": ratio_of_medians,
+        "other, and take the median of these ratios.":
+            mistake(my_gain, PAIRS | {"function(": "statistics.median("}),
         "In every round the same training came second: change their order from round to round. (Do you, with "
-        "torch.median? Of two in the middle it takes the lower; statistics.median takes their mean.)": same_order,
+        "torch.median? Of two in the middle it takes the lower; statistics.median takes their mean.)":
+            mistake(my_gain, {"number % 2 == 0": "True"}),
     },
 )
 def fair(answer):
@@ -253,48 +208,8 @@ def my_hook(state, bucket):
     return sending.get_future().then(lambda _: short.to(torch.float32))
 
 
-def float32_sent(state, bucket):
-    mean = bucket.buffer().to(torch.bfloat16).to(torch.float32) / dist.get_world_size()
-    return dist.all_reduce(mean, async_op=True).get_future().then(lambda _: mean)
-
-
-def not_divided(state, bucket):
-    short = bucket.buffer().to(torch.bfloat16)
-    return dist.all_reduce(short, async_op=True).get_future().then(lambda _: short.float())
-
-
-def divided_twice(state, bucket):
-    n = dist.get_world_size()
-    short = bucket.buffer().div(n).to(torch.bfloat16)
-    return dist.all_reduce(short, async_op=True).get_future().then(lambda _: short.float() / n)
-
-
-def no_future(state, bucket):
-    short = bucket.buffer().div(dist.get_world_size()).to(torch.bfloat16)
-    dist.all_reduce(short)
-    return short.float()
-
-
-def waiting(state, bucket):
-    future = torch.futures.Future()
-    future.set_result(no_future(state, bucket))
-    return future
-
-
-def future_of_a_list(state, bucket):
-    short = bucket.buffer().div(dist.get_world_size()).to(torch.bfloat16)
-    return dist.all_reduce(short, async_op=True).get_future()
-
-
-def float16_sent(state, bucket):
-    short = bucket.buffer().div(dist.get_world_size()).to(torch.float16)
-    return dist.all_reduce(short, async_op=True).get_future().then(lambda _: short.float())
-
-
-def nothing_sent(state, bucket):
-    future = torch.futures.Future()
-    future.set_result(bucket.buffer().to(torch.bfloat16).float())
-    return future
+SENDING, FUTURE = "dist.all_reduce(short, async_op=True)", "sending.get_future()"
+THEN = ".then(lambda _: short.to(torch.float32))"
 
 
 def measure_hook(function, context):
@@ -333,16 +248,24 @@ def measure_hook(function, context):
     "async_op=True), whose result has get_future(); and future.then(function), which calls function(future) when the "
     "sum is there. What that function returns is DDP's gradient, in float32.",
     mistakes={
-        "Cast before the all-reduce, and back after it.": float32_sent,
+        "Cast before the all-reduce, and back after it.":
+            mistake(my_hook, {"(torch.bfloat16)": "(torch.bfloat16).float()"}),
         "float16 has half the bytes, too, but a value above 65,504 becomes infinite; bfloat16 has float32's range.":
-            float16_sent,
-        "Each rank keeps its own gradient, and the ranks' weights drift apart.": nothing_sent,
-        "all_reduce adds up. With a hook DDP no longer divides: your hook must.": not_divided,
-        "You divided by the number of ranks more than once.": divided_twice,
-        "A Future is the promise of a result: backward goes on while the message is on its way.": no_future,
+            mistake(my_hook, {"bfloat16": "float16"}),
+        "Each rank keeps its own gradient, and the ranks' weights drift apart.":
+            mistake(my_hook, {".div(dist.get_world_size())": "", FUTURE: "sending",
+                              SENDING: "torch.futures.Future()\n    sending.set_result(None)"}),
+        "all_reduce adds up. With a hook DDP no longer divides: your hook must.":
+            mistake(my_hook, {".div(dist.get_world_size())": ""}),
+        "You divided by the number of ranks more than once.":
+            mistake(my_hook, {"(torch.float32)": "(torch.float32) / dist.get_world_size()"}),
+        "A Future is the promise of a result: backward goes on while the message is on its way.":
+            mistake(my_hook, {", async_op=True": "", f"{FUTURE}{THEN}": "short.float()"}),
         "DDP needs a Future of one tensor in float32. That of an all_reduce has a list of tensors: future.value()[0], "
-        "in the function that `then` gets.": future_of_a_list,
-        "Backward waits with it, so nothing overlaps. async_op=True returns at once, with get_future().": waiting,
+        "in the function that `then` gets.": mistake(my_hook, {THEN: ""}),
+        "Backward waits with it, so nothing overlaps. async_op=True returns at once, with get_future().":
+            mistake(my_hook, {FUTURE: "sending", SENDING: "torch.futures.Future()\n    sending.set_result(None)\n"
+                                                          "    dist.all_reduce(short)"}),
     },
 )
 def hook(ranks):
@@ -377,57 +300,11 @@ def my_train(ddp, batches, optimizer, every):
     return losses
 
 
-def updates(ddp, batches, optimizer, emptied=True):
-    """The loss of each batch, after its update."""
-    for images, labels in batches:
-        loss = cross_entropy(ddp(images), labels)
-        if emptied:
-            optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        yield loss
-
-
-def item_each_step(ddp, batches, optimizer, every, emptied=True):
-    losses = [loss.item() for loss in updates(ddp, batches, optimizer, emptied)]
-    mean = torch.tensor(losses).view(-1, every).mean(1) / dist.get_world_size()
-    dist.all_reduce(mean)
-    return mean.tolist()
-
-
-def send_each_step(ddp, batches, optimizer, every):
-    losses = []
-    for loss in updates(ddp, batches, optimizer):
-        dist.all_reduce(mean := loss.detach() / dist.get_world_size())
-        losses.append(mean)
-    return torch.stack(losses).view(-1, every).mean(1).tolist()
-
-
-def own_losses(ddp, batches, optimizer, every):
-    losses = [loss.detach() for loss in updates(ddp, batches, optimizer)]
-    return torch.stack(losses).view(-1, every).mean(1).tolist()
-
-
-def last_losses(ddp, batches, optimizer, every):
-    losses = torch.stack([loss.detach() for loss in updates(ddp, batches, optimizer)])[every - 1::every]
-    dist.all_reduce(losses)
-    return (losses / dist.get_world_size()).tolist()
-
-
-def sums_of_ranks(ddp, batches, optimizer, every):
-    means = torch.stack([loss.detach() for loss in updates(ddp, batches, optimizer)]).view(-1, every).mean(1)
-    dist.all_reduce(means)
-    return means.tolist()
-
-
-def graphs_kept(ddp, batches, optimizer, every):
-    means = torch.stack(list(updates(ddp, batches, optimizer))).view(-1, every).mean(1) / dist.get_world_size()
-    dist.all_reduce(means)
-    return means.tolist()
+ALL_REDUCE = "            dist.all_reduce(total)\n"
 
 
 def measure_log(function, context):
-    """The returned losses, the loss of each batch on this rank, how often the function read and sent a tensor, and
+    """The returned losses, the loss of each batch over all ranks, how often the function read and sent a tensor, and
     whether a sent tensor held a graph."""
     batches, every = small_batches(context), sizes()[2]
     counts = {"read": 0, "sent": 0, "graphs": 0}
@@ -440,7 +317,7 @@ def measure_log(function, context):
         return counting
 
     reference, ddp = small_ddp(), small_ddp()
-    losses = [loss.item() for loss in updates(reference, batches, torch.optim.SGD(reference.parameters(), lr=0.1))]
+    losses = my_train(reference, batches, torch.optim.SGD(reference.parameters(), lr=0.1), 1)
     with ExitStack() as patches:
         patches.enter_context(patched(function, all_reduce=counted("sent", dist.all_reduce)))
         for name in ("item", "tolist", "__float__"):
@@ -463,15 +340,20 @@ def three_digits(losses):
     "by the batches and the ranks, and begin anew.",
     mistakes={
         "Each update also followed the gradients of the batches before: optimizer.zero_grad() is missing.":
-            partial(item_each_step, emptied=False),
-        "Nothing was sent, so a rank knows its own losses only.": own_losses,
-        "These are sums over the ranks. Divide by their number, too.": sums_of_ranks,
+            mistake(my_train, {"        optimizer.zero_grad()\n": ""}),
+        "Nothing was sent, so a rank knows its own losses only.":
+            mistake(my_train, {ALL_REDUCE: "", " / dist.get_world_size()": ""}),
+        "These are sums over the ranks. Divide by their number, too.":
+            mistake(my_train, {" / dist.get_world_size()": ""}),
         "These are the losses of single batches, the last before each report. The mean is over all batches since the "
-        "report before.": last_losses,
+        "report before.": mistake(my_train, {"total + loss": "loss", " / every": ""}),
         "It holds the graphs of all its steps, and all their activations with them: on a GPU memory grows with every "
-        "step. Which method of a tensor cuts it off?": graphs_kept,
-        "Add the losses up on each rank, and send only the sum.": send_each_step,
-        "Add the losses up in a tensor, and read only the sum.": item_each_step,
+        "step. Which method of a tensor cuts it off?": mistake(my_train, {"loss.detach()": "loss"}),
+        "Add the losses up on each rank, and send only the sum.":
+            mistake(my_train, {ALL_REDUCE: "",
+                               "total = total": "dist.all_reduce(loss.detach())\n        total = total"}),
+        "Add the losses up in a tensor, and read only the sum.":
+            mistake(my_train, {"loss.detach()": "loss.item()", "(total)\n": "(total := torch.tensor(total))\n"}),
     },
 )
 def logged(ranks):
@@ -479,8 +361,8 @@ def logged(ranks):
     wait until the GPU has done all its work. Here that happens once in `every` steps."""
     batches, _, every, _ = sizes()
     reports = batches // every
-    means = [statistics.mean(losses) for losses in zip(*(measured["losses"] for measured in ranks), strict=True)]
-    right = [statistics.mean(means[start:start + every]) for start in range(0, batches, every)]
+    losses = ranks[0]["losses"]
+    right = [statistics.mean(losses[start:start + every]) for start in range(0, batches, every)]
     for rank, measured in enumerate(ranks):
         yield Case(measured["returned"], right,
                    f"On rank {rank} you returned {three_digits(measured['returned'])}; the means over all ranks and "

@@ -26,26 +26,30 @@ def run(ranks, script, *arguments, **env):
 # ---------------------------------------------------------------------------------------------- on ranks
 
 
+HOOK = """import torch
+def my_hook(state, bucket):
+    done = torch.futures.Future()
+    done.set_result(0 * bucket.buffer())
+    return done
+"""
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """Every change that DDP has, on two ranks, in one start; and the hook of a file that is not there."""
-    out = tmp_path_factory.mktemp("together") / "measured.json"
+    """Every change that DDP has, on two ranks, in one start; and a learner's hook, after which no gradient is left."""
+    folder = tmp_path_factory.mktemp("together")
+    (folder / "hook.py").write_text(HOOK)
     done = run(2, "compare_changes", "--rounds", 3, "--seconds", 0.001, "--change",
-               *[name for name in compare_changes.TOGETHER if name != "threads"], "--hook-file", "ours", "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in out.parent.iterdir()] == ["measured.json"]
-    return json.loads(out.read_text())
+               *[name for name in compare_changes.TOGETHER if name != "threads"], "--hook-file", folder / "hook.py",
+               "--out", folder / "measured.json")
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+    assert {path.name for path in folder.iterdir()} == {"hook.py", "measured.json"}
+    return json.loads((folder / "measured.json").read_text())
 
 
 def test_a_c_library_without_mallopt_is_left_alone(monkeypatch):
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace())
     assert shortcuts.keep_memory() is False
-
-
-def test_each_change_has_its_rounds(together):
-    changes = together["models"]["lenet"]
-    assert list(changes) == [*(name for name in compare_changes.TOGETHER if name != "threads"), "my_hook"]
-    assert {len(measured["gains"]) for measured in changes.values()} == {3}
 
 
 CHANGE = """import itertools
@@ -54,40 +58,33 @@ def my_change(training):
     training.batches = itertools.cycle([next(training.batches)])
     training.optimizer = torch.optim.SGD(training.raw.parameters(), lr=0.1)
 """
-HOOK = """import torch
-def my_hook(state, bucket):
-    done = torch.futures.Future()
-    done.set_result(0 * bucket.buffer())
-    return done
-"""
 STUB = """def my_change(training):
     raise NotImplementedError
 """
 
 
-def measured_with(tmp_path, ranks, option, written, *arguments):
+def measured_with(tmp_path, written, *arguments):
     (tmp_path / "answer.py").write_text(written)
-    done = run(ranks, "compare_changes", "--rounds", 3, "--seconds", 0.001, option, tmp_path / "answer.py", *arguments,
-               "--out", tmp_path / "measured.json")
+    done = run(0, "compare_changes", "--rounds", 3, "--seconds", 0.001, "--change-file", tmp_path / "answer.py",
+               *arguments, "--out", tmp_path / "measured.json")
     assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
     return json.loads((tmp_path / "measured.json").read_text())["models"]["lenet"], done.stdout
 
 
-@pytest.mark.parametrize(("ranks", "option", "written", "text", "off"), [
-    (0, "--change-file", CHANGE, "yours: my_change", 0), (2, "--hook-file", HOOK, "yours: my_hook", 1),
-    (0, "--change-file", STUB, "ours: my_change", 0.83)], ids=["change", "hook", "no_change"])
-def test_what_a_learner_wrote_is_measured_beside_nothing_changed(ranks, option, written, text, off, tmp_path):
-    measured, printed = measured_with(tmp_path, ranks, option, written, "--change", "whole-batches", "bf16")
-    name = text.split()[1]
-    assert list(measured) == ["nothing", "whole-batches", "bf16", name], "nothing changed is always there, and first"
+@pytest.mark.parametrize(("written", "text", "off"), [
+    (CHANGE, "yours: my_change", 0), (STUB, "ours: my_change", 0.83)], ids=["change", "no_change"])
+def test_what_a_learner_wrote_is_measured_beside_nothing_changed(written, text, off, tmp_path):
+    measured, printed = measured_with(tmp_path, written, "--change", "whole-batches", "bf16")
+    assert list(measured) == ["nothing", "whole-batches", "bf16", "my_change"], "nothing is always there, and first"
     assert measured["whole-batches"]["gradient_off"] < 1e-4, "the same images, fetched in another way"
     assert 1e-4 < measured["bf16"]["gradient_off"] < 0.3
-    assert measured[name]["text"] == text and len(measured[name]["gains"]) == 3
-    assert measured[name]["gradient_off"] == pytest.approx(off, abs=0.01), "it is that function which trained"
+    mine = measured["my_change"]
+    assert mine["text"] == text and len(mine["gains"]) == 3
+    assert mine["gradient_off"] == pytest.approx(off, abs=0.01), "it is that function which trained"
     nothing, theirs = (next(line for line in printed.splitlines() if words in line)
                        for words in ("nothing changed", text))
     assert nothing.endswith("this is the noise")
-    assert theirs.endswith(gains.verdict(measured[name], measured["nothing"]))
+    assert theirs.endswith(gains.verdict(mine, measured["nothing"]))
 
 
 @pytest.mark.parametrize(("body", "error"), [
@@ -95,19 +92,22 @@ def test_what_a_learner_wrote_is_measured_beside_nothing_changed(ranks, option, 
     ("training.batches = ((images[:8], labels[:8]) for images, labels in [next(training.batches)] * 99)",
      "ValueError: an update saw 8 images, not 64")])
 def test_a_learner_s_error_ends_no_comparison(body, error, tmp_path):
-    measured, printed = measured_with(tmp_path, 0, "--change-file", f"def my_change(training):\n    {body}\n")
+    measured, printed = measured_with(tmp_path, f"def my_change(training):\n    {body}\n")
     assert measured["my_change"]["text"] == "yours: my_change" and "gains" in measured["nothing"]
     assert measured["my_change"]["error"].startswith(error) and f"did not run: {error}" in printed
 
 
-def test_what_each_change_does_to_the_gradient(together):
-    off = {name: measured.get("gradient_off") for name, measured in together["models"]["lenet"].items()}
+def test_each_change_has_its_rounds_and_what_it_does_to_the_gradient(together):
+    changes = together["models"]["lenet"]
+    assert list(changes) == [*(name for name in compare_changes.TOGETHER if name != "threads"), "my_hook"]
+    assert {len(measured["gains"]) for measured in changes.values()} == {3}
+    off = {name: measured.get("gradient_off") for name, measured in changes.items()}
     assert off["nothing"] == off["bucket-view"] == 0
     assert off["small-buckets"] < 1e-5
-    assert 1e-4 < off["bf16-hook"] < 0.02 < off["powersgd"] and off["my_hook"] == pytest.approx(off["bf16-hook"])
-    assert together["models"]["lenet"]["my_hook"]["text"] == "ours: my_hook"
+    assert 1e-4 < off["bf16-hook"] < 0.02 < off["powersgd"] and off["my_hook"] == 1
+    assert changes["my_hook"]["text"] == "yours: my_hook"
     assert off["accumulate"] is None, "other images: nothing to compare"
-    nothing, other = (together["models"]["lenet"][name]["losses"] for name in ("nothing", "powersgd"))
+    nothing, other = (changes[name]["losses"] for name in ("nothing", "powersgd"))
     assert nothing[0] == nothing[1] == other[0] != other[1]
 
 
@@ -210,10 +210,13 @@ def watched(training):
 
 
 @runner.in_a_group_of_one
-def test_accumulated_batches_send_each_bucket_once_an_update():
-    training = Training(Setting(batch_size=8, buckets=4, accumulate=4), "lenet", random_images(), second_rank())
+def test_accumulated_batches_have_the_gradient_of_the_large_batch_and_send_each_bucket_once():
+    large, training = (Training(Setting(batch_size=images, buckets=4, accumulate=32 // images), "lenet",
+                                random_images(), second_rank()) for images in (32, 8))
+    large.update()
     sent = watched(training)
     training.update()  # DDP orders its buckets anew after it
+    assert torch.allclose(large.gradients[0], training.gradients[0], atol=1e-6)
     sent.clear()
     training.update()
     buckets = len(sent)
@@ -221,16 +224,6 @@ def test_accumulated_batches_send_each_bucket_once_an_update():
     for _ in range(2):
         training.update()
     assert len(sent) == 3 * buckets, "under no_sync nothing is sent"
-
-
-@runner.in_a_group_of_one
-def test_accumulated_gradient_is_that_of_the_large_batch():
-    gradients = []
-    for setting in (Setting(batch_size=32), Setting(batch_size=8, accumulate=4)):
-        training = Training(setting, "lenet", random_images(), second_rank())
-        training.update()
-        gradients.append(training.gradients[0])
-    assert torch.allclose(*gradients, atol=1e-6)
 
 
 @pytest.mark.parametrize("model", ["lenet", "wide"])
@@ -280,9 +273,3 @@ def settings(**changes):
 def test_what_cannot_work_is_said_before_any_rank_waits(ranks, changes, message):
     with pytest.raises(ValueError, match=message):
         compare_changes.check(settings(**changes), SimpleNamespace(world_size=ranks))
-
-
-@pytest.mark.parametrize("script", ["compare_changes", "step_profile"])
-def test_bad_input_is_one_line(script, tmp_path):
-    done = run(0, script, "--out", tmp_path)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "folder" in done.stderr

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from course.exercise import Case, drawn_one, generator_seed
+from course.exercise import Case, drawn_one, generator_seed, mistake
 from course.on_ranks import exercise_on_ranks
 
 
@@ -40,11 +40,6 @@ def all_equal(lists):
     return all(torch.allclose(torch.tensor(values), first, rtol=1e-4, atol=1e-6) for values in lists)
 
 
-def added_up(tensor):
-    dist.all_reduce(tensor)
-    return tensor
-
-
 # Exercise 1: the outer step, with which talk_ways.py trains where a learner wrote none
 @torch.no_grad()
 def my_outer_step(model, agreed, outer):
@@ -55,45 +50,9 @@ def my_outer_step(model, agreed, outer):
     vector_to_parameters(agreed.clone(), model.parameters())
 
 
-@torch.no_grad()
-def step_along(gradient, model, agreed, outer):
-    agreed.grad = gradient
-    outer.step()
-    vector_to_parameters(agreed.clone(), model.parameters())
-
-
-def other_sign(model, agreed, outer):
-    step_along(added_up(weights_of(model) - agreed) / dist.get_world_size(), model, agreed, outer)
-
-
-def sum_of_all(model, agreed, outer):
-    step_along(added_up(agreed - weights_of(model)), model, agreed, outer)
-
-
-def own_difference(model, agreed, outer):
-    step_along(agreed - weights_of(model), model, agreed, outer)
-
-
-def weights_as_gradient(model, agreed, outer):
-    step_along(added_up(weights_of(model)) / dist.get_world_size(), model, agreed, outer)
-
-
-def model_left_alone(model, agreed, outer):
-    agreed.grad = added_up(agreed - weights_of(model)) / dist.get_world_size()
-    outer.step()
-
-
-@torch.no_grad()
-def shared_memory(model, agreed, outer):
-    agreed.grad = added_up(agreed - weights_of(model)) / dist.get_world_size()
-    outer.step()
-    vector_to_parameters(agreed, model.parameters())
-
-
-@torch.no_grad()
-def only_the_mean(model, agreed, outer):
-    agreed.copy_(added_up(weights_of(model)) / dist.get_world_size())
-    vector_to_parameters(agreed.clone(), model.parameters())
+MINE, ALL_REDUCE, DIVIDE, GIVE = "parameters_to_vector(model.parameters())", *(f"    {line}\n" for line in (
+    "dist.all_reduce(agreed.grad)", "agreed.grad /= dist.get_world_size()",
+    "vector_to_parameters(agreed.clone(), model.parameters())"))
 
 
 def outer_optimizer(agreed):
@@ -134,17 +93,20 @@ def right_agreed(ranks):
     "the ranks and divide by their number; outer.step() changes agreed; vector_to_parameters(agreed.clone(), "
     "model.parameters()) gives it to the model. All under torch.no_grad().",
     mistakes={
-        "The model's parameters are views of `agreed`. Give the model a copy: agreed.clone().": shared_memory,
+        "The model's parameters are views of `agreed`. Give the model a copy: agreed.clone().":
+            mistake(my_outer_step, {"agreed.clone()": "agreed"}),
         "The models are as they were: `agreed` has the new weights, and the model never received them.":
-            model_left_alone,
-        "Each rank took its own difference. All ranks must take the mean over the ranks.": own_difference,
+            mistake(my_outer_step, {GIVE: ""}),
+        "Each rank took its own difference. All ranks must take the mean over the ranks.":
+            mistake(my_outer_step, {ALL_REDUCE: "", DIVIDE: ""}),
         "That is the mean of the ranks' weights, as in local SGD: the outer optimizer did nothing. Its gradient is the "
-        "mean of agreed - weights.": only_the_mean,
+        "mean of agreed - weights.":
+            mistake(my_outer_step, {"agreed - ": "", "outer.step()": "agreed.copy_(agreed.grad)"}),
         "The ranks had gone the other way. An optimizer walks against its gradient, so the gradient is agreed - "
-        "weights.": other_sign,
-        "all_reduce adds up: divide by the number of ranks.": sum_of_all,
+        "weights.": mistake(my_outer_step, {f"agreed - {MINE}": f"{MINE} - agreed"}),
+        "all_reduce adds up: divide by the number of ranks.": mistake(my_outer_step, {DIVIDE: ""}),
         "The mean of the weights is no gradient. The gradient is the mean over the ranks of agreed - weights.":
-            weights_as_gradient,
+            mistake(my_outer_step, {"agreed - ": ""}),
     },
 )
 def outer(ranks):
@@ -178,53 +140,10 @@ def my_average(model, optimizer):
         tensor /= dist.get_world_size()
 
 
-@torch.no_grad()
-def average_of(tensors):
-    for tensor in tensors:
-        added_up(tensor).div_(dist.get_world_size())
-
-
-def statistics_of(model):
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-
-
-def moments_of(optimizer):
-    return [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-
-
-def weights_alone(model, optimizer):
-    average_of(model.parameters())
-
-
-def without_optimizer(model, optimizer):
-    average_of([*model.parameters(), *statistics_of(model)])
-
-
-def without_statistics(model, optimizer):
-    average_of([*model.parameters(), *moments_of(optimizer)])
-
-
-def moments_added_up(model, optimizer):
-    without_optimizer(model, optimizer)
-    for tensor in moments_of(optimizer):
-        dist.all_reduce(tensor)
-
-
-@torch.no_grad()
-def all_added_up(model, optimizer):
-    for tensor in [*model.parameters(), *statistics_of(model), *moments_of(optimizer)]:
-        dist.all_reduce(tensor)
-
-
-@torch.no_grad()
-def counters_too(model, optimizer):
-    my_average(model, optimizer)
+BUFFERS, MOMENTS = ", *(buffer for buffer in model.buffers() if buffer.is_floating_point())", """\
     for state in optimizer.state.values():
-        dist.all_reduce(state["step"])
-
-
-def every_buffer(model, optimizer):
-    average_of([*model.parameters(), *model.buffers()])
+        tensors += [state["exp_avg"], state["exp_avg_sq"]]
+"""
 
 
 def measure_average(function, context):
@@ -250,17 +169,21 @@ def parts(model, optimizer):
     hint="Three kinds of tensors: model.parameters(), those of model.buffers() that are floating point, and for each "
     "value of optimizer.state its exp_avg and exp_avg_sq. Counters are the same on all ranks: leave them.",
     mistakes={
-        "Adam corrects its averages by the number of steps, and all ranks have the same number anyway.": counters_too,
+        "Adam corrects its averages by the number of steps, and all ranks have the same number anyway.":
+            mistake(my_average, {"tensors += ": "dist.all_reduce(state['step'])\n        tensors += "}),
         "One of BatchNorm's buffers counts batches, in a whole number that is the same on all ranks: leave it.":
-            every_buffer,
+            mistake(my_average, {BUFFERS: ", *model.buffers()", MOMENTS: ""}),
         "BatchNorm's statistics are buffers, which model.parameters() does not have. And an optimizer keeps averages "
-        "of its own.": weights_alone,
+        "of its own.": mistake(my_average, {BUFFERS: "", MOMENTS: ""}),
         "model.parameters() does not have BatchNorm's statistics: they are buffers. So two ranks would judge the same "
-        "image differently.": without_statistics,
+        "image differently.": mistake(my_average, {BUFFERS: ""}),
         "The optimizer keeps them: the next step of each rank goes another way, from the same weights.":
-            without_optimizer,
-        "The optimizer's averages were added up. Divide them, too, by the number of ranks.": moments_added_up,
-        "all_reduce adds up: divide by the number of ranks.": all_added_up,
+            mistake(my_average, {MOMENTS: ""}),
+        "The optimizer's averages were added up. Divide them, too, by the number of ranks.":
+            mistake(my_average, {"tensors += [": "for moment in (",
+                                 '_sq"]]': '_sq"]):\n            dist.all_reduce(moment)'}),
+        "all_reduce adds up: divide by the number of ranks.":
+            mistake(my_average, {"        tensor /= dist.get_world_size()\n": ""}),
     },
 )
 def average(ranks):

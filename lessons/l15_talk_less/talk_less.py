@@ -139,7 +139,7 @@ def main():
             shapes = [list(p.shape) for p in models.make_model(args, train_set, placement.device).parameters()]
             rank_program.write_json(args.out, {
                 **rank_program.measured_on(placement), "dataset": train_set.name, "samples": len(train_set),
-                "shapes": shapes, "steps": args.steps, "outer": args.whose, "time": time.time(), "rounds": rounds})
+                "shapes": shapes, "steps": args.steps, "outer": args.whose, "rounds": rounds})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from course.exercise import Case, drawn, drawn_one, exercise, generator_seed
+from course.exercise import Case, drawn, drawn_one, edited, exercise, generator_seed
 from course.lesson import some
 from course.on_ranks import ExerciseOnRanks, Measurement
 from course.sent import Sent
@@ -237,12 +237,8 @@ def fsdp(ranks):
 def changed(*edits_and_args):
     """minimal_gpt_ddp.py's train, with some of its text replaced: {old: new}."""
     edits, args = edits_and_args
-    source = inspect.getsource(minimal_gpt_ddp)
-    for old, new in edits.items():
-        assert old in source, old
-        source = source.replace(old, new)
     namespace = {"__name__": "changed"}
-    exec(source, namespace)
+    exec(edited(inspect.getsource(minimal_gpt_ddp), edits), namespace)
     namespace["train"](args)
 
 

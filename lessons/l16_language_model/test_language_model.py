@@ -38,17 +38,13 @@ def test_two_ranks_train_what_one_process_trains_and_the_doctor_finds_nothing(op
 
 
 @pytest.mark.promise("one line")
-def test_a_batch_that_ranks_cannot_share_is_refused_in_one_line():
-    done = runner.run(2, *SMALL, "--batch", 6, script=f"{FOLDER}/minimal_gpt_ddp.py")
-    assert done.returncode == 2 and all("must be divisible" in line for line in done.stderr.splitlines()), done.stderr
-
-
-@pytest.mark.promise("one line")
-@pytest.mark.parametrize(("options", "words"), [
-    (["--text", FOLDER], "is no regular file"), (["--save", FOLDER], "is a folder"),
-    (["--width", 6], "not a multiple of 4"), (["--context", 10 ** 7], "is too short for --context")])
-def test_what_cannot_be_is_refused_in_one_line(options, words):
-    done = runner.run(0, *options, script=f"{FOLDER}/minimal_gpt.py")
+@pytest.mark.parametrize(("program", "options", "words"), [
+    ("minimal_gpt", ["--text", FOLDER], "is no regular file"), ("minimal_gpt", ["--save", FOLDER], "is a folder"),
+    ("minimal_gpt", ["--width", 6], "not a multiple of 4"),
+    ("minimal_gpt", ["--context", 10 ** 7], "is too short for --context"),
+    ("minimal_gpt_ddp", ["--batch", 6], "must be divisible by --accumulate times the ranks")])
+def test_what_cannot_be_is_refused_in_one_line(program, options, words):
+    done = runner.run(0, *options, script=f"{FOLDER}/{program}.py", WORLD_SIZE="2")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
 
 

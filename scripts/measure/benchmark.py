@@ -52,24 +52,21 @@ MODELS = {"lenet": 50_000, "resnet": 10_000}  # images of an epoch: about as man
 
 
 def run(command, threads=None):
-    """Run `command` in the repository; its standard output. Ends this program with one line if the run fails."""
+    """Run `command` in the repository; what it printed. Ends this program with one line if the run fails."""
     env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        status = processes.run(command, LIMIT, f"{OURS}: {uuid.uuid4()}", processes.environment(OURS, env), cwd=ROOT,
-                               stdout=out, stderr=err)
-        if status:
-            err.seek(0)
-            sys.exit(f"benchmark: {' '.join(command)} ended with status {status}:\n{err.read()[-1000:]}")
-        if status is None:
-            sys.exit(f"benchmark: {' '.join(command)} was killed after {LIMIT} s")
-        out.seek(0)
-        return out.read()
+    status, text = processes.run_and_read(command, LIMIT, f"{OURS}: {uuid.uuid4()}", cwd=ROOT,
+                                          env=processes.environment(OURS, env))
+    if status != 0:
+        how = f"was killed after {LIMIT} s" if status is None else f"ended with status {status}:\n{text[-1000:]}"
+        sys.exit(f"benchmark: {' '.join(command)} {how}")
+    return text
 
 
 def last_epoch(text):
-    return [record for record in map(json.loads, text.splitlines()) if record["kind"] == "epoch"][-1]
+    records = (json.loads(line) for line in text.splitlines() if line.startswith("{"))  # else a warning
+    return [record for record in records if record["kind"] == "epoch"][-1]
 
 
 def main_py(launcher, *options, threads=None, script="main.py"):
